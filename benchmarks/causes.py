@@ -135,6 +135,7 @@ def _add_client_and_network(rows: NDArray[np.void], cause: str, seed: int, rng: 
     elif cause == "network":
         extra = np.where(rng.random(n) < rng.uniform(0.03, 0.1), rng.uniform(150, 500, n) * MS, 0)
         connect, network = (extra, network) if seed % 2 else (connect, network + extra)
+        rows["reused"] = connect == 0
     whole = connect + lag + network
     for field in ("ready_ns", "sent_ns", "first_byte_ns", "first_event_ns", "first_token_ns", "first_answer_ns",
                   "last_token_ns", "end_ns", "done_ns"):  # fmt: skip

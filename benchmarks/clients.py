@@ -5,7 +5,8 @@
 
 All send the same closed-loop load to the same embedded endpoint, one core for the client and another for the server.
 CPU-seconds are those of the whole process and its children, from its start to its end: start, tokenizer, report and
-all. Rounds are interleaved; ratios are taken within a round.
+all. Rounds are interleaved; ratios are taken within a round. Python starts as it does where it was installed, with its
+bytecode compiled: a checkout under PYTHONDONTWRITEBYTECODE would compile 300 files at each start.
 
 `--vllm-rs`: the binary `vllm/vllm-rs` from a wheel of vLLM (0.33.0; it runs alone). `--sglang-bench`: a folder with the
 module `_bench` from a wheel of SGLang (0.5.23, `sglang/srt/rust_extensions/`). What is not given is left out, and so is
@@ -17,6 +18,7 @@ TTFT: how far each client's p50 and p99 are from the endpoint's own log (first b
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import shutil
@@ -29,9 +31,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import contenders
+import loadgen_sdk
 import numpy as np
 import rig
 
+import loadgen
 from loadgen.sim.server.send_log import read_log
 
 
@@ -244,6 +248,12 @@ def measure(case: Case, names: list[str], rounds: int) -> str:
     )
 
 
+def compile_sources() -> None:
+    """The bytecode of the package that the client process will import."""
+    for package in (loadgen, loadgen_sdk):
+        compileall.compile_dir(Path(package.__path__[0]), quiet=2)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one round of a quarter of the requests")
@@ -253,6 +263,7 @@ def main() -> None:
     parser.add_argument("--vllm-rs", default="", metavar="FILE")
     parser.add_argument("--sglang-bench", default="", metavar="FOLDER")
     parser.parse_args(namespace=FLAGS)
+    compile_sources()
     names = [name for name in CLIENTS if name in FLAGS.only.split(",")]
     for name, missing, why in (
         ("floor", shutil.which("cc") is None, "no C compiler"),

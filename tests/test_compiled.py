@@ -25,7 +25,10 @@ RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]) 
 
 BEFORE, AFTER = b'{"choices":[{"delta":{"content":"', b'"}}]}'
 PLAIN = b"data: " + BEFORE + b"word" + AFTER + b"\n\n"
+TWO = b"%x\r\n%s\r\n" % (2 * len(PLAIN), 2 * PLAIN)
 PLAIN = b"%x\r\n%s\r\n" % (len(PLAIN), PLAIN)
+SENT = {"plain": PLAIN, "three": PLAIN * 3, "two in one": TWO, "mixed": PLAIN + TWO, "long": PLAIN * 40}
+SENT |= {"cut": PLAIN + PLAIN[:9], "odd after": PLAIN + b"5\r\nhello\r\n"}
 SIZES = st.sampled_from([1, 2, 4, 5, 100, 2047, 2048, 3000, (32 << 10) - 1, 32 << 10, (32 << 10) + 1])
 STEPS = st.lists(
     st.tuples(
@@ -36,7 +39,7 @@ STEPS = st.lists(
                 [
                     "plain",
                     "plain",
-                    "plain",
+                    *SENT,
                     "odd",
                     "end",
                     "more end",
@@ -69,6 +72,7 @@ def script(steps: list[tuple[int, Any]], inbox_class: Any, receiver_class: Any) 
     made = receiver_class(poll, timer, queue)
     pairs = []
     learn(PLAIN)
+    learn(TWO)
     learn(PLAIN.replace(b"word", b'wo"d'))
     for number in range(3):
         ours, theirs = make_pair()
@@ -85,8 +89,8 @@ def script(steps: list[tuple[int, Any]], inbox_class: Any, receiver_class: Any) 
         try:
             if isinstance(step, int):
                 theirs.send(bytes([65 + number]) * step)
-            elif step == "plain":
-                theirs.send(PLAIN)
+            elif step in SENT:
+                theirs.send(SENT[step])
             elif step == "odd":
                 theirs.send(PLAIN.replace(b"word", b'wo"d'))
             elif step == "end":
@@ -117,7 +121,8 @@ def script(steps: list[tuple[int, Any]], inbox_class: Any, receiver_class: Any) 
         for one, _ in pairs:
             for read in one.reads:
                 if len(read) == 3:
-                    assert sorted(read[0]) == read[0] and read[0][-1] <= read[2]
+                    stamps = [item if isinstance(item, int) else item[0] for item in read[0]]
+                    assert sorted(stamps) == stamps and stamps[-1] <= read[2]
                     continue
                 data, stamp, read_at, empty_at, from_kernel = read
                 assert data
@@ -139,8 +144,13 @@ def script(steps: list[tuple[int, Any]], inbox_class: Any, receiver_class: Any) 
 
 
 def texts(reads: list[Any]) -> list[Any]:
-    """What was read, without instants; of a run the number of reads, and their bytes."""
-    return [read[0] if len(read) == 5 else (len(read[0]), read[1]) for read in reads]
+    """What was read, without instants; of a run the events of each read, whether they are unsure, and all bytes."""
+    return [
+        read[0]
+        if len(read) == 5
+        else ([1 if isinstance(item, int) else (item[1], item[2] >= 0) for item in read[0]], read[1])
+        for read in reads
+    ]
 
 
 def make_pair() -> tuple[socket.socket, socket.socket]:
@@ -162,16 +172,24 @@ def test_the_same_reads_queue_and_ends(steps: list[tuple[int, Any]]) -> None:
     assert script(steps, compiled.Inbox, compiled.Receiver) == pure
 
 
-@pytest.mark.parametrize(
-    "classes",
-    [(compiled.Inbox, compiled.Receiver), (receiver.PurePythonInbox, receiver.PurePythonReceiver)],
-    ids=["compiled", "python"],
-)
+CLASSES = [(compiled.Inbox, compiled.Receiver), (receiver.PurePythonInbox, receiver.PurePythonReceiver)]
+
+
+@pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
 def test_of_plain_reads_the_stamps_are_kept(classes: tuple[Any, Any]) -> None:
     said = script([(0, "template"), (0, "patient"), *[(0, "plain")] * 600, (0, "take"), (0, "odd")], *classes)
     kept = [step[1][0] for step in said[:-1] if isinstance(step, tuple)]
-    assert kept[513] == [(512, 512 * len(PLAIN))], "then its owner is called"
+    assert kept[513] == [([1] * 512, 512 * len(PLAIN))], "then its owner is called"
     assert said[-1] == (604, 601, [0])
+
+
+@pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
+def test_of_reads_of_several_plain_events_their_number_is_kept(classes: tuple[Any, Any]) -> None:
+    sent = ["plain", "three", "two in one", "mixed", "long"]
+    said = script([(0, "template"), (0, "patient"), *[(0, step) for step in sent]], *classes)
+    counted = [1, (3, True), (2, False), (3, True)]
+    size = sum(len(SENT[step]) for step in sent[:4])
+    assert said[-2][1][0] == [(counted, size), PLAIN * 40], "a long read is looked at once, by its owner"
 
 
 def test_stamps_of_the_kernel() -> None:

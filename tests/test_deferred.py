@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from loadgen_sdk.dialects.reader import Flow
 from loadgen_sdk.request import Completion
-from loadgen_sdk.transport.exchange import Exchange, Read, Run
+from loadgen_sdk.transport.exchange import Bundle, Exchange, Read, Run
 from loadgen_sdk.transport.plain import plain_chunks
 
 RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
@@ -20,8 +20,19 @@ TRANSCRIPTS = sorted((Path(__file__).parent / "data" / "transcripts").glob("*/*.
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-def as_run(reads: list[Read]) -> list[Run]:
-    return [([read[1] for read in reads], sum(len(read[0]) for read in reads), reads[-1][2])] if reads else []
+def as_run(reads: list[tuple[Read, int | Bundle]]) -> list[Run]:
+    if not reads:
+        return []
+    return [([item for _, item in reads], sum(len(read[0]) for read, _ in reads), reads[-1][0][2])]
+
+
+def plainly(read: Read, template: tuple[bytes, bytes] | None) -> int | Bundle | None:
+    """What a receiver keeps of a read of plain events only."""
+    data, stamp, _, empty_at, _ = read
+    chunks, events, used = plain_chunks(data, *template) if template is not None else (0, 0, 0)
+    if not events or used != len(data):
+        return None
+    return stamp if events == 1 else (stamp, events, stamp - empty_at if chunks > 1 else -1)
 
 
 def told(reads: list[Read], groups: list[int], *, templates: bool) -> tuple[Completion, Flow, bool]:
@@ -29,7 +40,7 @@ def told(reads: list[Read], groups: list[int], *, templates: bool) -> tuple[Comp
     flow = Flow()
     heard: list[Completion] = []
     kept: list[Read | Run]
-    run: list[Read]
+    run: list[tuple[Read, int | Bundle]]
     made = Exchange(None, b"", b"", 0, heard.append, flow, stream=True)
     made.sent = 1
     if not templates:
@@ -39,8 +50,9 @@ def told(reads: list[Read], groups: list[int], *, templates: bool) -> tuple[Comp
     size = next(sizes, 1 << 60)
     for read in reads:  # as a receiver does: plain reads are a run, all else goes on at once or waits for its group
         template = made.template if templates and not kept else None
-        if template is not None and plain_chunks(read[0], *template) == (1, 1, len(read[0])):
-            run.append(read)
+        plain = plainly(read, template)
+        if plain is not None:
+            run.append((read, plain))
         else:
             kept += as_run(run)
             run = []

@@ -12,6 +12,7 @@ from loadgen_sdk.dialects.quirks import QUIRKS
 from loadgen_sdk.dialects.server_account import NO_ACCOUNT, ServerAccount, server_account
 
 import loadgen
+from loadgen.results.manifest import Header, decode
 
 WORKLOAD = {"name": "few", "requests": {"input_tokens": 12, "output_tokens": 4}}
 MS = 1_000_000
@@ -144,3 +145,18 @@ def test_the_account_of_a_virtual_run_is_exact(tmp_path: Path) -> None:
     for row in table(tmp_path / "run").to_pylist():
         assert row["server_queue_ns"] + row["server_prefill_ns"] == row["first_token_ns"] - row["due_ns"]
         assert row["server_decode_ns"] == row["last_token_ns"] - row["first_token_ns"]
+
+
+def test_a_server_that_gives_none_though_it_is_asked_is_told_before_the_load(tmp_path: Path) -> None:
+    """An older trtllm-serve: one warning, from the probe, and not a second one from the records."""
+    embedded = {"ttft": "2ms", "itl": "1ms", "version": "1.2.0"}
+    run = loadgen.run(
+        WORKLOAD, embedded=embedded, concurrency=1, num_requests=12, out=tmp_path / "run", warmup=0, server_timing=True
+    )
+    codes = [code.code for code in run.summary.verdict.warning_codes]
+    assert codes.count("server_timing_missing") == 1
+    assert any("trtllm" in note and "--server-timing" in note for note in decode_header(tmp_path / "run").notes)
+
+
+def decode_header(folder: Path) -> Header:
+    return decode((folder / "run.json").read_bytes())

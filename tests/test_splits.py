@@ -61,6 +61,12 @@ def test_the_parts_add_up_to_the_mean_near_the_quantile() -> None:
         assert sum(getattr(split, part) or 0 for part in PARTS) == pytest.approx(split.ttft_ms)
 
 
+def test_a_connection_that_was_there_is_not_waited_for() -> None:
+    """A client that is late takes an open connection late: that is its own lateness."""
+    split = summary(rows(reused=1)).splits.groups[0].ttft[0]
+    assert (split.client_ms, split.connect_ms) == (3, 0)
+
+
 def test_stalls_are_a_part_of_their_own() -> None:
     made = rows(max_gap_ns=np.where(np.arange(1000) % 50 == 0, 1500 * MS, 10 * MS))
     made["end_ns"] = made["last_token_ns"] = made["done_ns"] = made["first_token_ns"] + 90 * MS + made["max_gap_ns"]

@@ -18,7 +18,7 @@ from loadgen.compare import block_errors
 from loadgen.compare.block_errors import Known
 from loadgen.limits import CACHED_SHARE
 from loadgen.metrics import outcomes
-from loadgen.metrics.columns import OK, Columns, is_measured
+from loadgen.metrics.columns import OK, Columns, is_measured, of_class
 from loadgen.metrics.reasons import STATES
 from loadgen.metrics.registry import SHARES, SHOWN, Metric, figure, metric
 from loadgen.stats import intervals
@@ -97,7 +97,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def absolute(self) -> bool:
         """Whether `change` is a difference of shares, and not a ratio minus one."""
-        return self.metric in SHARES
+        return self.metric.endswith(SHARES)
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +141,7 @@ def compare(
         elif invalid:
             why = f"{' and '.join(invalid)} {'is' if len(invalid) == 1 else 'are'} not valid"
         differences += _differences(first, other, metrics_compared, also, confidence, why)
+        differences += _of_classes(first, other, metrics_compared, confidence, why)
     all_unlike = tuple(dict.fromkeys(text for other in sides[1:] for text in _unlike(first, other)))
     unknown = any(side.told or not side.runs or not side.runs[0].summary.fingerprints.recipe for side in sides)
     return Comparison(
@@ -308,6 +309,41 @@ def _change(before: float | None, after: float | None, *, is_share: bool) -> flo
     if before is None or after is None or (not is_share and not before):
         return None
     return after - before if is_share else after / before - 1
+
+
+_OF_CLASS = ("requests", "bytes", "load", "tokens", "ttft_ms", "tpot_ms", "e2e_ms", "goodput")
+
+
+def _of_classes(
+    first: Side, other: Side, metrics_compared: Sequence[Metric], confidence: float, why: str
+) -> list[Difference]:
+    """The differences of each class of requests that both sides have; those of one class share a risk of their own."""
+    made: list[Difference] = []
+    metrics_compared = [one for one in metrics_compared if one.path.startswith((*_OF_CLASS, "ok_share"))]
+    for part in first.runs[0].summary.classes if first.runs else ():
+        if any(part.name not in [one.name for one in run.summary.classes] for run in (*first.runs, *other.runs)):
+            continue
+        a, b = _only(first, part.name), _only(other, part.name)
+        made += [
+            msgspec.structs.replace(one, metric=f"classes.{part.name}.{one.metric}", name=f"{part.name}: {one.name}")
+            for one in _differences(a, b, metrics_compared, (), confidence, why)
+        ]
+    return made
+
+
+def _only(side: Side, name: str) -> Side:
+    """A side with the requests and the figures of one class."""
+    runs = []
+    for run in side.runs:
+        part = next(one for one in run.summary.classes if one.name == name)
+        summary = msgspec.structs.replace(run.summary, **{block: getattr(part, block) for block in _OF_CLASS})
+        header, rows = run.header, run.rows
+        if header is not None and rows is not None:
+            rows = rows[of_class(header, name, rows)]
+            slo = next(plan.slo for plan in header.classes if plan.name == name)
+            header = msgspec.structs.replace(header, slo=slo)
+        runs.append(ComparedRun(name=run.name, summary=summary, header=header, rows=rows))
+    return msgspec.structs.replace(side, runs=tuple(runs))
 
 
 def _rests_on_few(difference: Difference, first: Side, other: Side, compared: Metric, level: float) -> Difference:

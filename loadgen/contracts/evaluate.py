@@ -80,6 +80,10 @@ class Evaluator:
 
     def held(self, term: Promise) -> Held:
         """The figure of a term. Raises Missing where the records cannot give it."""
+        if term.class_name:
+            level = MeasuredLevel(runs=tuple(run.only(term.class_name) for run in self.runs))
+            of_class = Evaluator(self.confidence, self.measured, level, self.money, self.horizon_s)
+            return of_class.held(term._replace(class_name=""))
         self._refuse_withheld(term)
         evaluated = FIGURES[term.kind](self, term)
         evaluated = evaluated._replace(found=Bounds(*map(KINDS[term.kind].limit.in_unit, evaluated.found)))

@@ -27,7 +27,7 @@ from loadgen.contracts.steady_samples import NEARLY, horizon_s
 from loadgen.errors import Fault, Faults, UserError, meant
 from loadgen.stats import intervals
 from loadgen.stats.quantiles import support
-from loadgen.workload import Closed, Poisson, Ramp, Replay, Slo, Synthetic, Workload
+from loadgen.workload import Closed, Mix, Poisson, Ramp, Replay, Slo, Synthetic, Workload
 from loadgen.workload import load as load_workload
 from loadgen.workload.loading import packaged
 from loadgen.workload.messages import locate
@@ -80,6 +80,7 @@ def check(
     for draft in drafts:
         planned_level = _planned_level(draft, contract.slo, folder, report, env)
         has_slo = planned_level is None or planned_level.workload.slo is not None
+        _check_classes(draft, planned_level, report)
         _check_contradictions(draft, planned_level, report)
         _check_missing(draft, report, has_slo=has_slo, has_gpus=gpus is not None or "gpus" in top, others=list(names))
         if planned_level is not None:
@@ -214,6 +215,8 @@ def _check_contradictions(draft: Draft, plan: Planned | None, report: _FaultRepo
     for kind, place, term in latencies:
         for other in (other for other_kind, _, other in latencies if other_kind == kind and other.limit < term.limit):
             what = ""
+            if other.class_name != term.class_name:
+                continue
             if other.kind == term.kind and other.quantile > term.quantile:
                 what = f"a looser limit than at {other.at} ({time_words(other.limit)})"
                 hint = "a lower percentile cannot be the larger one: one of the two is a slip"
@@ -232,6 +235,22 @@ def _check_offered_rate(term: Promise, loc: Where, plan: Planned, report: _Fault
         report.fault(loc, what, "no server can answer more than it is asked: raise the level's rate")
 
 
+def _check_classes(draft: Draft, plan: Planned | None, report: _FaultReport) -> None:
+    """Report terms about a class that the workload does not have, or that has no SLO to be good under."""
+    if plan is None:
+        return
+    requests = plan.workload.requests
+    classes = requests.classes if isinstance(requests, Mix) else {}
+    for kind, place, term in draft.terms:
+        loc: Where = ("levels", draft.index, kind, place)
+        if term.class_name and term.class_name not in classes:
+            hint = meant(term.class_name, list(classes)) if classes else "its requests are all of one kind"
+            report.fault(loc, f'{plan.level.workload} has no class "{term.class_name}"', hint)
+        elif term.kind == "goodput" and not term.class_name and any(one.slo for one in classes.values()):
+            what = f"{words(term)}: its classes have SLOs of their own"
+            report.fault(loc, what, f"goodput: {{share: 99%, class: {next(iter(classes))}}}")
+
+
 def _check_missing(draft: Draft, report: _FaultReport, *, has_slo: bool, has_gpus: bool, others: list[str]) -> None:
     """Report terms that need something the contract does not give: an SLO, GPUs, prices, another level."""
     missing = {
@@ -244,7 +263,7 @@ def _check_missing(draft: Draft, report: _FaultReport, *, has_slo: bool, has_gpu
     }  # fmt: skip
     for kind, place, term in draft.terms:
         loc: Where = ("levels", draft.index, kind, place)
-        for need in KINDS[term.kind].needs:
+        for need in KINDS[term.kind].needs if not term.class_name else ():
             is_missing, what, hint = missing.get(need, (False, "", ""))
             if is_missing:
                 report.fault(loc, f"{words(term)}: {what}", hint)
@@ -304,7 +323,7 @@ def _check_samples(draft: Draft, plan: Planned, contract: Contract, report: _Fau
             continue
         if plan.requests is None:
             continue  # a closed loop limited by time: the number is known only after the run
-        available = plan.requests * level.repeats
+        available = round(plan.requests * level.repeats * _share(term, plan.workload))
         if windowed and plan.rate is not None:
             available = int(plan.rate * term.window_ns / 1e9)
         least = needed(term, confidence)
@@ -316,6 +335,13 @@ def _check_samples(draft: Draft, plan: Planned, contract: Contract, report: _Fau
             )
             what = f"{words(term)}: needs {least:,} requests to be shown at all, {scope} {available:,}"
             report.fault(loc, what, _sample_hint(least, plan, windowed))
+
+
+def _share(term: Promise, workload: Workload) -> float:
+    """Which share of all requests a term is about."""
+    requests = workload.requests
+    of_class = requests.classes.get(term.class_name) if isinstance(requests, Mix) else None
+    return float(of_class.weight) if of_class is not None else 1.0
 
 
 def _too_short(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str] | None:

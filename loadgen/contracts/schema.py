@@ -54,6 +54,7 @@ class Promise(NamedTuple):
     window_ns: int = 0
     level: str = ""
     currency: str = ""
+    class_name: str = ""  # of the requests that the term is about; "": all
 
     @property
     def at(self) -> str:
@@ -135,6 +136,7 @@ _MONEY = Limit("limit", _Money, True, "", float, str)
 
 POOLED = ("itl", "inter_chunk")  # gaps between events, of all requests together
 LATENCIES = ("ttft", "ttft_from_sent", "first_answer", "tpot", *POOLED, "e2e", "max_gap")
+OF_CLASS = (*(name for name in LATENCIES if name not in POOLED), "errors", "goodput")  # may be about one class alone
 
 KINDS = {
     # a time is at most `limit` at a percentile; failed and dropped requests are over every limit
@@ -167,7 +169,8 @@ def words(term: Promise) -> str:
     """A term in words: `ttft at p99 within 2.0 s`."""
     kind = KINDS[term.kind]
     written = {"limit": kind.limit.words(term.limit), "window": format.duration(term.window_ns / 1e9), "at": term.at}
-    return kind.words.format(**term._asdict() | written)
+    of_class = f" for class {term.class_name}" if term.class_name else ""
+    return kind.words.format(**term._asdict() | written) + of_class
 
 
 def _model(name: str, kind: Kind) -> type[Tagged]:
@@ -179,6 +182,9 @@ def _model(name: str, kind: Kind) -> type[Tagged]:
     }  # fmt: skip
     at = () if kind.at is None else ("quantile",)
     order = (*kind.takes, *at, "limit") if kind.takes else ("limit", *at)
+    if name in OF_CLASS:
+        parts["class_name"] = (str, Field("", validation_alias="class"))
+        order = (*order, "class_name")
     model = create_model(name, __base__=Tagged, **{part: parts[part] for part in order})
     model.tag, model.short = name, kind.short
     return model

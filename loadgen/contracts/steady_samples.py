@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen import format
 from loadgen.metrics import columns as metrics
 from loadgen.metrics import outcomes
-from loadgen.metrics.columns import CANCELLED, OK, UNFINISHED, Columns
+from loadgen.metrics.columns import CANCELLED, OK, UNFINISHED, Columns, of_class
 from loadgen.metrics.summary import Summary
 from loadgen.results.manifest import Header
 from loadgen.slo import Slo, Term
@@ -58,6 +59,19 @@ class RecordedRun:
     def columns(self) -> Columns:
         stages = np.array([stage.measured for stage in self.header.stages] or [True])
         return Columns(self.rows, stages[self.rows["stage"]])
+
+    def only(self, class_name: str) -> RecordedRun:
+        """The requests of one class, with its SLO. Raises Missing where the run has no such class."""
+        plan = next((one for one in self.header.classes if one.name == class_name), None)
+        if plan is None:
+            raise Missing(f"the run has no class {class_name}")
+        part = next(one for one in self.summary.classes if one.name == class_name)
+        return replace(
+            self,
+            header=msgspec.structs.replace(self.header, slo=plan.slo),
+            summary=msgspec.structs.replace(self.summary, goodput=part.goodput),
+            rows=self.rows[of_class(self.header, class_name, self.rows)],
+        )
 
 
 class Missing(Exception):

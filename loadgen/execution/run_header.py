@@ -78,6 +78,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         template_tokens=found[0].template_tokens,
         usage_asked=True,
         server_timing=settings.server_timing,
+        cache_asked=getattr(workload.requests, "cache", None),
         shares_prompts=_shares_prompts(workload.requests),
         max_in_flight=workload.max_in_flight,
         grace_s=workload.drain_ns / 1e9,
@@ -88,7 +89,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         keep=settings.keep,
         host=_host(),
         notes=(*_notes(plan), *dict.fromkeys((*unjudged, *unjudged_of_classes))),
-        note_codes=_resonant(plan) | _undisclosed(plan),
+        note_codes=_coded_notes(plan),
     )
 
 
@@ -150,10 +151,17 @@ def _notes(plan: Plan) -> Iterator[str]:
         )
     if not settings.tls.verify and any(result.target.tls for result in job.found):
         yield "the server's certificate was not verified (--insecure): whoever is on the way can read key and prompts"
-    yield from _resonant(plan)
-    yield from _undisclosed(plan)
+    yield from _coded_notes(plan)
     yield from dict.fromkeys(note for result in job.found for note in result.warnings)
     yield from requests.warnings(timetable.slots or 1000)
+
+
+def _coded_notes(plan: Plan) -> dict[str, manifest.ReasonCode]:
+    """The notes that have a code, in words and as code."""
+    silent = [result.server for result in plan.job.found if not result.account]
+    asked = plan.job.settings.server_timing and silent
+    unanswered = reasons.coded("server_timing_missing", {"server": silent[0]} if asked else None)
+    return _resonant(plan) | _undisclosed(plan) | unanswered
 
 
 def _resonant(plan: Plan) -> dict[str, manifest.ReasonCode]:
@@ -233,7 +241,7 @@ def _shares_prompts(requests: Any) -> bool:
         return any(_shares_prompts(one.requests) for one in requests.classes.values())
     if hasattr(requests, "path") or hasattr(requests, "trace"):
         return True
-    return any(getattr(requests, name, None) for name in ("turns", "shared_prefix_tokens", "system_tokens"))
+    return any(getattr(requests, name, None) for name in ("turns", "shared_prefix_tokens", "system_tokens", "cache"))
 
 
 def _stage_plan(workload: Workload, timetable: Schedule, index: int, begin: Begin | None = None) -> manifest.StagePlan:

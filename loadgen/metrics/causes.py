@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen.metrics.columns import UNDEFINED, Columns, JoinedColumns
+from loadgen.metrics.columns import UNDEFINED, Columns, JoinedColumns, sendable
 from loadgen.metrics.sustainable import keys, part_name
 from loadgen.server_metrics import series
 
@@ -114,9 +114,8 @@ def _excess(
     rows: JoinedColumns, ttft: NDArray[np.int64], slow: NDArray[np.bool_], fast: NDArray[np.bool_]
 ) -> dict[str, float]:
     """What the slow requests took longer than the fast ones, as shares of the parts of TTFT."""
-    due, sent = rows["due_ns"], rows["sent_ns"]
-    able = np.maximum(due, rows["ready_ns"])
-    parts = {"client": sent - able, "connect": able - due}
+    able = sendable(rows)
+    parts = {"client": rows["sent_ns"] - able, "connect": able - rows["due_ns"]}
     for name in ("queue", "prefill", "transfer"):
         told = rows[f"server_{name}_ns"]
         if (told >= 0).all():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loadgen import seeds
 from loadgen.results.record import ROW, STATUSES
 from loadgen.stats.quantiles import Histogram
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loadgen.results.manifest import Header
+
 
 OK, FAILED, DROPPED, CANCELLED, LOST, UNFINISHED = range(len(STATUSES))
 
@@ -41,6 +43,14 @@ def measured_gaps(header: Header, gaps: Sequence[Histogram]) -> Histogram:
         if not header.stages or header.stages[i].measured:
             pooled.merge(histogram)
     return pooled
+
+
+def of_class(header: Header, name: str, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Which rows are requests of a class of this run: a mask of the same length."""
+    place = [plan.name for plan in header.classes].index(name)
+    drawn = seeds.classes(header.seed or 0, [plan.share for plan in header.classes], rows["request"] // header.turns)
+    chosen: NDArray[np.bool_] = drawn == place
+    return chosen
 
 
 class Columns:
@@ -214,6 +224,13 @@ TERMS = ("ttft", "ttft_from_sent", "first_answer", "tpot", "tpot_mlperf", "e2e",
 NEED_TWO_TOKENS = ("tpot", "tpot_mlperf", "max_gap")  # a request too short to have a value does not miss the limit
 NEED_A_STREAM = (*NEED_TWO_TOKENS, *POOLED)
 """The metrics that an answer without streaming does not have."""
+
+
+def sendable(columns: Columns | JoinedColumns) -> NDArray[np.int64]:
+    """When each request could have been sent: when it was due, or its connection was there, if it needed a new one."""
+    due, ready = columns["due_ns"], columns["ready_ns"]
+    instants: NDArray[np.int64] = np.where(columns["reused"] > 0, due, np.maximum(due, ready))
+    return instants
 
 
 def defined(values: NDArray[np.int64]) -> NDArray[np.int64]:

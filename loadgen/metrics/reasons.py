@@ -64,6 +64,12 @@ SENTENCES = {
     "cached":
         "{share:share} of the prompt tokens came from the server's cache though the workload asks for no sharing: a "
         "repeated seed or salt makes TTFT look better than it is; give another --seed, or --salt fresh",
+    "cache_unsaid":
+        "the server does not say how many prompt tokens its cache knew: the {asked:share} asked for are not checked",
+    "cache_differs":
+        "{share:share} of the prompt tokens came from the server's cache, {asked:share} were asked for, limit "
+        "{limit:share} apart: its cache is off or too small, its blocks are long beside the prompts, or it knew the "
+        "prompts before",
     "lengths_differ":
         "{share:share} of the answers are not as long as asked, limit {limit:share}: the server does not honour the "
         "forced length",
@@ -78,7 +84,7 @@ SENTENCES = {
     "gaps_differ":
         "send gaps vary by {variation:.2f} where the timetable has {planned:.2f}: the arrivals were not as planned",
     "server_timing_missing":
-        "the server was asked for its own account of each request (--server-timing), and no answer had one: "
+        "the server ({server}) was asked for its own account of each request (--server-timing), and no answer had one: "
         "docs/servers.md says what each kind of server needs for it",
     "server_counts":
         "the server's metrics page counts {server_tokens:,} output tokens, the client {client_tokens:,} "

@@ -14,7 +14,7 @@ import numpy as np
 
 from loadgen import seeds
 from loadgen.limits import STALL_NS
-from loadgen.metrics.columns import UNDEFINED, Columns, JoinedColumns
+from loadgen.metrics.columns import UNDEFINED, Columns, JoinedColumns, sendable
 from loadgen.stats.quantiles import milliseconds
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ SHOWN = 5  # slowest requests that are listed, by TTFT and by E2E each
 class TtftSplit(msgspec.Struct, frozen=True, kw_only=True):
     """The mean TTFT of the requests near a quantile, and its parts, which add up to it. Null: the server does not say.
 
-    `slowest`: the slowest 1 %. `client`: the load generator was late. `connect`: waiting for a connection. `rest`: the
-    network, and everything that the server does not account for.
+    `slowest`: the slowest 1 %. `client`: the load generator was late. `connect`: waiting for a new connection. `rest`:
+    the network, and everything that the server does not account for.
     """
 
     at: str  # p50, p99, slowest
@@ -91,6 +91,7 @@ class SlowRequest(msgspec.Struct, frozen=True, kw_only=True):
     due_s: float
     ttft_ms: float | None = None
     e2e_ms: float
+    client_ms: float
     connect_ms: float
     queue_ms: float | None = None
     prefill_ms: float | None = None
@@ -173,8 +174,7 @@ def _near(
 
 
 def _ttft(requests: JoinedColumns, ttft: NDArray[np.int64], at: str, near: NDArray[np.int64]) -> TtftSplit:
-    due, ready, sent = (requests[name][near] for name in ("due_ns", "ready_ns", "sent_ns"))
-    able = np.maximum(due, ready)  # when it could be sent
+    due, sent, able = requests["due_ns"][near], requests["sent_ns"][near], sendable(requests)[near]
     whole = float(ttft[near].mean())
     parts = {"client": float((sent - able).mean()), "connect": float((able - due).mean())}
     for name in ("queue", "prefill", "transfer"):
@@ -221,6 +221,7 @@ def _slow(by: str, place: int, requests: JoinedColumns, everything: JoinedColumn
         return of(name) if of(name) >= 0 else None
 
     due, sent, first, last = of("due_ns"), of("sent_ns"), of("first_token_ns"), of("last_token_ns")
+    able = int(sendable(requests)[place])
     start, done = everything["sent_ns"], everything["done_ns"]
     flying = (start >= 0) & (start <= sent) & ((done < 0) | (done > sent)) & (everything["target"] == of("target"))
     flying &= everything["slot"] != of("slot")
@@ -235,7 +236,8 @@ def _slow(by: str, place: int, requests: JoinedColumns, everything: JoinedColumn
         due_s=due / 1e9,
         ttft_ms=ms(first - due) if first >= 0 else None,
         e2e_ms=milliseconds(of("end_ns") - due),
-        connect_ms=milliseconds(max(of("ready_ns") - due, 0)),
+        client_ms=milliseconds(sent - able),
+        connect_ms=milliseconds(able - due),
         queue_ms=ms(of("server_queue_ns")),
         prefill_ms=ms(of("server_prefill_ns")),
         decode_ms=ms(last - first) if first >= 0 else None,

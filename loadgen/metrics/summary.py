@@ -183,6 +183,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     regions: tuple[TargetSummary, ...] = ()  # one each, where the targets are in several
     rack: RackTokens | None = None  # null with a single target
     classes: tuple[ClassSummary, ...] = ()  # empty where all requests are of one kind
+    cache_asked: float | None = None  # beside tokens.cached_share: what the workload asked for with `cache`
     drift: Drift = Drift()
     sustainable: Sustainable = Sustainable()
     splits: Splits = Splits()
@@ -308,6 +309,7 @@ def build(
         regions=regions,
         rack=_rack_of(targets, whole["tokens"].output_per_s),
         classes=classes,
+        cache_asked=header.cache_asked,
         drift=drift.of_blocks(
             accumulator.blocks, accumulator.block_ns, inside.steady, blocks.tokens_over_time(measured, own_timeline)
         ),

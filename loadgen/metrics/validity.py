@@ -287,8 +287,10 @@ def _warnings(header: Header, summary: Any, signs: Signs, *, shortened: bool) ->
         if value != default:
             yield _code("limit_changed", limit=field, value=value, default=default)
     yield from _of_token_counts(header, summary, signs, shortened=shortened)
-    if header.server_timing and summary.requests.ok and summary.kept == "raw" and not summary.splits.accounted:
-        yield _code("server_timing_missing")
+    told = any(code.code == "server_timing_missing" for code in header.note_codes.values())  # by the probe
+    silent = summary.requests.ok and summary.kept == "raw" and not summary.splits.accounted
+    if header.server_timing and silent and not told:
+        yield _code("server_timing_missing", server=summary.target.server or "it")
     for term in summary.goodput.slo:
         if not term.supported and not term.undecided:
             values = {"metric": term.metric, "percentile": term.quantile * 100, "samples": term.count}
@@ -334,7 +336,12 @@ def _of_token_counts(header: Header, summary: Any, signs: Signs, *, shortened: b
     if signs.disagreement is not None and abs(signs.disagreement) > COUNT_DISAGREEMENT:
         values = {"share": signs.disagreement, "limit": COUNT_DISAGREEMENT}
         yield _code("prompt_counts_differ", **values, template_known=header.template_tokens is not None)
-    if tokens.cached_share is not None and tokens.cached_share > CACHED_SHARE and not header.shares_prompts:
+    asked_share = header.cache_asked
+    if asked_share is not None and tokens.cached_share is None:
+        yield _code("cache_unsaid", asked=asked_share)
+    elif asked_share is not None and abs(tokens.cached_share - asked_share) > CACHED_SHARE:
+        yield _code("cache_differs", asked=asked_share, share=tokens.cached_share, limit=CACHED_SHARE)
+    elif tokens.cached_share is not None and tokens.cached_share > CACHED_SHARE and not header.shares_prompts:
         yield _code("cached", share=tokens.cached_share)
     differ = None if shortened else tokens.length_mismatch_share
     if differ is not None and differ > LENGTH_MISMATCH:

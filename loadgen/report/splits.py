@@ -101,8 +101,9 @@ def section(sheet: Page, summary: Summary) -> None:
     bars = [Bar(_name(request), format.milliseconds(request.e2e_ms), _waterfall(request)) for request in slowest]
     sheet.bars(bars, unit=" ms", low=0.0)
     sheet.say(
-        "From the due instant: waiting for a connection, the server's queue, its prefill, the network and what else "
-        "came before the first token (grey), then the output. The name is the X-Request-Id that was sent.",
+        "From the due instant: the client's lateness (red), waiting for a new connection (yellow), the server's queue, "
+        "its prefill, the network and what else came before the first token (grey), then the output. The name is the "
+        "X-Request-Id that was sent.",
         "soft",
     )
     for by, title in (("ttft", "slowest by TTFT"), ("e2e", "slowest by E2E")):
@@ -112,7 +113,8 @@ def section(sheet: Page, summary: Summary) -> None:
 def _waterfall(request: SlowRequest) -> list[tuple[float, float, str, str]]:
     """The segments of one request: what is known of its TTFT, the rest of it, and its output."""
     first = request.e2e_ms if request.ttft_ms is None else request.ttft_ms
-    lengths = {"connect": request.connect_ms, "queue": request.queue_ms or 0.0, "prefill": request.prefill_ms or 0.0}
+    lengths = {"client": request.client_ms, "connect": request.connect_ms}
+    lengths |= {"queue": request.queue_ms or 0.0, "prefill": request.prefill_ms or 0.0}
     lengths["rest"] = max(first - sum(lengths.values()), 0.0)
     lengths["decode"] = request.e2e_ms - first
     segments, at = [], 0.0

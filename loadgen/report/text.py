@@ -223,7 +223,8 @@ def _latency(summary: Summary) -> Iterator[str]:
 
 def _tokens(summary: Summary) -> Iterator[str]:
     tokens = summary.tokens
-    cached = f" ({format.percent(tokens.cached_share)} cached)" if tokens.cached_share is not None else ""
+    asked_share = "" if summary.cache_asked is None else f", {format.percent(summary.cache_asked)} asked for"
+    cached = f" ({format.percent(tokens.cached_share)} cached{asked_share})" if tokens.cached_share is not None else ""
     requested = (
         f" of {format.count(tokens.asked_output)} asked" if tokens.asked_output not in (None, tokens.output) else ""
     )

@@ -68,6 +68,7 @@ class SyntheticPrompts:
         self._tool_result = law(turns.tool_result_tokens) if turns else None
         self._prefix_tokens: int = requests.shared_prefix_tokens
         self._prefixes: int = requests.prefixes
+        self._cached: float | None = getattr(requests, "cache", None)
         self._system_tokens: int = requests.system_tokens
         self._tokenizer = tokenizer
         self._lengths_key, self._texts_key = key(seed), key(seed, salt)
@@ -118,11 +119,21 @@ class SyntheticPrompts:
         """The number of the shared prefix that a conversation (or a single request) begins with, below `prefixes`."""
         return int.from_bytes(draw(self._lengths_key, "which prefix", conversation, 8), "little") % self._prefixes
 
+    def shared_tokens(self, conversation: int) -> int:
+        """With how many tokens a conversation begins that all of its prefix group begin with.
+
+        For a share of the cache: so many that with those of the template they are that share of the prompt.
+        """
+        n = self._first_message_tokens(conversation)
+        if self._cached is None:
+            return min(n, self._prefix_tokens)
+        asked = round(self._cached * (n + self._template)) - self._template
+        return max(0, min(asked, n - HEAD))
+
     def warnings(self, n: int) -> list[str]:
         messages = []
         conversations = range(min(-(-n // self.turns), SAMPLE))
-        unique = min(map(self._first_message_tokens, conversations), default=HEAD + self._prefix_tokens)
-        unique -= self._prefix_tokens
+        unique = min((self._first_message_tokens(one) - self.shared_tokens(one) for one in conversations), default=HEAD)
         if unique < HEAD:
             messages.append(
                 f"some prompts have only {max(0, unique)} tokens of their own, {HEAD} are needed to make each of them "
@@ -177,10 +188,9 @@ class SyntheticPrompts:
         """First user message of a conversation (shared prefix, then unique part), and its tokens."""
         n = self._first_message_tokens(conversation)
         prefix, prefix_n = "", 0
-        if self._prefix_tokens:
-            shared_n = min(n, self._prefix_tokens)
+        if shared_n := self.shared_tokens(conversation):
             prefix, prefix_n = self._shared_text("prefix", self.group_of(conversation), shared_n)
-            if n <= self._prefix_tokens:
+            if n == shared_n:
                 return prefix, prefix_n
             prefix, n = prefix + " ", n - shared_n
         return self._exact_text("user", conversation, n, self._unique_head(conversation, n), prefix, prefix_n)

@@ -166,6 +166,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     usage_asked: bool = True
     server_timing: bool = False  # the server was asked for its own account of each request
     shares_prompts: bool = False  # the workload shares prefixes or sends history again, so cached tokens are expected
+    cache_asked: float | None = None  # share of prompt tokens that the servers' caches were to know; null: not asked
     max_in_flight: int | None = None
     grace_s: float | None = None  # how long the drain may last: as asked with `grace`, else as `timeout`
     timeout_s: float | None = None

@@ -32,7 +32,7 @@ def of_workload(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
 
     For a single request only the shared part of the prompt is hashed: no other request has the rest.
     """
-    shared = spec.system_tokens + spec.shared_prefix_tokens
+    shared = spec.system_tokens or spec.shared_prefix_tokens or getattr(spec, "cache", None)
     if per_block and (prompts.turns > 1 or shared):
         return _with_shared_prefixes(spec, prompts, per_block)
     if prompts.turns > 1:
@@ -64,13 +64,12 @@ def _with_shared_prefixes(spec: Any, prompts: SyntheticPrompts, per_block: int) 
     turns = prompts.turns
     asked_input, asked_output, group_of = prompts.asked_input, prompts.asked_output, prompts.group_of
     system_blocks = system // per_block  # blocks that all prompts share
-    prefix_blocks = (system + spec.shared_prefix_tokens) // per_block  # and those of a group, in a long enough prompt
 
     def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
         tokens = asked_input(number)
         full_blocks = tokens // per_block
         conversation = number // turns
-        shared_blocks = min(prefix_blocks, full_blocks)
+        shared_blocks = min((system + prompts.shared_tokens(conversation)) // per_block, full_blocks)  # of a group
         blocks = list(range(min(system_blocks, full_blocks)))
         if shared_blocks > system_blocks:
             base = _GROUP * (1 + group_of(conversation))

@@ -243,6 +243,8 @@ def apply(workload: Workload, flags: Overrides, faults: list[Fault], file: str, 
         "salt": flags.salt,
     }
     changes |= {field: value for field, value in scalars.items() if value is not None}
+    if isinstance(workload.requests, Synthetic) and workload.requests.cache is not None and workload.salt is None:
+        changes.setdefault("salt", seeds.FRESH)  # a server must not know the prompts from an earlier run
     if flags.salt is not None and isinstance(workload.requests, FromFile):
         problem = "a salt changes generated prompts; those of a file are sent as they stand"
         faults.append(UserError(problem, f"--salt {flags.salt}", "leave the flag out"))

@@ -90,6 +90,35 @@ class Turns(Part):
     history: Literal["scripted", "server"] = "scripted"  # assistant turns: generated from the seed, or real replies
 
 
+def _cache(value: Any, info: ValidationInfo) -> float:
+    """The share of prompt tokens that the server's cache is to know: cold is 0, warm is 1."""
+    if not isinstance(info.context, Source) and isinstance(value, float):
+        return value
+    if value in ("cold", "warm"):
+        return float(value == "warm")
+    if isinstance(value, dict) and list(value) == ["hit_rate"] and isinstance(value["hit_rate"], str):
+        return units.share(value["hit_rate"])
+    raise units.Wrong("is no state of a cache", "cache: cold, cache: warm, or cache: {hit_rate: 60%}")
+
+
+_HIT_RATE = {"type": "string", "pattern": units.SHARE_PATTERN}
+CacheState = Annotated[
+    float,
+    PlainValidator(_cache),
+    JsonSchema(
+        anyOf=[
+            {"enum": ["cold", "warm"]},
+            {
+                "type": "object",
+                "properties": {"hit_rate": _HIT_RATE},
+                "required": ["hit_rate"],
+                "additionalProperties": False,
+            },
+        ]
+    ),
+]
+
+
 class Synthetic(Part):
     """Prompts made of exactly so many tokens."""
 
@@ -109,6 +138,14 @@ class Synthetic(Part):
     prefixes: Whole = 1  # number of prefix groups
     system_tokens: Tokens = 0  # length of a system message, equal for all requests, in addition to the prompt
     turns: Turns | None = None
+    cache: CacheState | None = None  # the share of its prompt tokens that the server knows; None: as prefixes have it
+
+    @model_validator(mode="after")
+    def _cache_alone(self) -> Synthetic:
+        if self.cache is not None and (self.shared_prefix_tokens or self.turns):
+            what = "shared_prefix_tokens" if self.shared_prefix_tokens else "turns"
+            raise units.Wrong(f"has both cache and {what}", "cache makes the shared beginnings; keep one of the two")
+        return self
 
     @model_validator(mode="after")
     def _prefix_fits(self) -> Synthetic:
@@ -572,9 +609,11 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
     for name in ("event_error_share", "tpot_error_share"):  # fingerprints from before these limits existed stay equal
         if recipe["limits"][name] == getattr(ValidityLimits(), name):
             del recipe["limits"][name]
-    _hash_file(recipe["requests"])
-    for one in recipe["requests"].get("classes", {}).values():
-        _hash_file(one["requests"])
+    classes = recipe["requests"].get("classes", {}).values()
+    for requests in (recipe["requests"], *(one["requests"] for one in classes)):
+        _hash_file(requests)
+        if requests.get("cache", 0) is None:  # so that fingerprints from before `cache` existed stay equal
+            del requests["cache"]
     for stage_recipe, stage in zip(recipe["stages"], workload.stages, strict=True):
         stage_recipe["law"] = stage.arrival.tag
         if isinstance(stage.arrival, Replay):

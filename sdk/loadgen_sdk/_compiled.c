@@ -146,11 +146,16 @@ static const char *plain_chunk(const char *at, const char *end, const Template *
 
 /* -- Inbox --------------------------------------------------------------------------------------------------------- */
 
+/* A read of plain events only. `error`: how wrong the stamp of all but the last one can be; -1: they are one chunk. */
+typedef struct {
+    long long stamp, events, error;
+} PlainRead;
+
 typedef struct {
     PyObject_HEAD
-    PyObject *reads;    /* list of (bytes, stamp, read_at, empty_at, from_kernel) and (stamps, bytes, read_at) */
+    PyObject *reads;    /* list of (bytes, stamp, read_at, empty_at, from_kernel) and (plain reads, bytes, read_at) */
     PyObject *template; /* (before, after), or None */
-    long long *run;     /* stamps of plain reads */
+    PlainRead *run;
     long long run_bytes, run_read_at;
     int run_count, run_size;
     long long emptied_at;
@@ -227,12 +232,14 @@ static int end_run(Inbox *inbox)
     if (stamps == NULL)
         return -1;
     for (int i = 0; i < inbox->run_count; i++) {
-        PyObject *stamp = PyLong_FromLongLong(inbox->run[i]);
-        if (stamp == NULL) {
+        PlainRead *read = &inbox->run[i];
+        PyObject *item = read->events == 1 ? PyLong_FromLongLong(read->stamp)
+                                           : Py_BuildValue("LLL", read->stamp, read->events, read->error);
+        if (item == NULL) {
             Py_DECREF(stamps);
             return -1;
         }
-        PyList_SetItem(stamps, i, stamp);
+        PyList_SetItem(stamps, i, item);
     }
     PyObject *run = Py_BuildValue("NLL", stamps, inbox->run_bytes, inbox->run_read_at);
     if (run == NULL)
@@ -244,8 +251,8 @@ static int end_run(Inbox *inbox)
     return failed ? -1 : 0;
 }
 
-/* Whether a read is one plain event of this inbox, which is then counted in its run; -1 with an exception. */
-static int count_plain(Inbox *inbox, const char *data, Py_ssize_t size, int64_t stamp, int64_t read_at)
+/* Whether a read is plain events only, which are then counted in the run of this inbox; -1 with an exception. */
+static int count_plain(Inbox *inbox, const char *data, Py_ssize_t size, int64_t stamp, int64_t read_at, int64_t empty_at)
 {
     Template template;
     PyObject *before = PyTuple_GetItem(inbox->template, 0), *after = PyTuple_GetItem(inbox->template, 1);
@@ -253,12 +260,18 @@ static int count_plain(Inbox *inbox, const char *data, Py_ssize_t size, int64_t 
         PyBytes_AsStringAndSize(before, (char **)&template.before, &template.before_size) < 0 ||
         PyBytes_AsStringAndSize(after, (char **)&template.after, &template.after_size) < 0)
         return -1;
-    Py_ssize_t events = 0;
-    if (plain_chunk(data, data + size, &template, &events) != data + size || events != 1)
+    const char *at = data, *end = data + size;
+    Py_ssize_t chunks = 0, events = 0, found = 0;
+    do {
+        at = plain_chunk(at, end, &template, &found);
+        chunks++;
+        events += found;
+    } while (at != NULL && at < end && size < MANY_BYTES);
+    if (at != end)
         return 0;
     if (inbox->run_count == inbox->run_size) {
         int larger = inbox->run_size ? inbox->run_size * 2 : 32;
-        long long *run = PyMem_Realloc(inbox->run, (size_t)larger * sizeof *run);
+        PlainRead *run = PyMem_Realloc(inbox->run, (size_t)larger * sizeof *run);
         if (run == NULL) {
             PyErr_NoMemory();
             return -1;
@@ -266,7 +279,7 @@ static int count_plain(Inbox *inbox, const char *data, Py_ssize_t size, int64_t 
         inbox->run = run;
         inbox->run_size = larger;
     }
-    inbox->run[inbox->run_count++] = stamp;
+    inbox->run[inbox->run_count++] = (PlainRead){stamp, events, chunks > 1 ? stamp - empty_at : -1};
     inbox->run_bytes += size;
     inbox->run_read_at = read_at;
     return 1;
@@ -514,7 +527,7 @@ static int64_t read_socket(Receiver *receiver, Inbox *inbox, int64_t previous_po
     }
     int templated = inbox->template != NULL && PyTuple_Check(inbox->template);
     if (templated && PyList_Size(inbox->reads) == 0) {
-        int plain = count_plain(inbox, receiver->buffer, size, stamp, read_at);
+        int plain = count_plain(inbox, receiver->buffer, size, stamp, read_at, empty_at);
         if (plain < 0 || (plain && inbox->run_count >= RUN_READS && enqueue(receiver, inbox) < 0))
             return -1;
         if (plain)

@@ -297,6 +297,7 @@ def _probe_result(preset: Preset, settings: Settings) -> ProbeResult:
         warnings=(),
         engine="simulated",
         precision=preset.precision,
+        account=True,
     )
 
 

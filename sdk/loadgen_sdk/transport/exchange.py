@@ -22,8 +22,12 @@ OnDone = Callable[[Completion], None]
 Read = tuple[bytes, int, int, int, bool]
 """One read: its bytes; when they arrived (`stamp`); when they were read (`read_at`); the last instant at which the
 socket was known to be empty (`empty_at`); whether the kernel made the stamp (`from_kernel`)."""
-Run = tuple[list[int], int, int]
-"""Reads in a row that were a plain event each: their stamps, the bytes of them all, when the last one was read."""
+Bundle = tuple[int, int, int]
+"""A read of several plain events: its stamp, how many they are, and how wrong the stamp of all but the last one can be;
+-1: they came in one chunk, which is one write of the server."""
+Run = tuple[list[int | Bundle], int, int]
+"""Reads in a row of plain events only: a stamp for each event that came alone, a Bundle for several; the bytes of them
+all; when the last one was read."""
 
 
 class Exchange:
@@ -141,9 +145,23 @@ class Exchange:
         """Whether the next byte is the first one of a chunk, and of an event."""
         return self.response.chunked and self.response.between_chunks and self.decoder.between_events
 
-    def _take_run(self, stamps: list[int], size: int, read_at: int) -> None:
+    def _take_run(self, reads: list[int | Bundle], size: int, read_at: int) -> None:
         self.bytes_received += size
-        self.reading.take_run(stamps)
+        alone: list[int] = []
+        for read in reads:
+            if isinstance(read, int):
+                alone.append(read)
+                continue
+            if alone:
+                self.reading.take_run(alone)
+                alone = []
+            stamp, events, error = read
+            if error < 0:
+                self.reading.take_plain(events, stamp)
+            else:
+                self.reading.take_unsure([events - 1], [1], stamp, error)
+        if alone:
+            self.reading.take_run(alone)
         self.progress = read_at
 
     def _take_read(self, data: bytes, stamp: int, read_at: int, empty_at: int, from_kernel: bool) -> bool:

@@ -2,7 +2,7 @@
 
 What is kept waits in the `reads` of its `Inbox` until the inbox is queued for its owner. Most reads of a stream need no
 owner at once: a `patient` inbox is queued only when a read may be the end of an answer, or when enough has come. Of
-reads that are one plain event each (plain.py), which are nearly all of a long stream, only the stamps are kept. This is
+reads of plain events only (plain.py), which are nearly all of a long stream, only the stamps are kept. This is
 the part of the client that runs once per event, so it is written twice: here, and in `_compiled.c` with the same names
 and rules, which is used where it was built (`compiled.py`).
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 from ..compiled import module as _compiled
 from .clock import Timer
-from .exchange import Read, Run
+from .exchange import Bundle, Read, Run
 from .plain import pure_plain_chunks as plain_chunks
 
 READ_BYTES = 32 << 10
@@ -48,8 +48,8 @@ class Inbox:
     """What was read from one socket and not taken yet. The base of a connection.
 
     `open`: it may be read. `patient`: its owner need not see each read at once. `template`: what stands before and
-    after the text of a plain event, set by the owner when the next byte is the first one of a chunk; a read that is one
-    plain event is counted in `run`, and any other is handed over at once. `ended_at`: when the end of the
+    after the text of a plain event, set by the owner when the next byte is the first one of a chunk; a read of plain
+    events only is counted in `run`, and any other is handed over at once. `ended_at`: when the end of the
     connection was read, 0 before; `error` is then the number of the system's error, 0 for a regular end. `queued`: it
     waits in the receiver's queue.
     """
@@ -74,7 +74,7 @@ class Inbox:
     def __init__(self, fd: int, now: int) -> None:
         self.fd = fd
         self.reads: list[Read | Run] = []
-        self.run: list[int] = []
+        self.run: list[int | Bundle] = []
         self.run_bytes = self.run_read_at = 0
         self.template: tuple[bytes, bytes] | None = None
         self.emptied_at = now
@@ -201,8 +201,8 @@ class Receiver:
         reads = inbox.reads
         if inbox.template is not None and not reads:
             chunks, events, used = plain_chunks(data, *inbox.template)
-            if chunks == events == 1 and used == len(data):
-                inbox.run.append(stamp)
+            if events and used == len(data) and (chunks == 1 or used < MANY_BYTES):
+                inbox.run.append(stamp if events == 1 else (stamp, events, stamp - empty_at if chunks > 1 else -1))
                 inbox.run_bytes += used
                 inbox.run_read_at = read_at
                 if len(inbox.run) >= RUN_READS:
