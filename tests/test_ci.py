@@ -117,6 +117,7 @@ def test_the_strict_fixture_fails_what_is_not_valid(pytester: pytest.Pytester) -
     found.stdout.fnmatch_lines(["*the measurement is not valid: too few*"])
 
 
+@pytest.mark.processes
 def test_the_templates_run_commands_that_there_are(tmp_path: Path) -> None:
     action = yaml.safe_load((ROOT / "ci/github/action.yml").read_text())
     job = yaml.safe_load((ROOT / "ci/gitlab/loadgen.yml").read_text())[".loadgen"]

@@ -190,6 +190,7 @@ def test_every_option_of_the_table_takes_something_named() -> None:
             assert (option.metavar is None) == (option.type is bool), name
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("typed", "completed"), [("loadgen run --ro", "--route"), ("loadgen run --route st", "sticky")]
 )

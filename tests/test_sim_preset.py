@@ -140,6 +140,7 @@ def test_several_processes_share_a_port_and_the_replicas(quick: str) -> None:
         ({"preset": "QUICK", "version": "latest"}, '"latest" is not a version'),
     ],
 )
+@pytest.mark.processes
 def test_what_cannot_be_served_is_said_at_the_start(quick: str, options: dict[str, Any], what: str) -> None:
     if options["preset"] == "QUICK":
         options = options | {"preset": quick}

@@ -337,10 +337,8 @@ def test_search_report_cost_and_capacity_say_one_thing(
     load = _number(r"^Load +([\d.]+)/s", found)
     confirmed = _number(r"^Confirmed +([\d.]+)/s", found)
     steady = _number(r"^Steady +([\d.]+)/s", found)
-    used = found.splitlines().index(
-        "           (the load that loadgen cost and loadgen capacity use, with the steady tokens of that run)"
-    )
-    assert used > next(i for i, line in enumerate(found.splitlines()) if line.startswith("Steady"))
+    of_steady = " ".join(found.partition("\nSteady")[2].partition("\nSpent")[0].split())
+    assert "the load that loadgen cost and loadgen capacity use, with the steady tokens of that run" in of_steady
 
     reported = said("report", str(folder))
     assert (_number(r"^Load +([\d.]+)/s", reported), _number(r"^Confirmed +([\d.]+)/s", reported)) == (load, confirmed)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from loadgen.errors import UserError
-from loadgen.metrics import blocks, causes, drift, splits, sustainable, validity
+from loadgen.metrics import blocks, causes, drift, splits, stimulus, sustainable, validity
 from loadgen.metrics.accumulator import SAMPLES, Accumulator, Cell
 from loadgen.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, Stalls, Tokens
 from loadgen.metrics.causes import Explanation
@@ -22,6 +22,7 @@ from loadgen.metrics.drift import Drift
 from loadgen.metrics.goodput import Goodput, goodput, of_classes
 from loadgen.metrics.load import Load, load
 from loadgen.metrics.splits import SlowRequest, Splits
+from loadgen.metrics.stimulus import StimulusCheck
 from loadgen.metrics.sustainable import Sustainable
 from loadgen.metrics.validity import Families, Signs, Verdict
 from loadgen.metrics.windows import Window, per_second
@@ -150,6 +151,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     bytes: Bytes
     fingerprints: Fingerprints
     verdict: Verdict
+    stimulus: tuple[StimulusCheck, ...] = ()  # whether the load delivered is the load asked for
     requests: RequestCounts
     warmup: RequestCounts
     load: Load
@@ -328,7 +330,8 @@ def build(
         asked=measured.sum("asked"),
         asked_got=measured.sum("asked_got"),
     )
-    return msgspec.structs.replace(summary, verdict=validity.of(header, summary, signs, seconds))
+    delivered = stimulus.checks(header, summary, signs, measured.columns)
+    return msgspec.structs.replace(summary, verdict=validity.of(header, summary, signs, seconds), stimulus=delivered)
 
 
 def _of_rows(

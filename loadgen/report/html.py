@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from loadgen import format
 from loadgen.mlperf.log_files import checker_text
 from loadgen.report import mlperf as mlperf_text
-from loadgen.report import page, run_charts, run_headline, splits
+from loadgen.report import page, run_charts, run_headline, splits, stimulus
 from loadgen.report.definitions import DEFINITIONS
 from loadgen.report.text import server_says
 from loadgen.server_metrics import series
@@ -58,6 +58,7 @@ def render(
         _over_time(sheet, summary, figures)
     _server(sheet, summary, figures, said)
     if figures is not None:
+        _delivered(sheet, summary)
         _lengths(sheet, summary, figures)
     _errors(sheet, summary, figures)
     _stages_and_targets(sheet, summary)
@@ -196,6 +197,13 @@ def _server(sheet: page.Page, summary: Summary, figures: Figures | None, said: S
         f"in {series.FILE}.",
         "soft",
     )
+
+
+def _delivered(sheet: page.Page, summary: Summary) -> None:
+    """Whether the load was the one asked for."""
+    if summary.stimulus:
+        sheet.section("The load that was delivered", id="delivered")
+        sheet.table(stimulus.HEAD, stimulus.rows(summary.stimulus), "words")
 
 
 def _lengths(sheet: page.Page, summary: Summary, figures: Figures) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from loadgen import format
 from loadgen.metrics.reasons import STATES
 from loadgen.metrics.validity import is_host_busy
-from loadgen.report import table
+from loadgen.report import stimulus, table
 from loadgen.report.run_headline import (
     about_latency,
     class_share,
@@ -153,6 +153,7 @@ def _counts(summary: Summary) -> Iterator[str]:
     if load.gap_variation is not None:
         rates.append(f"gap variation {load.gap_variation:.2f} (planned {load.gap_variation_planned or 0:.2f})")
     yield from _labelled("Load", rates)
+    yield from _labelled("", stimulus.texts(summary.stimulus))
     times = [f"{format.duration(window.duration_s)} measured"]
     if window.steady.duration_s is not None:
         times.append(f"{format.duration(window.steady.duration_s)} of it with load offered")

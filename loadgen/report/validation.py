@@ -15,7 +15,7 @@ from urllib.parse import quote
 from loadgen import format
 from loadgen.contracts.schema import words
 from loadgen.contracts.verdict import FAIL, INCONCLUSIVE, PASS, Judgement, LevelVerdict, Validation
-from loadgen.report import page
+from loadgen.report import page, stimulus
 from loadgen.report.junit import Case
 from loadgen.report.table import wrapped
 from loadgen.results.manifest import Host, TargetFacts
@@ -74,6 +74,9 @@ def render(
     if shared_notes:
         sheet.section("Said of every level")
         sheet.listed(shared_notes, "warn")
+    if delivered := [(run, *row) for run, summary in runs.items() for row in stimulus.rows(summary.stimulus)]:
+        sheet.section("The load that was delivered")
+        sheet.table(("run", *stimulus.HEAD), delivered, "words")
     _conditions(sheet, validation, runs)
     if findings:
         sheet.section("What the doctor found before the first request")

@@ -192,7 +192,8 @@ def _to_row_values(name: str, column: Any, texts: dict[str, int]) -> NDArray[Any
 
 def _values(column: Any) -> NDArray[Any]:
     """The numbers of a pyarrow array, whatever stands where it is null."""
-    numbers = np.frombuffer(column.buffers()[1], column.type.to_pandas_dtype())
+    name = str(column.type)  # not `to_pandas_dtype`: older versions of pyarrow import pandas for it
+    numbers = np.frombuffer(column.buffers()[1], {"double": "f8", "float": "f4"}.get(name, name))
     return numbers[column.offset : column.offset + len(column)]
 
 

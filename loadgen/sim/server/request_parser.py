@@ -10,12 +10,13 @@ import hashlib
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from loadgen.sim.server.dialect import Api, Dialect, ParsedRequest, malformed, refused
 
 TEMPLATE_TOKENS = 8  # tokens that the simulated chat template adds to every prompt
 NATURAL_TOKENS = 256  # typical output length if the request sets no limit
-BLOCK_BYTES = 6  # prompt bytes per token when a prompt is cut into blocks: about one word
+SPACE = ord(" ")
 TOO_MANY_TOKENS = 1_000_000  # an output longer than this is refused, whatever the context length
 
 
@@ -210,16 +211,16 @@ def parse_request(body: bytes, api: Api, rules: RequestRules) -> ParsedRequest:
 def _blocks(content: bytes, tokens: int, per_block: int) -> tuple[int, ...]:
     """One hash per full block of a prompt, covering the prompt up to the block's end. None with `per_block` 0.
 
-    Blocks are cut by bytes (BLOCK_BYTES per token). This needs no splitting into tokens, and prompts with equal
-    prefixes get equal blocks.
+    Tokens begin at spaces, which are found without splitting the prompt.
     """
     if not per_block:
         return ()
-    size = per_block * BLOCK_BYTES
-    prefix_hash, hashes = 0, []
-    for at in range(0, min(len(content) // size, tokens // per_block) * size, size):
-        prefix_hash = hash((prefix_hash, content[at : at + size]))
+    spaces = np.flatnonzero(np.frombuffer(content, np.uint8) == SPACE)
+    prefix_hash, start, hashes = 0, 0, []
+    for end in spaces[per_block - 1 :: per_block][: tokens // per_block].tolist():
+        prefix_hash = hash((prefix_hash, content[start:end]))
         hashes.append(prefix_hash)
+        start = end
     return tuple(hashes)
 
 

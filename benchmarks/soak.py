@@ -1,0 +1,106 @@
+"""A long load over HTTP: whether memory, descriptors and files stay flat, and latencies do not drift.
+
+    python benchmarks/soak.py [--streams 1000] [--duration 60m] [--keep histogram]
+
+A closed loop of this many streams against `loadgen sim`, which runs beside it. Every 10 s the resident memory and the
+open descriptors of each process of the run are read from /proc, and the size of its folder. The first quarter warms up:
+after it, memory may grow by 5 % and 4 MiB per process, descriptors by 8, and the run's own drift must hold zero in its
+interval. Exit 1 where one of them does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+EVERY_S = 10.0
+
+
+def family(pid: int) -> list[int]:
+    """A process and all below it."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    try:
+        below = [int(child) for child in children.read_text().split()]
+    except OSError:
+        return []
+    return [pid, *(one for child in below for one in family(child))]
+
+
+def name(pid: int) -> str:
+    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return next((word for word in words if word.startswith("loadgen")), words[0]).rpartition(".")[2]
+
+
+def sample(pid: int) -> dict[str, tuple[int, int]]:
+    """Process -> (resident bytes, descriptors)."""
+    told = {}
+    for one in family(pid):
+        try:
+            pages = int(Path(f"/proc/{one}/statm").read_text().split()[1])
+            told[f"{name(one)}-{one}"] = pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir(f"/proc/{one}/fd"))
+        except OSError:
+            continue
+    return told
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, default=1000)
+    parser.add_argument("--duration", default="60m")
+    parser.add_argument("--keep", default="histogram")
+    parser.add_argument("--ttft", default="200ms")
+    parser.add_argument("--itl", default="50ms")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    out = asked.out or Path(tempfile.mkdtemp()) / "soak"
+    loadgen = [sys.executable, "-P", "-m", "loadgen"]
+    sim = subprocess.Popen([*loadgen, "sim", "--ttft", asked.ttft, "--itl", asked.itl], stdout=subprocess.PIPE)
+    try:
+        assert sim.stdout is not None
+        url = json.loads(sim.stdout.readline())["url"]
+        flags = ["--isl", "100", "--osl", "100", "--warmup", "0", "--plain", "--seed", "1", "--keep", asked.keep]
+        load = ["-c", str(asked.streams), "-d", asked.duration, "--url", url, "--out", str(out)]
+        run = subprocess.Popen([*loadgen, "run", *flags, *load], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        samples = [(0.0, sample(run.pid), 0)]
+        begun = monotonic()
+        while run.poll() is None:
+            sleep(EVERY_S)
+            size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) if out.exists() else 0
+            samples.append((monotonic() - begun, sample(run.pid), size))
+        text = run.stdout.read().decode() if run.stdout is not None else ""
+    finally:
+        sim.terminate()
+        sim.wait()
+    return judge(samples[1:-1], json.loads((out / "summary.json").read_bytes()), text)
+
+
+def judge(samples: list[tuple[float, dict[str, tuple[int, int]], int]], summary: dict[str, Any], text: str) -> int:
+    wrong = []
+    later = samples[len(samples) // 4 :]
+    for process in later[0][1]:
+        series = [told[process] for _, told, _ in later if process in told]
+        (rss, files), (rss_end, files_end) = series[0], series[-1]
+        print(f"{process:32} {rss / 2**20:8.1f} to {rss_end / 2**20:8.1f} MiB, {files:5} to {files_end:5} descriptors")
+        if rss_end > 1.05 * rss + (4 << 20):
+            wrong.append(f"{process} grows")
+        if files_end > files + 8:
+            wrong.append(f"{process} keeps descriptors")
+    requests, size = summary["requests"], max(size for _, _, size in samples)
+    print(f"{samples[-1][0]:.0f} s, {requests['ok']:,} of {requests['scheduled']:,} ok, at most {size / 2**20:.1f} MiB")
+    print(text)
+    if requests["ok"] + requests["unfinished"] + requests["cancelled"] != requests["scheduled"]:
+        wrong.append("requests failed")
+    wrong += [code["code"] for code in summary["verdict"].get("warning_codes", ()) if "drift" in code["code"]]
+    print("flat" if not wrong else f"NOT FLAT: {', '.join(wrong)}")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
