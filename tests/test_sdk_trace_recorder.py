@@ -198,8 +198,8 @@ def test_a_recorded_application_replays_with_the_same_load_shape(tmp_path: Path)
     # The same pairs of prompts begin alike, to within a block of what they shared.
     again = TracePrompts(trace, 1, 2, loadgen_tokens())
     texts = [again[number].prompt or "" for number in range(len(trace))]
-    recorded_shares = [len(set(trace.blocks(i)) & set(trace.blocks(j))) for i in range(8) for j in range(i)]
-    replayed = [common(texts[i], texts[j]) for i in range(8) for j in range(i)]  # type: ignore[arg-type]
+    recorded_shares = [len(set(trace.blocks(i)) & set(trace.blocks(j))) for i in range(len(trace)) for j in range(i)]
+    replayed = [common(texts[i], texts[j]) for i in range(len(trace)) for j in range(i)]  # type: ignore[arg-type]
     assert np.corrcoef(recorded_shares, replayed)[0, 1] > 0.99
 
 

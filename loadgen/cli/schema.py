@@ -1,18 +1,49 @@
-"""`loadgen schema`: the JSON Schema of workload files, for editors that complete them.
+"""`loadgen schema`: the JSON Schemas of the files that people write, for editors that complete them.
 
-`loadgen.workload` defines what a workload file can contain.
+Each is defined where such a file is read.
 """
 
 from __future__ import annotations
 
 import json
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
 
 
-def schema() -> None:
-    """Print the JSON Schema of a workload file (draft 2020-12) to stdout.
+class FileKind(StrEnum):
+    """The files that people write."""
+
+    workload = "workload"
+    contract = "contract"
+    prices = "prices"
+    targets = "targets"
+
+
+def schema(
+    kind: Annotated[FileKind, typer.Argument(help="The kind of file.", show_default=True)] = FileKind.workload,
+) -> None:
+    """Print the JSON Schema of a workload, contract, price or targets file (draft 2020-12).
 
     Example: loadgen schema > workload.schema.json
     """
-    from loadgen.workload import json_schema
+    print(json.dumps(_schema(kind), indent=2, ensure_ascii=False))
 
-    print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+
+def _schema(kind: FileKind) -> dict[str, Any]:
+    from loadgen.workload import json_schema, schema_of
+
+    if kind is FileKind.contract:
+        from loadgen.contracts.schema import Contract
+
+        return schema_of(Contract, "A contract of loadgen")
+    if kind is FileKind.prices:
+        from loadgen.cost.prices import WrittenPrices
+
+        return schema_of(WrittenPrices, "Prices for loadgen")
+    if kind is FileKind.targets:
+        from loadgen.execution.targets import JSON_SCHEMA
+
+        return JSON_SCHEMA
+    return json_schema()

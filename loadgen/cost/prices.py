@@ -13,7 +13,7 @@ from datetime import date
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Strict
+from pydantic import AfterValidator, BeforeValidator, Field, Strict, WithJsonSchema
 
 from loadgen.errors import UserError, meant
 from loadgen.results.manifest import TargetFacts
@@ -84,7 +84,7 @@ def first_day(as_of: str) -> date:
 
 Amount = Annotated[Decimal, BeforeValidator(_number), AfterValidator(_above_zero)]
 Currency = Annotated[str, AfterValidator(_currency)]
-AsOf = Annotated[str, AfterValidator(_as_of)]
+AsOf = Annotated[str, AfterValidator(_as_of), WithJsonSchema({"type": ["string", "integer"]})]  # a year is a number
 Text = Annotated[str, Field(min_length=1)]
 Gpus = Annotated[int, Strict(), Field(ge=1, le=100_000)]
 

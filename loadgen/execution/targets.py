@@ -22,7 +22,28 @@ from loadgen.errors import Fault, Faults, Place, UserError
 from loadgen.execution.plan import Endpoint
 from loadgen.workload.yaml_marks import Map, Seq, Spot, child, read_yaml, where
 
-KEYS = ("name", "url", "api_key_env", "api_key_file", "gpus", "shape", "region")
+_TEXT = {"type": "string"}
+_TARGET: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": _TEXT,
+        "url": _TEXT,
+        "api_key_env": _TEXT,
+        "api_key_file": _TEXT,
+        "gpus": {"type": "integer", "minimum": 1},
+        "shape": _TEXT,
+        "region": _TEXT,
+    },
+    "required": ["url"],
+    "additionalProperties": False,
+}
+_LIST = {"type": "array", "items": _TARGET, "minItems": 1}
+JSON_SCHEMA: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "The targets of a run of loadgen",
+    "anyOf": [_LIST, {"type": "object", "properties": {"targets": _LIST}, "required": ["targets"]}],
+}
+KEYS = tuple(_TARGET["properties"])
 
 
 NOTHING = Endpoint(url="")

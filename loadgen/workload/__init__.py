@@ -29,4 +29,5 @@ from loadgen.workload.schema import (
     json_schema,
     recipe_fingerprint,
     request_fingerprint,
+    schema_of,
 )

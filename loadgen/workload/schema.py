@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import msgspec
 from pydantic import (
+    BaseModel,
     BeforeValidator,
     Discriminator,
     Field,
@@ -643,19 +644,25 @@ def _file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a workload file, for editors; values with units are strings with a pattern."""
-    schema = Written.model_json_schema(by_alias=True)
+def schema_of(model: type[BaseModel], title: str) -> dict[str, Any]:
+    """The JSON Schema of a file that this model describes; values with units are strings with a pattern."""
+    schema = model.model_json_schema(by_alias=True)
     for generated_name, definition in list(schema["$defs"].items()):  # generic types are named by repr
-        title = definition.get("title", generated_name)
-        if title != generated_name:
-            schema = json.loads(json.dumps(schema).replace(json.dumps(generated_name)[1:-1], title))
+        own_title = definition.get("title", generated_name)
+        if own_title != generated_name:
+            schema = json.loads(json.dumps(schema).replace(json.dumps(generated_name)[1:-1], own_title))
     _remove_defaults(schema)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": title}
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a workload file, for editors."""
+    schema = schema_of(Written, "A workload of loadgen")
     del schema["properties"]["slo"]["title"]  # pydantic gives one to types that are not its own
     schema["properties"]["classes"] = {"$ref": "#/$defs/Mix/properties/classes"}
     schema["required"].remove("requests")
     schema["oneOf"] = [{"required": ["requests"]}, {"required": ["classes"]}]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "A workload of loadgen"}
+    return schema
 
 
 def _remove_defaults(schema: Any) -> None:

@@ -41,32 +41,16 @@ class Package(NamedTuple):
 
 PACKAGES = (
     Package(
-        "openai",
-        "OpenAI",
-        "AsyncOpenAI",
-        ("OpenAI", "AsyncOpenAI", "AzureOpenAI", "AsyncAzureOpenAI"),
-        (
-            ("chat.completions", "chat"),
-            ("beta.chat.completions", "chat"),
-            ("completions", "completions"),
-            ("responses", "responses"),
-            ("embeddings", "embeddings"),
-            ("batches", "batches"),
-        ),
+        "openai", "OpenAI", "AsyncOpenAI", ("OpenAI", "AsyncOpenAI", "AzureOpenAI", "AsyncAzureOpenAI"),
+        (("chat.completions", "chat"), ("beta.chat.completions", "chat"), ("completions", "completions"),
+         ("responses", "responses"), ("embeddings", "embeddings"), ("batches", "batches")),
     ),
     Package(
-        "anthropic",
-        "Anthropic",
-        "AsyncAnthropic",
-        ("Anthropic", "AsyncAnthropic"),
-        (
-            ("messages", "messages"),
-            ("beta.messages", "messages"),
-            ("messages.batches", "batches"),
-            ("beta.messages.batches", "batches"),
-        ),
+        "anthropic", "Anthropic", "AsyncAnthropic", ("Anthropic", "AsyncAnthropic"),
+        (("messages", "messages"), ("beta.messages", "messages"), ("messages.batches", "batches"),
+         ("beta.messages.batches", "batches")),
     ),
-)
+)  # fmt: skip
 LITELLM: tuple[tuple[str, Api, bool, tuple[str, str]], ...] = (
     ("completion", "chat", True, ("model", "messages")),
     ("acompletion", "chat", False, ("model", "messages")),

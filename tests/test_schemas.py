@@ -1,0 +1,53 @@
+"""The JSON Schemas that `loadgen schema` prints describe the files that are shipped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from loadgen import cli
+
+jsonschema = pytest.importorskip("jsonschema")
+ROOT = Path(__file__).parent.parent
+SHIPPED = [
+    *(("workload", file) for file in sorted((ROOT / "workloads").glob("*.yaml"))),
+    *(("contract", file) for file in sorted((ROOT / "contracts").glob("*.yaml"))),
+    ("prices", ROOT / "docs" / "prices.example.yaml"),
+    ("prices", ROOT / "loadgen" / "data" / "prices_sample.yaml"),
+]
+
+
+def schema(kind: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    with pytest.raises(SystemExit) as ending:
+        cli.main(["schema", kind])
+    assert ending.value.code == 0
+    printed: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return printed
+
+
+@pytest.mark.parametrize(("kind", "file"), SHIPPED, ids=lambda value: getattr(value, "name", value))
+def test_shipped_files(kind: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = json.loads(json.dumps(yaml.safe_load(file.read_text()), default=str))
+    jsonschema.Draft202012Validator(schema(kind, capsys)).validate(written)
+
+
+@pytest.mark.parametrize(
+    ("kind", "written", "good"),
+    [
+        ("targets", [{"url": "http://a:1", "gpus": 4}], True),
+        ("targets", {"targets": [{"url": "http://a:1"}]}, True),
+        ("targets", [{"name": "a"}], False),
+        ("targets", [{"url": "http://a:1", "gpu": 4}], False),
+        ("targets", [], False),
+        ("contract", {"name": "c", "levels": [{"name": "a", "workload": "qa", "must": [{"ttft": "2s"}]}]}, True),
+        ("contract", {"name": "c", "levels": [{"name": "a", "workload": "qa", "most": []}]}, False),
+        ("contract", {"levels": []}, False),
+        ("prices", {"currency": "USD", "rentd": {}}, False),
+    ],
+)
+def test_good_and_bad(kind: str, written: Any, good: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert jsonschema.Draft202012Validator(schema(kind, capsys)).is_valid(written) is good
