@@ -15,7 +15,15 @@ from pathlib import Path
 INTO = Path(__file__).parent / "images"
 RAG = ["run", "rag", "--url", "sim:gb300-vm", "--request-rate", "30", "-d", "5m", "--seed", "1", "--gpus", "4"]
 RAG += ["--slo", "ttft:2s:p95", "--slo", "tpot:60ms:p95"]
-PAGES = {"run.png": (RAG, 1180, 1434)}  # what is run; width and height of the picture, px
+SLO = ["--slo", "ttft:2s:p95", "--slo", "tpot:60ms:p95"]
+SEARCH = ["search", "rag", "--url", "sim:gb300-vm", "--seed", "1", "--gpus", "4", *SLO, "--low", "10", "--high", "200"]
+SEARCH += ["-d", "20s", "--precision", "0.1"]
+VALIDATE = ["validate", "chatbot", "--url", "sim:gb300-vm", "--seed", "1"]
+PAGES = {  # what is run; width and height of the picture, px
+    "run.png": (RAG, 1180, 1434),
+    "search.png": (SEARCH, 1180, 1240),
+    "validation.png": (VALIDATE, 1180, 980),
+}
 
 
 def main() -> None:
@@ -31,12 +39,13 @@ def main() -> None:
             subprocess.run(
                 [sys.executable, "-m", "loadgen", *command, "--out", str(out)], check=True, stdout=sys.stderr
             )
-            subprocess.run([sys.executable, "-m", "loadgen", "report", str(out)], check=True, stdout=sys.stderr)
+            page = out / "verdict.html"
+            if not page.exists():
+                page = out / "report.html"
+                subprocess.run([sys.executable, "-m", "loadgen", "report", str(out)], check=True, stdout=sys.stderr)
             flags = ["--headless", "--no-sandbox", "--hide-scrollbars", "--virtual-time-budget=3000"]
             picture = [f"--window-size={width},{height}", f"--screenshot={INTO / name}"]
-            subprocess.run(
-                [browser, *flags, *picture, (out / "report.html").as_uri()], check=True, stderr=subprocess.DEVNULL
-            )
+            subprocess.run([browser, *flags, *picture, page.as_uri()], check=True, stderr=subprocess.DEVNULL)
             print(INTO / name)
 
 

@@ -19,6 +19,7 @@ from loadgen.compare.block_errors import Known
 from loadgen.limits import CACHED_SHARE
 from loadgen.metrics import outcomes
 from loadgen.metrics.columns import OK, Columns, is_measured, of_class
+from loadgen.metrics.reasons import STATES
 from loadgen.metrics.registry import SHARES, SHOWN, Metric, figure, metric
 from loadgen.stats import intervals
 from loadgen.stats.intervals import LEVEL
@@ -200,9 +201,6 @@ def _promises(summary: Summary) -> str:
     return ", ".join(term.promise for term in summary.goodput.slo)
 
 
-_ENDINGS = {"interrupted": "was interrupted", "cut_off": "has no clean end", "decided": "was ended by a search"}
-
-
 def _notes(sides: Sequence[Side]) -> list[str]:
     """What a reader should know that does not forbid the comparison."""
     notes: list[str] = []
@@ -219,7 +217,7 @@ def _notes(sides: Sequence[Side]) -> list[str]:
                 notes.append(f"{name} is not valid: {'; '.join(verdict.reasons)}")
             notes += [f"{name}: {caveat}" for caveat in verdict.caveats]
             if state != "finished":
-                notes.append(f"{name} {_ENDINGS.get(state, state)}")
+                notes.append(f"{name}: {STATES.get(state, state)}")
             if run.rows is None:
                 notes.append(f"{name} has no records, only a summary: nothing can be told from it alone")
     facts: tuple[tuple[str, Callable[[ComparedRun], set[str]]], ...] = (
@@ -272,30 +270,45 @@ def _differences(
     first: Side, other: Side, metrics_compared: Sequence[Metric], also: Sequence[str], confidence: float, why: str
 ) -> list[Difference]:
     repeated = len(first.runs) > 1 and len(other.runs) > 1
-    results: list[tuple[Metric, float | None, float | None, Known | None, str]] = []
+    results: list[tuple[Metric, Difference, Known | None]] = []
     for compared in metrics_compared:
         before, after = _value(first, compared), _value(other, compared)
         if (before is None or after is None) and compared.path not in also:
             continue
-        difference, reason = None, why
+        known, reason = None, why
         if not why:
             a, reason_a = _estimate(first, compared, repeated)
             b, reason_b = _estimate(other, compared, repeated)
             reason = reason_a or reason_b
-            difference = _difference_of(a, b, pooled=repeated) if a is not None and b is not None else None
-        results.append((compared, before, after, difference, reason))
-    levels = _holm(
-        [None if difference is None else _p_value(difference) for *_, difference, _ in results], 1 - confidence
-    )
-    family = max(sum(difference is not None for *_, difference, _ in results), 1)
-    made = [
-        _difference(compared, other.name, before, after, difference, reason, level, (1 - confidence) / family, repeated)
-        for (compared, before, after, difference, reason), level in zip(results, levels, strict=True)
-    ]
-    return [
-        _rests_on_few(one, first, other, compared, level) if one.word in ("better", "worse") else one
-        for one, (compared, *_), level in zip(made, results, levels, strict=True)
-    ]
+            known = _difference_of(a, b, pooled=repeated) if a is not None and b is not None else None
+        difference = Difference(
+            metric=compared.path,
+            name=compared.name,
+            unit=compared.unit,
+            side=other.name,
+            before=before,
+            after=after,
+            change=_change(before, after, is_share=compared.path in SHARES),
+            why=reason or "no interval is known for it",
+            repeated=repeated,
+        )
+        results.append((compared, difference, known))
+    levels = _holm([None if known is None else _p_value(known) for *_, known in results], 1 - confidence)
+    family = max(sum(known is not None for *_, known in results), 1)
+    made = []
+    for (compared, difference, known), level in zip(results, levels, strict=True):
+        if known is not None:
+            difference = _judged(difference, known, compared.better, level, (1 - confidence) / family)
+            if difference.word in ("better", "worse"):
+                difference = _rests_on_few(difference, first, other, compared, level)
+        made.append(difference)
+    return made
+
+
+def _change(before: float | None, after: float | None, *, is_share: bool) -> float | None:
+    if before is None or after is None or (not is_share and not before):
+        return None
+    return after - before if is_share else after / before - 1
 
 
 _OF_CLASS = ("requests", "bytes", "load", "tokens", "ttft_ms", "tpot_ms", "e2e_ms", "goodput")
@@ -452,52 +465,20 @@ def _holm(p_values: Sequence[float | None], risk: float) -> list[float]:
     return levels
 
 
-def _difference(
-    compared: Metric,
-    side: str,
-    before: float | None,
-    after: float | None,
-    difference: Known | None,
-    why: str,
-    level: float,
-    family_level: float,
-    repeated: bool,
-) -> Difference:
-    is_share = compared.path in SHARES
-    change = None
-    if before is not None and after is not None:
-        change = after - before if is_share else (after / before - 1 if before else None)
+def _judged(difference: Difference, known: Known, better: int, level: float, family_level: float) -> Difference:
+    """The difference with its interval at `level`, its word, and what would be seen at `family_level`."""
 
     def to_change(value: float) -> float:
         """From the scale of the comparison to `change`: ratios are compared as logarithms."""
-        return value if is_share else math.expm1(min(value, 50.0))
+        return value if difference.absolute else math.expm1(min(value, 50.0))
 
-    low = high = detectable = None
-    word: Word = "cannot tell"
-    if difference is not None:
-        half = intervals.t_quantile(1 - level / 2, difference.freedom) * difference.error
-        low, high = to_change(difference.value - half), to_change(difference.value + half)
-        detectable_errors = intervals.t_quantile(1 - family_level / 2, difference.freedom) + intervals.t_quantile(
-            POWER, difference.freedom
-        )
-        detectable = to_change(detectable_errors * difference.error)
-        word, why = "no difference seen", ""
-        if (low > 0 or high < 0) and not repeated:
-            word = DIFFER
-        elif (low > 0 or high < 0) and compared.better:
-            word = "better" if (difference.value > 0) == (compared.better > 0) else "worse"
-    return Difference(
-        metric=compared.path,
-        name=compared.name,
-        unit=compared.unit,
-        side=side,
-        before=before,
-        after=after,
-        change=change,
-        low=low,
-        high=high,
-        detectable=detectable,
-        word=word,
-        why=why or ("no interval is known for it" if difference is None else ""),
-        repeated=repeated,
-    )
+    half = intervals.t_quantile(1 - level / 2, known.freedom) * known.error
+    low, high = to_change(known.value - half), to_change(known.value + half)
+    seen_from = intervals.t_quantile(1 - family_level / 2, known.freedom) + intervals.t_quantile(POWER, known.freedom)
+    word: Word = "no difference seen"
+    if (low > 0 or high < 0) and not difference.repeated:
+        word = DIFFER
+    elif (low > 0 or high < 0) and better:
+        word = "better" if (known.value > 0) == (better > 0) else "worse"
+    detectable = to_change(seen_from * known.error)
+    return msgspec.structs.replace(difference, low=low, high=high, detectable=detectable, word=word, why="")

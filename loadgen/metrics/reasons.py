@@ -110,6 +110,13 @@ _PARTS = {
     "others": "others use it, or it counts answers that failed",
     "restarted": "it was started anew, or counts late",
 }  # fmt: skip
+STATES = {
+    "interrupted": "interrupted by the user",
+    "cut_off": "cut off: no clean end was recorded",
+    "stopped": "ended early: a target stopped answering, or a rule of --stop-when was broken",
+    "decided": "ended early by a search: its outcome was certain",
+}
+"""How a run ended that did not finish, as `run.state` of a summary says it."""
 WITHHELD = ("events_unsure", "largest_gap_unsure", "tpot_unsure")  # in `unsound` of a summary, as words only
 _FAMILIES = {
     "itl": "ITL", "inter_chunk": "gaps between events", "max_gap": "largest gap", "stalls": "stalls", "tpot": "TPOT",

@@ -76,13 +76,8 @@ def _cost_bars(sheet: page.Page, comparison: OfferComparison) -> None:
         if cost.low is not None and cost.high is not None and cost.low != cost.high:
             whisker = float(cost.low * by), float(cost.high * by)
         bars.append(Bar(name, f"{money(cost.total * by)} {words.ends(cost, by)}", segments, whisker))
-    legend = " ".join(
-        f'<span style="color:var(--{COLORS[part]})">■</span> {escape(PART_NAMES[part])}'
-        for part in PARTS
-        if part in used
-    )
     sheet.bars(bars, low=0.0)
-    sheet.add(f'<p class="soft">{legend}</p>')
+    sheet.legend({PART_NAMES[part]: COLORS[part] for part in PARTS if part in used})
 
 
 def _swing_bars(sheet: page.Page, offer: Offer, comparison: OfferComparison) -> None:

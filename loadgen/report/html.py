@@ -95,7 +95,7 @@ def _first_screen(sheet: page.Page, summary: Summary, mlperf: MlperfResult | Non
         Software=target.software,
         **format.said(run.metadata),
         Load=load.arrival,
-        Requests=_counts(summary),
+        Requests=run_headline.request_counts(summary),
         When=(run.started.replace("T", " "), _lasted(window.whole.duration_s, "in all")),
         Measured=(_lasted(window.duration_s), _lasted(window.steady.duration_s, "under load")),
         Made_by=f"loadgen {run.version} on {run.host.name or 'an unnamed host'}",
@@ -142,18 +142,6 @@ def mlperf_section(sheet: page.Page, result: MlperfResult) -> None:
 
 def _lasted(duration_s: float | None, suffix: str = "") -> str:
     return "" if duration_s is None else f"{format.duration(duration_s)} {suffix}".rstrip()
-
-
-def _counts(summary: Summary) -> str:
-    requests = summary.requests
-    parts = [f"{format.count(requests.scheduled)} scheduled"]
-    for status in ("ok", "failed", "dropped", "cancelled", "unfinished", "lost"):
-        value = getattr(requests, status)
-        if value or status == "ok":
-            parts.append(f"{format.count(value)} {status}")
-    if summary.warmup.scheduled:
-        parts.append(f"{format.count(summary.warmup.scheduled)} of warm-up not counted")
-    return ", ".join(parts)
 
 
 def _without_errors(summary: Summary) -> str:
@@ -326,15 +314,7 @@ def _target_statistics(targets: Sequence[TargetSummary]) -> list[tuple[str, ...]
 
 def _client(sheet: page.Page, summary: Summary, figures: Figures | None) -> None:
     sheet.section("The load generator itself", id="client")
-    client = summary.client
-    busy = f", the busiest second {format.percent(client.cpu_share_max)} of a core" if client.cpu_share_max else ""
-    client_use = f"{client.workers} worker{'s' if client.workers != 1 else ''}"
-    if client.cpu_s is not None:
-        client_use += (
-            f", {format.quantity(client.cpu_s)} CPU-s{busy}, {format.size(client.peak_rss_bytes)} of memory at most"
-        )
-    traffic = f"{format.size(summary.bytes.sent)} sent, {format.size(summary.bytes.received)} received"
-    sheet.say(f"{client_use}; {traffic}.")
+    sheet.say(f"{', '.join(run_headline.client_use(summary))}.")
     rows = [
         ("Connect", summary.connect_ms),
         ("Send lag", summary.send_lag_ms),

@@ -160,6 +160,7 @@
       const xs = [], ys = [];
       for (const s of shown) { for (const v of s.x) xs.push(v); for (const v of [...s.y, ...(s.low || []), ...(s.high || [])]) ys.push(v); }
       for (const mark of spec.marks || []) { if (mark.y !== undefined && mark.fit) ys.push(mark.y); }
+      for (const band of spec.bands || []) { if (band.across) ys.push(band.from, band.to); }
       if (spec.stack) for (let i = 0; i < (shown[0] ? shown[0].y.length : 0); i++) ys.push(shown.reduce((sum, s) => sum + (s.y[i] || 0), 0));
       this.y = axis(spec.y, ys, Math.max(3, Math.floor(height / 48)));
       const words = this.y.ticks.map(format(spec.y));

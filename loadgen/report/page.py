@@ -18,7 +18,7 @@ import msgspec
 from loadgen import format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 COLORS = ("c1", "c2", "c3", "c4", "c5", "c6")  # CSS variables of page.css, as are "good", "bad", "warn", "soft"
 
@@ -137,7 +137,8 @@ class Page:
     def tiles(self, numbers: Sequence[Number]) -> None:
         """Append the headline numbers, each in a card."""
         cards = (
-            f"<div><dt>{escape(n.name)}</dt><dd>{escape(n.value)} <small>{escape(n.unit)}</small></dd>"
+            f"<div><dt>{escape(n.name)}</dt>"
+            f"<dd>{escape(n.value)} <small>{escape(n.unit if n.value != format.NONE else '')}</small></dd>"
             f"<p>{escape(n.beside)}</p></div>"
             for n in numbers
         )
@@ -215,6 +216,11 @@ class Page:
             self.add(f"<div><span>{name}</span><div>{''.join(marks)}</div><span>{text}</span></div>")
         ends_html = f"<em>{escape(number(least))}</em><em>{escape(number(most) + unit)}</em>"
         self.add(f"<div><span></span><div>{ends_html}</div><span></span></div></div>")
+
+    def legend(self, colors: Mapping[str, str]) -> None:
+        """Append what the colours of bars mean."""
+        items = (f'<span style="color:var(--{color})">■</span> {escape(name)}' for name, color in colors.items())
+        self.add(f'<p class="soft">{" ".join(items)}</p>')
 
     def section(self, title: str, *, id: str = "") -> None:
         id_attribute = f' id="{escape(id)}"' if id else ""

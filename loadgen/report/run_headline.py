@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from loadgen import format, slo
+from loadgen.metrics.validity import WAITED_SHARE
 from loadgen.report.page import Number
 from loadgen.stats.quantiles import SUPPORT, deciding
 
@@ -234,6 +235,34 @@ def target_name(part: TargetSummary) -> str:
     """The name of a target, with its region where that is given."""
     region = f" ({part.target.region})" if part.target.region else ""
     return (part.target.name or part.target.url) + region
+
+
+def request_counts(summary: Summary) -> list[str]:
+    """How many requests were scheduled, and how many came to which end."""
+    requests = summary.requests
+    counts = [
+        f"{format.count(getattr(requests, status))} {status}"
+        for status in ("scheduled", "ok", "failed", "dropped", "cancelled", "unfinished", "lost", "resent")
+        if status in ("scheduled", "ok", "failed") or getattr(requests, status)
+    ]
+    if summary.warmup.scheduled:
+        counts[-1] += f" (+ {format.count(summary.warmup.scheduled)} of warm-up, not counted)"
+    return counts
+
+
+def client_use(summary: Summary) -> list[str]:
+    """What the load generator itself used: workers, CPU, memory, bytes."""
+    client = summary.client
+    used = [f"{client.workers} worker{'s' if client.workers != 1 else ''}"]
+    if client.cpu_s is not None:
+        used.append(f"{format.quantity(client.cpu_s)} CPU-s")
+    if client.cpu_share_max is not None:
+        used.append(f"busiest second {format.percent(client.cpu_share_max)} of a core")
+    if client.waited_share_max is not None and client.waited_share_max > WAITED_SHARE:
+        used.append(f"in its worst second other processes held its core for {format.percent(client.waited_share_max)}")
+    if client.peak_rss_bytes is not None:
+        used.append(f"{format.size(client.peak_rss_bytes)} at most")
+    return [*used, f"{format.size(summary.bytes.sent)} sent", f"{format.size(summary.bytes.received)} received"]
 
 
 def latencies(summary: Summary) -> list[tuple[str, Distribution]]:

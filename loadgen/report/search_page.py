@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from loadgen import format
+from loadgen.mlperf.result import DISCLOSURE
 from loadgen.report import mlperf as mlperf_text
 from loadgen.report import page, sweep
 from loadgen.report import search as words
@@ -44,8 +45,8 @@ def render(
     sheet = page.Page(f"{levels.workload}: search", f"loadgen {levels.version} report of a search")
     if search.simulated:
         sheet.mark("SIMULATED", "a model of a server answered: nothing here was measured on hardware")
-    if mlperf is not None:
-        word, _, disclosure = mlperf.disclosure.partition(": ")
+    if levels.workload.startswith("mlperf-"):  # also where no result was reached
+        word, _, disclosure = DISCLOSURE.partition(": ")
         sheet.mark(word, disclosure)
     sheet.heading(" · ".join(filter(None, (levels.workload, levels.model, "highest load within the SLO"))))
     kind = "good" if answer.reason == "found" else "bad" if answer.reason == "none" else "warn"
@@ -69,7 +70,7 @@ def render(
     if answer.interval is not None:
         sheet.say(f"What the interval covers: {words.covers(answer, search.simulated)}.", "soft")
     sheet.section("How the answer was confirmed", id="confirmed")
-    sheet.listed(words.confirmation(answer, trials, unit) or [f"Not confirmed: {words.ENDINGS[answer.reason]}"])
+    sheet.listed(words.confirmation(answer, trials, unit) or [words.ENDINGS[answer.reason]])
     if mlperf is not None:
         mlperf_section(sheet, mlperf)
     sheet.section("Trials", id="trials")
@@ -103,13 +104,19 @@ def _numbers(answer: SearchAnswer, trials: Sequence[TrialResult], unit: str) -> 
     yield Number("Steady", steady, unit, "nothing grows there")
     held = [trial for trial in trials if trial.outcome == "under" and trial.ask.kind in ("confirm", "sustain")]
     tokens = max(held, key=lambda trial: trial.ask.load).figures.get("output_tokens_per_s") if held else None
-    yield Number("Output tokens", format.quantity(tokens), "/s", "in the highest run at full length that held")
+    yield Number(
+        "Output tokens",
+        format.quantity(tokens),
+        "/s",
+        "in the highest run at full length that held",
+    )
     yield Number("Spent", format.duration(answer.spent_s), "", f"{len(trials)} trials")
 
 
 def _limit(trials: Sequence[TrialResult], summaries: Mapping[str, Summary]) -> Iterator[str]:
     """Which terms the loads that missed the SLO missed, the lowest such load first."""
-    over = sorted((trial for trial in trials if trial.outcome == "over"), key=lambda trial: trial.ask.load)
+    over = [trial for trial in trials if trial.outcome == "over" and trial.ask.kind != "sustain"]
+    over.sort(key=lambda trial: trial.ask.load)
     if not over:
         return
     yield f"at {over[0].ask.load:.4g}, the lowest load that missed: {over[0].why}."

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from loadgen import format
+from loadgen.metrics.reasons import STATES
 from loadgen.report import page, table
 from loadgen.report.page import Axis, Chart, Mark, Series
 from loadgen.report.run_headline import met_word
@@ -53,7 +54,7 @@ def _verdict(level: SweepLevel) -> str:
 
 def _remarks(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
     if level.state != "finished":
-        yield {"cut_off": "cut off", "decided": "ended early"}.get(level.state, level.state)
+        yield STATES.get(level.state, level.state).partition(":")[0]
     if not level.full:
         yield "too short for its lanes"
     if level.name == curve.best:
@@ -167,16 +168,17 @@ def render_html(curve: SweepCurve) -> str:
         When=curve.started.replace("T", " "),
         Made_by=f"loadgen {curve.version}",
     )
-    sheet.section("Throughput and latency")
-    sheet.charts(charts(curve))
     sheet.section("Levels")
-    sheet.table(*_table(curve))
+    head, rows = _table(curve)
+    sheet.table(head, rows, "remarks" if head[-1] == "" else "")
     sheet.say(_UNITS, "soft")
     sheet.say(
         "Knee: the largest output tokens/s divided by E2E p50 (Kleinrock's power). Pareto: no other level gives both "
         "more tokens/s per GPU and more tokens/s per user.",
         "soft",
     )
+    sheet.section("Throughput and latency")
+    sheet.charts(charts(curve))
     return sheet.render()
 
 

@@ -9,17 +9,20 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from loadgen import format
-from loadgen.metrics.validity import WAITED_SHARE, is_host_busy
+from loadgen.metrics.reasons import STATES
+from loadgen.metrics.validity import is_host_busy
 from loadgen.report import stimulus, table
 from loadgen.report.run_headline import (
     about_latency,
     class_share,
+    client_use,
     distribution_cells,
     latencies,
     met_word,
     needed,
     part_cells,
     quantile_ms,
+    request_counts,
     target_name,
     term_cells,
 )
@@ -129,10 +132,7 @@ def _heading(summary: Summary, paint: Callable[[str, str], str]) -> Iterator[str
     for head, texts in format.said(run.metadata).items():
         yield from _labelled(head, texts)
     if run.state != "finished":
-        state_texts = {"interrupted": "interrupted by the user", "cut_off": "cut off: no clean end was recorded"}
-        state_texts["stopped"] = "ended early: a target stopped answering, or a rule of --stop-when was broken"
-        state_texts["decided"] = "ended early by a search: its outcome was certain"
-        yield " " * LABEL + paint(state_texts.get(run.state, run.state), "yellow")
+        yield " " * LABEL + paint(STATES.get(run.state, run.state), "yellow")
 
 
 def _target_name(target: TargetFacts) -> str:
@@ -143,16 +143,8 @@ def _target_name(target: TargetFacts) -> str:
 
 
 def _counts(summary: Summary) -> Iterator[str]:
-    requests, load, window = summary.requests, summary.load, summary.window
-    counts = [f"{format.count(requests.scheduled)} scheduled"]
-    counts += [
-        f"{format.count(getattr(requests, status))} {status}"
-        for status in ("ok", "failed", "dropped", "cancelled", "unfinished", "lost", "resent")
-        if status in ("ok", "failed") or getattr(requests, status)
-    ]
-    if summary.warmup.scheduled:
-        counts[-1] += f" (+ {format.count(summary.warmup.scheduled)} of warm-up, not counted)"
-    yield from _labelled("Requests", counts)
+    load, window = summary.load, summary.window
+    yield from _labelled("Requests", request_counts(summary))
     rates = [f"offered {format.rate(load.offered_rps)}"] if load.offered_rps is not None else []
     rates += [f"sent {format.rate(load.achieved_rps)}", f"completed {format.rate(load.completed_rps)}"]
     if load.steady_completed_rps is not None:
@@ -231,7 +223,7 @@ def _latency(summary: Summary) -> Iterator[str]:
 
 
 def _tokens(summary: Summary) -> Iterator[str]:
-    tokens, client = summary.tokens, summary.client
+    tokens = summary.tokens
     asked_share = "" if summary.cache_asked is None else f", {format.percent(summary.cache_asked)} asked for"
     cached = f" ({format.percent(tokens.cached_share)} cached{asked_share})" if tokens.cached_share is not None else ""
     requested = (
@@ -250,16 +242,7 @@ def _tokens(summary: Summary) -> Iterator[str]:
         if tokens.steady_output_per_s_per_gpu is not None:
             each.append(f"while load was offered {format.rate(tokens.steady_output_per_s_per_gpu)} output per GPU")
         yield from _labelled("", [*each, f"{format.count(summary.target.gpus)} GPUs"])
-    client_use = [f"{client.workers} worker{'s' if client.workers != 1 else ''}"]
-    client_use += [f"{format.quantity(client.cpu_s)} CPU-s"] if client.cpu_s is not None else []
-    client_use += (
-        [f"busiest second {format.percent(client.cpu_share_max)} of a core"] if client.cpu_share_max is not None else []
-    )
-    if client.waited_share_max is not None and client.waited_share_max > WAITED_SHARE:
-        client_use.append(f"kept off it by others for {format.percent(client.waited_share_max)} of one")
-    client_use += [f"{format.size(client.peak_rss_bytes)} at most"] if client.peak_rss_bytes is not None else []
-    traffic = [f"{format.size(summary.bytes.sent)} sent", f"{format.size(summary.bytes.received)} received"]
-    yield from _labelled("Client", [*client_use, *traffic])
+    yield from _labelled("Client", client_use(summary))
     if summary.server is not None:
         yield from _labelled("Server", server_says(summary.server))
 

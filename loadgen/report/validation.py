@@ -117,7 +117,8 @@ def _margins(sheet: page.Page, validation: Validation, contract: Contract) -> No
                 min(max(sign * (1 - (term.value if figure is None else figure) / term.limit), -100.0), 100.0)
                 for figure in (term.value, term.low, term.high)
             )
-            came_out = f"{format.quantity(term.value)} of {format.quantity(term.limit)} {term.unit}".rstrip()
+            unit = term.unit if term.unit.startswith("/") else f" {term.unit}".rstrip()
+            came_out = f"{format.quantity(term.value)} of {format.quantity(term.limit)}{unit}"
             segment = (min(0.0, value), max(0.0, value), KIND[term.verdict], term.reason)
             name = f"{level.name}: {term.term}" + (" (should)" if term.kind == "should" else "")
             bars.append(page.Bar(name, f"{came_out}: {term.verdict}", [segment], (min(ends), max(ends))))
