@@ -17,6 +17,8 @@
 #include <sys/timerfd.h>
 #include <time.h>
 
+#define VERSION 3 /* of these functions: compiled.py asks for the same, else it takes Python's */
+
 enum {
     READ_BYTES = 32 << 10,
     MOST_READY = 1024,
@@ -817,7 +819,8 @@ PyMODINIT_FUNC PyInit__compiled(void)
         return NULL;
     PyObject *inbox = PyType_FromSpec(&inbox_spec), *receiver = PyType_FromSpec(&receiver_spec);
     if (inbox == NULL || receiver == NULL || PyModule_AddObjectRef(module, "Inbox", inbox) < 0 ||
-        PyModule_AddObjectRef(module, "Receiver", receiver) < 0) {
+        PyModule_AddObjectRef(module, "Receiver", receiver) < 0 ||
+        PyModule_AddIntConstant(module, "VERSION", VERSION) < 0) {
         Py_XDECREF(inbox);
         Py_XDECREF(receiver);
         Py_DECREF(module);

@@ -10,15 +10,18 @@ from importlib import import_module
 from typing import Any
 
 PURE = "LOADGEN_PURE"
+VERSION = 3
+"""Of the functions, raised with each change of what they take or give: what was built from older source is not used."""
 
 
 def _module() -> Any:
     if os.environ.get(PURE):
         return None
     try:
-        return import_module("loadgen_sdk._compiled")
+        found = import_module("loadgen_sdk._compiled")
     except ImportError:  # not built, or built for another Python
         return None
+    return found if getattr(found, "VERSION", 0) == VERSION else None
 
 
 module = _module()
