@@ -83,6 +83,7 @@ def test_money_by_the_token_and_by_the_hour(prices: Path) -> None:
         budget.admit(Decimal("1.5"))
 
 
+@pytest.mark.processes
 def test_a_run_over_the_limit_does_not_start(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = prices.parent / "out"
     load = ("run", "--isl", "20", "--osl", "5", "-c", "2", "-d", "1h", "-o", str(out))

@@ -132,7 +132,10 @@ def test_what_is_folded_says_what_the_rows_say(monkeypatch: pytest.MonkeyPatch, 
     real = summarize(header, rows, gaps, timeline, seconds, texts)
     found = build(header, folded(header, rows, texts, parts), gaps, timeline, seconds)
     assert found.sustainable.sustained is None and "not kept" in found.sustainable.why
-    found = msgspec.structs.replace(found, sustainable=real.sustainable)
+    assert not found.splits.groups and found.splits.why and not found.slowest and not found.causes.text
+    found = msgspec.structs.replace(
+        found, sustainable=real.sustainable, splits=real.splits, slowest=real.slowest, causes=real.causes
+    )
     of_rows = ("arrivals", "spacing", "lanes", "repeats")
     real = msgspec.structs.replace(real, stimulus=tuple(one for one in real.stimulus if one.code not in of_rows))
     alike(msgspec.to_builtins(real), msgspec.to_builtins(found))

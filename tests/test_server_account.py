@@ -147,6 +147,7 @@ def test_the_account_of_a_virtual_run_is_exact(tmp_path: Path) -> None:
         assert row["server_decode_ns"] == row["last_token_ns"] - row["first_token_ns"]
 
 
+@pytest.mark.processes
 def test_a_server_that_gives_none_though_it_is_asked_is_told_before_the_load(tmp_path: Path) -> None:
     """An older trtllm-serve: one warning, from the probe, and not a second one from the records."""
     embedded = {"ttft": "2ms", "itl": "1ms", "version": "1.2.0"}
