@@ -70,7 +70,7 @@ def _lines(command: Any, ctx: Any, width: int) -> Iterator[str]:
     panels: dict[str, list[Any]] = {"Options": []} | {panel: [] for panel in (*PANELS, "Advanced")}
     for param in command.get_params(ctx):
         if param.param_type_name == "option" and not param.hidden:
-            panels[param.rich_help_panel or _OF_NAMES.get(param.name, "Options")].append(param)
+            panels[getattr(param, "rich_help_panel", None) or _OF_NAMES.get(param.name, "Options")].append(param)
     if arguments:
         yield from ("", "Arguments:")
         for param in arguments:
