@@ -11,7 +11,6 @@ from loadgen.answers.questions import Question
 from loadgen.answers.scores import (
     AGAINST_EACH_OTHER,
     AGAINST_REFERENCE,
-    NAMES,
     SHARES,
     against_each_other,
     against_reference,
@@ -178,8 +177,3 @@ def _change(metric: str, a: Mapping[int, float], b: Mapping[int, float], loss: f
 def _ends(interval: Interval) -> tuple[float | None, float | None]:
     low, high = interval.low, interval.high
     return (low, high) if math.isfinite(low) and math.isfinite(high) else (None, None)
-
-
-def known(metric: str) -> str:
-    """The name of a score, for readers."""
-    return NAMES[metric]

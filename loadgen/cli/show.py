@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from loadgen.cost.budget import Budget
     from loadgen.execution.plan import Settings
     from loadgen.metrics.summary import Summary
-    from loadgen.report.dashboard import Dashboard
-    from loadgen.report.prometheus import Exporter
+    from loadgen.report.reader_process import ReaderProcess
     from loadgen.results.manifest import Cluster
     from loadgen.workload import Workload
 
@@ -123,8 +122,7 @@ class Show:
         self._steps: Steps | None = None
         self._done: list[Summary] = []
         self._progress: Progress | None = None
-        self._dashboard: Dashboard | None = None
-        self._exporter: Exporter | None = None
+        self._beside: list[ReaderProcess] = []
         self._printed: set[str] = set()
 
     def begin(self, of: int, *, at_most: bool = False) -> None:
@@ -168,10 +166,9 @@ class Show:
                     self._cost_so_far = Decimal
                 if self._progress is not None:
                     self._progress.clear()
-                for beside in (self._dashboard, self._exporter):
-                    if beside is not None:
-                        beside.close()
-                self._progress = self._dashboard = self._exporter = None
+                while self._beside:
+                    self._beside.pop().close()
+                self._progress = None
                 if stored:
                     say(f"stored in {stored}")
 
@@ -218,13 +215,13 @@ class Show:
         if self._prometheus is not None and header.client != "virtual":
             from loadgen.report.prometheus import Exporter
 
-            self._exporter = Exporter(plan.job.folder, self._prometheus)
+            self._beside.append(Exporter(plan.job.folder, self._prometheus))
         if self._form == "off" or header.client == "virtual":  # which is too fast to be watched
             return
         if self._form == "auto" and sys.stderr.isatty() and not self._quiet:
             from loadgen.report.dashboard import Dashboard
 
-            self._dashboard = Dashboard(plan.job.folder)
+            self._beside.append(Dashboard(plan.job.folder))
             return
         drain_ns = None if header.grace_s is None else round(header.grace_s * 1e9)
         as_json = self._form == "json"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from loadgen import format
-from loadgen.answers.comparison import AnswersResult, Change, Score, ScoredGroup, known
+from loadgen.answers.comparison import AnswersResult, Change, Score, ScoredGroup
+from loadgen.answers.scores import NAMES
 from loadgen.report import table
 
 WORDS = {True: "yes", False: "no", None: "undecided"}
@@ -38,7 +39,7 @@ def _part(part: ScoredGroup, result: AnswersResult) -> Iterator[str]:
     changes = {change.metric: change for change in part.changes}
     rows = []
     for score in part.scores:
-        row = [known(score.metric), format.count(score.count), _score(score)]
+        row = [NAMES[score.metric], format.count(score.count), _score(score)]
         if result.against:
             row += [_score(other.get(score.metric)), _change(changes.get(score.metric))]
             row += [_within(changes.get(score.metric))] if result.loss is not None else []
@@ -50,7 +51,7 @@ def _part(part: ScoredGroup, result: AnswersResult) -> Iterator[str]:
         yield from table.text(head, rows)
     if part.alike:
         yield from table.text(
-            ["A and B", "prompts", "mean"], [[known(s.metric), format.count(s.count), _score(s)] for s in part.alike]
+            ["A and B", "prompts", "mean"], [[NAMES[s.metric], format.count(s.count), _score(s)] for s in part.alike]
         )
     if not rows and not part.alike:
         yield "nothing to score: no row has a reference, and there is no second endpoint (--against)"

@@ -7,7 +7,6 @@ returns a `Picture`. Only `follow`, `events_per_s` and `Dashboard` touch files, 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,12 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen import child_process, format
+from loadgen import format
 from loadgen.limits import CPU_SHARE
 from loadgen.metrics import columns as metrics
 from loadgen.metrics import outcomes
 from loadgen.metrics.columns import OK, UNDEFINED, UNFINISHED, Columns
 from loadgen.report.progress import draining
+from loadgen.report.reader_process import ReaderProcess
 from loadgen.results import manifest
 from loadgen.results.record import BIN_NS, KINDS, ROW
 from loadgen.results.spool import Tail
@@ -348,26 +348,11 @@ def follow(folder: Path, stop: Any) -> None:
                 screen.update(draw(view.picture(now_s, events), *screen.console.size), refresh=True)
 
 
-class Dashboard:
-    """The dashboard process, as seen by the command that runs the load."""
+class Dashboard(ReaderProcess):
+    """The dashboard process: drawn until the run ends."""
 
     def __init__(self, folder: Path) -> None:
-        self._process = subprocess.Popen(
-            child_process.command("loadgen.report.dashboard", str(folder)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C goes to the run only
-        )
-
-    def close(self) -> None:
-        """Stop the process and wait until it has restored the terminal; it is killed after 5 s."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        super().__init__("loadgen.report.dashboard", str(folder))
 
 
 if __name__ == "__main__":

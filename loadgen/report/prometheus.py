@@ -6,7 +6,6 @@ Nothing is added to the load's own process. The metrics end with the run; the la
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loadgen import child_process
 from loadgen.errors import UserError
 from loadgen.metrics import columns as metrics
 from loadgen.metrics.columns import OK, Columns
+from loadgen.report.reader_process import ReaderProcess
 from loadgen.results import manifest
 from loadgen.results.record import KINDS, STATUSES
 from loadgen.results.spool import Tail
@@ -146,26 +145,11 @@ def listens_on(text: str) -> tuple[str, int]:
     return host.strip("[]") or HOST, int(port)
 
 
-class Exporter:
-    """The process that serves the metrics, as seen by the command that runs the load."""
+class Exporter(ReaderProcess):
+    """The process that serves the metrics until the run ends."""
 
     def __init__(self, folder: Path, at: tuple[str, int]) -> None:
-        self._process = subprocess.Popen(
-            child_process.command("loadgen.report.prometheus", str(folder), at[0], str(at[1])),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C goes to the run only
-        )
-
-    def close(self) -> None:
-        """Stop serving; the process is killed after 5 s."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        super().__init__("loadgen.report.prometheus", str(folder), at[0], str(at[1]))
 
 
 def serve(collector: RunCollector, host: str, port: int) -> Any:
