@@ -222,7 +222,8 @@ def test_batches_of_files() -> None:
 SDK = Path(__file__).parent.parent / "sdk"
 START = """
 import site, sys
-site.addsitedir(sys.argv[2])  # as Python does with the folder of installed packages
+for _ in range(2):
+    site.addsitedir(sys.argv[2])  # as Python does with each folder of installed packages: two may have it
 import openai
 client = openai.OpenAI(base_url=sys.argv[1], api_key="k")
 client.chat.completions.create(model="m", messages=[])

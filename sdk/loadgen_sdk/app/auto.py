@@ -146,7 +146,10 @@ def from_environment() -> None:
     """What the variable LOADGEN_SDK_AUTO asks for, when Python starts: otel, prometheus, or files, with commas.
 
     A file gets one JSON object per call. A word that means nothing is said on stderr; the application starts anyway.
+    A second call does nothing: Python reads the line of every folder of packages, and two may have this one installed.
     """
+    if _active:
+        return
     try:
         auto([_observer(word) for word in os.environ[VARIABLE].split(",") if word.strip()])
     except Exception as error:
