@@ -29,7 +29,7 @@ from loadgen.errors import Faults, UserError
 from loadgen.execution import run as runs
 from loadgen.execution.plan import Settings
 from loadgen.report import validation as verdict_page
-from loadgen.server_metrics.energy import Energy
+from loadgen.server_metrics.energy import EnergyUse
 from loadgen.slo import Slo, Term
 from loadgen.stats import intervals, quantile_interval
 from loadgen.stats.intervals import Bounds
@@ -257,7 +257,9 @@ def test_verdicts_on_a_sound_run(term: str, verdict: str) -> None:
     ],
 )
 def test_a_promise_of_energy_is_judged_by_its_reading_error(term: str, verdict: str) -> None:
-    used = Energy(joules=80_000.0, error_j=4_000.0, watts=800.0, joules_per_output_token=0.5, joules_per_request=100.0)
+    used = EnergyUse(
+        joules=80_000.0, error_j=4_000.0, watts=800.0, joules_per_output_token=0.5, joules_per_request=100.0
+    )
     found = judged(f"{{{term}}}", GOOD, energy=used)
     assert found.verdict == verdict, (found.low, found.value, found.high)
     assert judged(f"{{{term}}}", GOOD).verdict == INCONCLUSIVE  # nothing was read

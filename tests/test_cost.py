@@ -30,7 +30,7 @@ from loadgen.metrics.summary import Summary, dump_summary, load_summary
 from loadgen.report import cost as report
 from loadgen.results.capacity import Capacity
 from loadgen.results.capacity import dump as dump_capacity
-from loadgen.server_metrics.energy import Energy
+from loadgen.server_metrics.energy import EnergyUse
 from loadgen.stats.quantiles import Distribution
 
 DATA = Path(__file__).parent / "data"
@@ -190,7 +190,9 @@ def test_power_is_in_the_price_or_in_the_energy_term_and_never_in_both():
 
 def test_measured_energy_stands_beside_the_declared_and_changes_no_cost():
     """0.2 J a token; at 0.10 per kWh and PUE 1.2 a million of them cost 0.2e6 / 3.6e6 * 0.12."""
-    used = Energy(watts=1200.0, joules=12_000.0, error_j=600.0, joules_per_output_token=0.2, joules_per_request=240.0)
+    used = EnergyUse(
+        watts=1200.0, joules=12_000.0, error_j=600.0, joules_per_output_token=0.2, joules_per_request=240.0
+    )
     without = priced(GPUS, rent("60", energy=POWER), capacity=knee(20))
     one = priced(msgspec.structs.replace(GPUS, energy=used), rent("60", energy=POWER), capacity=knee(20))
     assert (one.costs, one.power) == (without.costs, without.power) and without.measured is None

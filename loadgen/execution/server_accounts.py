@@ -43,13 +43,13 @@ def join(folder: Path) -> dict[str, int] | None:
         own = [account for account in accounts if account.target == number]
         places = np.flatnonzero(known & (target == number))
         theirs = np.array([(account.arrival, account.first, account.last) for account in own], np.int64)
-        found = request_accounts.join(theirs, ours[places])
-        if found is None:
+        request_of = request_accounts.join(theirs, ours[places])
+        if request_of is None:
             continue
-        has_request = found.request_of >= 0
+        has_request = request_of >= 0
         joined += int(has_request.sum())
         for name, column in values.items():
-            column[places[found.request_of[has_request]]] = np.array([getattr(a, name) for a in own])[has_request]
+            column[places[request_of[has_request]]] = np.array([getattr(a, name) for a in own])[has_request]
     if joined:
         parquet.write(file, _rewritten(file, {COLUMNS[name]: column for name, column in values.items()}))
     return {"unjoined": len(accounts) - joined, "accounts": len(accounts)} if joined < len(accounts) else None

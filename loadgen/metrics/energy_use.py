@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loadgen.metrics.summary import Summary
-    from loadgen.server_metrics.energy import Energy
+    from loadgen.server_metrics.energy import EnergyUse
     from loadgen.server_metrics.series import MetricSample
 
 
-def of_run(samples: Sequence[MetricSample], summary: Summary) -> Energy | None:
+def of_run(samples: Sequence[MetricSample], summary: Summary) -> EnergyUse | None:
     """The energy of the steady window with its tokens and requests; None where no page of hardware was read."""
     steady = summary.window.steady
     used = energy.measured(samples, steady.start_s, steady.end_s)

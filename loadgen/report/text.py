@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from loadgen.metrics.summary import ClassSummary, StageSummary, Summary, TargetSummary
     from loadgen.metrics.sustainable import Sustainable
     from loadgen.results.manifest import TargetFacts
-    from loadgen.server_metrics.energy import Energy
+    from loadgen.server_metrics.energy import EnergyUse
     from loadgen.server_metrics.series import Served
 
 LABEL = 11  # width of the left column
@@ -250,7 +250,7 @@ def _tokens(summary: Summary) -> Iterator[str]:
         yield from _labelled("Energy", energy_says(summary.energy))
 
 
-def energy_says(used: Energy) -> list[str]:
+def energy_says(used: EnergyUse) -> list[str]:
     """Phrases about the energy of the steady load: the figures per token and request, measured beside declared."""
     if used.joules is None or used.watts is None:
         return [used.why or "nothing says what the accelerators used"]

@@ -70,7 +70,7 @@ REASONS = {
 LONGEST_GAP_S = 5.0  # between two reads inside the window; a longer one leaves its energy unknown
 
 
-class Energy(msgspec.Struct, frozen=True, kw_only=True):
+class EnergyUse(msgspec.Struct, frozen=True, kw_only=True):
     """What the accelerators used while the load was steady; null where no source says it.
 
     `error_j`: how wrong `joules` can be, since what is used between two readings is not seen. A counter is bounded by
@@ -160,7 +160,7 @@ def _number(text: str) -> float | None:
 # -- a run -----------------------------------------------------------------------------------------------------------
 
 
-def measured(samples: Sequence[MetricSample], start_s: float | None, end_s: float | None) -> Energy | None:
+def measured(samples: Sequence[MetricSample], start_s: float | None, end_s: float | None) -> EnergyUse | None:
     """What was used from `start_s` to `end_s` of a run; None where no page of hardware was read.
 
     The per-token figures are the caller's: this room knows nothing of the load.
@@ -170,7 +170,7 @@ def measured(samples: Sequence[MetricSample], start_s: float | None, end_s: floa
     host = [line for name in HOST for line in lines.get(name, {}).values()]
     if not sources and not host:
         return None
-    seen = Energy(pages=tuple(pages))
+    seen = EnergyUse(pages=tuple(pages))
     if start_s is None or end_s is None:
         return msgspec.structs.replace(seen, why="the load was never steady")
     window = (start_s, end_s)
@@ -185,8 +185,8 @@ def measured(samples: Sequence[MetricSample], start_s: float | None, end_s: floa
 
 
 def _of_source(
-    source: str, lines: Mapping[str, Mapping[tuple[str, str], _Line]], window: tuple[float, float], seen: Energy
-) -> Energy | None:
+    source: str, lines: Mapping[str, Mapping[tuple[str, str], _Line]], window: tuple[float, float], seen: EnergyUse
+) -> EnergyUse | None:
     names = SOURCES[source]
 
     def of(quantity: str) -> list[_Line]:

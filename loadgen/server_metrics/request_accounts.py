@@ -7,7 +7,7 @@ that agree in all three within MOST_APART_NS may be exchanged, which makes no di
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -41,15 +41,6 @@ class RequestAccount(msgspec.Struct, frozen=True, kw_only=True):
     decode: int = UNKNOWN
     drafted: int = UNKNOWN
     accepted: int = UNKNOWN
-
-
-class Joined(NamedTuple):
-    """`request_of`: for each account the place of its request, -1 where it has none. `offset_ns`: from our clock to the
-    server's; it is known within `bound_ns`, since nothing arrives before it was sent."""
-
-    request_of: NDArray[np.int64]
-    offset_ns: int
-    bound_ns: int
 
 
 def accounts(data: bytes, target: int) -> list[RequestAccount]:
@@ -107,8 +98,9 @@ def _less(end: int, start: int) -> int:
     return end - start if end >= start >= 0 else UNKNOWN
 
 
-def join(theirs: NDArray[np.int64], ours: NDArray[np.int64]) -> Joined | None:
-    """Which of our requests each account is of. Columns: arrival (there) or sent (here), first token, last token.
+def join(theirs: NDArray[np.int64], ours: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """The place of the request that each account is of, -1 for none. Columns: arrival (there) or sent (here), first
+    token, last token.
 
     None where the clocks cannot be brought together. The distance of the clocks is the one on which most first tokens
     agree: that of requests in the same order, or the most frequent one between any two.
@@ -124,12 +116,7 @@ def join(theirs: NDArray[np.int64], ours: NDArray[np.int64]) -> Joined | None:
     apart = theirs[known] - offset - ours[roughly[known]]
     usual = np.median(apart, axis=0).astype(np.int64)
     spread = int(np.median(np.abs(apart - usual).max(axis=1)))
-    best = _assign(theirs - offset - usual, ours, min(max(SPREADS * spread, LEAST_NS), MOST_APART_NS))
-    known = best >= 0
-    there, here = theirs[known], ours[best[known]]
-    highest = int((there[:, 0] - here[:, 0]).min())  # it arrived after it was sent
-    lowest = int((there[:, 1:] - here[:, 1:]).max())  # its tokens were read after they were made
-    return Joined(best, (highest + lowest) // 2, max(highest - lowest, 0) // 2)
+    return _assign(theirs - offset - usual, ours, min(max(SPREADS * spread, LEAST_NS), MOST_APART_NS))
 
 
 def _offsets(theirs: NDArray[np.int64], ours: NDArray[np.int64]) -> list[int]:
