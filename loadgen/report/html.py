@@ -53,7 +53,7 @@ def render(
     if mlperf is not None:
         mlperf_section(sheet, mlperf)
     _latency(sheet, summary, figures)
-    splits.section(sheet, summary)
+    splits.section(sheet, summary, () if figures is None else run_charts.slow(figures, summary))
     if figures is not None:
         _over_time(sheet, summary, figures)
     _server(sheet, summary, figures, said)

@@ -332,6 +332,7 @@ class SmiReader:
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
         self._latest: dict[tuple[str, str], float] = {}
+        self._printed_s = 0.0
 
     def find(self) -> bool:
         with suppress(OSError):
@@ -345,10 +346,13 @@ class SmiReader:
         return False
 
     def read(self) -> bool:
-        """Take what was printed since the last read; False where nothing was."""
+        """Take what was printed since the last read; False where nothing came for a while."""
         assert self._process is not None and self._process.stdout is not None
         *lines, self._rest = (self._rest + (self._process.stdout.read() or b""))[-MOST_BYTES:].split(b"\n")
-        self._latest = energy.of_smi(b"\n".join(lines).decode("utf-8", "replace"))
+        if printed := energy.of_smi(b"\n".join(lines).decode("utf-8", "replace")):
+            self._latest, self._printed_s = self._latest | printed, monotonic()
+        elif monotonic() > self._printed_s + energy.LONGEST_GAP_S:  # it prints by its own clock
+            self._latest = {}
         return bool(self._latest)
 
     def news(self, t_s: float, took_s: float, *, every: bool) -> list[MetricSample]:
