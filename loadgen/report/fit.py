@@ -98,8 +98,8 @@ def _lost(fitted: TraceFit) -> list[str]:
         )
     if fitted.prefixes:
         found.append(
-            f"which prompts share what: {fitted.reused * 100:.0f} % of prompt tokens came before, and the workload asks "
-            "for that share of the cache"
+            f"which prompts share what: {fitted.reused * 100:.0f} % of prompt tokens came before, and the workload "
+            "asks for that share of the cache"
         )
     if fitted.sessions:
         found.append(f"{fitted.sessions:,} conversations: every request stands alone")
