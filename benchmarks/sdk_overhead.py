@@ -101,28 +101,22 @@ def own_call(create: Callable[..., Any], content: str = "Hello there, how are yo
 
 def stubs(*observers: Any, **options: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     from loadgen_sdk.app.call import Setting
-    from loadgen_sdk.app.observed_call import measured
+    from loadgen_sdk.app.observed_call import head_arrived, measured
     from loadgen_sdk.app.policy import Policy
     from openai.types.chat import ChatCompletion
 
     made = ChatCompletion.model_validate(ANSWER)
     head = http().Headers({"x-request-id": "r", "content-type": "application/json", "date": "now", "server": "s"})
 
-    class Raw:
-        headers, retries_taken = head, 0
-
-        @staticmethod
-        def parse() -> Any:
-            return made
-
-    def whole(**_: Any) -> Any:
-        return Raw
-
     def plain(**_: Any) -> Any:
         return made
 
+    def told(**_: Any) -> Any:
+        head_arrived(head)
+        return made
+
     manner = Policy(observers=observers, prices=TokenPrice(1, 2), **options)
-    return plain, measured(plain, whole, "chat", Setting(manner, "h:1", "k", False), blocking=True)
+    return plain, measured(told, "chat", Setting(manner, "h:1", "k", False), blocking=True)
 
 
 class Chunks:

@@ -239,7 +239,6 @@ class Client:
             {**request.extra, **prompt},
             streamed=self._streams,
             labels=labels,
-            max_wait_s=self.timeout_s,
         )
         wait_s = 0.0
         while True:
@@ -297,7 +296,7 @@ class Client:
                 await self.open()
             call.model = self.model
             if self.policy.throttle is not None:
-                call.permit = await self.policy.throttle.acquire(**call.throttle_arguments())
+                call.permit = await self.policy.throttle.acquire(**call.throttle_arguments(self.timeout_s))
                 self._check_usable()
         except BaseException as error:
             if call.permit is not None:
