@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ..request import NEVER, Completion, Failure
+from ..request import NEVER, Failure, Usage
 from .measurement import (
     WRITING,
     Api,
@@ -97,7 +97,7 @@ class Call:
     ) -> None:
         self.started, self.started_unix_ns = monotonic_ns(), time_ns()
         self.setting, self.api, self.model, self.streamed = setting, api, model, streamed
-        self.server, self._arguments = setting.server, arguments
+        self._arguments = arguments
         self.policy = policy = setting.policy
         self.labels = policy.labels_of(labels)
         if policy.observers:
@@ -110,6 +110,10 @@ class Call:
             policy.retry.begun()
         self.attempts: tuple[Attempt, ...] = ()
         self.instants: list[int] = []  # of the output events of the last attempt
+
+    @property
+    def server(self) -> str:
+        return self.setting.server
 
     @property
     def has_head(self) -> bool:
@@ -134,9 +138,6 @@ class Call:
             "output_tokens": tokens[1],
             "max_wait_s": max_wait_s,
         }
-
-    def attempt_begins(self) -> None:
-        self.attempt_started = monotonic_ns()
 
     def head_received(self, headers: Any, *, refused: bool = False) -> None:
         """The head of a response has arrived. Its headers are read when they are needed."""
@@ -169,8 +170,8 @@ class Call:
     def _attempt_ended(self, at: int, failure: Failure | None, wait_s: float = 0.0) -> None:
         started = self.attempt_started
         if started != NEVER and (not self.attempts or self.attempts[-1].started != started):
-            attempt = Attempt(started=started, ended=at, failure=failure, waited_ns=int(wait_s * 1e9))
-            self.attempts = (*self.attempts, attempt)
+            waited_ns = int(wait_s * 1e9) if wait_s else 0
+            self.attempts += (Attempt(started=started, ended=at, failure=failure, waited_ns=waited_ns),)
 
     def _give_back(self, tokens: int | None, output_tokens: int | None = None) -> None:
         if self.permit is not None:
@@ -182,61 +183,75 @@ class Call:
     def report(
         self,
         status: Status,
-        seen: Completion,
+        failure: Failure | None,
+        usage: Usage,
         *,
-        code: str = "",
+        done: int,
+        sent: int = NEVER,
+        first_token: int = NEVER,
+        first_answer: int = NEVER,
+        last_token: int = NEVER,
+        end: int = NEVER,
+        first_event_tokens: int = 0,
+        finish_reason: str = "",
+        hidden_retries: int = 0,
         response_model: str = "",
+        response_id: str = "",
+        server_timing: dict[str, Any] | None = None,
+        kernel_stamps: bool = False,
+        code: str = "",
         choices: tuple[Choice, ...] = (),
     ) -> Measurement:
-        """The call is over. seen: what was observed of its last attempt; code: of its error; choices: the answers."""
+        """The call is over. What was observed is that of its last attempt; code: of its error; choices: the answers."""
         self.reported = True
-        policy, headers, instants, usage = self.policy, read_once(self._head), self.instants, seen.usage
-        failure = None if seen.failure is None else self._public(seen.failure, code)
-        counted = usage.input is not None and usage.output is not None and self.api != "batches"  # other prices, limits
-        self._attempt_ended(seen.done, failure)
+        if failure is not None:
+            failure = self._public(failure, code)
+        policy, headers, instants, streamed = self.policy, read_once(self._head), self.instants, self.streamed
+        input_tokens, output_tokens, cached = usage.input, usage.output, usage.cached
+        self._attempt_ended(done, failure)
+        cost, total, counted = None, None, output_tokens is not None
+        if input_tokens is not None and output_tokens is not None and self.api != "batches":  # other prices, limits
+            total = input_tokens + output_tokens
+            if (price := price_of(policy.prices, response_model or self.model, self.model)) is not None:
+                cost = price.cost(input_tokens, output_tokens, cached or 0)
         if self.permit is not None:
-            self._give_back((usage.input or 0) + (usage.output or 0) if counted else None, usage.output)
-        price = price_of(policy.prices, response_model or self.model, self.model) if counted else None
-        output = usage.output
-        if output is None and self.streamed:
-            output = len(instants)
-        server_timing = timings(headers)
-        if seen.server_timing is not None:
-            server_timing |= seen.server_timing
+            self._give_back(total, output_tokens)
+        if not counted and streamed:
+            output_tokens = len(instants)
         measurement = Measurement(
             api=self.api,
-            streamed=self.streamed,
+            streamed=streamed,
             status=status,
             started=self.started,
             started_unix_ns=self.started_unix_ns,
-            sent=seen.sent,
-            first_token=seen.first_token,
-            first_answer=seen.first_answer,
-            last_token=seen.last_token,
-            end=seen.end,
-            done=seen.done,
+            sent=sent,
+            first_token=first_token,
+            first_answer=first_answer,
+            last_token=last_token,
+            end=end,
+            done=done,
             instants=tuple(instants),
-            first_event_tokens=seen.first_event_tokens,
-            input_tokens=usage.input,
-            output_tokens=output,
-            cached_tokens=usage.cached,
+            first_event_tokens=first_event_tokens,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            cached_tokens=cached,
             reasoning_tokens=usage.reasoning,
-            token_source="server" if usage.output is not None else "events" if self.streamed and instants else "",
-            cost=None if price is None else price.cost(usage.input or 0, usage.output or 0, usage.cached or 0),
+            token_source="server" if counted else "events" if streamed and instants else "",
+            cost=cost,
             attempts=self.attempts,
-            hidden_retries=seen.resent,
-            finish_reason=seen.finish_reason,
+            hidden_retries=hidden_retries,
+            finish_reason=finish_reason,
             failure=failure,
             model=self.model,
             response_model=response_model,
-            response_id=seen.response_id,
+            response_id=response_id,
             request_id=headers.get("x-request-id", ""),
-            server=self.server,
-            server_timing=server_timing,
-            kernel_stamps=seen.kernel_stamp,
+            server=self.setting.server,
+            server_timing=timings(headers) | server_timing if server_timing else timings(headers),
+            kernel_stamps=kernel_stamps,
             content=self._content(choices) if policy.keep_content else None,
             labels=self.labels,
-            parameters=self.parameters,
+            parameters=parameters_of(self._arguments),
         )
         policy.tell(measurement, self._context, self._shape, self.spans)
         return measurement

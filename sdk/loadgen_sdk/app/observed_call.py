@@ -23,7 +23,7 @@ from time import monotonic_ns
 from typing import Any
 
 from ..errors import ThrottleTimeout
-from ..request import NEVER, Completion, Failure
+from ..request import NEVER, Failure
 from .call import NO_HEADERS, Call, Setting, all_current
 from .finishing import collecting, later
 from .measurement import Api, Status, warn_uncounted
@@ -71,12 +71,12 @@ class ObservedCall:
                 self.hides_usage = True
 
     def __enter__(self) -> None:
-        self._outer = sending.get()
+        call, self._outer = self.call, sending.get()
         sending.set(self)
-        if (spans := self.call.spans) and any(spans):
-            self._current_span = all_current(spans)
+        if call.spans:
+            self._current_span = all_current(call.spans)
             self._current_span.__enter__()
-        self.call.attempt_begins()
+        call.attempt_started = monotonic_ns()
 
     def __exit__(self, *error: Any) -> None:
         sending.set(self._outer)  # no token: a coroutine may be closed in another context
@@ -184,24 +184,25 @@ class ObservedCall:
         uncounted = usage.input is None or usage.output is None
         if uncounted and status == "ok" and call.policy.prices is not None and call.api != "batches":
             warn_uncounted(call.model)
-        choices = tracker.contents.choices(tracker.finish_reason) if tracker.contents is not None else ()
-        seen = Completion(
-            request=None,
-            due=call.started,
+        first_event_tokens = tracker.first_event_tokens if self.streamed else usage.output or 0  # all came at once
+        measurement = call.report(
+            status,
+            failure,
+            usage,
+            done=monotonic_ns(),
             sent=call.attempt_started,
             first_token=instants[0] if instants else NEVER,
             first_answer=tracker.first_answer,
             last_token=instants[-1] if instants else NEVER,
             end=tracker.end,
-            done=monotonic_ns(),
-            first_event_tokens=tracker.first_event_tokens if self.streamed else usage.output or 0,  # all came at once
+            first_event_tokens=first_event_tokens,
             finish_reason=tracker.finish_reason,
-            usage=usage,
-            resent=self.hidden_retries,
+            hidden_retries=self.hidden_retries,
+            response_model=tracker.response_model,
             response_id=tracker.response_id,
-            failure=failure,
+            code=code,
+            choices=() if tracker.contents is None else tracker.contents.choices(tracker.finish_reason),
         )
-        measurement = call.report(status, seen, code=code, response_model=tracker.response_model, choices=choices)
         for owner in (answer,) if self.raw is None else (answer, self.raw):
             if owner is not None:
                 try:

@@ -81,8 +81,7 @@ class Policy(msgspec.Struct, frozen=True):
             self.record.end(call_shape, measurement)
         for number, observer in enumerate(self.observers):
             try:
-                span = spans[number] if spans else None
-                arguments = (measurement,) if span is None else (measurement, span)
+                arguments = (measurement, spans[number]) if spans and spans[number] is not None else (measurement,)
                 result = observer(*arguments) if context is None else context.run(observer, *arguments)
                 if result is not None and inspect.iscoroutine(result):
                     _await_observer(result, context)
