@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from loadgen.cli.answers import AgainstKey, AgainstModel, other_endpoint
 from loadgen.cli.options import OF_THE_LOAD, DryRun, Given, takes
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ def validate(
     ],
     dry_run: DryRun = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print verdict.json.")] = False,
+    against: Annotated[
+        str | None, typer.Option("--against", help="Endpoint B, that the contract compares answers with.")
+    ] = None,
+    against_model: AgainstModel = None,
+    against_key_file: AgainstKey = None,
     bundle: Annotated[
         Path | None, typer.Option("--bundle", help="Also write all of it into one file for `loadgen verify`: poc.zip.")
     ] = None,
@@ -61,9 +67,24 @@ def validate(
     if bundle is not None and bundle.exists():
         faults.append(UserError("this file exists", f"--bundle {bundle}", "give another name"))
     with collecting(faults):
-        checked_contract = load_contract(contract, gpus=given["gpus"], repeats=how.at_least if how else None)
+        checked_contract = load_contract(
+            contract, gpus=given["gpus"], repeats=how.at_least if how else None, against=against is not None
+        )
     if faults:
         raise Faults(faults)
+    asked = checked_contract.contract.answers
+    if asked is None and against is not None:
+        raise UserError(
+            "this contract asks nothing about answers", "--against", "answers: {dataset: FILE, must: [...]}"
+        )
+    if asked is not None and settings.virtual:
+        raise UserError(
+            "a simulation in virtual time gives no answers", "--url", "leave it out for the embedded endpoint"
+        )
+    other = None
+    if asked is not None:
+        model = against_model or asked.against_model
+        other = other_endpoint(settings, against or asked.against, model, against_key_file)
     if dry_run:
         _print_plan(checked_contract)
         return OK
@@ -89,6 +110,7 @@ def validate(
         seed=overrides.seed,
         salt=overrides.salt,
         repetition=how,
+        other=other,
     )
     _print(result, as_json)
     say(f"all of it in {folder}, the page for people: {folder / run.PAGE}")
@@ -108,8 +130,10 @@ def _print(result: Any, as_json: bool) -> None:
 
 
 def _print_plan(checked: Checked) -> None:
-    from loadgen.contracts.lint import planned_words
+    from loadgen.contracts.lint import answers_words, planned_words
 
     print(f"contract: {checked.contract.name}, {checked.contract.confidence * 100:g} % confidence")
     for level in checked.levels:
         print("\n".join(planned_words(level)))
+    if checked.contract.answers is not None:
+        print("\n".join(answers_words(checked.contract.answers)))

@@ -21,12 +21,12 @@ import msgspec
 import numpy as np
 
 from loadgen import run_folder
-from loadgen.contracts import schema, verdict
+from loadgen.contracts import answers, schema, verdict
 from loadgen.contracts.evaluate import MeasuredLevel, Money
-from loadgen.contracts.schema import Checked, Contract, ContractLevel
+from loadgen.contracts.schema import AnswersAsked, Checked, Contract, ContractLevel
 from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.contracts.verdict import Validation
-from loadgen.errors import Faults, TargetError, UserError
+from loadgen.errors import Fault, Faults, TargetError, UserError
 from loadgen.execution.plan import Settings
 from loadgen.execution.repeats import pause, seeded
 from loadgen.execution.run import Execute
@@ -44,6 +44,7 @@ from loadgen.stats.quantiles import Histogram
 from loadgen.workload import placed
 
 if TYPE_CHECKING:
+    from loadgen.answers.ask import AskTarget
     from loadgen.cost.prices import Prices
     from loadgen.workload import Workload
 
@@ -77,12 +78,14 @@ def run(
     seed: int | None = None,
     salt: str | None = None,
     repetition: Repetition | None = None,
+    other: AskTarget | None = None,
     wait: Callable[[float], None] = time.sleep,
 ) -> tuple[Validation, Path]:
     """Run a checked contract and judge it; returns the verdict and the folder. `say` gets lines of progress.
 
     `seed`, `salt`: of all its prompts, in the place of those in the workload files. `repetition`: how often each level
-    is run, and with what pause, instead of what the contract says; a level's `apart` is the least pause.
+    is run, and with what pause, instead of what the contract says; a level's `apart` is the least pause. `other`: the
+    endpoint that answers are compared with. The prompts of `answers` are asked after all loads.
 
     A level that could not be run makes its terms INCONCLUSIVE, with the reason.
 
@@ -133,11 +136,33 @@ def run(
                 break
         if interrupted and not trouble.get(name) and not how.enough(summaries):
             trouble[name] = f"the user broke it off after {len(summaries)} of {how.words} runs"
+    if checked.contract.answers is not None:
+        if faults or interrupted:
+            trouble[answers.FOLDER] = trouble[checked.levels[-1].level.name]
+        else:
+            say(f"answers: the prompts of {checked.contract.answers.dataset}")
+            interrupted, trouble[answers.FOLDER] = _answers(checked, checked.contract.answers, settings, other, folder)
     warnings = tuple(f"{finding.check}: {finding.found}" for finding in findings if finding.state in (FAULT, WARNING))
     metadata = dict(settings.metadata)
     facts = _RunFacts(settings.shown, started, _now(), interrupted, trouble, warnings, metadata, tuple(findings))
     (folder / PLACE).write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
     return _judge_and_write(folder, checked.contract, facts), folder
+
+
+def _answers(
+    checked: Checked, asked: AnswersAsked, settings: Settings, other: AskTarget | None, folder: Path
+) -> tuple[bool, str]:
+    """Ask the prompts. Returns whether the user broke it off, and why it could not be done ("" when it was done)."""
+    try:
+        out, level = folder / answers.FOLDER, checked.contract.confidence
+        answers.carry_out(asked, checked.folder / asked.dataset, settings, other, out, level)
+    except KeyboardInterrupt:
+        return True, "the user broke it off"
+    except Fault as fault:
+        return False, f"the prompts could not be asked: {fault.what}"
+    except Faults as fault_list:
+        return False, "; ".join(fault.what for fault in fault_list.faults)
+    return False, ""
 
 
 def _of_run(workload: Workload, level: str, repeat: int, seed: int | None, salt: str | None) -> Workload:
@@ -207,6 +232,9 @@ def _verdict(folder: Path, contract: Contract, facts: _RunFacts) -> Validation:
     measured = {level.name: _level_runs(folder, level.name, facts.trouble) for level in contract.levels}
     prices = _prices(folder, contract)
     level_verdicts = verdict.levels(contract, measured, None if prices is None else money(prices))
+    if contract.answers is not None:
+        scored = answers.read(folder / answers.FOLDER, facts.trouble.get(answers.FOLDER, ""), contract.confidence)
+        level_verdicts = (*level_verdicts, verdict.of_answers(contract, contract.answers, scored))
     target = next((level.runs[0].summary.target for level in measured.values() if level.runs), TargetFacts())
     return Validation(
         contract=contract.name,
