@@ -21,7 +21,7 @@ from loadgen.report.table import wrapped
 from loadgen.results.manifest import Host, TargetFacts
 
 if TYPE_CHECKING:
-    from loadgen.contracts.schema import Contract
+    from loadgen.contracts.schema import AnswersAsked, Contract, ContractLevel
     from loadgen.metrics.summary import Summary
 
 MEANING = {
@@ -118,7 +118,8 @@ class Seen(Protocol):
 
 def _margins(sheet: page.Page, validation: Validation, contract: Contract) -> None:
     """A bar per term: how far its figure, with its interval, lies on the kept or on the broken side of its limit."""
-    asked = (*contract.levels, *([contract.answers] if contract.answers is not None else []))
+    asked: list[ContractLevel | AnswersAsked] = [*contract.levels]
+    asked += [contract.answers] if contract.answers is not None else []
     at_most = {words(term): term.is_at_most for part in asked for term in (*part.must, *part.should)}
     bars = []
     for level in validation.levels:
