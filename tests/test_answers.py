@@ -207,7 +207,7 @@ def test_what_the_other_endpoint_did_not_answer_flatters_nobody() -> None:
 
 
 def test_two_tokenizers_are_told_and_token_ids_refused() -> None:
-    asked = [Asked("m", ["x", "y"], tokens, []) for tokens in ([10, 20], [12, 21], [None, 20])]
+    asked = [Asked("m", ["x", "y"], tokens, [], [None, None]) for tokens in ([10, 20], [12, 21], [None, 20])]
     assert "30 and 33 tokens" in unequal_tokens(asked[0], asked[1])
     assert unequal_tokens(asked[0], asked[2]) == "" == unequal_tokens(asked[0], asked[0])
     choice = {"text": "x", "finish_reason": "stop", "index": 0}

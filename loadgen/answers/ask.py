@@ -41,6 +41,7 @@ class Asked(NamedTuple):
     answers: list[str | None]
     tokens: list[int | None]  # of each prompt, as the server counts them; None where it does not say
     reasons: list[str]
+    output_tokens: list[int | None]  # of each answer, likewise
 
 
 def endpoint(settings: Settings, url: str) -> AskTarget:
@@ -146,6 +147,7 @@ async def _ask(
 
     answers: list[str | None] = [None] * len(questions)
     tokens: list[int | None] = [None] * len(questions)
+    output_tokens: list[int | None] = [None] * len(questions)
     reasons: list[str] = []
     waiting = iter(range(len(questions)))
     done = 0
@@ -176,11 +178,12 @@ async def _ask(
                 )
                 completion = await client.complete(request)
                 if completion.failure is None:
-                    answers[i], tokens[i] = completion.text, completion.usage.input
+                    answers[i] = completion.text
+                    tokens[i], output_tokens[i] = completion.usage.input, completion.usage.output
                 elif len(reasons) < 5:
                     reasons.append(str(completion.failure))
                 done += 1
                 tell(done)
 
         await asyncio.gather(*(lane() for _ in range(min(lanes, len(questions)))))
-        return Asked(client.model, answers, tokens, reasons)
+        return Asked(client.model, answers, tokens, reasons, output_tokens)
