@@ -38,12 +38,14 @@ def load_contract(
     gpus: int | None = None,
     repeats: int | None = None,
     against: bool = False,
+    longest_ns: int | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> Checked:
     """Load and check a contract: the path of a file, or the bare name of a packaged one.
 
-    `repeats`: the number of runs of every level, instead of what the file says. `against`: whether another endpoint
-    was given for the answers.
+    `repeats`: the number of runs of every level, instead of what the file says. `longest_ns`: no level's load is
+    longer; terms that then cannot pass are no faults, but named in the plan. `against`: whether another endpoint was
+    given for the answers.
 
     Raises Faults with everything that is wrong: shape, units, unknown terms and workloads, contradictions, and samples
     too small for their terms.
@@ -71,6 +73,7 @@ def load_contract(
         label,
         file.parent,
         gpus=gpus,
+        longest_ns=longest_ns,
         env=env,
         load_prices=prices,
         read_questions=read_questions,
