@@ -67,7 +67,9 @@ class Paper:
     def __init__(self, answer: OneShot) -> None:
         self.answer, self.sheets = answer, list[Sheet]()
 
-    def send(self, request: None, body: bytes, due: int, on_done: Any, flow: Any, *, name: str) -> Sheet:
+    def send(
+        self, request: None, body: bytes, due: int, on_done: Any, flow: Any, *, name: str, asked_output: int
+    ) -> Sheet:
         sheet = Sheet(body, due, on_done)
         self.sheets.append(sheet)
         self.answer(self, sheet)

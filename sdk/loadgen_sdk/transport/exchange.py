@@ -17,6 +17,7 @@ from .plain import whole_chunks
 
 MAX_WHOLE_BYTES = 64 << 20  # an answer that is not a stream is kept until it is complete
 MAX_ERROR_BYTES = 64 << 10
+UNKNOWN_EVENTS = 1 << 40
 
 OnDone = Callable[[Completion], None]
 Read = tuple[bytes, int, int, int, bool]
@@ -38,6 +39,7 @@ class Exchange:
     """
 
     __slots__ = (
+        "asked_output",
         "body_bytes",
         "body_parts",
         "bytes_received",
@@ -84,11 +86,13 @@ class Exchange:
         flow: Flow,
         *,
         stream: bool,
+        asked_output: int = 0,
         keep_text: bool = False,
         keep_headers: bool = False,
         sink: Callable[[str, str, int], None] | None = None,
     ) -> None:
         self.request = request
+        self.asked_output = asked_output
         self.head = head
         self.payload = payload
         self.due = due
@@ -140,6 +144,11 @@ class Exchange:
         self.patient = self.is_event_stream and self.response.chunked and reading.first_token >= 0 and self.sink is None
         self.template = reading.template if self._at_chunk_start() else None
         return False
+
+    @property
+    def events_left(self) -> int:
+        """How many output events may come before the end, by what was asked for."""
+        return self.asked_output - self.reading.output_events if self.asked_output > 0 else UNKNOWN_EVENTS
 
     def _at_chunk_start(self) -> bool:
         """Whether the next byte is the first one of a chunk, and of an event."""
