@@ -37,8 +37,7 @@ STALL_TIMEOUT_NS = 120 * 1_000_000_000
 
 STALE_NS = 1_000_000  # no server waits less than this for a request before it answers 408
 HELD_EVENTS = 16  # an answer with fewer events to come is not held: moving it costs as much as a read
-LAST_EVENTS = 4  # so many before the end an answer is urgent again: the next request of the lane waits for it
-LARGE_READ = 2048
+LARGE_READ = 2048  # bytes, of many events: to wait for more of them would save nothing
 TIMED_OUT_IDLE = (b"HTTP/1.1 408", b"HTTP/1.0 408")  # how some servers close a connection that was idle for long
 
 
@@ -386,11 +385,9 @@ class Pool:
         if not exchange.arrived(reads):
             if connection.tls is None:
                 connection.patient, connection.template = exchange.patient, exchange.template
-                # Large reads hold many events each: to wait for more of them would save nothing.
-                if exchange.patient and exchange.template is not None and len(reads[-1][0]) < LARGE_READ:
-                    left = exchange.events_left
-                    if connection.held or left >= HELD_EVENTS:
-                        self.wire.hold(connection, left - LAST_EVENTS)
+                calm_events = exchange.calm_events
+                if connection.held or (calm_events >= HELD_EVENTS and len(reads[-1][0]) < LARGE_READ):
+                    self.wire.hold(connection, calm_events)
             return
         response = exchange.response
         if response.complete and response.reusable and not connection.unsent:
