@@ -30,7 +30,7 @@ from loadgen.schedule.timetable import Schedule
 
 AHEAD = 2_000  # bodies kept ready for a load without end
 BURST = 8  # requests started in one turn: a send takes about 20 µs, and reading must not wait long
-HOLD_NS = 2_000_000  # longest time without a turn of the event loop, which handles signals and the progress line
+HOLD_NS = 5_000_000  # longest time without a turn of the event loop, which handles signals and the progress line
 FLUSH_NS = SECOND_NS // 2  # how often rows are written to disk
 FLOWS_NS = 2 * SECOND_NS  # how often histograms and timelines are written; a histogram is rewritten in full
 AFTER_STOP_NS = 30 * SECOND_NS  # longest time that requests in flight may go on after the user stopped the load

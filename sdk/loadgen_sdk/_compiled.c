@@ -702,7 +702,8 @@ static int decide_whether_to_hold(Receiver *receiver, int64_t now)
     if (too_many_shared) {
         receiver->hold_from = now + receiver->pause_ns;
         receiver->pause_ns *= 2;
-    }
+    } else
+        receiver->pause_ns = PAUSE_NS;
     if (!too_many_shared && per_second >= HOLD_DOWN_TO)
         return 0;
     receiver->holding = 0;

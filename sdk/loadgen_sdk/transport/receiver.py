@@ -41,7 +41,7 @@ HOLD_NS = 1_000_000  # time between two polls of the held sockets; half of it wh
 LOOK_NS = 100_000_000  # how often it is decided whether to hold
 HOLD_FROM, HOLD_DOWN_TO = 4_000, 2_000  # reads of held sockets per second
 # Where more than one of so many reads holds several events, whose stamps are then less sure than those of events that
-# are read at once, nothing is held for PAUSE_NS, the next time for twice as long.
+# are read at once, nothing is held for PAUSE_NS; for twice as long where the next trial ends the same way.
 SHARED_ONE_OF = 100
 PAUSE_NS = 1_000_000_000
 # A patient inbox keeps this many reads, each of more than FEW_BYTES and less than MANY_BYTES. A read that ends with
@@ -271,6 +271,8 @@ class Receiver:
         if too_many_shared:
             self._hold_from = now + self._pause_ns
             self._pause_ns *= 2
+        else:
+            self._pause_ns = PAUSE_NS
         if too_many_shared or per_second < HOLD_DOWN_TO:
             self.holding = False
             self._poll.register(self._held.fileno(), _IN)
