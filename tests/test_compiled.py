@@ -282,6 +282,13 @@ def test_events_are_held_where_there_are_many_and_each_has_its_stamp(classes: tu
         ((stamps, _, read_at),) = made.take(inboxes[0])
         assert stamps[-1] <= sent <= read_at, "stamped when it came, read when it was time"
         until(False, PLAIN * 2)  # reads of several events have less sure stamps
+        until(True, PLAIN)  # another trial, a second later
+        for inbox in inboxes:
+            made.release(inbox)
+        assert not made.holding, "nothing is held"
+        made.poll_at = 0
+        made.receive(0, 0, FOREVER, FOREVER)
+        assert made.armed_for == made.poll_at > made.now, "so waits need the timer again"
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])

@@ -312,7 +312,7 @@ typedef struct {
     long long now, last_poll, poll_started, to_monotonic, poll_at, armed_for, reads_at_poll;
     long long ready, waiting, polls, reads;
     long long last_held_poll, held_count, held_reads, timely_reads, shared_reads, look_began, hold_from, pause_ns;
-    char holding;
+    char holding, many_events;
     struct epoll_event events[MOST_READY];
     char buffer[READ_BYTES];
 } Receiver;
@@ -439,6 +439,7 @@ static int move(Receiver *receiver, Inbox *inbox, int held)
     receiver->held_count += held ? 1 : -1;
     inbox->held = (char)held;
     inbox->moved_at = clock_ns(CLOCK_MONOTONIC);
+    receiver->holding = receiver->many_events && receiver->held_count > 0;
     return 0;
 }
 
@@ -692,10 +693,11 @@ static int decide_whether_to_hold(Receiver *receiver, int64_t now)
     int too_many_shared = receiver->shared_reads * SHARED_ONE_OF > receiver->timely_reads;
     receiver->held_reads = receiver->timely_reads = receiver->shared_reads = 0;
     receiver->look_began = now;
-    if (!receiver->holding) {
+    if (!receiver->many_events) {
         if (per_second < HOLD_FROM || now < receiver->hold_from)
             return 0;
-        receiver->holding = 1;
+        receiver->many_events = 1;
+        receiver->holding = receiver->held_count > 0;
         receiver->poll_at = now;
         return watch(receiver->epoll, EPOLL_CTL_DEL, receiver->held, 0);
     }
@@ -706,7 +708,7 @@ static int decide_whether_to_hold(Receiver *receiver, int64_t now)
         receiver->pause_ns = PAUSE_NS;
     if (!too_many_shared && per_second >= HOLD_DOWN_TO)
         return 0;
-    receiver->holding = 0;
+    receiver->holding = receiver->many_events = 0;
     return watch(receiver->epoll, EPOLL_CTL_ADD, receiver->held, EPOLLIN);
 }
 
@@ -721,7 +723,7 @@ static PyObject *receiver_receive(PyObject *self, PyObject *args)
     if (others == NULL)
         return NULL;
     for (;;) {
-        int ready, holding = receiver->holding && receiver->held_count > 0;
+        int ready, holding = receiver->holding;
         int wait = holding && wait_ms ? (receiver->poll_at > receiver->now ? HOLD_MS : 0) : wait_ms;
         if (wait == 0)
             ready = epoll_wait(receiver->epoll, receiver->events, MOST_READY, 0);
@@ -782,7 +784,7 @@ static PyObject *receiver_receive(PyObject *self, PyObject *args)
         receiver->poll_started = receiver->now = now;
         if (now - receiver->look_began > LOOK_NS && decide_whether_to_hold(receiver, now) < 0)
             goto failed;
-        if (!holding && now > receiver->poll_at - POLL_EVERY_NS / 2 &&
+        if (!receiver->holding && now > receiver->poll_at - POLL_EVERY_NS / 2 &&
             move_poll(receiver, now, PyList_Size(others) ? -1 : due_at) < 0)
             goto failed;
         int nothing_came = receiver->ready == 0 && !(holding && wait_ms < 0);

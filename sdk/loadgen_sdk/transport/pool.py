@@ -36,7 +36,7 @@ STALL_TIMEOUT_NS = 120 * 1_000_000_000
 
 
 STALE_NS = 1_000_000  # no server waits less than this for a request before it answers 408
-HELD_EVENTS = 16  # an answer with fewer events to come is not held: moving it costs as much as a read
+HELD_EVENTS = 4  # an answer with fewer events to come is not held: moving it there and back costs as much as a read
 LARGE_READ = 2048  # bytes, of many events: to wait for more of them would save nothing
 TIMED_OUT_IDLE = (b"HTTP/1.1 408", b"HTTP/1.0 408")  # how some servers close a connection that was idle for long
 

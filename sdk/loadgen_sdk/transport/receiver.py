@@ -124,7 +124,7 @@ class Receiver:
         self._to_monotonic = self.now - time_ns()
         self.poll_at = self.armed_for = self._reads_at_poll = 0
         self.ready = self.waiting = self.polls = self.reads = 0
-        self.holding = False
+        self.holding = self._many_events = False
         self._held_count = self._held_reads = self._timely_reads = self._shared_reads = 0
         self._look_began, self._hold_from, self._pause_ns = self.now, 0, PAUSE_NS
         poll.register(held.fileno(), _IN)
@@ -146,18 +146,20 @@ class Receiver:
         elif not inbox.held:
             self._poll.unregister(inbox.fd)
             self._held.register(inbox.fd, _IN | _RDHUP | _EDGE)
-            self._held_count += 1
-            inbox.held = True
-            inbox.moved_at = monotonic_ns()
+            self._moved(inbox, held=True)
 
     def release(self, inbox: Inbox) -> None:
         """What arrives at this socket is urgent again."""
         if inbox.held:
             self._held.unregister(inbox.fd)
             self._poll.register(inbox.fd, _IN)
-            self._held_count -= 1
-            inbox.held = False
-            inbox.moved_at = monotonic_ns()
+            self._moved(inbox, held=False)
+
+    def _moved(self, inbox: Inbox, *, held: bool) -> None:
+        inbox.held = held
+        inbox.moved_at = monotonic_ns()
+        self._held_count += 1 if held else -1
+        self.holding = self._many_events and self._held_count > 0
 
     def take(self, inbox: Inbox) -> list[Read | Run]:
         """The reads of an inbox, which is empty afterwards. If it is queued, it stays in the queue."""
@@ -181,7 +183,7 @@ class Receiver:
         held_fd = self._held.fileno()
         others: list[tuple[int, int]] = []
         while True:
-            holding = self.holding and self._held_count > 0
+            holding = self.holding
             wait = (HOLD_MS if self.poll_at > self.now else 0) if holding and wait_ms else wait_ms
             ready = self._poll.poll(wait / 1000 if wait > 0 else wait, MOST_READY)
             now = self._read_clocks()
@@ -213,7 +215,7 @@ class Receiver:
             self.poll_started = now
             if now - self._look_began > LOOK_NS:
                 self._decide_whether_to_hold(now)
-            if not holding and now > self.poll_at - (POLL_EVERY_NS >> 1):
+            if not self.holding and now > self.poll_at - (POLL_EVERY_NS >> 1):
                 busy = self.reads - self._reads_at_poll > BUSY_READS
                 self.poll_at = now + (BUSY_POLL_EVERY_NS if busy else POLL_EVERY_NS)
                 self._reads_at_poll = self.reads
@@ -262,9 +264,10 @@ class Receiver:
         too_many_shared = self._shared_reads * SHARED_ONE_OF > self._timely_reads
         self._held_reads = self._timely_reads = self._shared_reads = 0
         self._look_began = now
-        if not self.holding:
+        if not self._many_events:
             if per_second >= HOLD_FROM and now >= self._hold_from:
-                self.holding = True
+                self._many_events = True
+                self.holding = self._held_count > 0
                 self.poll_at = now
                 self._poll.unregister(self._held.fileno())
             return
@@ -274,7 +277,7 @@ class Receiver:
         else:
             self._pause_ns = PAUSE_NS
         if too_many_shared or per_second < HOLD_DOWN_TO:
-            self.holding = False
+            self.holding = self._many_events = False
             self._poll.register(self._held.fileno(), _IN)
 
     def _read(self, inbox: Inbox, previous_poll: int) -> int:
