@@ -67,7 +67,10 @@ class Given:
         made = options.settings(self.options)
         if made.store and not to_store:
             raise UserError("only loadgen run copies its results to a store", f"--out {made.store}", "give a folder")
-        return replace(made, command=tuple(_without_secrets(self.arguments, made.api_key)))
+        from loadgen.report.otel import has_traces
+
+        command = tuple(_without_secrets(self.arguments, made.api_key))
+        return replace(made, command=command, traceparent=has_traces(self["otel"]))
 
     def overrides(self, **changed: Any) -> Overrides:
         """`options.overrides`, with other values for some."""
@@ -82,8 +85,13 @@ class Given:
             from loadgen.report.prometheus import listens_on
 
             at = listens_on(self["prometheus"])
+        otel = None
+        if self["otel"] is not None:
+            from loadgen.report.otel import asked
+
+            otel = asked(self["otel"])
         form = "plain" if self["plain"] else self["progress"]
-        return Show(form, quiet=quiet, budget=self.budget(), prometheus=at)
+        return Show(form, quiet=quiet, budget=self.budget(), prometheus=at, otel=otel)
 
     def budget(self) -> Budget | None:
         """What --prices and --max-cost say; None without them. Raises Fault or Faults."""

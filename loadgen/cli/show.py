@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from loadgen.cost.budget import Budget
     from loadgen.execution.plan import Settings
     from loadgen.metrics.summary import Summary
+    from loadgen.report.otel import TelemetrySender
     from loadgen.report.reader_process import ReaderProcess
     from loadgen.results.manifest import Cluster
     from loadgen.workload import Workload
@@ -106,6 +107,7 @@ class Show:
 
     `progress`: auto (a live view on a terminal, else a line every 10 s), plain (a line), json or off. `quiet`: of the
     runs of a search, no first lines. `prometheus`: host and port at which each run's metrics are served while it goes.
+    `otel`: what is sent to OpenTelemetry while a run goes (report/otel.py).
     """
 
     def __init__(
@@ -115,7 +117,10 @@ class Show:
         quiet: bool = False,
         budget: Budget | None = None,
         prometheus: tuple[str, int] | None = None,
+        otel: str | None = None,
     ) -> None:
+        self._otel = otel
+        self._sender: TelemetrySender | None = None
         self._form, self._quiet, self._prometheus = progress, quiet, prometheus
         self._budget = budget
         self._cost_so_far: Callable[[], Decimal] = Decimal
@@ -156,6 +161,8 @@ class Show:
             case WorkersPlaced(cluster):
                 self._announce_cluster(cluster)
             case LoadStarted():
+                if self._sender is not None:
+                    self._sender.begin(event.start_ns)
                 if self._progress is not None:
                     self._progress.follow(event.load.counters)
                 if self._budget is not None:
@@ -216,6 +223,11 @@ class Show:
             from loadgen.report.prometheus import Exporter
 
             self._beside.append(Exporter(plan.job.folder, self._prometheus))
+        if self._otel is not None and header.client != "virtual":
+            from loadgen.report.otel import TelemetrySender
+
+            self._sender = TelemetrySender(plan.job.folder, self._otel)
+            self._beside.append(self._sender)
         if self._form == "off" or header.client == "virtual":  # which is too fast to be watched
             return
         if self._form == "auto" and sys.stderr.isatty() and not self._quiet:

@@ -23,6 +23,7 @@ from loadgen.execution.bodies import Bodies
 from loadgen.execution.events import Counters
 from loadgen.execution.self_sampling import SECOND_NS, SelfSampling
 from loadgen.execution.target_selection import TargetSelection
+from loadgen.execution.trace_context import TraceContext
 from loadgen.results.record import CUTS, Built, RowPlace, row, unsent_row
 from loadgen.results.spool import Spool, Timeline
 from loadgen.schedule.dispatcher import Dispatcher, Start
@@ -48,6 +49,7 @@ class Sender(Protocol):
         flow: Flow,
         *,
         name: str,
+        more: bytes,
         asked_output: int,
     ) -> object: ...
 
@@ -95,6 +97,7 @@ class Driver:
         max_in_flight: int | None = None,
         worker: int = 0,
         run_id: str = "",
+        trace: TraceContext | None = None,
         redact: Callable[[str], str] = str,
     ) -> None:
         self._dispatcher = Dispatcher(schedule, max_in_flight=max_in_flight)
@@ -105,6 +108,7 @@ class Driver:
         self._selection = TargetSelection(route, len(clients), schedule.turns, lambda target: clients[target].in_flight)
         self._stop_on_failure = stop_on_failure
         self.start_ns, self._drain_ns, self._worker, self._run_id = start_ns, drain_ns, worker, run_id
+        self._trace = trace
         self._redact = redact
         self._timelines = [Timeline(start_ns) for _ in schedule.stages]
         horizon = schedule.horizon_ns
@@ -207,6 +211,7 @@ class Driver:
             partial(self._on_done, start, target, built),
             self._timelines[start.stage].flow,
             name=f"{self._run_id}-{number}",
+            more=b"" if self._trace is None else self._trace.header(number),
             asked_output=built.asked_output,
         )
         if number in self._in_flight:  # not there if it failed at once because no socket was free

@@ -19,6 +19,7 @@ from loadgen.errors import Fault, Faults, UserError, collecting
 
 if TYPE_CHECKING:
     from loadgen.execution.plan import Settings
+    from loadgen.execution.profiler import ProfileAsked
     from loadgen.workload import Overrides
 
 Text = str | int | float | None
@@ -176,6 +177,12 @@ def _metrics_pages(value: Any) -> tuple[str, ...]:
     if (fault := scraper.check(_texts(value))) is not None:
         raise fault
     return _texts(value)
+
+
+def _profile(value: Any) -> ProfileAsked:
+    from loadgen.execution import profiler
+
+    return profiler.asked(_text(value))
 
 
 def _energy_pages(value: Any) -> tuple[str, ...]:
@@ -339,6 +346,9 @@ class RunOptions(TypedDict, total=False):
         "Ask the server for its own account of each request (queue, prefill, decode). One that comes unasked is always "
         "read.",
         bool, parse=_switch)]
+    profile: Annotated[str | None, Option("--profile STAGE[:TIME]",
+        "Run the profiler of vLLM, SGLang or TensorRT-LLM around a stage, or steady (all measured ones); at most so "
+        "long: steady:10s.", parse=_profile)]
     energy: Annotated[Texts, Option("--energy WHERE",
         "What the GPUs use, read once a second: auto (trtllm-serve's /energy_metrics; nvidia-smi where the target is "
         "on this machine), off, nvidia-smi, or URLs of DCGM and node exporter pages (repeatable).",
@@ -381,6 +391,9 @@ class CommandOptions(RunOptions, total=False):
         "every 10 s), or off.", Literal["auto", "plain", "json", "off"], default="auto")]
     prometheus: Annotated[str | None, Option("--prometheus [HOST]:PORT",
         "Serve the metrics of each run to Prometheus while it goes: :9400 (on 127.0.0.1).")]
+    otel: Annotated[str | None, Option("--otel WHAT",
+        "Send each run to OpenTelemetry while it goes: metrics, traces (one span per request, whose traceparent the "
+        "server gets) or all, to where OTEL_EXPORTER_OTLP_ENDPOINT says; or the URL of a collector. Extra: otlp.")]
     repeat_pause: Annotated[str | None, Option("--repeat-pause TIME",
         "Time between the end of a run and the next: 10m.", shown="0")]
     # fmt: on
@@ -402,7 +415,7 @@ PANELS = {
         "url", "targets", "model", "server", "api", "api_key_file", "tokenizer", "gpus", "shape", "region", "system",
     ),
     "SLO": ("slo", "goodput", "stop_when", "limit"),
-    "Output": ("out", "metadata", "keep", "plain", "progress", "prometheus"),
+    "Output": ("out", "metadata", "keep", "plain", "progress", "prometheus", "otel"),
     "Cost": ("prices", "max_cost"),
     "TLS": ("cacert", "cert", "key", "insecure"),
 }  # fmt: skip

@@ -19,6 +19,7 @@ from loadgen_sdk.transport.wire import Tls
 from loadgen import seeds
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.execution import lane_start, resource_limits
+from loadgen.execution.profiler import ProfileAsked
 from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
 from loadgen.requests.prompts import Prompts
@@ -91,6 +92,8 @@ class Settings:
     route: Route = "auto"
     server_metrics: tuple[str, ...] = ("auto",)  # or off, drain, or URLs of pages: `server_metrics.scraper`
     server_timing: bool = False  # ask for the server's own account of each request
+    traceparent: bool = False  # each request carries a W3C trace of its own
+    profile: ProfileAsked | None = None  # a part of the load around which the servers' profiler runs
     energy: tuple[str, ...] = ("auto",)  # or off, nvidia-smi, or URLs of pages: `server_metrics.scraper`
     on_target_failure: Literal["continue", "stop"] = "continue"
     metadata: tuple[tuple[str, str], ...] = ()

@@ -16,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from loadgen import format, seeds
 from loadgen.errors import Fault
 from loadgen.execution import resource_limits, system_file
@@ -95,6 +97,11 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
         notes=(*_notes(plan, coded), *dict.fromkeys((*unjudged, *unjudged_of_classes))),
         note_codes=coded,
     )
+
+
+def noted(header: manifest.Header, words: dict[str, manifest.ReasonCode]) -> manifest.Header:
+    """The header with more notes, in words and as codes."""
+    return msgspec.structs.replace(header, notes=(*header.notes, *words), note_codes={**header.note_codes, **words})
 
 
 def announce(plan: Plan, header: manifest.Header, tell: Tell) -> None:
