@@ -203,14 +203,14 @@ def workers(timetable: Schedule, requests: Prompts, max_in_flight: int | None, c
     """
     if any(span.dynamic for span in timetable.stages[:-1]):
         return 1
-    output_tokens = [requests[number].max_tokens or 0 for number in range(min(timetable.slots or 100, 100))]
+    output_tokens = [requests[number].max_tokens or 0 for number in requests.numbers(min(timetable.slots or 100, 100))]
     events = statistics.fmean(output_tokens) if output_tokens else 0.0
     useful = 1
     for span in timetable.stages:
         if span.lanes:
             useful = max(useful, -(-span.lanes // LANES_EACH))
         else:
-            rate = min(span.offered_rps or 0.0, len(span.offsets) * timetable.turns)
+            rate = min(span.offered_rps or 0.0, span.slots or 0)
             useful = max(useful, math.ceil(rate * events / EVENTS_EACH))
     return max(1, min(cores, useful, max_in_flight or cores))
 

@@ -19,7 +19,7 @@ from loadgen.metrics import columns as by_column
 from loadgen.metrics import outcomes
 from loadgen.metrics.columns import CANCELLED, FAILED, OK, UNDEFINED, UNFINISHED, Columns, defined
 from loadgen.metrics.drift import BLOCKS, FIRST_NS, SHOWN, BlockSamples
-from loadgen.metrics.windows import first_round, last_round
+from loadgen.metrics.windows import ends_chain, first_round, last_round
 from loadgen.results.manifest import StagePlan
 from loadgen.results.record import KINDS, SOURCES, STATUSES
 from loadgen.stats.amounts import Amounts, TimeCurve
@@ -371,7 +371,7 @@ class Accumulator:
         end = np.maximum.reduceat(columns["end_ns"][order], starts)
         ok = np.logical_and.reduceat(status == OK, starts)
         cancelled, unfinished = (np.logical_or.reduceat(status == code, starts) for code in (CANCELLED, UNFINISHED))
-        over = np.maximum.reduceat(columns["turn"][order], starts) >= self._turns - 1
+        over = ends_chain(np.maximum.reduceat(columns["slot"][order], starts), self._turns)
         still_open = self._open_conversations
         for i in np.flatnonzero(~over | np.isin(sessions, list(still_open))).tolist():
             before = still_open.pop(int(sessions[i]), [int(due[i]), 1, 0, 0])

@@ -42,7 +42,7 @@ from loadgen.schedule.timetable import Schedule
 from loadgen.sim.engine.replica import DONE, NEVER, Costs, Replica, ServerLimits, SimRequest
 from loadgen.sim.engine.routing import Route, route
 from loadgen.sim.presets.preset import Preset, load_preset
-from loadgen.sim.request_lengths import Sizes, of_file, of_mix, of_trace, of_workload
+from loadgen.sim.request_lengths import Sizes, of_file, of_mix, of_tasks, of_trace, of_workload
 from loadgen.sim.virtual_rows import Flights, VirtualRows, outcome
 from loadgen.stats.quantiles import Histogram
 from loadgen.workload import Workload
@@ -346,6 +346,8 @@ def _sizes(spec: Any, requests: Any, per_block: int) -> Sizes:
     if hasattr(spec, "classes"):
         classes = zip(spec.classes.values(), requests.parts, strict=True)
         return of_mix(requests, [_sizes(one.requests, part, per_block) for one, part in classes])
+    if hasattr(spec, "steps"):
+        return of_tasks(requests, per_block)
     if hasattr(spec, "trace"):
         return of_trace(requests, per_block)
     if hasattr(spec, "path"):
