@@ -220,8 +220,8 @@ def _judged_slo(slo: Slo | None, stream: bool) -> tuple[Slo | None, list[str]]:
     judged_terms = tuple(term for term in slo.terms if term.metric not in columns.NEED_A_STREAM)
     skipped_names = ", ".join(term.metric for term in slo.terms if term.metric in columns.NEED_A_STREAM)
     notes = [f"SLO terms not judged: {skipped_names}: answers that are not streamed have none"] if skipped_names else []
-    judged_slo = Slo(terms=judged_terms, goodput_share=slo.goodput_share)
-    return (judged_slo if judged_terms or judged_slo.goodput_share is not None else None), notes
+    judged_slo = Slo(terms=judged_terms, goodput_share=slo.goodput_share, task=slo.task)
+    return (judged_slo if judged_slo != Slo() else None), notes
 
 
 def _classes(workload: Workload, stream: bool) -> tuple[tuple[manifest.ClassPlan, ...], list[str]]:

@@ -75,10 +75,10 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClassPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One class of the requests of a run. Rows do not name it: seed and number of a request decide its class."""
+    """One class of a run. Rows do not name it: the seed and the number of a start decide its class."""
 
     name: str = ""
-    share: float = 1.0  # of all requests, as asked
+    share: float = 1.0  # of all starts, as asked: single requests, conversations and tasks
     model: str | None = None  # null: that of the target
     priority: int | None = None
     slo: Slo | None = None  # its own, or that of the workload

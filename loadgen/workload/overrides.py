@@ -297,7 +297,11 @@ def _merged_slo(slo: Slo | None, flags: Overrides, faults: list[Fault]) -> Slo |
         problem = "a share of good requests, and nothing that says when one is good"
         faults.append(UserError(problem, f"--slo goodput:{flags.goodput_share}", "add --slo ttft:2s --slo tpot:200ms"))
     goodput = flags.goodput_share if flags.goodput_share is not None else slo.goodput_share if slo else None
-    return Slo(terms=tuple(terms[name] for name in METRICS if name in terms), goodput_share=goodput)
+    return Slo(
+        terms=tuple(terms[name] for name in METRICS if name in terms),
+        goodput_share=goodput,
+        task=slo.task if slo else None,
+    )
 
 
 def _stages(workload: Written, flags: Overrides, faults: list[Fault], file: str, top: Map) -> tuple[Stage, ...]:

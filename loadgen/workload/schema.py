@@ -29,7 +29,7 @@ from pydantic import (
 
 from loadgen import units
 from loadgen.limits import ValidityLimits
-from loadgen.slo import METRIC_ALIASES, METRICS, Slo, StopRule, Term
+from loadgen.slo import METRIC_ALIASES, METRICS, Slo, StopRule, TaskTerm, Term
 from loadgen.workload.fields import (
     Delay,
     Duration,
@@ -318,6 +318,20 @@ class WrittenTerm(Part):
         return {"anyOf": [schema["properties"]["limit"], schema]}
 
 
+class WrittenTaskTerm(Part):
+    """What was promised of tasks and conversations as a whole."""
+
+    within_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="within")
+    wait_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="wait")  # for each first token
+    goodput: Share = 0.99  # of the tasks that keep both
+
+    @model_validator(mode="after")
+    def _has_a_limit(self) -> WrittenTaskTerm:
+        if self.within_ns is None and self.wait_ns is None:
+            raise units.Wrong("has no limit", "task: {within: 90s, wait: 2s, goodput: 95%}")
+        return self
+
+
 def stop_rule(text: str) -> StopRule:
     """`errors:20%`, `ttft:p50:30s`. Raises `Wrong`."""
     known = f"errors:20%, or a latency at a percentile, ttft:p50:30s; known: errors, {', '.join(METRICS)}"
@@ -361,6 +375,7 @@ class WrittenSlo(Part):
     e2e: WrittenTerm | None = None
     at: Quantile = 0.99
     goodput: Share | None = None
+    task: WrittenTaskTerm | None = None
 
     @classmethod
     def unwrap(cls, data: Any) -> Any:
@@ -382,9 +397,12 @@ class WrittenSlo(Part):
     def checked(self) -> Slo:
         written = {name: term for name in METRICS if (term := getattr(self, name))}
         terms = [Term(metric=m, limit_ns=t.limit_ns, quantile=t.quantile or self.at) for m, t in written.items()]
-        if not terms:
+        task = None
+        if self.task is not None:
+            task = TaskTerm(within_ns=self.task.within_ns, wait_ns=self.task.wait_ns, share=self.task.goodput)
+        if not terms and (task is None or self.goodput is not None):
             raise units.Wrong("has no term", "slo: {ttft: 2s, tpot: 200ms, at: p99}")
-        return Slo(terms=tuple(terms), goodput_share=self.goodput)
+        return Slo(terms=tuple(terms), goodput_share=self.goodput, task=task)
 
 
 def checked_slo(value: Any, info: ValidationInfo) -> Slo | None:
@@ -589,6 +607,9 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
         _hash_file(requests)
         if requests.get("cache", 0) is None:  # so that fingerprints from before `cache` existed stay equal
             del requests["cache"]
+    for slo in (recipe["slo"], *(one["slo"] for one in classes)):
+        if slo is not None and slo["task"] is None:  # so that fingerprints from before `task` existed stay equal
+            del slo["task"]
     for stage_recipe, stage in zip(recipe["stages"], workload.stages, strict=True):
         stage_recipe["law"] = stage.arrival.tag
         if isinstance(stage.arrival, Replay):

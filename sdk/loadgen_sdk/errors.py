@@ -35,6 +35,7 @@ KINDS = (
     "interrupted",
     "worker_died",
     "unfinished",
+    "abandoned",
 )
 """The index of a kind is its code in a record. Append only, because stored runs hold these codes."""
 
