@@ -260,7 +260,11 @@ def _set_sent_rows(
     rows["done_ns"] = np.where(failed, columns["end_ns"], last)
     rows["status"] = np.where(failed, STATUS["failed"], STATUS["ok"])
     text = np.where(refused, 1, np.where(failed, 0, -1))
-    for kind, status, words in (("unfinished", "unfinished", 2), ("interrupted", "cancelled", 3)):
+    for kind, status, words in (
+        ("unfinished", "unfinished", 2),
+        ("interrupted", "cancelled", 3),
+        ("abandoned", "cancelled", 4),
+    ):
         rows["status"][columns["kind"] == KIND[kind]] = STATUS[status]
         text[columns["kind"] == KIND[kind]] = words
     rows["kind"] = columns["kind"]

@@ -119,6 +119,7 @@ async def work(
                 max_in_flight=cap(workload.max_in_flight, share, shares),
                 worker=share,
                 run_id=job.run_id,
+                session_header=settings.session_header,
                 redact=redact,
             )
             begun(driver)

@@ -195,16 +195,17 @@ class Pool:
         flow: Flow,
         *,
         name: str = "",
+        headers: bytes = b"",
         sink: Callable[[str, str, int], None] | None = None,
     ) -> Exchange:
         """Send now. `on_done` is called exactly once, with the Completion. `due`: the planned instant (monotonic ns).
 
-        `name` is sent as X-Request-Id; `sink` is called with (text, reasoning, instant) for each output event.
+        `name` is sent as X-Request-Id; `headers`: lines of more headers of this request, each with its end; `sink` is called with (text, reasoning, instant) for each output event.
         """
         exchange = Exchange(
             request,
-            b"%sX-Request-Id: %s\r\nContent-Length: %d\r\n\r\n"
-            % (self._head, (name or (request.id if request else "")).encode("latin-1", "replace"), len(body)),
+            b"%s%sX-Request-Id: %s\r\nContent-Length: %d\r\n\r\n"
+            % (self._head, headers, (name or (request.id if request else "")).encode("latin-1", "replace"), len(body)),
             body,
             due,
             on_done,
