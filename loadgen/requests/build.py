@@ -13,7 +13,7 @@ from loadgen.requests.prompts import FilePrompts, Prompts, SyntheticPrompts
 from loadgen.requests.task_prompts import TaskPrompts
 from loadgen.requests.tokenizer import Tokenizer
 from loadgen.requests.trace_prompts import TracePrompts
-from loadgen.workload.traces import read_trace
+from loadgen.workload import traces
 
 
 def build(workload: Any, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0) -> Prompts:
@@ -29,7 +29,7 @@ def build(workload: Any, seed: int, salt: int, tokenizer: Tokenizer, template_to
         ]
         return MixPrompts(requests.classes, seed, parts)
     if hasattr(requests, "trace"):
-        return TracePrompts(read_trace(requests.trace), seed, salt, tokenizer, template_tokens)
+        return TracePrompts(traces.replayed(requests), seed, salt, tokenizer, template_tokens)
     if hasattr(requests, "path"):
         return FilePrompts(requests, seed, tokenizer)
     if hasattr(requests, "steps"):

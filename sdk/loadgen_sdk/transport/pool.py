@@ -200,7 +200,8 @@ class Pool:
     ) -> Exchange:
         """Send now. `on_done` is called exactly once, with the Completion. `due`: the planned instant (monotonic ns).
 
-        `name` is sent as X-Request-Id; `headers`: lines of more headers of this request, each with its end; `sink` is called with (text, reasoning, instant) for each output event.
+        `name` is sent as X-Request-Id; `headers`: lines of more headers of this request, each with its end; `sink` is
+        called with (text, reasoning, instant) for each output event.
         """
         exchange = Exchange(
             request,
