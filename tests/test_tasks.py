@@ -15,13 +15,16 @@ import pytest
 from loadgen.errors import Faults
 from loadgen.execution.plan import Settings
 from loadgen.execution.run import execute
+from loadgen.metrics.accumulator import Accumulator
+from loadgen.metrics.summary import build as build_summary
+from loadgen.metrics.summary import exit_code
 from loadgen.requests.build import build as build_requests
 from loadgen.requests.mix import MixPrompts
 from loadgen.requests.task_graphs import TaskGraphs
 from loadgen.requests.task_prompts import TaskPrompts
 from loadgen.requests.tokenizer import load_tokenizer
 from loadgen.results import store
-from loadgen.results.record import STATUS
+from loadgen.results.record import FINISH, KIND, STATUS
 from loadgen.schedule import timetable as schedule
 from loadgen.schedule.dispatcher import Dispatcher, Start
 from loadgen.workload import Workload, load, read_flags, recipe_fingerprint
@@ -303,12 +306,16 @@ def test_what_a_server_hears_is_the_graph_with_its_joins_and_real_answers(tmp_pa
         tmp_path, FAST.replace("  steps:", f"  history: {history}\n  steps:"), request_rate="40", num_requests="6"
     )
     with canned.serving(said("so be it", call)) as server:
-        settings = Settings(url=server.url, model="m", server_metrics=("off",), out=tmp_path / "wire")
+        settings = Settings(
+            url=server.url, model="m", server_metrics=("off",), session_header="X-Session-ID", out=tmp_path / "wire"
+        )
         summary, folder = execute(one, settings)
         heard = {number: body for number, body, _ in heard_requests(server)}
+        sessions = {number: headers["x-session-id"] for number, _, headers in heard_requests(server)}
     rows = {int(row["slot"]): row for row in store.read_run(folder).rows}
     made = prompts(one)
     assert summary.requests.ok == len(rows) and sorted(heard) == sorted(rows)
+    assert sessions == {number: f"wire-{number // made.turns}" for number in heard}
     for number, body in heard.items():
         task, turn = made.turn_of(number)
         node, messages = made.graphs[task][turn], body["messages"]
@@ -369,3 +376,94 @@ def test_the_recipe_of_a_task_is_its_steps_and_tools(tmp_path: Path) -> None:
     one = recipe_fingerprint(workload(tmp_path), "server")
     assert recipe_fingerprint(workload(tmp_path, RESEARCH.replace("900ms", "0.9s")), "server") == one
     assert recipe_fingerprint(workload(tmp_path, RESEARCH.replace("900ms", "901ms")), "server") != one
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("dialect", ["trtllm", "openai"])
+def test_the_embedded_endpoint_calls_a_tool_where_that_is_required(tmp_path: Path, dialect: str) -> None:
+    text = FAST.replace("  steps:", "  history: server\n  tool_choice: required\n  steps:")
+    one = workload(tmp_path, text, request_rate="40", num_requests="5")
+    quick = {"dialect": dialect, "ttft": "1ms", "itl": "200us"}
+    _, folder = execute(one, Settings(embedded=quick, server_metrics=("off",), out=tmp_path / "calls"))
+    made = prompts(one)
+    for row in store.read_run(folder).rows:
+        task, turn = made.turn_of(int(row["slot"]))
+        called = any(node.context == turn and node.tool for node in made.graphs[task])
+        assert row["status"] == STATUS["ok"] and (row["finish_reason"] == FINISH["tool_calls"]) == called
+
+
+LEAVING = RESEARCH.replace("requests:", "requests:\n  abandoned: 30%")
+
+
+def test_the_share_of_users_that_go_away_is_the_one_asked_for(tmp_path: Path) -> None:
+    graphs = TaskGraphs(workload(tmp_path, LEAVING).requests, 7)
+    leaving = [graphs.leaving(number) for number in range(2000)]
+    assert abs(sum(one is not None for one in leaving) / 2000 - 0.3) < 4 * (0.3 * 0.7 / 2000) ** 0.5
+    for number, one in enumerate(leaving):
+        if one is not None:
+            assert one.turn < len(graphs[number])
+            assert 1 <= one.tokens < graphs.output_tokens(number, one.turn)
+
+
+def test_abandoned_tasks_end_in_the_middle_of_the_drawn_answer_and_have_not_failed(tmp_path: Path) -> None:
+    one = workload(tmp_path, LEAVING, more=CLOSED.replace("17", "60"))
+    summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    rows, made = store.read_run(folder).rows, prompts(one)
+    leaving = {task: found for task in range(60) if (found := made.graphs.leaving(task))}
+    assert summary.sessions is not None and summary.requests.failed == summary.requests.dropped == 0
+    assert (summary.sessions.abandoned, summary.sessions.ok) == (len(leaving), 60 - len(leaving))
+    assert len(rows) == schedule.build(one, 7).slots
+    for task, left in leaving.items():
+        own = rows[rows["session"] == task]
+        cut = own[own["turn"] == left.turn][0]
+        assert (cut["status"], cut["kind"]) == (STATUS["cancelled"], KIND["abandoned"])
+        assert left.tokens <= cut["output_tokens"] < cut["asked_output"]
+        assert set(own["status"].tolist()) <= {STATUS["ok"], STATUS["cancelled"]}
+        assert (own["due_ns"] <= cut["done_ns"]).all() and (own["done_ns"] <= cut["done_ns"]).all()
+    assert (rows["status"] == STATUS["cancelled"]).sum() == summary.requests.cancelled > len(leaving)
+
+
+@pytest.mark.processes
+def test_a_user_goes_away_over_http_too(tmp_path: Path) -> None:
+    text = FAST.replace("requests:", "requests:\n  abandoned: 50%").replace("output_tokens: 30", "output_tokens: 300")
+    one = workload(tmp_path, text, request_rate="40", num_requests="12")
+    quick = {"ttft": "1ms", "itl": "1ms"}
+    summary, folder = execute(one, Settings(embedded=quick, server_metrics=("off",), out=tmp_path / "out"))
+    rows, made = store.read_run(folder).rows, prompts(one)
+    leaving = [task for task in range(12) if made.graphs.leaving(task)]
+    assert summary.sessions is not None and summary.requests.failed == 0
+    gone = summary.sessions.abandoned  # an answer of a few tokens may be over before its user has left
+    assert 0 < gone <= len(leaving) and summary.sessions.ok == 12 - gone
+    assert set(rows["session"][rows["status"] == STATUS["cancelled"]].tolist()) <= set(leaving)
+
+
+@pytest.mark.parametrize("keep", ["raw", "histogram"])
+def test_figures_of_tasks_are_those_of_their_rows(tmp_path: Path, keep: str) -> None:
+    promise = "slo: {task: {within: 8s, wait: 55ms, goodput: 40%}}"
+    one = workload(tmp_path, more=STAGES + promise)
+    summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    header, rows = store.read_run(folder)[:2]
+    if keep == "histogram":  # rows added in two parts, in the order of their ends
+        accumulator = Accumulator(header)
+        ordered = rows[np.argsort(rows["done_ns"], kind="stable")]
+        accumulator.add(ordered[:100], ())
+        accumulator = Accumulator.from_bytes(accumulator.to_bytes(), header)
+        accumulator.add(ordered[100:], ())
+        summary = build_summary(header, accumulator)
+    seen = []
+    for task in range(40):
+        own = rows[rows["session"] == task]
+        waits = own["first_token_ns"] - own["due_ns"]
+        took = own["end_ns"].max() - own["due_ns"].min()
+        seen.append((took, waits.sum(), waits.max(), len(own), own["input_tokens"].sum(), own["output_tokens"].sum()))
+    took, waited, longest, requests, inputs, outputs = (np.array(column) for column in zip(*seen, strict=True))
+    good = int(((took <= 8e9) & (longest <= 55e6)).sum())
+    tasks = summary.sessions
+    assert tasks is not None and tasks.goodput is not None and 0 < good < 40
+    assert (tasks.count, tasks.goodput.good, tasks.goodput.met) == (40, good, good >= 16)
+    assert summary.goodput.met == tasks.goodput.met and exit_code(summary) == (0 if good >= 16 else 1)
+    assert (tasks.requests, tasks.input_tokens, tasks.output_tokens) == (
+        pytest.approx(requests.mean()), pytest.approx(inputs.mean()), pytest.approx(outputs.mean()),
+    )  # fmt: skip
+    for found, values in ((tasks.duration_ms, took), (tasks.wait_ms, waited), (tasks.longest_wait_ms, longest)):
+        assert found.p50 == pytest.approx(np.sort(values)[20] / 1e6, rel=0 if keep == "raw" else 2e-3)
