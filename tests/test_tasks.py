@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,18 @@ import canned
 import numpy as np
 import pytest
 
+from loadgen.cost.comparison import compare_offers
+from loadgen.cost.inputs import read_evidence
+from loadgen.cost.price_file import load_prices
+from loadgen.cost.prices import PerToken
+from loadgen.cost.unit_cost import offer as price_of
 from loadgen.errors import Faults
 from loadgen.execution.plan import Settings
 from loadgen.execution.run import execute
 from loadgen.metrics.accumulator import Accumulator
 from loadgen.metrics.summary import build as build_summary
 from loadgen.metrics.summary import exit_code
+from loadgen.report.cost import render_text as cost_text
 from loadgen.requests.build import build as build_requests
 from loadgen.requests.mix import MixPrompts
 from loadgen.requests.task_graphs import TaskGraphs
@@ -370,6 +377,33 @@ def test_conversations_and_tasks_are_classes_beside_single_requests(tmp_path: Pa
             assert (own["session"] >= 0).all() == (turns > 1) and own["turn"].max() == turns - 1
     assert summary.sessions is not None
     assert summary.sessions.count == summary.sessions.ok == (started >= 2).sum()
+
+
+@pytest.mark.parametrize("priced", ["rented", "per_token"])
+def test_the_costs_of_all_classes_add_up_to_that_of_the_run(tmp_path: Path, priced: str) -> None:
+    one = workload(tmp_path, MIX, STAGES.replace("count: 40", "count: 200").replace("5/s", "20/s"))
+    execute(one, Settings(url="sim:gb300-vm", gpus=4, out=tmp_path / "out"))
+    prices = tmp_path / "prices.yaml"
+    dated = "as_of: 2026-11, source: mine"
+    prices.write_text(
+        f"currency: USD\nrented: [{{provider: here, shape: box, gpu: GB300, gpus: 4, per_hour: 20.00, {dated}}}]\n"
+        "per_token: [{provider: api, model: m, per_million_input: 1, per_million_output: 3, per_million_cached: 1, "
+        f"{dated}}}]\n"
+    )
+    book = load_prices(prices)
+    (evidence,) = read_evidence([tmp_path / "out"])
+    price = next(one for one in book.entries if isinstance(one, PerToken) == (priced == "per_token"))
+    offer = price_of(evidence, price, "mix", "", gpus=4, utilization=Decimal(1))
+    counts = {part.name: part.requests.ok for part in offer.evidence.summary.classes}
+    each = {part: of_class.costs["request"] for part, of_class in offer.classes.items()}
+    whole = offer.costs["request"]
+    assert whole is not None and offer.costs["task"] is None and set(each) == set(counts)
+    total = sum(float(cost.total) * counts[part] for part, cost in each.items() if cost)
+    assert total == pytest.approx(float(whole.total) * sum(counts.values()), rel=1e-6)
+    task, request = offer.classes["agentic"].costs["task"], offer.classes["agentic"].costs["request"]
+    assert task is not None and request is not None and task.total > 5 * request.total
+    shown = cost_text(compare_offers([offer], book))
+    assert "mix: agentic" in shown and offer.classes["qa"].costs["task"] is None
 
 
 def test_the_recipe_of_a_task_is_its_steps_and_tools(tmp_path: Path) -> None:
