@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _LOAD_HINT = "give --request-rate 10 (open loop) or --concurrency 8 (closed loop), or write stages into the file"
 MOST_STAGES = 1_000
 MOST_PLANNED = 200_000_000  # starts of an open loop: 1.6 GB, and some more while they are drawn
-MOST_TASKS = 2_000_000  # tasks, also among classes: each is drawn before the start, which takes some 30 µs
+MOST_TASKS = 500_000  # tasks, also among classes: each is drawn before the start, some 7 µs for each of its requests
 _BOUND_HINT = "give --duration 30s or --num-requests 200, or write duration: or count: into the stage"
 
 
