@@ -210,6 +210,20 @@ def test_a_request_starts_when_the_last_that_it_waits_for_has_ended_and_its_tool
         assert ran.most > 3  # sub-agents are in flight beside each other
 
 
+def test_a_join_is_due_after_the_latest_end_whichever_was_read_last(tmp_path: Path) -> None:
+    text = steps(
+        PLAN + "    a: {after: plan, context: new, parallel: 2, input_tokens: 5, output_tokens: 5}\n"
+        "    b: {after: [plan, a], output_tokens: 5}"
+    )
+    dispatcher = Dispatcher(schedule.build(workload(tmp_path, text, request_rate="inf", num_requests="1"), 7))
+    dispatcher.ready(0)
+    dispatcher.finished(0, 100, True)
+    assert [start.number for start in dispatcher.ready(100)] == [1, 2]
+    dispatcher.finished(1, 900, True)
+    dispatcher.finished(2, 800, True)
+    assert dispatcher.next_ns() == 900 and dispatcher.ready(900)[0].due_ns == 900
+
+
 @pytest.mark.parametrize("stages", [STAGES, CLOSED])
 def test_a_failed_request_ends_its_task_and_every_slot_is_told_of_once(tmp_path: Path, stages: str) -> None:
     timetable = schedule.build(workload(tmp_path, more=stages), 7)

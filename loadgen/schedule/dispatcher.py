@@ -38,13 +38,14 @@ _STARTED = -1
 class _OpenChain:
     """A conversation or task that has begun: for each slot, how many slots must still end before it can start."""
 
-    __slots__ = ("chain", "is_over", "pending", "waits")
+    __slots__ = ("chain", "is_over", "latest_ns", "pending", "waits")
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         self.waits = array("h", chain.waits)  # _STARTED for slots that are due, in flight, dropped or ended
         self.waits[0] = _STARTED
         self.pending = 1  # slots due or in flight
+        self.latest_ns: dict[int, int] = {}  # turn of a join -> the latest end of those that it waits for, so far
         self.is_over = False  # nothing of it starts any more
 
     def rest(self) -> list[int]:
@@ -207,7 +208,10 @@ class Dispatcher:
         if ok and not task.is_over:
             for turn in task.chain.followers[start.turn]:
                 task.waits[turn] -= 1
-                due = now_ns + task.chain.pauses[turn]
+                latest_ns = now_ns
+                if task.chain.waits[turn] > 1:  # ends are reported in the order in which they were read
+                    latest_ns = task.latest_ns[turn] = max(now_ns, task.latest_ns.get(turn, now_ns))
+                due = latest_ns + task.chain.pauses[turn]
                 if task.waits[turn] == 0 and due < end:
                     task.waits[turn] = _STARTED
                     task.pending += 1
