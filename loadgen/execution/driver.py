@@ -51,7 +51,7 @@ class Sender(Protocol):
         asked_output: int,
         **more: Any,
     ) -> object:
-        """`more`, for requests of conversations and tasks: `sink` of output events, `headers` of this request."""
+        """`more`, for requests of conversations and tasks: `sink` of output events, `more` header lines."""
 
     def cancel(self, exchange: object, failure: Failure) -> None: ...
 
@@ -221,7 +221,7 @@ class Driver:
         """What is said with a request of a conversation or task: its session, and where its user goes away."""
         more: dict[str, Any] = {}
         if self._session_header is not None:
-            more["headers"] = f"{self._session_header}: {self._run_id}-{start.session}\r\n".encode("latin-1")
+            more["more"] = f"{self._session_header}: {self._run_id}-{start.session}\r\n".encode("latin-1")
         leaving = self._schedule.chains.of(start.session).leaving
         if leaving is not None and leaving.turn == start.turn:
             events_left = leaving.tokens
