@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from loadgen import format
 from loadgen.mlperf.log_files import checker_text
 from loadgen.report import mlperf as mlperf_text
-from loadgen.report import page, run_charts, run_headline, splits, stimulus
+from loadgen.report import nodes, page, run_charts, run_headline, splits, stimulus
 from loadgen.report.definitions import DEFINITIONS
-from loadgen.report.text import server_says
+from loadgen.report.text import energy_says, server_says
 from loadgen.server_metrics import series
 
 if TYPE_CHECKING:
@@ -53,10 +53,11 @@ def render(
     if mlperf is not None:
         mlperf_section(sheet, mlperf)
     _latency(sheet, summary, figures)
-    splits.section(sheet, summary)
+    splits.section(sheet, summary, () if figures is None else run_charts.slow(figures, summary))
     if figures is not None:
         _over_time(sheet, summary, figures)
     _server(sheet, summary, figures, said)
+    _energy(sheet, summary)
     if figures is not None:
         _delivered(sheet, summary)
         _lengths(sheet, summary, figures)
@@ -199,6 +200,17 @@ def _server(sheet: page.Page, summary: Summary, figures: Figures | None, said: S
     )
 
 
+def _energy(sheet: page.Page, summary: Summary) -> None:
+    used = summary.energy
+    if used is None:
+        return
+    sheet.section("What the hardware used", id="energy")
+    sheet.say(f"{', '.join(energy_says(used))}.")
+    rows = [(source.url, format.count(source.reads), format.count(source.failed)) for source in used.pages]
+    sheet.table(("page", "reads", "failed"), rows)
+    sheet.say("While the load was steady. The error is what passed between two readings and was not seen.", "soft")
+
+
 def _delivered(sheet: page.Page, summary: Summary) -> None:
     """Whether the load was the one asked for."""
     if summary.stimulus:
@@ -284,6 +296,7 @@ def _stages_and_targets(sheet: page.Page, summary: Summary) -> None:
         sheet.section("Targets", id="targets")
         parts("target", ((run_headline.target_name(part), part) for part in summary.targets))
         parts("region", ((part.target.region or "not given", part) for part in summary.regions))
+        parts("node", ((part.target.node or "not given", part) for part in summary.nodes))
         columns = ("over the targets", "min", "max", "mean", "median", "sum")
         sheet.table(columns, _target_statistics(summary.targets))
         sheet.say(
@@ -291,6 +304,12 @@ def _stages_and_targets(sheet: page.Page, summary: Summary) -> None:
             "whole.",
             "soft",
         )
+    if said := nodes.sentences(summary.between):
+        sheet.section("Between nodes", id="nodes")
+        if summary.between.variances:
+            sheet.table(nodes.head(summary.between), nodes.rows(summary.between))
+        for sentence in said:
+            sheet.say(sentence)
 
 
 def _target_statistics(targets: Sequence[TargetSummary]) -> list[tuple[str, ...]]:

@@ -27,6 +27,7 @@ class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int | None = None
     shape: str = ""  # machine type, as in the price list
     region: str = ""
+    node: str = ""  # the machine that it is on, where several targets may share one
     name: str = ""  # "embedded simulation: gb300-vm", or the name in a targets file
     simulated: bool = False
     version: str = ""  # of the server: "0.32.0"
@@ -174,6 +175,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     turns: int = 1  # of each conversation
     workers: int = 1
     keep: str = "raw"  # which rows are kept: raw (all), sample, histogram (none)
+    energy_pages: tuple[str, ...] = ()  # pages about the power of the hardware that are read
     server_pages: tuple[str, ...] | None = None  # URLs of the servers' metrics pages that are read; null: not searched
     host: Host = Host()
     cluster: Cluster | None = None  # null: the workers ran on `host`
