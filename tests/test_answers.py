@@ -14,9 +14,9 @@ from loadgen.answers.comparison import judge
 from loadgen.answers.questions import Question, read_questions
 from loadgen.cli import app
 from loadgen.errors import Faults, UserError
-from loadgen.requests.dataset import DatasetRow
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
+from loadgen.workload.dataset import DatasetRow
 
 FOX, DOG = "The quick brown fox jumps over the lazy dog", "The quick brown dog jumps on the log."
 

@@ -88,7 +88,7 @@ def search(
     from loadgen.workload import Closed
     from loadgen.workload.loading import given as load
 
-    own_workload = (workload, given["trace"], given["input_tokens"]) != (None, None, None)
+    own_workload = (workload, given["trace"], given["dataset"], given["input_tokens"]) != (None,) * 4
     if resume is not None and not own_workload and (command := experiment.plan_of(resume).command):
         return given.call(typed_again(command[1:], given.arguments))
     faults: list[Fault] = []
@@ -106,7 +106,9 @@ def search(
     if over not in ("rate", "concurrency"):
         faults.append(UserError(f"nothing to search over: {over!r}", "--over", "known: rate, concurrency"))
     with collecting(faults):
-        checked = load(workload, given["trace"], given.overrides(slo=terms, warmup=0, **at_first_load))
+        checked = load(
+            workload, given["trace"], given.overrides(slo=terms, warmup=0, **at_first_load), given["dataset"]
+        )
         slo_of_workload = checked.slo
         if slo_of_workload is None:
             raise UserError(
@@ -154,7 +156,7 @@ def search(
     plan = experiment.ExperimentPlan(
         by="search",
         kind="concurrency" if closed else "request_rate",
-        workload=workload or str(given["trace"] or checked.name),
+        workload=workload or str(given["trace"] or given["dataset"] or checked.name),
         source_text=checked.source_text,
         target=settings.shown,
         metadata=dict(settings.metadata),

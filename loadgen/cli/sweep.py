@@ -79,7 +79,9 @@ def sweep(
     )
     flags = {name: str(value) for name, value in of_the_load(given.options).items() if name not in KINDS}
     settings = replace(settings, out=parent, leave_out_first_round=kind == "concurrency")
-    asked = _Sweep(workload or str(given["trace"]), grid, kind, flags, settings, parent, given.show())
+    asked = _Sweep(
+        workload or str(given["trace"] or given["dataset"]), grid, kind, flags, settings, parent, given.show()
+    )
     with store.nothing_left(parent):
         if how is not None:
             return _repeated(how, asked, as_json=as_json, strict=strict)
@@ -113,7 +115,12 @@ def _level(given: Given, name: str | None, kind: Kind, amount: float) -> Workloa
     from loadgen.workload.loading import given as load
 
     def at_level(**changed: str) -> Workload:
-        return load(name, given["trace"], given.overrides(**dict.fromkeys(KINDS) | {kind: f"{amount:g}"} | changed))
+        return load(
+            name,
+            given["trace"],
+            given.overrides(**dict.fromkeys(KINDS) | {kind: f"{amount:g}"} | changed),
+            given["dataset"],
+        )
 
     workload = at_level()
     count = next((stage.count for stage in workload.stages if stage.measured), None)

@@ -243,6 +243,9 @@ class RunOptions(TypedDict, total=False):
     trace: Annotated[File, Option("--trace --trace-path FILE",
         "Replay a trace: its arrivals, lengths and shared beginnings, in the place of the workload's.",
         Path, part="workload")]
+    dataset: Annotated[File, Option("--dataset --dataset-path --input-file FILE",
+        "Prompts of your own: JSONL, JSON list, ShareGPT, CSV, Parquet, OpenAI batch, or hf:ORG/NAME.",
+        Path, part="workload")]
     request_rate: Annotated[Text, _of_load("--request-rate --rate RATE",
         "Open loop: arrivals per second (10, 600/min, inf).")]
     burstiness: Annotated[Text, _of_load("--burstiness --arrival-smoothness SHAPE",
@@ -375,8 +378,8 @@ OPTIONS = _table(RunOptions)
 COMMAND_OPTIONS = _table(CommandOptions)
 PANELS = {
     "Load": (
-        "trace", "request_rate", "burstiness", "concurrency", "concurrency_ramp", "num_requests", "duration", "warmup",
-        "num_warmups", "input_tokens", "output_tokens", "seed", "repeat", "repeat_most", "repeat_within",
+        "trace", "dataset", "request_rate", "burstiness", "concurrency", "concurrency_ramp", "num_requests", "duration",
+        "warmup", "num_warmups", "input_tokens", "output_tokens", "seed", "repeat", "repeat_most", "repeat_within",
         "repeat_pause",
     ),
     "Target": (

@@ -207,7 +207,7 @@ def _json_format(line: str, path: Path) -> tuple[str, Callable[[dict[str, Any]],
         scale = 1e9 if isinstance(first["timestamp"], float) and not first["timestamp"].is_integer() else 1e6
         return "Mooncake", functools.partial(_mooncake_row, scale)
     if "messages" in first or "prompt" in first:
-        hint = f"prompts of your own go into the workload: requests: {{from: {path.name}}}"
+        hint = f"prompts of your own: --dataset {path}"
         raise UserError("these are prompts, not a trace", str(path), hint)
     raise UserError("not a trace that is known here", f"{path}:1", _KNOWN_FORMATS)
 
