@@ -175,9 +175,9 @@ class _Check:
         if not self.starts:
             raise UserError("no requests in the file", str(self._path), 'write one per line, like {"prompt": "Hello"}')
         self.starts.append(end)
-        left_out = (
-            f"{self._left_out:,} rows of {self._path.name} ask nothing and were left out" if self._left_out else ""
-        )
+        left_out = ""
+        if self._left_out:
+            left_out = f"{self._path.name}: left out {self._left_out:,} in which nobody asks anything"
         read_as = [f"{self._path.name}: {words}" for words in self._read_as]
         notes = tuple(filter(None, (said, *read_as, left_out)))
         return Rows(
