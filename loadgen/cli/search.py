@@ -269,9 +269,12 @@ def perform(
 def _go_on(answer: SearchAnswer, folder: Path, plan: ExperimentPlan) -> str:
     """How to go on, where something is left to be done."""
     more = {"interrupted": "", "gone": "", "invalid": "", "probes": " --max-probes N", "time": " --max-time TIME"}
-    if answer.reason not in more:
+    is_mlperf = plan.command[1:2] == ("mlperf",)
+    if answer.reason not in more or (is_mlperf and more[answer.reason]):
         return ""
-    begun_with = "loadgen search" if plan.command[1:2] == ("search",) else "the same command and"
+    begun_with = "the same command and"
+    if is_mlperf or plan.command[1:2] == ("search",):
+        begun_with = " ".join(plan.command[: 3 if is_mlperf else 2])
     return f"; go on with: {begun_with} --resume {folder}{more[answer.reason]}"
 
 
