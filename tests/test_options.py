@@ -88,6 +88,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("metadata", "key", "a key without a value"),
     ("metadata", ["password=hunter2"], "looks like a secret"),
     ("system", "/nowhere.yaml", "no such system file"),
+    ("dataset", "/nowhere.csv", "no such file"),
 ]
 
 

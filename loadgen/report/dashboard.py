@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 EVERY_S = 0.5
 RECENT_S = 10.0
 TARGETS = 24  # most rows of targets on one screen
-ABOVE, WRAPPED = 19, 4  # lines above the targets; extra lines on a screen narrower than BAR
+ABOVE, WRAPPED = 14, 4  # lines above the targets; extra lines on a screen narrower than BAR
 BAR = 60  # width of the progress bar, in columns
 POINTS = 40  # most points of a trend line, evenly over the run
 LINES_FROM = 90  # columns of a screen with room for trend lines
@@ -356,13 +356,15 @@ def draw(picture: Picture, width: int = 80, height: int = 100) -> Any:
         error_counts = ", ".join(f"{kind} {format.count(count)}" for kind, count in picture.errors[:6])
         rates.add_row("errors", Text(error_counts, style="red"))
     parts.append(rates)
-    if width >= LINES_FROM:
-        parts += _trend_rows(picture)
+    lines = _trend_rows(picture) if width >= LINES_FROM else []
+    if lines:
+        parts.append(_grid(lines))
     if picture.nodes:
         nodes = Table(box=None, padding=(0, 2, 0, 0))
         for title in ("target", "ok/s", "failed", "TTFT p50 / p99"):
             nodes.add_column(title, justify="left" if title == "target" else "right", header_style="dim")
-        max_rows = max(min(TARGETS, height - ABOVE - WRAPPED * (width < BAR)), 3)
+        above = ABOVE + bool(picture.server) + len(lines)
+        max_rows = max(min(TARGETS, height - above - WRAPPED * (width < BAR)), 3)
         shown = list(picture.nodes)
         if len(shown) > max_rows:
             shown = sorted(picture.nodes, key=lambda node: (node.failed, node.ttft[1] or 0.0), reverse=True)[
@@ -387,18 +389,29 @@ def _server_words(server: dict[str, float]) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _trend_rows(picture: Picture) -> list[Any]:
-    """A line of bars for each figure over the run so far, with its highest value."""
-    from rich.table import Table
-
-    grid = Table.grid(padding=(0, 2))
-    for name, unit in (("ttft", " ms"), ("tpot", " ms"), ("tokens", "/s"), ("waiting", "")):
+def _trend_rows(picture: Picture) -> list[tuple[str, str, str]]:
+    """A line of bars for each figure over the run so far, with its name and its highest value."""
+    rows = []
+    for name, title, unit in (
+        ("ttft", "TTFT p50", " ms"),
+        ("tpot", "TPOT p50", " ms"),
+        ("tokens", "tokens", "/s"),
+        ("waiting", "waiting", ""),
+    ):
         values = [getattr(point, name) for point in picture.trend]
         if line := trend_line(values):
             highest = max(value for value in values if value is not None)
-            title = {"ttft": "TTFT p50", "tpot": "TPOT p50", "tokens": "tokens", "waiting": "waiting"}[name]
-            grid.add_row(title, line, f"to {format.quantity(highest)}{unit}")
-    return [grid] if grid.row_count else []
+            rows.append((title, line, f"to {format.quantity(highest)}{unit}"))
+    return rows
+
+
+def _grid(rows: Sequence[tuple[str, str, str]]) -> Any:
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    for row in rows:
+        grid.add_row(*row)
+    return grid
 
 
 # -- the folder and the terminal -----------------------------------------------------------------------------------
