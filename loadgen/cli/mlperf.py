@@ -449,8 +449,9 @@ def _find_peak(load: _Load, folder: Path, qps: float | None, longer: float, run_
     search, trial_runner, plan = mlperf_run.peak(test, data, load.settings, folder, rate, load.drain_ns)
     search.longer, search.run_spread = longer, run_spread
     code = perform(
-        search, trial_runner, plan, load.given.show(quiet=True), unit=" queries/s", as_json=False, silent=load.as_json
-    )
+        search, trial_runner, plan, load.given.show(quiet=True), unit=" queries/s", as_json=False, silent=load.as_json,
+        trial_s=max(test.min_duration_ns / 1e9, pass_s),
+    )  # fmt: skip
     answer = search.answer
     kind = "confirm" if answer.steady is None or answer.lengths == 1 else "sustain"
     confirmed = [

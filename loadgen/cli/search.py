@@ -166,7 +166,15 @@ def search(
         command=settings.command,
     )
     show = given.show(quiet=True)
-    return perform(load_search, trial_runner, plan, show, unit=" in flight" if closed else "/s", as_json=as_json)
+    return perform(
+        load_search,
+        trial_runner,
+        plan,
+        show,
+        unit=" in flight" if closed else "/s",
+        as_json=as_json,
+        trial_s=trial_ns / 1e9,
+    )
 
 
 def longer(sustain: bool | None, settings: Settings) -> float:
@@ -209,13 +217,16 @@ def perform(
     *,
     unit: str,
     as_json: bool,
+    trial_s: float,
     silent: bool = False,
 ) -> int:
     """Run trials until the search needs no more, print the answer and return the exit code.
 
-    Continues from the trials already in the folder. A fault before the first trial leaves no folder. silent: print no
-    answer on stdout.
+    Continues from the trials already in the folder. A fault before the first trial leaves no folder. trial_s: length of
+    the load of a probe. silent: print no answer on stdout.
     """
+    import math
+
     from loadgen import format
     from loadgen.cli.show import say
     from loadgen.errors import TargetError
@@ -237,6 +248,10 @@ def perform(
             say(f"load over {target_count} targets: every rate is that of all of them together")
         say(f"search in {trial_runner.folder}: {', '.join(trial_runner.goal.names)}")
         say(f"seed: {trial_runner.seed}")
+        if not trial_runner.settings.virtual and (left := load_search.most_probes - len(earlier_trials)) > 0:
+            whole = min(left * trial_s, load_search.most_s or math.inf)
+            length = format.duration(trial_s)
+            say(f"expected: {left} probes at most, of {length} of load or less each: {format.duration(whole)} at most")
         trial_runner.tell = show.hear
         show.begin(load_search.most_probes - len(earlier_trials), at_most=True)
         try:

@@ -82,6 +82,7 @@ def sweep(
     asked = _Sweep(
         workload or str(given["trace"] or given["dataset"]), grid, kind, flags, settings, parent, given.show()
     )
+    asked.show.expect([*grid.values()] * (1 if how is None else how.at_least), settings)
     with store.nothing_left(parent):
         if how is not None:
             return _repeated(how, asked, as_json=as_json, strict=strict)
