@@ -4,6 +4,7 @@ sideways, no word leaves its card; and what stands first on each of them.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from html import unescape
@@ -58,7 +59,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     parties = ["--metadata", "buyer=Ann <a@example.com>", "--metadata", "vendor=Acme"]
     contract = [at / "contract.yaml", "--url", "sim:gb300-vm", "--seed", "1"]
     assert call("validate", *contract, *parties, "--out", at / "poc") == 1  # one promise is broken
+    (at / "set.jsonl").write_text("".join(f'{{"prompt": "{"word " * (3 + n % 7)}"}}\n' for n in range(50)))
+    test = ["-b", "llama2-70b", "--dataset", at / "set.jsonl", "--min-duration", "20", "--target-qps", "50"]
+    assert call("mlperf", "server", *test, "--url", "sim:gb300-vm", "--gpus", "4", "--out", at / "mlperf") == 0
+    assert call("report", at / "mlperf") == 0
     return {
+        "mlperf": at / "mlperf" / "report.html",
         "run": at / "run" / "report.html",
         "sweep": at / "sweep" / "report.html",
         "compare": at / "compare.html",
@@ -68,7 +74,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-KINDS = ("run", "sweep", "compare", "cost", "search", "validation")
+KINDS = ("run", "mlperf", "sweep", "compare", "cost", "search", "validation")
 
 
 @pytest.fixture(scope="module")
@@ -119,10 +125,38 @@ def test_a_page_fits_the_screen(browser: Browser, pages: dict[str, Path], kind: 
         assert max(browser.evaluate(hidden), default=0) <= 0
 
 
+@pytest.mark.processes
+def test_the_points_of_the_slowest_requests_lead_to_their_rows(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.look(width=1400, height=900)
+    browser.open(pages["run"])
+    links = browser.evaluate("[...document.querySelectorAll('svg a')].map(a => a.getAttribute('href'))")
+    titles = browser.evaluate(
+        "[...document.querySelectorAll('figure:has(svg a) figcaption')].map(f => f.firstChild.textContent)"
+    )
+    assert titles == [  # all prompts of this load are equally long
+        "TTFT against requests in flight", "TTFT against the server's queue", "TTFT over the time of the run",
+    ]  # fmt: skip
+    assert len(set(links)) == 5 and len(links) == 15
+    assert browser.evaluate(f"{json.dumps(links)}.every(link => document.querySelector(link).tagName === 'TR')")
+    browser.evaluate("document.querySelector('svg a').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+    assert browser.evaluate("document.querySelector('tr:target').id") == links[0].removeprefix("#")
+
+
 def words(page: Path) -> str:
     """The page as a reader sees it, without its style and script."""
     body = page.read_text("utf-8").split("<main>")[1].split("<script")[0]
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).replace("\u00a0", " ").split())
+
+
+def test_the_page_of_an_mlperf_run_has_its_disclosure_and_verdict(pages: dict[str, Path]) -> None:
+    text = words(pages["mlperf"])
+    assert "MLPerf-style, unofficial" in text[:2000]
+    assert "VALID" in text[:2000]
+
+
+def test_the_runs_of_a_validation_in_virtual_time_stand_by_their_own_clock(pages: dict[str, Path]) -> None:
+    """Ten minutes of load and its last answers, though two seconds of a processor made them."""
+    assert re.search(r"an-hour-like-any-other/r2 .{0,40}10 min [0-9]+ s of virtual time", words(pages["validation"]))
 
 
 def test_the_page_of_a_search_answers_first(pages: dict[str, Path]) -> None:
