@@ -21,6 +21,8 @@ from loadgen_sdk.transport.http1 import Malformed, Response
 from loadgen_sdk.transport.target import Target
 
 from loadgen import run_folder
+from loadgen.answers.questions import read_questions
+from loadgen.bundle.archive import unpack
 from loadgen.compare.inputs import read_run
 from loadgen.contracts.load import load_contract
 from loadgen.cost import price_file
@@ -28,6 +30,7 @@ from loadgen.errors import Fault, Faults
 from loadgen.execution.targets import load_targets
 from loadgen.interop import loadgen_log, reader
 from loadgen.metrics.summary import load_summary
+from loadgen.mlperf.pickle_reader import read_pickle
 from loadgen.requests.dataset import read_rows
 from loadgen.results import manifest
 from loadgen.results.capacity import load_capacity
@@ -83,6 +86,19 @@ def workload(data: bytes) -> None:
 
 def contract(data: bytes) -> None:
     load_contract(Path(_file("c.yaml", data)), env={})
+
+
+def bundle(data: bytes) -> None:
+    with tempfile.TemporaryDirectory(dir=_SCRATCH) as made:
+        unpack(Path(_file("b.zip", data)), Path(made))
+
+
+def pickled(data: bytes) -> None:
+    read_pickle(Path(_file("d.pkl", data)))
+
+
+def questions(data: bytes) -> None:
+    read_questions(Path(_file("q.jsonl", data)))
 
 
 def prices(data: bytes) -> None:
@@ -191,6 +207,9 @@ TARGETS: dict[str, tuple[Callable[[bytes], None], tuple[str, ...]]] = {
     "metrics_page": (metrics_page, ()),
     "facts": (facts, ()),
     "request": (request, ()),
+    "bundle": (bundle, ()),
+    "pickled": (pickled, ("tests/data/mlperf_pandas*.pkl",)),
+    "questions": (questions, ()),
 }
 """Name -> the function, and files of the repository to begin with, beside those in CORPUS."""
 

@@ -15,9 +15,10 @@ import pytest
 from runs import when_started
 from test_run import children, cli, ended, gone, outcomes, rows_written
 
-from loadgen import run_folder
+from loadgen import child_process, run_folder
+from loadgen.errors import TargetError
 from loadgen.execution import compactor_process, run
-from loadgen.execution.backends import local
+from loadgen.execution.backends import local, worker
 from loadgen.execution.plan import Settings
 from loadgen.results import manifest, store
 from loadgen.sim.server.embedded import Embedded, start
@@ -94,6 +95,31 @@ def test_a_frozen_worker_is_ended_and_named(
     assert found["ok", ""] + found["lost", "worker_died"] == 300
     assert found["lost", "worker_died"] > 20
     assert "worker 0 did not move for 3 s" in summary.requests.by_error["worker_died"].first_text
+
+
+@pytest.mark.processes
+def test_a_worker_frozen_before_it_is_ready_is_ended_and_named(
+    tmp_path: Path, endpoint: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frozen before it has read its job, which is longer than a pipe holds."""
+    monkeypatch.setattr(local, "FROZEN_NS", 500_000_000)
+    monkeypatch.setattr(child_process, "LEAVE_S", 0.5)
+    begin, started = worker.start, list[subprocess.Popen[bytes]]()
+
+    def start_frozen() -> subprocess.Popen[bytes]:
+        started.append(begin())
+        os.kill(started[-1].pid, signal.SIGSTOP)
+        return started[-1]
+
+    monkeypatch.setattr(worker, "start", start_frozen)
+    (tmp_path / "w.yaml").write_text(
+        f"name: t\ndescription: {'x' * 100_000}\nrequests: {{input_tokens: 20, output_tokens: 8}}\n"
+    )
+    made = load(str(tmp_path / "w.yaml"), read_flags(seed="7", warmup="0", request_rate="200", num_requests="300"))
+    settings = Settings(url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out", workers=2)
+    with pytest.raises(TargetError, match=r"worker 0 did not move for 0\.5 s before the load, and was killed"):
+        run.execute(made, settings)
+    assert [process.returncode for process in started] == [-signal.SIGKILL] * 2
 
 
 @pytest.mark.processes

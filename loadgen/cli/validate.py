@@ -70,6 +70,7 @@ def validate(
     from loadgen.cli.show import say
 
     show = given.show()
+    given.make_room(settings.out)
     execute = given.execute(show)
     runs = (how or Repetition(count=level.level.repeats) for level in checked_contract.levels)
     show.begin(sum(level.at_most for level in runs), at_most=how is not None and how.count is None)

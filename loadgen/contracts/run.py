@@ -27,6 +27,7 @@ from loadgen.contracts.schema import Checked, Contract, ContractLevel
 from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.contracts.verdict import Validation
 from loadgen.errors import Faults, TargetError, UserError
+from loadgen.execution.folder_names import alone, run_id
 from loadgen.execution.plan import Settings
 from loadgen.execution.repeats import pause, seeded
 from loadgen.execution.run import Execute
@@ -88,8 +89,24 @@ def run(
 
     Raises UserError for a folder that is in use.
     """
-    started = _now()
     folder = _folder(out, checked.contract.name)
+    with alone(folder):
+        _folder(folder, checked.contract.name)  # nobody was quicker
+        return _carry_out(checked, settings, folder, perform, say, seed, salt, repetition, wait), folder
+
+
+def _carry_out(
+    checked: Checked,
+    settings: Settings,
+    folder: Path,
+    perform: Execute,
+    say: Callable[[str], None],
+    seed: int | None,
+    salt: str | None,
+    repetition: Repetition | None,
+    wait: Callable[[float], None],
+) -> Validation:
+    started = _now()
     (folder / CONTRACT).write_text(checked.text, encoding="utf-8")
     if checked.resolved:
         (folder / RESOLVED).write_text(checked.resolved, encoding="utf-8")
@@ -137,7 +154,7 @@ def run(
     metadata = dict(settings.metadata)
     facts = _RunFacts(settings.shown, started, _now(), interrupted, trouble, warnings, metadata, tuple(findings))
     (folder / PLACE).write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
-    return _judge_and_write(folder, checked.contract, facts), folder
+    return _judge_and_write(folder, checked.contract, facts)
 
 
 def _of_run(workload: Workload, level: str, repeat: int, seed: int | None, salt: str | None) -> Workload:
@@ -327,15 +344,10 @@ def _now() -> str:
 
 def _folder(out: Path | None, name: str) -> Path:
     if out is None:
-        from loadgen.execution.folder_names import run_id
-
         out = Path("results") / run_id(f"validate-{name}", datetime.datetime.now().astimezone())
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError("this folder is in use", f"--out {out}", "give a new or empty one: a verdict has one folder")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot be made: {error.strerror}", f"--out {out}") from None
+        hint = "a verdict has one folder: give a new one; or --force, which keeps this one under a dated name"
+        raise UserError("this folder is in use", f"--out {out}", hint)
     return out
 
 
