@@ -140,7 +140,11 @@ def test_a_frozen_compactor_is_ended_and_said(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_other_signals_are_one_ctrl_c(tmp_path: Path, endpoint: Embedded, number: int, workers: str) -> None:
-    process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", "4000", "--workers", workers)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
+    try:
+        process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", "4000", "--workers", workers)
+    finally:
+        signal.signal(signal.SIGHUP, before)
     rows_written(tmp_path, 20)
     process.send_signal(number)
     code, _, err = ended(process)
@@ -166,8 +170,8 @@ def test_nohup_stays_nohup(tmp_path: Path, endpoint: Embedded) -> None:
 def test_two_runs_with_one_folder_get_one_each(tmp_path: Path, endpoint: Embedded) -> None:
     """The second begins while the first has not even probed its target."""
     processes = [
-        cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", str(count), "--workers", workers)
-        for count, workers in ((100, "1"), (130, "2"))
+        cli(tmp_path, "--url", endpoint.url, "--request-rate", "20", "-n", str(count), "--workers", workers)
+        for count, workers in ((100, "1"), (130, "2"))  # 5 s: the first goes on when the second begins
     ]
     for process in processes:
         code, _, err = ended(process)
