@@ -37,7 +37,8 @@ def fuzz(name: str, arguments: list[str]) -> None:
     def one(data: bytes) -> None:
         told(name, data)
 
-    atheris.Setup([sys.argv[0], *arguments], one)
+    again = f"{sys.executable} {__file__} --one {name}"  # how a merge starts itself anew
+    atheris.Setup([again, *arguments], one)
     atheris.Fuzz()
 
 
