@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from loadgen import child_process, run_folder
 from loadgen.errors import TargetError
 from loadgen.execution import compactor_process, run
 from loadgen.execution.backends import local, worker
+from loadgen.execution.folder_names import taken
 from loadgen.execution.plan import Settings
 from loadgen.results import manifest, store
 from loadgen.sim.server.embedded import Embedded, start
@@ -169,16 +171,12 @@ def test_nohup_stays_nohup(tmp_path: Path, endpoint: Embedded) -> None:
 @pytest.mark.processes
 def test_two_runs_with_one_folder_get_one_each(tmp_path: Path, endpoint: Embedded) -> None:
     """The second begins while the first has not even probed its target."""
-    processes = [
-        cli(tmp_path, "--url", endpoint.url, "--request-rate", "20", "-n", str(count), "--workers", workers)
-        for count, workers in ((100, "1"), (130, "2"))  # 5 s: the first goes on when the second begins
-    ]
-    for process in processes:
-        code, _, err = ended(process)
+    with taken(tmp_path / "out", "first", datetime.now()) as first:
+        code, _, err = ended(cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", "100"))
         assert code in (0, 3), err
-    folders = sorted(path.parent for path in tmp_path.glob("out*/summary.json"))
-    assert len(folders) == 2
-    assert {len(store.read_run(folder).rows) for folder in folders} == {100, 130}
+        assert (first, [*first.iterdir()]) == (tmp_path / "out", [])
+    (second,) = (path.parent for path in tmp_path.glob("out-*/summary.json"))
+    assert len(store.read_run(second).rows) == 100
 
 
 @pytest.mark.processes

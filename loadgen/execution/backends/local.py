@@ -86,6 +86,8 @@ async def _all_ready(processes: list[subprocess.Popen[bytes]], job: bytes, threa
 
     loop = asyncio.get_running_loop()
     starts = [loop.run_in_executor(threads, ready, i) for i in range(len(processes))]
+    for start in starts:
+        start.add_done_callback(lambda done: done.exception())  # the first fault is raised, the others are its effects
     used_s = [-1.0] * len(processes)
     frozen: set[int] = set()
     while not all(start.done() for start in starts):
