@@ -52,7 +52,7 @@ def main(name: str, inputs: int) -> int:
         begin_with = corpus(name)
         for data in begin_with:
             (tried / hashlib.sha256(data).hexdigest()).write_bytes(data)
-        words = {word.decode() for data in begin_with for word in WORD.findall(data)}
+        words = {"null"} | {word.decode() for data in begin_with for word in WORD.findall(data)}
         Path(scratch, "words").write_text("".join(f'"{word}"\n' for word in sorted(words)))
         command = [sys.executable, __file__, "--one", name, f"-artifact_prefix={scratch}/"]
         limits = ["-timeout=20", "-rss_limit_mb=4096", "-max_len=40000", f"-dict={scratch}/words"]

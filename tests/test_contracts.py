@@ -746,7 +746,97 @@ def test_the_command_line_tells_faults_of_flags_and_contract_together(
     assert "unknown value 'nobody'" in told
     assert 'unknown term "tttf"' in told
     assert "Traceback" not in told
+
+
+SHORT = """\
+name: short
+horizon: 30s
+levels:
+  - name: a
+    workload: qa
+    rate: 8/s
+    duration: 3m
+    must:
+      - tpot: {limit: 60ms, at: p50}
+      - errors: 1%
+      - drift: {of: tpot, at: p50, limit: 15%, window: 80s}
+  - name: b
+    workload: qa
+    rate: 8/s
+    duration: 40s
+    must: [{errors: 2%}]
+"""
+
+
+def validated(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as left:
-        main(["validate", "chatbot", "--dry-run"])
-    assert left.value.code == 0
-    assert "level peak: qa, 10,800 requests" in capsys.readouterr().out
+        main(["validate", *command.split()])
+    told = capsys.readouterr()
+    assert isinstance(left.value.code, int)
+    return left.value.code, told.out, told.err
+
+
+def test_a_dry_run_predicts_the_load_that_each_term_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c.yaml").write_text(SHORT)
+    code, out, _ = validated(f"{tmp_path}/c.yaml --dry-run --seed 1 --url sim:gb300-vm --json", capsys)
+    assert code == 0
+    needs = {
+        term["term"]: (term["needed_s"], term["outcome"])
+        for level in msgspec.json.decode(out)["levels"]
+        for term in level["terms"]
+    }
+    assert 80 <= needs["tpot at p50 within 60.0 ms"][0] <= 160, "to see what comes back within 30 s takes 111 s"
+    assert 20 <= needs["errors at most 1.0 %"][0] <= 80, "381 requests at 8/s take 48 s"
+    drift = needs["tpot at p50 in the last 1 min 20 s at most 15.0 % above the first"]
+    assert drift == (pytest.approx(180, abs=22), PASS), "two windows of 80 s"
+    shortened = validated(f"{tmp_path}/c.yaml --dry-run --seed 1 --duration 40s", capsys)[1]
+    assert "40.0 s of load instead of 3 min 00 s" in shortened
+    assert "can no longer pass: tpot at p50" in shortened
+    assert [word for word in ("undecided", "kept") if word in shortened] == ["undecided", "kept"]
+
+
+def test_a_validation_is_shortened_and_extended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c.yaml").write_text(SHORT)
+    folder = tmp_path / "out"
+    begin = f"{tmp_path}/c.yaml --url sim:gb300-vm --seed 1 -o {folder} --duration 80s"
+    code, out, err = validated(begin, capsys)
+    assert (code, "1 min 20 s of load instead of 3 min 00 s" in out) == (3, True)
+    assert f"loadgen validate --extend {folder}" in err
+    code, out, _ = validated(f"--extend {folder} --add 170s", capsys)
+    assert code == 0, out
+    stored = msgspec.json.decode((folder / "verdict.json").read_bytes(), type=Validation)
+    assert (stored.looks, stored.verdict) == (2, PASS)
+    assert [level.runs for level in stored.levels] == [("a/r1", "a/r2"), ("b/r1",)], (
+        "b was decided: it is not run again"
+    )
+    tpot, errors, _ = stored.levels[0].terms
+    assert (tpot.look, errors.look) == (2, 1), "what was decided at the first look stays as it was"
+    assert "at 97.5 %" in tpot.reason
+    assert "at 95 %" in errors.reason
+    assert validation.again(folder) == stored, "the verdict is a function of what is stored"
+    again = validated(f"--extend {folder} --add 1m", capsys)
+    assert (again[0], "every term is decided" in again[2]) == (2, True)
+    assert validated(f"{tmp_path}/c.yaml --url sim:gb300-vm --add 1m", capsys)[0] == 2
+
+
+def test_a_broken_promise_is_not_extended_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c.yaml").write_text(SHORT.replace("60ms", "5ms"))
+    folder = tmp_path / "out"
+    begin = f"{tmp_path}/c.yaml --url sim:gb300-vm --seed 1 -o {folder} --duration 40s"
+    assert validated(begin, capsys)[0] == 1
+    code, _, err = validated(f"--extend {folder}", capsys)
+    assert (code, "a promise is broken, and stays so" in err) == (2, True)
+    (tmp_path / "c.yaml").write_text(SHORT)
+    code, _, err = validated(f"{begin} --extend {folder}", capsys)
+    assert (code, "is not the contract in" in err) == (2, True)
+
+
+@pytest.mark.parametrize(("limit", "verdict", "look"), [("30ms", PASS, 1), ("12.7ms", INCONCLUSIVE, 3)])
+def test_each_look_at_growing_records_asks_for_more(limit: str, verdict: str, look: int) -> None:
+    promise = f"{{tpot: {{limit: {limit}, at: p50}}}}"
+    contract = parse(f"name: c\nhorizon: 20s\nlevels:\n  - {{name: a, workload: qa, must: [{promise}]}}\n", "c", {})
+    measured = {"a": MeasuredLevel(runs=tuple(run(rows(seed, 1000)) for seed in (1, 2, 3)))}
+    (level,) = judge.after_looks(contract, measured, [{"a": 1}, {"a": 2}, {"a": 3}])
+    (term,) = level.terms
+    assert (term.verdict, term.look, len(level.runs)) == (verdict, look, 3), term.reason
+    assert f"at {(95, 97.5, 98.75)[look - 1]:g} %" in term.reason

@@ -224,7 +224,7 @@ NOT_TAKEN: dict[str, dict[str, str]] = {
         **dict.fromkeys(REPEATS, "the rules ask for one run; --find-peak repeats what is in doubt"),
     },
 }
-for _name in ("seed", "salt"):
+for _name in ("seed", "salt", "duration"):
     del NOT_TAKEN["validate"][_name]
 for _name in ("seed", "salt", "grace"):
     del NOT_TAKEN["mlperf server"][_name]

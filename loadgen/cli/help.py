@@ -16,7 +16,7 @@ from loadgen.execution.options import PANELS
 
 _OF_NAMES = {"as_json": "Output", "as_markdown": "Output", "as_csv": "Output", "strict": "SLO", "percentile": "SLO"}
 _METAVARS = {
-    "FOLDER": ("resume", "results"),
+    "FOLDER": ("resume", "results", "extend"),
     "FILE": ("html", "junit", "out", "prices", "dataset", "log", "cert", "key", "api_key_file", "faults_file"),
     "TIME": ("think", "max_time", "ttft", "itl", "per_input_token"),
     "SECONDS": ("seconds", "min_duration"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loadgen.cli.options import OF_THE_LOAD, DryRun, Given, takes
+from loadgen.cli.options import OF_THE_LOAD, Given, takes, typed_again
 
 if TYPE_CHECKING:
     from loadgen.contracts.schema import Checked
@@ -23,10 +23,36 @@ if TYPE_CHECKING:
 def validate(
     given: Given,
     contract: Annotated[
-        Path,
+        Path | None,
         typer.Argument(help="A contract file, the name of a shipped one, or a folder of a validation to judge anew."),
-    ],
-    dry_run: DryRun = False,
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check everything and predict, by a simulated server, what load each term needs; send nothing.",
+        ),
+    ] = False,
+    duration: Annotated[
+        str | None,
+        typer.Option(
+            "--duration",
+            "--benchmark-duration",
+            "-d",
+            metavar="TIME",
+            help="No level's load is longer; says what cannot be decided then.",
+        ),
+    ] = None,
+    extend: Annotated[
+        Path | None,
+        typer.Option(
+            "--extend", help="Folder of a validation to add load to, where it is undecided; without its flags."
+        ),
+    ] = None,
+    add: Annotated[
+        str | None,
+        typer.Option("--add", metavar="TIME", help="With --extend: length of each added run; else as in the contract."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print verdict.json.")] = False,
     bundle: Annotated[
         Path | None, typer.Option("--bundle", help="Also write all of it into one file for `loadgen verify`: poc.zip.")
@@ -36,14 +62,23 @@ def validate(
 
     Exit: 0 PASS, 1 FAIL, 2 wrong usage or contract, 3 INCONCLUSIVE, 70 bug, 130 interrupted.
 
+    Of a validation that is extended, each look at the growing records is judged at a higher confidence (97.5 %, 98.75
+    %, ... of 95 %), so that looking again makes no wrong PASS likely; what was decided stays so.
+
     Example: loadgen validate contract.yaml --url http://HOST:8000 --repeat 3
     """
     from loadgen.cli.bundle import write as write_bundle
     from loadgen.contracts import run, verdict
+    from loadgen.contracts.lint import planned_words
     from loadgen.contracts.load import load_contract
-    from loadgen.errors import OK, Fault, Faults, UserError, collecting
+    from loadgen.errors import Fault, Faults, UserError, collecting
+    from loadgen.execution.folder_names import alone
     from loadgen.metrics.repeats import Repetition
 
+    if contract is None and extend is not None:
+        return given.call(typed_again(run.command_of(extend), given.arguments))
+    if contract is None:
+        raise UserError("no contract", "loadgen validate", "a file, a folder, or: chatbot, rag, summarization, agentic")
     if contract.is_dir():
         result = run.again(contract)
         _print(result, as_json)
@@ -52,28 +87,37 @@ def validate(
         return verdict.exit_code(result)
     faults: list[Fault] = []
     how = None
+    longest_ns = add_ns = None
     with collecting(faults):
         settings = given.settings()
     overrides = given.overrides()
     faults += overrides.faults
     with collecting(faults):
         how = given.repetition()
+    with collecting(faults):
+        longest_ns = _time(duration, "--duration")
+    with collecting(faults):
+        add_ns = _time(add, "--add")
+    if add is not None and extend is None:
+        faults.append(UserError("says how much to add, and to nothing", f"--add {add}", "--extend FOLDER"))
     if bundle is not None and bundle.exists():
         faults.append(UserError("this file exists", f"--bundle {bundle}", "give another name"))
     with collecting(faults):
-        checked_contract = load_contract(contract, gpus=given["gpus"], repeats=how.at_least if how else None)
+        checked_contract = load_contract(
+            contract, gpus=given["gpus"], repeats=how.at_least if how else None, longest_ns=longest_ns
+        )
     if faults:
         raise Faults(faults)
     if dry_run:
-        _print_plan(checked_contract)
-        return OK
+        return _predict(checked_contract, settings, overrides.seed, as_json)
     from loadgen.cli.show import say
 
     show = given.show()
-    given.make_room(settings.out)
+    if extend is None:
+        given.make_room(settings.out)
     execute = given.execute(show)
     runs = (how or Repetition(count=level.level.repeats) for level in checked_contract.levels)
-    show.begin(sum(level.at_most for level in runs), at_most=how is not None and how.count is None)
+    show.begin(sum(level.at_most for level in runs), at_most=extend is not None or (how is not None and not how.count))
 
     def perform(workload: Workload, settings: Settings) -> tuple[Summary, Path]:
         show.step(str(settings.out))
@@ -81,21 +125,41 @@ def validate(
         show.finished(summary)
         return summary, out
 
-    result, folder = run.run(
-        checked_contract,
-        settings,
-        settings.out,
-        perform=perform,
-        say=say,
-        seed=overrides.seed,
-        salt=overrides.salt,
-        repetition=how,
-    )
+    for planned in checked_contract.levels:
+        if planned.shortened_from_ns is not None:
+            say("\n".join(planned_words(planned)))
+    carry_out: dict[str, Any] = {
+        "perform": perform, "say": say, "seed": overrides.seed, "salt": overrides.salt, "repetition": how,
+    }  # fmt: skip
+    if extend is not None:
+        folder = extend
+        with alone(folder):
+            result = run.extend(folder, checked_contract, settings, add_ns=add_ns, **carry_out)
+    else:
+        result, folder = run.run(checked_contract, settings, settings.out, **carry_out)
     _print(result, as_json)
     say(f"all of it in {folder}, the page for people: {folder / run.PAGE}")
+    if result.verdict == verdict.INCONCLUSIVE and not result.interrupted:
+        say(f"to add load where it is undecided: loadgen validate --extend {folder}")
     if bundle is not None:
         write_bundle(folder, bundle)
     return verdict.exit_code(result)
+
+
+def _time(text: str | None, flag: str) -> int | None:
+    """A length of time in ns. Raises UserError."""
+    from loadgen import units
+    from loadgen.errors import UserError
+
+    if text is None:
+        return None
+    try:
+        length_ns = units.duration_ns(text, bare="s")
+    except units.Wrong as wrong:
+        raise UserError(f"it {wrong}", f"{flag} {text}", wrong.hint) from None
+    if not length_ns:
+        raise UserError("no time at all", f"{flag} {text}", f"{flag} 10m")
+    return length_ns
 
 
 def _print(result: Any, as_json: bool) -> None:
@@ -108,9 +172,24 @@ def _print(result: Any, as_json: bool) -> None:
         print(validation.text(result), end="")
 
 
-def _print_plan(checked: Checked) -> None:
+def _predict(checked: Checked, settings: Settings, seed: int | None, as_json: bool) -> int:
+    """Print what each term of a contract needs, from a simulation; the exit code."""
+    from loadgen.cli.show import print_json, say
+    from loadgen.contracts import prediction
     from loadgen.contracts.lint import planned_words
+    from loadgen.errors import OK
+    from loadgen.execution.run import execute
+    from loadgen.report.validation import forecast_text
 
-    print(f"contract: {checked.contract.name}, {checked.contract.confidence * 100:g} % confidence")
-    for level in checked.levels:
-        print("\n".join(planned_words(level)))
+    if not as_json:
+        print(f"contract: {checked.contract.name}, {checked.contract.confidence * 100:g} % confidence")
+        for level in checked.levels:
+            print("\n".join(planned_words(level)), flush=True)
+    simulated = prediction.on(settings)
+    say(f"simulating {simulated.shown.removeprefix('simulated: ')} in virtual time; this may take a minute")
+    forecast = prediction.predict(checked, simulated, perform=execute, seed=seed)
+    if as_json:
+        print_json({"simulated": simulated.shown, "levels": forecast})
+    else:
+        print(forecast_text(forecast, simulated.shown, asked=None if settings.virtual else settings.url), end="")
+    return OK

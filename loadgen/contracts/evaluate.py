@@ -84,6 +84,10 @@ class Evaluator:
             level = MeasuredLevel(runs=tuple(run.only(term.class_name) for run in self.runs))
             of_class = Evaluator(self.confidence, self.measured, level, self.money, self.horizon_s)
             return of_class.held(term._replace(class_name=""))
+        with_windows = tuple(run for run in self.runs if _has_windows(run, term.window_ns))
+        if 0 < len(with_windows) < len(self.runs):  # the first of a validation that was extended may have been short
+            level = MeasuredLevel(runs=with_windows)
+            return Evaluator(self.confidence, self.measured, level, self.money, self.horizon_s).held(term)
         self._refuse_withheld(term)
         evaluated = FIGURES[term.kind](self, term)
         evaluated = evaluated._replace(found=Bounds(*map(KINDS[term.kind].limit.in_unit, evaluated.found)))
@@ -251,7 +255,7 @@ class Evaluator:
             span = _steady_span(run, columns)
             assert span.start_s is not None and span.end_s is not None
             start, end = round(span.start_s * 1e9), round(span.end_s * 1e9)
-            if end - start < 2 * window_ns * 0.99:
+            if not _has_windows(run, window_ns):
                 length, window = format.duration((end - start) / 1e9), format.duration(window_ns / 1e9)
                 raise Missing(f"a load of {length} has no two windows of {window}")
             first.append(windows.span(start, start + window_ns))
@@ -415,6 +419,11 @@ def _steady_span(run: RecordedRun, columns: Columns) -> Span:
     if span.duration_s is None:
         raise Missing("fewer than two requests were due: no rate")
     return span
+
+
+def _has_windows(run: RecordedRun, window_ns: int) -> bool:
+    """Whether a run has two windows of this length."""
+    return (run.summary.window.steady.duration_s or 0.0) * 1e9 >= 2 * window_ns * 0.99
 
 
 def _pieces(span: Span, n: int) -> list[Span]:

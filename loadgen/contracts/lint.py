@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from loadgen import format
 from loadgen.contracts.schema import (
@@ -27,7 +29,7 @@ from loadgen.contracts.steady_samples import NEARLY, horizon_s
 from loadgen.errors import Fault, Faults, UserError, meant
 from loadgen.stats import intervals
 from loadgen.stats.quantiles import support
-from loadgen.workload import Closed, Mix, Poisson, Ramp, Replay, Slo, Synthetic, Workload
+from loadgen.workload import Closed, Mix, Poisson, Ramp, Replay, Slo, Stage, Synthetic, Workload
 from loadgen.workload import load as load_workload
 from loadgen.workload.loading import packaged
 from loadgen.workload.messages import locate
@@ -62,12 +64,14 @@ def check(
     folder: Path,
     *,
     gpus: int | None,
+    longest_ns: int | None,
     env: Mapping[str, str],
     load_prices: Callable[[Path], object],
 ) -> tuple[list[Planned], list[Fault], list[Fault]]:
     """The plans of all levels that are correct enough; the faults in the contract; the faults in the files it names.
 
-    `contract`: without levels. `load_prices` reads a price file, or raises Fault or Faults.
+    `contract`: without levels. `longest_ns`: a level's load lasts so long at most. `load_prices` reads a price file, or
+    raises Fault or Faults.
     """
     report = _FaultReport(top, file)
     names: dict[str, int] = {}
@@ -79,13 +83,14 @@ def check(
     planned = []
     for draft in drafts:
         planned_level = _planned_level(draft, contract.slo, folder, report, env)
+        if planned_level is not None and longest_ns is not None:
+            planned_level = _shortened(planned_level, longest_ns)
         has_slo = planned_level is None or planned_level.workload.slo is not None
         _check_classes(draft, planned_level, report)
         _check_contradictions(draft, planned_level, report)
         _check_missing(draft, report, has_slo=has_slo, has_gpus=gpus is not None or "gpus" in top, others=list(names))
         if planned_level is not None:
-            _check_samples(draft, planned_level, contract, report)
-            planned.append(planned_level)
+            planned.append(_check_samples(draft, planned_level, contract, report))
     return planned, report.here, report.elsewhere
 
 
@@ -138,8 +143,48 @@ def _planned_level(
     slo = level.slo or slo or workload.slo
     limits = workload.limits.model_copy(update={"failure_share": 1.0})  # the contract judges failures itself
     workload = workload.model_copy(update={"slo": slo, "limits": limits})
+    return _planned(level, workload)
+
+
+def _planned(level: ContractLevel, workload: Workload) -> Planned:
     request_count, rate, duration_ns = expected(workload)
     return Planned(level=level, workload=workload, requests=request_count, rate=rate, duration_ns=duration_ns)
+
+
+def _shortened(plan: Planned, longest_ns: int) -> Planned:
+    """The level with a load of at most this length."""
+    if plan.duration_ns is not None and plan.duration_ns <= longest_ns:
+        return plan
+    shorter = _planned(plan.level, lasting(plan.workload, longest_ns))
+    return replace(shorter, shortened_from_ns=plan.duration_ns or 0)
+
+
+def lasting(workload: Workload, length_ns: int) -> Workload:
+    """The workload with measured stages of this length together, in their old proportion.
+
+    Where the length was not known before, each measured stage ends after it, or earlier by its count.
+    """
+    _, _, before_ns = expected(workload)
+    factor = None if before_ns is None else length_ns / before_ns
+    stages = [stage if not stage.measured else _scaled(stage, factor, length_ns) for stage in workload.stages]
+    return workload.model_copy(update={"stages": tuple(stages)})
+
+
+def _scaled(stage: Stage, factor: float | None, length_ns: int) -> Stage:
+    if factor is None or isinstance(stage.arrival, Replay):
+        return stage.model_copy(update={"duration_ns": length_ns})
+    changed: dict[str, Any] = {}
+    if stage.duration_ns is not None:
+        changed["duration_ns"] = max(round(stage.duration_ns * factor), 1)
+    if stage.count is not None:
+        changed["count"] = max(round(stage.count * factor), 1)
+    if least := stage.at_least:
+        scaled = {
+            "duration_ns": max(round(least.duration_ns * factor), 1),
+            "count": max(round(least.count * factor), 1),
+        }
+        changed["at_least"] = least.model_copy(update=scaled)
+    return stage.model_copy(update=changed)
 
 
 def _workload_path(name: str, folder: Path) -> str | None:
@@ -297,44 +342,53 @@ def _all_poisson(workload: Workload) -> bool:
     return all(isinstance(stage.arrival, Poisson) for stage in workload.stages if stage.measured)
 
 
-def _check_samples(draft: Draft, plan: Planned, contract: Contract, report: _FaultReport) -> None:
-    """Report terms whose load is too short, or has too few requests, for them to pass; and `apart` of one run."""
-    level, confidence = plan.level, contract.confidence
+def _check_samples(draft: Draft, plan: Planned, contract: Contract, report: _FaultReport) -> Planned:
+    """Report terms whose load is too short, or has too few requests, for them to pass; and `apart` of one run.
+
+    Of a level that was shortened they are no faults: the plan is returned with them in words.
+    """
+    level = plan.level
     if level.apart_ns is not None and level.repeats < 2:
         what = "runs are to be apart in time, and there is one"
         report.fault(("levels", draft.index, "apart"), what, "repeats: 2 or more")
+    undecidable = []
     for kind, place, term in draft.terms:
         loc: Where = ("levels", draft.index, kind, place)
-        pooled = term.kind in POOLED
-        if pooled and level.repeats < POOLED_REPEATS:
+        if term.kind in POOLED and level.repeats < POOLED_REPEATS:
             what = f"{words(term)}: gaps within an answer hang together, so one run has no interval for them"
             report.fault(loc, what, f"repeats: {POOLED_REPEATS} or more; or promise tpot, which is per request")
-            continue
-        if too_short := _too_short(term, plan, contract):
-            report.fault(loc, *too_short)
-            continue
-        if pooled:
-            continue
-        windowed = bool(term.window_ns)
-        if windowed and plan.duration_ns is not None and plan.duration_ns < WINDOWS * term.window_ns:
-            length = format.duration(plan.duration_ns / 1e9)
-            what = f"{words(term)}: a load of {length} has no two windows of {format.duration(term.window_ns / 1e9)}"
-            report.fault(loc, what, f"duration: {math.ceil(WINDOWS * term.window_ns / 1e9)}s or more")
-            continue
-        if plan.requests is None:
-            continue  # a closed loop limited by time: the number is known only after the run
-        available = round(plan.requests * level.repeats * _share(term, plan.workload))
-        if windowed and plan.rate is not None:
-            available = int(plan.rate * term.window_ns / 1e9)
-        least = needed(term, confidence)
-        if term.kind == "sustained" and _all_poisson(plan.workload):
-            least = max(least, alike(term.limit, confidence))
-        if available < least:
-            scope = (
-                "each window has" if windowed else f"{level.repeats} runs have" if level.repeats > 1 else "there are"
-            )
-            what = f"{words(term)}: needs {least:,} requests to be shown at all, {scope} {available:,}"
-            report.fault(loc, what, _sample_hint(least, plan, windowed))
+        elif lacking := _too_short(term, plan, contract) or _too_few(term, plan, contract):
+            what, hint = lacking
+            if plan.shortened_from_ns is None:
+                report.fault(loc, what, hint)
+            else:
+                undecidable.append(words(term))
+    return replace(plan, undecidable=tuple(undecidable))
+
+
+def _too_few(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str] | None:
+    """What is wrong, and the hint, where a term has too few requests, or no two windows."""
+    level, confidence = plan.level, contract.confidence
+    if term.kind in POOLED:
+        return None
+    windowed = bool(term.window_ns)
+    if windowed and plan.duration_ns is not None and plan.duration_ns < WINDOWS * term.window_ns:
+        length = format.duration(plan.duration_ns / 1e9)
+        what = f"{words(term)}: a load of {length} has no two windows of {format.duration(term.window_ns / 1e9)}"
+        return what, f"duration: {math.ceil(WINDOWS * term.window_ns / 1e9)}s or more"
+    if plan.requests is None:
+        return None  # a closed loop limited by time: the number is known only after the run
+    available = round(plan.requests * level.repeats * _share(term, plan.workload))
+    if windowed and plan.rate is not None:
+        available = int(plan.rate * term.window_ns / 1e9)
+    least = needed(term, confidence)
+    if term.kind == "sustained" and _all_poisson(plan.workload):
+        least = max(least, alike(term.limit, confidence))
+    if available >= least:
+        return None
+    scope = "each window has" if windowed else f"{level.repeats} runs have" if level.repeats > 1 else "there are"
+    what = f"{words(term)}: needs {least:,} requests to be shown at all, {scope} {available:,}"
+    return what, _sample_hint(least, plan, windowed)
 
 
 def _share(term: Promise, workload: Workload) -> float:
@@ -379,15 +433,20 @@ def _sample_hint(least: int, plan: Planned, windowed: bool) -> str:
 
 
 def planned_words(planned: Planned) -> list[str]:
-    """A level and its terms as lines of text, to show before the run."""
+    """A level's load as lines of text, to show before the run."""
     level = planned.level
     each = "" if planned.requests is None else f", {planned.requests:,} requests"
     length = "" if planned.duration_ns is None else f", {format.duration(planned.duration_ns / 1e9)}"
-    lines = [
-        f"level {level.name}: {level.workload}{each}{length}, {level.repeats} run{'s' if level.repeats > 1 else ''}"
-    ]
-    return lines + [
-        f"  {kind:<6} {words(term)}"
-        for kind, terms in (("must", level.must), ("should", level.should))
-        for term in terms
-    ]
+    runs = f"{level.repeats} run{'s' if level.repeats > 1 else ''}"
+    lines = [f"level {level.name}: {level.workload}{each}{length}, {runs}"]
+    lines += [f"  {shortened}"] if (shortened := shortened_words(planned)) else []
+    lines += [f"  can no longer pass: {', '.join(planned.undecidable)}"] if planned.undecidable else []
+    return lines
+
+
+def shortened_words(planned: Planned) -> str:
+    """By how much a level's load is shorter than in the contract; "" when it is not."""
+    if planned.shortened_from_ns is None or planned.duration_ns is None:
+        return ""
+    before = "its own end" if not planned.shortened_from_ns else format.duration(planned.shortened_from_ns / 1e9)
+    return f"{format.duration(planned.duration_ns / 1e9)} of load instead of {before} (--duration)"

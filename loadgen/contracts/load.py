@@ -32,11 +32,17 @@ from loadgen.workload.yaml_marks import Map
 
 
 def load_contract(
-    path: Path, *, gpus: int | None = None, repeats: int | None = None, env: Mapping[str, str] = os.environ
+    path: Path,
+    *,
+    gpus: int | None = None,
+    repeats: int | None = None,
+    longest_ns: int | None = None,
+    env: Mapping[str, str] = os.environ,
 ) -> Checked:
     """Load and check a contract: the path of a file, or the bare name of a packaged one.
 
-    `repeats`: the number of runs of every level, instead of what the file says.
+    `repeats`: the number of runs of every level, instead of what the file says. `longest_ns`: no level's load is
+    longer; terms that then cannot pass are no faults, but named in the plan.
 
     Raises Faults with everything that is wrong: shape, units, unknown terms and workloads, contradictions, and samples
     too small for their terms.
@@ -58,7 +64,7 @@ def load_contract(
     drafts = [_draft(i, level, scratch) for i, level in written]
     top, prices = _top(document, scratch), price_file.load_prices
     planned, contract_faults, other_faults = lint.check(
-        top, drafts, document, label, file.parent, gpus=gpus, env=env, load_prices=prices
+        top, drafts, document, label, file.parent, gpus=gpus, longest_ns=longest_ns, env=env, load_prices=prices
     )
     faults = in_order([*source.faults, *contract_faults]) + other_faults
     if faults or contract is None:

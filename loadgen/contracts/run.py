@@ -3,15 +3,16 @@
 IO. The folder holds `contract.yaml` (and `contract.resolved.yaml`), `prices.yaml` if it names one, `doctor.json`,
 `target.json`, a folder per level with its runs, `verdict.json`, `verdict.html`, `junit.xml`, and `SHA256SUMS` in the
 format of `sha256sum -c`.
-`again` recomputes the verdict from the records.
+`again` recomputes the verdict from the records; `extend` adds runs to a stored validation.
 """
 
 from __future__ import annotations
 
 import datetime
 import hashlib
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -21,12 +22,12 @@ import msgspec
 import numpy as np
 
 from loadgen import run_folder
-from loadgen.contracts import schema, verdict
+from loadgen.contracts import lint, schema, verdict
 from loadgen.contracts.evaluate import MeasuredLevel, Money
-from loadgen.contracts.schema import Checked, Contract, ContractLevel
+from loadgen.contracts.schema import Checked, Contract, ContractLevel, Planned
 from loadgen.contracts.steady_samples import RecordedRun
-from loadgen.contracts.verdict import Validation
-from loadgen.errors import Faults, TargetError, UserError
+from loadgen.contracts.verdict import LevelVerdict, Validation
+from loadgen.errors import Fault, Faults, TargetError, UserError
 from loadgen.execution.folder_names import alone, run_id
 from loadgen.execution.plan import Settings
 from loadgen.execution.repeats import pause, seeded
@@ -38,7 +39,7 @@ from loadgen.preflight.target_checks import FAULT, WARNING, Finding
 from loadgen.report import junit
 from loadgen.report import validation as verdict_page
 from loadgen.report.validation import cases
-from loadgen.results import checksums, store
+from loadgen.results import checksums, manifest, store
 from loadgen.results.manifest import TargetFacts
 from loadgen.stats.intervals import Bounds
 from loadgen.stats.quantiles import Histogram
@@ -66,6 +67,8 @@ class _RunFacts(msgspec.Struct, frozen=True):
     preflight: tuple[str, ...]
     metadata: dict[str, str] = {}
     findings: tuple[Finding, ...] = ()  # of the preflight, for the page
+    shortened: dict[str, str] = {}  # level -> by how much its load is shorter than in the contract, in words
+    looks: tuple[dict[str, int], ...] = ()  # level -> its runs at each look, where the validation was extended
 
 
 def run(
@@ -113,9 +116,7 @@ def _carry_out(
     if checked.contract.prices:
         (folder / PRICES).write_bytes((checked.folder / checked.contract.prices).read_bytes())
     say(f"folder: {folder}")
-    gpus = checked.contract.gpus  # like --gpus: for each endpoint without a number of its own
-    targets = tuple(replace(target, gpus=target.gpus or gpus) for target in settings.targets)
-    settings = replace(settings, gpus=settings.gpus or gpus, targets=targets)
+    settings = _with_gpus(settings, checked.contract.gpus)
     findings = _preflight(settings, folder, say)
     faults = [f"{finding.check}: {finding.found}" for finding in findings if finding.state == FAULT]
     trouble: dict[str, str] = {}
@@ -126,35 +127,189 @@ def _carry_out(
             trouble[name] = f"the target cannot be used: {'; '.join(faults)}" if faults else "the user broke it off"
             continue
         how = _repetition(planned.level, repetition)
-        summaries: list[Summary] = []
-        while not how.enough(summaries):
-            repeat = len(summaries) + 1
-            run_name = f"{name}, run {repeat}"
-            if repeat > 1 and not pause(how, run_name, virtual=settings.virtual, say=say, wait=wait):
-                interrupted = True
-                break
-            say(f"level {name}, run {repeat} of {how.words}")
-            try:
-                workload = _of_run(planned.workload, name, repeat, seed, salt)
-                summary, _ = perform(workload, replace(settings, out=folder / name / f"r{repeat}"))
-            except TargetError as error:
-                trouble[name] = f"run {repeat} could not be done: {error.what}"
-                break
-            except Faults as fault_list:
-                reasons = "; ".join(fault.what for fault in fault_list.faults)
-                trouble[name] = f"run {repeat} could not be done: {reasons}"
-                break
-            summaries.append(summary)
-            if summary.run.state == "interrupted":
-                interrupted = True
-                break
-        if interrupted and not trouble.get(name) and not how.enough(summaries):
+        summaries, interrupted, problem = _runs_of_level(
+            planned, how, folder, settings, perform=perform, say=say, seed=seed, salt=salt, wait=wait
+        )
+        if problem:
+            trouble[name] = problem
+        elif interrupted and not how.enough(summaries):
             trouble[name] = f"the user broke it off after {len(summaries)} of {how.words} runs"
-    warnings = tuple(f"{finding.check}: {finding.found}" for finding in findings if finding.state in (FAULT, WARNING))
-    metadata = dict(settings.metadata)
-    facts = _RunFacts(settings.shown, started, _now(), interrupted, trouble, warnings, metadata, tuple(findings))
-    (folder / PLACE).write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
+    facts = _RunFacts(
+        target=settings.shown,
+        started=started,
+        ended=_now(),
+        interrupted=interrupted,
+        trouble=trouble,
+        preflight=_warnings(findings),
+        metadata=dict(settings.metadata),
+        findings=tuple(findings),
+        shortened={planned.level.name: words for planned in checked.levels if (words := lint.shortened_words(planned))},
+    )
     return _judge_and_write(folder, checked.contract, facts)
+
+
+def _runs_of_level(
+    planned: Planned,
+    how: Repetition,
+    folder: Path,
+    settings: Settings,
+    *,
+    perform: Execute,
+    say: Callable[[str], None],
+    seed: int | None,
+    salt: str | None,
+    wait: Callable[[float], None],
+    before: int = 0,
+) -> tuple[list[Summary], bool, str]:
+    """The runs of a level, after the `before` that there are: their summaries, whether the user broke them off, and why
+    one could not be done ("" when all could)."""
+    name = planned.level.name
+    summaries: list[Summary] = []
+    while not how.enough(summaries):
+        repeat = before + len(summaries) + 1
+        if repeat > 1 and not pause(how, f"{name}, run {repeat}", virtual=settings.virtual, say=say, wait=wait):
+            return summaries, True, ""
+        say(f"level {name}, run {repeat} of {how.words if not before else f'{before} + {how.words}'}")
+        try:
+            workload = _of_run(planned.workload, name, repeat, seed, salt)
+            summary, _ = perform(workload, replace(settings, out=folder / name / f"r{repeat}"))
+        except TargetError as error:
+            return summaries, False, f"run {repeat} could not be done: {error.what}"
+        except Faults as fault_list:
+            reasons = "; ".join(fault.what for fault in fault_list.faults)
+            return summaries, False, f"run {repeat} could not be done: {reasons}"
+        summaries.append(summary)
+        if summary.run.state == "interrupted":
+            return summaries, True, ""
+    return summaries, False, ""
+
+
+def extend(
+    folder: Path,
+    checked: Checked,
+    settings: Settings,
+    *,
+    add_ns: int | None,
+    perform: Execute,
+    say: Callable[[str], None],
+    seed: int | None = None,
+    salt: str | None = None,
+    repetition: Repetition | None = None,
+    wait: Callable[[float], None] = time.sleep,
+) -> Validation:
+    """Add runs to the levels of a stored validation that have undecided terms, and judge all runs together.
+
+    `add_ns`: the length of each added run; None: as in the contract. The others are as in `run`. A run that is broken
+    off is deleted and counts for nothing.
+
+    Raises UserError or Faults for a folder, contract or target that does not fit, and where nothing can be gained.
+    """
+    validation = again(folder)
+    contract, facts = _read(folder)
+    _check_extension(folder, checked, settings, validation, facts)
+    undecided = {level.name: _undecided(contract, level) for level in validation.levels if not level.trouble}
+    against = {name for names in undecided.values() for name in names}
+    chosen = [
+        planned for planned in checked.levels if undecided.get(planned.level.name) or planned.level.name in against
+    ]
+    if not chosen:
+        what = (
+            "no term is undecided for want of load" if validation.verdict != verdict.PASS else "every term is decided"
+        )
+        raise UserError(
+            what, str(folder), "nothing is gained by more load; loadgen validate with a new folder runs anew"
+        )
+    settings = _with_gpus(settings, contract.gpus)
+    findings = _preflight(settings, folder, say)
+    if faults := [finding for finding in findings if finding.state == FAULT]:
+        checksums.write(folder)
+        raise Faults([UserError(f"{one.check}: {one.found}", settings.shown, one.meaning) for one in faults])
+    counts = {level.name: len(level.runs) for level in validation.levels}
+    added = dict(counts)
+    for planned in chosen:
+        name = planned.level.name
+        longer = planned if add_ns is None else replace(planned, workload=lint.lasting(planned.workload, add_ns))
+        how = _repetition(planned.level, repetition)
+        summaries, interrupted, problem = _runs_of_level(
+            longer,
+            how,
+            folder,
+            settings,
+            perform=perform,
+            say=say,
+            seed=seed,
+            salt=salt,
+            wait=wait,
+            before=counts[name],
+        )
+        finished = sum(summary.run.state != "interrupted" for summary in summaries)
+        added[name] += finished
+        for broken in (folder / name).glob("r*"):
+            if int(broken.name[1:]) > added[name]:
+                shutil.rmtree(broken)
+        if interrupted or problem:
+            say(f"level {name}: {problem or 'broken off'}; {finished} of its added runs count")
+            break
+    else:
+        interrupted = False
+    if added != counts:
+        looks = (*(facts.looks or (counts,)), added)
+        facts = msgspec.structs.replace(facts, ended=_now(), looks=looks, findings=tuple(findings))
+    extended = _judge_and_write(folder, contract, facts)
+    return msgspec.structs.replace(extended, interrupted=True) if interrupted else extended
+
+
+def command_of(folder: Path) -> list[str]:
+    """The command line of a stored validation, without the program and its --bundle. Raises UserError."""
+    run_file = next(folder.glob("*/r*/run.json"), None)
+    if not (folder / PLACE).is_file() or run_file is None:
+        raise UserError(
+            "no validation with a run in this folder", str(folder), "the folder that loadgen validate named"
+        )
+    words = iter(manifest.decode(run_file.read_bytes(), str(run_file)).command[1:])
+    kept = []
+    for word in words:
+        if word == "--bundle":
+            next(words, None)
+        elif not word.startswith("--bundle="):
+            kept.append(word)
+    return kept
+
+
+def _check_extension(
+    folder: Path, checked: Checked, settings: Settings, validation: Validation, facts: _RunFacts
+) -> None:
+    """Raises Faults for a contract or target other than that of the folder, and UserError for a broken promise."""
+    faults: list[Fault] = []
+    if checked.text != (folder / CONTRACT).read_text("utf-8"):
+        faults.append(UserError(f"is not the contract in {folder}", checked.file, f"extend with {folder / CONTRACT}"))
+    if settings.shown != facts.target:
+        faults.append(
+            UserError(f"this validation is of {facts.target}", settings.shown, "a new folder for this target")
+        )
+    if validation.verdict == verdict.FAIL:
+        what = "a promise is broken, and stays so: more load takes no verdict back"
+        faults.append(UserError(what, str(folder), "after a change of the server: loadgen validate with a new folder"))
+    if faults:
+        raise Faults(faults)
+
+
+def _undecided(contract: Contract, level: LevelVerdict) -> set[str]:
+    """The levels that the undecided terms of a level need: itself, and those that it is compared with."""
+    of_contract = next(one for one in contract.levels if one.name == level.name)
+    terms = zip(level.terms, (*of_contract.must, *of_contract.should), strict=True)
+    open_terms = [term for judged, term in terms if judged.verdict == verdict.INCONCLUSIVE]
+    return {level.name for _ in open_terms[:1]} | {term.level for term in open_terms if term.level}
+
+
+def _with_gpus(settings: Settings, gpus: int | None) -> Settings:
+    """The settings with the contract's GPUs, like --gpus: for each endpoint without a number of its own."""
+    targets = tuple(replace(target, gpus=target.gpus or gpus) for target in settings.targets)
+    return replace(settings, gpus=settings.gpus or gpus, targets=targets)
+
+
+def _warnings(findings: Sequence[Finding]) -> tuple[str, ...]:
+    return tuple(f"{finding.check}: {finding.found}" for finding in findings if finding.state in (FAULT, WARNING))
 
 
 def _of_run(workload: Workload, level: str, repeat: int, seed: int | None, salt: str | None) -> Workload:
@@ -195,6 +350,7 @@ def _read(folder: Path) -> tuple[Contract, _RunFacts]:
 
 
 def _judge_and_write(folder: Path, contract: Contract, facts: _RunFacts) -> Validation:
+    (folder / PLACE).write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
     validation = _verdict(folder, contract, facts)
     for name, data in _outputs(folder, validation, contract, facts).items():
         store.replace(folder / name, data, shared=name != VERDICT)
@@ -223,7 +379,13 @@ def _outputs(folder: Path, validation: Validation, contract: Contract, facts: _R
 def _verdict(folder: Path, contract: Contract, facts: _RunFacts) -> Validation:
     measured = {level.name: _level_runs(folder, level.name, facts.trouble) for level in contract.levels}
     prices = _prices(folder, contract)
-    level_verdicts = verdict.levels(contract, measured, None if prices is None else money(prices))
+    level_verdicts = verdict.after_looks(contract, measured, facts.looks, None if prices is None else money(prices))
+    level_verdicts = tuple(
+        msgspec.structs.replace(level, notes=(facts.shortened[level.name], *level.notes))
+        if level.name in facts.shortened
+        else level
+        for level in level_verdicts
+    )
     target = next((level.runs[0].summary.target for level in measured.values() if level.runs), TargetFacts())
     return Validation(
         contract=contract.name,
@@ -231,6 +393,7 @@ def _verdict(folder: Path, contract: Contract, facts: _RunFacts) -> Validation:
         verdict=verdict.together([level.verdict for level in level_verdicts]),
         sentence=verdict.sentence(level_verdicts),
         confidence=contract.confidence,
+        looks=max(len(facts.looks), 1),
         target=facts.target,
         model=target.model,
         server=target.server,
@@ -358,4 +521,4 @@ def verify(folder: Path) -> dict[str, str]:
     return checksums.changed(folder) | dict.fromkeys(checksums.unlisted(folder), "not in the list of hashes")
 
 
-__all__ = ["again", "money", "read_run", "run", "verify"]
+__all__ = ["again", "command_of", "extend", "money", "read_run", "run", "verify"]

@@ -259,13 +259,19 @@ class Contract(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A level and its load: `workload` is the level's workload with the level's own rate, bounds and SLO applied."""
+    """A level and its load: `workload` is the level's workload with the level's own rate, bounds and SLO applied.
+
+    `shortened_from_ns`: the contract's own length, where a shorter one was asked for (0: it is not known before); then
+    `undecidable` says which of its terms cannot pass in the time that is left.
+    """
 
     level: ContractLevel
     workload: Workload
     requests: int | None  # expected measured requests of one run; None: not known before (closed loop by time)
     rate: float | None  # expected measured requests per second
     duration_ns: int | None  # of the measured stages together
+    shortened_from_ns: int | None = None
+    undecidable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

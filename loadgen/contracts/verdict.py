@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 from typing import Any, Literal
@@ -34,7 +35,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """One judged term. `value`, `low`, `high`, `limit` are in `unit`; null where not bounded or not known.
 
     `horizon_s`: the verdict holds for what comes back within this time, on average. `looks`: the independent looks at
-    the server behind it. Null where not known, and in verdicts of older versions.
+    the server behind it. Null where not known, and in verdicts of older versions. `look`: of a validation that was
+    extended, at which look this was decided, or the last one.
     """
 
     term: str
@@ -51,6 +53,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     sample: int = 0
     horizon_s: float | None = None
     looks: int | None = None
+    look: int | None = None
 
 
 class LevelVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +80,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     sentence: str
     confidence: float
+    looks: int = 1  # how often the records were judged: once, and once more after each extension
     target: str
     model: str
     server: str
@@ -89,6 +93,45 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     levels: tuple[LevelVerdict, ...]
     interrupted: bool = False
     preflight: tuple[str, ...] = ()  # warnings of the preflight, in words
+
+
+class NeededLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What a term needs, by a simulation. `needed_s`: load over all runs of the level; None: more than was simulated.
+
+    `outcome`: what the term comes to at the level's own length: PASS, FAIL or INCONCLUSIVE. `reason`: of an undecided
+    one, at the longest that was simulated.
+    """
+
+    kind: str
+    term: str
+    needed_s: float | None
+    outcome: Verdict
+    reason: str
+
+
+class LevelForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """What the terms of a level need. `length_s`: the load of all its runs; `simulated_s`: so much was simulated.
+
+    `trouble`: why nothing is known.
+    """
+
+    name: str
+    length_s: float
+    simulated_s: float
+    terms: tuple[NeededLoad, ...]
+    trouble: str = ""
+
+
+def looks_words(validation: Validation) -> str:
+    """What a validation that was extended rests on; "" when it was not."""
+    if validation.looks == 1:
+        return ""
+    confidence = 1 - (1 - validation.confidence) / 2 ** (validation.looks - 1)
+    return (
+        f"extended: judged {validation.looks} times, and a term that was decided stays so. This time "
+        f"{confidence * 100:g} % of confidence were asked for, so that all looks together err in no more than "
+        f"{(1 - validation.confidence) * 100:g} %"
+    )
 
 
 def exit_code(validation: Validation) -> int:
@@ -127,6 +170,53 @@ def levels(
 ) -> tuple[LevelVerdict, ...]:
     """The verdict on every level of the contract, in its order."""
     return tuple(_judge_level(contract, level, measured, money) for level in contract.levels)
+
+
+def after_looks(
+    contract: Contract,
+    measured: Mapping[str, MeasuredLevel],
+    looks: Sequence[Mapping[str, int]],
+    money: Money | None = None,
+) -> tuple[LevelVerdict, ...]:
+    """The verdict on every level of a validation that was extended; `looks` has the runs of each level at each look.
+
+    Look k is judged at a confidence of 1 - (1 - confidence) / 2^(k - 1), and a term that is decided stays so. All looks
+    together then pass a broken promise, or fail a kept one, with a probability of 1 - confidence at most: each errs on
+    one side with half of what its confidence leaves, and the sum over all k is (1 - confidence) / 2 * (1 + 1/2 + ...).
+    """
+    if not looks:
+        return levels(contract, measured, money)
+    judged: tuple[LevelVerdict, ...] = ()
+    for number, runs in enumerate(looks):
+        confidence = 1 - (1 - contract.confidence) / 2**number
+        so_far = {name: replace(level, runs=level.runs[: runs.get(name, 0)]) for name, level in measured.items()}
+        now = levels(contract.model_copy(update={"confidence": confidence}), so_far, money)
+        now = tuple(_at_look(level, number + 1) for level in now)
+        judged = tuple(map(_kept, judged, now)) if judged else now
+    return judged
+
+
+def _at_look(level: LevelVerdict, look: int) -> LevelVerdict:
+    terms = tuple(msgspec.structs.replace(term, look=look) for term in level.terms)
+    return msgspec.structs.replace(level, terms=terms)
+
+
+def _kept(before: LevelVerdict, now: LevelVerdict) -> LevelVerdict:
+    """A level at its latest look, with the terms that were decided before as they were."""
+    if len(before.runs) == len(now.runs) and all(term.verdict != INCONCLUSIVE for term in before.terms):
+        return before
+    terms = tuple(
+        now_term if term.verdict == INCONCLUSIVE else term
+        for term, now_term in zip(before.terms, now.terms, strict=True)
+    )
+    must = [term.verdict for term in terms if term.kind == "must"]
+    is_decided = any(term.verdict != INCONCLUSIVE for term in terms)
+    return msgspec.structs.replace(
+        now,
+        terms=terms,
+        verdict=together(must) if must else "PASS",
+        trouble="" if is_decided else now.trouble,
+    )
 
 
 def _judge_level(

@@ -14,7 +14,7 @@ import pickle
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -111,12 +111,21 @@ class _Reader(pickle._Unpickler):
     """An unpickler that can build only lists, mappings, texts, numbers and stand-ins.
 
     Based on the pure Python unpickler. It is five times slower than the C one, but the C one allocates as much memory
-    as a damaged length byte asks for.
+    as a damaged length byte asks for; so does this one for a bytearray alone.
     """
 
     def __init__(self, file: Any, path: Path) -> None:
         super().__init__(file)
         self._path = path
+
+    def _bytearray(self) -> None:
+        size = int.from_bytes(self.read(8), "little")
+        data = bytearray(self.read(size))
+        if len(data) < size:
+            raise EOFError("a bytearray that is cut off")
+        self.append(data)
+
+    dispatch: ClassVar = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: _bytearray}
 
     def find_class(self, module: str, name: str) -> Any:
         stand_in = STAND_INS.get((module, name))

@@ -14,8 +14,18 @@ from urllib.parse import quote
 
 from loadgen import format
 from loadgen.contracts.schema import words
-from loadgen.contracts.verdict import FAIL, INCONCLUSIVE, PASS, Judgement, LevelVerdict, Validation
-from loadgen.report import page, stimulus
+from loadgen.contracts.verdict import (
+    FAIL,
+    INCONCLUSIVE,
+    PASS,
+    Judgement,
+    LevelForecast,
+    LevelVerdict,
+    NeededLoad,
+    Validation,
+    looks_words,
+)
+from loadgen.report import page, stimulus, table
 from loadgen.report.junit import Case
 from loadgen.report.table import wrapped
 from loadgen.results.manifest import Host, TargetFacts
@@ -41,6 +51,7 @@ TERMS = {
     "good_requests": "requests per second that meet every limit of the contract's slo",
 }
 WIDTH = 110  # columns of the text
+DECIDED = {PASS: "kept", FAIL: "broken", INCONCLUSIVE: "undecided"}
 KIND = {PASS: "good", FAIL: "bad", INCONCLUSIVE: "warn"}
 
 
@@ -60,6 +71,8 @@ def render(
     sheet.say(f"{validation.verdict}: {validation.sentence}.", f"sentence {KIND[validation.verdict]}")
     sheet.say(f"{validation.verdict} means: {MEANING[validation.verdict]}.")
     sheet.say(contract.description)
+    if extended := looks_words(validation):
+        sheet.say(extended)
     sheet.section("Every promise against its limit")
     _margins(sheet, validation, contract)
     shared_notes = _shared(validation)
@@ -231,6 +244,7 @@ def text(validation: Validation) -> str:
         lines += wrapped(f"{head.lower()}: {', '.join(texts)}", rest="  ")
     if validation.simulated:
         lines.append("SIMULATED, not a real server: this verdict is an exercise")
+    lines += wrapped(looks_words(validation), width=WIDTH)
     shared_notes = _shared(validation)
     for level in validation.levels:
         lines += ["", f"{level.name}: {level.verdict}   ({_load(level)})"]
@@ -244,6 +258,29 @@ def text(validation: Validation) -> str:
     for note in shared_notes:
         lines += _wrapped("note, of every level: ", note)
     return "\n".join([*lines, "", f"{validation.verdict}: {validation.sentence}"]) + "\n"
+
+
+def forecast_text(levels: Sequence[LevelForecast], simulated: str, *, asked: str | None) -> str:
+    """What each term needs for a decision, as text. `asked`: the real target that it was not simulated on."""
+    preset = simulated.removeprefix("simulated: ")
+    lines = ["", *wrapped(f"What each term needs for a decision, on a simulated {preset}:", width=WIDTH)]
+    for level in levels:
+        length = f": {format.duration(level.length_s)} of load" if level.terms else ""
+        lines += ["", f"level {level.name}{length}"]
+        lines += _wrapped("  ", level.trouble) if level.trouble else []
+        rows = [(term.kind, term.term, _needs(term, level), DECIDED[term.outcome]) for term in level.terms]
+        lines += table.text(("", "term", "needs", "in this time"), rows, left=2, remarks=True) if rows else []
+        for term in level.terms:
+            lines += wrapped(f"{term.term}: {term.reason}", "  ", "    ", WIDTH) if term.reason else []
+    where = f"{asked} is not {preset}. " if asked else ""
+    note = f"{where}A real server varies more than its model, and may need longer. Another model: --url sim:PRESET"
+    return "\n".join([*lines, "", *wrapped(note, width=WIDTH)]) + "\n"
+
+
+def _needs(term: NeededLoad, level: LevelForecast) -> str:
+    if term.needed_s is None:
+        return f"> {format.duration(level.simulated_s)}"
+    return format.duration(term.needed_s)
 
 
 def _wrapped(lead: str, sentence: str) -> list[str]:

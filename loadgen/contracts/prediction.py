@@ -1,0 +1,166 @@
+"""Predicts how long a load each term of a contract needs for a decision, by runs of a simulated server in virtual time.
+
+Each level is run for several times its own length, from an empty server. The records up to each of a row of lengths are
+judged as a run of that length would be; the shortest from which on the term stays decided is what it needs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from loadgen.contracts import lint, verdict
+from loadgen.contracts.evaluate import MeasuredLevel, Money
+from loadgen.contracts.run import read_run
+from loadgen.contracts.schema import Checked, Planned
+from loadgen.contracts.steady_samples import RecordedRun
+from loadgen.contracts.verdict import INCONCLUSIVE, LevelForecast, LevelVerdict, NeededLoad
+from loadgen.errors import Faults, TargetError
+from loadgen.execution.plan import SCHEME, Settings
+from loadgen.execution.run import Execute
+from loadgen.metrics.summary import summarize
+from loadgen.sim.server.options import PHYSICAL
+from loadgen.stats.quantiles import Histogram
+
+LONGEST = 4.0  # times the length of the level: so long is looked ahead
+MOST_REQUESTS = 60_000  # of a level: a simulation of more takes minutes
+STEP = 2**0.25  # between one length and the next: what is needed is known to a fifth
+SHORTEST = 1 / 16  # of the level's length
+
+
+def on(settings: Settings) -> Settings:
+    """The simulated server to predict with: the preset that `--url sim:PRESET` names, else the default one."""
+    if settings.virtual:
+        return settings
+    return Settings(url=f"{SCHEME}{PHYSICAL['preset']}", gpus=settings.gpus, command=settings.command)
+
+
+def predict(
+    checked: Checked,
+    settings: Settings,
+    *,
+    perform: Execute,
+    money: Money | None = None,
+    seed: int | None = None,
+    longest: float = LONGEST,
+) -> tuple[LevelForecast, ...]:
+    """The load that each term needs on the simulated server of `settings`, per level of the contract.
+
+    `longest`: so many times the length of a level are simulated, up to MOST_REQUESTS (but never less than the level).
+    """
+    settings = replace(settings, gpus=settings.gpus or checked.contract.gpus)
+    runs: dict[str, tuple[RecordedRun, ...]] = {}
+    trouble: dict[str, str] = {}
+    for planned in checked.levels:
+        name = planned.level.name
+        try:
+            runs[name] = _simulated(planned, settings, perform, seed, longest)
+        except (Faults, TargetError) as error:
+            trouble[name] = str(error)
+    lengths = {name: _length_s(level_runs[0]) for name, level_runs in runs.items()}
+    return tuple(
+        LevelForecast(name=planned.level.name, length_s=0, simulated_s=0, terms=(), trouble=trouble[planned.level.name])
+        if planned.level.name in trouble
+        else _forecast(checked, planned, runs, lengths, money)
+        for planned in checked.levels
+    )
+
+
+def _simulated(
+    planned: Planned, settings: Settings, perform: Execute, seed: int | None, longest: float
+) -> tuple[RecordedRun, ...]:
+    """The runs of a level, each several times as long as it is planned."""
+    ahead = longest
+    if planned.requests:
+        ahead = max(1.0, min(longest, MOST_REQUESTS / (planned.requests * planned.level.repeats)))
+    workload = planned.workload
+    if planned.duration_ns is not None:
+        workload = lint.lasting(workload, round(planned.duration_ns * ahead))
+    found = []
+    for number in range(planned.level.repeats):
+        with tempfile.TemporaryDirectory() as folder:
+            own_seed = {} if seed is None else {"seed": seed + number}
+            _, kept = perform(workload.model_copy(update=own_seed), replace(settings, out=Path(folder) / "run"))
+            found.append(replace(read_run(kept, Path(folder)), folder=f"{planned.level.name}/r{number + 1}"))
+    return tuple(found)
+
+
+def _forecast(
+    checked: Checked,
+    planned: Planned,
+    runs: dict[str, tuple[RecordedRun, ...]],
+    lengths: dict[str, float],
+    money: Money | None,
+) -> LevelForecast:
+    """Judges the runs of a level at each length."""
+    name, repeats = planned.level.name, planned.level.repeats
+    simulated_s = lengths[name]
+    own_s = simulated_s if planned.duration_ns is None else min(planned.duration_ns / 1e9, simulated_s)
+    judged: list[tuple[float, LevelVerdict]] = []
+    for length_s in sorted({own_s, *_lengths(own_s, simulated_s)}):
+        cut = {
+            other: tuple(_up_to(run, length_s / own_s * _own_s(checked, other, lengths)) for run in others)
+            for other, others in runs.items()
+            if other == name or any(term.level == other for term in (*planned.level.must, *planned.level.should))
+        }
+        measured = {other: MeasuredLevel(runs=others) for other, others in cut.items()}
+        contract = checked.contract.model_copy(update={"levels": (planned.level,)})
+        judged.append((length_s, verdict.levels(contract, measured, money)[0]))
+    at_own = next(level for length_s, level in judged if length_s == own_s)
+    terms = []
+    for place, term in enumerate(at_own.terms):
+        needed_s = None
+        for length_s, level in reversed(judged):
+            if level.terms[place].verdict == INCONCLUSIVE:
+                break
+            needed_s = length_s * repeats
+        last = judged[-1][1].terms[place]
+        reason = last.reason if last.verdict == INCONCLUSIVE else ""
+        terms.append(NeededLoad(kind=term.kind, term=term.term, needed_s=needed_s, outcome=term.verdict, reason=reason))
+    return LevelForecast(
+        name=name, length_s=own_s * repeats, simulated_s=simulated_s * repeats, terms=tuple(terms), trouble=""
+    )
+
+
+def _own_s(checked: Checked, name: str, lengths: dict[str, float]) -> float:
+    """The length of one run of a level as it is planned."""
+    planned = next(one for one in checked.levels if one.level.name == name)
+    return lengths[name] if planned.duration_ns is None else min(planned.duration_ns / 1e9, lengths[name])
+
+
+def _lengths(own_s: float, simulated_s: float) -> list[float]:
+    steps = np.arange(np.ceil(np.log(SHORTEST) / np.log(STEP)), np.log(simulated_s / own_s) / np.log(STEP) + 1e-9)
+    return [float(own_s * STEP**step) for step in steps if step]
+
+
+def _length_s(run: RecordedRun) -> float:
+    """How long the measured load of a run was."""
+    due = run.columns()["due_ns"]
+    planned = [
+        (stage.end_ns - stage.start_ns) / 1e9
+        for stage in run.header.stages
+        if stage.measured and stage.end_ns is not None
+    ]
+    return sum(planned) if planned else float(due.max() - due.min()) / 1e9
+
+
+def _up_to(run: RecordedRun, length_s: float) -> RecordedRun:
+    """The run as if its measured load had ended after this time."""
+    start_ns = min((stage.start_ns for stage in run.header.stages if stage.measured), default=0)
+    rows = run.rows[run.rows["due_ns"] < start_ns + round(length_s * 1e9)]
+    stages = tuple(
+        msgspec.structs.replace(
+            stage,
+            slots=int((rows["stage"] == number).sum()),
+            end_ns=None if stage.end_ns is None else min(stage.end_ns, start_ns + round(length_s * 1e9)),
+        )
+        for number, stage in enumerate(run.header.stages)
+    )
+    header = msgspec.structs.replace(run.header, stages=stages)
+    first = next((number for number, stage in enumerate(stages) if stage.measured), 0)
+    gaps = [run.gaps if number == first else Histogram() for number in range(len(stages))]  # of the whole run
+    return replace(run, header=header, rows=rows, summary=summarize(header, rows, gaps))
