@@ -71,6 +71,18 @@ def duration_ns(text: str, bare: str | None = None) -> int:
     return ns
 
 
+def time_slice(text: str, bare: str | None = None) -> tuple[int, int | None]:
+    """Begin and end in ns of `10m..20m`, `10m..` or `..20m`; None: no end. Raises `Wrong`."""
+    hint = "write 10m..20m, 10m.. (to the end) or ..20m (from the beginning)"
+    begin, dots, end = text.strip().partition("..")
+    if not dots or not (begin or end):
+        raise Wrong("is no part of a time", hint)
+    found = duration_ns(begin, bare) if begin else 0, duration_ns(end, bare) if end else None
+    if found[1] is not None and found[1] <= found[0]:
+        raise Wrong("ends before it begins", hint)
+    return found
+
+
 def rate_per_s(text: str, bare: bool = False) -> float:
     """Events per second of `10/s` or `600/min`; `inf` means everything at once. Always above zero. Raises `Wrong`.
 

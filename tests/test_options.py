@@ -41,6 +41,10 @@ BAD: list[tuple[str, Any, str]] = [
     ("client", "curl", "unknown value 'curl'"),
     ("keep", "all", "unknown value 'all'"),
     ("trace", "/nowhere.jsonl", "no such trace"),
+    ("trace_speed", "0", "is not a speed"),
+    ("trace_slice", "20m..10m", "ends before it begins"),
+    ("trace_loop", 0, "not a number of that kind"),
+    ("on_bad_row", "drop", "known: fail, skip"),
     ("request_rate", "fast", '"fast" is not a rate'),
     ("burstiness", -1, "not a number above zero"),
     ("concurrency", 0, "not a number of that kind"),
@@ -175,7 +179,8 @@ def test_the_table_agrees_with_what_it_becomes() -> None:
     for name, option in OPTIONS.items():
         assert option.default is None or option.default == kept[name]
     of_load = {name for name, option in OPTIONS.items() if option.part == "load"}
-    assert not read_flags(**dict.fromkeys(of_load - {"slo", "goodput", "limit", "stop_when"}, "1")).faults
+    words = {"slo", "goodput", "limit", "stop_when", "trace_slice", "on_bad_row"}
+    assert not read_flags(**dict.fromkeys(of_load - words, "1")).faults
     assert overrides({"slo": "ttft:2s", "duration": None, "seed": 3}) == read_flags(slo=("ttft:2s",), seed=3)
 
 
@@ -201,6 +206,8 @@ NOT_TAKEN: dict[str, dict[str, str]] = {
     "run": {},
     "sweep": {"keep": RECORDS},
     "search": {
+        "trace_speed": CHOSEN,
+        "trace_loop": CHOSEN,
         "request_rate": CHOSEN,
         "concurrency": CHOSEN,
         "burstiness": "a probe is Poisson or a closed loop: its interval rests on that",

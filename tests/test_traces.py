@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.errors import Fault, Faults
@@ -17,7 +19,7 @@ from loadgen.requests.build import build
 from loadgen.requests.trace_prompts import TracePrompts
 from loadgen.schedule import arrivals
 from loadgen.schedule import timetable as schedule
-from loadgen.workload import FromTrace, Replay, load, of_trace, read_flags, recipe_fingerprint, traces
+from loadgen.workload import FromTrace, Replay, load, of_trace, read_flags, recipe_fingerprint, trace_formats, traces
 
 MS, S = 1_000_000, 1_000_000_000
 
@@ -42,6 +44,50 @@ def shape(at: float, read: int, write: int, *hashes: int, **more: Any) -> dict[s
     return {**mooncake(at, read, write, *hashes), **size, **more}
 
 
+def weka(name: str, *requests: dict[str, Any]) -> dict[str, Any]:
+    return {"id": name, "models": ["m"], "block_size": 64, "hash_id_scope": "local", "requests": list(requests)}
+
+
+def call(at: float, read: int, write: int, *hashes: int, kind: str = "n") -> dict[str, Any]:
+    return {"t": at, "type": kind, "model": "m", "in": read, "out": write, "hash_ids": list(hashes)}
+
+
+def subagent(at: float, *requests: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "subagent", "t": at, "agent_id": "x", "requests": list(requests)}
+
+
+def tracelab(session: str, second: int, prefix: int, added: int, write: int) -> dict[str, Any]:
+    events = [
+        {"event_type": "tool_result", "timestamp": "2026-06-08T10:00:00Z"},
+        {"event_type": "user_message", "timestamp": f"2026-06-08T10:00:{second:02d}.500Z"},
+        {"event_type": "text", "timestamp": "2026-06-08T10:09:00Z"},
+    ]
+    return {"session_id": session, "round_index": 0, "input_tokens_total": prefix + added, "prefix_tokens": prefix,
+            "newly_append_tokens": added, "output_tokens": write, "timing_events": events}  # fmt: skip
+
+
+def span(start_ns: int, read: int | None, write: int | None, operation: str = "chat") -> dict[str, Any]:
+    usage = (("input_tokens", read), ("output_tokens", write))
+    counts = [{"key": f"gen_ai.usage.{name}", "value": {"intValue": str(n)}} for name, n in usage if n is not None]
+    kind = {"key": "gen_ai.operation.name", "value": {"stringValue": operation}}
+    talk = {"key": "gen_ai.conversation.id", "value": {"stringValue": "talk"}}
+    return {"startTimeUnixNano": str(start_ns), "attributes": [kind, talk, *counts]}
+
+
+def otlp(*spans: dict[str, Any]) -> dict[str, Any]:
+    return {"resourceSpans": [{"scopeSpans": [{"spans": list(spans)}]}]}
+
+
+def captured(second: int, read: int, write: int, *, binary: bool = False, usage: bool = True) -> dict[str, Any]:
+    answer = json.dumps({"usage": {"prompt_tokens": read, "completion_tokens": write}} if usage else {})
+    data = base64.b64encode(answer.encode()).decode() if binary else answer
+    return {"captureData": {"endpointInput": {"data": "{}", "encoding": "JSON"},
+                            "endpointOutput": {"data": data, "encoding": "BASE64" if binary else "JSON"}},
+            "eventMetadata": {"inferenceTime": f"2026-04-29T00:03:{second:02d}Z"}}  # fmt: skip
+
+
+EPOCH = 1_784_000_000 * S
+
 FILES: dict[str, tuple[list[Any], str, list[int], list[int], list[int]]] = {
     "mooncake.jsonl": (
         [mooncake(27_482, 6955, 52, *range(14)), mooncake(30_535, 6472, 26, *range(13))],
@@ -49,7 +95,7 @@ FILES: dict[str, tuple[list[Any], str, list[int], list[int], list[int]]] = {
     ),
     "seconds.jsonl": ([mooncake(0.5, 20, 3, 1, 2), mooncake(2.25, 20, 4, 1, 3)], "Mooncake",
                       [0, 1_750 * MS], [20, 20], [3, 4]),
-    "unsorted.jsonl": ([mooncake(9, 5, 1), mooncake(2, 6, 2)], "Mooncake", [0, 7 * MS], [6, 5], [2, 1]),
+    "unsorted shape.jsonl": ([shape(9, 5, 1, 7), shape(2, 6, 2, 8, 9)], "shape trace", [0, 7 * MS], [6, 5], [2, 1]),
     "bailian.jsonl": (
         [bailian(1, -1, 0.0, 30, 9, 7, 8), bailian(2, -1, 0.125, 16, 1, 9), bailian(3, 1, 61.5, 60, 8, 7, 8, 4, 5)],
         "Bailian", [0, 125 * MS, 61_500 * MS], [30, 16, 60], [9, 1, 8],
@@ -59,6 +105,28 @@ FILES: dict[str, tuple[list[Any], str, list[int], list[int], list[int]]] = {
          shape(1_700_000_000_125.0, 900, 8, 1, 2, 3, session_id="a-1", turn=1, delay=3.5)],
         "shape trace", [0, 1_544_000], [700, 900], [7, 8],
     ),
+    "weka.jsonl": (  # a sub-agent counts from its marker in the first trace, from the start of the trace in the second
+        [weka("a", call(0, 130, 5, 1, 2), subagent(10, call(0.5, 64, 7, 9)), call(20, 200, 6, 1, 2, 3)),
+         weka("b", call(1, 64, 8, 1), subagent(3, call(4, 64, 9, 1)))],
+        "Weka", [0, S, 4 * S, 10_500 * MS, 20 * S], [130, 64, 64, 64, 200], [5, 8, 9, 7, 6],
+    ),
+    "tracelab.jsonl": (
+        [tracelab("c:1", 5, 0, 1100, 30), tracelab("c:2", 7, 0, 600, 20), tracelab("c:1", 9, 1030, 500, 10)],
+        "TraceLab", [0, 2 * S, 4 * S], [1100, 600, 1530], [30, 20, 10],
+    ),
+    "spans.jsonl": (  # of calls of models only: an agent's span has the tokens of its calls once more
+        [otlp(span(EPOCH + S, 40, 4), span(EPOCH, 30, 3)),
+         otlp(span(EPOCH, 70, 7, "invoke_agent"), span(EPOCH, None, None))],
+        "OpenTelemetry GenAI", [0, S], [30, 40], [3, 4],
+    ),
+    "console.jsonl": (
+        [{"name": "chat m", "start_time": "2026-11-22T10:00:00.250000Z",
+          "attributes": {"gen_ai.usage.input_tokens": 5, "gen_ai.usage.output_tokens": 6}},
+         {"name": "GET", "start_time": "2026-11-22T10:00:00Z", "attributes": {"http.method": "GET"}}],
+        "OpenTelemetry GenAI", [0], [5], [6],
+    ),
+    "capture.jsonl": ([captured(9, 12, 30), captured(4, 13, 31, binary=True)],
+                      "SageMaker data capture", [0, 5 * S], [13, 12], [31, 30]),
     "azure.csv": (
         ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.6805900,374,44",
          "2023-11-16 18:15:50.9951690,396,109", "2023-11-16 18:15:51.0000000+00:00,5,2"],
@@ -81,7 +149,7 @@ def test_every_format_is_told_by_its_fields(name: str, tmp_path: Path) -> None:
     assert trace.format == called
     assert trace.due_ns.tolist() == due
     assert (trace.input_tokens.tolist(), trace.output_tokens.tolist()) == (read, write)
-    assert trace.skipped == (1 if name == "burst.csv" else 0)
+    assert trace.skipped == (1 if name in ("burst.csv", "spans.jsonl") else 0)
 
 
 def test_blocks_sessions_and_their_sizes(tmp_path: Path) -> None:
@@ -95,6 +163,138 @@ def test_blocks_sessions_and_their_sizes(tmp_path: Path) -> None:
     assert [own.tokens_of[number] for number in (1, 2, 3)] == [350, 350, 300]
 
 
+def test_sessions_and_blocks_of_agents(tmp_path: Path) -> None:
+    agents = traces.read_trace(written(tmp_path / "w", *FILES["weka.jsonl"][0]))
+    assert agents.session.tolist() == [0, 2, 3, 1, 0] and agents.turn.tolist() == [0, 0, 0, 0, 1]
+    assert agents.blocks(4)[:2] == agents.blocks(0)  # within a trace hashes are shared,
+    assert agents.blocks(1) == agents.blocks(2) and agents.blocks(1)[0] not in agents.blocks(
+        0
+    )  # between two they are not
+    assert agents.tokens_of[agents.blocks(0)[1]] == 64
+    rounds = traces.read_trace(written(tmp_path / "t", *FILES["tracelab.jsonl"][0]))
+    assert [len(rounds.blocks(index)) for index in range(3)] == [2, 1, 2]
+    assert rounds.blocks(2) == rounds.blocks(0) and rounds.session.tolist() == [0, 1, 0]
+    talks = traces.read_trace(written(tmp_path / "s", *FILES["spans.jsonl"][0]))
+    assert talks.session.tolist() == [0, 0]
+
+
+def parquet(path: Path, **columns: Any) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def test_tables_in_parquet(tmp_path: Path) -> None:
+    lengths: dict[str, Any] = {"input_length": [10, 20, 30], "output_length": [1, 0, 3]}
+    seconds = traces.read_trace(parquet(tmp_path / "s", timestamp=[0.25, 0.5, 2.0], **lengths))
+    assert (seconds.due_ns.tolist(), seconds.input_tokens.tolist()) == ([0, 1750 * MS], [10, 30])
+    assert (seconds.output_tokens.tolist(), seconds.skipped) == ([1, 3], 1)
+    whole = traces.read_trace(parquet(tmp_path / "m", timestamp=[250, 500, 2000], **lengths))
+    assert whole.due_ns.tolist() == seconds.due_ns.tolist()
+    burst = {"Timestamp": [5, 7], "Request tokens": [4, 5], "Response tokens": [6, 7]}
+    assert traces.read_trace(parquet(tmp_path / "b", **burst)).due_ns.tolist() == [0, 2 * S]
+    bad: dict[str, Any] = {"input_length": [10, None, 30, -4, 5, 6], "output_length": [1, 1, 10**9, 1, 2, 3]}
+    times = [1.0, 2.0, 3.0, 4.0, 0.5, 6.0]
+    with pytest.raises(Faults) as found:
+        traces.read_trace(parquet(tmp_path / "bad", timestamp=times, **bad))
+    text = str(found.value)
+    assert "row 2" in text and "row 3" in text and "row 4" in text and "row 5" in text and "goes back by 0.5 s" in text
+    kept = traces.read_trace(tmp_path / "bad", skip_bad=True)
+    assert (kept.due_ns.tolist(), kept.bad_rows) == ([0, 5 * S], 4)
+    assert "row 2: input_length is missing" in kept.first_bad
+    with pytest.raises(Fault, match="its columns are a, b"):
+        traces.read_trace(parquet(tmp_path / "o", a=[1], b=[2]))
+    with pytest.raises(Fault, match="holds string"):
+        traces.read_trace(parquet(tmp_path / "t", timestamp=["a"], input_length=[1], output_length=[1]))
+    (tmp_path / "cut").write_bytes((tmp_path / "s").read_bytes()[:-20])
+    with pytest.raises(Fault, match="cut short or damaged"):
+        traces.read_trace(tmp_path / "cut")
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zstd"])
+def test_compressed_files_and_such_as_are_cut_short(compression: str, tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    plain = written(
+        tmp_path / "t.jsonl", *(mooncake(number, 5 + number % 7, 1, number * 977) for number in range(5000))
+    )
+    packed = tmp_path / "t.packed"
+    with pa.output_stream(str(packed), compression=compression) as stream:
+        stream.write(plain.read_bytes())
+    assert traces.read_trace(packed).input_tokens.tolist() == traces.read_trace(plain).input_tokens.tolist()
+    packed.write_bytes(packed.read_bytes()[:-100])
+    with pytest.raises(Fault, match=f"the {compression} file is cut short") as found:
+        traces.read_trace(packed)
+    assert "t.packed" in str(found.value) and "copy it again" in str(found.value)
+
+
+def test_bad_rows_are_left_out_and_counted_where_asked(tmp_path: Path) -> None:
+    rows = [
+        mooncake(1, 5, 1),
+        mooncake(2, -5, 1),
+        "{broken",
+        mooncake(0.5, 5, 1),
+        mooncake(4e11, 7, 7),
+        mooncake(9, 6, 2),
+    ]
+    path = written(tmp_path / "t", *rows)
+    with pytest.raises(Faults) as found:
+        traces.read_trace(path)
+    text = str(found.value)
+    assert [f"{path}:{line}\n" in text + "\n" for line in (2, 3, 4, 5)] == [True] * 4, text
+    assert "the time goes back by" in text and "4,630 days from that of the first row" in text
+    trace = traces.read_trace(path, skip_bad=True)
+    assert (trace.due_ns.tolist(), trace.bad_rows) == ([0, 8 * MS], 4)
+    notes = TracePrompts(trace, 1, 2, tokens.load_tokenizer(None)).warnings(2)
+    assert any(
+        f"4 bad rows of the trace are left out, the first {path}:2: input_length is -5" in note for note in notes
+    )
+    with pytest.raises(Fault, match="all of its 1 rows are bad"):
+        traces.read_trace(written(tmp_path / "u", mooncake(1, -5, 1)), skip_bad=True)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"timestamp": st.integers(0, 50) | st.floats(0, 50), "input_length": st.integers(-1, 9),
+             "output_length": st.integers(-1, 3) | st.just(1.5)},
+            optional={"hash_ids": st.lists(st.integers(-1, 1 << 50), max_size=3), "session_id": st.sampled_from("ab")},
+        ),
+        min_size=1, max_size=12,
+    )
+)  # fmt: skip
+def test_many_rows_at_once_are_the_same_rows(rows: list[dict[str, Any]]) -> None:
+    import tempfile
+
+    plain = functools.partial(trace_formats.TraceFormat, "x", in_order=True)
+    found = trace_formats.of_json(rows[0])
+    assert found is not None and found.together is not None
+    made = []
+    for one_by_one in (False, True):
+        with tempfile.NamedTemporaryFile("w") as file:
+            index = traces._Index(Path(file.name), True, in_order=True)
+            lines = iter([(number, json.dumps(row)) for number, row in enumerate(rows, 1)])
+            traces._add_rows(index, plain(found.rows) if one_by_one else found, lines)
+            try:
+                trace = index.trace("x")
+            except Fault as fault:
+                made.append([str(fault.what)])
+            else:
+                columns = (
+                    trace.due_ns,
+                    trace.input_tokens,
+                    trace.output_tokens,
+                    trace.session,
+                    trace.hashes,
+                    trace.starts,
+                )
+                made.append([*(column.tolist() for column in columns), trace.tokens_of, trace.skipped, trace.bad_rows])
+    assert made[0] == made[1]
+
+
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
@@ -103,6 +303,18 @@ def test_blocks_sessions_and_their_sizes(tmp_path: Path) -> None:
         ([{"prompt": "Hello"}], "(?s)these are prompts, not a trace.*requests: {from:"),
         ([{"a": 1}], "(?s)not a trace that is known here.*Mooncake"),
         (["a,b", "1,2"], "not a trace that is known here"),
+        ([mooncake(5, 5, 1), mooncake(3, 5, 1)], "(?s)the time goes back by 0.002 s.*:2.*--on-bad-row skip"),
+        (["Timestamp,Request tokens,Response tokens", "5,5,1", "4,5,1"], "(?s)the time goes back by 1 s.*:3"),
+        ([weka("a", call(0, 0, 5))], "(?s)in is 0.*:1"),
+        ([{"requests": 3, "block_size": 64}], "requests is 3"),
+        ([{"requests": [], "block_size": 0}], "block_size is 0"),
+        ([{**weka("a"), "hash_id_scope": "global"}], 'hash_id_scope is "global"'),
+        ([{**tracelab("a", 1, 0, 5, 1), "timing_events": []}], "timing_events has no instant"),
+        ([tracelab("a", 1, 0, 5, 1), tracelab("a", 1, -3, 5, 1)], "(?s)prefix_tokens is -3.*:2"),
+        ([otlp(span(EPOCH, -4, 1))], "gen_ai.usage.input_tokens is -4"),
+        ([otlp({"name": "GET /"})], "no requests in the trace"),
+        ([captured(3, 4, 5, usage=False)], "(?s)the captured answer has no usage.*streamed answers"),
+        ([{"captureData": {}}], "captureData has no endpointOutput.data"),
         ([mooncake(0, 5, 1), "{broken"], "(?s)not JSON.*:2"),
         ([mooncake(0, 5, 1), [1]], "(?s)not a JSON object.*:2"),
         ([mooncake(0, 5, 1), mooncake("soon", 5, 1)], '(?s)timestamp is "soon".*:2'),  # type: ignore[arg-type]
@@ -134,6 +346,7 @@ def test_all_faults_up_to_a_point(tmp_path: Path) -> None:
         traces.read_trace(tmp_path / "latin")
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_garbage_is_a_fault_never_a_crash(data: bytes) -> None:
     import tempfile
@@ -201,6 +414,46 @@ def test_a_trace_under_flags_and_in_a_file(tmp_path: Path) -> None:
     with pytest.raises(Faults) as found:
         of_trace(written(tmp_path / "bad.jsonl", mooncake(0, 5, 1), "{"))
     assert "bad.jsonl:2" in str(found.value)
+
+
+def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.jsonl", *(mooncake(100 * number, 10 + number, 2, number) for number in range(11)))
+
+    def due(**flags: Any) -> list[float]:
+        return [ns / S for ns in schedule.build(of_trace(path, read_flags(**flags)), 1).columns().due_ns.tolist()]
+
+    assert due(trace_speed=4) == [n / 40 for n in range(11)]
+    assert due(trace_slice="0.3..0.6") == [0, 0.1, 0.2] and due(trace_slice="900ms..") == [0, 0.1]
+    assert len(due(trace_loop=3)) == 33 and due(trace_loop=3)[11] == pytest.approx(1.1)
+    assert len(due(trace_loop=1000, duration="2.15s")) == 22
+    assert len(due(trace_slice="..0.5", trace_loop=2, trace_speed=2)) == 10
+    workload = of_trace(path, read_flags(trace_slice="0.3..0.6"))
+    prompts = build(workload, 1, 2, tokens.load_tokenizer(None))
+    assert [prompts.asked_input(number) for number in range(3)] == [13, 14, 15]  # type: ignore[attr-defined]
+    assert recipe_fingerprint(workload, "server") != recipe_fingerprint(of_trace(path), "server")
+    again = of_trace(path, read_flags(trace_slice="0.3..0.6"), "qa")
+    assert again.stages[0].count == 3
+    for flags, words in (
+        ({"trace_slice": "5m.."}, "no requests in this part of the trace, which is 1.0 s long"),
+        ({"trace_speed": 2, "request_rate": 5}, "the arrivals are not those of a trace"),
+        ({"trace_loop": 1_000_000, "num_requests": 10**9}, "1,000,000,000 requests to plan"),
+    ):
+        with pytest.raises((Fault, Faults)) as found:
+            of_trace(path, read_flags(**flags))
+        assert words in str(found.value)
+    with pytest.raises(Faults) as without:
+        load("qa", read_flags(on_bad_row="skip"))
+    assert "no trace is replayed" in str(without.value)
+    file = tmp_path / "w.yaml"
+    file.write_text(
+        "name: w\nrequests: {trace: t.jsonl, slice: 300ms..600ms, on_bad_row: skip}\n"
+        "stages: [{arrival: {trace: {file: t.jsonl, slice: 300ms..600ms, loop: 2, speed: 2}}}]\n"
+    )
+    assert len(schedule.build(load(str(file)), 1).columns().due_ns) == 6
+    file.write_text(file.read_text().replace("300ms..600ms", "600ms"))
+    with pytest.raises(Faults) as wrong:
+        load(str(file))
+    assert "is no part of a time" in str(wrong.value) and "w.yaml:2" in str(wrong.value)
 
 
 @given(

@@ -39,7 +39,8 @@ OF_A_PROBE = (
 
 @takes(
     without=(
-        "request_rate", "concurrency", "burstiness", "num_requests", "warmup", "num_warmups", "schedule_seed", "keep",
+        "trace_speed", "trace_loop", "request_rate", "concurrency", "burstiness", "num_requests", "warmup",
+        "num_warmups", "schedule_seed", "keep",
         "repeat", "repeat_most", "repeat_within", "repeat_pause",
     ),
     duration={"help": "Full length of a probe.", "default": "600s", "shown": ""},

@@ -243,6 +243,13 @@ class RunOptions(TypedDict, total=False):
     trace: Annotated[File, Option("--trace --trace-path FILE",
         "Replay a trace: its arrivals, lengths and shared beginnings, in the place of the workload's.",
         Path, part="workload")]
+    trace_speed: Annotated[Text, _of_load("--trace-speed FACTOR", "Replay a trace so many times as fast.", shown="1")]
+    trace_slice: Annotated[Text, _of_load("--trace-slice FROM..TO",
+        "Only what came in this time: 10m..20m, 10m.. or ..20m, from the first request of the trace.", shown="all")]
+    trace_loop: Annotated[Text, _of_load("--trace-loop N",
+        "Play the trace so many times, one after the other, with new text each time.", shown="1")]
+    on_bad_row: Annotated[Text, _of_load("--on-bad-row WHAT",
+        "A row of the trace with something wrong in it: fail, or skip (leave it out, and count it).", shown="fail")]
     request_rate: Annotated[Text, _of_load("--request-rate --rate RATE",
         "Open loop: arrivals per second (10, 600/min, inf).")]
     burstiness: Annotated[Text, _of_load("--burstiness --arrival-smoothness SHAPE",
@@ -377,9 +384,9 @@ OPTIONS = _table(RunOptions)
 COMMAND_OPTIONS = _table(CommandOptions)
 PANELS = {
     "Load": (
-        "trace", "request_rate", "burstiness", "concurrency", "concurrency_ramp", "num_requests", "duration", "warmup",
-        "num_warmups", "input_tokens", "output_tokens", "seed", "repeat", "repeat_most", "repeat_within",
-        "repeat_pause",
+        "trace", "trace_speed", "trace_slice", "trace_loop", "on_bad_row", "request_rate", "burstiness", "concurrency",
+        "concurrency_ramp", "num_requests", "duration", "warmup", "num_warmups", "input_tokens", "output_tokens",
+        "seed", "repeat", "repeat_most", "repeat_within", "repeat_pause",
     ),
     "Target": (
         "url", "targets", "model", "server", "api", "api_key_file", "tokenizer", "gpus", "shape", "region", "system",

@@ -12,7 +12,7 @@ from loadgen.requests.mix import MixPrompts
 from loadgen.requests.prompts import FilePrompts, Prompts, SyntheticPrompts
 from loadgen.requests.tokenizer import Tokenizer
 from loadgen.requests.trace_prompts import TracePrompts
-from loadgen.workload.traces import read_trace
+from loadgen.workload import traces
 
 
 def build(workload: Any, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0) -> Prompts:
@@ -28,7 +28,7 @@ def build(workload: Any, seed: int, salt: int, tokenizer: Tokenizer, template_to
         ]
         return MixPrompts(requests.classes, seed, parts)
     if hasattr(requests, "trace"):
-        return TracePrompts(read_trace(requests.trace), seed, salt, tokenizer, template_tokens)
+        return TracePrompts(traces.replayed(requests), seed, salt, tokenizer, template_tokens)
     if hasattr(requests, "path"):
         return FilePrompts(requests, seed, tokenizer)
     return SyntheticPrompts(requests, seed, salt, tokenizer, template_tokens)

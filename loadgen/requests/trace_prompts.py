@@ -67,6 +67,10 @@ class TracePrompts(SyntheticPrompts):
             messages.append(f"{n:,} requests from a trace of {len(self.trace):,}: it comes again with other text")
         if self.trace.skipped:
             messages.append(f"{self.trace.skipped:,} rows of the trace had no answer and are left out")
+        if self.trace.bad_rows:
+            messages.append(
+                f"{self.trace.bad_rows:,} bad rows of the trace are left out, the first {self.trace.first_bad}"
+            )
         return messages
 
     def _block_text(self, cycle: int, block: int, n: int, first: bool) -> str:

@@ -129,13 +129,21 @@ def ramp(
 
 
 def given(
-    offsets: Offsets, end_ns: int, *, speed: float = 1.0, duration_ns: int | None = None, count: int | None = None
+    offsets: Offsets,
+    end_ns: int,
+    *,
+    speed: float = 1.0,
+    loop: int = 1,
+    duration_ns: int | None = None,
+    count: int | None = None,
 ) -> Arrivals:
     """Recorded arrivals: `offsets` ascending from 0, replayed `speed` times as fast, ending at `end_ns` / speed.
 
-    If `count` is larger than their number, the recording is repeated from its start. A duration only truncates.
+    It is played `loop` times, one after the other; with a `count`, as often as that needs. A duration only truncates.
     """
-    passes = 1 if count is None else max(1, -(-count // len(offsets)))
+    passes = loop if count is None else max(1, -(-count // len(offsets)))
+    if duration_ns is not None and end_ns:
+        passes = min(passes, math.floor(duration_ns * speed / end_ns) + 1)
     pass_starts = np.arange(passes, dtype=np.int64)[:, None] * end_ns
     repeated = np.append((pass_starts + offsets).reshape(-1), passes * end_ns)
     scaled = repeated if speed == 1.0 else np.rint(repeated / speed).astype(np.int64)

@@ -358,9 +358,9 @@ def _arrivals(stage: Stage, rng: np.random.Generator, loadgen_seed: int) -> arri
             return arrivals.gamma(rate, burstiness=burstiness, rng=rng, **bounds)
         case Ramp(from_rate=low, to_rate=high):
             return arrivals.ramp(low, high, rng=rng, **bounds)
-        case Replay(file=file, speed=speed):
-            trace = traces.read_trace(file)
-            return arrivals.given(trace.due_ns, trace.end_ns, speed=speed, **bounds)
+        case Replay(speed=speed, loop=loop) as replay:
+            trace = traces.replayed(replay)
+            return arrivals.given(trace.due_ns, trace.end_ns, speed=speed, loop=loop, **bounds)
     raise ValueError(f"{stage.arrival!r} has no arrivals")
 
 

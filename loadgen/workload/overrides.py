@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from loadgen import seeds, units
 from loadgen.errors import Fault, Faults, UserError, closest
@@ -75,6 +74,10 @@ class Overrides:
     salt: str | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
+    trace_speed: float | None = None
+    trace_slice: tuple[int, int | None] | None = None
+    trace_loop: int | None = None
+    on_bad_row: Literal["fail", "skip"] | None = None
     stop_when: tuple[StopRule, ...] = ()
     limits: Mapping[str, float] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
@@ -152,6 +155,18 @@ def _positive(text: str) -> float:
     return float(text)
 
 
+def _speed(text: str) -> float:
+    if not re.fullmatch(units.NUMBER, text) or not 0 < float(text) <= 1e6:
+        raise units.Wrong("is not a speed", "a number above zero: 2 is twice as fast as it was, 0.5 half as fast")
+    return float(text)
+
+
+def _on_bad_row(text: str) -> str:
+    if text not in ("fail", "skip"):
+        raise units.Wrong("is not known", "known: fail, skip (leave the row out, and count it)")
+    return text
+
+
 def _seconds(text: str) -> int:
     return units.duration_ns(text, bare="s")
 
@@ -219,6 +234,10 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "seed": _seed,
     "schedule_seed": _seed,
     "salt": _salt,
+    "trace_speed": _speed,
+    "trace_slice": lambda text: units.time_slice(text, bare="s"),
+    "trace_loop": _count(1, 1_000_000),
+    "on_bad_row": _on_bad_row,
     "input_tokens": _count(1, units.MOST_TOKENS),
     "output_tokens": _count(1, units.MOST_TOKENS),
 }
@@ -266,6 +285,8 @@ def _requests(
     requests: Synthetic | FromFile | FromTrace | Mix, flags: Overrides, faults: list[Fault]
 ) -> Synthetic | FromFile | FromTrace | Mix:
     changes: dict[str, Any] = {}
+    if isinstance(requests, FromTrace):
+        requests = requests.model_copy(update=_of_trace(flags))
     if isinstance(requests, FromTrace | Mix):
         for name, tokens in (("input", flags.input_tokens), ("output", flags.output_tokens)):
             if tokens is not None:
@@ -280,6 +301,29 @@ def _requests(
     if flags.output_tokens is not None:
         changes["output_tokens"] = Fixed[OneTokenOrMore](value=flags.output_tokens)
     return requests.model_copy(update=changes)
+
+
+def _of_trace(flags: Overrides) -> dict[str, Any]:
+    """What the flags say of a trace, for its requests and for its arrivals."""
+    said = {"slice_ns": flags.trace_slice, "on_bad_row": flags.on_bad_row}
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def _faults_without_a_trace(requests: Any, stages: Sequence[Stage], flags: Overrides) -> list[Fault]:
+    arrivals = any(isinstance(stage.arrival, Replay) for stage in stages)
+    replays = arrivals or isinstance(requests, FromTrace)
+    given = {"speed": flags.trace_speed, "loop": flags.trace_loop} | ({} if replays else _of_trace(flags))
+    problem = "the arrivals are not those of a trace" if replays else "no trace is replayed"
+    hint = "give --trace FILE, and neither --request-rate nor --concurrency"
+    flag_of = {
+        "slice_ns": "--trace-slice",
+        "on_bad_row": "--on-bad-row",
+        "speed": "--trace-speed",
+        "loop": "--trace-loop",
+    }
+    return [
+        UserError(problem, flag_of[name], hint) for name, value in given.items() if value is not None and not arrivals
+    ]
 
 
 def _merged_slo(slo: Slo | None, flags: Overrides, faults: list[Fault]) -> Slo | None:
@@ -307,20 +351,24 @@ def _stages(workload: Written, flags: Overrides, faults: list[Fault], file: str,
         hint = f"at most {MOST_STAGES:,}; a load that changes all the time is a trace (--trace)"
         faults.append(UserError(f"{len(workload.stages):,} stages", where(file, spot, path), hint))
         return ()
-    stages = _with_names(workload.stages, faults, file, top)
+    stages = [_replaying(stage, flags) for stage in _with_names(workload.stages, faults, file, top)]
     if law is not None:
         stages = _replace_measured(law, stages)
     elif flags.burstiness is not None:
         stages = [_with_burstiness(stage, flags.burstiness, faults) for stage in stages]
     if flags.concurrency_ramp is not None and flags.concurrency is None:
         stages = _with_ramp(stages, flags.concurrency_ramp, faults)
+    faults.extend(_faults_without_a_trace(workload.requests, stages, flags))
     if flags.duration is not None or flags.num_requests is not None:
         bounds = {"duration_ns": flags.duration, "count": flags.num_requests, "at_least": None}
         stages = [stage.model_copy(update=bounds) if stage.measured else stage for stage in stages]
     if flags.warmup_ns is not None or flags.warmup_count is not None:
         stages = _with_warmup(stages, flags)
     if isinstance(workload.requests, FromFile | FromTrace) or any(isinstance(s.arrival, Replay) for s in stages):
-        stages = _with_missing_counts(stages, workload.requests, faults)
+        requests = workload.requests
+        if isinstance(requests, FromTrace):
+            requests = requests.model_copy(update=_of_trace(flags))
+        stages = _with_missing_counts(stages, requests, faults)
     faults.extend(_faults_of_stages(stages, file, top))
     return tuple(stages)
 
@@ -385,6 +433,15 @@ def _with_ramp(stages: list[Stage], ramp_ns: int, faults: list[Fault]) -> list[S
     ]  # fmt: skip
 
 
+def _replaying(stage: Stage, flags: Overrides) -> Stage:
+    """A stage with what the flags say of the trace that it replays; any other stage as it is."""
+    if not isinstance(stage.arrival, Replay):
+        return stage
+    own = {"speed": flags.trace_speed, "loop": flags.trace_loop}
+    changes = _of_trace(flags) | {name: value for name, value in own.items() if value is not None}
+    return stage.model_copy(update={"arrival": stage.arrival.model_copy(update=changes)})
+
+
 def _with_burstiness(stage: Stage, burstiness: float, faults: list[Fault]) -> Stage:
     law = stage.arrival
     if isinstance(law, Poisson | Gamma | Constant) and not math.isinf(law.rate):
@@ -412,7 +469,7 @@ def _with_warmup(stages: list[Stage], flags: Overrides) -> list[Stage]:
     if isinstance(law, Ramp):
         law = Poisson(rate=law.from_rate)
     if isinstance(law, Replay):
-        law = Poisson(rate=min(1e6, _read_trace(law.file).rate * law.speed))
+        law = Poisson(rate=min(1e6, _trace_of(law).rate * law.speed))
     return [Stage(name="warm-up", arrival=law, duration_ns=ns, count=count, measured=False), *measured]
 
 
@@ -424,7 +481,7 @@ def _with_missing_counts(
     rows: int | None = None
     try:
         if isinstance(requests, FromTrace):
-            rows = len(_read_trace(requests.trace))
+            rows = len(_trace_of(requests))
         elif isinstance(requests, FromFile):
             with requests.path.open("rb") as lines:
                 rows = sum(1 for line in lines if line.strip())
@@ -433,7 +490,7 @@ def _with_missing_counts(
             count = None
             if stage.duration_ns is None and stage.count is None:
                 if isinstance(stage.arrival, Replay):
-                    count = len(_read_trace(stage.arrival.file))
+                    count = len(_trace_of(stage.arrival)) * stage.arrival.loop
                 elif stage.measured and len(measured) == 1:
                     count = rows
             result.append(stage.model_copy(update={"count": count}) if count else stage)
@@ -445,10 +502,10 @@ def _with_missing_counts(
     return stages
 
 
-def _read_trace(path: Path) -> Trace:
-    from loadgen.workload.traces import read_trace
+def _trace_of(by: FromTrace | Replay) -> Trace:
+    from loadgen.workload.traces import replayed
 
-    return read_trace(path)
+    return replayed(by)
 
 
 def _with_names(stages: tuple[Stage, ...], faults: list[Fault], file: str, top: Map) -> list[Stage]:
@@ -476,10 +533,14 @@ def _with_names(stages: tuple[Stage, ...], faults: list[Fault], file: str, top: 
 def _planned_starts(stage: Stage) -> float:
     """How many starts of an open loop the timetable holds; 0 for a closed loop, which is planned as it goes."""
     law = stage.arrival
-    if isinstance(law, Closed | Replay):
+    if isinstance(law, Closed):
         return 0
+    if stage.count is None and isinstance(law, Replay):
+        trace = _trace_of(law)
+        return min(len(trace) * law.loop, trace.rate * law.speed * (stage.duration_ns or 0) / 1e9 + len(trace))
     if stage.count is not None or stage.duration_ns is None:
         return stage.count or 0
+    assert not isinstance(law, Replay)
     rate = (law.from_rate + law.to_rate) / 2 if isinstance(law, Ramp) else law.rate
     return rate * stage.duration_ns / 1e9 if math.isfinite(rate) else 0
 

@@ -5,6 +5,7 @@ This module reads no file, except to hash the prompt and trace files that are pa
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -180,11 +181,33 @@ class FromFile(Part):
     order: Literal["sequential", "shuffled"] = "sequential"
 
 
+def _time_slice(value: Any, info: ValidationInfo) -> tuple[int, int | None]:
+    if not isinstance(info.context, Source) and isinstance(value, tuple | list):
+        begin, end = value
+        return begin, end
+    if not isinstance(value, str):
+        raise units.Wrong("is no part of a time", "slice: 10m..20m, counted from the first request of the trace")
+    return units.time_slice(value)
+
+
+TimeSlice = Annotated[
+    tuple[int, int | None],
+    PlainValidator(_time_slice),
+    PlainSerializer(list),
+    JsonSchema(
+        type="string", pattern=r"^[^.]*(\.[0-9]+)?[a-z]*\.\.[^.]*(\.[0-9]+)?[a-z]*$", examples=["10m..20m", "..1h"]
+    ),
+]
+OnBadRow = Literal["fail", "skip"]
+
+
 class FromTrace(Part):
     """Prompts as long as a trace's, sharing the beginnings that its prompts share; their text is fresh in every run."""
 
     synonyms: ClassVar[dict[str, str]] = {"path": "trace", "file": "trace"}
     trace: Annotated[Path, BeforeValidator(_existing_file)]
+    slice_ns: TimeSlice | None = Field(None, validation_alias="slice")  # only what came in this time
+    on_bad_row: OnBadRow = "fail"  # skip: rows with faults are left out and counted
 
 
 def _request_kind(value: Any) -> str:
@@ -243,12 +266,15 @@ class Closed(Tagged):
 
 
 class Replay(Tagged):
-    """When the requests of a trace came, `speed` times as fast. Without duration and count: all of it, once."""
+    """When the requests of a trace came, `speed` times as fast. Without duration and count: all of it, `loop` times."""
 
     tag = "trace"
     short = "file"
     file: Annotated[Path, BeforeValidator(_existing_file)]
     speed: Positive = 1.0
+    slice_ns: TimeSlice | None = Field(None, validation_alias="slice")  # only what came in this time
+    loop: Annotated[int, Strict(), Field(ge=1, le=1_000_000)] = 1  # how often it is played, one after the other
+    on_bad_row: OnBadRow = "fail"
 
 
 if TYPE_CHECKING:
@@ -611,6 +637,8 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
         if recipe["limits"][name] == getattr(ValidityLimits(), name):
             del recipe["limits"][name]
     classes = recipe["requests"].get("classes", {}).values()
+    if isinstance(workload.requests, FromTrace):
+        _without_defaults(recipe["requests"], workload.requests)
     for requests in (recipe["requests"], *(one["requests"] for one in classes)):
         _hash_file(requests)
         if requests.get("cache", 0) is None:  # so that fingerprints from before `cache` existed stay equal
@@ -618,7 +646,9 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
     for stage_recipe, stage in zip(recipe["stages"], workload.stages, strict=True):
         stage_recipe["law"] = stage.arrival.tag
         if isinstance(stage.arrival, Replay):
-            stage_recipe["arrival"]["trace"]["file"] = _file_sha256(stage.arrival.file)
+            replay = stage_recipe["arrival"]["trace"]
+            replay["file"] = _file_sha256(stage.arrival.file)
+            _without_defaults(replay, stage.arrival)
         # All lanes at once: as before ramps existed, and so is the fingerprint.
         if isinstance(stage.arrival, Closed) and stage.arrival.ramp_ns == 0:
             del stage_recipe["arrival"]["closed"]["ramp_ns"]
@@ -626,6 +656,13 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
     if tokenizer_sha256:  # the packaged vocabulary is left out, as it was before tokenizer files counted
         recipe["tokenizer"] = tokenizer_sha256
     return recipe
+
+
+def _without_defaults(recipe: dict[str, Any], of: FromTrace | Replay) -> None:
+    """Remove what was not asked of a trace, so that fingerprints from before this could be asked stay equal."""
+    for name in ("slice_ns", "loop", "on_bad_row"):
+        if name in recipe and getattr(of, name) == type(of).model_fields[name].default:
+            del recipe[name]
 
 
 def _recipe_hash(recipe: dict[str, Any]) -> str:
@@ -640,6 +677,12 @@ def _hash_file(requests: dict[str, Any]) -> None:
 
 
 def _file_sha256(path: Path) -> str:
+    state = path.stat()
+    return _sha256(path, state.st_size, state.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=16)  # of a trace: its requests and its arrivals are the same file
+def _sha256(path: Path, size: int, changed_ns: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -1,38 +1,36 @@
-"""Readers of traces of real traffic: arrival times, lengths and shared prefixes of requests.
+"""Traces of real traffic as columns: arrival times, lengths and shared prefixes of requests.
 
-The format of a file is recognised by its fields. The whole file is checked, and faults name file:line. Only numbers of
-a trace are kept. This module draws no random numbers and makes no text; `requests.trace_prompts` does that.
+The whole file is checked and indexed in one pass; faults name file:line. Only numbers of a trace are kept, 16 bytes for
+each request without hashes. This module draws no random numbers and makes no text; `requests.trace_prompts` does that.
 """
 
 from __future__ import annotations
 
-import csv
-import datetime
 import functools
-import hashlib
 import itertools
 import math
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import Fault, Faults, UserError, enough
-from loadgen.format import shortened
-from loadgen.units import MOST_TOKENS, Wrong
+from loadgen.units import LONGEST_NS, Wrong
+from loadgen.workload import trace_files, trace_formats
+from loadgen.workload.schema import FromTrace, Replay
+from loadgen.workload.trace_formats import TraceColumns, TraceFormat, TraceRow
 
 MOST_ROWS = 20_000_000
 BLOCKS = (16, 32, 64, 128, 256, 512, 1024)  # possible tokens per hash, for formats that do not define it
 LOOKED_AT = 2_000  # rows used to infer the tokens per hash
-BAILIAN_BLOCK = 16
-_ID_BITS = (1 << 48) - 1
+TOGETHER = 4_096  # lines read at a time
 
 Ints = NDArray[np.int64]
+Slice = tuple[int, int | None]  # ns from the first arrival; None: to the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,23 +41,25 @@ class Trace:
     """
 
     path: Path
-    sha256: str
     format: str
     due_ns: Ints  # from the first arrival
-    input_tokens: Ints
-    output_tokens: Ints
+    input_tokens: NDArray[np.int32]
+    output_tokens: NDArray[np.int32]
     session: Ints  # number of the conversation, -1 if the trace does not name one
     turn: Ints
-    hashes: array[int]
+    hashes: Ints
     starts: Ints  # index into `hashes` where each request begins; one extra entry at the end
     tokens_of: dict[int, int]  # tokens that each hash covers
-    skipped: int  # rows without output tokens, which are left out
+    skipped: int = 0  # rows without output tokens, which are left out
+    bad_rows: int = 0  # rows left out because something is wrong with them
+    first_bad: str = ""  # what is wrong with the first of them, and where
 
     def __len__(self) -> int:
         return len(self.due_ns)
 
     def blocks(self, index: int) -> Sequence[int]:
-        return self.hashes[int(self.starts[index]) : int(self.starts[index + 1])]
+        found: list[int] = self.hashes[int(self.starts[index]) : int(self.starts[index + 1])].tolist()
+        return found
 
     @property
     def end_ns(self) -> int:
@@ -72,296 +72,279 @@ class Trace:
         """Mean requests per second of the whole trace; infinite if all requests arrive at once."""
         return len(self) * 1e9 / self.end_ns if self.end_ns else math.inf
 
+    def within(self, begin_ns: int, end_ns: int | None) -> Trace:
+        """The requests that came in this time, counted from the first arrival. Raises UserError if there are none."""
+        first = int(np.searchsorted(self.due_ns, begin_ns))
+        last = len(self) if end_ns is None else int(np.searchsorted(self.due_ns, end_ns))
+        if first >= last:
+            problem = f"no requests in this part of the trace, which is {self.due_ns[-1] / 1e9:,.1f} s long"
+            raise UserError(problem, str(self.path), "--trace-slice 10m..20m, counted from its first request")
+        kept = slice(first, last)
+        return replace(
+            self,
+            due_ns=self.due_ns[kept] - self.due_ns[first],
+            input_tokens=self.input_tokens[kept],
+            output_tokens=self.output_tokens[kept],
+            session=self.session[kept],
+            turn=self.turn[kept],
+            starts=self.starts[first : last + 1],
+        )
 
-class TraceRow(NamedTuple):
-    """One parsed line of a trace; times in ns, relative to any origin."""
 
-    at_ns: int
-    input_tokens: int
-    output_tokens: int
-    hashes: Sequence[int] = ()
-    block: float = 0.0  # tokens per hash; 0: use the size inferred for the whole file
-    session: str = ""
-    turn: int = 0
+def read_trace(path: str | Path, *, part: Slice | None = None, skip_bad: bool = False) -> Trace:
+    """Read a trace file, or the part of it that came in a time. `skip_bad`: leave out rows with faults, and count them.
 
-
-def read_trace(path: str | Path) -> Trace:
-    """Read a trace file. Raises Faults with the first FAULTS_SHOWN faults, or UserError for the file as a whole."""
+    Raises Faults with the first FAULTS_SHOWN faults, or UserError for the file as a whole.
+    """
     path = Path(path)
     try:
         state = path.stat()
     except OSError as error:
         raise UserError(f"cannot read the trace: {error.strerror}", str(path)) from None
-    return _read_cached(path, state.st_size, state.st_mtime_ns)
+    trace = _read_cached(path, state.st_size, state.st_mtime_ns, skip_bad)
+    return trace if part is None else trace.within(*part)
+
+
+def replayed(by: FromTrace | Replay) -> Trace:
+    """The trace that requests or arrivals replay."""
+    path = by.trace if isinstance(by, FromTrace) else by.file
+    return read_trace(path, part=by.slice_ns, skip_bad=by.on_bad_row == "skip")
 
 
 @functools.lru_cache(maxsize=4)
-def _read_cached(path: Path, size: int, changed_ns: int) -> Trace:
+def _read_cached(path: Path, size: int, changed_ns: int, skip_bad: bool) -> Trace:
+    if trace_files.is_parquet(path):
+        from loadgen.workload import trace_columns
+
+        index = _Index(path, skip_bad, in_order=True)
+        name = trace_columns.read(path, index.add_checked)
+        return index.trace(name)
+    with trace_files.opened(path) as lines:
+        return _read_lines(path, _limited(lines), skip_bad)
+
+
+def _read_lines(path: Path, lines: Iterator[tuple[int, str]], skip_bad: bool) -> Trace:
+    first = next(lines, None)
+    if first is None:
+        raise UserError("no requests in the trace", str(path), trace_formats.KNOWN)
+    is_json = first[1].lstrip().startswith("{")
     try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        with path.open(encoding="utf-8-sig", newline="") as text:
-            return _parse_file(path, text, digest)
-    except OSError as error:
-        raise UserError(f"cannot read the trace: {error.strerror}", str(path)) from None
-    except UnicodeDecodeError:
-        raise UserError("not a text file (UTF-8)", str(path), _KNOWN_FORMATS) from None
+        found = _json_format(first[1]) if is_json else trace_formats.of_csv(first[1])
+    except Wrong as wrong:
+        raise UserError(str(wrong), f"{path}:1", wrong.hint) from None
+    if found is None:
+        raise UserError("not a trace that is known here", f"{path}:1", trace_formats.KNOWN)
+    index = _Index(path, skip_bad, in_order=found.in_order)
+    _add_rows(index, found, itertools.chain([first], lines) if is_json else lines)
+    return index.trace(found.name)
 
 
-_KNOWN_FORMATS = (
-    "known: shape traces of loadgen_sdk, Mooncake, vLLM timed and Bailian (JSONL), "
-    "Azure LLM inference, BurstGPT and timestamp,input_length,output_length (CSV)"
-)
+def _json_format(line: str) -> TraceFormat | None:
+    return trace_formats.of_json(trace_formats.json_object(line))
 
 
-def _parse_file(path: Path, text: Any, digest: str) -> Trace:
-    lines = _numbered_lines(text)
-    first_line = next(lines, None)
-    if first_line is None:
-        raise UserError("no requests in the trace", str(path), _KNOWN_FORMATS)
-    if first_line[1].lstrip().startswith("{"):
-        name, parse = _json_format(first_line[1], path)
-        rows = _parse_lines(path, itertools.chain([first_line], lines), lambda line: parse(_json_object(line)))
-    else:
-        name, parse_row, columns = _csv_format(first_line[1], path)
-        rows = _parse_lines(path, lines, lambda line: parse_row(_csv_fields(line, columns)))
-    kept, skipped = [], 0
-    for row in rows:
-        if row.output_tokens < 1:  # BurstGPT marks failures this way; there is no output to request
-            skipped += 1
+def _limited(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    for number, line in lines:
+        if number > MOST_ROWS:
+            raise UserError(f"more than {MOST_ROWS:,} lines", "the trace", "cut it into parts")
+        yield number, line
+
+
+def _add_rows(index: _Index, found: TraceFormat, lines: Iterator[tuple[int, str]]) -> None:
+    while numbered := list(itertools.islice(lines, TOGETHER)):
+        columns = found.together([line for _, line in numbered]) if found.together else None
+        if columns is not None and index.follows(columns.at_ns):
+            index.add_columns(columns)
             continue
-        kept.append(row)
-    if not kept:
-        reason = f": none of its {skipped} rows has an answer" if skipped else ""
-        raise UserError(f"no requests in the trace{reason}", str(path), _KNOWN_FORMATS)
-    kept.sort(key=lambda row: row.at_ns)
-    return _to_trace(path, digest, name, kept, skipped)
+        for number, line in numbered:
+            try:
+                for row in found.rows(line):
+                    index.add(row)
+            except Wrong as wrong:
+                if index.is_enough(str(wrong), f"{index.path}:{number}", wrong.hint):
+                    return
 
 
-def _to_trace(path: Path, digest: str, name: str, rows: list[TraceRow], skipped: int) -> Trace:
-    inferred_tokens = _infer_block_tokens(rows)
-    hashes, starts, tokens_of = array("q"), [0], dict[int, int]()
-    sessions: dict[str, int] = {}
-    for row in rows:
-        block_tokens = row.block or inferred_tokens
-        previous_end = 0
-        for position, hash_id in enumerate(row.hashes, 1):
-            end = min(row.input_tokens, round(position * block_tokens))
-            tokens_of.setdefault(hash_id, max(1, end - previous_end))
-            previous_end = end
-        hashes.extend(row.hashes)
-        starts.append(len(hashes))
-        if row.session:
-            sessions.setdefault(row.session, len(sessions))
-    start = rows[0].at_ns
-    int_column = functools.partial(np.array, dtype=np.int64)
-    return Trace(
-        path=path,
-        sha256=digest,
-        format=name,
-        due_ns=int_column([row.at_ns - start for row in rows]),
-        input_tokens=int_column([row.input_tokens for row in rows]),
-        output_tokens=int_column([row.output_tokens for row in rows]),
-        session=int_column([sessions.get(row.session, -1) for row in rows]),
-        turn=int_column([row.turn for row in rows]),
-        hashes=hashes,
-        starts=int_column(starts),
-        tokens_of=tokens_of,
-        skipped=skipped,
-    )
+class _Index:
+    """The columns of a trace while it is read. A column that no row fills takes no memory."""
+
+    def __init__(self, path: Path, skip_bad: bool, *, in_order: bool) -> None:
+        self.path, self._skip_bad, self._in_order = path, skip_bad, in_order
+        self._at, self._read, self._write = array("q"), array("i"), array("i")
+        self._session: array[int] | None = None
+        self._turn: array[int] | None = None
+        self._block: array[float] | None = None
+        self._starts: array[int] | None = None
+        self._hashes = array("q")
+        self._sessions: dict[str, int] = {}
+        self._first_ns: int | None = None
+        self._latest_ns = 0
+        self._skipped = self._bad = 0
+        self._faults: list[Fault] = []
+
+    def add(self, row: TraceRow) -> None:
+        """Add a row that was checked by itself. Raises Wrong where its time does not fit those before it."""
+        at_ns, input_tokens, output_tokens, hashes, block, session, turn = row
+        if self._first_ns is None:
+            self._first_ns = self._latest_ns = at_ns
+        if at_ns < self._latest_ns and self._in_order:
+            problem = f"the time goes back by {(self._latest_ns - at_ns) / 1e9:,.6g} s"
+            raise Wrong(problem, "sort the rows by time, or leave such rows out: --on-bad-row skip")
+        if abs(at_ns - self._first_ns) > LONGEST_NS:
+            problem = f"the time is {abs(at_ns - self._first_ns) / 86_400e9:,.0f} days from that of the first row"
+            raise Wrong(problem, "a trace of at most a year; are these milliseconds, or seconds?")
+        self._latest_ns = at_ns
+        if output_tokens < 1:  # BurstGPT marks failures this way; there is no output to request
+            self._skipped += 1
+            return
+        before = len(self._at)
+        if hashes and self._starts is None:
+            self._starts = array("q", [0]) * (before + 1)
+        if session and self._session is None:
+            self._session, self._turn = array("q", [-1]) * before, array("q", [0]) * before
+        if block and self._block is None:
+            self._block = array("d", [0.0]) * before
+        self._at.append(at_ns)
+        self._read.append(input_tokens)
+        self._write.append(output_tokens)
+        if self._starts is not None:
+            self._hashes.extend(hashes)
+            self._starts.append(len(self._hashes))
+        if self._session is not None and self._turn is not None:
+            self._session.append(self._sessions.setdefault(session, len(self._sessions)) if session else -1)
+            self._turn.append(turn)
+        if self._block is not None:
+            self._block.append(block)
+
+    def follows(self, at_ns: Ints) -> bool:
+        """Whether these times go on from those so far, so that `add_columns` may take them."""
+        first_ns = int(at_ns[0]) if self._first_ns is None else self._first_ns
+        ascend = bool((np.diff(at_ns, prepend=self._latest_ns if self._at else at_ns[0]) >= 0).all())
+        return ascend and int(at_ns[-1]) - first_ns <= LONGEST_NS
+
+    def add_columns(self, columns: TraceColumns) -> None:
+        """Add rows that were checked, and that follow those so far."""
+        at_ns, read, write, hashes, hash_counts = columns
+        if not len(at_ns):
+            return
+        answered = write > 0
+        if not answered.all():
+            counts = np.array(hash_counts, np.int64) if hashes else np.zeros(len(at_ns), np.int64)
+            hashes = np.array(hashes, np.int64)[np.repeat(answered, counts)].tolist() if hashes else ()
+            hash_counts = counts[answered].tolist() if hashes else ()
+        before = len(self._at)
+        self._first_ns = int(at_ns[0]) if self._first_ns is None else self._first_ns
+        self._latest_ns = int(at_ns[-1])
+        self._skipped += int((~answered).sum())
+        for column, values in ((self._at, at_ns), (self._read, read), (self._write, write)):
+            column.frombytes(values[answered].astype(np.dtype(column.typecode)).tobytes())
+        if hashes and self._starts is None:
+            self._starts = array("q", [0]) * (before + 1)
+        added = len(self._at) - before
+        if self._session is not None and self._turn is not None:
+            self._session.extend([-1] * added)
+            self._turn.extend([0] * added)
+        if self._block is not None:
+            self._block.extend([0.0] * added)
+        if self._starts is not None:
+            ends = np.cumsum(hash_counts) if hashes else np.zeros(added, np.int64)
+            self._starts.frombytes((len(self._hashes) + ends).astype(np.int64).tobytes())
+            self._hashes.extend(hashes)
+
+    def add_checked(self, columns: TraceColumns, bad: int, faults: Sequence[tuple[int, str]]) -> bool:
+        """Add rows of a table. `faults`: of the first of the `bad` rows, by row number. Returns whether to go on."""
+        for number, problem in faults:
+            if self.is_enough(problem, f"{self.path}, row {number:,}", ""):
+                return False
+        self._bad += bad - len(faults)
+        self.add_columns(columns)
+        return True
+
+    def is_enough(self, problem: str, where: str, hint: str) -> bool:
+        """Note a row with a fault. Returns whether to read no further."""
+        self._bad += 1
+        if not self._skip_bad or not self._faults:
+            self._faults.append(UserError(problem, where, hint))
+        return not self._skip_bad and enough(self._faults, str(self.path))
+
+    def trace(self, name: str) -> Trace:
+        """All rows, in order of arrival. Raises Faults, or UserError if there are none."""
+        if self._faults and not self._skip_bad:
+            raise Faults(self._faults)
+        if not self._at:
+            reason = f": none of its {self._skipped:,} rows has an answer" if self._skipped else ""
+            reason = f": all of its {self._bad:,} rows are bad" if self._bad and not self._skipped else reason
+            raise UserError(f"no requests in the trace{reason}", str(self.path), trace_formats.KNOWN)
+        n = len(self._at)
+        at_ns, read, write = (_view(column) for column in (self._at, self._read, self._write))
+        session = _same(-1, n) if self._session is None else _view(self._session)
+        turn = _same(0, n) if self._turn is None else _view(self._turn)
+        starts = _same(0, n + 1) if self._starts is None else _view(self._starts)
+        block = _same(0, n) if self._block is None else _view(self._block)
+        hashes = _view(self._hashes)
+        if (at_ns[1:] < at_ns[:-1]).any():
+            order = np.argsort(at_ns, kind="stable")
+            at_ns, read, write, session, turn, block = (c[order] for c in (at_ns, read, write, session, turn, block))
+            hashes, starts = _reordered(hashes, starts, order)
+        at_ns -= at_ns[0]
+        return Trace(
+            path=self.path,
+            format=name,
+            due_ns=at_ns,
+            input_tokens=read,
+            output_tokens=write,
+            session=session,
+            turn=turn,
+            hashes=hashes,
+            starts=starts,
+            tokens_of=_tokens_of(hashes, starts, read, block),
+            skipped=self._skipped,
+            bad_rows=self._bad,
+            first_bad=f"{self._faults[0].where}: {self._faults[0].what}" if self._faults else "",
+        )
 
 
-def _infer_block_tokens(rows: Sequence[TraceRow]) -> int:
+def _view(column: array[Any]) -> NDArray[Any]:
+    return np.frombuffer(column, column.typecode) if column else np.zeros(0, np.int64)
+
+
+def _same(value: int, n: int) -> Ints:
+    """A column of one value, which takes no memory."""
+    return np.broadcast_to(np.int64(value), n)
+
+
+def _reordered(hashes: Ints, starts: Ints, order: Ints) -> tuple[Ints, Ints]:
+    """Hashes and their starts for the rows in another order."""
+    counts = np.diff(starts)[order]
+    ends = np.cumsum(counts)
+    from_start = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
+    return hashes[np.repeat(starts[:-1][order], counts) + from_start], np.concatenate([np.zeros(1, np.int64), ends])
+
+
+def _tokens_of(hashes: Ints, starts: Ints, input_tokens: NDArray[np.int32], block: NDArray[Any]) -> dict[int, int]:
+    """Tokens that each hash covers, by the request that has it first: a block, or what is left of the prompt."""
+    if not len(hashes):
+        return {}
+    known, first = np.unique(hashes, return_index=True)
+    row = np.searchsorted(starts, first, side="right") - 1
+    size = np.where(block[row] > 0, block[row], _infer_block_tokens(np.diff(starts), input_tokens))
+    position = first - starts[row]
+    begin, end = (np.minimum(input_tokens[row], np.rint(place * size)) for place in (position, position + 1))
+    covered = np.maximum(1, end - begin).astype(np.int64)
+    return dict(zip(known.tolist(), covered.tolist(), strict=True))
+
+
+def _infer_block_tokens(counts: Ints, input_tokens: NDArray[np.int32]) -> int:
     """Infer the tokens per hash: the size in BLOCKS for which most prompts have the expected number of hashes.
 
     If no size fits half of the prompts, the mean of tokens per hash.
     """
-    sample = [row for row in rows[:LOOKED_AT] if row.hashes and not row.block]
-    if not sample:
+    (sample,) = np.nonzero(counts[:LOOKED_AT])
+    if not len(sample):
         return BLOCKS[0]
-
-    def fitting_rows(size: int) -> int:
-        return sum(len(row.hashes) == -(-row.input_tokens // size) for row in sample)
-
-    best_size = max(BLOCKS, key=fitting_rows)
-    if fitting_rows(best_size) * 2 >= len(sample):
-        return best_size
-    return max(1, round(sum(row.input_tokens for row in sample) / sum(len(row.hashes) for row in sample)))
-
-
-# ------------------------------------------------------------------------------------------------------------ formats
-
-
-def _json_format(line: str, path: Path) -> tuple[str, Callable[[dict[str, Any]], TraceRow]]:
-    try:
-        first = _json_object(line)
-    except Wrong as wrong:
-        raise UserError(str(wrong), f"{path}:1", wrong.hint) from None
-    if {"block_size", "input_source"} <= first.keys():
-        return "shape trace", _sdk_shape_row
-    if "chat_id" in first:
-        chats: dict[str, tuple[str, int]] = {}
-        return "Bailian", functools.partial(_bailian_row, chats)
-    if {"timestamp", "input_length", "output_length"} <= first.keys():
-        # Mooncake uses whole milliseconds; a fraction means seconds.
-        scale = 1e9 if isinstance(first["timestamp"], float) and not first["timestamp"].is_integer() else 1e6
-        return "Mooncake", functools.partial(_mooncake_row, scale)
-    if "messages" in first or "prompt" in first:
-        hint = f"prompts of your own go into the workload: requests: {{from: {path.name}}}"
-        raise UserError("these are prompts, not a trace", str(path), hint)
-    raise UserError("not a trace that is known here", f"{path}:1", _KNOWN_FORMATS)
-
-
-def _row(row: dict[str, Any], at_ns: int, **more: Any) -> TraceRow:
-    return TraceRow(
-        at_ns=at_ns,
-        input_tokens=_token_count(row.get("input_length"), "input_length", 1),
-        output_tokens=_token_count(row.get("output_length"), "output_length", 0),
-        hashes=_hash_ids(row),
-        **more,
-    )
-
-
-def _sdk_shape_row(row: dict[str, Any]) -> TraceRow:
-    # The precision it was written with: a float cannot hold more.
-    microseconds = (_time_ns(row.get("timestamp"), 1e6) + 500) // 1000
-    block = float(row["block_size"]) if _is_number(row.get("block_size")) else 0.0
-    turn = _token_count(row["turn"], "turn", 0) if "turn" in row else 0
-    return _row(row, microseconds * 1000, block=block, session=str(row.get("session_id") or ""), turn=turn)
-
-
-def _mooncake_row(scale: float, row: dict[str, Any]) -> TraceRow:
-    return _row(row, _time_ns(row.get("timestamp"), scale), session=str(row.get("session_id") or ""))
-
-
-def _bailian_row(chats: dict[str, tuple[str, int]], row: dict[str, Any]) -> TraceRow:
-    """Each turn names its parent turn; the id of the first turn becomes the name of the conversation."""
-    own, parent = str(row.get("chat_id")), str(row.get("parent_chat_id"))
-    session, turn = chats.get(parent, (own, -1))
-    chats[own] = session, turn + 1
-    at_ns = _time_ns(row.get("timestamp"), 1e9)
-    return _row(row, at_ns, block=float(BAILIAN_BLOCK), session=session, turn=turn + 1)
-
-
-def _csv_format(line: str, path: Path) -> tuple[str, Callable[[dict[str, str]], TraceRow], list[str]]:
-    columns = [name.strip().lower() for name in next(csv.reader([line]), [])]
-    for name, required, parse_time in (
-        ("Azure LLM inference", ("timestamp", "contexttokens", "generatedtokens"), _utc_date_ns),
-        ("BurstGPT", ("timestamp", "request tokens", "response tokens"), _seconds_ns),
-        ("timestamp,input_length,output_length", ("timestamp", "input_length", "output_length"), _seconds_ns),
-    ):
-        if set(required) <= set(columns):
-            return name, functools.partial(_csv_row, required, parse_time), columns
-    raise UserError("not a trace that is known here", f"{path}:1", _KNOWN_FORMATS)
-
-
-def _csv_row(names: tuple[str, str, str], parse_time: Callable[[str], int], row: dict[str, str]) -> TraceRow:
-    time_name, input_name, output_name = names
-    return TraceRow(
-        at_ns=parse_time(row[time_name]),
-        input_tokens=_token_count(_number(row[input_name]), input_name, 1),
-        output_tokens=_token_count(_number(row[output_name]), output_name, 0),
-    )
-
-
-# -------------------------------------------------------------------------------------------------------------- parts
-
-
-def _numbered_lines(text: Any) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(text, 1):
-        if line.strip():
-            if number > MOST_ROWS:
-                raise UserError(f"more than {MOST_ROWS:,} lines", "the trace", "cut it into parts")
-            yield number, line
-
-
-def _parse_lines(path: Path, lines: Iterator[tuple[int, str]], parse: Callable[[str], TraceRow]) -> Iterator[TraceRow]:
-    faults: list[Fault] = []
-    for number, line in lines:
-        try:
-            row = parse(line)
-        except Wrong as wrong:
-            faults.append(UserError(str(wrong), f"{path}:{number}", wrong.hint))
-            if enough(faults, str(path)):
-                break
-        else:
-            if not faults:
-                yield row
-    if faults:
-        raise Faults(faults)
-
-
-def _json_object(line: str) -> dict[str, Any]:
-    try:
-        row = msgspec.json.decode(line)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise Wrong(f"not JSON: {error}", "one JSON object per line") from None
-    if not isinstance(row, dict):
-        raise Wrong("not a JSON object", "one JSON object per line")
-    return row
-
-
-def _csv_fields(line: str, columns: list[str]) -> dict[str, str]:
-    try:
-        values = next(csv.reader([line]))
-    except (csv.Error, StopIteration) as error:
-        raise Wrong(f"not CSV: {error}", "") from None
-    if len(values) < len(columns):
-        raise Wrong(f"{len(values)} fields, the first line names {len(columns)}", "")
-    return dict(zip(columns, (value.strip() for value in values), strict=False))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _number(text: str) -> int | float | str:
-    """The number that a field of a CSV file holds; a text that is no finite number as it stands."""
-    try:
-        value = float(text)
-    except ValueError:
-        return text
-    return text if not math.isfinite(value) else int(value) if value.is_integer() else value
-
-
-def _time_ns(value: Any, scale: float) -> int:
-    if not isinstance(value, int | float) or not _is_number(value) or abs(value) > 1e15:
-        raise Wrong(f"timestamp is {shortened(value)}", "a number")
-    return int(value) * int(scale) + round((value - int(value)) * scale)
-
-
-def _seconds_ns(text: str) -> int:
-    return _time_ns(_number(text), 1e9)
-
-
-def _token_count(value: Any, name: str, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_TOKENS:
-        raise Wrong(f"{name} is {shortened(value)}", f"a whole number from {least} to {MOST_TOKENS:,}")
-    return value
-
-
-def _hash_ids(row: dict[str, Any]) -> list[int]:
-    value = row.get("hash_ids") or []
-    if not isinstance(value, list):
-        raise Wrong(f"hash_ids is {shortened(value)}", "a list")
-    hash_ids = []
-    for item in value:
-        # A large number or a text is reduced to 48 bits.
-        if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item <= _ID_BITS:
-            item = int.from_bytes(hashlib.blake2b(str(item).encode(), digest_size=6).digest(), "little")
-        hash_ids.append(item)
-    return hash_ids
-
-
-def _utc_date_ns(text: str) -> int:
-    """ns since 1970 of `2023-11-16 18:15:46.6805900`; UTC unless the text has an offset. Raises Wrong."""
-    to_seconds, _, fraction_and_offset = text.partition(".")
-    digits = fraction_and_offset[: len(fraction_and_offset) - len(fraction_and_offset.lstrip("0123456789"))]
-    try:
-        date = datetime.datetime.fromisoformat(to_seconds + fraction_and_offset[len(digits) :])
-    except ValueError:
-        raise Wrong(f"timestamp is {text!r}", "a date like 2023-11-16 18:15:46.6805900") from None
-    if date.tzinfo is None:
-        date = date.replace(tzinfo=datetime.UTC)
-    since_epoch = date - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-    return (since_epoch.days * 86_400 + since_epoch.seconds) * 10**9 + int((digits + "000000000")[:9])
+    hashes, tokens = counts[sample], input_tokens[sample].astype(np.int64)
+    fitting = [int((hashes == -(-tokens // size)).sum()) for size in BLOCKS]
+    best = max(range(len(BLOCKS)), key=fitting.__getitem__)
+    if fitting[best] * 2 >= len(sample):
+        return BLOCKS[best]
+    return max(1, round(float(tokens.sum() / hashes.sum())))

@@ -1,0 +1,57 @@
+"""Opens trace files: plain, gzip or zstd, as numbered lines. Faults of the file itself are UserErrors."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from loadgen.errors import UserError
+from loadgen.workload.trace_formats import KNOWN
+
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+def is_parquet(path: Path) -> bool:
+    return _beginning(path) == b"PAR1"
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Iterator[tuple[int, str]]]:
+    """The lines of a text file that are not empty, with their numbers. Compression is told by the first bytes."""
+    head = _beginning(path)
+    compression = next((name for mark, name in _COMPRESSED.items() if head.startswith(mark)), None)
+    try:
+        with io.TextIOWrapper(_stream(path, compression), encoding="utf-8-sig", newline="") as text:
+            yield _numbered(text)
+    except UnicodeDecodeError:
+        raise UserError("not a text file (UTF-8)", str(path), KNOWN) from None
+    except OSError as error:
+        if compression is None or error.errno is not None:
+            raise UserError(f"cannot read the trace: {error.strerror or error}", str(path)) from None
+        what = "is cut short" if "Truncated" in str(error) else "is damaged"
+        raise UserError(f"the {compression} file {what}", str(path), "copy it again, or unpack it by hand") from None
+
+
+def _stream(path: Path, compression: str | None) -> Any:
+    if compression is None:
+        return path.open("rb")
+    import pyarrow as pa
+
+    return pa.input_stream(str(path), compression=compression)
+
+
+def _beginning(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(4)
+    except OSError as error:
+        raise UserError(f"cannot read the trace: {error.strerror}", str(path)) from None
+
+
+def _numbered(text: io.TextIOWrapper) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(text, 1):
+        if line and not line.isspace():
+            yield number, line
