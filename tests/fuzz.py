@@ -55,7 +55,7 @@ def main(name: str, inputs: int) -> int:
         words = {"null"} | {word.decode() for data in begin_with for word in WORD.findall(data)}
         Path(scratch, "words").write_text("".join(f'"{word}"\n' for word in sorted(words)))
         command = [sys.executable, __file__, "--one", name, f"-artifact_prefix={scratch}/"]
-        limits = ["-timeout=20", "-rss_limit_mb=4096", "-max_len=40000", f"-dict={scratch}/words"]
+        limits = ["-timeout=60", "-rss_limit_mb=4096", "-max_len=40000", f"-dict={scratch}/words"]
         if code := subprocess.run([*command, *limits, f"-runs={inputs}", str(tried)], check=False).returncode:
             for bug in Path(scratch).glob("*-*"):
                 print(f"{bug.name}: {bug.read_bytes()!r}"[:2000])

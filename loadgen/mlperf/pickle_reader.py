@@ -107,6 +107,14 @@ for module in ("numpy.core", "numpy._core"):
 """Every name that a pickle may use, as (module, name), and its stand-in class."""
 
 
+def _load_bytearray(reader: Any) -> None:
+    size = int.from_bytes(reader.read(8), "little")
+    data = bytearray(reader.read(size))
+    if len(data) < size:
+        raise EOFError("a bytearray that is cut off")
+    reader.append(data)
+
+
 class _Reader(pickle._Unpickler):
     """An unpickler that can build only lists, mappings, texts, numbers and stand-ins.
 
@@ -118,14 +126,7 @@ class _Reader(pickle._Unpickler):
         super().__init__(file)
         self._path = path
 
-    def _bytearray(self) -> None:
-        size = int.from_bytes(self.read(8), "little")
-        data = bytearray(self.read(size))
-        if len(data) < size:
-            raise EOFError("a bytearray that is cut off")
-        self.append(data)
-
-    dispatch: ClassVar = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: _bytearray}
+    dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: _load_bytearray}
 
     def find_class(self, module: str, name: str) -> Any:
         stand_in = STAND_INS.get((module, name))
