@@ -200,7 +200,7 @@ TARGETS: dict[str, tuple[Callable[[bytes], None], tuple[str, ...]]] = {
     "dataset": (dataset, ()),
     "foreign": (foreign, ("tests/data/rivals/*.json*",)),
     "mlperf_log": (mlperf_log, ()),
-    "run_json": (run_json, ("tests/data/oracle/runs/*/run.json",)),
+    "run_json": (run_json, ("tests/data/run_example.json",)),
     "summary": (summary, ("tests/data/summary_example*.json",)),
     "capacity": (capacity, ()),
     "folder": (folder, ()),
