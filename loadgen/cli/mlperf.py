@@ -203,6 +203,7 @@ def accuracy(
     from loadgen.cli.answers import tell
     from loadgen.cli.show import print_json, say
     from loadgen.errors import UserError
+    from loadgen.execution.folder_names import alone, check_empty
     from loadgen.mlperf import accuracy as rules_of_accuracy
     from loadgen.mlperf import rules
     from loadgen.mlperf.accuracy_run import run
@@ -214,8 +215,10 @@ def accuracy(
     settings = given.settings()
     if settings.targets or settings.virtual:
         raise UserError("accuracy mode asks one endpoint over HTTP", "--url", "--url http://HOST:8000")
-    folder = _unused_folder(replace(settings, out=out), test)
+    folder = out or _new_name(test)
+    check_empty(folder)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(alone(folder))
         url = settings.url or stack.enter_context(embedded.start()).url
         result, reasons = run(
             test,

@@ -98,7 +98,7 @@ def run(
     folder = _folder(out, checked.contract.name)
     with alone(folder):
         _folder(folder, checked.contract.name)  # nobody was quicker
-        return _carry_out(checked, settings, folder, perform, say, seed, salt, repetition, wait), folder
+        return _carry_out(checked, settings, folder, perform, say, seed, salt, repetition, other, wait), folder
 
 
 def _carry_out(
@@ -110,6 +110,7 @@ def _carry_out(
     seed: int | None,
     salt: str | None,
     repetition: Repetition | None,
+    other: AskTarget | None,
     wait: Callable[[float], None],
 ) -> Validation:
     started = _now()
