@@ -10,6 +10,7 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import date
+from functools import cache
 from pathlib import Path
 
 from loadgen_sdk.dialects.quirks import Api
@@ -188,9 +189,9 @@ def _file(name: str, data: bytes) -> str:
 
 
 TARGETS: dict[str, tuple[Callable[[bytes], None], tuple[str, ...]]] = {
-    "sse": (sse, ("tests/data/transcripts/*/*stream*.txt",)),
-    "whole_answer": (whole_answer, ("tests/data/transcripts/*/*nostream.txt", "tests/data/transcripts/*/err*.txt")),
-    "http": (http, ("tests/data/transcripts/*/*.hdr",)),
+    "sse": (sse, ("tests/data/transcripts/*/*_stream*.http",)),
+    "whole_answer": (whole_answer, ("tests/data/transcripts/*/*nostream.http", "tests/data/transcripts/*/err*.http")),
+    "http": (http, ("tests/data/transcripts/*/*.http",)),
     "url": (url, ()),
     "workload": (workload, ("workloads/*.yaml",)),
     "contract": (contract, ("contracts/*.yaml",)),
@@ -214,9 +215,24 @@ TARGETS: dict[str, tuple[Callable[[bytes], None], tuple[str, ...]]] = {
 """Name -> the function, and files of the repository to begin with, beside those in CORPUS."""
 
 
+def _body(recorded: bytes) -> bytes:
+    return b"".join(Response().feed(recorded))
+
+
+PIECES = b"\x05"  # see `_pieces`
+INPUT_OF: dict[str, Callable[[bytes], bytes]] = {
+    "sse": lambda recorded: PIECES + _body(recorded),
+    "whole_answer": _body,
+    "http": lambda recorded: PIECES + recorded,
+}
+"""What a file of the repository is as an input, where it is not its bytes."""
+
+
+@cache
 def corpus(name: str) -> list[bytes]:
     """The inputs kept for a target: files of the repository, and what was found by fuzzing."""
-    files = [path.read_bytes() for glob in TARGETS[name][1] for path in sorted(ROOT.glob(glob))]
+    paths = [path for glob in TARGETS[name][1] for path in sorted(ROOT.glob(glob))]
+    files = [INPUT_OF.get(name, bytes)(path.read_bytes()) for path in paths]
     kept = CORPUS / f"{name}.txt"
     lines = kept.read_text().splitlines() if kept.exists() else []
     return files + [base64.b85decode(line) for line in lines]
