@@ -283,6 +283,63 @@ def test_a_cancelled_call_is_measured_and_stays_cancelled() -> None:
     assert [(one.status, one.failure and one.failure.kind) for one in told] == [("cancelled", "interrupted")]
 
 
+def test_a_call_cancelled_between_its_attempts_is_measured() -> None:
+    told: Told = []
+
+    async def use(own: Any) -> None:
+        task = asyncio.ensure_future(own.chat.completions.create(model="m", messages=[]))
+        while not server.heard:
+            await asyncio.sleep(0.001)
+        done, _ = await asyncio.wait([task], timeout=0.2)
+        assert not done, "it waits for its second attempt"
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    busy = answer({"error": {"message": "slow down"}}, "429 Too Many Requests", retry_after="30")
+    with serving(busy) as server:
+        run("async", server, use, told=told, retry=Retry(3, most_s=60))
+    assert [(one.status, len(one.attempts)) for one in told] == [("cancelled", 1)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_request_stays_as_the_application_made_it(way: str) -> None:
+    with serving(SAID["chat", False]) as server:
+        run(way, server, ask(way, "chat", False), plain=True)
+        run(way, server, ask(way, "chat", False), prices=TokenPrice(1, 2))
+    plain, ours = ({name.lower() for name in heard.headers} for heard in server.heard)
+    assert plain == ours and server.heard[0].body == server.heard[1].body
+
+
+def test_a_package_that_hides_its_headers_is_said_aloud_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version whose client takes responses elsewhere: calls are measured as before, without the headers."""
+    real = openai.OpenAI._process_response
+
+    def renamed(self: Any, *args: Any, taken: Any, **kwargs: Any) -> Any:
+        return real(self, *args, response=taken, **kwargs)
+
+    def request(self: Any, *args: Any, **kwargs: Any) -> Any:
+        ours = vars(self).get("_process_response")
+        vars(self)["_process_response"] = lambda *more, response, **rest: ours(*more, taken=response, **rest)
+        try:
+            return real_request(self, *args, **kwargs)
+        finally:
+            vars(self)["_process_response"] = ours
+
+    real_request = openai.OpenAI.request
+    monkeypatch.setattr(openai.OpenAI, "_process_response", renamed)
+    monkeypatch.setattr(openai.OpenAI, "request", request)
+    told: Told = []
+    with serving(SAID["chat", False]) as server, client("blocking", server) as own:
+        create = instrument(own, told.append).chat.completions.create
+        with pytest.warns(RuntimeWarning, match="hides the headers"):
+            create(model="m", messages=[])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            create(model="m", messages=[])
+    assert [(one.status, one.request_id, one.output_tokens) for one in told] == [("ok", "", 3)] * 2
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_timeout_is_measured(way: str) -> None:
     told: Told = []

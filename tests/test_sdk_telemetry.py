@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from canned import CHAT, CHAT_EVENTS, answer, events, serving
-from loadgen_sdk import OpenTelemetry, Prometheus, Throttle, TokenPrice, WrongUse, instrument, labelled
+from loadgen_sdk import Measurement, OpenTelemetry, Prometheus, Throttle, TokenPrice, WrongUse, instrument, labelled
+from loadgen_sdk.app.finishing import flush
+from loadgen_sdk.app.telemetry import MOST_UNCOUNTED
 
 pytest.importorskip("opentelemetry.sdk")
 pytest.importorskip("prometheus_client")
@@ -209,6 +214,86 @@ def test_prometheus() -> None:
     ):
         assert line in page
     assert SECRET not in page
+
+
+def measurement(**fields: Any) -> Measurement:
+    return Measurement(api="chat", streamed=False, status="ok", started=1, started_unix_ns=1, model="m", **fields)
+
+
+def counted(page: str) -> float:
+    lines = [line for line in page.splitlines() if line.startswith("llm_client_requests_total{")]
+    return sum(float(line.split()[-1]) for line in lines)
+
+
+def test_prometheus_counts_every_call_of_many_threads_at_every_reading() -> None:
+    registry = CollectorRegistry()
+    observer = Prometheus(registry, labels=("feature",))
+
+    def tell(count: int) -> None:
+        for _ in range(count):
+            observer(measurement(done=5, labels={"feature": "a"}))
+
+    told = 0
+    for count in (1, MOST_UNCOUNTED - 1, 3 * MOST_UNCOUNTED):
+        threads = [threading.Thread(target=tell, args=(count,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        told += 3 * count
+        assert counted(generate_latest(registry).decode()) == told  # what waited, and what the background is counting
+        value = registry.get_sample_value(
+            "llm_client_duration_seconds_count", {"api": "chat", "model": "m", "feature": "a"}
+        )
+        assert value == told
+    with pytest.raises(ValueError, match="Duplicated"):
+        Prometheus(registry)
+
+
+def test_prometheus_does_not_keep_calls_that_nobody_reads() -> None:
+    observer = Prometheus(CollectorRegistry())
+    for _ in range(10 * MOST_UNCOUNTED):
+        observer(measurement(done=5))
+    assert flush()
+    assert len(observer._uncounted) < MOST_UNCOUNTED
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("shared", [False, True])
+def test_prometheus_in_processes_that_are_forked(tmp_path: Path, shared: bool) -> None:
+    """As under gunicorn --preload. shared: with PROMETHEUS_MULTIPROC_DIR, whose reader is another process."""
+    code = """if True:
+        import os
+        from loadgen_sdk import Measurement, Prometheus
+        from loadgen_sdk.app.finishing import flush
+        from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+        registry = CollectorRegistry()
+        observer = Prometheus(registry)
+        def tell(count):
+            for _ in range(count):
+                observer(Measurement(api="chat", streamed=False, status="ok", started=1, started_unix_ns=1, done=5))
+        def counted():
+            read = registry
+            if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+                flush()  # this process's own; the others' have ended
+                read = CollectorRegistry()
+                multiprocess.MultiProcessCollector(read)
+            return read.get_sample_value("llm_client_duration_seconds_count", {"api": "chat", "model": ""})
+        tell(7)  # told before the fork, and perhaps not counted
+        for _ in range(2):
+            if os.fork() == 0:
+                tell(5)
+                print(counted(), flush=True)
+                flush()
+                os._exit(0)
+            os.wait()
+        print(counted())
+    """
+    environment = {**os.environ, **({"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)} if shared else {})}
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    # alone: a child goes on from what its parent had counted; shared: each adds to what all have
+    assert said.stdout.split() == (["12.0", "17.0", "17.0"] if shared else ["12.0", "12.0", "7.0"]), said.stderr
 
 
 @pytest.mark.parametrize(("make", "package"), [(OpenTelemetry, "opentelemetry"), (Prometheus, "prometheus_client")])

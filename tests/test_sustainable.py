@@ -34,7 +34,7 @@ from loadgen.search.load_search import LoadSearch, NextTrial, TrialResult
 from loadgen.search.watch import Goal
 from loadgen.slo import Slo, Term
 from loadgen.stats import trend
-from loadgen.workload import Listed, Synthetic
+from loadgen.workload import Empirical, Listed, Synthetic
 
 S = 1_000_000_000
 GOAL = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=2 * S),)))
@@ -314,6 +314,8 @@ def test_round_robin_that_resonates_with_the_data_set_is_named() -> None:
     assert "24 samples and 6 replicas have the common factor 6" in text and "the same 4 samples" in text
     assert "50.0% more output tokens" in text
     assert resonance.found(data, None, 5, "replica", 1000) is None  # no common factor
+    drawn = Synthetic(input_tokens=Empirical[int](values=lengths), output_tokens=Empirical[int](values=lengths))
+    assert resonance.found(drawn, None, 6, "replica", 1000) is None  # no cycle
     assert resonance.found(data, None, 6, "replica", 24) is None  # one pass: nothing repeats
     assert resonance.found(data, None, 1, "target", 1000) is None
     even = data.model_copy(update={"output_tokens": Listed[int](values=(100,) * 24)})

@@ -23,6 +23,7 @@ from loadgen.cli.cost import cost
 from loadgen.cli.doctor import doctor
 from loadgen.cli.ending import ending
 from loadgen.cli.export import export
+from loadgen.cli.fit import fit
 from loadgen.cli.help import Command, in_order
 from loadgen.cli.mlperf import app as mlperf
 from loadgen.cli.reference import reference
@@ -43,7 +44,7 @@ COLLECT_AFTER = 200_000  # new objects, not 700: imports make many that stay; a 
 
 COMMANDS: tuple[Any, ...] = (
     doctor, run, report, sweep, search, compare, baseline, validate, bundle, verify, mlperf, ui, size, cost, capacity,
-    answers, export, sim, reference, selfcheck, schema,
+    answers, export, fit, sim, reference, selfcheck, schema,
 )  # fmt: skip
 """In the order in which people meet them."""
 

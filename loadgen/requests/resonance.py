@@ -23,14 +23,14 @@ def samples(requests: Any, prompts: Any) -> int | None:
     if hasattr(requests, "path"):
         return len(prompts.rows)
     columns: list[Any] = [getattr(requests, name, None) for name in ("input_tokens", "output_tokens")]
-    lengths = [len(column.values) for column in columns if hasattr(column, "values")]
+    lengths = [len(column.values) for column in columns if getattr(column, "tag", "") == "listed"]
     return math.lcm(*lengths) if len(lengths) == 2 else None
 
 
 def weights(requests: Any) -> NDArray[np.int64] | None:
     """The output tokens of each sample, where the workload lists them."""
-    values = getattr(getattr(requests, "output_tokens", None), "values", None)
-    return None if values is None else np.array(values, np.int64)
+    lengths: Any = getattr(requests, "output_tokens", None)
+    return np.array(lengths.values, np.int64) if getattr(lengths, "tag", "") == "listed" else None
 
 
 def found(requests: Any, prompts: Any, servers: int, kind: str, planned: int | None) -> dict[str, Any] | None:

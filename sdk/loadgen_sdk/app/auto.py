@@ -31,7 +31,8 @@ NAMES = ("openai", "anthropic", "litellm")
 VARIABLE = "LOADGEN_SDK_AUTO"
 
 _REPLACED = ("chat", "beta", "completions", "responses", "embeddings", "batches", "messages", "with_raw_response",
-             "with_streaming_response", "copy", "with_options", "max_retries", OPTIONS)  # fmt: skip
+             "with_streaming_response", "copy", "with_options", "max_retries", "_process_response",
+             OPTIONS)  # fmt: skip
 """The attributes of a client that `install` sets."""
 
 

@@ -6,15 +6,17 @@ loops. It must not wait, and it must be cheap.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from contextvars import copy_context
+from contextlib import ExitStack, contextmanager
+from contextvars import Context, copy_context
 from time import monotonic_ns, time_ns
 from typing import Any
 
 import msgspec
 
-from ..request import NEVER, Completion, Failure
+from ..request import NEVER, Failure, Usage
 from .measurement import (
     WRITING,
     Api,
@@ -31,6 +33,7 @@ from .policy import Policy
 from .prompt_text import estimated_tokens
 from .rate_limit_headers import read_once, retry_after_s, timings
 from .throttle import Permit
+from .trace_recorder import CallShape
 
 NO_HEADERS: dict[str, str] = {}
 REFUSED = (429, 503)  # statuses by which a server asks for a pause
@@ -46,19 +49,42 @@ class Setting(msgspec.Struct):
     package: str = "openai"  # whose exceptions the application expects
     timeout_s: float | None = None  # of the client: no call waits longer for its throttle
     url_secrets: tuple[str, ...] = ()
+    covers_inner: bool = False  # calls made within its calls (LiteLLM calls openai) are no calls of their own
     warned: bool = False  # of a blocking client in an event loop
+    warned_blind: bool = False
 
     def redact(self, text: str) -> str:
         from ..transport.target import redact, shown
 
         return shown(redact(text, (*self.url_secrets, self.key)))
 
+    def warn_blind(self) -> None:
+        """An answer came without a head: say so once. Only LiteLLM's answers may have none."""
+        if not self.warned_blind and not self.covers_inner:
+            self.warned_blind = True
+            module = sys.modules.get(self.package)
+            named = f"{self.package} {getattr(module, '__version__', '')}".rstrip()
+            warnings.warn(
+                f"{named} hides the headers of its answers from this loadgen_sdk: measurements have no "
+                "request_id and no server_timing, throttles see the headers of refusals alone; take a newer one",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
 
 class Call:
     """One call while it runs. Instants are monotonic ns.
 
-    arguments: of the request, for its prompt, its numbers and its output limit. max_wait_s: for the throttle.
+    arguments: of the request, for its prompt, its numbers and its output limit.
     """
+
+    permit: Permit | None = None
+    attempt_started = NEVER
+    reported = False
+    _head: Any = NO_HEADERS  # of the last response, as the HTTP library has it
+    _shape: CallShape | None = None
+    _context: Context | None = None
+    spans: tuple[Any, ...] = ()
 
     def __init__(
         self,
@@ -66,57 +92,58 @@ class Call:
         api: Api,
         model: str,
         arguments: Mapping[str, Any],
-        *,
         streamed: bool,
         labels: Mapping[str, str | int] | None,
-        max_wait_s: float | None,
     ) -> None:
         self.started, self.started_unix_ns = monotonic_ns(), time_ns()
-        self.api, self.server, self.model, self.streamed = api, setting.server, model, streamed
-        self.key = setting.key or str(arguments.get("api_key") or "")
-        self._setting, self._arguments, self._max_wait_s = setting, arguments, max_wait_s
+        self.setting, self.api, self.model, self.streamed = setting, api, model, streamed
+        self._arguments = arguments
         self.policy = policy = setting.policy
         self.labels = policy.labels_of(labels)
-        self.parameters = parameters_of(arguments)
-        self._context = copy_context() if policy.observers else None
-        self._spans = policy.begin(self)
-        self._shape = policy.record.begin(self.started, arguments) if policy.record is not None else None
+        if policy.observers:
+            self._context = copy_context()
+            if policy.follows_calls:
+                self.spans = policy.begin(self)
+        if policy.record is not None:
+            self._shape = policy.record.begin(self.started, arguments)
         if policy.retry is not None:
             policy.retry.begun()
-        self.permit: Permit | None = None
-        self.attempts: list[Attempt] = []
-        self.attempt_started = NEVER
-        self.headers = NO_HEADERS  # of the last response
+        self.attempts: tuple[Attempt, ...] = ()
         self.instants: list[int] = []  # of the output events of the last attempt
-        self.reported = False
+
+    @property
+    def server(self) -> str:
+        return self.setting.server
+
+    @property
+    def has_head(self) -> bool:
+        return self._head is not NO_HEADERS
+
+    @property
+    def parameters(self) -> dict[str, int | float]:
+        """The numbers of the request that telemetry shows."""
+        return parameters_of(self._arguments)
 
     # -- attempts ------------------------------------------------------------------------------------------------
 
-    def throttle_arguments(self) -> dict[str, Any]:
+    def throttle_arguments(self, max_wait_s: float | None) -> dict[str, Any]:
         """The keyword arguments for `Throttle.acquire`."""
         throttle, tokens = self.policy.throttle, (0, 0)
         if throttle is not None and throttle.counts_tokens:
             tokens = estimated_tokens(self._arguments, writes=self.api in WRITING)
         return {
-            "key": self.key,
+            "key": self.setting.key or str(self._arguments.get("api_key") or ""),
             "model": self.model,
             "tokens": tokens[0],
             "output_tokens": tokens[1],
-            "max_wait_s": self._max_wait_s,
+            "max_wait_s": max_wait_s,
         }
 
-    def attempt_begins(self) -> None:
-        self.attempt_started = monotonic_ns()
-
-    def current_span(self) -> AbstractContextManager[object]:
-        """Makes the spans of this call current while its request is sent: spans of the HTTP library go below them."""
-        return _all_current(self._spans) if any(self._spans) else _NO_SPAN
-
     def head_received(self, headers: Any, *, refused: bool = False) -> None:
-        """The head of a response has arrived."""
-        self.headers = read_once(headers)
+        """The head of a response has arrived. Its headers are read when they are needed."""
+        self._head = headers
         if self.permit is not None:
-            self.permit.heed(self.headers, refused=refused)
+            self.permit.heed(read_once(headers), refused=refused)
 
     def attempt_failed(
         self, failure: Failure, headers: Any, *, at: int, code: str = "", delivered: bool = False
@@ -127,7 +154,7 @@ class Call:
         self.head_received(headers, refused=refused)
         retry, wait_s = self.policy.retry, None
         if retry is not None:
-            asked_s = retry_after_s(self.headers)
+            asked_s = retry_after_s(read_once(headers))
             wait_s = retry.wait_s(len(self.attempts) + 1, failure, asked_s=asked_s, delivered=delivered)
         if wait_s is not None or refused:
             self._give_back(0 if refused else None)
@@ -137,13 +164,14 @@ class Call:
     def _public(self, failure: Failure, code: str) -> Failure:
         """`failure` as measurements carry it. The server's text may quote the prompt: kept only if asked for."""
         if self.policy.keep_content:
-            return Failure(failure.kind, self._setting.redact(failure.text)[:500], failure.http_status)
+            return Failure(failure.kind, self.setting.redact(failure.text)[:500], failure.http_status)
         return without_server_text(failure, code)
 
     def _attempt_ended(self, at: int, failure: Failure | None, wait_s: float = 0.0) -> None:
         started = self.attempt_started
         if started != NEVER and (not self.attempts or self.attempts[-1].started != started):
-            self.attempts.append(Attempt(started=started, ended=at, failure=failure, waited_ns=int(wait_s * 1e9)))
+            waited_ns = int(wait_s * 1e9) if wait_s else 0
+            self.attempts += (Attempt(started=started, ended=at, failure=failure, waited_ns=waited_ns),)
 
     def _give_back(self, tokens: int | None, output_tokens: int | None = None) -> None:
         if self.permit is not None:
@@ -155,74 +183,88 @@ class Call:
     def report(
         self,
         status: Status,
-        seen: Completion,
+        failure: Failure | None,
+        usage: Usage,
         *,
-        code: str = "",
+        done: int,
+        sent: int = NEVER,
+        first_token: int = NEVER,
+        first_answer: int = NEVER,
+        last_token: int = NEVER,
+        end: int = NEVER,
+        first_event_tokens: int = 0,
+        finish_reason: str = "",
+        hidden_retries: int = 0,
         response_model: str = "",
+        response_id: str = "",
+        server_timing: dict[str, Any] | None = None,
+        kernel_stamps: bool = False,
+        code: str = "",
         choices: tuple[Choice, ...] = (),
     ) -> Measurement:
-        """The call is over. seen: what was observed of its last attempt; code: of its error; choices: the answers."""
+        """The call is over. What was observed is that of its last attempt; code: of its error; choices: the answers."""
         self.reported = True
-        failure, content = None if seen.failure is None else self._public(seen.failure, code), None
-        policy, headers, instants, usage = self.policy, self.headers, self.instants, seen.usage
-        counted = usage.input is not None and usage.output is not None and self.api != "batches"  # other prices, limits
-        self._attempt_ended(seen.done, failure)
+        if failure is not None:
+            failure = self._public(failure, code)
+        policy, headers, instants, streamed = self.policy, read_once(self._head), self.instants, self.streamed
+        input_tokens, output_tokens, cached = usage.input, usage.output, usage.cached
+        self._attempt_ended(done, failure)
+        cost, total, counted = None, None, output_tokens is not None
+        if input_tokens is not None and output_tokens is not None and self.api != "batches":  # other prices, limits
+            total = input_tokens + output_tokens
+            if (price := price_of(policy.prices, response_model or self.model, self.model)) is not None:
+                cost = price.cost(input_tokens, output_tokens, cached or 0)
         if self.permit is not None:
-            self._give_back((usage.input or 0) + (usage.output or 0) if counted else None, usage.output)
-        price = price_of(policy.prices, response_model or self.model, self.model) if counted else None
-        output = usage.output
-        if output is None and self.streamed:
-            output = len(instants)
-        if policy.keep_content:
-            names = ("messages", "prompt", "input")
-            sent = next((self._arguments[name] for name in names if self._arguments.get(name) is not None), None)
-            content = Content(input=sent, output=choices[0].text if choices else "", choices=choices)
+            self._give_back(total, output_tokens)
+        if not counted and streamed:
+            output_tokens = len(instants)
         measurement = Measurement(
             api=self.api,
-            streamed=self.streamed,
+            streamed=streamed,
             status=status,
             started=self.started,
             started_unix_ns=self.started_unix_ns,
-            sent=seen.sent,
-            first_token=seen.first_token,
-            first_answer=seen.first_answer,
-            last_token=seen.last_token,
-            end=seen.end,
-            done=seen.done,
+            sent=sent,
+            first_token=first_token,
+            first_answer=first_answer,
+            last_token=last_token,
+            end=end,
+            done=done,
             instants=tuple(instants),
-            first_event_tokens=seen.first_event_tokens,
-            input_tokens=usage.input,
-            output_tokens=output,
-            cached_tokens=usage.cached,
+            first_event_tokens=first_event_tokens,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            cached_tokens=cached,
             reasoning_tokens=usage.reasoning,
-            token_source="server" if usage.output is not None else "events" if self.streamed and instants else "",
-            cost=None if price is None else price.cost(usage.input or 0, usage.output or 0, usage.cached or 0),
-            attempts=tuple(self.attempts),
-            hidden_retries=seen.resent,
-            finish_reason=seen.finish_reason,
+            token_source="server" if counted else "events" if streamed and instants else "",
+            cost=cost,
+            attempts=self.attempts,
+            hidden_retries=hidden_retries,
+            finish_reason=finish_reason,
             failure=failure,
             model=self.model,
             response_model=response_model,
-            response_id=seen.response_id,
+            response_id=response_id,
             request_id=headers.get("x-request-id", ""),
-            server=self.server,
-            server_timing=timings(headers)
-            if seen.server_timing is None
-            else {**timings(headers), **seen.server_timing},
-            kernel_stamps=seen.kernel_stamp,
-            content=content,
+            server=self.setting.server,
+            server_timing=timings(headers) | server_timing if server_timing else timings(headers),
+            kernel_stamps=kernel_stamps,
+            content=self._content(choices) if policy.keep_content else None,
             labels=self.labels,
-            parameters=self.parameters,
+            parameters=parameters_of(self._arguments),
         )
-        policy.tell(measurement, self._context, self._shape, self._spans)
+        policy.tell(measurement, self._context, self._shape, self.spans)
         return measurement
 
-
-_NO_SPAN: AbstractContextManager[object] = nullcontext()
+    def _content(self, choices: tuple[Choice, ...]) -> Content:
+        names = ("messages", "prompt", "input")
+        sent = next((self._arguments[name] for name in names if self._arguments.get(name) is not None), None)
+        return Content(input=sent, output=choices[0].text if choices else "", choices=choices)
 
 
 @contextmanager
-def _all_current(spans: Sequence[Any]) -> Iterator[None]:
+def all_current(spans: Sequence[Any]) -> Iterator[None]:
+    """Makes the spans of a call current while its request is sent: spans of the HTTP library go below them."""
     with ExitStack() as stack:
         for span in spans:
             if span is not None:

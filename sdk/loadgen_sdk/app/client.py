@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ..dialects.quirks import QUIRKS, Api, Quirk
 from ..dialects.reader import Flow
 from ..errors import ClientError, RequestFailed, ThrottleTimeout, WrongUse
-from ..request import Completion, Failure, Request
+from ..request import Completion, Failure, Request, Usage
 from ..transport.exchange import Exchange
 from ..transport.pool import STALL_TIMEOUT_NS, TIMEOUT_NS, Pool
 from ..transport.proxy import proxy_for
@@ -239,7 +239,6 @@ class Client:
             {**request.extra, **prompt},
             streamed=self._streams,
             labels=labels,
-            max_wait_s=self.timeout_s,
         )
         wait_s = 0.0
         while True:
@@ -247,7 +246,7 @@ class Client:
             queue: asyncio.Queue[Event | Completion] = asyncio.Queue()
             flow, completion, delivered = Flow(), None, False
             call.instants = []
-            call.attempt_begins()
+            call.attempt_started = monotonic_ns()
             exchange = self._pool.send(
                 request,
                 self._pool.prepare(request),
@@ -297,7 +296,7 @@ class Client:
                 await self.open()
             call.model = self.model
             if self.policy.throttle is not None:
-                call.permit = await self.policy.throttle.acquire(**call.throttle_arguments())
+                call.permit = await self.policy.throttle.acquire(**call.throttle_arguments(self.timeout_s))
                 self._check_usable()
         except BaseException as error:
             if call.permit is not None:
@@ -305,8 +304,7 @@ class Client:
             failed = isinstance(error, Exception)
             kind = "timeout_total" if isinstance(error, ThrottleTimeout) else "connect"
             failure = Failure(kind, self.target.redact(str(error))) if failed else _CALLER_LEFT
-            unsent = Completion(request=request, due=call.started, done=monotonic_ns(), failure=failure)
-            call.report("failed" if failed else "cancelled", unsent)
+            call.report("failed" if failed else "cancelled", failure, Usage(), done=monotonic_ns())
             raise
 
     def _abandoned(self, call: Call, completion: Completion, error: BaseException) -> None:
@@ -321,8 +319,24 @@ class Client:
 
     def _report(self, call: Call, completion: Completion, status: Status) -> None:
         text, tool_calls = completion.text or "", completion.tool_calls
-        choice = Choice(text=text, finish_reason=completion.finish_reason, tool_calls=tool_calls)
-        call.report(status, completion, choices=(choice,))
+        call.report(
+            status,
+            completion.failure,
+            completion.usage,
+            done=completion.done,
+            sent=completion.sent,
+            first_token=completion.first_token,
+            first_answer=completion.first_answer,
+            last_token=completion.last_token,
+            end=completion.end,
+            first_event_tokens=completion.first_event_tokens,
+            finish_reason=completion.finish_reason,
+            hidden_retries=completion.resent,
+            response_id=completion.response_id,
+            server_timing=completion.server_timing,
+            kernel_stamps=completion.kernel_stamp,
+            choices=(Choice(text=text, finish_reason=completion.finish_reason, tool_calls=tool_calls),),
+        )
 
     def _check_usable(self) -> None:
         """Raises ClientError when this client is closed."""

@@ -188,6 +188,8 @@ PARAMETERS = frozenset(("temperature", "top_p", "max_tokens", "max_completion_to
 
 def parameters_of(arguments: Mapping[str, Any]) -> dict[str, int | float]:
     """The numbers of a request that telemetry shows. Never a text."""
+    if PARAMETERS.isdisjoint(arguments):
+        return {}
     return {name: arguments[name] for name in PARAMETERS.intersection(arguments) if type(arguments[name]) in _NUMBERS}
 
 

@@ -9,20 +9,22 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import inspect
 import logging
 import sys
 import time
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
 from time import monotonic_ns
 from typing import Any
 
 from ..errors import ThrottleTimeout
-from ..request import NEVER, Completion, Failure
-from .call import NO_HEADERS, Call, Setting
+from ..request import NEVER, Failure
+from .call import NO_HEADERS, Call, Setting, all_current
 from .finishing import collecting, later
 from .measurement import Api, Status, warn_uncounted
 from .output_tracker import OutputTracker
@@ -34,36 +36,58 @@ RAW_HEADER = "X-Stainless-Raw-Response"  # the header by which with_raw_response
 _ABANDONED = Failure("interrupted", "the application stopped listening")
 _NOT_GIVEN = object()
 
-inside: ContextVar[bool] = ContextVar("loadgen_sdk_inside", default=False)
-"""Whether a measured call is being made here: what it calls in turn (LiteLLM calls openai) is not measured again."""
+sending: ContextVar[ObservedCall | None] = ContextVar("loadgen_sdk_sending", default=None)
+"""The call whose request is being sent here: `head_arrived` is for it."""
 
 
 class ObservedCall:
-    """One call while it runs: what the tracker saw of its answer, reported to the call's end."""
+    """One call while it runs: what the tracker saw of its answer, reported to the call's end.
+
+    `with observed:` around each attempt: what is sent inside belongs to this call.
+    """
+
+    hidden_retries = 0  # made by the package inside the attempts
+    raw: Any = None  # the raw response, if the application holds it
+    raw_asked = unread = False  # the application called with_raw_response, or with_streaming_response
+    hides_usage = False  # the event with the token count is there only because we asked for it
+    _outer: ObservedCall | None = None
+    _current_span: AbstractContextManager[object] | None = None
 
     def __init__(self, api: Api, setting: Setting, kwargs: dict[str, Any]) -> None:
-        self.streamed, timeout = bool(kwargs.get("stream")), kwargs.get("timeout", _NOT_GIVEN)
-        self.call = Call(
-            setting,
-            api,
-            str(kwargs.get("model") or ""),
-            kwargs,
-            streamed=self.streamed,
-            labels=kwargs.pop("labels", None),
-            max_wait_s=setting.timeout_s if timeout is _NOT_GIVEN else seconds_of(timeout, setting.timeout_s),
-        )
-        self.tracker = OutputTracker(api, self.streamed, setting.policy.keep_content)
+        self.streamed = streamed = bool(kwargs.get("stream"))
+        labels = kwargs.pop("labels", None)
+        self.call = Call(setting, api, str(kwargs.get("model") or ""), kwargs, streamed, labels)
+        self.tracker = OutputTracker(api, streamed, setting.policy.keep_content)
         self.call.instants = self.tracker.instants
-        self.hidden_retries = 0  # made by the package inside the attempts
-        self.raw: Any = None  # the raw response, if the application holds it
-        self.get_stream: Callable[[], Any] = lambda: None  # a weak reference to the stream, once there is one
-        self.hides_usage = False  # the event with the token count is there only because we asked for it
-        if setting.ask_usage and self.streamed and api in ("chat", "completions"):
+        self.get_stream: Callable[[], Any] = _no_stream  # a weak reference to the stream, once there is one
+        if (headers := kwargs.get("extra_headers")) and (form := headers.get(RAW_HEADER)):
+            self.raw_asked = form in ("true", "raw")
+            self.unread = not self.raw_asked
+        if streamed and setting.ask_usage and api in ("chat", "completions"):
             options = kwargs.get("stream_options")
             options = options if isinstance(options, Mapping) else {}
             if not options.get("include_usage"):
                 kwargs["stream_options"] = {**options, "include_usage": True}
                 self.hides_usage = True
+
+    def __enter__(self) -> None:
+        call, self._outer = self.call, sending.get()
+        sending.set(self)
+        if call.spans:
+            self._current_span = all_current(call.spans)
+            self._current_span.__enter__()
+        call.attempt_started = monotonic_ns()
+
+    def __exit__(self, *error: Any) -> None:
+        sending.set(self._outer)  # no token: a coroutine may be closed in another context
+        if self._current_span is not None:
+            self._current_span.__exit__(*error)
+            self._current_span = None
+
+    def throttle_arguments(self, timeout: Any) -> dict[str, Any]:
+        """The keyword arguments for `Throttle.acquire`. timeout: of the call."""
+        client_s = self.call.setting.timeout_s
+        return self.call.throttle_arguments(client_s if timeout is _NOT_GIVEN else seconds_of(timeout, client_s))
 
     @property
     def reported(self) -> bool:
@@ -88,15 +112,38 @@ class ObservedCall:
             self._report(status, failure, code=_code_of(error))
         return wait_s
 
-    def head_received(self, raw: Any) -> None:
+    def head_received(self, headers: Any, hidden_retries: int) -> None:
         """The head of a response has arrived."""
-        self.hidden_retries = raw.retries_taken
-        self.call.head_received(raw.headers)
+        self.hidden_retries = hidden_retries
+        self.call.head_received(headers)
 
-    def answer_received(self, result: Any) -> None:
-        """A response that is not streamed has arrived."""
-        self.tracker.whole(result, monotonic_ns())
-        self._report_answer(result)
+    def answered(self, answer: Any, result: Any, blocking: bool) -> Any:
+        """The method has returned `answer`, and `result` is what is in it. Returns what the application gets."""
+        if not self.call.has_head:
+            self.call.setting.warn_blind()
+        if self.unread:
+            self.raw = answer
+            _observe_unread(answer, self, blocking)
+            return answer
+        if self.raw_asked:
+            self.raw = answer
+            self.observe_result(result)
+            return answer
+        return self.observe_result(result)
+
+    def observe_result(self, result: Any) -> Any:
+        """Observe the stream, or report the answer. Returns what the application gets."""
+        if not self.streamed:
+            self.tracker.whole(result, monotonic_ns())
+            self._report_answer(result)
+        elif hasattr(result, "_iterator"):
+            self.get_stream = weakref.ref(result)  # a cycle would delay the end of an abandoned stream
+            result._iterator = ObservedEvents(_own_iterator(result), self)
+            result.close = partial(_close, self)
+        else:
+            result = ObservedStream(result, self)
+            self.get_stream = weakref.ref(result)
+        return result
 
     def stream_ended(self) -> None:
         """The stream has ended."""
@@ -137,24 +184,25 @@ class ObservedCall:
         uncounted = usage.input is None or usage.output is None
         if uncounted and status == "ok" and call.policy.prices is not None and call.api != "batches":
             warn_uncounted(call.model)
-        choices = tracker.contents.choices(tracker.finish_reason) if tracker.contents is not None else ()
-        seen = Completion(
-            request=None,
-            due=call.started,
+        first_event_tokens = tracker.first_event_tokens if self.streamed else usage.output or 0  # all came at once
+        measurement = call.report(
+            status,
+            failure,
+            usage,
+            done=monotonic_ns(),
             sent=call.attempt_started,
             first_token=instants[0] if instants else NEVER,
             first_answer=tracker.first_answer,
             last_token=instants[-1] if instants else NEVER,
             end=tracker.end,
-            done=monotonic_ns(),
-            first_event_tokens=tracker.first_event_tokens if self.streamed else usage.output or 0,  # all came at once
+            first_event_tokens=first_event_tokens,
             finish_reason=tracker.finish_reason,
-            usage=usage,
-            resent=self.hidden_retries,
+            hidden_retries=self.hidden_retries,
+            response_model=tracker.response_model,
             response_id=tracker.response_id,
-            failure=failure,
+            code=code,
+            choices=() if tracker.contents is None else tracker.contents.choices(tracker.finish_reason),
         )
-        measurement = call.report(status, seen, code=code, response_model=tracker.response_model, choices=choices)
         for owner in (answer,) if self.raw is None else (answer, self.raw):
             if owner is not None:
                 try:
@@ -162,6 +210,10 @@ class ObservedCall:
                     object.__setattr__(owner, "measurement", measurement)
                 except (AttributeError, TypeError):
                     pass
+
+
+def _no_stream() -> None:
+    return None
 
 
 def _failure_of(error: BaseException) -> Failure:
@@ -198,39 +250,43 @@ def seconds_of(timeout: Any, default: float | None) -> float | None:
 
 def measured(
     method: Callable[..., Any],
-    raw_method: Callable[..., Any],
     api: Api,
     setting: Setting,
     blocking: bool,
     arguments_of: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> Callable[..., Any]:
-    """`method` of a client, measured. `raw_method` is its variant that returns the raw response.
+    """`method` of a client, measured. The client calls `head_arrived` when the head of a response is there.
 
     arguments_of: finds the request's arguments in those of the method; None: they are the same.
     """
 
-    def steps(*args: Any, **kwargs: Any) -> Steps[Any]:
-        if inside.get():
-            return (yield partial(method, *args, **kwargs))
+    throttle = setting.policy.throttle
+
+    def begin(kwargs: dict[str, Any]) -> ObservedCall | None:
+        """The call that begins, or None for one that is a part of another."""
+        outer = sending.get()
+        if outer is not None and outer.call.setting.covers_inner:
+            return None
         if blocking and not setting.warned and asyncio._get_running_loop() is not None:
             setting.warned = True
             message = "a blocking OpenAI client was called inside a running event loop: every other task stands still"
-            warnings.warn(f"{message}; use AsyncOpenAI, or asyncio.to_thread", RuntimeWarning, stacklevel=4)
-        form = (kwargs.get("extra_headers") or {}).get(RAW_HEADER)  # set by with_raw_ and with_streaming_response
-        raw_asked, unread = form in ("true", "raw"), form is not None and form not in ("true", "raw")
-        observed = ObservedCall(api, setting, kwargs if arguments_of is None else arguments_of(kwargs))
-        call, throttle = observed.call, setting.policy.throttle
-        send = partial(method if unread else raw_method, *args, **kwargs)
+            warnings.warn(f"{message}; use AsyncOpenAI, or asyncio.to_thread", RuntimeWarning, stacklevel=3)
+        return ObservedCall(api, setting, kwargs if arguments_of is None else arguments_of(kwargs))
+
+    def call_blocking(*args: Any, **kwargs: Any) -> Any:
+        if (observed := begin(kwargs)) is None:
+            return method(*args, **kwargs)
+        wait_s: float | None = None
         while True:
             try:
+                if wait_s:
+                    time.sleep(wait_s)
                 if throttle is not None:
-                    acquire = throttle.acquire_blocking if blocking else throttle.acquire
-                    call.permit = yield partial(acquire, **call.throttle_arguments())
-                call.attempt_begins()
-                with call.current_span():
-                    raw = yield send
-                observed.head_received(raw)
-                result = None if unread else (yield raw.parse)
+                    permit = throttle.acquire_blocking(**observed.throttle_arguments(kwargs.get("timeout", _NOT_GIVEN)))
+                    observed.call.permit = permit
+                with observed:
+                    answer = method(*args, **kwargs)
+                result = answer.parse() if observed.raw_asked else answer
                 break
             except BaseException as error:
                 wait_s = observed.attempt_failed(error)
@@ -238,16 +294,40 @@ def measured(
                     if isinstance(error, ThrottleTimeout):
                         raise _timeout_of(sys.modules[setting.package], error) from error
                     raise
-                yield partial(time.sleep if blocking else asyncio.sleep, wait_s)
-        if unread or raw_asked:
-            observed.raw = raw
-        if unread:
-            _observe_unread(raw, observed, blocking)
-            return raw
-        result = _observe_result(result, observed)
-        return raw if raw_asked else result
+        return observed.answered(answer, result, blocking)
 
-    return functools.wraps(method)(runner(steps, blocking))
+    async def call_waiting(*args: Any, **kwargs: Any) -> Any:
+        if (observed := begin(kwargs)) is None:
+            return await method(*args, **kwargs)
+        wait_s: float | None = None
+        while True:
+            try:
+                if wait_s:
+                    await asyncio.sleep(wait_s)
+                if throttle is not None:
+                    permit = await throttle.acquire(**observed.throttle_arguments(kwargs.get("timeout", _NOT_GIVEN)))
+                    observed.call.permit = permit
+                with observed:
+                    answer = await method(*args, **kwargs)
+                result = answer.parse() if observed.raw_asked else answer
+                if observed.raw_asked and inspect.isawaitable(result):
+                    result = await result
+                break
+            except BaseException as error:
+                wait_s = observed.attempt_failed(error)
+                if wait_s is None:
+                    if isinstance(error, ThrottleTimeout):
+                        raise _timeout_of(sys.modules[setting.package], error) from error
+                    raise
+        return observed.answered(answer, result, blocking)
+
+    return functools.wraps(method)(call_blocking if blocking else call_waiting)
+
+
+def head_arrived(headers: Any, hidden_retries: int = 0) -> None:
+    """The head of a response has arrived in the client of a package: for the call that is being sent here, if any."""
+    if (observed := sending.get()) is not None:
+        observed.head_received(headers, hidden_retries)
 
 
 def _timeout_of(package: Any, error: ThrottleTimeout) -> BaseException:
@@ -274,7 +354,7 @@ def _observe_unread(response: Any, observed: ObservedCall, blocking: bool) -> No
 
     def parse_steps(*args: Any, **kwargs: Any) -> Steps[Any]:
         result = yield partial(parse, *args, **kwargs)
-        return result if observed.reported else _observe_result(result, observed)
+        return result if observed.reported else observed.observe_result(result)
 
     def close_steps() -> Steps[None]:
         consumed = bool(getattr(response.http_response, "is_stream_consumed", False))
@@ -287,20 +367,6 @@ def _observe_unread(response: Any, observed: ObservedCall, blocking: bool) -> No
         yield close
 
     response.parse, response.close = runner(parse_steps, blocking), runner(close_steps, blocking)
-
-
-def _observe_result(result: Any, observed: ObservedCall) -> Any:
-    """Observe the stream, or report the answer. Returns what the application gets."""
-    if not observed.streamed:
-        observed.answer_received(result)
-    elif hasattr(result, "_iterator"):
-        observed.get_stream = weakref.ref(result)  # a cycle would delay the end of an abandoned stream
-        result._iterator = ObservedEvents(_own_iterator(result), observed)
-        result.close = partial(_close, observed)
-    else:
-        result = ObservedStream(result, observed)
-        observed.get_stream = weakref.ref(result)
-    return result
 
 
 def _own_iterator(stream: Any) -> Any:

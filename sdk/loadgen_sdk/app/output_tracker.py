@@ -23,13 +23,14 @@ class OutputTracker:
     Neither raises: the application is waiting for its event, and what has an unexpected shape is left to it.
     """
 
+    first_answer = end = NEVER
+    first_event_tokens = 0
+    finish_reason = response_model = response_id = error = ""
+    _usage: Any = None
+
     def __init__(self, api: Api, streamed: bool, keep_content: bool) -> None:
         self._api, self._streamed = api, streamed
         self.instants: list[int] = []  # of the events with output
-        self.first_answer = self.end = NEVER
-        self.first_event_tokens = 0
-        self.finish_reason = self.response_model = self.response_id = self.error = ""
-        self._usage: Any = None
         self.contents = Contents() if keep_content else None
 
     @property
@@ -40,25 +41,26 @@ class OutputTracker:
 
     def whole(self, answer: Any, at: int) -> None:
         """An answer that is not streamed has arrived."""
-        self.end = at
+        api, self.end = self._api, at
         try:
-            if self._api in WRITING:
+            if api in WRITING:
                 self.instants.append(at)
                 self.first_answer = at
             self._usage = getattr(answer, "usage", None)
             self.response_model = getattr(answer, "model", "") or ""
             self.response_id = getattr(answer, "id", "") or ""
-            if self._api == "responses":
-                self._read_response(answer)
-            elif self._api == "messages":
-                self._read_message(answer)
-            elif self._api == "batches":
-                self._read_batch(answer)
-            elif self._api != "embeddings":
+            if api == "chat" or api == "completions":
                 for choice in answer.choices:
-                    self.finish_reason = choice.finish_reason or self.finish_reason
+                    if choice.finish_reason:
+                        self.finish_reason = choice.finish_reason
                 if self.contents is not None:
                     self.contents.add(answer.choices)
+            elif api == "responses":
+                self._read_response(answer)
+            elif api == "messages":
+                self._read_message(answer)
+            elif api == "batches":
+                self._read_batch(answer)
         except Exception:
             pass
 

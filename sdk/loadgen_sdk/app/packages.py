@@ -9,8 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 from ..errors import WrongUse
 from .call import Setting
 from .measurement import Api
-from .observed_call import RAW_HEADER, inside, measured, seconds_of
+from .observed_call import head_arrived, measured, seconds_of
 from .policy import Policy
 
 
@@ -86,6 +85,8 @@ def install(result: Any, client: Any, options: Options) -> None:
     package, blocking = package_of(result)
     policy, attributes = options.policy, vars(result)
     attributes[OPTIONS] = options
+    if (process := getattr(type(result), "_process_response", None)) is not None:
+        attributes["_process_response"] = _tells_heads(partial(process, result))
     if policy.retry is not None:
         attributes["max_retries"] = 0
     url = getattr(client, "base_url", None)
@@ -121,22 +122,30 @@ def asks_usage(options: Options) -> bool:
 
 
 def _wrap(resource: Any, api: Api, setting: Setting, blocking: bool) -> None:
-    raw = resource.with_raw_response  # read before wrapping: its methods call the unwrapped ones
     for name in _BATCH_METHODS if api == "batches" else _METHODS:
-        method, raw_method = getattr(resource, name, None), getattr(raw, name, None)
-        if method is not None and raw_method is not None:
-            setattr(resource, name, measured(method, raw_method, api, setting, blocking))
+        if (method := getattr(resource, name, None)) is not None:
+            setattr(resource, name, measured(method, api, setting, blocking))
     if api == "messages" and hasattr(resource, "stream"):
         twin = copy.copy(resource)  # `stream` of anthropic does not go through `create`
-        twin._post = measured(twin._post, partial(_raw_post, twin._post), api, setting, blocking, _sent_by_post)
+        twin._post = measured(twin._post, api, setting, blocking, _sent_by_post)
         resource.stream = twin.stream
     for name in _VARIANTS:  # cached: made again with wrapped methods
         vars(resource).pop(name, None)
 
 
-def _raw_post(post: Callable[..., Any], *args: Any, options: Mapping[str, Any], **kwargs: Any) -> Any:
-    headers = {**options.get("headers", {}), RAW_HEADER: "raw"}
-    return post(*args, options={**options, "headers": headers}, **kwargs)
+def _tells_heads(process: Callable[..., Any]) -> Callable[..., Any]:
+    """`process`: the client's method through which every response goes. It tells the head of the response, too.
+
+    This spares the detour by `with_raw_response`, and the request stays as the application made it. Where a version of
+    the package has no such method, `Setting.warn_blind` says what is missing.
+    """
+
+    def process_response(*args: Any, **kwargs: Any) -> Any:
+        if (response := kwargs.get("response")) is not None:
+            head_arrived(response.headers, kwargs.get("retries_taken", 0))
+        return process(*args, **kwargs)  # a coroutine of an async client
+
+    return process_response
 
 
 def _sent_by_post(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -148,35 +157,9 @@ def _sent_by_post(kwargs: dict[str, Any]) -> dict[str, Any]:
 # -- LiteLLM -----------------------------------------------------------------------------------------------------------
 
 
-class _Whole:
-    """What a function of LiteLLM returned, in the form of a raw response."""
-
-    retries_taken = 0
-
-    def __init__(self, result: Any) -> None:
-        self.result = result
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        headers = getattr(self.result, "_response_headers", None)
-        return headers if isinstance(headers, Mapping) else {}
-
-    def parse(self) -> Any:
-        return self.result
-
-
-@contextmanager
-def _calling() -> Iterator[None]:
-    token = inside.set(True)
-    try:
-        yield
-    finally:
-        inside.reset(token)
-
-
 def measured_litellm(litellm: ModuleType, options: Options) -> dict[str, Callable[..., Any]]:
     """LiteLLM's functions by name, measured."""
-    setting = Setting(options.policy, server="", key="", ask_usage=asks_usage(options))
+    setting = Setting(options.policy, server="", key="", ask_usage=asks_usage(options), covers_inner=True)
     return {
         name: _measured_function(getattr(litellm, name), api, setting, blocking, places)
         for name, api, blocking, places in LITELLM
@@ -187,15 +170,17 @@ def measured_litellm(litellm: ModuleType, options: Options) -> dict[str, Callabl
 def _measured_function(
     function: Callable[..., Any], api: Api, setting: Setting, blocking: bool, places: tuple[str, str]
 ) -> Callable[..., Any]:
-    def call(**kwargs: Any) -> _Whole:
-        with _calling():
-            return _Whole(function(**kwargs))
+    def call(**kwargs: Any) -> Any:
+        answer = function(**kwargs)
+        _tell_head_of(answer)
+        return answer
 
-    async def call_async(**kwargs: Any) -> _Whole:
-        with _calling():
-            return _Whole(await function(**kwargs))
+    async def call_async(**kwargs: Any) -> Any:
+        answer = await function(**kwargs)
+        _tell_head_of(answer)
+        return answer
 
-    send = measured(function, call if blocking else call_async, api, setting, blocking)
+    send = measured(functools.wraps(function)(call if blocking else call_async), api, setting, blocking)
 
     @functools.wraps(function)
     def by_name(*args: Any, **kwargs: Any) -> Any:
@@ -204,3 +189,9 @@ def _measured_function(
         return send(**dict(zip(places, args, strict=False)), **kwargs)
 
     return by_name
+
+
+def _tell_head_of(answer: Any) -> None:
+    headers = getattr(answer, "_response_headers", None)
+    if isinstance(headers, Mapping):
+        head_arrived(headers)

@@ -12,11 +12,13 @@ import inspect
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextvars import Context, copy_context
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from ..errors import WrongUse
 from .finishing import later
-from .labels import NO_LABELS, checked_labels, current_labels
+from .labels import checked_labels, current_labels
 from .measurement import Measurement, Prices, checked_prices, tell_latest
 from .retry import Retry
 from .throttle import Throttle
@@ -30,7 +32,7 @@ Observers = Observer | Iterable[Observer] | None
 _running: set[asyncio.Task[Any]] = set()  # of observers that are coroutines: a loop keeps only weak references
 
 
-class Policy(NamedTuple):
+class Policy(msgspec.Struct, frozen=True):
     """The settings that apply to every call of one client."""
 
     observers: tuple[Observer, ...] = ()
@@ -39,7 +41,12 @@ class Policy(NamedTuple):
     retry: Retry | None = None
     record: ShapeRecorder | None = None
     keep_content: bool = False
-    labels: dict[str, str] = NO_LABELS
+    labels: dict[str, str] = {}
+    follows_calls: bool = False  # an observer follows calls from their start (spans); set here
+
+    def __post_init__(self) -> None:
+        follows = any(hasattr(observer, "begin_call") for observer in self.observers)
+        msgspec.structs.force_setattr(self, "follows_calls", follows)
 
     def labels_of(self, given: Mapping[str, str | int] | None) -> dict[str, str]:
         """The labels of one call: of the client, of the block that it is made in, of its argument. The last wins."""
@@ -70,11 +77,11 @@ class Policy(NamedTuple):
     ) -> None:
         """Report an ended call. Observers run in the context in which the call was made."""
         tell_latest(measurement)
-        if self.record is not None and call_shape is not None:
+        if call_shape is not None and self.record is not None:
             self.record.end(call_shape, measurement)
-        for observer, span in zip(self.observers, spans, strict=True):
+        for number, observer in enumerate(self.observers):
             try:
-                arguments = (measurement,) if span is None else (measurement, span)
+                arguments = (measurement, spans[number]) if spans and spans[number] is not None else (measurement,)
                 result = observer(*arguments) if context is None else context.run(observer, *arguments)
                 if result is not None and inspect.iscoroutine(result):
                     _await_observer(result, context)

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from functools import lru_cache
 from time import time
 from typing import Any
 
@@ -33,31 +32,34 @@ def read_once(headers: Any) -> dict[str, str]:
 
     In one pass: a single lookup in that library's headers costs as much as all of this.
     """
-    pairs = getattr(headers, "raw", None)
-    if pairs is None:
-        pairs = headers.items()
-    return {
-        name: value if isinstance(value, str) else value.decode("latin-1")
-        for raw_name, value in pairs
-        if (name := _useful_name(raw_name))
-    }
+    pairs, names = getattr(headers, "raw", None), _useful_names
+    useful = [pair for pair in (headers.items() if pairs is None else pairs) if names[pair[0]]]
+    return {names[name]: value if isinstance(value, str) else value.decode("latin-1") for name, value in useful}
 
 
 def timings(headers: Mapping[str, str]) -> dict[str, Any]:
     """Those of `read_once` that hold the server's own timing."""
-    return {name: headers[name] for name in headers if _is_timing(name)}
+    return {name: value for name, value in headers.items() if name not in NO_TIMING and _is_timing(name)}
 
 
-@lru_cache(maxsize=1024)
-def _useful_name(raw_name: bytes | str) -> str:
-    """The name in lower case, "" for one that is not of use. Cached: there are few names, and every call has them."""
-    name = (raw_name if isinstance(raw_name, str) else raw_name.decode("latin-1")).lower()
-    name = _ANTHROPICS.get(name, name)
-    used = name == "x-request-id" or name.startswith(("retry-after", "x-ratelimit-"))
-    return name if used or _is_timing(name) else ""
+class _UsefulNames(dict[bytes | str, str]):
+    """By a name as it came: the name in lower case, "" for one that is not of use. Every call has the same few."""
+
+    def __missing__(self, raw_name: bytes | str) -> str:
+        name = (raw_name if isinstance(raw_name, str) else raw_name.decode("latin-1")).lower()
+        name = _ANTHROPICS.get(name, name)
+        used = name in NO_TIMING or name.startswith(("retry-after", "x-ratelimit-"))
+        name = name if used or _is_timing(name) else ""
+        if len(self) < MOST_NAMES:
+            self[raw_name] = name
+        return name
 
 
-@lru_cache(maxsize=1024)
+NO_TIMING = frozenset(("x-request-id",))
+MOST_NAMES = 1024  # names that are remembered
+_useful_names = _UsefulNames()
+
+
 def _is_timing(name: str) -> bool:
     return name in TIMING_HEADERS or (name.startswith("x-") and name.endswith(("-time", "-ms")))
 

@@ -7,7 +7,12 @@ prompt or an answer leaves the process unless `content=True` was said here and `
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import logging
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +30,9 @@ if TYPE_CHECKING:
 
     from .call import Call
 
+log = logging.getLogger("loadgen_sdk")
+
+MOST_UNCOUNTED = 100  # calls that wait to be counted by Prometheus
 SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864)
 TPOT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
@@ -235,6 +243,9 @@ class Prometheus:
     `llm_client_tokens_total{api,model,type}` (input, output, cached; server's counts), `llm_client_retries_total` and
     `llm_client_cost_total` (in the currency of your prices) by api and model. Make one per registry.
     labels: names of labels of calls (see `labelled`) that become labels of every metric: those with few values.
+
+    A call is counted in the background, or when the registry is read, whichever is first: what is read is exact. With
+    PROMETHEUS_MULTIPROC_DIR, where another process reads, the background thread counts each call at once.
     Raises WrongUse when prometheus-client is not installed.
     """
 
@@ -243,15 +254,18 @@ class Prometheus:
             import prometheus_client as client
         except ImportError:
             raise WrongUse("prometheus-client is not installed", "pip install prometheus-client") from None
-        into = client.REGISTRY if registry is None else registry
         self._labels = _label_names(labels, "labels")
         labels_by = ("api", "model", *self._labels)
+        self._metrics: list[Any] = []
 
         def counter(name: str, text: str, labels: tuple[str, ...] = labels_by) -> Any:
-            return client.Counter(f"llm_client_{name}", text, labels, registry=into)
+            self._metrics.append(client.Counter(f"llm_client_{name}", text, labels, registry=None))
+            return self._metrics[-1]
 
         def histogram(name: str, text: str, bounds: tuple[float, ...]) -> Any:
-            return client.Histogram(f"llm_client_{name}_seconds", text, labels_by, buckets=bounds, registry=into)
+            name = f"llm_client_{name}_seconds"
+            self._metrics.append(client.Histogram(name, text, labels_by, buckets=bounds, registry=None))
+            return self._metrics[-1]
 
         self._requests = counter("requests", "Calls that ended.", (*labels_by, "status", "error"))
         self._tokens = counter("tokens", "Tokens, as the server counts them.", (*labels_by, "type"))
@@ -260,9 +274,41 @@ class Prometheus:
         self._duration = histogram("duration", "From call to end.", SECONDS)
         self._ttft = histogram("time_to_first_token", "From call to first output, streams.", SECONDS)
         self._tpot = histogram("time_per_output_token", "Per output token after the first, streams.", TPOT_SECONDS)
+        self._uncounted: deque[Measurement] = deque()
+        self._most_uncounted = 1 if "PROMETHEUS_MULTIPROC_DIR" in os.environ else MOST_UNCOUNTED
+        self._handed_over = False  # the background thread is going to count
+        self._counting = threading.RLock()
+        (client.REGISTRY if registry is None else registry).register(self)
+        _instances.add(self)
 
     def __call__(self, measurement: Measurement) -> None:
-        """Count one call."""
+        """Keep one call, to be counted."""
+        self._uncounted.append(measurement)
+        if not self._handed_over and len(self._uncounted) >= self._most_uncounted:
+            self._handed_over = True
+            later(self._count_all)
+
+    def describe(self) -> Iterator[Any]:
+        """For the registry: the names of the metrics."""
+        for metric in self._metrics:
+            yield from metric.describe()
+
+    def collect(self) -> Iterator[Any]:
+        """For the registry: the metrics, with every call that has ended."""
+        self._count_all()
+        for metric in self._metrics:
+            yield from metric.collect()
+
+    def _count_all(self) -> None:
+        self._handed_over = False  # before the look: what comes after it is handed over again
+        with self._counting:
+            while self._uncounted:
+                try:
+                    self._count(self._uncounted.popleft())
+                except Exception:
+                    log.exception("an observer of measurements failed")
+
+    def _count(self, measurement: Measurement) -> None:
         labels_by = (measurement.api, measurement.model, *(measurement.labels.get(name, "") for name in self._labels))
         series = _series
         series(self._requests, *labels_by, measurement.status, _error_type(measurement)).inc()
@@ -283,6 +329,36 @@ class Prometheus:
             series(self._retries, *labels_by).inc(measurement.retries)
         if measurement.cost:
             series(self._cost, *labels_by).inc(measurement.cost)
+
+    def before_fork(self) -> None:
+        """What has ended is counted in this process, and nothing is being counted while the process is copied."""
+        self._count_all()
+        self._counting.acquire()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        if in_child:  # a call that ended meanwhile is the parent's
+            self._uncounted.clear()
+            self._handed_over = False
+        self._counting.release()
+
+
+_instances: weakref.WeakSet[Prometheus] = weakref.WeakSet()
+
+
+def _around_fork(step: Callable[[Prometheus], None]) -> Callable[[], None]:
+    def all_of_them() -> None:
+        for one in _instances:
+            step(one)
+
+    return all_of_them
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_around_fork(Prometheus.before_fork),
+        after_in_parent=_around_fork(partial(Prometheus.after_fork, in_child=False)),
+        after_in_child=_around_fork(partial(Prometheus.after_fork, in_child=True)),
+    )
 
 
 @lru_cache(maxsize=4096)
