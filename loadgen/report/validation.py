@@ -169,6 +169,7 @@ def _conditions(sheet: page.Page, validation: Validation, runs: Mapping[str, Sum
         Model=validation.model,
         Server=validation.server,
         Software=target.software,
+        Hardware=[] if first is None or first.hardware is None else first.hardware.words,
         Machine=(f"{target.gpus} GPUs" if target.gpus is not None else "", target.shape),
         Region=validation.region,
         **format.said(validation.metadata),
