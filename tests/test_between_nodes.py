@@ -11,6 +11,7 @@ from make_examples import blank, stream
 from numpy.typing import NDArray
 
 from loadgen.cli import app
+from loadgen.compare.comparison import ComparedRun, Side, compare
 from loadgen.errors import Faults
 from loadgen.execution.targets import load_targets
 from loadgen.metrics.summary import Summary, dump_summary, load_summary, summarize
@@ -100,6 +101,15 @@ def test_a_slow_node_of_eighteen_is_named_with_what_it_costs() -> None:
     assert "vm-07 stands out: TPOT" in shown and "between targets" in shown
     assert "vm-07 stands out" in html.render(summary)
     assert load_summary(dump_summary(summary)).between == found
+
+
+def test_compare_says_which_node_of_a_side_stands_out() -> None:
+    sides = [
+        Side(name=name, runs=(ComparedRun(name=name, summary=_summary(_rows(18, factor)), header=None, rows=None),))
+        for name, factor in (("before", {}), ("after", {7: 1.08}))
+    ]
+    notes = [note for note in compare(sides).notes if "stands out" in note]
+    assert len(notes) == 2 and all(note.startswith("after: vm-07 stands out, ") for note in notes)
 
 
 @pytest.mark.parametrize("targets", [3, 18])
