@@ -40,6 +40,7 @@ class Quirk(msgspec.Struct, frozen=True, kw_only=True):
     checks_model: bool = True  # an unknown model name is an error; False: any name is served
     timing_headers: tuple[tuple[str, str], ...] = ()  # ask for its own account of a request (server_account.py)
     timing_fields: dict[str, Any] = {}  # the same as fields of the body; neither: it gives one unasked, or not at all
+    timing_streams: bool = True  # False: a stream that asks for it is refused, only whole answers have it
     reuse_s: float = 4.0  # reuse no connection that was idle for longer: most of these servers close it after 5 s
 
     def limit_field(self, api: Api, model: str) -> str:
@@ -61,7 +62,10 @@ _ROWS = (
     Quirk(  # the field has no effect unless the server runs with --enable-per-request-metrics
         name="vllm", title="vLLM", forces=_EXACT, continuous_usage=True, timing_fields={"include_metrics": True}
     ),
-    Quirk(name="sglang", title="SGLang", forces=_EXACT, continuous_usage=True, checks_model=False),
+    Quirk(  # its times are in the answer only where the server runs with --enable-metrics
+        name="sglang", title="SGLang", forces=_EXACT, continuous_usage=True, checks_model=False,
+        timing_fields={"return_meta_info": True}, timing_streams=False,
+    ),
     Quirk(
         name="dynamo", title="NVIDIA Dynamo", forces=_EXACT, continuous_usage=True,
         timing_fields={"nvext": {"extra_fields": ["timing"]}},
