@@ -31,7 +31,7 @@ from loadgen.results.manifest import ClassPlan, Fingerprints, Host, StagePlan, T
 from loadgen.results.record import SCHEMA_MINOR
 from loadgen.server_metrics import hardware
 from loadgen.server_metrics.energy import EnergyUse
-from loadgen.server_metrics.hardware import Hardware
+from loadgen.server_metrics.hardware import SeenHardware
 from loadgen.server_metrics.series import Served
 from loadgen.stats.quantiles import Distribution, Histogram, of_gaps
 
@@ -190,7 +190,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[TargetSummary, ...] = ()  # one each, where targets name the node that they are on
     rack: RackTokens | None = None  # null with a single target
     between: BetweenNodes = BetweenNodes()
-    hardware: Hardware | None = None  # which accelerators, driver and power limit metrics pages name; null: none read
+    hardware: SeenHardware | None = (
+        None  # which accelerators, driver and power limit metrics pages name; null: none read
+    )
     classes: tuple[ClassSummary, ...] = ()  # empty where all requests are of one kind
     cache_asked: float | None = None  # beside tokens.cached_share: what the workload asked for with `cache`
     drift: Drift = Drift()

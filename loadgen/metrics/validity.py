@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from loadgen.metrics.windows import Window
     from loadgen.results.manifest import Header, Second
-    from loadgen.server_metrics.hardware import Hardware
+    from loadgen.server_metrics.hardware import SeenHardware
     from loadgen.stats.quantiles import Distribution
 
 FEWEST = SUPPORT["p50"]  # requests of a valid run
@@ -272,13 +272,13 @@ def _caveats(summary: Any, signs: Signs) -> Iterator[ReasonCode]:
         yield _code("shortened", asked=asked, got=got, share=got / asked)
 
 
-def _undisclosed(missing: Mapping[str, list[str]], seen: Hardware | None) -> dict[str, list[str]]:
+def _undisclosed(missing: Mapping[str, list[str]], seen: SeenHardware | None) -> dict[str, list[str]]:
     """What nobody has said of the system, without what the metrics pages of the hardware say."""
     told = set() if seen is None else seen.told
     return {who: left for who, keys in missing.items() if (left := [key for key in keys if key not in told])}
 
 
-def _other_hardware(metadata: Mapping[str, str], seen: Hardware | None) -> Iterator[ReasonCode]:
+def _other_hardware(metadata: Mapping[str, str], seen: SeenHardware | None) -> Iterator[ReasonCode]:
     """Where the description of the system and the hardware's own page do not agree."""
     if seen is None:
         return

@@ -22,7 +22,7 @@ DEVICES = ("UUID", "uuid", "gpu")
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
 
 
-class Hardware(msgspec.Struct, frozen=True, kw_only=True):
+class SeenHardware(msgspec.Struct, frozen=True, kw_only=True):
     """What the pages of the hardware name. "" and null: they do not say. Several drivers or models: all of them."""
 
     pages: tuple[str, ...]
@@ -53,7 +53,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
         return {key for key, value in known.items() if value}
 
 
-def of_samples(samples: Sequence[MetricSample]) -> Hardware | None:
+def of_samples(samples: Sequence[MetricSample]) -> SeenHardware | None:
     """What the series of a run name; None where no page of hardware was read."""
     pages: dict[str, None] = {}
     devices: dict[str, dict[str, str]] = {}
@@ -72,7 +72,7 @@ def of_samples(samples: Sequence[MetricSample]) -> Hardware | None:
             limits[device] = sample.value
     if not devices:
         return None
-    return Hardware(
+    return SeenHardware(
         pages=tuple(pages),
         accelerators=len(devices),
         model=_all(devices.values(), MODELS),
