@@ -13,10 +13,11 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from time import process_time
+from typing import Any
 
 from loadgen_sdk.request import Completion, Request
 
-from loadgen.requests.prompts import Digest, Prompts
+from loadgen.requests.prompts import AssistantTurn, Digest, Prompts
 from loadgen.results.record import Built
 
 BLOCK_BYTES = 1 << 20
@@ -30,6 +31,14 @@ def built_of(request: Request) -> Built:
     """What is known of a request without its answer."""
     tokens = -1 if request.input_tokens is None else request.input_tokens
     return Built(tokens, request.input_source or "", -1 if request.max_tokens is None else request.max_tokens)
+
+
+def _calls(done: Completion) -> tuple[dict[str, Any], ...]:
+    """The calls of tools in an answer, as the messages of later requests have them."""
+    return tuple(
+        {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
+        for call in done.tool_calls
+    )
 
 
 class _StoredBodies:
@@ -64,7 +73,7 @@ class Bodies:
         self._stored = [_StoredBodies() for _ in range(stages)]
         self._input_source = ""
         self._real_history = prompts.history == "server"
-        self._replies: dict[int, list[str]] = {}
+        self._replies: dict[int, dict[int, AssistantTurn]] = {}  # conversation -> place of a turn -> its answer
         self._built_late: dict[int, Built] = {}
         self.digest = Digest(replies=not self._real_history)
         self.sent_bytes = Digest()  # of the bodies themselves
@@ -113,7 +122,7 @@ class Bodies:
 
     def body(self, stage: int, number: int) -> bytes:
         """The bytes to send for this request."""
-        if self._real_history and number % self._prompts.turns:
+        if self._real_history and self._prompts.follows_replies(number):
             return self._with_replies(number)
         stored = self._stored[stage]
         position = stored.find(number)
@@ -139,7 +148,7 @@ class Bodies:
 
     def _with_replies(self, number: int) -> bytes:
         turns = self._prompts.turns
-        replies = self._replies.get(number // turns, [])
+        replies = self._replies.get(number // turns, {})
         return self._build_now(number, self._prompts.turn_with(number, replies))
 
     def built(self, stage: int, number: int) -> Built:
@@ -154,13 +163,15 @@ class Bodies:
         return Built(stored.tokens[position], self._input_source, stored.asked_output[position])
 
     def answered(self, number: int, done: Completion) -> None:
-        """Keep the reply if the next turn of the conversation has to send it."""
+        """Keep the answer if later turns of the conversation have to send it."""
         if self._real_history:
-            conversation, turn = divmod(number, self._prompts.turns)
-            if turn + 1 < self._prompts.turns and done.failure is None:
-                self._replies.setdefault(conversation, []).append(done.text or "")
-            else:
+            conversation, place = divmod(number, turns := self._prompts.turns)
+            if place == 0 and turns > 1:
+                self._replies[conversation] = {}
+            if place + 1 == turns or done.failure is not None:
                 self._replies.pop(conversation, None)
+            elif (replies := self._replies.get(conversation)) is not None:
+                replies[place] = AssistantTurn(done.text or "", _calls(done))
 
     def close(self) -> None:
         self._file.close()

@@ -1,4 +1,4 @@
-"""Builds the requests of a workload of any kind: synthetic, from a file, from a trace, or several classes of them.
+"""Builds the requests of a workload of any kind: synthetic, of tasks, from a file or a trace, or several classes.
 
 Pure except for reading.
 """
@@ -10,6 +10,7 @@ from typing import Any
 from loadgen import seeds
 from loadgen.requests.mix import MixPrompts
 from loadgen.requests.prompts import FilePrompts, Prompts, SyntheticPrompts
+from loadgen.requests.task_prompts import TaskPrompts
 from loadgen.requests.tokenizer import Tokenizer
 from loadgen.requests.trace_prompts import TracePrompts
 from loadgen.workload import traces
@@ -31,4 +32,6 @@ def build(workload: Any, seed: int, salt: int, tokenizer: Tokenizer, template_to
         return TracePrompts(traces.replayed(requests), seed, salt, tokenizer, template_tokens)
     if hasattr(requests, "path"):
         return FilePrompts(requests, seed, tokenizer)
+    if hasattr(requests, "steps"):
+        return TaskPrompts(requests, seed, salt, tokenizer, template_tokens)
     return SyntheticPrompts(requests, seed, salt, tokenizer, template_tokens)
