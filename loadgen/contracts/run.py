@@ -1,8 +1,8 @@
 """Runs a contract: preflight, load runs, verdict. Everything goes into one folder, with the hash of every file.
 
 IO. The folder holds `contract.yaml` (and `contract.resolved.yaml`), `prices.yaml` if it names one, `doctor.json`,
-`target.json`, a folder per level with its runs, `verdict.json`, `verdict.html`, `junit.xml`, and `SHA256SUMS` in the
-format of `sha256sum -c`.
+`target.json`, a folder per level with its runs, `repeats.json` where a level has several, `verdict.json`,
+`verdict.html`, `junit.xml`, and `SHA256SUMS` in the format of `sha256sum -c`.
 `again` recomputes the verdict from the records; `extend` adds runs to a stored validation.
 """
 
@@ -33,7 +33,8 @@ from loadgen.execution.plan import Settings
 from loadgen.execution.repeats import pause, seeded
 from loadgen.execution.run import Execute
 from loadgen.execution.run_header import version
-from loadgen.metrics.repeats import Repetition
+from loadgen.metrics import repeats
+from loadgen.metrics.repeats import RepeatSummary, Repetition
 from loadgen.metrics.summary import Summary
 from loadgen.preflight.target_checks import FAULT, WARNING, Finding
 from loadgen.report import junit
@@ -382,8 +383,19 @@ def _judge_and_write(folder: Path, contract: Contract, facts: _RunFacts) -> Vali
     validation = _verdict(folder, contract, facts)
     for name, data in _outputs(folder, validation, contract, facts).items():
         store.replace(folder / name, data, shared=name != VERDICT)
+    if spread := _spread(folder, validation):
+        store.replace(folder / repeats.FILE, msgspec.json.encode({"levels": spread}))
     checksums.write(folder)
     return validation
+
+
+def _spread(folder: Path, validation: Validation) -> dict[str, RepeatSummary]:
+    """How far the runs of each level that has several lie from each other."""
+    return {
+        level.name: repeats.summarize_repeats([(run, run_folder.kept_summary(folder / run)) for run in level.runs])
+        for level in validation.levels
+        if len(level.runs) > 1
+    }
 
 
 def outputs_again(folder: Path, version: str) -> dict[str, bytes]:
@@ -399,7 +411,9 @@ def _outputs(folder: Path, validation: Validation, contract: Contract, facts: _R
     text = (folder / CONTRACT).read_text("utf-8")
     return {
         VERDICT: msgspec.json.format(msgspec.json.encode(validation)) + b"\n",
-        PAGE: verdict_page.render(validation, contract, text, runs, facts.findings).encode(),
+        PAGE: verdict_page.render(
+            validation, contract, text, runs, facts.findings, _spread(folder, validation)
+        ).encode(),
         JUNIT: junit.render(contract.name, cases(validation)).encode(),
     }
 
