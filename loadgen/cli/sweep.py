@@ -51,9 +51,8 @@ def sweep(
 
     from loadgen.cli.show import print_json, print_plans, say
     from loadgen.errors import INTERRUPTED, Fault, Faults, UserError, collecting
-    from loadgen.execution.folder_names import run_id
+    from loadgen.execution.folder_names import alone, run_id
     from loadgen.report import sweep as sweep_report
-    from loadgen.results import store
     from loadgen.search import sweep as levels
 
     concurrency, request_rate = given["concurrency"], given["request_rate"]
@@ -83,7 +82,8 @@ def sweep(
         workload or str(given["trace"] or given["dataset"]), grid, kind, flags, settings, parent, given.show()
     )
     asked.show.expect([*grid.values()] * (1 if how is None else how.at_least), settings)
-    with store.nothing_left(parent):
+    given.make_room(settings.out)
+    with alone(parent):
         if how is not None:
             return _repeated(how, asked, as_json=as_json, strict=strict)
         curve, interrupted = _run(asked)
