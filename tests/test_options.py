@@ -91,6 +91,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("metadata", "key", "a key without a value"),
     ("metadata", ["password=hunter2"], "looks like a secret"),
     ("system", "/nowhere.yaml", "no such system file"),
+    ("dataset", "/nowhere.csv", "no such file"),
 ]
 
 
@@ -258,6 +259,8 @@ def test_a_command_takes_what_run_takes(command: str, capsys: pytest.CaptureFixt
         expected = set() if name in NOT_TAKEN[command] else flags
         if command == "mlperf offline" and name == "concurrency":  # its own: in flight over HTTP
             expected = {"--concurrency", "-c"}
+        if command.startswith("mlperf") and name == "dataset":  # its own: the official data set
+            expected = {"--dataset"}
         assert {flag for flag in flags & shown if flag.startswith("--")} == {
             flag for flag in expected if flag.startswith("--")
         }, name

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loadgen.cli.help import Command, in_order
-from loadgen.cli.options import OF_THE_LOAD, TARGET, Given, takes
+from loadgen.cli.options import OF_THE_LOAD, TARGET, Given, takes, typed_again
 from loadgen.cli.search import RunSpread, Sustain
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ class Common:
     """The options that the tests share."""
 
     benchmark: Annotated[
-        str,
+        str | None,
         typer.Option("--benchmark", "-b", help="llama2-70b, llama3.1-8b, ... (see docs/mlperf.md)."),
-    ]
+    ] = None
     round_name: Annotated[
         str | None, typer.Option("--round", help="Of the rules: its limits and seeds. v5.1, v6.1.")
     ] = None
@@ -97,7 +97,7 @@ def limited(
     ] = False,
     resume: Annotated[
         Path | None,
-        typer.Option("--resume", help="Folder of a --find-peak that was interrupted: go on with it."),
+        typer.Option("--resume", help="Folder of a --find-peak that was interrupted: go on, without its flags."),
     ] = None,
     sustain: Sustain = None,
     run_spread: RunSpread = None,
@@ -110,9 +110,14 @@ def limited(
     """
     from loadgen.cli.search import longer, spread_of_runs
     from loadgen.errors import UserError
-    from loadgen.results import store
+    from loadgen.execution.folder_names import alone, check_empty
     from loadgen.search import experiment
 
+    if resume is not None and common.benchmark is None and (command := experiment.plan_of(resume).command):
+        if command[1:3] != ("mlperf", given.command):
+            where = f"--resume {resume}"
+            raise UserError("not a search of this command", where, f"it was: {' '.join(command[:3])}")
+        return given.call(["mlperf", *typed_again(command[2:], given.arguments[1:])])
     scenario: Scenario = "interactive" if given.command == "interactive" else "server"
     test, settings, overrides = _checked(given, common, scenario, find_peak=find_peak)
     if target_qps is None and not find_peak:
@@ -122,8 +127,12 @@ def limited(
     if resume is not None:
         experiment.plan_of(resume)
     spread = spread_of_runs(run_spread, settings)
-    folder = resume or _unused_folder(settings, test)
-    with store.nothing_left(folder):
+    if resume is None:
+        given.make_room(settings.out)
+    folder = resume or settings.out or _new_name(test)
+    if not find_peak:
+        check_empty(folder)
+    with alone(folder):
         load = _prepared(given, common, test, settings, overrides, folder)
         if find_peak:
             return _find_peak(load, folder, target_qps, longer(sustain, settings), spread)
@@ -159,12 +168,14 @@ def offline(
     Example: loadgen mlperf offline -b llama2-70b --url http://HOST:8000
     """
     from loadgen.errors import INTERRUPTED
+    from loadgen.execution.folder_names import alone, check_empty
     from loadgen.mlperf import run as mlperf_run
-    from loadgen.results import store
 
     test, settings, overrides = _checked(given, common, "offline")
-    folder = _unused_folder(settings, test)
-    with store.nothing_left(folder):
+    given.make_room(settings.out)
+    folder = settings.out or _new_name(test)
+    check_empty(folder)
+    with alone(folder):
         load = _prepared(given, common, test, settings, overrides, folder)
         lanes = concurrency or (None if settings.virtual else mlperf_run.LANES)
         lanes = lanes and lanes * len(settings.endpoints)
@@ -197,6 +208,7 @@ def accuracy(
     from loadgen.cli.answers import tell
     from loadgen.cli.show import print_json, say
     from loadgen.errors import UserError
+    from loadgen.execution.folder_names import alone, check_empty
     from loadgen.mlperf import accuracy as rules_of_accuracy
     from loadgen.mlperf import rules
     from loadgen.mlperf.accuracy_run import run
@@ -208,8 +220,10 @@ def accuracy(
     settings = given.settings()
     if settings.targets or settings.virtual:
         raise UserError("accuracy mode asks one endpoint over HTTP", "--url", "--url http://HOST:8000")
-    folder = _unused_folder(replace(settings, out=out), test)
+    folder = out or _new_name(test)
+    check_empty(folder)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(alone(folder))
         url = settings.url or stack.enter_context(embedded.start()).url
         result, reasons = run(
             test,
@@ -287,6 +301,9 @@ def _checked(
 
     faults: list[Fault] = []
     with collecting(faults):
+        if common.benchmark is None:
+            known = ", ".join(rules.rules().benchmarks)
+            raise UserError("which benchmark?", "--benchmark", f"give -b with one of {known}")
         test = rules.test(common.benchmark, scenario, common.round_name, min_duration_s=common.min_duration or 0)
     with collecting(faults):
         settings = given.settings()
@@ -333,13 +350,13 @@ def _official_loadgen_faults(given: Given, settings: Settings, *, find_peak: boo
     ]
 
 
-def _unused_folder(settings: Settings, test: Test) -> Path:
-    """A folder for the results. Does not create it."""
+def _new_name(test: Test) -> Path:
+    """A name for the folder of the results, where none is given."""
     from datetime import datetime
 
-    from loadgen.execution.folder_names import unused
+    from loadgen.execution.folder_names import run_id
 
-    return unused(settings.out, f"mlperf-{test.benchmark}-{test.scenario}", datetime.now().astimezone())
+    return Path("results") / run_id(f"mlperf-{test.benchmark}-{test.scenario}", datetime.now().astimezone())
 
 
 def _prepared(
@@ -415,7 +432,7 @@ def _run_once(load: _Load, folder: Path, qps: float, lanes: int | None = None) -
 
         result, gpus = official_loadgen.perform(load.test, load.data, settings, qps=qps, lanes=lanes)
         return _print(result, folder, gpus, load.as_json)
-    summary, folder = load.given.execute(load.given.show())(load.workload(qps, lanes), settings)
+    summary, folder = load.given.execute(load.given.show())(load.workload(qps, lanes), settings, own=folder)
     result = mlperf_run.judge(folder, load.test, summary, data_name=load.data.name, qps=qps)
     return _print(result, folder, summary.target.gpus, load.as_json, mlperf_run.sound(summary), summary)
 
@@ -441,8 +458,9 @@ def _find_peak(load: _Load, folder: Path, qps: float | None, longer: float, run_
     search, trial_runner, plan = mlperf_run.peak(test, data, load.settings, folder, rate, load.drain_ns)
     search.longer, search.run_spread = longer, run_spread
     code = perform(
-        search, trial_runner, plan, load.given.show(quiet=True), unit=" queries/s", as_json=False, silent=load.as_json
-    )
+        search, trial_runner, plan, load.given.show(quiet=True), unit=" queries/s", as_json=False, silent=load.as_json,
+        trial_s=max(test.min_duration_ns / 1e9, pass_s),
+    )  # fmt: skip
     answer = search.answer
     kind = "confirm" if answer.steady is None or answer.lengths == 1 else "sustain"
     confirmed = [

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from time import monotonic
@@ -18,6 +18,7 @@ from loadgen.execution.events import LoadStarted, ProbeWaits, RunEnded, RunEvent
 from loadgen.execution.run_header import forecast_of
 from loadgen.report import text
 from loadgen.report.progress import SHORTEST_S, Progress, Steps, step_words
+from loadgen.schedule.forecast import total
 from loadgen.search.experiment import figures
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from loadgen.metrics.summary import Summary
     from loadgen.report.otel import TelemetrySender
     from loadgen.report.reader_process import ReaderProcess
-    from loadgen.results.manifest import Cluster
+    from loadgen.results.manifest import Cluster, TargetFacts
     from loadgen.workload import Workload
 
 LONG_S = 60.0  # of a run: from here on it is said before what it will send
@@ -58,26 +59,25 @@ def write_file(path: Path, data: str | bytes, flag: str, *, add: bool = False) -
 def print_plans(workloads: Iterable[Workload], settings: Settings, budget: Budget | None) -> int:
     """Print what would be sent and, where there are prices, what it would cost; for --dry-run."""
     from loadgen.execution.run_header import describe
-    from loadgen.results.manifest import TargetFacts
 
     for workload in workloads:
         text, load = describe(workload, settings)
         print(text)
         if budget is not None:
-            targets = [
-                TargetFacts(
-                    url=one.url,
-                    server="",
-                    model=settings.model or "",
-                    gpus=one.gpus,
-                    shape=one.shape,
-                    region=one.region,
-                )
-                for one in settings.endpoints
-            ]
-            cost = budget.cost(load, targets)
+            cost = budget.cost(load, _targets(settings))
             print("cost: known once the target was probed" if cost is None else f"cost: about {budget.words(cost)}")
     return 0
+
+
+def _targets(settings: Settings) -> list[TargetFacts]:
+    """What is known of the targets before they were asked."""
+    from loadgen.results.manifest import TargetFacts
+
+    model = settings.model or ""
+    return [
+        TargetFacts(url=one.url, server="", model=model, gpus=one.gpus, shape=one.shape, region=one.region)
+        for one in settings.endpoints
+    ]
 
 
 def in_color() -> bool:
@@ -129,6 +129,21 @@ class Show:
         self._progress: Progress | None = None
         self._beside: list[ReaderProcess] = []
         self._printed: set[str] = set()
+
+    def expect(self, workloads: Sequence[Workload], settings: Settings) -> None:
+        """Say what several runs will send and cost together, before the first; nothing of runs in virtual time."""
+        from loadgen.execution.run_header import describe
+
+        if settings.virtual or len(workloads) < 2:
+            return
+        loads = [describe(workload, settings)[1] for workload in workloads]
+        whole = total(loads)
+        costs = [self._budget.cost(load, _targets(settings)) for load in loads] if self._budget is not None else [None]
+        money = ""
+        if self._budget is not None and None not in costs:
+            money = f", {self._budget.words(sum(filter(None, costs), Decimal()))}"
+        if money or (whole.seconds or LONG_S) >= LONG_S:
+            say(f"expected in all: {len(loads)} runs, about {whole.words}{money}")
 
     def begin(self, of: int, *, at_most: bool = False) -> None:
         """Several runs follow, each after `step`."""

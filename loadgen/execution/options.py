@@ -268,6 +268,9 @@ class RunOptions(TypedDict, total=False):
     trace: Annotated[File, Option("--trace --trace-path FILE",
         "Replay a trace: its arrivals, lengths and shared beginnings, in the place of the workload's.",
         Path, part="workload")]
+    dataset: Annotated[File, Option("--dataset --dataset-path --input-file FILE",
+        "Prompts of your own: JSONL, JSON list, ShareGPT, CSV, Parquet, OpenAI batch, or hf:ORG/NAME.",
+        Path, part="workload")]
     trace_speed: Annotated[Text, _of_load("--trace-speed FACTOR", "Replay a trace so many times as fast.", shown="1")]
     trace_slice: Annotated[Text, _of_load("--trace-slice FROM..TO",
         "Only what came in this time: 10m..20m, 10m.. or ..20m, from the first request of the trace.", shown="all")]
@@ -404,6 +407,8 @@ class CommandOptions(RunOptions, total=False):
     otel: Annotated[str | None, Option("--otel WHAT",
         "Send each run to OpenTelemetry while it goes: metrics, traces (one span per request, whose traceparent the "
         "server gets) or all, to where OTEL_EXPORTER_OTLP_ENDPOINT says; or the URL of a collector. Extra: otlp.")]
+    force: Annotated[bool, Option("--force",
+        "Where --out holds results: keep those beside it, under a dated name, and begin anew.", bool)]
     repeat_pause: Annotated[str | None, Option("--repeat-pause TIME",
         "Time between the end of a run and the next: 10m.", shown="0")]
     # fmt: on
@@ -417,15 +422,15 @@ OPTIONS = _table(RunOptions)
 COMMAND_OPTIONS = _table(CommandOptions)
 PANELS = {
     "Load": (
-        "trace", "trace_speed", "trace_slice", "trace_loop", "on_bad_row", "request_rate", "burstiness", "concurrency",
-        "concurrency_ramp", "num_requests", "duration", "warmup", "num_warmups", "input_tokens", "output_tokens",
-        "seed", "repeat", "repeat_most", "repeat_within", "repeat_pause",
+        "trace", "trace_speed", "trace_slice", "trace_loop", "on_bad_row", "dataset", "request_rate", "burstiness",
+        "concurrency", "concurrency_ramp", "num_requests", "duration", "warmup", "num_warmups", "input_tokens",
+        "output_tokens", "seed", "repeat", "repeat_most", "repeat_within", "repeat_pause",
     ),
     "Target": (
         "url", "targets", "model", "server", "api", "api_key_file", "tokenizer", "gpus", "shape", "region", "system",
     ),
     "SLO": ("slo", "goodput", "stop_when", "limit"),
-    "Output": ("out", "metadata", "keep", "plain", "progress", "prometheus", "otel"),
+    "Output": ("out", "force", "metadata", "keep", "plain", "progress", "prometheus", "otel"),
     "Cost": ("prices", "max_cost"),
     "TLS": ("cacert", "cert", "key", "insecure"),
 }  # fmt: skip

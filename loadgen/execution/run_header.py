@@ -310,11 +310,13 @@ def describe(workload: Workload, settings: Settings) -> tuple[str, Forecast]:
         law = workload.stages[index].arrival
         if isinstance(law, Closed) and law.ramp_ns is None and law.concurrency > 1:
             lines.append("      its lanes begin spread over an answer's length, which the probe of the target tells")
-    sample = [requests[number] for number in requests.numbers(min(timetable.slots or 100, 100))]
-    input_tokens = sorted(request.input_tokens or 0 for request in sample)
-    output_tokens = sorted(request.max_tokens or 0 for request in sample)
+    sample = list(requests.numbers(min(timetable.slots or 100, 100)))
+    input_tokens = sorted(requests.input_tokens(number) or 0 for number in sample)
+    output_tokens = sorted(requests[number].max_tokens or 0 for number in sample)
     prompt_range = f"{input_tokens[0]:,} to {input_tokens[-1]:,} prompt tokens"
     output_range = f"{output_tokens[0]:,} to {output_tokens[-1]:,} asked for"
+    if not output_tokens[-1]:
+        output_range = "answers as long as the server makes them"
     lines.append(f"first {len(sample)} requests: {prompt_range}, {output_range}")
     load = forecast(timetable, mean_lengths(requests))
     lines.append(f"expected: about {load.words}")
