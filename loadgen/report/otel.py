@@ -202,7 +202,7 @@ class Metrics:
             self._offered.set(stages[-1].rate, run)
 
 
-def follow(folder: Path, what: str, source: RawIOBase) -> None:
+def follow(folder: Path, target: str, source: RawIOBase) -> None:
     """The main function of the process: wait for the start, then send what the run adds until standard input ends."""
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -212,11 +212,11 @@ def follow(folder: Path, what: str, source: RawIOBase) -> None:
     if not line.strip():
         return
     run = Run(manifest.decode((folder / "run.json").read_bytes()), int(line))
-    url = what.rstrip("/") if "://" in what else ""
+    url = target.rstrip("/") if "://" in target else ""
     spans = metrics = None
-    if has_traces(what):
+    if has_traces(target):
         spans = OTLPSpanExporter(endpoint=f"{url}/v1/traces" if url else None, timeout=TIMEOUT_S)
-    if what != "traces":
+    if target != "traces":
         exporter = OTLPMetricExporter(endpoint=f"{url}/v1/metrics" if url else None, timeout=TIMEOUT_S)
         metrics = Metrics(run, exporter)
     tail, seconds, taken = Tail(folder), dict[int, Any](), [np.zeros(0, np.int64)]
