@@ -83,4 +83,8 @@ def with_server(samples: Sequence[series.MetricSample], summary: Summary) -> Sum
     verdict = summary.verdict
     if disputed := series.disputed(server_summary):
         verdict = validity.warned(verdict, "server_counts", disputed)
+    if server_summary.cached_share is not None:
+        verdict = validity.without(verdict, "cache_unsaid")
+    if disputed := series.cache_disputed(server_summary, summary.cache_asked, summary.tokens.cached_share):
+        verdict = validity.warned(verdict, "cache_disputed", disputed)
     return msgspec.structs.replace(summary, server=server_summary, verdict=verdict)

@@ -331,6 +331,9 @@ class RunOptions(TypedDict, total=False):
         "Ask the server for its own account of each request (queue, prefill, decode). One that comes unasked is always "
         "read.",
         bool, parse=_switch)]
+    reset_cache: Annotated[bool, Option("--reset-cache",
+        "Empty the servers' prefix caches after the probe, before the load (vLLM, SGLang, some trtllm-serve).",
+        bool, parse=_switch)]
     gpus: Annotated[int | str | None, Option("--gpus N",
         "GPUs behind the endpoint, for per-GPU and cost figures.", int, parse=_count("GPUs", "a whole number from 1"))]
     shape: Annotated[str | None, Option("--shape NAME", "Its machine shape, as in a price list.")]

@@ -90,6 +90,7 @@ class Settings:
     route: Route = "auto"
     server_metrics: tuple[str, ...] = ("auto",)  # or off, drain, or URLs of pages: `server_metrics.scraper`
     server_timing: bool = False  # ask for the server's own account of each request
+    reset_cache: bool = False  # empty the servers' prefix caches before the load
     on_target_failure: Literal["continue", "stop"] = "continue"
     metadata: tuple[tuple[str, str], ...] = ()
     command: tuple[str, ...] = ()

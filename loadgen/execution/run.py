@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from loadgen import run_folder
-from loadgen.execution import run_header
+from loadgen.execution import cache_reset, run_header
 from loadgen.execution.backends import local, single
 from loadgen.execution.backends.single import Share, large
 from loadgen.execution.compactor_process import Compactor
@@ -92,6 +92,8 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
                 header = msgspec.structs.replace(header, notes=(*header.notes, *notes))
             header = msgspec.structs.replace(header, server_pages=scraper.pages())
             run_header.announce(plan, header, tell)
+            if settings.reset_cache:
+                runner.run(cache_reset.empty(settings, found))
             load: RunningLoad | None = None
             watching: asyncio.Task[None] | None = None
 

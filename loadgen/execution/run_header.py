@@ -27,6 +27,7 @@ from loadgen.metrics import columns, reasons
 from loadgen.requests import resonance
 from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
+from loadgen.requests.prompts import SyntheticPrompts
 from loadgen.results import manifest, store
 from loadgen.results.record import SCHEMA_MINOR
 from loadgen.schedule import timetable as schedule
@@ -34,6 +35,8 @@ from loadgen.schedule.forecast import Forecast, forecast
 from loadgen.schedule.timetable import Schedule
 from loadgen.slo import Slo
 from loadgen.workload import Closed, Gamma, Mix, Ramp, Replay, Workload, recipe_fingerprint
+
+MOST_CHUNKS = 30_000  # drawn, to say how often chunks come again
 
 
 def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Header:
@@ -78,6 +81,8 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         template_tokens=found[0].template_tokens,
         usage_asked=True,
         server_timing=settings.server_timing,
+        cache_reset=settings.reset_cache,
+        chunks=_chunk_reuse(plan),
         cache_asked=getattr(workload.requests, "cache", None),
         shares_prompts=_shares_prompts(workload.requests),
         max_in_flight=workload.max_in_flight,
@@ -91,6 +96,17 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         notes=(*_notes(plan), *dict.fromkeys((*unjudged, *unjudged_of_classes))),
         note_codes=_coded_notes(plan),
     )
+
+
+def _chunk_reuse(plan: Plan) -> manifest.ChunkReuse | None:
+    if not isinstance(plan.requests, SyntheticPrompts):
+        return None
+    slots, most = plan.timetable.slots, MOST_CHUNKS // len(plan.requests.chunks_of(0) or (0,))
+    requests = most if slots is None else min(slots, most)
+    found = plan.requests.chunk_reuse(requests)
+    if found is None:
+        return None
+    return manifest.ChunkReuse(requests=requests, reused_share=found[0], leading_share=found[1])
 
 
 def announce(plan: Plan, header: manifest.Header, tell: Tell) -> None:
@@ -241,7 +257,9 @@ def _shares_prompts(requests: Any) -> bool:
         return any(_shares_prompts(one.requests) for one in requests.classes.values())
     if hasattr(requests, "path") or hasattr(requests, "trace"):
         return True
-    return any(getattr(requests, name, None) for name in ("turns", "shared_prefix_tokens", "system_tokens", "cache"))
+    return any(
+        getattr(requests, name, None) for name in ("turns", "shared_prefix_tokens", "system_tokens", "cache", "chunks")
+    )
 
 
 def _stage_plan(workload: Workload, timetable: Schedule, index: int, begin: Begin | None = None) -> manifest.StagePlan:

@@ -17,6 +17,7 @@ import numpy as np
 from loadgen_sdk.request import Request
 
 from loadgen.requests import dataset
+from loadgen.requests.chunks import Corpus
 from loadgen.requests.laws import draw, key, law, together
 from loadgen.requests.tokenizer import Tokenizer
 
@@ -60,6 +61,7 @@ class SyntheticPrompts:
 
     def __init__(self, requests: Any, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0) -> None:
         self._template = max(0, template_tokens)
+        self._lengths_key, self._texts_key = key(seed), key(seed, salt)
         turns = requests.turns
         self.turns: int = turns.count if turns else 1
         self.history: str = turns.history if turns else "scripted"
@@ -69,9 +71,9 @@ class SyntheticPrompts:
         self._prefix_tokens: int = requests.shared_prefix_tokens
         self._prefixes: int = requests.prefixes
         self._cached: float | None = getattr(requests, "cache", None)
+        self._chunks = Corpus(requests.chunks, self._lengths_key) if getattr(requests, "chunks", None) else None
         self._system_tokens: int = requests.system_tokens
         self._tokenizer = tokenizer
-        self._lengths_key, self._texts_key = key(seed), key(seed, salt)
         self._starts, self._words = tokenizer.starts, tokenizer.words
         # 16 bits choose a word: without bias if the number of words is a power of two.
         copies = 1 + 65_535 // len(self._words)
@@ -129,6 +131,15 @@ class SyntheticPrompts:
             return min(n, self._prefix_tokens)
         asked = round(self._cached * (n + self._template)) - self._template
         return max(0, min(asked, n - HEAD))
+
+    def chunks_of(self, number: int) -> tuple[int, ...]:
+        """The chunks that a prompt begins with, in order; () without retrieval."""
+        return () if self._chunks is None else self._chunks.of(number)
+
+    def chunk_reuse(self, n: int) -> tuple[float, float] | None:
+        """Of the chunks of the first n prompts, the share that an earlier prompt had, and that one had after the same
+        chunks. None without retrieval."""
+        return None if self._chunks is None else self._chunks.reuse(n)
 
     def warnings(self, n: int) -> list[str]:
         messages = []
@@ -188,6 +199,11 @@ class SyntheticPrompts:
         """First user message of a conversation (shared prefix, then unique part), and its tokens."""
         n = self._first_message_tokens(conversation)
         prefix, prefix_n = "", 0
+        if self._chunks is not None:
+            texts = [self._shared_text("chunk", chunk, self._chunks.tokens) for chunk in self._chunks.of(conversation)]
+            prefix, prefix_n = " ".join(text for text, _ in texts), sum(tokens for _, tokens in texts)
+            n -= prefix_n
+            return self._exact_text("user", conversation, n, self._unique_head(conversation, n), prefix + " ", prefix_n)
         if shared_n := self.shared_tokens(conversation):
             prefix, prefix_n = self._shared_text("prefix", self.group_of(conversation), shared_n)
             if n == shared_n:
