@@ -55,7 +55,7 @@ def _drive(url: str, folder: Path, requests: dict[str, Any], flags: dict[str, An
     window = rig.Window()
     seen: list[Driver] = []
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        found = runner.run(find(settings))
+        found = runner.run(find(settings, workload.timeout_ns / 1e9))
         plan, begins = prepare(workload, settings, (found,), folder=folder)
         header = run_header.header(plan, workload, begins)
         store.replace(folder / "run.json", manifest.encode(header))

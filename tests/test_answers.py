@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from canned import events, serving
 
 from loadgen.answers import scores
-from loadgen.answers.comparison import judge
+from loadgen.answers.ask import Asked, AskTarget, refuse_other_tokenizer, unequal_tokens
+from loadgen.answers.comparison import judge, score
 from loadgen.answers.questions import Question, read_questions
+from loadgen.bundle import verify as bundle
 from loadgen.cli import app
-from loadgen.errors import Faults, UserError
+from loadgen.contracts.load import load_contract
+from loadgen.contracts.run import again, run
+from loadgen.errors import Faults, TargetError, UserError
+from loadgen.execution.plan import Settings
+from loadgen.execution.run import execute
 from loadgen.requests.dataset import DatasetRow
+from loadgen.results import checksums
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
+from loadgen.workload import Workload
 
 FOX, DOG = "The quick brown fox jumps over the lazy dog", "The quick brown dog jumps on the log."
 
@@ -74,7 +85,7 @@ def test_a_loss_is_seen_where_it_is_and_undecided_where_prompts_are_few() -> Non
 
     def change(right: int, n: int = 100) -> Any:
         answers: list[str | None] = ["B"] * right + ["A"] * (100 - right)
-        return judge(questions[:n], answers[:n], others[:n], 0.05)[0].changes[0]
+        return judge(score(questions[:n], answers[:n], others[:n]), 0.05)[0].changes[0]
 
     assert change(60).within is True and change(60).ratio == 1
     assert change(40).within is False and change(40).ratio == pytest.approx(40 / 60)
@@ -84,13 +95,13 @@ def test_a_loss_is_seen_where_it_is_and_undecided_where_prompts_are_few() -> Non
 
 def test_a_prompt_without_an_answer_scores_nothing() -> None:
     questions = [_question("yes") for _ in range(20)]
-    (part,) = judge(questions, ["yes"] * 10 + [None] * 10, None, None)
+    (part,) = judge(score(questions, ["yes"] * 10 + [None] * 10, None))
     assert {score.metric: score.mean for score in part.scores}["exact"] == 0.5
 
 
 def test_classes_are_scored_apart() -> None:
     questions = [_question("yes", group="qa")] * 12 + [_question("no", group="rag")] * 12
-    parts = judge(questions, ["yes"] * 24, None, None)
+    parts = judge(score(questions, ["yes"] * 24, None))
     exact = {part.group: next(s.mean for s in part.scores if s.metric == "exact") for part in parts}
     assert exact == {"": 0.5, "qa": 1.0, "rag": 0.0}
 
@@ -151,6 +162,8 @@ def test_a_worse_endpoint_is_found_and_an_equal_one_is_not(
     rows = [{"prompt": f"question {i}", "output_tokens": 40, "reference": text} for i, text in enumerate(texts)]
     data = str(_write(tmp_path / "d.jsonl", rows))
     code, found = _asked(capsys, data, "--url", same, "--against", good, "--within", "1%")
+    assert code == 3, "40 equal answers do not show that fewer than 1 of 100 are lost"
+    code, found = _asked(capsys, data, "--url", same, "--against", good, "--within", "10%")
     assert code == 0 and found["parts"][0]["changes"][0]["ratio"] == 1
     assert next(s["mean"] for s in found["parts"][0]["alike"] if s["metric"] == "equal") == 1
     code, found = _asked(capsys, data, "--url", worse, "--against", good, "--within", "1%")
@@ -159,7 +172,7 @@ def test_a_worse_endpoint_is_found_and_an_equal_one_is_not(
     assert 0.8 < rouge["ratio"] < 0.97 and rouge["within"] is False
     alike = {score["metric"]: score["mean"] for score in found["parts"][0]["alike"]}
     assert alike["equal"] < 0.2 and 0.8 < alike["similarity"] < 0.99 and alike["agreement"] < 40
-    assert sorted(path.name for path in out.iterdir()) == ["answers.json", "texts.jsonl"]
+    assert sorted(path.name for path in out.iterdir()) == ["answers.json", "scores.jsonl", "texts.jsonl"]
 
 
 @pytest.mark.processes
@@ -170,6 +183,148 @@ def test_without_references_nothing_says_whose_answer_is_right(
     code = app(["answers", data, "--url", endpoints[0], "--against", endpoints[1], "--within", "1%"],
                standalone_mode=False, obj=[])  # fmt: skip
     assert code == 3 and "UNDECIDED" in capsys.readouterr().out
+
+
+def test_what_few_prompts_may_not_have_met_is_in_the_interval() -> None:
+    """100 pairs of equal scores: 3.6 % of all answers may be lost and none be among them (0.025 ** (1 / 100))."""
+    questions = [_question("yes") for _ in range(100)]
+    (part,) = judge(score(questions, ["yes"] * 100, ["yes"] * 100), 0.05)
+    change = part.changes[0]
+    assert (change.ratio, change.high) == (1, 1) and change.low == pytest.approx(0.025**0.01)
+    assert change.within is True
+    rouge = part.scores[0]
+    assert (rouge.mean, rouge.high) == (1, 1) and rouge.low == pytest.approx(0.025**0.01)
+
+
+def test_what_the_other_endpoint_did_not_answer_flatters_nobody() -> None:
+    """B answers 15 of 20, all right; A all 20, all wrong for B's 15. Nothing is A's gain."""
+    questions = [_question("yes") for _ in range(20)]
+    (part,) = judge(score(questions, ["no"] * 15 + ["yes"] * 5, ["yes"] * 15 + [None] * 5), 0.05)
+    exact = next(change for change in part.changes if change.metric == "exact")
+    assert (exact.count, exact.ratio) == (15, 0)
+    equal = next(one for one in part.alike if one.metric == "equal")
+    assert (equal.count, equal.mean) == (15, 0)
+
+
+def test_two_tokenizers_are_told_and_token_ids_refused() -> None:
+    asked = [Asked("m", ["x", "y"], tokens, [], [None, None]) for tokens in ([10, 20], [12, 21], [None, 20])]
+    assert "30 and 33 tokens" in unequal_tokens(asked[0], asked[1])
+    assert unequal_tokens(asked[0], asked[2]) == "" == unequal_tokens(asked[0], asked[0])
+    choice = {"text": "x", "finish_reason": "stop", "index": 0}
+    said = [
+        events({"choices": [choice], "usage": {"prompt_tokens": count, "completion_tokens": 1}}) for count in (30, 41)
+    ]
+    ids = [Question(row=DatasetRow(prompt=[1, 2, 3]))]
+    with serving(said[0]) as one, serving(said[1]) as other:
+        ends = [AskTarget(url, model="m", server="openai") for url in (one.url, other.url)]
+        refuse_other_tokenizer(*ends, [_question("text")])
+        with pytest.raises(UserError, match="the tokenizers differ: one text is 30 tokens here, 41 there"):
+            refuse_other_tokenizer(*ends, ids)
+
+
+@pytest.mark.parametrize("url", ["foo", "http://127.0.0.1:9", "http://h:99999"])
+def test_an_endpoint_that_is_not_there_is_said(tmp_path: Path, url: str) -> None:
+    data = str(_write(tmp_path / "d.jsonl", [{"prompt": "p", "reference": "r"}]))
+    with pytest.raises(TargetError):
+        app(["answers", data, "--url", url], standalone_mode=False, obj=[])
+
+
+# -- contracts ----------------------------------------------------------------------------------------------------
+
+CONTRACT = """\
+name: fp4
+levels:
+  - {name: l, workload: qa, rate: 8/s, requests: 3000, must: [{tpot: {limit: 60ms, at: p50}}]}
+answers:
+  dataset: d.jsonl
+  must:
+"""
+
+
+def _contract(folder: Path, *terms: str, more: str = "") -> Path:
+    (folder / "c.yaml").write_text(CONTRACT + "".join(f"    - {term}\n" for term in terms) + more)
+    return folder / "c.yaml"
+
+
+ROWS = [{"prompt": f"q{i}", "reference": "r", "class": ("qa", "rag")[i % 2], "output_tokens": 20} for i in range(120)]
+
+
+@pytest.mark.parametrize(
+    ("term", "said"),
+    [
+        ("rougel: 44%", 'unknown term about answers "rougel".*:7:7.*did you mean "rougeL"'),
+        ("within: 1%", "must be a mapping"),
+        ("within: {of: ttft, limit: 1%}", '"ttft" is not known here.*:7:20'),
+        ("exact: 100%", "can be shown by no sample"),
+        ("within: {of: rougeL, limit: 10%}", "there is no other endpoint.*--against URL"),
+        ("choice: 50%", "no row of d.jsonl says what is right.*rows like"),
+        ("exact: {share: 50%, class: rga}", 'has no class "rga".*did you mean "rag"'),
+        ("exact: 99%", "needs 381 prompts to be shown at all, there are 120"),
+        ("within: {of: exact, limit: 1%}", "needs 368 prompts"),
+    ],
+)
+def test_a_term_about_answers_that_cannot_be_shown_is_refused(tmp_path: Path, term: str, said: str) -> None:
+    _write(tmp_path / "d.jsonl", ROWS)
+    with pytest.raises(Faults) as raised:
+        load_contract(_contract(tmp_path, term), env={}, against="other endpoint" not in said)
+    assert re.search(said, str(raised.value), re.DOTALL), str(raised.value)
+    assert "c.yaml:7:" in str(raised.value)
+
+
+@pytest.mark.parametrize("data", [None, '{"prompt": "p", "reference": {}}', "{"])
+def test_a_data_set_that_is_none_is_refused_with_the_contract(tmp_path: Path, data: str | None) -> None:
+    if data is not None:
+        _write(tmp_path / "d.jsonl", [data])
+    with pytest.raises(Faults) as raised:
+        load_contract(_contract(tmp_path, "exact: 50%"), env={})
+    assert "d.jsonl" in str(raised.value) or "c.yaml:5:12" in str(raised.value)
+
+
+@pytest.mark.processes
+def test_a_contract_about_answers_from_the_file_to_the_bundle(
+    endpoints: tuple[str, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The load in virtual time; the prompts over HTTP, to an endpoint with wrong words and to a good one."""
+    good, _, worse = endpoints
+    _write(tmp_path / "d.jsonl", ROWS)
+    _asked(capsys, str(tmp_path / "d.jsonl"), "--url", good, "-o", str(tmp_path / "kept"), "--keep-content")
+    texts = [json.loads(line)["a"] for line in (tmp_path / "kept/texts.jsonl").read_text().splitlines()]
+    _write(tmp_path / "d.jsonl", [{**row, "reference": text} for row, text in zip(ROWS, texts, strict=True)])
+    file = _contract(
+        tmp_path, "within: {of: rougeL, limit: 20%}", "within: {of: rouge2, limit: 5%}", "equal: 90%", "agreement: 3",
+        "exact: {share: 15%, class: rag}", more="  should: [exact: 90%]\n",
+    )  # fmt: skip
+    settings = Settings(url=worse, server_metrics=("off",))
+
+    def perform(workload: Workload, settings: Settings) -> Any:
+        return execute(workload, replace(settings, url="sim:gb300-vm"))
+
+    checked = load_contract(file, env={}, against=True)
+    found, folder = run(checked, settings, tmp_path / "out", perform=perform, say=str, other=AskTarget(good))
+    level = found.levels[1]
+    assert level.name == "answers" and level.requests == level.ok == 120
+    assert [term.verdict for term in level.terms] == ["PASS", "FAIL", "FAIL", "PASS", "INCONCLUSIVE", "FAIL"], level
+    assert found.verdict == "FAIL" and found.levels[0].verdict == "PASS"
+    rouge = level.terms[0]
+    assert rouge.value is not None and 3 < rouge.value < 20 and (rouge.limit, rouge.unit) == (20, "%")
+    assert again(folder) == found
+    shown = (folder / "verdict.html").read_text()
+    assert "answers: FAIL" in shown and "rougeL: longest sequence of words" in shown
+    assert 'classname="answers"' in (folder / "junit.xml").read_text()
+    made = tmp_path / "poc.zip"
+    bundle.bundle(folder, made)
+    assert bundle.verify(made).verified == "all"
+    kept = folder / "answers/scores.jsonl"
+    kept.write_text(kept.read_text().replace('"equal":0.0', '"equal":1.0'))
+    checksums.write(folder)
+    bundle.bundle(folder, tmp_path / "forged.zip")
+    forged = bundle.verify(tmp_path / "forged.zip")
+    assert forged.verified == "no"
+    assert {one.file for one in forged.differences} >= {"result/answers/answers.json", "result/verdict.json"}
+    assert bundle.bundle(tmp_path / "kept", tmp_path / "a.zip").left_out.keys() == {"texts.jsonl"}
+    bundle.bundle(tmp_path / "kept", tmp_path / "b.zip", content=True)
+    whole = bundle.verify(tmp_path / "b.zip")
+    assert whole.verified == "all" and {one.file for one in whole.made} == {"answers.json", "scores.jsonl"}
 
 
 @pytest.mark.parametrize(

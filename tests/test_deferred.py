@@ -208,6 +208,21 @@ def test_most_events_of_a_plain_stream_are_not_decoded() -> None:
         assert plain_chunks(chunks([event(text)]), before, after)[:2] == (plain, plain)
 
 
+def test_an_answer_is_calm_from_its_first_output_until_its_end_is_near() -> None:
+    def calm(*parts: bytes, asked_output: int = 0) -> list[int]:
+        made = Exchange(None, b"", b"", 0, lambda _: None, Flow(), stream=True, asked_output=asked_output)
+        found = []
+        for part in parts:
+            made.arrived([(part, 10, 10, 5, True)])
+            found.append(made.calm_events)
+        return found
+
+    one = chunks([event("a")])
+    assert calm(HEAD, one, one * 7, one, asked_output=12) == [0, 7, 0, -1]
+    assert calm(HEAD + one)[0] > 1 << 30, "its end is not known"
+    assert calm(HEAD + one, one[:9], one[9:], one, asked_output=99) == [94, 0, 0, 0], "written in parts"
+
+
 def test_a_stream_without_plain_events_soon_costs_no_search() -> None:
     payloads = [event(f" w{i}", created=i) for i in range(400)]
     made = Exchange(None, b"", b"", 0, lambda _: None, Flow(), stream=True)

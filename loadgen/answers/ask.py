@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadgen.answers.questions import Question
+from loadgen.errors import TargetError, UserError
+from loadgen.requests.dataset import DatasetRow
+
+if TYPE_CHECKING:
+    from loadgen.execution.plan import Settings
 
 GREEDY = {"temperature": 0, "seed": 1}
 OUTPUT_TOKENS = 256  # where neither the row nor --max-tokens says
+SPLIT_OTHERWISE = "Antidisestablishmentarianism: 31,415.926 caf\u00e9, \u4f60\u597d, def f(x): return x**2\n" * 4
+"""A text that two tokenizers hardly split into the same number of tokens."""
 
 
 class AskTarget(NamedTuple):
@@ -31,7 +39,23 @@ class Asked(NamedTuple):
 
     model: str
     answers: list[str | None]
+    tokens: list[int | None]  # of each prompt, as the server counts them; None where it does not say
     reasons: list[str]
+    output_tokens: list[int | None]  # of each answer, likewise
+
+
+def endpoint(settings: Settings, url: str) -> AskTarget:
+    """The endpoint at `url`, with the key, headers and model of these settings."""
+    return AskTarget(
+        url=url,
+        model=settings.model,
+        api=settings.api,
+        server=settings.server,
+        api_key=settings.api_key,
+        headers=settings.headers,
+        extra_body=settings.extra_body,
+        tls=settings.tls,
+    )
 
 
 def ask(
@@ -42,8 +66,78 @@ def ask(
     max_tokens: int | None,
     tell: Callable[[int], None],
 ) -> Asked:
-    """Ask every question once, `lanes` at a time. tell: hears how many are done. Raises TargetError of the probe."""
-    return asyncio.run(_ask(endpoint, questions, lanes, max_tokens, tell))
+    """Ask every question once, `lanes` at a time. tell: hears how many are done.
+
+    Raises TargetError for an endpoint that cannot be used.
+    """
+    from loadgen_sdk.errors import TargetUnusable
+
+    try:
+        return asyncio.run(_ask(endpoint, questions, lanes, max_tokens, tell))
+    except TargetUnusable as error:
+        raise TargetError(str(error), shown(endpoint.url), error.hint) from None
+
+
+def ask_all(
+    first: AskTarget,
+    second: AskTarget | None,
+    questions: Sequence[Question],
+    *,
+    lanes: int,
+    max_tokens: int | None,
+    tell: Callable[[str, int], None],
+) -> tuple[Asked, Asked | None]:
+    """Ask one endpoint, then the other one. tell: hears of A and B how many are done.
+
+    Raises TargetError for an endpoint that cannot be used, UserError for token ids that mean other words to the other.
+    """
+    if second is not None:
+        refuse_other_tokenizer(first, second, questions)
+    of_first = ask(first, questions, lanes=lanes, max_tokens=max_tokens, tell=partial(tell, "A"))
+    if second is None:
+        return of_first, None
+    return of_first, ask(second, questions, lanes=lanes, max_tokens=max_tokens, tell=partial(tell, "B"))
+
+
+def shown(url: str) -> str:
+    """A URL without a password in it."""
+    from loadgen_sdk.errors import TargetUnusable
+    from loadgen_sdk.transport.target import Target
+
+    try:
+        return Target.parse(url).redacted
+    except TargetUnusable:
+        return url
+
+
+def refuse_other_tokenizer(endpoint: AskTarget, other: AskTarget, questions: Sequence[Question]) -> None:
+    """Raise UserError where prompts are token ids and the two servers split one text into unequal numbers of tokens."""
+    if not any(isinstance(question.row.prompt, list) for question in questions):
+        return
+    text = Question(row=DatasetRow(prompt=SPLIT_OTHERWISE))
+    of_one, of_other = (
+        ask(one._replace(api="completions"), [text], lanes=1, max_tokens=1, tell=lambda _: None).tokens[0]
+        for one in (endpoint, other)
+    )
+    if of_one is not None and of_other is not None and of_one != of_other:
+        raise UserError(
+            f"prompts are token ids, and the tokenizers differ: one text is {of_one} tokens here, {of_other} there",
+            f"{shown(endpoint.url)} and {shown(other.url)}",
+            "give the prompts as texts: the ids of one tokenizer are other words in another",
+        )
+
+
+def unequal_tokens(first: Asked, second: Asked) -> str:
+    """What there is to say where two endpoints count the same prompts differently; "" where they do not."""
+    both = [(a, b) for a, b in zip(first.tokens, second.tokens, strict=True) if a is not None and b is not None]
+    if all(a == b for a, b in both):
+        return ""
+    of_one, of_other = (sum(pair[i] for pair in both) for i in (0, 1))
+    return (
+        f"A and B count the same {len(both):,} prompts as {of_one:,} and {of_other:,} tokens: another tokenizer or "
+        "chat template. A limit of output tokens cuts their answers at different places: judge by scores, not by "
+        "equality"
+    )
 
 
 async def _ask(
@@ -52,6 +146,8 @@ async def _ask(
     from loadgen_sdk import Client, Request, Retry
 
     answers: list[str | None] = [None] * len(questions)
+    tokens: list[int | None] = [None] * len(questions)
+    output_tokens: list[int | None] = [None] * len(questions)
     reasons: list[str] = []
     waiting = iter(range(len(questions)))
     done = 0
@@ -83,10 +179,11 @@ async def _ask(
                 completion = await client.complete(request)
                 if completion.failure is None:
                     answers[i] = completion.text
+                    tokens[i], output_tokens[i] = completion.usage.input, completion.usage.output
                 elif len(reasons) < 5:
                     reasons.append(str(completion.failure))
                 done += 1
                 tell(done)
 
         await asyncio.gather(*(lane() for _ in range(min(lanes, len(questions)))))
-        return Asked(client.model, answers, reasons)
+        return Asked(client.model, answers, tokens, reasons, output_tokens)

@@ -11,14 +11,30 @@ from loadgen.answers.questions import Question
 from loadgen.answers.scores import (
     AGAINST_EACH_OTHER,
     AGAINST_REFERENCE,
+    COUNTS,
     SHARES,
     against_each_other,
     against_reference,
 )
-from loadgen.stats.intervals import LEVEL, Interval, ratio, replications, wilson
+from loadgen.limits import FEWEST_ANSWERS
+from loadgen.stats.intervals import LEVEL, ratio, replications, unseen_share, wilson
 
 SCHEMA = 1
-FEWEST = 11  # answers, before a share or mean decides anything
+
+
+class ScoredPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one prompt came to, without its texts: a line of `scores.jsonl`.
+
+    `scores`, `other`: against the reference, of the endpoint and of the other one. `alike`: of the two answers.
+    A prompt that the endpoint did not answer scores 0; one that the other did not answer has no `other` and no `alike`.
+    """
+
+    group: str = ""
+    answered: bool = True
+    other_answered: bool = True
+    scores: dict[str, float] = {}
+    other: dict[str, float] = {}
+    alike: dict[str, float] = {}
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +76,8 @@ class AnswersResult(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = SCHEMA
     dataset: str
+    dataset_sha256: str = ""
+    version: str = ""  # of loadgen
     url: str
     model: str
     against: str = ""
@@ -68,7 +86,9 @@ class AnswersResult(msgspec.Struct, frozen=True, kw_only=True):
     failed: int  # prompts without an answer of the endpoint
     failed_against: int = 0
     loss: float | None = None  # that is allowed, as a share
+    level: float = LEVEL  # of the intervals
     simulated: bool = False
+    notes: tuple[str, ...] = ()
     parts: tuple[ScoredGroup, ...]
 
     @property
@@ -80,100 +100,94 @@ class AnswersResult(msgspec.Struct, frozen=True, kw_only=True):
         return None if None in known or self.failed else True
 
 
-def judge(
-    questions: Sequence[Question],
-    answers: Sequence[str | None],
-    others: Sequence[str | None] | None,
-    loss: float | None,
-) -> tuple[ScoredGroup, ...]:
-    """The part of all prompts, then those of their classes by name. None in `answers`: no answer came."""
-    groups = sorted({question.group for question in questions} - {""})
-    rows = range(len(questions))
-    chosen = [("", list(rows)), *((group, [i for i in rows if questions[i].group == group]) for group in groups)]
-    of_answers = _scored(questions, answers)
-    of_others = None if others is None else _scored(questions, others)
-    alike = (
-        {}
-        if others is None
-        else {
-            i: against_each_other(a, b)
-            for i, (a, b) in enumerate(zip(answers, others, strict=True))
-            if a is not None and b is not None
-        }
-    )
-    parts = []
-    for group, indexes in chosen:
-        scores = {metric: _values(of_answers, indexes, metric) for metric in AGAINST_REFERENCE}
-        other = {metric: _values(of_others or {}, indexes, metric) for metric in AGAINST_REFERENCE}
-        parts.append(
-            ScoredGroup(
-                group=group,
-                scores=tuple(_score(metric, list(found.values())) for metric, found in scores.items() if found),
-                other=tuple(_score(metric, list(found.values())) for metric, found in other.items() if found),
-                changes=tuple(
-                    _change(metric, scores[metric], other[metric], loss)
-                    for metric in AGAINST_REFERENCE
-                    if scores[metric].keys() & other[metric].keys()
-                ),
-                alike=tuple(
-                    _score(metric, [alike[i][metric] for i in indexes if i in alike])
-                    for metric in AGAINST_EACH_OTHER
-                    if alike
-                ),
+def score(
+    questions: Sequence[Question], answers: Sequence[str | None], others: Sequence[str | None] | None
+) -> tuple[ScoredPrompt, ...]:
+    """The scores of every prompt. None in `answers` and `others`: no answer came. `others` None: there is one endpoint.
+
+    Raises UserError where a package that scores is not installed.
+    """
+    found = []
+    for i, (question, answer) in enumerate(zip(questions, answers, strict=True)):
+        other = None if others is None else others[i]
+        found.append(
+            ScoredPrompt(
+                group=question.group,
+                answered=answer is not None,
+                other_answered=others is None or other is not None,
+                scores=_against_reference(question, answer),
+                other={} if other is None else _against_reference(question, other),
+                alike={} if other is None else _against_each_other(answer, other),
             )
         )
-    return tuple(parts)
+    return tuple(found)
 
 
-def _scored(questions: Sequence[Question], answers: Sequence[str | None]) -> dict[int, dict[str, float]]:
-    """Index of a prompt -> its scores. A prompt without an answer has a score of 0 in what applies to it."""
-    found = {}
-    for i, (question, answer) in enumerate(zip(questions, answers, strict=True)):
-        scores = against_reference(answer or "", question.reference, choice=question.choice, wants_json=question.json)
-        found[i] = scores if answer is not None else dict.fromkeys(scores, 0.0)
-    return found
+def _against_reference(question: Question, answer: str | None) -> dict[str, float]:
+    scores = against_reference(answer or "", question.reference, choice=question.choice, wants_json=question.json)
+    return scores if answer is not None else dict.fromkeys(scores, 0.0)
 
 
-def _values(scored: Mapping[int, Mapping[str, float]], indexes: Sequence[int], metric: str) -> dict[int, float]:
-    return {i: scored[i][metric] for i in indexes if i in scored and metric in scored[i]}
+def _against_each_other(answer: str | None, other: str) -> dict[str, float]:
+    return dict.fromkeys(AGAINST_EACH_OTHER, 0.0) if answer is None else against_each_other(answer, other)
 
 
-def _score(metric: str, values: Sequence[float]) -> Score:
-    mean = math.fsum(values) / len(values) if values else 0.0
+def judge(prompts: Sequence[ScoredPrompt], loss: float | None = None, level: float = LEVEL) -> tuple[ScoredGroup, ...]:
+    """The part of all prompts, then those of their classes by name. `level`: of the intervals."""
+    groups = sorted({prompt.group for prompt in prompts} - {""})
+    chosen = [("", prompts), *((group, [one for one in prompts if one.group == group]) for group in groups)]
+    return tuple(_group(group, of_group, loss, level) for group, of_group in chosen)
+
+
+def _group(group: str, prompts: Sequence[ScoredPrompt], loss: float | None, level: float) -> ScoredGroup:
+    def means(metrics: Sequence[str], of: Sequence[Mapping[str, float]]) -> tuple[Score, ...]:
+        values = ((metric, [scores[metric] for scores in of if metric in scores]) for metric in metrics)
+        return tuple(_score(metric, found, level) for metric, found in values if found)
+
+    changes = []
+    for metric in AGAINST_REFERENCE:
+        pairs = [(one.scores[metric], one.other[metric]) for one in prompts if metric in one.other]
+        changes += [_change(metric, pairs, loss, level)] if pairs else []
+    return ScoredGroup(
+        group=group,
+        scores=means(AGAINST_REFERENCE, [one.scores for one in prompts]),
+        other=means(AGAINST_REFERENCE, [one.other for one in prompts]),
+        changes=tuple(changes),
+        alike=means(AGAINST_EACH_OTHER, [one.alike for one in prompts]),
+    )
+
+
+def _score(metric: str, values: Sequence[float], level: float) -> Score:
+    mean = math.fsum(values) / len(values)
     low: float | None = None
     high: float | None = None
-    if len(values) >= FEWEST and metric in SHARES:
-        low, high = wilson(mean, len(values), LEVEL)
-    elif len(values) >= FEWEST:
-        low, high = _ends(replications(values))
+    if len(values) >= FEWEST_ANSWERS and metric in SHARES:
+        low, high = wilson(mean, len(values), level)
+    elif len(values) >= FEWEST_ANSWERS:
+        interval, unseen = replications(values, level), unseen_share(len(values), level)
+        low, high = min(interval.low, mean * (1 - unseen)), interval.high
+        if metric not in COUNTS:
+            low, high = max(low, 0.0), min(max(high, mean + unseen * (1 - mean)), 1.0)
     return Score(metric=metric, count=len(values), mean=mean, low=low, high=high)
 
 
-def _change(metric: str, a: Mapping[int, float], b: Mapping[int, float], loss: float | None) -> Change:
-    both = sorted(a.keys() & b.keys())
-    above, below = [a[i] for i in both], [b[i] for i in both]
-    if above == below and any(below):  # no difference between any pair: the interval has no width to estimate
+def _change(metric: str, pairs: Sequence[tuple[float, float]], loss: float | None, level: float) -> Change:
+    above, below = ([pair[i] for pair in pairs] for i in (0, 1))
+    if above == below and any(below):  # no pair differs: no spread, and Fieller's quadratic has no solution
         value, low, high = 1.0, 1.0, 1.0
-        known = len(both) >= FEWEST
     else:
-        found = ratio(above, below, paired=True)
-        value = found.value
-        ends = _ends(found)
-        known = len(both) >= FEWEST and None not in ends
-        low, high = ends[0] or 0.0, ends[1] or 0.0
+        found = ratio(above, below, paired=True, level=level)
+        value, low, high = found.value, found.low, found.high
+    known = len(pairs) >= FEWEST_ANSWERS and math.isfinite(low) and math.isfinite(high)
+    low = max(min(low, value * (1 - unseen_share(len(pairs), level))), 0.0)  # a few lost answers may not have been met
     within = None
     if loss is not None and known:
         within = True if low >= 1 - loss else False if high < 1 - loss else None
     return Change(
         metric=metric,
-        count=len(both),
+        count=len(pairs),
         ratio=value if math.isfinite(value) else None,
         low=low if known else None,
         high=high if known else None,
         within=within,
     )
-
-
-def _ends(interval: Interval) -> tuple[float | None, float | None]:
-    low, high = interval.low, interval.high
-    return (low, high) if math.isfinite(low) and math.isfinite(high) else (None, None)

@@ -27,6 +27,7 @@ NAMES = ROUGE | {
 
 AGAINST_REFERENCE = (*ROUGE, "exact", "choice", "json")
 AGAINST_EACH_OTHER = ("equal", "agreement", "agreement_share", "similarity")
+COUNTS = ("agreement",)  # of tokens
 SHARES = ("exact", "choice", "json", "equal")  # of each answer 0 or 1
 
 

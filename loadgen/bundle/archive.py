@@ -35,7 +35,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `bundle.json`."""
 
     schema: int = SCHEMA
-    kind: str  # run, runs, repeats, sweep, search, validation
+    kind: str  # run, runs, repeats, sweep, search, validation, answers
     name: str  # of the folder
     made: str  # when, ISO 8601
     version: str  # of the loadgen that made the bundle

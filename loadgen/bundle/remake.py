@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from loadgen import run_folder
+from loadgen.answers import folder as answers
 from loadgen.contracts import run as contracts
 from loadgen.errors import Faults, UserError
 from loadgen.metrics import repeats
@@ -29,7 +30,8 @@ RECORDS, HISTOGRAMS, SUMMARIES = "records", "histograms and sums", "summaries of
 
 KEPT = {
     "run.json", "seconds.jsonl", series.FILE, experiment.PLAN, mlperf.REQUESTS, contracts.CONTRACT, contracts.RESOLVED,
-    contracts.PRICES, contracts.DOCTOR, contracts.PLACE, checksums.FILE, checksums.BEFORE,
+    contracts.PRICES, contracts.DOCTOR, contracts.PLACE, checksums.FILE, checksums.BEFORE, answers.SCORES,
+    answers.TEXTS,
 }  # fmt: skip
 KEPT_IN = {"requests", "sample", "flows", "spool"}
 """What a result keeps: the names of files, and of the folders of a run."""
@@ -60,6 +62,8 @@ def kind_of(folder: Path) -> str:
             return "experiment"  # a damaged one
     if (folder / repeats.FILE).is_file():
         return "repeats"
+    if (folder / answers.FILE).is_file():
+        return "answers"
     if run_folder.is_run(folder) or (folder / mlperf.RESULT).is_file():
         return "run"
     if run_folder.runs_in(folder):
@@ -77,7 +81,7 @@ def remade(folder: Path) -> Iterator[Remade]:
     """Every derived file of the folder, the runs in it first."""
     makers = {
         "run.json": _summary, mlperf.RESULT: _mlperf, repeats.FILE: _repeats,
-        experiment.PLAN: _experiment, contracts.PLACE: _validation,
+        experiment.PLAN: _experiment, answers.FILE: _answers, contracts.PLACE: _validation,
     }  # fmt: skip
     for name, make in makers.items():
         for file in sorted(folder.rglob(name)):
@@ -165,6 +169,14 @@ def _given(told: Sequence[TrialResult], place: str, first: int = 1) -> tuple[str
         names += ["outcome", "why", "code"] if result.early else []
         leave += [place.format(number) + name for name in names]
     return tuple(leave)
+
+
+def _answers(folder: Path) -> Iterator[Remade]:
+    again = answers.outputs_again(folder)
+    given = ("dataset*", "version", "url", "model", "against*", "loss", "level", "simulated", "notes*")
+    yield Remade(answers.FILE, again[answers.FILE], "the scores of every prompt", given)
+    if answers.SCORES in again:
+        yield Remade(answers.SCORES, again[answers.SCORES], "the texts of the answers")
 
 
 def _validation(folder: Path) -> Iterator[Remade]:

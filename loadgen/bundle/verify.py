@@ -16,6 +16,7 @@ from typing import Literal
 
 import msgspec
 
+from loadgen.answers import folder as answers
 from loadgen.bundle import archive, remake, signature
 from loadgen.bundle.archive import MANIFEST, RESULT, SIGNATURE, SUMS, Manifest
 from loadgen.bundle.differences import Mismatch, compare
@@ -41,7 +42,7 @@ CHANGED: dict[int, dict[str, tuple[str, ...]]] = {
 """schema_minor -> file -> places whose definition changed with it: what an older bundle says there is left as it is."""
 
 PAGES = "a page: `loadgen report` makes it from what is here"
-PROMPTS = "texts of prompts: --keep-content puts them in"
+PROMPTS = "texts of prompts or answers: --keep-content puts them in"
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +137,7 @@ def _changed(folder: Path) -> dict[str, str]:
 
 
 def _left_out(file: Path, kind: str, content: bool) -> str:
-    if file.name == mlperf.REQUESTS and not content:
+    if file.name in (mlperf.REQUESTS, answers.TEXTS) and not content:
         return PROMPTS
     return PAGES if file.name == "report.html" and kind != "sweep" else ""
 

@@ -11,11 +11,11 @@ import typer
 from loadgen.cli.options import TARGET, Given, takes
 
 if TYPE_CHECKING:
-    from loadgen.answers.ask import Asked, AskTarget
-    from loadgen.answers.questions import Question
+    from loadgen.answers.ask import AskTarget
     from loadgen.execution.plan import Settings
 
-FILE, TEXTS = "answers.json", "texts.jsonl"
+AgainstModel = Annotated[str | None, typer.Option("--against-model", help="The model of endpoint B.")]
+AgainstKey = Annotated[Path | None, typer.Option("--against-key-file", help="A file with the key of endpoint B.")]
 
 
 @takes(only=TARGET, without=("stream", "tokenizer"), url="Endpoint A, with or without a path prefix and /v1.")
@@ -23,8 +23,8 @@ def answers(
     given: Given,
     dataset: Annotated[Path, typer.Argument(help="JSONL: prompt or messages, and reference, choices, class if known.")],
     against: Annotated[str | None, typer.Option("--against", help="Endpoint B: the same prompts to it.")] = None,
-    against_model: Annotated[str | None, typer.Option("--against-model", help="Its model.")] = None,
-    against_key_file: Annotated[Path | None, typer.Option("--against-key-file", help="A file with its key.")] = None,
+    against_model: AgainstModel = None,
+    against_key_file: AgainstKey = None,
     within: Annotated[
         str | None, typer.Option("--within", help="A may score so much less than B: 1%. Exit 1 where it is more.")
     ] = None,
@@ -52,10 +52,10 @@ def answers(
     import contextlib
 
     from loadgen import units
-    from loadgen.answers import comparison, questions
-    from loadgen.cli.show import print_json, write_file
+    from loadgen.answers import ask, questions
+    from loadgen.answers.run import run
+    from loadgen.cli.show import print_json
     from loadgen.errors import OK, SLO_MISSED, UNSOUND, UserError
-    from loadgen.execution.options import key_of_file
     from loadgen.report.answers import render
     from loadgen.sim.server import embedded
 
@@ -72,65 +72,54 @@ def answers(
     if keep_content and out is None:
         raise UserError("the texts need a folder", "--keep-content", "-o FOLDER")
     asked = questions.read_questions(dataset, rows)
+    second = other_endpoint(settings, against, against_model, against_key_file)
     with contextlib.ExitStack() as stack:
         url = settings.url or stack.enter_context(embedded.start()).url
-        first = _ask(_endpoint(settings, url), asked, lanes, max_tokens, "A")
-        second = None
-        if against is not None:
-            key = settings.api_key if against_key_file is None else key_of_file(against_key_file)
-            other = _endpoint(settings, against)._replace(model=against_model, api_key=key, server="auto")
-            second = _ask(other, asked, lanes, max_tokens, "B")
-    result = comparison.AnswersResult(
-        dataset=dataset.name,
-        url=settings.url or "the embedded simulation",
-        model=first.model,
-        against=against or "",
-        against_model=second.model if second is not None else "",
-        prompts=len(asked),
-        failed=first.answers.count(None),
-        failed_against=second.answers.count(None) if second is not None else 0,
-        loss=loss,
-        simulated=settings.url is None,
-        parts=comparison.judge(asked, first.answers, None if second is None else second.answers, loss),
-    )
-    if out is not None:
-        import msgspec
-
-        out.mkdir(parents=True, exist_ok=True)
-        write_file(out / FILE, msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n", "--out")
-        if keep_content:
-            both = zip(first.answers, second.answers if second is not None else [None] * len(asked), strict=True)
-            lines = [msgspec.json.encode({"a": a, "b": b}).decode() for a, b in both]
-            write_file(out / TEXTS, "\n".join(lines) + "\n", "--out")
+        try:
+            result, reasons = run(
+                dataset,
+                asked,
+                ask.endpoint(settings, url),
+                second,
+                lanes=lanes,
+                max_tokens=max_tokens,
+                tell=lambda name, done: tell(name, done, len(asked)),
+                out=out,
+                keep_texts=keep_content,
+                loss=loss,
+                simulated=settings.url is None,
+            )
+        except OSError as error:
+            raise UserError(f"cannot be written: {error.strerror}", f"--out {out}") from None
     if as_json:
         print_json(result)
     else:
-        print(render(result, first.reasons + (second.reasons if second is not None else [])), end="")
+        print(render(result, reasons), end="")
     if result.failed == len(asked):
         return UNSOUND
     return OK if loss is None or result.verdict else UNSOUND if result.verdict is None else SLO_MISSED
 
 
-def _endpoint(settings: Settings, url: str) -> AskTarget:
-    from loadgen.answers.ask import AskTarget
+def other_endpoint(settings: Settings, url: str | None, model: str | None, key_file: Path | None) -> AskTarget | None:
+    """Endpoint B, with a key and a model of its own; None without a URL. Raises UserError."""
+    from loadgen import units
+    from loadgen.answers import ask
+    from loadgen.errors import UserError
+    from loadgen.execution.options import key_of_file
 
-    return AskTarget(
-        url=url,
-        model=settings.model,
-        api=settings.api,
-        server=settings.server,
-        api_key=settings.api_key,
-        headers=settings.headers,
-        extra_body=settings.extra_body,
-        tls=settings.tls,
-    )
+    if url is None:
+        if model is not None or key_file is not None:
+            flag = "--against-model" if model is not None else "--against-key-file"
+            raise UserError("of endpoint B, and there is none", flag, "add --against URL")
+        return None
+    try:
+        key = settings.api_key if key_file is None else key_of_file(key_file)
+    except units.Wrong as wrong:
+        raise UserError(str(wrong), f"--against-key-file {key_file}", "a file with the key alone") from None
+    return ask.endpoint(settings, url)._replace(model=model, api_key=key, server="auto")
 
 
-def _ask(endpoint: AskTarget, asked: list[Question], lanes: int, max_tokens: int | None, name: str) -> Asked:
-    from loadgen.answers.ask import ask
-
-    def tell(done: int) -> None:
-        if sys.stderr.isatty() and (done == len(asked) or done % 10 == 0):
-            print(f"\r{name}: {done:,} of {len(asked):,}", end="\n" if done == len(asked) else "", file=sys.stderr)
-
-    return ask(endpoint, asked, lanes=lanes, max_tokens=max_tokens, tell=tell)
+def tell(name: str, done: int, count: int) -> None:
+    """Say on a terminal how many prompts are done."""
+    if sys.stderr.isatty() and (done == count or done % 10 == 0):
+        print(f"\r{name}: {done:,} of {count:,}", end="\n" if done == count else "", file=sys.stderr)

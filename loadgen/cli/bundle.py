@@ -11,13 +11,13 @@ from loadgen.errors import OK
 
 
 def bundle(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run, repeats, a sweep, a search, a validation.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, repeats, a sweep, a search, a validation, answers.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: poc.zip.")],
     sign: Annotated[
         Path | None, typer.Option("--sign", help="A private key of OpenSSH: sign what is in it (ssh-keygen -Y sign).")
     ] = None,
     keep_content: Annotated[
-        bool, typer.Option("--keep-content", help="Also the texts of prompts, where the folder has them.")
+        bool, typer.Option("--keep-content", help="Also the texts of prompts and answers, where the folder has them.")
     ] = False,
 ) -> int:
     """Write a result with its records, contract, prices, facts and hashes into one file; `loadgen verify` checks it.

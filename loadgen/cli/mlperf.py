@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loadgen.cli.help import Command, in_order
-from loadgen.cli.options import OF_THE_LOAD, Given, takes
+from loadgen.cli.options import OF_THE_LOAD, TARGET, Given, takes
 from loadgen.cli.search import RunSpread, Sustain
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ app = typer.Typer(
     name="mlperf",
     help="MLPerf-style tests, unofficial: LoadGen's schedule, arithmetic and verdict against any endpoint.",
     rich_markup_mode=None,
-    cls=in_order(("server", "interactive", "offline", "verdict")),
+    cls=in_order(("server", "interactive", "offline", "accuracy", "verdict")),
     no_args_is_help=True,
 )
 
@@ -170,6 +170,63 @@ def offline(
         lanes = lanes and lanes * len(settings.endpoints)
         qps = target_qps or _measured_rate(load, folder, lanes)
         return INTERRUPTED if qps is None else _run_once(load, folder, qps, lanes)
+
+
+@app.command(cls=Command)
+@takes(only=TARGET, without=("stream",), tokenizer={"help": "Makes the token ids of mlperf_log_accuracy.json."})
+def accuracy(
+    given: Given,
+    benchmark: Annotated[str, typer.Option("--benchmark", "-b", help="llama2-70b.")],
+    dataset: Annotated[Path, typer.Option("--dataset", help="The official data set, with its reference answers.")],
+    round_name: Annotated[str | None, typer.Option("--round", help="Of the rules. v5.1, v6.1.")] = None,
+    lanes: Annotated[int, typer.Option("-c", "--concurrency", min=1, max=100_000, help="Asked at once.")] = 64,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Results folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print mlperf_accuracy.json.")] = False,
+) -> int:
+    """Accuracy mode: every sample once, scored by ROUGE against the rules' targets, and TEST06's checks.
+
+    Nothing is timed. With --tokenizer it also writes mlperf_log_accuracy.json in LoadGen's form.
+
+    Exit: 0 99 % is met, 1 it is missed, 2 wrong usage, 3 samples or answers are missing, or not reachable.
+
+    Example: loadgen mlperf accuracy -b llama2-70b --dataset open_orca.pkl --url http://HOST:8000 --tokenizer ./llama2
+    """
+    import contextlib
+
+    from loadgen.answers.ask import endpoint
+    from loadgen.cli.answers import tell
+    from loadgen.cli.show import print_json, say
+    from loadgen.errors import UserError
+    from loadgen.mlperf import accuracy as rules_of_accuracy
+    from loadgen.mlperf import rules
+    from loadgen.mlperf.accuracy_run import run
+    from loadgen.report.mlperf_accuracy import render
+    from loadgen.sim.server import embedded
+
+    rules_of_accuracy.reference(benchmark)
+    test = rules.test(benchmark, "offline", round_name)
+    settings = given.settings()
+    if settings.targets or settings.virtual:
+        raise UserError("accuracy mode asks one endpoint over HTTP", "--url", "--url http://HOST:8000")
+    folder = _unused_folder(replace(settings, out=out), test)
+    with contextlib.ExitStack() as stack:
+        url = settings.url or stack.enter_context(embedded.start()).url
+        result, reasons = run(
+            test,
+            dataset,
+            endpoint(settings, url),
+            folder,
+            tokenizer=settings.tokenizer,
+            lanes=lanes,
+            tell=lambda done: tell("samples", done, test.samples),
+            simulated=settings.url is None,
+        )
+    if as_json:
+        print_json(result)
+    else:
+        print(render(result, reasons), end="")
+        say(f"results in {folder}")
+    return int(result.exit_code)
 
 
 @app.command(cls=Command)

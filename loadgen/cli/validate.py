@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from loadgen.cli.answers import AgainstKey, AgainstModel, other_endpoint
 from loadgen.cli.options import OF_THE_LOAD, Given, takes, typed_again
 
 if TYPE_CHECKING:
@@ -54,6 +55,11 @@ def validate(
         typer.Option("--add", metavar="TIME", help="With --extend: length of each added run; else as in the contract."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print verdict.json.")] = False,
+    against: Annotated[
+        str | None, typer.Option("--against", help="Endpoint B, that the contract compares answers with.")
+    ] = None,
+    against_model: AgainstModel = None,
+    against_key_file: AgainstKey = None,
     bundle: Annotated[
         Path | None, typer.Option("--bundle", help="Also write all of it into one file for `loadgen verify`: poc.zip.")
     ] = None,
@@ -103,10 +109,27 @@ def validate(
         faults.append(UserError("this file exists", f"--bundle {bundle}", "give another name"))
     with collecting(faults):
         checked_contract = load_contract(
-            contract, gpus=given["gpus"], repeats=how.at_least if how else None, longest_ns=longest_ns
+            contract,
+            gpus=given["gpus"],
+            repeats=how.at_least if how else None,
+            longest_ns=longest_ns,
+            against=against is not None,
         )
     if faults:
         raise Faults(faults)
+    asked = checked_contract.contract.answers
+    if asked is None and against is not None:
+        raise UserError(
+            "this contract asks nothing about answers", "--against", "answers: {dataset: FILE, must: [...]}"
+        )
+    if asked is not None and settings.virtual and not dry_run:
+        raise UserError(
+            "a simulation in virtual time gives no answers", "--url", "leave it out for the embedded endpoint"
+        )
+    other = None
+    if asked is not None:
+        model = against_model or asked.against_model
+        other = other_endpoint(settings, against or asked.against, model, against_key_file)
     if dry_run:
         return _predict(checked_contract, settings, overrides.seed, as_json)
     from loadgen.cli.show import say
@@ -132,7 +155,7 @@ def validate(
         folder = extend
         result = run.extend(folder, checked_contract, settings, add_ns=add_ns, **carry_out)
     else:
-        result, folder = run.run(checked_contract, settings, settings.out, **carry_out)
+        result, folder = run.run(checked_contract, settings, settings.out, other=other, **carry_out)
     _print(result, as_json)
     say(f"all of it in {folder}, the page for people: {folder / run.PAGE}")
     if result.verdict == verdict.INCONCLUSIVE and not result.interrupted:
@@ -172,7 +195,7 @@ def _predict(checked: Checked, settings: Settings, seed: int | None, as_json: bo
     """Print what each term of a contract needs, from a simulation; the exit code."""
     from loadgen.cli.show import print_json, say
     from loadgen.contracts import prediction
-    from loadgen.contracts.lint import planned_words
+    from loadgen.contracts.lint import answers_words, planned_words
     from loadgen.errors import OK
     from loadgen.execution.run import execute
     from loadgen.report.validation import forecast_text
@@ -181,6 +204,8 @@ def _predict(checked: Checked, settings: Settings, seed: int | None, as_json: bo
         print(f"contract: {checked.contract.name}, {checked.contract.confidence * 100:g} % confidence")
         for level in checked.levels:
             print("\n".join(planned_words(level)), flush=True)
+        if checked.contract.answers is not None:
+            print("\n".join(answers_words(checked.contract.answers)))
     simulated = prediction.on(settings)
     say(f"simulating {simulated.shown.removeprefix('simulated: ')} in virtual time; this may take a minute")
     forecast = prediction.predict(checked, simulated, perform=execute, seed=seed)

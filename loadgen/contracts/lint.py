@@ -10,13 +10,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from loadgen import format
 from loadgen.contracts.schema import (
+    ANSWER_KINDS,
     KINDS,
     LATENCIES,
     POOLED,
+    SHARES_OF_ANSWERS,
+    AnswersAsked,
     Contract,
     ContractLevel,
     Draft,
@@ -27,6 +30,7 @@ from loadgen.contracts.schema import (
 )
 from loadgen.contracts.steady_samples import NEARLY, horizon_s
 from loadgen.errors import Fault, Faults, UserError, meant
+from loadgen.limits import FEWEST_ANSWERS
 from loadgen.stats import intervals
 from loadgen.stats.quantiles import support
 from loadgen.workload import Closed, Mix, Poisson, Ramp, Replay, Slo, Stage, Synthetic, Workload
@@ -67,14 +71,20 @@ def check(
     longest_ns: int | None,
     env: Mapping[str, str],
     load_prices: Callable[[Path], object],
+    read_questions: ReadQuestions,
+    against: bool,
 ) -> tuple[list[Planned], list[Fault], list[Fault]]:
     """The plans of all levels that are correct enough; the faults in the contract; the faults in the files it names.
 
     `contract`: without levels. `longest_ns`: a level's load lasts so long at most. `load_prices` reads a price file, or
-    raises Fault or Faults.
+    raises Fault or Faults; `read_questions` the first so many prompts of a data set. `against`: whether another
+    endpoint was given for the answers.
     """
     report = _FaultReport(top, file)
     names: dict[str, int] = {}
+    if "answers" in top and (index := next((one.index for one in drafts if one.name == "answers"), None)) is not None:
+        what = 'the verdict on the answers has the name of this level: "answers"'
+        report.fault(("levels", index, "name"), what, "give the level another name")
     for draft in drafts:
         if draft.name and draft.name in names:
             report.fault(("levels", draft.index, "name"), f'two levels are called "{draft.name}"', "give each its own")
@@ -91,6 +101,8 @@ def check(
         _check_missing(draft, report, has_slo=has_slo, has_gpus=gpus is not None or "gpus" in top, others=list(names))
         if planned_level is not None:
             planned.append(_check_samples(draft, planned_level, contract, report))
+    if contract.answers is not None:
+        _check_answers(contract.answers, contract.confidence, report, folder, read_questions, against=against)
     return planned, report.here, report.elsewhere
 
 
@@ -429,6 +441,94 @@ def _sample_hint(least: int, plan: Planned, windowed: bool) -> str:
     return f"requests: {each}" + (f", or duration: {duration}" if duration else "") + " or more; or a lower percentile"
 
 
+# -- answers -----------------------------------------------------------------------------------------------------
+
+
+class Judged(Protocol):
+    """What is known of a prompt whose answer is scored."""
+
+    @property
+    def reference(self) -> str | None: ...
+    @property
+    def choice(self) -> bool: ...
+    @property
+    def json(self) -> bool: ...
+    @property
+    def group(self) -> str: ...
+
+
+ReadQuestions = Callable[[Path, int | None], Sequence[Judged]]
+_SCORED: dict[str, Callable[[Judged], bool]] = {
+    "reference": lambda prompt: prompt.reference is not None and not prompt.choice,
+    "choice": lambda prompt: prompt.choice,
+    "json": lambda prompt: prompt.json,
+}
+"""What a score needs of a prompt -> whether a prompt has it."""
+_ROWS = {
+    "reference": '{"prompt": "Name the capital of France.", "reference": "Paris"}',
+    "choice": '{"prompt": "2 + 2? A: 3, B: 4", "answer": "B"}',
+    "json": '{"messages": [...], "response_format": {"type": "json_object"}}',
+}
+
+
+def _check_answers(
+    asked: AnswersAsked,
+    confidence: float,
+    report: _FaultReport,
+    folder: Path,
+    read_questions: ReadQuestions,
+    *,
+    against: bool,
+) -> None:
+    """Report a data set that cannot be read, and terms that its prompts cannot show, or that need another endpoint."""
+    try:
+        prompts = read_questions(folder / asked.dataset, asked.rows)
+    except Faults as faults:
+        report.elsewhere.extend(faults.faults)
+        return
+    except Fault as fault:
+        report.fault(("answers", "dataset"), fault.what, fault.hint or "a JSONL file, relative to the contract")
+        return
+    classes = sorted({prompt.group for prompt in prompts} - {""})
+    seen: set[tuple[str, Promise]] = set()
+    terms = [(kind, *one) for kind in ("must", "should") for one in enumerate(getattr(asked, kind))]
+    for kind, place, term in terms:
+        loc: Where = ("answers", kind, place)
+        if (kind, term._replace(limit=None)) in seen:
+            report.fault(loc, f"{words(term)}: said twice", "keep one of them")
+        seen.add((kind, term._replace(limit=None)))
+        needs = ANSWER_KINDS[term.kind].needs
+        if "against" in needs and not (against or asked.against):
+            hint = "against: http://HOST:8000 beside dataset, or --against URL"
+            report.fault(loc, f"{words(term)}: there is no other endpoint", hint)
+        if term.class_name and term.class_name not in classes:
+            hint = meant(term.class_name, classes) if classes else 'no row of it has a "class"'
+            report.fault(loc, f'{asked.dataset} has no class "{term.class_name}"', hint)
+            continue
+        need = next((one for one in ANSWER_KINDS[term.of or term.kind].needs if one in _SCORED), None)
+        usable = [
+            prompt
+            for prompt in prompts
+            if (not term.class_name or prompt.group == term.class_name) and (need is None or _SCORED[need](prompt))
+        ]
+        if need is not None and not usable:
+            report.fault(
+                loc, f"{words(term)}: no row of {asked.dataset} says what is right", f"rows like {_ROWS[need]}"
+            )
+        elif len(usable) < (least := _prompts_needed(term, confidence)):
+            what = f"{words(term)}: needs {least:,} prompts to be shown at all, there are {len(usable):,}"
+            report.fault(loc, what, "more rows in the data set" + ("" if asked.rows is None else ", and in rows:"))
+
+
+def _prompts_needed(term: Promise, confidence: float) -> int:
+    """The least number of prompts with which a term can pass."""
+    if term.kind == "within":  # so many that too many lost answers would have been met
+        return intervals.unseen(1 - term.limit, confidence)
+    if term.kind in SHARES_OF_ANSWERS:
+        return intervals.faultless(1 - term.limit, confidence)
+    return FEWEST_ANSWERS
+
+
 # -- words ------------------------------------------------------------------------------------------------------
 
 
@@ -450,3 +550,12 @@ def shortened_words(planned: Planned) -> str:
         return ""
     before = "its own end" if not planned.shortened_from_ns else format.duration(planned.shortened_from_ns / 1e9)
     return f"{format.duration(planned.duration_ns / 1e9)} of load instead of {before} (--duration)"
+
+
+def answers_words(asked: AnswersAsked) -> list[str]:
+    """What is asked about answers, and its terms, as lines of text."""
+    rows = "" if asked.rows is None else f", the first {asked.rows:,} rows"
+    other = "" if asked.against is None else f", against {asked.against}"
+    terms = (("must", asked.must), ("should", asked.should))
+    listed = [f"  {kind:<6} {words(term)}" for kind, of_kind in terms for term in of_kind]
+    return [f"answers: {asked.dataset}{rows}{other}", *listed]

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from loadgen.answers.questions import read_questions
 from loadgen.contracts import lint
 from loadgen.contracts.schema import (
     Checked,
@@ -36,13 +37,15 @@ def load_contract(
     *,
     gpus: int | None = None,
     repeats: int | None = None,
+    against: bool = False,
     longest_ns: int | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> Checked:
     """Load and check a contract: the path of a file, or the bare name of a packaged one.
 
     `repeats`: the number of runs of every level, instead of what the file says. `longest_ns`: no level's load is
-    longer; terms that then cannot pass are no faults, but named in the plan.
+    longer; terms that then cannot pass are no faults, but named in the plan. `against`: whether another endpoint was
+    given for the answers.
 
     Raises Faults with everything that is wrong: shape, units, unknown terms and workloads, contradictions, and samples
     too small for their terms.
@@ -64,7 +67,17 @@ def load_contract(
     drafts = [_draft(i, level, scratch) for i, level in written]
     top, prices = _top(document, scratch), price_file.load_prices
     planned, contract_faults, other_faults = lint.check(
-        top, drafts, document, label, file.parent, gpus=gpus, longest_ns=longest_ns, env=env, load_prices=prices
+        top,
+        drafts,
+        document,
+        label,
+        file.parent,
+        gpus=gpus,
+        longest_ns=longest_ns,
+        env=env,
+        load_prices=prices,
+        read_questions=read_questions,
+        against=against,
     )
     faults = in_order([*source.faults, *contract_faults]) + other_faults
     if faults or contract is None:

@@ -22,9 +22,9 @@ import msgspec
 import numpy as np
 
 from loadgen import run_folder
-from loadgen.contracts import lint, schema, verdict
+from loadgen.contracts import answers, lint, schema, verdict
 from loadgen.contracts.evaluate import MeasuredLevel, Money
-from loadgen.contracts.schema import Checked, Contract, ContractLevel, Planned
+from loadgen.contracts.schema import AnswersAsked, Checked, Contract, ContractLevel, Planned
 from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.contracts.verdict import LevelVerdict, Validation
 from loadgen.errors import Fault, Faults, TargetError, UserError
@@ -45,6 +45,7 @@ from loadgen.stats.quantiles import Histogram
 from loadgen.workload import placed
 
 if TYPE_CHECKING:
+    from loadgen.answers.ask import AskTarget
     from loadgen.cost.prices import Prices
     from loadgen.workload import Workload
 
@@ -80,12 +81,14 @@ def run(
     seed: int | None = None,
     salt: str | None = None,
     repetition: Repetition | None = None,
+    other: AskTarget | None = None,
     wait: Callable[[float], None] = time.sleep,
 ) -> tuple[Validation, Path]:
     """Run a checked contract and judge it; returns the verdict and the folder. `say` gets lines of progress.
 
     `seed`, `salt`: of all its prompts, in the place of those in the workload files. `repetition`: how often each level
-    is run, and with what pause, instead of what the contract says; a level's `apart` is the least pause.
+    is run, and with what pause, instead of what the contract says; a level's `apart` is the least pause. `other`: the
+    endpoint that answers are compared with. The prompts of `answers` are asked after all loads.
 
     A level that could not be run makes its terms INCONCLUSIVE, with the reason.
 
@@ -117,6 +120,13 @@ def run(
             trouble[name] = problem
         elif interrupted and not how.enough(summaries):
             trouble[name] = f"the user broke it off after {len(summaries)} of {how.words} runs"
+    if checked.contract.answers is not None:
+        problem = f"the target cannot be used: {'; '.join(faults)}" if faults else "the user broke it off"
+        if not faults and not interrupted:
+            say(f"answers: the prompts of {checked.contract.answers.dataset}")
+            interrupted, problem = _answers(checked, checked.contract.answers, settings, other, folder)
+        if problem:
+            trouble[answers.FOLDER] = problem
     facts = _RunFacts(
         target=settings.shown,
         started=started,
@@ -129,6 +139,22 @@ def run(
         shortened={planned.level.name: words for planned in checked.levels if (words := lint.shortened_words(planned))},
     )
     return _judge_and_write(folder, checked.contract, facts), folder
+
+
+def _answers(
+    checked: Checked, asked: AnswersAsked, settings: Settings, other: AskTarget | None, folder: Path
+) -> tuple[bool, str]:
+    """Ask the prompts. Returns whether the user broke it off, and why it could not be done ("" when it was done)."""
+    try:
+        out, level = folder / answers.FOLDER, checked.contract.confidence
+        answers.carry_out(asked, checked.folder / asked.dataset, settings, other, out, level)
+    except KeyboardInterrupt:
+        return True, "the user broke it off"
+    except Fault as fault:
+        return False, f"the prompts could not be asked: {fault.what}"
+    except Faults as fault_list:
+        return False, "; ".join(fault.what for fault in fault_list.faults)
+    return False, ""
 
 
 def _runs_of_level(
@@ -190,7 +216,8 @@ def extend(
     validation = again(folder)
     contract, facts = _read(folder)
     _check_extension(folder, checked, settings, validation, facts)
-    undecided = {level.name: _undecided(contract, level) for level in validation.levels if not level.trouble}
+    levels = [level for level in validation.levels if level.name != answers.FOLDER]  # prompts are asked once
+    undecided = {level.name: _undecided(contract, level) for level in levels if not level.trouble}
     against = {name for names in undecided.values() for name in names}
     chosen = [
         planned for planned in checked.levels if undecided.get(planned.level.name) or planned.level.name in against
@@ -207,7 +234,7 @@ def extend(
     if faults := [finding for finding in findings if finding.state == FAULT]:
         checksums.write(folder)
         raise Faults([UserError(f"{one.check}: {one.found}", settings.shown, one.meaning) for one in faults])
-    counts = {level.name: len(level.runs) for level in validation.levels}
+    counts = {level.name: len(level.runs) for level in levels}
     added = dict(counts)
     for planned in chosen:
         name = planned.level.name
@@ -369,6 +396,9 @@ def _verdict(folder: Path, contract: Contract, facts: _RunFacts) -> Validation:
         else level
         for level in level_verdicts
     )
+    if contract.answers is not None:
+        scored = answers.read(folder / answers.FOLDER, facts.trouble.get(answers.FOLDER, ""), contract.confidence)
+        level_verdicts = (*level_verdicts, verdict.of_answers(contract, contract.answers, scored))
     target = next((level.runs[0].summary.target for level in measured.values() if level.runs), TargetFacts())
     return Validation(
         contract=contract.name,

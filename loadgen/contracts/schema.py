@@ -37,6 +37,7 @@ from loadgen.workload.schema import checked_slo
 from loadgen.workload.yaml_marks import Map, read_yaml
 
 Of = Literal["ttft", "ttft_from_sent", "first_answer", "tpot", "e2e", "max_gap"]
+OfAnswers = Literal["rouge1", "rouge2", "rougeL", "exact", "choice", "json"]
 _EXAMPLE = (
     "the smallest contract: name, and levels: [{name: load, workload: qa, rate: 10/s, requests: 700, must: [...]}]"
 )
@@ -54,7 +55,7 @@ class Promise(NamedTuple):
     window_ns: int = 0
     level: str = ""
     currency: str = ""
-    class_name: str = ""  # of the requests that the term is about; "": all
+    class_name: str = ""  # of the requests or prompts that the term is about; "": all
 
     @property
     def at(self) -> str:
@@ -63,15 +64,15 @@ class Promise(NamedTuple):
 
     @property
     def unit(self) -> str:
-        return self.currency or KINDS[self.kind].limit.unit
+        return self.currency or ALL_KINDS[self.kind].limit.unit
 
     @property
     def limit_in_unit(self) -> float:
-        return KINDS[self.kind].limit.in_unit(self.limit)
+        return ALL_KINDS[self.kind].limit.in_unit(self.limit)
 
     @property
     def is_at_most(self) -> bool:
-        return KINDS[self.kind].limit.at_most
+        return ALL_KINDS[self.kind].limit.at_most
 
 
 class Limit(NamedTuple):
@@ -92,7 +93,7 @@ class Kind(NamedTuple):
     words: str
     at: float | None = None
     takes: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()  # slo, gpus, prices, level
+    needs: tuple[str, ...] = ()  # slo, gpus, prices, level; of answers: reference, choice, json, against
 
     @property
     def short(self) -> str | None:
@@ -132,6 +133,7 @@ _TIME = Limit("limit", _Time, True, "ms", lambda ns: ns / 1e6, time_words)
 _AT_MOST = Limit("limit", _AtMost, True, "%", lambda share: share * 100, format.percent)
 _AT_LEAST = Limit("share", _AtLeast, False, "%", lambda share: share * 100, format.percent)
 _RATE = Limit("rate", FiniteRate, False, "/s", float, format.quantity)
+_TOKENS = Limit("tokens", Whole, False, "tokens", float, format.count)
 _MONEY = Limit("limit", _Money, True, "", float, str)
 
 POOLED = ("itl", "inter_chunk")  # gaps between events, of all requests together
@@ -164,10 +166,26 @@ KINDS = {
 }
 """Keyword -> what it means. How its figure is computed: `evaluate.FIGURES`."""
 
+_REFERENCE, _AGAINST = (Kind(_AT_LEAST, "{kind} at least {limit}", needs=(need,)) for need in ("reference", "against"))
+ANSWER_KINDS = {
+    # mean scores against references
+    **dict.fromkeys(("rouge1", "rouge2", "rougeL", "exact"), _REFERENCE),
+    **{name: Kind(_AT_LEAST, "{kind} at least {limit}", needs=(name,)) for name in ("choice", "json")},
+    # one of these scores, against that of the other endpoint for the same prompts
+    "within": Kind(_AT_MOST, "{of} at most {limit} below that of the other endpoint", None, ("of",), ("against",)),
+    # how alike the answers of the two are
+    **dict.fromkeys(("equal", "agreement_share", "similarity"), _AGAINST),
+    "agreement": Kind(_TOKENS, "{kind} at least {limit} tokens", needs=("against",)),
+}
+"""Keyword of a term about answers -> what it means. The names, but for `within`, are those of docs/answers.md."""
+
+SHARES_OF_ANSWERS = ("exact", "choice", "json", "equal")  # each answer is one or not
+ALL_KINDS = KINDS | ANSWER_KINDS
+
 
 def words(term: Promise) -> str:
     """A term in words: `ttft at p99 within 2.0 s`."""
-    kind = KINDS[term.kind]
+    kind = ALL_KINDS[term.kind]
     written = {"limit": kind.limit.words(term.limit), "window": format.duration(term.window_ns / 1e9), "at": term.at}
     of_class = f" for class {term.class_name}" if term.class_name else ""
     return kind.words.format(**term._asdict() | written) + of_class
@@ -176,13 +194,14 @@ def words(term: Promise) -> str:
 def _model(name: str, kind: Kind) -> type[Tagged]:
     """The shape of a term in the file."""
     parts: dict[str, Any] = {
-        "of": (Of, ...), "level": (str, ...), "window_ns": (_Time, Field(validation_alias="window")),
+        "of": (OfAnswers if name in ANSWER_KINDS else Of, ...),
+        "level": (str, ...), "window_ns": (_Time, Field(validation_alias="window")),
         "quantile": (Quantile, Field(kind.at, validation_alias="at")),
         "limit": (kind.limit.type, Field(validation_alias=kind.limit.key)),
     }  # fmt: skip
     at = () if kind.at is None else ("quantile",)
     order = (*kind.takes, *at, "limit") if kind.takes else ("limit", *at)
-    if name in OF_CLASS:
+    if name in OF_CLASS or name in ANSWER_KINDS:
         parts["class_name"] = (str, Field("", validation_alias="class"))
         order = (*order, "class_name")
     model = create_model(name, __base__=Tagged, **{part: parts[part] for part in order})
@@ -197,11 +216,14 @@ def _term(written: Any) -> Any:
     return Promise(kind=written.tag, **values)
 
 
-_MODELS = {name: _model(name, kind) for name, kind in KINDS.items()}
 if TYPE_CHECKING:
     WrittenPromise = Promise
+    WrittenOfAnswers = Promise
 else:
-    WrittenPromise = Annotated[one_of("term", *_MODELS.values()), AfterValidator(_term)]
+    WrittenPromise, WrittenOfAnswers = (
+        Annotated[one_of(noun, *(_model(*one) for one in kinds.items())), AfterValidator(_term)]
+        for noun, kinds in (("term", KINDS), ("term about answers", ANSWER_KINDS))
+    )
 
 # -------------------------------------------------------------------------------------------------------------- levels
 
@@ -237,6 +259,19 @@ class ContractLevel(Part):
     should: tuple[WrittenPromise, ...] = ()
 
 
+class AnswersAsked(Part):
+    """The prompts whose answers are scored, and what was promised of the scores. Asked after the load."""
+
+    synonyms: ClassVar[dict[str, str]] = {"output_tokens": "max_tokens", "terms": "must"}
+    dataset: Annotated[str, Field(min_length=1)]  # JSONL, relative to the contract
+    rows: Whole | None = None  # only the first so many
+    max_tokens: Whole | None = None
+    against: Annotated[str, Field(min_length=1)] | None = None  # URL of the other endpoint; or --against
+    against_model: str | None = None
+    must: tuple[WrittenOfAnswers, ...] = ()
+    should: tuple[WrittenOfAnswers, ...] = ()
+
+
 def _levels(value: Any) -> Any:
     if value == []:
         raise Wrong("is empty: nothing was promised", "levels: [{name: load, workload: qa, must: [{ttft: 2s}]}]")
@@ -255,6 +290,7 @@ class Contract(Part):
     prices: str | None = None
     slo: ContractSlo = None
     levels: Annotated[tuple[ContractLevel, ...], BeforeValidator(_levels)]
+    answers: AnswersAsked | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,18 +7,18 @@ else is INCONCLUSIVE, from missing data to a load generator that was the bottlen
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from loadgen import errors as codes
 from loadgen import format
 from loadgen.contracts.evaluate import Evaluator, Held, MeasuredLevel, Money
-from loadgen.contracts.schema import Contract, ContractLevel, Promise, words
+from loadgen.contracts.schema import AnswersAsked, Contract, ContractLevel, Promise, words
 from loadgen.contracts.steady_samples import Missing, RecordedRun
 from loadgen.limits import CACHED_SHARE
 from loadgen.metrics import reasons
@@ -54,6 +54,17 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     horizon_s: float | None = None
     looks: int | None = None
     look: int | None = None
+
+
+class ScoredAnswers(NamedTuple):
+    """What is known of the answers: the figure of each term, or the trouble why there is none."""
+
+    held: Callable[[Promise], Held]  # raises Missing
+    load: str = ""
+    prompts: int = 0
+    answered: int = 0
+    trouble: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class LevelVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,7 +238,7 @@ def _judge_level(
     horizon_s = None if contract.horizon_ns is None else contract.horizon_ns / 1e9
     evaluator = Evaluator(contract.confidence, measured, level_runs, money, horizon_s)
     terms = [
-        _judge_term(evaluator, term, level.name, kind, blocked)
+        _judge_term(evaluator.held, contract.confidence, term, level.name, kind, blocked)
         for kind, listed in (("must", level.must), ("should", level.should))
         for term in listed
     ]
@@ -249,6 +260,27 @@ def _judge_level(
         terms=tuple(terms),
         trouble=blocked,
         notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def of_answers(contract: Contract, asked: AnswersAsked, scored: ScoredAnswers) -> LevelVerdict:
+    """The verdict on what the contract promises of the answers, in the form of one more level."""
+    terms = [
+        _judge_term(scored.held, contract.confidence, term, "answers", kind, scored.trouble)
+        for kind, listed in (("must", asked.must), ("should", asked.should))
+        for term in listed
+    ]
+    return LevelVerdict(
+        name="answers",
+        verdict=together([term.verdict for term in terms if term.kind == "must"]) if asked.must else "PASS",
+        workload=asked.dataset,
+        load=scored.load,
+        runs=(),
+        requests=scored.prompts,
+        ok=scored.answered,
+        terms=tuple(terms),
+        trouble=scored.trouble,
+        notes=scored.notes,
     )
 
 
@@ -312,15 +344,17 @@ def _cache_trouble(level: ContractLevel, run: RecordedRun) -> str:
     return ""
 
 
-def _judge_term(evaluator: Evaluator, term: Promise, level: str, kind: Any, blocked: str) -> Judgement:
+def _judge_term(
+    held: Callable[[Promise], Held], confidence: float, term: Promise, level: str, kind: Any, blocked: str
+) -> Judgement:
     fields = {"term": words(term), "level": level, "kind": kind}
     if blocked:
         return Judgement(**fields, verdict="INCONCLUSIVE", code="not_judged", reason=blocked)
     try:
-        evaluated = evaluator.held(term)
+        evaluated = held(term)
     except Missing as missing:
         return Judgement(**fields, verdict="INCONCLUSIVE", code="no_figure", reason=str(missing))
-    verdict, code, reason = _compare_with_limit(term, evaluated, evaluator.confidence)
+    verdict, code, reason = _compare_with_limit(term, evaluated, confidence)
     return Judgement(
         **fields,
         verdict=verdict,
@@ -332,7 +366,7 @@ def _judge_term(evaluator: Evaluator, term: Promise, level: str, kind: Any, bloc
         limit=term.limit_in_unit,
         unit=term.unit,
         sample=evaluated.sample,
-        horizon_s=round(intervals.recurrence(evaluated.length_s, evaluator.confidence), 3) or None,
+        horizon_s=round(intervals.recurrence(evaluated.length_s, confidence), 3) or None,
         looks=None if evaluated.looks is None else round(evaluated.looks),
     )
 

@@ -23,14 +23,14 @@ from loadgen.execution.bodies import Bodies
 from loadgen.execution.events import Counters
 from loadgen.execution.self_sampling import SECOND_NS, SelfSampling
 from loadgen.execution.target_selection import TargetSelection
-from loadgen.results.record import CUTS, RowPlace, row, unsent_row
+from loadgen.results.record import CUTS, Built, RowPlace, row, unsent_row
 from loadgen.results.spool import Spool, Timeline
 from loadgen.schedule.dispatcher import Dispatcher, Start
 from loadgen.schedule.timetable import Schedule
 
 AHEAD = 2_000  # bodies kept ready for a load without end
 BURST = 8  # requests started in one turn: a send takes about 20 µs, and reading must not wait long
-HOLD_NS = 2_000_000  # longest time without a turn of the event loop, which handles signals and the progress line
+HOLD_NS = 5_000_000  # longest time without a turn of the event loop, which handles signals and the progress line
 FLUSH_NS = SECOND_NS // 2  # how often rows are written to disk
 FLOWS_NS = 2 * SECOND_NS  # how often histograms and timelines are written; a histogram is rewritten in full
 AFTER_STOP_NS = 30 * SECOND_NS  # longest time that requests in flight may go on after the user stopped the load
@@ -40,7 +40,15 @@ class Sender(Protocol):
     """What the driver needs of a client: the SDK's `Pool`, or the reference client that uses the openai package."""
 
     def send(
-        self, request: None, body: bytes, due: int, on_done: Callable[[Completion], None], flow: Flow, *, name: str
+        self,
+        request: None,
+        body: bytes,
+        due: int,
+        on_done: Callable[[Completion], None],
+        flow: Flow,
+        *,
+        name: str,
+        asked_output: int,
     ) -> object: ...
 
     def cancel(self, exchange: object, failure: Failure) -> None: ...
@@ -190,13 +198,16 @@ class Driver:
         self.counters.in_flight += 1
         target = self._selection.choose(number, monotonic_ns())
         self._in_flight[number] = (target, None)
+        body = self._bodies.body(start.stage, number)
+        built = self._bodies.built(start.stage, number)
         exchange = self._clients[target].send(
             None,
-            self._bodies.body(start.stage, number),
+            body,
             self.start_ns + start.due_ns,
-            partial(self._on_done, start, target),
+            partial(self._on_done, start, target, built),
             self._timelines[start.stage].flow,
             name=f"{self._run_id}-{number}",
+            asked_output=built.asked_output,
         )
         if number in self._in_flight:  # not there if it failed at once because no socket was free
             self._in_flight[number] = (target, exchange)
@@ -210,7 +221,7 @@ class Driver:
                 return True
         return False
 
-    def _on_done(self, start: Start, target: int, done: Completion) -> None:
+    def _on_done(self, start: Start, target: int, built: Built, done: Completion) -> None:
         number = start.number
         self._in_flight.pop(number, None)
         counters = self.counters
@@ -229,7 +240,7 @@ class Driver:
                 self.give_up()
             text = self._spool.text(self._redact(failure.text))
         place = self._place(start, target)
-        self._spool.row(row(place, done, self.start_ns, text=text, built=self._bodies.built(start.stage, number)))
+        self._spool.row(row(place, done, self.start_ns, text=text, built=built))
         self._bodies.answered(number, done)
         dispatcher = self._dispatcher
         pause = 0

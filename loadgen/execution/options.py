@@ -227,7 +227,7 @@ class RunOptions(TypedDict, total=False):
         "Endpoint, with or without a path prefix and /v1; repeat it for several. sim:PRESET: a simulated one, in "
         "virtual time.", list[str], parse=_texts, shown="an embedded simulation of a GB300 VM, in real time")]
     targets: Annotated[File, Option("--targets FILE",
-        "A YAML list of endpoints: name, url, api_key_env, gpus, shape, region.", Path)]
+        "A YAML list of endpoints: name, url, api_key_env, gpus, shape, region, node.", Path)]
     route: Annotated[str, Option("--route WAY",
         "With several targets: round-robin, least-in-flight, or sticky per conversation; auto chooses.",
         default="auto", parse=_choice("auto", "round-robin", "least-in-flight", "sticky"))]

@@ -45,6 +45,7 @@ class Endpoint:
     gpus: int | None = None
     shape: str = ""
     region: str = ""
+    node: str = ""
 
     @property
     def shown(self) -> str:

@@ -143,6 +143,7 @@ def _targets(plan: Plan) -> tuple[manifest.TargetFacts, ...]:
             gpus=endpoint.gpus,
             shape=endpoint.shape,
             region=endpoint.region,
+            node=endpoint.node,
             name=embedded_name if job.simulated else endpoint.name or ("simulation" if result.simulated else ""),
             simulated=job.simulated or result.simulated,
             version=result.version,

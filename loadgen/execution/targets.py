@@ -6,6 +6,7 @@
   gpus: 4
   shape: ND128isr_GB300_v6
   region: eastus2
+  node: rack1-07             # the machine that it is on, where several targets share one
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _TARGET: dict[str, Any] = {
         "gpus": {"type": "integer", "minimum": 1},
         "shape": _TEXT,
         "region": _TEXT,
+        "node": _TEXT,
     },
     "required": ["url"],
     "additionalProperties": False,
@@ -123,7 +125,7 @@ def _endpoint(
 ) -> Endpoint:
     known = f"known: {', '.join(KEYS)}"
     faults += [UserError(f"unknown key {key!r}", at(item.keys_at[key]), known) for key in item if key not in KEYS]
-    for key in ("url", "name", "shape", "region"):
+    for key in ("url", "name", "shape", "region", "node"):
         if key in item and not isinstance(item[key], str):
             faults.append(UserError(f"{key} is a text", at(item.values_at[key]), f'write {key}: "..."'))
     url = item.get("url")
@@ -147,6 +149,7 @@ def _endpoint(
         gpus=gpus,
         shape=str(item.get("shape", common.shape)),
         region=str(item.get("region", common.region)),
+        node=str(item.get("node", "")),
     )
 
 

@@ -7,14 +7,15 @@ field changes its meaning or is removed, not when a field is added.
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
 from loadgen.errors import UserError
-from loadgen.metrics import blocks, causes, drift, splits, stimulus, sustainable, validity
+from loadgen.metrics import between, blocks, causes, drift, splits, stimulus, sustainable, validity
 from loadgen.metrics.accumulator import SAMPLES, Accumulator, Cell
+from loadgen.metrics.between import BetweenNodes
 from loadgen.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, Stalls, Tokens
 from loadgen.metrics.causes import Explanation
 from loadgen.metrics.columns import POOLED
@@ -183,7 +184,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[StageSummary, ...]
     targets: tuple[TargetSummary, ...]  # empty with a single target
     regions: tuple[TargetSummary, ...] = ()  # one each, where the targets are in several
+    nodes: tuple[TargetSummary, ...] = ()  # one each, where targets name the node that they are on
     rack: RackTokens | None = None  # null with a single target
+    between: BetweenNodes = BetweenNodes()
     classes: tuple[ClassSummary, ...] = ()  # empty where all requests are of one kind
     cache_reset: bool = False  # the servers' prefix caches were emptied before the load
     chunks: ChunkReuse | None = None  # what prompts with retrieved chunks share; null: there are none
@@ -281,7 +284,12 @@ def build(
         for facts, cell, other in zip(header.targets, accumulator.targets, accumulator.other_targets, strict=False)
     )
     regions = tuple(
-        parts.of_target(facts, accumulator.of_targets(numbers), inside) for facts, numbers in _by_region(header.targets)
+        parts.of_target(facts, accumulator.of_targets(numbers), inside)
+        for facts, numbers in _grouped(header.targets, "region")
+    )
+    nodes = tuple(
+        parts.of_target(facts, accumulator.of_targets(numbers), inside)
+        for facts, numbers in _grouped(header.targets, "node")
     )
     classes = tuple(
         parts.of_class(plan, (cell, other), inside)
@@ -311,6 +319,7 @@ def build(
         stages=tuple(of_stage(i) for i in range(len(header.stages))),
         targets=targets,
         regions=regions,
+        nodes=nodes,
         rack=_rack_of(targets, whole["tokens"].output_per_s),
         classes=classes,
         cache_reset=header.cache_reset,
@@ -352,11 +361,13 @@ def _of_rows(
         return {
             "sustainable": Sustainable(why=f"{why}: growth of one target cannot be told"),
             "splits": Splits(why=why),
+            "between": BetweenNodes(why=why),
         }
     return {
         "sustainable": sustainable.of_rows(measured, others, inside, header),
         "splits": splits.of_rows(measured, header),
         "slowest": splits.slowest(measured, others, header),
+        "between": between.of_rows(measured, inside.steady, header),
         "causes": causes.explain(measured, header, server_samples),
     }
 
@@ -440,7 +451,8 @@ def withhold(summary: Summary) -> Summary:
         changes["stalls"] = msgspec.structs.replace(summary.stalls, requests=None, share=None)
     if "tpot" in unsound:
         changes["drift"] = drift.without_tpot(summary.drift)
-    for name in ("stages", "targets", "regions", "classes"):
+    changes["between"] = between.without(summary.between, unsound)
+    for name in ("stages", "targets", "regions", "nodes", "classes"):
         changes[name] = tuple(msgspec.structs.replace(part, **without(part)) for part in getattr(summary, name))
     return msgspec.structs.replace(summary, **changes)
 
@@ -483,11 +495,11 @@ def _run_facts(header: Header) -> RunFacts:
     return RunFacts(id=header.run, **_shared(header, RunFacts) | own)
 
 
-def _by_region(targets: Sequence[TargetFacts]) -> list[tuple[TargetFacts, list[int]]]:
-    """Per region the facts and the numbers of its targets; [] unless they are in several. "" is a region not given."""
+def _grouped(targets: Sequence[TargetFacts], by: Literal["region", "node"]) -> list[tuple[TargetFacts, list[int]]]:
+    """Per region or node the facts and the numbers of its targets; [] unless they are in several. "": not given."""
     numbers: dict[str, list[int]] = {}
     for i, target in enumerate(targets):
-        numbers.setdefault(target.region, []).append(i)
+        numbers.setdefault(getattr(target, by), []).append(i)
     if len(numbers) < 2:
         return []
     return [(whole_target([targets[i] for i in own]), own) for own in numbers.values()]

@@ -173,6 +173,7 @@ class DatasetSample(NamedTuple):
 IDS = ("tok_input", "tokenized_input", "input_ids", "tok_inputs", "token_ids", "input_tokens")
 TEXTS = ("input", "text_input", "prompt", "question")
 OUTPUTS = ("tok_output_length", "tok_output_len", "tok_ref_output_len", "output_length", "output_tokens", "tok_output")
+REFERENCES = ("output", "gt_output", "ref_output", "reference", "response")
 """Column names in the official files and in the tools around them; the first name that a file has is used."""
 
 
@@ -182,6 +183,7 @@ class File:
 
     samples: tuple[DatasetSample, ...]
     name: str
+    references: tuple[str | None, ...] = ()  # the right answer of each sample, where the file has it
 
     @property
     def tokens(self) -> bool:
@@ -234,8 +236,10 @@ def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
             break
     if faults:
         raise Faults(faults)
+    right = next((table[name] for name in REFERENCES if name in table), [None] * len(samples))[: len(samples)]
+    references = tuple(text if isinstance(text, str) else None for text in right)
     name = f"{path.name}, {len(samples):,} of {rows:,} rows, {spec.samples:,} in the official set"
-    return File(samples=tuple(samples), name=name)
+    return File(samples=tuple(samples), name=name, references=references)
 
 
 def _prompt(value: Any) -> list[int] | str | None:
@@ -263,7 +267,7 @@ def _parquet(path: Path) -> dict[str, Sequence[Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    wanted = (*IDS, *TEXTS, *OUTPUTS)
+    wanted = (*IDS, *TEXTS, *OUTPUTS, *REFERENCES)
     try:
         file = pq.ParquetFile(path)
         names = [name for name in file.schema_arrow.names if name in wanted]

@@ -53,6 +53,8 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     server: RuleLimit
     interactive: RuleLimit | None = None
     note: str = ""
+    accuracy: dict[str, float] = {}  # of the reference, in the units of the rules; {}: not scored here
+    compliance: tuple[str, ...] = ()  # the compliance tests that the rules ask for
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,10 +19,11 @@ def render(result: AnswersResult, reasons: Sequence[str] = ()) -> str:
         f"; B: {result.against_model} at {result.against}" if result.against else ""
     )
     lines += [f"{result.dataset}: {result.prompts:,} prompts, greedy. {where}"]
-    for count, name in ((result.failed, "A"), (result.failed_against, "B")):
+    unanswered = ((result.failed, "A", "they score 0"), (result.failed_against, "B", "they are not compared"))
+    for count, name, worth in unanswered:
         if count:
-            lines.append(f"! {count:,} of {result.prompts:,} prompts had no answer of {name}: they score 0")
-    lines += [f"  {reason}" for reason in reasons]
+            lines.append(f"! {count:,} of {result.prompts:,} prompts had no answer of {name}: {worth}")
+    lines += [f"  {reason}" for reason in reasons] + [f"! {note}" for note in result.notes]
     for part in result.parts:
         lines += ["", *_part(part, result)]
     lines += ["", *_end(result)]
@@ -82,7 +83,10 @@ def _within(change: Change | None) -> str:
 
 
 def _end(result: AnswersResult) -> Iterator[str]:
-    yield "95 % intervals: of shares Wilson's, of means Student's, of A over B Fieller's of pairs. ~: too few answers."
+    yield (
+        f"{result.level * 100:g} % intervals: of shares Wilson's, of means Student's, of A over B Fieller's of pairs; "
+        "at least as wide as what so few prompts may not have met. ~: too few answers."
+    )
     if result.loss is None:
         return
     if not result.parts[0].changes:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from loadgen import format
 from loadgen.mlperf.log_files import checker_text
 from loadgen.report import mlperf as mlperf_text
-from loadgen.report import page, run_charts, run_headline, splits, stimulus
+from loadgen.report import nodes, page, run_charts, run_headline, splits, stimulus
 from loadgen.report.definitions import DEFINITIONS
 from loadgen.report.text import server_says
 from loadgen.server_metrics import series
@@ -284,6 +284,7 @@ def _stages_and_targets(sheet: page.Page, summary: Summary) -> None:
         sheet.section("Targets", id="targets")
         parts("target", ((run_headline.target_name(part), part) for part in summary.targets))
         parts("region", ((part.target.region or "not given", part) for part in summary.regions))
+        parts("node", ((part.target.node or "not given", part) for part in summary.nodes))
         columns = ("over the targets", "min", "max", "mean", "median", "sum")
         sheet.table(columns, _target_statistics(summary.targets))
         sheet.say(
@@ -291,6 +292,12 @@ def _stages_and_targets(sheet: page.Page, summary: Summary) -> None:
             "whole.",
             "soft",
         )
+    if said := nodes.sentences(summary.between):
+        sheet.section("Between nodes", id="nodes")
+        if summary.between.variances:
+            sheet.table(nodes.head(summary.between), nodes.rows(summary.between))
+        for sentence in said:
+            sheet.say(sentence)
 
 
 def _target_statistics(targets: Sequence[TargetSummary]) -> list[tuple[str, ...]]:

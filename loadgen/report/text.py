@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from loadgen import format
 from loadgen.metrics.reasons import STATES
 from loadgen.metrics.validity import is_host_busy
-from loadgen.report import stimulus, table
+from loadgen.report import nodes, stimulus, table
 from loadgen.report.run_headline import (
     about_latency,
     class_share,
@@ -297,6 +297,12 @@ def parts(summary: Summary) -> Iterator[str]:
         yield from rows("Targets", [(target_name(part), part) for part in summary.targets])
     if summary.regions:
         yield from rows("Regions", [(part.target.region or "not given", part) for part in summary.regions])
+    if summary.nodes:
+        yield from rows("Nodes", [(part.target.node or "not given", part) for part in summary.nodes])
+    if summary.between.variances:
+        yield from table.text(nodes.head(summary.between), nodes.rows(summary.between))
+    for sentence in nodes.sentences(summary.between):
+        yield from wrapped(sentence)
     if summary.rack is not None:
         rack = summary.rack
         yield "Rack, output tokens/s"

@@ -31,7 +31,7 @@ from loadgen.report.table import wrapped
 from loadgen.results.manifest import Host, TargetFacts
 
 if TYPE_CHECKING:
-    from loadgen.contracts.schema import Contract
+    from loadgen.contracts.schema import AnswersAsked, Contract, ContractLevel
     from loadgen.metrics.summary import Summary
 
 MEANING = {
@@ -49,6 +49,18 @@ TERMS = {
     "max_gap": "the longest silence within an answer",
     "goodput": "share of requests that meet every limit of the contract's slo",
     "good_requests": "requests per second that meet every limit of the contract's slo",
+}
+OF_ANSWERS = {
+    "rouge1": "words that answer and reference share: F-measure, with stemming",
+    "rouge2": "pairs of words that answer and reference share: F-measure, with stemming",
+    "rougeL": "longest sequence of words that answer and reference share: F-measure, with stemming",
+    "exact": "share of answers equal to the reference but for case, spaces and a full stop",
+    "choice": "share of answers that choose the right letter",
+    "json": "share of answers that are JSON where JSON was asked for",
+    "equal": "share of answers equal, letter by letter, to those of the other endpoint",
+    "agreement": "words and marks from the start until the answers of the two endpoints differ",
+    "agreement_share": "the same as a share of the longer answer",
+    "similarity": "1 - edits / length between the answers of the two endpoints",
 }
 WIDTH = 110  # columns of the text
 DECIDED = {PASS: "kept", FAIL: "broken", INCONCLUSIVE: "undecided"}
@@ -119,7 +131,9 @@ class Seen(Protocol):
 
 def _margins(sheet: page.Page, validation: Validation, contract: Contract) -> None:
     """A bar per term: how far its figure, with its interval, lies on the kept or on the broken side of its limit."""
-    at_most = {words(term): term.is_at_most for level in contract.levels for term in (*level.must, *level.should)}
+    asked: list[ContractLevel | AnswersAsked] = [*contract.levels]
+    asked += [contract.answers] if contract.answers is not None else []
+    at_most = {words(term): term.is_at_most for part in asked for term in (*part.must, *part.should)}
     bars = []
     for level in validation.levels:
         for term in level.terms:
@@ -212,10 +226,11 @@ def _glossary(validation: Validation) -> Iterator[tuple[str, str]]:
         "the load generator was the limit, or the run was not valid",
     )
     yield "must, should", "the verdict is that of the must terms; should terms are told and decide nothing"
+    for glossary, of_answers in ((TERMS, False), (OF_ANSWERS, True)):
+        levels = [level for level in validation.levels if (level.name == "answers") is of_answers]
+        term_texts = " ".join(term.term for level in levels for term in level.terms)
+        yield from ((word, meaning) for word, meaning in glossary.items() if re.search(rf"\b{word}\b", term_texts))
     term_texts = " ".join(term.term for level in validation.levels for term in level.terms)
-    for word, meaning in TERMS.items():
-        if re.search(rf"\b{word}\b", term_texts):
-            yield word, meaning
     if re.search(r"\bp[0-9]", term_texts):
         yield "p50, p99", "so many of 100 requests are at or below it; one that failed is above every limit"
 

@@ -27,6 +27,7 @@ class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int | None = None
     shape: str = ""  # machine type, as in the price list
     region: str = ""
+    node: str = ""  # the machine that it is on, where several targets may share one
     name: str = ""  # "embedded simulation: gb300-vm", or the name in a targets file
     simulated: bool = False
     version: str = ""  # of the server: "0.32.0"

@@ -338,6 +338,11 @@ def unseen(p: float, level: float = LEVEL) -> int:
     return math.ceil(math.log((1 - level) / 2) / math.log(p))
 
 
+def unseen_share(n: int, level: float = LEVEL) -> float:
+    """The largest share of all cases that n independent ones may not have met, with the confidence of `unseen`."""
+    return -math.expm1(math.log((1 - level) / 2) / n)
+
+
 def recurrence(length_s: float, level: float = LEVEL) -> float:
     """The longest mean time between two occurrences of something, so that `length_s` of load would have met it.
 

@@ -17,7 +17,7 @@
 #include <sys/timerfd.h>
 #include <time.h>
 
-#define VERSION 3 /* of these functions: compiled.py asks for the same, else it takes Python's */
+#define VERSION 4 /* of these functions: compiled.py asks for the same, else it takes Python's */
 
 enum {
     READ_BYTES = 32 << 10,
@@ -27,12 +27,21 @@ enum {
     BUSY_POLL_EVERY_NS = 2000000,
     BUSY_READS = 4,
     READ_FIRST = 32,
+    HOLD_MS = 1,
+    HOLD_NS = 1000000,
+    LOOK_NS = 100000000,
+    HOLD_FROM = 4000,
+    HOLD_DOWN_TO = 2000,
+    SHARED_ONE_OF = 100,
     KEPT_READS = 64,
     RUN_READS = 512,
     FEW_BYTES = 4,
     MANY_BYTES = 2048,
     MOST_SIZE_DIGITS = 8,
 };
+
+#define PAUSE_NS 1000000000LL
+#define HELD_EVENTS (EPOLLIN | EPOLLRDHUP | EPOLLET)
 
 #ifndef SO_TIMESTAMPNS
 #define SO_TIMESTAMPNS 35
@@ -162,9 +171,10 @@ typedef struct {
     int run_count, run_size;
     long long emptied_at;
     long long ended_at;
+    long long moved_at, held_events;
     int fd;
     int error;
-    char filled, open, patient, queued;
+    char filled, open, patient, queued, held;
 } Inbox;
 
 static PyTypeObject *inbox_type;
@@ -202,12 +212,15 @@ static PyMemberDef inbox_members[] = {
     {"template", T_OBJECT_EX, offsetof(Inbox, template), 0, NULL},
     {"emptied_at", T_LONGLONG, offsetof(Inbox, emptied_at), 0, NULL},
     {"ended_at", T_LONGLONG, offsetof(Inbox, ended_at), 0, NULL},
+    {"moved_at", T_LONGLONG, offsetof(Inbox, moved_at), READONLY, NULL},
+    {"held_events", T_LONGLONG, offsetof(Inbox, held_events), READONLY, NULL},
     {"fd", T_INT, offsetof(Inbox, fd), READONLY, NULL},
     {"error", T_INT, offsetof(Inbox, error), 0, NULL},
     {"filled", T_BOOL, offsetof(Inbox, filled), 0, NULL},
     {"open", T_BOOL, offsetof(Inbox, open), 0, NULL},
     {"patient", T_BOOL, offsetof(Inbox, patient), 0, NULL},
     {"queued", T_BOOL, offsetof(Inbox, queued), 0, NULL},
+    {"held", T_BOOL, offsetof(Inbox, held), READONLY, NULL},
     {NULL},
 };
 
@@ -295,21 +308,36 @@ typedef struct {
     PyObject *queue_append;
     Inbox **inboxes; /* by descriptor; NULL where there is none */
     int inboxes_size;
-    int epoll, timer;
+    int epoll, held, timer;
     long long now, last_poll, poll_started, to_monotonic, poll_at, armed_for, reads_at_poll;
     long long ready, waiting, polls, reads;
+    long long last_held_poll, held_count, held_reads, timely_reads, shared_reads, look_began, hold_from, pause_ns;
+    char holding, many_events;
     struct epoll_event events[MOST_READY];
     char buffer[READ_BYTES];
 } Receiver;
 
+/* -1 with an exception. */
+static int watch(int epoll, int operation, int fd, uint32_t events)
+{
+    struct epoll_event event = {.events = events, .data.fd = fd};
+    if (epoll_ctl(epoll, operation, fd, &event) == 0)
+        return 0;
+    PyErr_SetFromErrno(PyExc_OSError);
+    return -1;
+}
+
 static int receiver_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keywords))
 {
     Receiver *receiver = (Receiver *)self;
-    PyObject *poll, *timer, *queue;
-    if (!PyArg_ParseTuple(args, "OOO", &poll, &timer, &queue))
+    PyObject *poll, *held, *timer, *queue;
+    if (!PyArg_ParseTuple(args, "OOOO", &poll, &held, &timer, &queue))
         return -1;
     receiver->epoll = PyObject_AsFileDescriptor(poll);
     if (receiver->epoll < 0)
+        return -1;
+    receiver->held = PyObject_AsFileDescriptor(held);
+    if (receiver->held < 0)
         return -1;
     receiver->timer = PyObject_AsFileDescriptor(timer);
     if (receiver->timer < 0)
@@ -323,8 +351,10 @@ static int receiver_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(key
     Py_XDECREF(receiver->queue);
     receiver->queue = queue;
     receiver->now = receiver->last_poll = receiver->poll_started = clock_ns(CLOCK_MONOTONIC);
+    receiver->last_held_poll = receiver->look_began = receiver->now;
+    receiver->pause_ns = PAUSE_NS;
     receiver->to_monotonic = receiver->now - clock_ns(CLOCK_REALTIME);
-    return 0;
+    return watch(receiver->epoll, EPOLL_CTL_ADD, receiver->held, EPOLLIN);
 }
 
 static int receiver_traverse(PyObject *self, visitproc visit, void *arg)
@@ -397,10 +427,46 @@ static PyObject *receiver_add(PyObject *self, PyObject *value)
     Py_RETURN_NONE;
 }
 
+/* From one epoll to the other. -1 with an exception. */
+static int move(Receiver *receiver, Inbox *inbox, int held)
+{
+    if (inbox->held == held)
+        return 0;
+    int from = held ? receiver->epoll : receiver->held, to = held ? receiver->held : receiver->epoll;
+    if (watch(from, EPOLL_CTL_DEL, inbox->fd, 0) < 0 ||
+        watch(to, EPOLL_CTL_ADD, inbox->fd, held ? HELD_EVENTS : EPOLLIN) < 0)
+        return -1;
+    receiver->held_count += held ? 1 : -1;
+    inbox->held = (char)held;
+    inbox->moved_at = clock_ns(CLOCK_MONOTONIC);
+    receiver->holding = receiver->many_events && receiver->held_count > 0;
+    return 0;
+}
+
+static PyObject *receiver_hold(PyObject *self, PyObject *args)
+{
+    PyObject *value;
+    long long events;
+    if (!PyArg_ParseTuple(args, "OL", &value, &events) || !is_inbox(value))
+        return NULL;
+    Inbox *inbox = (Inbox *)value;
+    inbox->held_events = events;
+    if (move((Receiver *)self, inbox, events > 0) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *receiver_release(PyObject *self, PyObject *value)
+{
+    if (!is_inbox(value) || move((Receiver *)self, (Inbox *)value, 0) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyObject *receiver_remove(PyObject *self, PyObject *value)
 {
     Receiver *receiver = (Receiver *)self;
-    if (!is_inbox(value))
+    if (!is_inbox(value) || move(receiver, (Inbox *)value, 0) < 0)
         return NULL;
     int fd = ((Inbox *)value)->fd;
     if (fd >= 0 && fd < receiver->inboxes_size) {
@@ -514,7 +580,7 @@ static int64_t read_socket(Receiver *receiver, Inbox *inbox, int64_t previous_po
         return enqueue(receiver, inbox) < 0 ? -1 : read_at;
     }
     int64_t empty_at = inbox->emptied_at;
-    if (empty_at < previous_poll && !inbox->filled)
+    if (empty_at < previous_poll && !inbox->filled && previous_poll > inbox->moved_at)
         empty_at = previous_poll;
     inbox->filled = size == READ_BYTES;
     if (!inbox->filled)
@@ -530,10 +596,16 @@ static int64_t read_socket(Receiver *receiver, Inbox *inbox, int64_t previous_po
     int templated = inbox->template != NULL && PyTuple_Check(inbox->template);
     if (templated && PyList_Size(inbox->reads) == 0) {
         int plain = count_plain(inbox, receiver->buffer, size, stamp, read_at, empty_at);
-        if (plain < 0 || (plain && inbox->run_count >= RUN_READS && enqueue(receiver, inbox) < 0))
+        if (plain < 0)
             return -1;
-        if (plain)
-            return read_at;
+        if (plain) {
+            if (inbox->held) {
+                PlainRead *last = &inbox->run[inbox->run_count - 1];
+                inbox->held_events -= last->events;
+                receiver->shared_reads += last->error >= 0 && last->events > 1;
+            }
+            return inbox->run_count >= RUN_READS && enqueue(receiver, inbox) < 0 ? -1 : read_at;
+        }
         if (end_run(inbox) < 0)
             return -1;
     }
@@ -571,6 +643,75 @@ static int move_poll(Receiver *receiver, int64_t now, int64_t due_at)
     return -1;
 }
 
+/* The time. Notes how the clock of the stamps differs from it. */
+static int64_t read_clocks(Receiver *receiver)
+{
+    int64_t now = clock_ns(CLOCK_MONOTONIC), wall = clock_ns(CLOCK_REALTIME);
+    if (clock_ns(CLOCK_MONOTONIC) - now < MAPPING_NS)
+        receiver->to_monotonic = now - wall;
+    return now;
+}
+
+/* Poll the held sockets once and read what is ready. Returns the time, or -1 with an exception. */
+static int64_t receive_held(Receiver *receiver, int64_t now)
+{
+    int ready = epoll_wait(receiver->held, receiver->events, READ_FIRST, 0);
+    if (ready < 0)
+        ready = 0; /* EINTR */
+    receiver->ready += ready;
+    int64_t previous_poll = receiver->last_held_poll, shared = receiver->shared_reads;
+    int timely = receiver->holding && now < receiver->poll_at + HOLD_NS;
+    if (ready < READ_FIRST)
+        receiver->last_held_poll = now;
+    for (int i = 0; i < ready; i++) {
+        int fd = receiver->events[i].data.fd;
+        Inbox *inbox = fd >= 0 && fd < receiver->inboxes_size ? receiver->inboxes[fd] : NULL;
+        if (inbox == NULL)
+            continue;
+        now = read_socket(receiver, inbox, previous_poll);
+        if (now < 0)
+            return -1;
+        /* an edge is reported once; the first epoll reports for as long as there is something to read */
+        if ((inbox->filled || receiver->events[i].events != EPOLLIN || inbox->held_events <= 0) &&
+            move(receiver, inbox, 0) < 0)
+            return -1;
+    }
+    receiver->held_reads += ready;
+    if (timely)
+        receiver->timely_reads += ready;
+    else
+        receiver->shared_reads = shared;
+    if (receiver->holding)
+        receiver->poll_at = ready < READ_FIRST ? now + HOLD_NS : now;
+    return now;
+}
+
+/* Hold while there are many events, unless that makes too many stamps unsure. -1 with an exception. */
+static int decide_whether_to_hold(Receiver *receiver, int64_t now)
+{
+    long long per_second = receiver->held_reads * 1000000000 / (now - receiver->look_began);
+    int too_many_shared = receiver->shared_reads * SHARED_ONE_OF > receiver->timely_reads;
+    receiver->held_reads = receiver->timely_reads = receiver->shared_reads = 0;
+    receiver->look_began = now;
+    if (!receiver->many_events) {
+        if (per_second < HOLD_FROM || now < receiver->hold_from)
+            return 0;
+        receiver->many_events = 1;
+        receiver->holding = receiver->held_count > 0;
+        receiver->poll_at = now;
+        return watch(receiver->epoll, EPOLL_CTL_DEL, receiver->held, 0);
+    }
+    if (too_many_shared) {
+        receiver->hold_from = now + receiver->pause_ns;
+        receiver->pause_ns *= 2;
+    } else
+        receiver->pause_ns = PAUSE_NS;
+    if (!too_many_shared && per_second >= HOLD_DOWN_TO)
+        return 0;
+    receiver->holding = receiver->many_events = 0;
+    return watch(receiver->epoll, EPOLL_CTL_ADD, receiver->held, EPOLLIN);
+}
+
 static PyObject *receiver_receive(PyObject *self, PyObject *args)
 {
     Receiver *receiver = (Receiver *)self;
@@ -582,12 +723,13 @@ static PyObject *receiver_receive(PyObject *self, PyObject *args)
     if (others == NULL)
         return NULL;
     for (;;) {
-        int ready;
-        if (wait_ms == 0)
+        int ready, holding = receiver->holding;
+        int wait = holding && wait_ms ? (receiver->poll_at > receiver->now ? HOLD_MS : 0) : wait_ms;
+        if (wait == 0)
             ready = epoll_wait(receiver->epoll, receiver->events, MOST_READY, 0);
         else {
             Py_BEGIN_ALLOW_THREADS
-            ready = epoll_wait(receiver->epoll, receiver->events, MOST_READY, wait_ms);
+            ready = epoll_wait(receiver->epoll, receiver->events, MOST_READY, wait);
             Py_END_ALLOW_THREADS
         }
         if (ready < 0) {
@@ -599,9 +741,7 @@ static PyObject *receiver_receive(PyObject *self, PyObject *args)
                 goto failed;
             ready = 0;
         }
-        int64_t now = clock_ns(CLOCK_MONOTONIC), wall = clock_ns(CLOCK_REALTIME);
-        if (clock_ns(CLOCK_MONOTONIC) - now < MAPPING_NS)
-            receiver->to_monotonic = now - wall;
+        int64_t now = read_clocks(receiver);
         receiver->polls++;
         receiver->ready = ready;
         receiver->now = now;
@@ -610,10 +750,15 @@ static PyObject *receiver_receive(PyObject *self, PyObject *args)
         int64_t previous_poll = receiver->last_poll;
         if (ready < MOST_READY) /* else there may be ready sockets that it did not report */
             receiver->last_poll = receiver->poll_started;
+        int look_at_held = 0;
         for (int i = 0; i < ready; i++) {
             int fd = receiver->events[i].data.fd;
             uint32_t events = receiver->events[i].events;
             Inbox *inbox = fd >= 0 && fd < receiver->inboxes_size ? receiver->inboxes[fd] : NULL;
+            if (fd == receiver->held) {
+                look_at_held = 1;
+                continue;
+            }
             if (inbox == NULL || events & EPOLLOUT || !inbox->open) {
                 PyObject *other = Py_BuildValue("iI", fd, events);
                 int bad = other == NULL || PyList_Append(others, other) < 0;
@@ -629,11 +774,21 @@ static PyObject *receiver_receive(PyObject *self, PyObject *args)
                     goto failed;
             }
         }
+        if (holding) /* a request that is due is sent before, once */
+            look_at_held = now - receiver->poll_at > (now >= wake_at ? HOLD_NS : -HOLD_NS / 2);
+        if (look_at_held) {
+            now = receive_held(receiver, now);
+            if (now < 0)
+                goto failed;
+        }
         receiver->poll_started = receiver->now = now;
-        if (now > receiver->poll_at - POLL_EVERY_NS / 2 &&
+        if (now - receiver->look_began > LOOK_NS && decide_whether_to_hold(receiver, now) < 0)
+            goto failed;
+        if (!receiver->holding && now > receiver->poll_at - POLL_EVERY_NS / 2 &&
             move_poll(receiver, now, PyList_Size(others) ? -1 : due_at) < 0)
             goto failed;
-        if (ready == 0 || now >= until || PyList_Size(others) || PyObject_Size(receiver->queue))
+        int nothing_came = receiver->ready == 0 && !(holding && wait_ms < 0);
+        if (nothing_came || now >= until || PyList_Size(others) || PyObject_Size(receiver->queue))
             return others;
     }
 failed:
@@ -644,6 +799,8 @@ failed:
 static PyMethodDef receiver_methods[] = {
     {"add", receiver_add, METH_O, NULL},
     {"remove", receiver_remove, METH_O, NULL},
+    {"hold", receiver_hold, METH_VARARGS, NULL},
+    {"release", receiver_release, METH_O, NULL},
     {"take", receiver_take, METH_O, NULL},
     {"receive", receiver_receive, METH_VARARGS, NULL},
     {NULL},
@@ -655,6 +812,7 @@ static PyMemberDef receiver_members[] = {
     {"poll_at", T_LONGLONG, offsetof(Receiver, poll_at), 0, NULL},
     {"armed_for", T_LONGLONG, offsetof(Receiver, armed_for), 0, NULL},
     {"poll_started", T_LONGLONG, offsetof(Receiver, poll_started), 0, NULL},
+    {"holding", T_BOOL, offsetof(Receiver, holding), READONLY, NULL},
     {"ready", T_LONGLONG, offsetof(Receiver, ready), 0, NULL},
     {"waiting", T_LONGLONG, offsetof(Receiver, waiting), 0, NULL},
     {"polls", T_LONGLONG, offsetof(Receiver, polls), 0, NULL},
@@ -677,24 +835,6 @@ static PyType_Spec receiver_spec = {
 };
 
 /* -- plain events for Python -------------------------------------------------------------------------------------- */
-
-static PyObject *plain_chunks(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    const char *data;
-    Py_ssize_t size;
-    Template template;
-    if (!PyArg_ParseTuple(args, "y#y#y#", &data, &size, &template.before, &template.before_size, &template.after,
-                          &template.after_size))
-        return NULL;
-    const char *at = data, *end = data + size, *next;
-    Py_ssize_t chunks = 0, events = 0, found = 0;
-    while (at < end && (next = plain_chunk(at, end, &template, &found)) != NULL) {
-        chunks++;
-        events += found;
-        at = next;
-    }
-    return Py_BuildValue("nnn", chunks, events, (Py_ssize_t)(at - data));
-}
 
 /* Append a number of plain events, if there are any, or a payload. -1 with an exception. */
 static int append_plain(PyObject *events, Py_ssize_t *plain)
@@ -798,7 +938,6 @@ static PyObject *plain_run(PyObject *Py_UNUSED(module), PyObject *args)
 /* -- the module ---------------------------------------------------------------------------------------------------- */
 
 static PyMethodDef functions[] = {
-    {"plain_chunks", plain_chunks, METH_VARARGS, NULL},
     {"whole_chunks", whole_chunks, METH_VARARGS, NULL},
     {"plain_run", plain_run, METH_VARARGS, NULL},
     {NULL},

@@ -17,6 +17,8 @@ from .plain import whole_chunks
 
 MAX_WHOLE_BYTES = 64 << 20  # an answer that is not a stream is kept until it is complete
 MAX_ERROR_BYTES = 64 << 10
+LAST_EVENTS = 4  # so many before the end an answer is urgent again: the next request of the lane waits for it
+UNKNOWN_EVENTS = 1 << 40
 
 OnDone = Callable[[Completion], None]
 Read = tuple[bytes, int, int, int, bool]
@@ -38,6 +40,7 @@ class Exchange:
     """
 
     __slots__ = (
+        "asked_output",
         "body_bytes",
         "body_parts",
         "bytes_received",
@@ -69,6 +72,7 @@ class Exchange:
         "reused",
         "sent",
         "sink",
+        "split",
         "stream",
         "template",
         "tries",
@@ -84,11 +88,13 @@ class Exchange:
         flow: Flow,
         *,
         stream: bool,
+        asked_output: int = 0,
         keep_text: bool = False,
         keep_headers: bool = False,
         sink: Callable[[str, str, int], None] | None = None,
     ) -> None:
         self.request = request
+        self.asked_output = asked_output
         self.head = head
         self.payload = payload
         self.due = due
@@ -118,6 +124,9 @@ class Exchange:
         self.progress = 0
         self.patient = False  # the reads that follow may be kept for a while, and plain events counted: see `Inbox`
         self.template: tuple[bytes, bytes] | None = None
+        self.split = (
+            False  # the server writes a chunk in parts, and may send one when the other is acknowledged: by a read
+        )
         self.is_event_stream = False
         self.response = Response()
         self.decoder = Decoder()
@@ -136,14 +145,21 @@ class Exchange:
                 if left:  # bytes after the end
                     self.response.reusable = False
                 return True
-        reading = self.reading
-        self.patient = self.is_event_stream and self.response.chunked and reading.first_token >= 0 and self.sink is None
-        self.template = reading.template if self._at_chunk_start() else None
+        response, reading = self.response, self.reading
+        self.patient = self.is_event_stream and response.chunked and reading.first_token >= 0 and self.sink is None
+        at_chunk_start = response.chunked and response.between_chunks and self.decoder.between_events
+        self.template = reading.template if at_chunk_start else None
+        self.split = self.split or (self.patient and not at_chunk_start)
         return False
 
-    def _at_chunk_start(self) -> bool:
-        """Whether the next byte is the first one of a chunk, and of an event."""
-        return self.response.chunked and self.response.between_chunks and self.decoder.between_events
+    @property
+    def calm_events(self) -> int:
+        """How many events may come of which none is urgent."""
+        if not self.patient or self.template is None or self.split:
+            return 0
+        return (
+            self.asked_output - self.reading.output_events if self.asked_output > 0 else UNKNOWN_EVENTS
+        ) - LAST_EVENTS
 
     def _take_run(self, reads: list[int | Bundle], size: int, read_at: int) -> None:
         self.bytes_received += size

@@ -133,9 +133,13 @@ class OpenAIClient:
         flow: Flow,
         *,
         name: str = "",
+        asked_output: int = 0,
         sink: Callable[[str, str, int], None] | None = None,
     ) -> Exchange:
-        """Send now. `on_done` is called exactly once, with the Completion. The returned object is for `cancel`."""
+        """Send now. `on_done` is called exactly once, with the Completion. The returned object is for `cancel`.
+
+        `asked_output` is for clients that read sockets themselves.
+        """
         exchange = Exchange(
             request, b"", body, due, on_done, flow, stream=self._streaming, keep_text=self._keep_text, sink=sink
         )

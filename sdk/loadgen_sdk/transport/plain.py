@@ -12,6 +12,46 @@ from ..dialects.reader import Events, is_plain_text
 from .http1 import CHUNK_SIZES
 
 _MOST_SIZE_DIGITS = 8
+_MANY_BYTES = 2048  # as in receiver.py: of a longer read only the first chunk is looked at
+_MOST_TEXTS = 1 << 14
+_first_lines: dict[int, bytes] = {}  # of a read of so many bytes that is one chunk of one event
+_texts: set[bytes] = set()  # plain ones, seen before: the vocabulary of a model repeats itself
+
+
+def plain_read(data: bytes, before: bytes, after: bytes) -> tuple[int, int]:
+    """How many chunks and plain events a read holds; no events: it holds something else, or it is long.
+
+    `before` and `after`: what stands before and after the text of a plain event's payload.
+    """
+    size = len(data)
+    first_line = _first_lines.get(size) or _first_line(size)
+    text_at = len(first_line) + len(before)
+    if data.startswith(first_line) and data.startswith(before, len(first_line)) and data.endswith(b"\n\n\r\n"):
+        text = data[text_at : -4 - len(after)]
+        if data.endswith(after, text_at, -4) and (text in _texts or _is_new_plain_text(text)):
+            return 1, 1
+    chunks, events, used = plain_chunks(data, before, after)
+    return (chunks, events) if used == size and (chunks == 1 or size < _MANY_BYTES) else (chunks, 0)
+
+
+def _first_line(size: int) -> bytes:
+    """The size line of the one chunk in so many bytes, and how its event begins."""
+    line = bytes(size + 1)  # no chunk has this size: not found
+    for digits in range(1, _MOST_SIZE_DIGITS):
+        length = size - 4 - digits
+        if length > 0 and len(b"%x" % length) == digits:
+            line = b"%x\r\ndata: " % length
+    if len(_first_lines) < _MOST_TEXTS:
+        _first_lines[size] = line
+    return line
+
+
+def _is_new_plain_text(text: bytes) -> bool:
+    if not is_plain_text(text):
+        return False
+    if len(_texts) < _MOST_TEXTS and len(text) < 64:
+        _texts.add(text)
+    return True
 
 
 def plain_chunks(data: bytes, before: bytes, after: bytes) -> tuple[int, int, int]:
@@ -63,6 +103,5 @@ def whole_chunks(data: bytes, before: bytes, after: bytes) -> tuple[int, list[Ev
     return chunks, [plain] if plain else [], used
 
 
-pure_plain_chunks = plain_chunks
 if _compiled is not None:
-    plain_chunks, whole_chunks = _compiled.plain_chunks, _compiled.whole_chunks
+    whole_chunks = _compiled.whole_chunks

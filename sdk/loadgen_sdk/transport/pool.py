@@ -36,6 +36,8 @@ STALL_TIMEOUT_NS = 120 * 1_000_000_000
 
 
 STALE_NS = 1_000_000  # no server waits less than this for a request before it answers 408
+HELD_EVENTS = 4  # an answer with fewer events to come is not held: moving it there and back costs as much as a read
+LARGE_READ = 2048  # bytes, of many events: to wait for more of them would save nothing
 TIMED_OUT_IDLE = (b"HTTP/1.1 408", b"HTTP/1.0 408")  # how some servers close a connection that was idle for long
 
 
@@ -195,11 +197,13 @@ class Pool:
         flow: Flow,
         *,
         name: str = "",
+        asked_output: int = 0,
         sink: Callable[[str, str, int], None] | None = None,
     ) -> Exchange:
         """Send now. `on_done` is called exactly once, with the Completion. `due`: the planned instant (monotonic ns).
 
-        `name` is sent as X-Request-Id; `sink` is called with (text, reasoning, instant) for each output event.
+        `name` is sent as X-Request-Id. `asked_output`: tokens that the body asks for, 0 or less if unknown; the end is
+        expected with them. `sink` is called with (text, reasoning, instant) for each output event.
         """
         exchange = Exchange(
             request,
@@ -210,6 +214,7 @@ class Pool:
             on_done,
             flow,
             stream=self._streaming,
+            asked_output=asked_output,
             keep_text=self._keep_text,
             keep_headers=self._keep_headers,
             sink=sink,
@@ -296,6 +301,7 @@ class Pool:
         """An answer is over and its connection can be reused."""
         connection.busy = None
         connection.served += 1
+        self.wire.release(connection)
         connection.idle_since = monotonic_ns()
         self._idle.append(connection)
 
@@ -379,6 +385,9 @@ class Pool:
         if not exchange.arrived(reads):
             if connection.tls is None:
                 connection.patient, connection.template = exchange.patient, exchange.template
+                calm_events = exchange.calm_events
+                if connection.held or (calm_events >= HELD_EVENTS and len(reads[-1][0]) < LARGE_READ):
+                    self.wire.hold(connection, calm_events)
             return
         response = exchange.response
         if response.complete and response.reusable and not connection.unsent:

@@ -1,4 +1,9 @@
-"""Reads the ready sockets of one epoll, with the kernel's time stamps, and keeps what it read. Decodes nothing.
+"""Reads the ready sockets, with the kernel's time stamps, and keeps what it read. Decodes nothing.
+
+There are two epolls. A socket in the first one wakes this process when something arrives. In the second one, `held`,
+are streams past their first output, of which nothing is urgent, since the kernel stamps what arrives: while there are
+many events, it is polled about every HOLD_NS, and one wake-up serves tens of events. With few events, it is itself
+watched by the first one.
 
 What is kept waits in the `reads` of its `Inbox` until the inbox is queued for its owner. Most reads of a stream need no
 owner at once: a `patient` inbox is queued only when a read may be the end of an answer, or when enough has come. Of
@@ -20,7 +25,7 @@ from typing import Any
 from ..compiled import module as _compiled
 from .clock import Timer
 from .exchange import Bundle, Read, Run
-from .plain import pure_plain_chunks as plain_chunks
+from .plain import plain_read
 
 READ_BYTES = 32 << 10
 MOST_READY = 1024  # most sockets that one poll reports
@@ -31,6 +36,14 @@ POLL_EVERY_NS = 1_000_000  # longest time between two polls while answers are aw
 BUSY_POLL_EVERY_NS = 2_000_000
 BUSY_READS = 4
 READ_FIRST = 32  # with more sockets ready than this, a request that is due is sent before they are read
+HOLD_MS = 1  # longest wait for urgent sockets while others are held
+HOLD_NS = 1_000_000  # time between two polls of the held sockets; half of it when something else has woken this process
+LOOK_NS = 100_000_000  # how often it is decided whether to hold
+HOLD_FROM, HOLD_DOWN_TO = 4_000, 2_000  # reads of held sockets per second
+# Where more than one of so many reads holds several events, whose stamps are then less sure than those of events that
+# are read at once, nothing is held for PAUSE_NS; for twice as long where the next trial ends the same way.
+SHARED_ONE_OF = 100
+PAUSE_NS = 1_000_000_000
 # A patient inbox keeps this many reads, each of more than FEW_BYTES and less than MANY_BYTES. A read that ends with
 # END, or with a part of it, may be the end of a chunked body.
 KEPT_READS = 64
@@ -39,7 +52,9 @@ FEW_BYTES = 4
 MANY_BYTES = 2048
 END = b"\r\n\r\n"
 
-_IN_OR_BROKEN = 0x1 | 0x8 | 0x10  # EPOLLIN, EPOLLERR, EPOLLHUP: macOS, where no Wire can be made, lacks the names
+# macOS, where no Wire can be made, lacks the names
+_IN, _OUT, _ERR, _HUP, _RDHUP, _EDGE = 0x1, 0x4, 0x8, 0x10, 0x2000, 1 << 31
+_IN_OR_BROKEN = _IN | _ERR | _HUP
 _timespec = struct.Struct("@qq").unpack
 _ANCILLARY = socket.CMSG_SPACE(16) if hasattr(socket, "CMSG_SPACE") else 0
 
@@ -52,6 +67,9 @@ class Inbox:
     events only is counted in `run`, and any other is handed over at once. `ended_at`: when the end of the
     connection was read, 0 before; `error` is then the number of the system's error, 0 for a regular end. `queued`: it
     waits in the receiver's queue.
+
+    `held`: it is in the held epoll, for `held_events` plain events at most. `moved_at`: when it came into its epoll,
+    which knows nothing about it from before.
     """
 
     __slots__ = (
@@ -60,6 +78,9 @@ class Inbox:
         "error",
         "fd",
         "filled",
+        "held",
+        "held_events",
+        "moved_at",
         "open",
         "patient",
         "queued",
@@ -79,28 +100,34 @@ class Inbox:
         self.template: tuple[bytes, bytes] | None = None
         self.emptied_at = now
         self.filled = False  # the last read filled its buffer, so the socket may hold more
-        self.open = self.patient = self.queued = False
+        self.open = self.patient = self.queued = self.held = False
+        self.held_events = self.moved_at = 0
         self.ended_at = self.error = 0
 
 
 class Receiver:
-    """Reads the sockets of one epoll. `queue` gets the inboxes whose owner has to look at them.
+    """Reads the sockets of two epolls. `queue` gets the inboxes whose owner has to look at them.
 
-    `timer` is in the epoll too. While answers are awaited it is armed for `poll_at` at the latest, so that no wait is
-    longer than POLL_EVERY_NS; `armed_for` is the instant that it is armed for. After `receive`: `now` is the time,
-    `ready` the number of descriptors that the last poll reported. `last_poll` is when that poll was started: a socket
-    that it did not report was empty then. `waiting`: reads in queued inboxes. `polls` and `reads` count them.
+    `timer` is in `poll` too. While answers are awaited it is armed for `poll_at` at the latest, so that no wait is
+    longer than POLL_EVERY_NS; `armed_for` is the instant that it is armed for. While it is `holding`, waits end by
+    themselves, and `poll_at` is the next poll of the held sockets. After `receive`: `now` is the time, `ready` the
+    number of descriptors that the last polls reported. `last_poll` is when that poll was started: a socket that it did
+    not report was empty then. `waiting`: reads in queued inboxes. `polls` and `reads` count them.
     """
 
-    def __init__(self, poll: select.epoll, timer: Timer, queue: deque[Any]) -> None:
-        self._poll = poll
+    def __init__(self, poll: select.epoll, held: select.epoll, timer: Timer, queue: deque[Any]) -> None:
+        self._poll, self._held = poll, held
         self._timer = timer
         self._queue = queue
         self._inboxes: dict[int, Inbox] = {}
-        self.now = self.last_poll = self.poll_started = monotonic_ns()
+        self.now = self.last_poll = self.poll_started = self._last_held_poll = monotonic_ns()
         self._to_monotonic = self.now - time_ns()
         self.poll_at = self.armed_for = self._reads_at_poll = 0
         self.ready = self.waiting = self.polls = self.reads = 0
+        self.holding = self._many_events = False
+        self._held_count = self._held_reads = self._timely_reads = self._shared_reads = 0
+        self._look_began, self._hold_from, self._pause_ns = self.now, 0, PAUSE_NS
+        poll.register(held.fileno(), _IN)
 
     def add(self, inbox: Inbox) -> None:
         """Read this inbox's socket from now on, whenever it is ready and `open`."""
@@ -108,7 +135,31 @@ class Receiver:
 
     def remove(self, inbox: Inbox) -> None:
         """Read it no more."""
+        self.release(inbox)
         self._inboxes.pop(inbox.fd, None)
+
+    def hold(self, inbox: Inbox, events: int) -> None:
+        """Nothing of this socket is urgent before so many plain events have come."""
+        inbox.held_events = events
+        if events <= 0:
+            self.release(inbox)
+        elif not inbox.held:
+            self._poll.unregister(inbox.fd)
+            self._held.register(inbox.fd, _IN | _RDHUP | _EDGE)
+            self._moved(inbox, held=True)
+
+    def release(self, inbox: Inbox) -> None:
+        """What arrives at this socket is urgent again."""
+        if inbox.held:
+            self._held.unregister(inbox.fd)
+            self._poll.register(inbox.fd, _IN)
+            self._moved(inbox, held=False)
+
+    def _moved(self, inbox: Inbox, *, held: bool) -> None:
+        inbox.held = held
+        inbox.moved_at = monotonic_ns()
+        self._held_count += 1 if held else -1
+        self.holding = self._many_events and self._held_count > 0
 
     def take(self, inbox: Inbox) -> list[Read | Run]:
         """The reads of an inbox, which is empty afterwards. If it is queued, it stays in the queue."""
@@ -128,15 +179,14 @@ class Receiver:
         are left to the next call. `due_at`: the timer is armed for no later instant than this one when it is moved to
         the next `poll_at`, which happens early, so that it does not fire during traffic; -1: no answer is awaited.
         """
-        inboxes, queue, poll = self._inboxes, self._queue, self._poll.poll
-        wait_s = wait_ms / 1000 if wait_ms > 0 else wait_ms
+        inboxes, queue = self._inboxes, self._queue
+        held_fd = self._held.fileno()
         others: list[tuple[int, int]] = []
         while True:
-            ready = poll(wait_s, MOST_READY)
-            now = monotonic_ns()
-            wall = time_ns()
-            if monotonic_ns() - now < MAPPING_NS:
-                self._to_monotonic = now - wall
+            holding = self.holding
+            wait = (HOLD_MS if self.poll_at > self.now else 0) if holding and wait_ms else wait_ms
+            ready = self._poll.poll(wait / 1000 if wait > 0 else wait, MOST_READY)
+            now = self._read_clocks()
             self.polls += 1
             self.ready = len(ready)
             if now >= wake_at and len(ready) > READ_FIRST:
@@ -145,25 +195,90 @@ class Receiver:
             previous_poll = self.last_poll
             if len(ready) < MOST_READY:  # else there may be ready sockets that it did not report
                 self.last_poll = self.poll_started
+            look_at_held = False
             for fd, events in ready:
                 inbox = inboxes.get(fd)
-                if inbox is None or events & select.EPOLLOUT or not inbox.open:
+                if fd == held_fd:
+                    look_at_held = True
+                    continue
+                if inbox is None or events & _OUT or not inbox.open:
                     others.append((fd, events))
                     if inbox is None or not inbox.open or not events & _IN_OR_BROKEN:
                         continue
                 if not inbox.ended_at:
                     now = self._read(inbox, previous_poll)
+            if holding:  # a request that is due is sent before, once
+                since = now - self.poll_at
+                look_at_held = since > (HOLD_NS if now >= wake_at else -HOLD_NS // 2)
+            if look_at_held:
+                now = self._receive_held(now)
             self.poll_started = now
-            if now > self.poll_at - (POLL_EVERY_NS >> 1):
+            if now - self._look_began > LOOK_NS:
+                self._decide_whether_to_hold(now)
+            if not self.holding and now > self.poll_at - (POLL_EVERY_NS >> 1):
                 busy = self.reads - self._reads_at_poll > BUSY_READS
                 self.poll_at = now + (BUSY_POLL_EVERY_NS if busy else POLL_EVERY_NS)
                 self._reads_at_poll = self.reads
                 if due_at >= 0 and not others:
                     self.armed_for = min(self.poll_at, due_at)
                     self._timer.arm(self.armed_for)
-            if others or queue or not ready or now >= until:
-                self.now = now
+            self.now = now
+            if others or queue or now >= until or (not self.ready and not (holding and wait_ms < 0)):
                 return others
+
+    def _read_clocks(self) -> int:
+        """The time (ns). Notes how the clock of the stamps differs from it."""
+        now = monotonic_ns()
+        wall = time_ns()
+        if monotonic_ns() - now < MAPPING_NS:
+            self._to_monotonic = now - wall
+        return now
+
+    def _receive_held(self, now: int) -> int:
+        """Poll the held sockets once and read what is ready; returns the time (ns)."""
+        ready = self._held.poll(0, READ_FIRST)
+        self.ready += len(ready)
+        previous_poll = self._last_held_poll
+        timely = self.holding and now < self.poll_at + HOLD_NS
+        shared = self._shared_reads
+        if len(ready) < READ_FIRST:
+            self._last_held_poll = now
+        for fd, events in ready:
+            inbox = self._inboxes[fd]
+            now = self._read(inbox, previous_poll)
+            # An edge is reported once. The first epoll reports for as long as there is something to read.
+            if inbox.filled or events != _IN or inbox.held_events <= 0:
+                self.release(inbox)
+        self._held_reads += len(ready)
+        if timely:
+            self._timely_reads += len(ready)
+        else:
+            self._shared_reads = shared
+        if self.holding:
+            self.poll_at = now + HOLD_NS if len(ready) < READ_FIRST else now
+        return now
+
+    def _decide_whether_to_hold(self, now: int) -> None:
+        """Hold while there are many events, unless that makes too many stamps unsure."""
+        per_second = self._held_reads * 1_000_000_000 // (now - self._look_began)
+        too_many_shared = self._shared_reads * SHARED_ONE_OF > self._timely_reads
+        self._held_reads = self._timely_reads = self._shared_reads = 0
+        self._look_began = now
+        if not self._many_events:
+            if per_second >= HOLD_FROM and now >= self._hold_from:
+                self._many_events = True
+                self.holding = self._held_count > 0
+                self.poll_at = now
+                self._poll.unregister(self._held.fileno())
+            return
+        if too_many_shared:
+            self._hold_from = now + self._pause_ns
+            self._pause_ns *= 2
+        else:
+            self._pause_ns = PAUSE_NS
+        if too_many_shared or per_second < HOLD_DOWN_TO:
+            self.holding = self._many_events = False
+            self._poll.register(self._held.fileno(), _IN)
 
     def _read(self, inbox: Inbox, previous_poll: int) -> int:
         """Read one socket once; returns the time (ns)."""
@@ -181,7 +296,7 @@ class Receiver:
             self._enqueue(inbox)
             return read_at
         empty_at = inbox.emptied_at
-        if empty_at < previous_poll and not inbox.filled:
+        if empty_at < previous_poll and not inbox.filled and previous_poll > inbox.moved_at:
             empty_at = previous_poll
         if len(data) == READ_BYTES:
             inbox.filled = True
@@ -200,11 +315,14 @@ class Receiver:
                     stamp = empty_at
         reads = inbox.reads
         if inbox.template is not None and not reads:
-            chunks, events, used = plain_chunks(data, *inbox.template)
-            if events and used == len(data) and (chunks == 1 or used < MANY_BYTES):
+            chunks, events = plain_read(data, *inbox.template)
+            if events:
                 inbox.run.append(stamp if events == 1 else (stamp, events, stamp - empty_at if chunks > 1 else -1))
-                inbox.run_bytes += used
+                inbox.run_bytes += len(data)
                 inbox.run_read_at = read_at
+                if inbox.held:
+                    inbox.held_events -= events
+                    self._shared_reads += chunks > 1
                 if len(inbox.run) >= RUN_READS:
                     self._enqueue(inbox)
                 return read_at

@@ -1,8 +1,9 @@
 """Sockets, TLS and time stamps. Under load, only this module (and its timer in clock.py) uses sockets.
 
-All connections of a process and its timer are registered in one epoll instance. The event loop watches the descriptor
-of that epoll. One callback, called a turn, reads every ready socket together with the kernel's arrival time stamps. It
-then decodes what it read in slices of limited duration, so that decoding never delays the reading of packets for long.
+All connections of a process and its timer are registered in one epoll instance, or, where nothing is urgent, in a
+second one (receiver.py). The event loop watches the descriptor of the first. One callback, called a turn, reads every
+ready socket together with the kernel's arrival time stamps. It then decodes what it read in slices of limited duration,
+so that decoding never delays the reading of packets for long.
 This module knows nothing about HTTP.
 
 How exact a stamp is (metrics.md): packets that wait in the receive queue are merged, and the merged data carries the
@@ -144,10 +145,11 @@ class Wire:
             raise TargetUnusable(what, "a container or WSL2 is Linux; what is stored can be read here")
         self._loop = loop
         self._poll = select.epoll()
+        self._held = select.epoll()
         self._timer: Timer = timer(loop)
         self._connections: dict[int, ClientConnection] = {}
         self._queue: deque[ClientConnection] = deque()  # connections whose reads are to be handed over
-        self._receiver = Receiver(self._poll, self._timer, self._queue)
+        self._receiver = Receiver(self._poll, self._held, self._timer, self._queue)
         self._tick_at = monotonic_ns()
         self._wake_at = FOREVER
         self._resume_queued = False
@@ -249,6 +251,15 @@ class Wire:
             self._poll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
         return at
 
+    def hold(self, connection: ClientConnection, events: int) -> None:
+        """Nothing of this connection is urgent before so many plain events have come: they may be read late."""
+        if self.hold_ns and not connection.unsent:
+            self._receiver.hold(connection, events)
+
+    def release(self, connection: ClientConnection) -> None:
+        """What comes next is urgent again."""
+        self._receiver.release(connection)
+
     # -- time ----------------------------------------------------------------------------------------------------
 
     def wake_at(self, at: int) -> None:
@@ -260,7 +271,8 @@ class Wire:
     def _arm(self) -> None:
         receiver = self._receiver
         at = min(self._wake_at, self._tick_at)
-        if receiver.poll_at < at and self.awaited and self.hold_ns:
+        waits_end = self._turn_running and receiver.holding  # by themselves, at the next poll
+        if receiver.poll_at < at and self.awaited and self.hold_ns and not waits_end:
             at = receiver.poll_at
         if at != receiver.armed_for:
             receiver.armed_for = at
@@ -528,6 +540,7 @@ class Wire:
         for connection in list(self._connections.values()):
             self.close(connection)
         self._timer.close()
+        self._held.close()
         self._poll.close()
 
 

@@ -1,0 +1,108 @@
+"""The files of scored answers: what came out, the scores of every prompt, the texts where they were asked for. IO."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from loadgen.answers.comparison import AnswersResult, ScoredPrompt, judge, score
+from loadgen.answers.questions import Question
+from loadgen.errors import UserError
+from loadgen.requests.dataset import DatasetRow
+from loadgen.results import files
+
+FILE, SCORES, TEXTS = "answers.json", "scores.jsonl", "texts.jsonl"
+_Row = TypeVar("_Row")
+_USE_ORIGINAL = "take the folder as it was handed over"
+
+
+class KeptTexts(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of `texts.jsonl`: the two answers to one prompt, and what they are scored by. It holds no prompt."""
+
+    a: str | None
+    b: str | None = None
+    reference: str | None = None
+    choice: bool = False
+    json: bool = False
+    group: str = ""
+
+
+def kept_texts(
+    questions: Sequence[Question], answers: Sequence[str | None], others: Sequence[str | None] | None
+) -> list[KeptTexts]:
+    return [
+        KeptTexts(
+            a=answer,
+            b=None if others is None else others[i],
+            reference=question.reference,
+            choice=question.choice,
+            json=question.json,
+            group=question.group,
+        )
+        for i, (question, answer) in enumerate(zip(questions, answers, strict=True))
+    ]
+
+
+def write(
+    folder: Path, result: AnswersResult, prompts: Sequence[ScoredPrompt], texts: Sequence[KeptTexts] | None = None
+) -> None:
+    """Write the files of a result. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files.replace(folder / SCORES, _lines(prompts))
+    if texts is not None:
+        files.replace(folder / TEXTS, _lines(texts))
+    files.replace(folder / FILE, _document(result))
+
+
+def outputs_again(folder: Path) -> dict[str, bytes]:
+    """The derived files of a folder, made again: the result of the scores, and the scores of the texts if kept."""
+    stored = read(folder)
+    prompts = read_scores(folder)
+    result = msgspec.structs.replace(
+        stored,
+        prompts=len(prompts),
+        failed=sum(not prompt.answered for prompt in prompts),
+        failed_against=sum(not prompt.other_answered for prompt in prompts),
+        parts=judge(prompts, stored.loss, stored.level),
+    )
+    made = {FILE: _document(result)}
+    if (folder / TEXTS).is_file():
+        texts = _read_lines(folder / TEXTS, KeptTexts)
+        questions = [
+            Question(row=DatasetRow(), reference=one.reference, choice=one.choice, json=one.json, group=one.group)
+            for one in texts
+        ]
+        others = [one.b for one in texts] if stored.against else None
+        made[SCORES] = _lines(score(questions, [one.a for one in texts], others))
+    return made
+
+
+def read(folder: Path) -> AnswersResult:
+    """The result in a folder. Raises UserError where there is none."""
+    try:
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=AnswersResult)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"not a result of `loadgen answers`: {error}", str(folder / FILE), _USE_ORIGINAL) from None
+
+
+def read_scores(folder: Path) -> list[ScoredPrompt]:
+    """The scores of every prompt. Raises UserError where there are none."""
+    return _read_lines(folder / SCORES, ScoredPrompt)
+
+
+def _read_lines(file: Path, kind: type[_Row]) -> list[_Row]:
+    try:
+        return msgspec.json.decode(b"[" + b",".join(file.read_bytes().splitlines()) + b"]", type=list[kind])  # type: ignore[valid-type]
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"not the scores of answers: {error}", str(file), _USE_ORIGINAL) from None
+
+
+def _document(result: AnswersResult) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"
+
+
+def _lines(rows: Sequence[msgspec.Struct]) -> bytes:
+    return b"".join(msgspec.json.encode(row) + b"\n" for row in rows)

@@ -1,0 +1,119 @@
+"""Carries out accuracy mode: asks every sample of the official data set once, scores, writes the logs. IO."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from loadgen.answers.ask import AskTarget, ask, shown
+from loadgen.answers.comparison import judge, score
+from loadgen.answers.questions import Question
+from loadgen.answers.scores import ROUGE
+from loadgen.errors import UserError
+from loadgen.execution.run_header import version
+from loadgen.mlperf import accuracy, dataset
+from loadgen.mlperf.accuracy import AccuracyMean, AccuracyResult
+from loadgen.mlperf.result import Reply, Test06, test06
+from loadgen.mlperf.rules import Test, rules
+from loadgen.requests.dataset import DatasetRow
+from loadgen.requests.tokenizer import Tokenizer, load_tokenizer
+from loadgen.results import files
+
+FILE = "mlperf_accuracy.json"
+
+
+def run(
+    test: Test,
+    path: Path,
+    endpoint: AskTarget,
+    out: Path,
+    *,
+    tokenizer: str | None,
+    lanes: int,
+    tell: Callable[[int], None],
+    simulated: bool,
+) -> tuple[AccuracyResult, list[str]]:
+    """The result, and why answers did not come. Raises UserError, Faults, TargetError."""
+    of_reference = accuracy.reference(test.benchmark)
+    spec = rules().benchmarks[test.benchmark]
+    file = dataset.read_dataset(path, spec, benchmark=test.benchmark)
+    if not all(file.references):
+        known = ", ".join(dataset.REFERENCES)
+        raise UserError("samples without a reference answer", f"--dataset {path}", f"a column of texts: {known}")
+    ids = None if tokenizer is None else load_tokenizer(tokenizer)
+    questions = [
+        Question(row=_row(sample.prompt, spec.max_output), reference=reference)
+        for sample, reference in zip(file.samples, file.references, strict=True)
+    ]
+    endpoint = endpoint._replace(api="completions")  # the prompts of the set have the model's template in them
+    out.mkdir(parents=True, exist_ok=True)
+    asked = ask(endpoint, questions, lanes=lanes, max_tokens=spec.max_output, tell=tell)
+    prompts = score(questions, asked.answers, None)
+    means = [
+        AccuracyMean(metric=one.metric, mean=one.mean * 100, low=_percent(one.low), high=_percent(one.high))
+        for one in judge(prompts)[0].scores
+        if one.metric in ROUGE
+    ]
+    replies = [] if ids is None else _replies(ids, asked.answers, asked.output_tokens)
+    counts = [count for count in asked.output_tokens if count is not None]
+    counts = counts if len(counts) == len(questions) else [len(reply.output) for reply in replies]
+    warnings = []
+    if len(counts) == len(questions):
+        means.append(AccuracyMean(metric=accuracy.TOKENS, mean=sum(counts) / len(counts)))
+    else:
+        warnings.append("the server does not count the tokens of its answers: --tokenizer NAME counts them")
+    if ids is None:
+        warnings.append("no mlperf_log_accuracy.json: answers come as texts, --tokenizer NAME makes token ids")
+    checked: Test06 | None = None
+    if replies:
+        checked = test06(replies, offline=True)
+        if checked.length:
+            warnings.append(
+                f"{checked.length:,} answers are another number of tokens by {ids.name if ids else ''} than the server "
+                "reported: another tokenizer, or ids that their text does not give back"
+            )
+        reported = [reply.reported for reply in replies]
+        files.replace(out / accuracy.LOG, "".join(accuracy.log([r.output for r in replies], reported)).encode())
+        if "TEST06" in spec.compliance:
+            files.replace(out / accuracy.VERIFY, accuracy.verification(checked).encode())
+    result = AccuracyResult(
+        benchmark=test.benchmark,
+        round=test.round,
+        dataset=file.name,
+        dataset_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        url="the embedded simulation" if simulated else shown(endpoint.url),
+        model=asked.model,
+        version=version(),
+        samples=len(questions),
+        samples_of_rules=spec.samples,
+        answered=len(questions) - asked.answers.count(None),
+        means=tuple(means),
+        targets=accuracy.targets(of_reference, means),
+        token_ids="" if ids is None else f"{ids.name}, of the texts",
+        test06=checked,
+        compliance=spec.compliance,
+        simulated=simulated,
+        warnings=tuple(warnings),
+    )
+    files.replace(out / FILE, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    return result, asked.reasons
+
+
+def _row(prompt: list[int] | str, most: int) -> DatasetRow:
+    return DatasetRow(prompt=prompt, output_tokens=most)
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else share * 100
+
+
+def _replies(ids: Tokenizer, answers: list[str | None], reported: list[int | None]) -> list[Reply]:
+    """The answers as token ids, each with the number of tokens that the server has reported (or that of the ids)."""
+    made = []
+    for answer, count in zip(answers, reported, strict=True):
+        tokens = ids.encode(answer or "")
+        made.append(Reply((), tokens, len(tokens) if count is None else count))
+    return made
