@@ -42,7 +42,7 @@ class BodyPrefetch(Bodies):
     """As `Bodies`, but another process builds. Create it in a running loop, `await filled()`, then send."""
 
     def __init__(self, job: Job, part: Schedule, prompts: Prompts) -> None:
-        super().__init__(prompts, preparer(job), 0)
+        super().__init__(prompts, preparer(job), 0, linked=job.settings.api == "responses")
         self._part = part
         self._received: dict[int, tuple[bytes, Built]] = {}
         self._received_bytes = 0

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from loadgen_sdk.dialects.quirks import VALUES, Api
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.transport.target import Target
@@ -70,7 +71,7 @@ class Settings:
     url: str | None = None
     model: str | None = None
     server: str = "auto"
-    api: Literal["chat", "completions"] = "chat"
+    api: Api = "chat"
     stream: bool = True
     client: Literal["wire", "openai"] = "wire"
     api_key: str | None = None
@@ -110,6 +111,11 @@ class Settings:
     def shown(self) -> str:
         """All endpoints as text, without secrets."""
         return ", ".join(endpoint.shown for endpoint in self.endpoints)
+
+    @property
+    def values(self) -> bool:
+        """Whether answers are numbers that come at once (embeddings, rerank): no tokens, no TTFT."""
+        return self.api in VALUES
 
     @property
     def virtual(self) -> bool:
@@ -158,7 +164,7 @@ def build_plan(job: Job) -> Plan:
     return Plan(
         job=job,
         timetable=schedule.build(job.workload, job.seed),
-        requests=build(job.workload, job.seed, salt, tokenizer, template_tokens),
+        requests=build(job.workload, job.seed, salt, tokenizer, template_tokens, job.settings.api),
         tokenizer=tokenizer,
     )
 

@@ -43,8 +43,8 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
     """The header of a run before it starts. `asked`, `begins`: the workload as it was given, and how lanes begin."""
     job, timetable, tokenizer = plan.job, plan.timetable, plan.tokenizer
     settings, workload, found = job.settings, job.workload, job.found
-    slo, unjudged = _judged_slo(workload.slo, settings.stream)
-    classes, unjudged_of_classes = _classes(workload, settings.stream)
+    slo, unjudged = _judged_slo(workload.slo, settings)
+    classes, unjudged_of_classes = _classes(workload, settings)
     source = "server" if all(result.usage for result in found) else tokenizer.tag
     # how lanes begin by default is the target's doing: fingerprints are of what was asked
     asked_timetable = timetable if asked.stages == workload.stages else schedule.build(asked, job.seed)
@@ -79,7 +79,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         tokenizer_tag=tokenizer.tag,
         tokenizer_sha256=tokenizer.file_sha256,
         template_tokens=found[0].template_tokens,
-        usage_asked=True,
+        usage_asked=not settings.values,
         server_timing=settings.server_timing,
         cache_reset=settings.reset_cache,
         chunks=_chunk_reuse(plan),
@@ -230,23 +230,27 @@ def _host() -> manifest.Host:
     )
 
 
-def _judged_slo(slo: Slo | None, stream: bool) -> tuple[Slo | None, list[str]]:
-    """The SLO that can be judged, and notes. Without streaming, terms that need a stream are left out, with a note."""
-    if slo is None or stream:
+def _judged_slo(slo: Slo | None, settings: Settings) -> tuple[Slo | None, list[str]]:
+    """The SLO that can be judged, and notes. Terms that the answers of this API do not have are left out."""
+    if slo is None or settings.stream:
         return slo, []
-    judged_terms = tuple(term for term in slo.terms if term.metric not in columns.NEED_A_STREAM)
-    skipped_names = ", ".join(term.metric for term in slo.terms if term.metric in columns.NEED_A_STREAM)
-    notes = [f"SLO terms not judged: {skipped_names}: answers that are not streamed have none"] if skipped_names else []
+    lacking = {term.metric for term in slo.terms if term.metric in columns.NEED_A_STREAM}
+    if settings.values:
+        lacking = {term.metric for term in slo.terms if term.metric != "e2e"}
+    judged_terms = tuple(term for term in slo.terms if term.metric not in lacking)
+    skipped_names = ", ".join(term.metric for term in slo.terms if term.metric in lacking)
+    why = f"answers of {settings.api} have no tokens" if settings.values else "answers that are not streamed have none"
+    notes = [f"SLO terms not judged: {skipped_names}: {why}"] if skipped_names else []
     judged_slo = Slo(terms=judged_terms, goodput_share=slo.goodput_share)
     return (judged_slo if judged_terms or judged_slo.goodput_share is not None else None), notes
 
 
-def _classes(workload: Workload, stream: bool) -> tuple[tuple[manifest.ClassPlan, ...], list[str]]:
+def _classes(workload: Workload, settings: Settings) -> tuple[tuple[manifest.ClassPlan, ...], list[str]]:
     """The classes of the requests with the SLO that each is judged by, and notes."""
     plans: list[manifest.ClassPlan] = []
     notes: list[str] = []
     for name, one in workload.requests.classes.items() if isinstance(workload.requests, Mix) else ():
-        slo, unjudged = _judged_slo(one.slo or workload.slo, stream)
+        slo, unjudged = _judged_slo(one.slo or workload.slo, settings)
         notes += unjudged
         share = float(one.weight)
         plans.append(manifest.ClassPlan(name=name, share=share, model=one.model, priority=one.priority, slo=slo))

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from loadgen_sdk.request import Request
 
-from loadgen.requests import dataset
+from loadgen.requests import dataset, images
 from loadgen.requests.chunks import Corpus
 from loadgen.requests.laws import draw, key, law, together
 from loadgen.requests.tokenizer import Tokenizer
@@ -59,7 +59,17 @@ class SyntheticPrompts:
     server counts what the workload asks for. What it adds for each further message is not known, and comes on top.
     """
 
-    def __init__(self, requests: Any, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        requests: Any,
+        seed: int,
+        salt: int,
+        tokenizer: Tokenizer,
+        template_tokens: int = 0,
+        api: str = "chat",
+    ) -> None:
+        self._api = api
+        self._images: Any = getattr(requests, "images", None)
         self._template = max(0, template_tokens)
         self._lengths_key, self._texts_key = key(seed), key(seed, salt)
         turns = requests.turns
@@ -161,15 +171,17 @@ class SyntheticPrompts:
         return messages
 
     def _request(self, number: int, replies: Sequence[str] | None) -> Request:
+        if self._api in ("embeddings", "rerank"):
+            return self._value_request(number)
         conversation, turn = divmod(number, self.turns)
         content, prompt_tokens = self._first_message(conversation)
-        plain_prompt = not self._system_tokens and self.turns == 1
+        plain_prompt = not self._system_tokens and self.turns == 1 and self._images is None
         messages: list[dict[str, Any]] = []
         if self._system_tokens:
             system, system_n = self._shared_text("system", 0, self._system_tokens)
             messages.append({"role": "system", "content": system})
             prompt_tokens += system_n
-        messages.append({"role": "user", "content": content})
+        messages.append({"role": "user", "content": content if self._images is None else self._parts(number, content)})
         for earlier in range(number - turn, number):
             if replies is None:
                 reply, reply_n = self._exact_text("reply", earlier, self.asked_output(earlier))
@@ -178,16 +190,42 @@ class SyntheticPrompts:
             result, result_n = self._exact_text("tool", earlier + 1, self._tool_result_tokens(earlier + 1))
             prompt_tokens += reply_n + result_n
             messages += {"role": "assistant", "content": reply}, {"role": "user", "content": result}
+        counted = replies is None and self._images is None  # what an image counts is the server's matter
         return Request(
             id=f"{self._id}-{number}",
             prompt=content if plain_prompt else None,
             messages=None if plain_prompt else messages,
             max_tokens=self.asked_output(number),
-            input_tokens=prompt_tokens if replies is None else None,
-            input_source=self._tokenizer.tag if replies is None else "",
+            input_tokens=prompt_tokens if counted else None,
+            input_source=self._tokenizer.tag if counted else "",
             session=conversation if self.turns > 1 else -1,
             turn=turn,
         )
+
+    def _value_request(self, number: int) -> Request:
+        """A text to embed, or a query with the chunks as its documents."""
+        if self._api == "embeddings" or self._chunks is None:
+            text, tokens = self._first_message(number)
+            extra = {}
+        else:
+            texts = [self._shared_text("chunk", chunk, self._chunks.tokens) for chunk in self._chunks.of(number)]
+            own = self._first_message_tokens(number) - sum(tokens for _, tokens in texts)
+            text, tokens = self._exact_text("user", number, own, self._unique_head(number, own))
+            tokens += sum(tokens for _, tokens in texts)
+            extra = {"documents": [text for text, _ in texts]}
+        return Request(
+            id=f"{self._id}-{number}", prompt=text, input_tokens=tokens, input_source=self._tokenizer.tag, extra=extra
+        )
+
+    def _parts(self, number: int, text: str) -> list[dict[str, Any]]:
+        """The parts of a message with images: no two images are alike."""
+        urls = (
+            images.data_url(
+                self._texts_key, number * self._images.count + index, self._images.width, self._images.height
+            )
+            for index in range(self._images.count)
+        )
+        return [{"type": "text", "text": text}, *({"type": "image_url", "image_url": {"url": url}} for url in urls)]
 
     def _first_message_tokens(self, conversation: int) -> int:
         return self._without_template(self._input_length(self._lengths_key, "input", conversation))

@@ -139,6 +139,17 @@ class Chunks(Part):
         return self
 
 
+Pixels = Annotated[int, Strict(), Field(ge=1, le=8192)]
+
+
+class Images(Part):
+    """Images in each (first) message, drawn from the seed; their tokens come on top of `input_tokens`."""
+
+    count: Annotated[int, Strict(), Field(ge=1, le=100)] = 1
+    width: Pixels = 512
+    height: Pixels = 512
+
+
 class Synthetic(Part):
     """Prompts made of exactly so many tokens."""
 
@@ -159,6 +170,7 @@ class Synthetic(Part):
     system_tokens: Tokens = 0  # length of a system message, equal for all requests, in addition to the prompt
     turns: Turns | None = None
     chunks: Chunks | None = None  # retrieved ones, at the start of the prompt: a part of input_tokens
+    images: Images | None = None
     cache: CacheState | None = None  # the share of its prompt tokens that the server knows; None: as prefixes have it
 
     @model_validator(mode="after")
@@ -668,7 +680,7 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
         _without_defaults(recipe["requests"], workload.requests)
     for requests in (recipe["requests"], *(one["requests"] for one in classes)):
         _hash_file(requests)
-        for name in ("cache", "chunks"):  # so that fingerprints from before these existed stay equal
+        for name in ("cache", "chunks", "images"):  # so that fingerprints from before these existed stay equal
             if requests.get(name, 0) is None:
                 del requests[name]
     for stage_recipe, stage in zip(recipe["stages"], workload.stages, strict=True):

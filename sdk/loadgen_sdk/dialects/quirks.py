@@ -12,8 +12,10 @@ from typing import Any, Literal
 
 import msgspec
 
-Api = Literal["chat", "completions"]
-APIS: tuple[Api, ...] = ("chat", "completions")
+Api = Literal["chat", "completions", "responses", "embeddings", "rerank"]
+APIS: tuple[Api, ...] = ("chat", "completions", "responses", "embeddings", "rerank")
+VALUES: tuple[Api, ...] = ("embeddings", "rerank")
+"""Those that answer with numbers at once: no tokens come out, so there is no TTFT and nothing is streamed."""
 
 MAX_FIELDS = ("max_tokens", "max_completion_tokens")
 """The two names of the output limit. trtllm-serve takes them for one field and answers 400 to both at once."""
