@@ -43,7 +43,9 @@ def body(
     if user_limit_fields:
         max_tokens = extra[user_limit_fields[0]]
     if api == "responses" or api in VALUES:
-        made = _response_fields(request, stream, max_tokens) if api == "responses" else _value_fields(request, api)
+        made = (
+            _response_fields(request, stream, max_tokens) if api == "responses" else _value_fields(request, quirk, api)
+        )
         return _encode(merge({"model": model, **made}, extra))
     fields: dict[str, Any] = {"model": model}
     if api == "chat":
@@ -89,13 +91,13 @@ def _response_content(content: Any) -> Any:
     return parts
 
 
-def _value_fields(request: Request, api: Api) -> dict[str, Any]:
+def _value_fields(request: Request, quirk: Quirk, api: Api) -> dict[str, Any]:
     """The fields of embeddings (texts or token ids), and of rerank, whose documents are in `extra`."""
-    prompt = request.prompt
-    if prompt is None:
-        prompt = "\n".join(text for message in request.messages or () if (text := _text(message.get("content"))))
+    prompt = _prompt(request, quirk)
     if api == "embeddings":
         return {"input": prompt, "encoding_format": "float"}
+    if isinstance(prompt, list):
+        raise TargetUnusable("a query of token ids cannot be reranked", "give the prompt as text")
     return {"query": prompt, "documents": [prompt]}  # the probe has no other
 
 
