@@ -9,13 +9,14 @@ from typing import NamedTuple
 import msgspec
 
 from loadgen.errors import UserError
-from loadgen.metrics import validity
+from loadgen.metrics import energy_use, validity
 from loadgen.metrics.accumulator import Accumulator
 from loadgen.metrics.summary import Summary, build, load_summary, summarize
 from loadgen.results import store
-from loadgen.server_metrics import series
+from loadgen.server_metrics import energy, series
 
 SUMMARY = "summary.json"
+FAILED_READS = 0.1  # share of the reads of a page; more of them are said
 
 
 class OpenedRun(NamedTuple):
@@ -72,19 +73,24 @@ def summary(folder: Path) -> Summary:
 
 
 def with_server(samples: Sequence[series.MetricSample], summary: Summary) -> Summary:
-    """The summary with the servers' own metrics and a warning about them; unchanged when no page was read."""
+    """The summary with the servers' own metrics, the energy, and warnings about both; unchanged without any page."""
+    of_servers = energy.not_of_hardware(samples)
+    used = energy_use.of_run(samples, summary)
     duration_s = summary.window.whole.duration_s
     output_per_s = summary.tokens.whole_output_per_s
     server_summary = series.summarize(
-        samples, None if duration_s is None or output_per_s is None else round(duration_s * output_per_s)
+        of_servers, None if duration_s is None or output_per_s is None else round(duration_s * output_per_s)
     )
-    if server_summary is None:
-        return summary
     verdict = summary.verdict
-    if disputed := series.disputed(server_summary):
+    if server_summary is not None and (disputed := series.disputed(server_summary)):
         verdict = validity.warned(verdict, "server_counts", disputed)
     if server_summary.cached_share is not None:
         verdict = validity.without(verdict, "cache_unsaid")
     if disputed := series.cache_disputed(server_summary, summary.cache_asked, summary.tokens.cached_share):
         verdict = validity.warned(verdict, "cache_disputed", disputed)
-    return msgspec.structs.replace(summary, server=server_summary, verdict=verdict)
+    pages = [page for block in (server_summary, used) if block is not None for page in block.pages]
+    for page in pages:
+        if page.failed > max(FAILED_READS * page.reads, 1):
+            values = {"page": page.url, "failed": page.failed, "reads": page.reads}
+            verdict = validity.warned(verdict, "page_failed", values)
+    return msgspec.structs.replace(summary, server=server_summary, energy=used, verdict=verdict)

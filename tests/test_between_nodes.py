@@ -142,7 +142,7 @@ def test_targets_of_one_node_are_taken_together(tmp_path: Path) -> None:
 
 
 def test_a_simulated_rack_is_compared_by_replica(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The preset's VMs differ by some 3 %, as the published logs do: that is their spread, and none stands out."""
+    """The preset's VMs differ by some 3 %, as the published logs do: that is their spread, none stands out of it."""
     out = tmp_path / "r"
     call = ["run", "qa", "--url", "sim:gb300-rack", "--request-rate", "150/s", "--duration", "30s", "--seed", "3"]
     app([*call, "-o", str(out)], standalone_mode=False, obj=[])

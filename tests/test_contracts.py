@@ -29,6 +29,7 @@ from loadgen.errors import Faults, UserError
 from loadgen.execution import run as runs
 from loadgen.execution.plan import Settings
 from loadgen.report import validation as verdict_page
+from loadgen.server_metrics.energy import EnergyUse
 from loadgen.slo import Slo, Term
 from loadgen.stats import intervals, quantile_interval
 from loadgen.stats.intervals import Bounds
@@ -195,7 +196,10 @@ def judged(term: str, found: Any = None, **more: Any) -> Judgement:
     horizon = f"horizon: {more.pop('horizon')}\n" if "horizon" in more else ""
     text = f"name: c\n{horizon}levels:\n  - {{name: load, workload: qa, {level} must: [{term}]}}\n"
     contract = parse(text, "c.yaml", {})
+    energy = more.pop("energy", None)
     recorded = () if found is None else (run(found, slo=SLO, **more),)
+    if energy is not None:
+        recorded = tuple(replace(one, summary=msgspec.structs.replace(one.summary, energy=energy)) for one in recorded)
     (one,) = judge.levels(contract, {"load": MeasuredLevel(runs=recorded, trouble=trouble)})
     return one.terms[0]
 
@@ -240,6 +244,25 @@ def test_verdicts_on_a_sound_run(term: str, verdict: str) -> None:
         assert found.value is not None
         assert found.low is None or found.low <= found.value
         assert found.high is None or found.value <= found.high
+
+
+@pytest.mark.parametrize(
+    ("term", "verdict"),
+    [
+        ("energy: 0.6 J/token", PASS),  # 800 W over 8/s of 200 tokens are 0.5 J each, known within 5 %
+        ("energy: 0.4 J/token", FAIL),
+        ("energy: {limit: 90 J/request}", FAIL),  # and 100 J a request
+        ("energy: {limit: 120 J/request}", PASS),
+        ("energy: 0.51 J/token", INCONCLUSIVE),
+    ],
+)
+def test_a_promise_of_energy_is_judged_by_its_reading_error(term: str, verdict: str) -> None:
+    used = EnergyUse(
+        joules=80_000.0, error_j=4_000.0, watts=800.0, joules_per_output_token=0.5, joules_per_request=100.0
+    )
+    found = judged(f"{{{term}}}", GOOD, energy=used)
+    assert found.verdict == verdict, (found.low, found.value, found.high)
+    assert judged(f"{{{term}}}", GOOD).verdict == INCONCLUSIVE  # nothing was read
 
 
 def test_failures_break_promises_instead_of_making_the_run_invalid() -> None:

@@ -30,6 +30,7 @@ from loadgen.metrics.summary import Summary, dump_summary, load_summary
 from loadgen.report import cost as report
 from loadgen.results.capacity import Capacity
 from loadgen.results.capacity import dump as dump_capacity
+from loadgen.server_metrics.energy import EnergyUse
 from loadgen.stats.quantiles import Distribution
 
 DATA = Path(__file__).parent / "data"
@@ -185,6 +186,21 @@ def test_power_is_in_the_price_or_in_the_energy_term_and_never_in_both():
         assert one.power.output_tokens_per_s_per_mw == 4_000_000
         kwh = one.power.kwh[REQUEST]
         assert kwh and round(kwh * 72_000, 6) == 6
+
+
+def test_measured_energy_stands_beside_the_declared_and_changes_no_cost():
+    """0.2 J a token; at 0.10 per kWh and PUE 1.2 a million of them cost 0.2e6 / 3.6e6 * 0.12."""
+    used = EnergyUse(
+        watts=1200.0, joules=12_000.0, error_j=600.0, joules_per_output_token=0.2, joules_per_request=240.0
+    )
+    without = priced(GPUS, rent("60", energy=POWER), capacity=knee(20))
+    one = priced(msgspec.structs.replace(GPUS, energy=used), rent("60", energy=POWER), capacity=knee(20))
+    assert (one.costs, one.power) == (without.costs, without.power) and without.measured is None
+    assert one.measured is not None and one.measured.error == Decimal("0.05")
+    million = one.measured.money[OUTPUT]
+    assert million is not None and round(million, 9) == round(Decimal("0.2") * 120_000 / 3_600_000, 9)
+    unpriced = priced(msgspec.structs.replace(GPUS, energy=used), rent("60"), capacity=knee(20)).measured
+    assert unpriced is not None and unpriced.money[OUTPUT] is None
 
 
 def test_bought_machines_write_off_their_capital_and_pay_staff():

@@ -82,6 +82,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("cert", "/nowhere.pem", "no such file"),
     ("key", "/nowhere.pem", "no such file"),
     ("server_metrics", ["auto", "http://h/metrics"], "stands alone"),
+    ("energy", "watts", "no URL of a metrics page"),
     ("server_metrics", "ftp://h", "no URL of a metrics page"),
     ("gpus", 0, "'0' is no number of GPUs"),
     ("gpus", -4, "'-4' is no number of GPUs"),

@@ -4,6 +4,7 @@ sideways, no word leaves its card; and what stands first on each of them.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from html import unescape
@@ -117,6 +118,23 @@ def test_a_page_fits_the_screen(browser: Browser, pages: dict[str, Path], kind: 
     if width >= 1400:  # every column of every table is in sight
         hidden = "[...document.querySelectorAll('.scroll')].map(s => s.scrollWidth - s.clientWidth)"
         assert max(browser.evaluate(hidden), default=0) <= 0
+
+
+@pytest.mark.processes
+def test_the_points_of_the_slowest_requests_lead_to_their_rows(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.look(width=1400, height=900)
+    browser.open(pages["run"])
+    links = browser.evaluate("[...document.querySelectorAll('svg a')].map(a => a.getAttribute('href'))")
+    titles = browser.evaluate(
+        "[...document.querySelectorAll('figure:has(svg a) figcaption')].map(f => f.firstChild.textContent)"
+    )
+    assert titles == [  # all prompts of this load are equally long
+        "TTFT against requests in flight", "TTFT against the server's queue", "TTFT over the time of the run",
+    ]  # fmt: skip
+    assert len(set(links)) == 5 and len(links) == 15
+    assert browser.evaluate(f"{json.dumps(links)}.every(link => document.querySelector(link).tagName === 'TR')")
+    browser.evaluate("document.querySelector('svg a').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+    assert browser.evaluate("document.querySelector('tr:target').id") == links[0].removeprefix("#")
 
 
 def words(page: Path) -> str:

@@ -314,6 +314,23 @@ class Evaluator:
         bounds = _ratio(own_latency, other_latency, term.level)
         return Held(bounds, min(own_sample.total, other_sample.total), caveat)
 
+    def energy(self, term: Promise) -> Held:
+        """Watts by their reading error over a rate by its interval, as wide as the single runs differ."""
+        field, counted = _ENERGY_OF[term.of]
+        used = [run.summary.energy for run in self.runs]
+        each = [None if one is None else getattr(one, field) for one in used]
+        for one, value in zip(used, each, strict=True):
+            if one is None or value is None:
+                raise Missing(one.why if one is not None and one.why else "nothing says what the accelerators used")
+        rate, caveat = self._rate(_COUNTED[counted])
+        watts = [one.watts or 0.0 for one in used if one is not None]
+        error = max((one.error_j or 0.0) / one.joules for one in used if one is not None and one.joules)
+        mean = math.fsum(watts) / len(watts)
+        drawn = Bounds(mean, mean * max(1 - error, 0.0), mean * (1 + error))
+        bounds = intervals.quotient(drawn, rate)._replace(value=math.fsum(filter(None, each)) / len(each))
+        found = intervals.with_replications(bounds, [value for value in each if value is not None], self.confidence)
+        return Held(found, self._ok_requests(), caveat)
+
     def cost(self, term: Promise) -> Held:
         if self.money is None:
             raise Missing("there are no prices")
@@ -467,6 +484,12 @@ _COUNTED: dict[str, _CountInSpan] = {
     "output_per_gpu": _tokens_counter(with_input=False),
     "tokens_per_gpu": _tokens_counter(with_input=True),
 }
+_ENERGY_OF = {
+    "token": ("joules_per_output_token", "output_per_gpu"),
+    "request": ("joules_per_request", "requests"),
+}
+"""What an energy is for -> its field of the summary, and what is counted per second of it."""
+
 FIGURES: dict[str, Callable[[Evaluator, Promise], Held]] = {
     **dict.fromkeys(LATENCIES, Evaluator.own_latency),
     **dict.fromkeys(POOLED, Evaluator.pooled_gaps),
@@ -474,6 +497,7 @@ FIGURES: dict[str, Callable[[Evaluator, Promise], Held]] = {
     "errors": Evaluator.errors,
     "goodput": Evaluator.goodput,
     "cost": Evaluator.cost,
+    "energy": Evaluator.energy,
     "drift": Evaluator.drift,
     "sustained": Evaluator.sustained,
     "between_nodes": Evaluator.between_nodes,

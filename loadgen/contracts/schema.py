@@ -51,7 +51,7 @@ class Promise(NamedTuple):
     kind: str
     limit: Any  # ns, a share, a rate per second, or an amount of money: as KINDS says
     quantile: float = 0.0  # 0.99 is p99; 0: the keyword takes none
-    of: str = ""  # the latency that is compared
+    of: str = ""  # the latency that is compared, or what an energy is for: token, request
     window_ns: int = 0
     level: str = ""
     currency: str = ""
@@ -122,6 +122,15 @@ def _amount_and_currency(value: Any) -> Any:
     return Decimal(match[1]), match[2]
 
 
+def _joules(value: Any) -> Any:
+    match = re.fullmatch(
+        r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?J/(token|request)", value.strip() if isinstance(value, str) else ""
+    )
+    if match is None or not float(match[1]):
+        raise Wrong("is not an energy for a piece of work", "J for each output token or ok request, like 0.5 J/token")
+    return float(match[1]), match[2]
+
+
 def time_words(ns: float) -> str:
     return format.duration(ns / 1e9) if ns >= 1e9 else f"{format.quantity(ns / 1e6)} ms"
 
@@ -135,6 +144,7 @@ _AT_LEAST = Limit("share", _AtLeast, False, "%", lambda share: share * 100, form
 _RATE = Limit("rate", FiniteRate, False, "/s", float, format.quantity)
 _TOKENS = Limit("tokens", Whole, False, "tokens", float, format.count)
 _MONEY = Limit("limit", _Money, True, "", float, str)
+_ENERGY = Limit("limit", Annotated[tuple[float, str], BeforeValidator(_joules)], True, "J", float, format.quantity)
 
 POOLED = ("itl", "inter_chunk")  # gaps between events, of all requests together
 LATENCIES = ("ttft", "ttft_from_sent", "first_answer", "tpot", *POOLED, "e2e", "max_gap")
@@ -154,6 +164,8 @@ KINDS = {
     "tokens_per_gpu": Kind(_RATE, "{kind} at least {limit}/s", needs=("gpus",)),
     # of a thousand good requests, by the contract's `prices`
     "cost": Kind(_MONEY, "cost per thousand good requests at most {limit} {currency}", needs=("slo", "prices")),
+    # of each output token, or of each ok request, while the load was steady: measured by what --energy reads
+    "energy": Kind(_ENERGY, "energy at most {limit} J/{of}"),
     # the last `window` of the measured load against the first: a latency, and ok requests per second
     "drift": Kind(
         _AT_MOST, "{of} at {at} in the last {window} at most {limit} above the first", 0.99, ("window_ns", "of")
@@ -213,6 +225,8 @@ def _term(written: Any) -> Any:
     values = dict(vars(written))
     if written.tag == "cost":
         values["limit"], values["currency"] = values["limit"]
+    elif written.tag == "energy":
+        values["limit"], values["of"] = values["limit"]
     return Promise(kind=written.tag, **values)
 
 

@@ -84,6 +84,21 @@ class Power:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredEnergy:
+    """What the accelerators of the runs used while the load was steady: beside `Power`, which is by the price file.
+
+    It holds no other part of the machine, so no money of a cost is computed from it. `money` is the price of the energy
+    of each unit alone, with PUE, where the price says what a kWh costs.
+    """
+
+    watts: Decimal
+    joules_per_output_token: Decimal
+    joules_per_request: Decimal | None
+    error: Decimal  # relative
+    money: Mapping[str, Decimal | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """A result under a price, and what its units cost. `notes` are to be shown beside it."""
 
@@ -97,6 +112,7 @@ class Offer:
     hourly: Mapping[str, Decimal]  # parts of the hourly price of those GPUs; {} when priced by the token
     costs: Mapping[str, Cost | None]
     power: Power | None
+    measured: MeasuredEnergy | None
     notes: tuple[str, ...]
 
 
@@ -309,6 +325,7 @@ def offer(evidence: Evidence, price: Price, name: str, at: str, *, gpus: int | N
         hourly={} if isinstance(price, PerToken) or paid is None else {k: v * paid for k, v in hourly(price).items()},
         costs={unit: cost(rate_basis, price, gpus, unit, utilization) for unit in UNITS},
         power=_power(rate_basis, price, gpus),
+        measured=_measured(evidence.summaries, None if isinstance(price, PerToken) else price.energy),
         notes=tuple(_notes(evidence, rate_basis, price, gpus)),
     )
 
@@ -326,6 +343,30 @@ def _power(basis: Basis, price: Price, gpus: int | None) -> Power | None:
         joules_per_output_token=watts / tokens_per_s,
         output_tokens_per_s_per_mw=tokens_per_s / (watts / MILLION),
         kwh=kwh,
+    )
+
+
+def _measured(summaries: tuple[Summary, ...], priced: Energy | None) -> MeasuredEnergy | None:
+    """Means over the runs; None where one of them has no energy."""
+    used = [summary.energy for summary in summaries]
+    known = [one for one in used if one is not None and one.watts and one.joules and one.joules_per_output_token]
+    if not known or len(known) < len(used):
+        return None
+
+    def mean(values: list[float | None]) -> Decimal | None:
+        return decimal(math.fsum(value or 0 for value in values) / len(values)) if all(values) else None
+
+    watts, per_token = mean([one.watts for one in known]), mean([one.joules_per_output_token for one in known])
+    per_request = mean([one.joules_per_request for one in known])
+    assert watts is not None and per_token is not None
+    kwh_price = None if priced is None or priced.per_kwh is None else priced.per_kwh * priced.pue / KILO / HOUR_S
+    joules = {REQUEST: per_request, OUTPUT: per_token * MILLION}
+    return MeasuredEnergy(
+        watts=watts,
+        joules_per_output_token=per_token,
+        joules_per_request=per_request,
+        error=decimal(max((one.error_j or 0.0) / (one.joules or 1.0) for one in known)),
+        money={unit: None if j is None or kwh_price is None else _rounded(j * kwh_price) for unit, j in joules.items()},
     )
 
 

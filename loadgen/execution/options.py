@@ -178,6 +178,14 @@ def _metrics_pages(value: Any) -> tuple[str, ...]:
     return _texts(value)
 
 
+def _energy_pages(value: Any) -> tuple[str, ...]:
+    from loadgen.server_metrics import scraper
+
+    if (fault := scraper.check(_texts(value), "--energy", scraper.ENERGY_WORDS, ("auto", "off"))) is not None:
+        raise fault
+    return _texts(value)
+
+
 # -- the table -------------------------------------------------------------------------------------------------------
 
 
@@ -335,6 +343,10 @@ class RunOptions(TypedDict, total=False):
     reset_cache: Annotated[bool, Option("--reset-cache",
         "Empty the servers' prefix caches after the probe, before the load (vLLM, SGLang, some trtllm-serve).",
         bool, parse=_switch)]
+    energy: Annotated[Texts, Option("--energy WHERE",
+        "What the GPUs use, read once a second: auto (trtllm-serve's /energy_metrics; nvidia-smi where the target is "
+        "on this machine), off, nvidia-smi, or URLs of DCGM and node exporter pages (repeatable).",
+        list[str], parse=_energy_pages, shown="auto")]
     gpus: Annotated[int | str | None, Option("--gpus N",
         "GPUs behind the endpoint, for per-GPU and cost figures.", int, parse=_count("GPUs", "a whole number from 1"))]
     shape: Annotated[str | None, Option("--shape NAME", "Its machine shape, as in a price list.")]

@@ -93,6 +93,7 @@ class Settings:
     server_metrics: tuple[str, ...] = ("auto",)  # or off, drain, or URLs of pages: `server_metrics.scraper`
     server_timing: bool = False  # ask for the server's own account of each request
     reset_cache: bool = False  # empty the servers' prefix caches before the load
+    energy: tuple[str, ...] = ("auto",)  # or off, nvidia-smi, or URLs of pages: `server_metrics.scraper`
     on_target_failure: Literal["continue", "stop"] = "continue"
     metadata: tuple[tuple[str, str], ...] = ()
     command: tuple[str, ...] = ()
@@ -124,9 +125,9 @@ class Settings:
 
     @property
     def pages(self) -> PagesAsked:
-        """Which of the servers' own metrics pages to read, and with which keys."""
+        """Which pages of servers and hardware to read, and with which keys."""
         keys = tuple(endpoint.api_key for endpoint in self.endpoints)
-        return PagesAsked(self.server_metrics, keys, self.headers, self.tls)
+        return PagesAsked(self.server_metrics, keys, self.headers, self.tls, self.energy, self.server_timing)
 
     def of(self, endpoint: Endpoint) -> Settings:
         """These settings with `endpoint` as the only target."""

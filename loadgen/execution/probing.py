@@ -62,7 +62,7 @@ def client_options(settings: Settings, probed: ProbeResult) -> dict[str, Any]:
     """How a client asks this target: what the settings say, and what the probe found out."""
     headers, extra_body = settings.headers, settings.extra_body
     if settings.server_timing:
-        headers, extra_body = asking_for_timing(probed.quirk, headers, extra_body)
+        headers, extra_body = asking_for_timing(probed.quirk, headers, extra_body, stream=settings.stream)
     return {
         "model": probed.model,
         "quirk": probed.quirk,

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from loadgen import run_folder
-from loadgen.execution import cache_reset, run_header
+from loadgen.execution import cache_reset, run_header, server_accounts
 from loadgen.execution.backends import local, single
 from loadgen.execution.backends.single import Share, large
 from loadgen.execution.compactor_process import Compactor
@@ -32,11 +32,13 @@ from loadgen.execution.folder_names import taken
 from loadgen.execution.plan import Plan, Settings, prepare
 from loadgen.execution.probing import Known, find_all, serving
 from loadgen.execution.stop_watch import watch
+from loadgen.metrics import reasons
 from loadgen.metrics.summary import Summary, dump_summary
 from loadgen.requests import prompts
 from loadgen.results import checksums, manifest, object_store, store
 from loadgen.results.record import WITH_UNFINISHED
 from loadgen.results.spool import segments
+from loadgen.server_metrics import request_accounts
 from loadgen.server_metrics.scraper import Scraper
 from loadgen.workload import Workload
 
@@ -86,11 +88,12 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
             scraper = cleanup.enter_context(contextlib.closing(Scraper(folder, settings.pages, found)))
             cores = None if cluster is None else cluster.cores
             plan, begins = prepare(workload, settings, found, folder=folder, simulated=simulated, cores=cores)
-            header = run_header.header(plan, workload, begins)
+            pages = scraper.found()
+            header = run_header.header(plan, workload, begins, accounts=bool(pages.accounts))
             if cluster is not None:
                 notes = runner.run(cluster.place(plan))
                 header = msgspec.structs.replace(header, notes=(*header.notes, *notes))
-            header = msgspec.structs.replace(header, server_pages=scraper.pages())
+            header = msgspec.structs.replace(header, server_pages=scraper.pages(), energy_pages=pages.energy)
             run_header.announce(plan, header, tell)
             if settings.reset_cache:
                 runner.run(cache_reset.empty(settings, found))
@@ -161,7 +164,14 @@ def finish(
     )
     _write(folder, header)
     compactor_deletes_rows = header.keep != "raw" or any(segment.first for segment in segments(folder))
-    compacted = compactor.finish() if compactor_deletes_rows else None
+    has_accounts = (folder / request_accounts.FILE).exists()
+    compacted = compactor.finish() if compactor_deletes_rows or has_accounts else None
+    if compacted and has_accounts and (unjoined := server_accounts.join(folder)) is not None:
+        words = reasons.coded("accounts_unjoined", unjoined)
+        header = msgspec.structs.replace(
+            header, notes=(*header.notes, *words), note_codes={**header.note_codes, **words}
+        )
+        _write(folder, header)
     summary = run_folder.summary(folder)
     if not (compactor.finish() if compacted is None else compacted):
         note = f"the process that stores the records {compactor.died}; all records are counted, and kept in spool/"

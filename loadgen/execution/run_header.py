@@ -11,7 +11,7 @@ import os
 import platform
 import socket
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,17 @@ from loadgen.workload import Closed, Gamma, Mix, Ramp, Replay, Workload, recipe_
 MOST_CHUNKS = 30_000  # drawn, to say how often chunks come again
 
 
-def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Header:
-    """The header of a run before it starts. `asked`, `begins`: the workload as it was given, and how lanes begin."""
+def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bool = False) -> manifest.Header:
+    """The header of a run before it starts. `asked`, `begins`: the workload as it was given, and how lanes begin.
+
+    `accounts`: a server keeps accounts of requests on a page, which is read.
+    """
     job, timetable, tokenizer = plan.job, plan.timetable, plan.tokenizer
     settings, workload, found = job.settings, job.workload, job.found
     slo, unjudged = _judged_slo(workload.slo, settings)
     classes, unjudged_of_classes = _classes(workload, settings)
     source = "server" if all(result.usage for result in found) else tokenizer.tag
+    coded = _coded_notes(plan, accounts=accounts)
     # how lanes begin by default is the target's doing: fingerprints are of what was asked
     asked_timetable = timetable if asked.stages == workload.stages else schedule.build(asked, job.seed)
     return manifest.Header(
@@ -93,8 +97,8 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         workers=settings.workers,
         keep=settings.keep,
         host=_host(),
-        notes=(*_notes(plan), *dict.fromkeys((*unjudged, *unjudged_of_classes))),
-        note_codes=_coded_notes(plan),
+        notes=(*_notes(plan, coded), *dict.fromkeys((*unjudged, *unjudged_of_classes))),
+        note_codes=coded,
     )
 
 
@@ -154,7 +158,7 @@ def _targets(plan: Plan) -> tuple[manifest.TargetFacts, ...]:
     )
 
 
-def _notes(plan: Plan) -> Iterator[str]:
+def _notes(plan: Plan, coded: Iterable[str]) -> Iterator[str]:
     job, requests, timetable = plan.job, plan.requests, plan.timetable
     settings = job.settings
     if job.simulated and settings.embedded.get("preset"):
@@ -168,15 +172,15 @@ def _notes(plan: Plan) -> Iterator[str]:
         )
     if not settings.tls.verify and any(result.target.tls for result in job.found):
         yield "the server's certificate was not verified (--insecure): whoever is on the way can read key and prompts"
-    yield from _coded_notes(plan)
+    yield from coded
     yield from dict.fromkeys(note for result in job.found for note in result.warnings)
     yield from requests.warnings(timetable.slots or 1000)
 
 
-def _coded_notes(plan: Plan) -> dict[str, manifest.ReasonCode]:
+def _coded_notes(plan: Plan, *, accounts: bool) -> dict[str, manifest.ReasonCode]:
     """The notes that have a code, in words and as code."""
     silent = [result.server for result in plan.job.found if not result.account]
-    asked = plan.job.settings.server_timing and silent
+    asked = plan.job.settings.server_timing and silent and not accounts
     unanswered = reasons.coded("server_timing_missing", {"server": silent[0]} if asked else None)
     return _resonant(plan) | _undisclosed(plan) | unanswered
 

@@ -89,6 +89,11 @@ SENTENCES = {
     "server_timing_missing":
         "the server ({server}) was asked for its own account of each request (--server-timing), and no answer had one: "
         "docs/servers.md says what each kind of server needs for it",
+    "page_failed":
+        "{failed} of {reads} reads of {page} failed (slow, refused, damaged or gone): what rests on it has holes",
+    "accounts_unjoined":
+        "{unjoined} of {accounts} accounts of requests that the server kept (/perf_metrics) are of no request of this "
+        "run that could be told: of others, or lost with a read that failed; theirs stay without one",
     "server_counts":
         "the server's metrics page counts {server_tokens:,} output tokens, the client {client_tokens:,} "
         "({share:signed}): {cause:part}",

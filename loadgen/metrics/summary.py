@@ -29,6 +29,7 @@ from loadgen.metrics.validity import Families, Signs, Verdict
 from loadgen.metrics.windows import Window, per_second
 from loadgen.results.manifest import ChunkReuse, ClassPlan, Fingerprints, Host, StagePlan, TargetFacts, refuse_newer
 from loadgen.results.record import SCHEMA_MINOR
+from loadgen.server_metrics.energy import EnergyUse
 from loadgen.server_metrics.series import Served
 from loadgen.stats.quantiles import Distribution, Histogram, of_gaps
 
@@ -197,6 +198,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     slowest: tuple[SlowRequest, ...] = ()
     causes: Explanation = Explanation()
     server: Served | None = None  # what the servers counted; null when no metrics page was read
+    energy: EnergyUse | None = None  # what the accelerators used; null when nothing says it
     kept: str = "raw"  # which rows were kept: raw (all), sample, histogram (none)
 
 

@@ -258,9 +258,35 @@ def power(comparison: OfferComparison) -> Rows:
     return head, rows
 
 
+def measured_energy(comparison: OfferComparison) -> Rows:
+    """What the accelerators used in the runs: one row per offer whose runs say it, possibly none."""
+    currency = comparison.prices.currency
+    head = (
+        "Energy as measured, accelerators alone", "W", "J/output token", "+-", "J/request",
+        f"{currency} of energy/1M output tokens",
+    )  # fmt: skip
+    rows = []
+    for offer in comparison.offers:
+        if (used := offer.measured) is not None:
+            each = None if used.joules_per_request is None else float(used.joules_per_request)
+            figures = (float(used.watts), float(used.joules_per_output_token))
+            error, of_energy = format.percent(float(used.error)), used.money[OUTPUT]
+            rows.append(
+                (
+                    offer.name, *map(format.quantity, figures), error, format.quantity(each),
+                    NONE if of_energy is None else money(of_energy),
+                )
+            )  # fmt: skip
+    return head, rows
+
+
 def _power(comparison: OfferComparison) -> list[str]:
-    head, rows = power(comparison)
-    return table.text(head, rows) if rows else []
+    return [
+        line
+        for head, rows in (power(comparison), measured_energy(comparison))
+        if rows
+        for line in table.text(head, rows)
+    ]
 
 
 def _listed(title: str, sentences: Sequence[str]) -> list[str]:

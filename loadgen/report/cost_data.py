@@ -121,4 +121,7 @@ def _offer_json(offer: Offer, differences: Sequence[str]) -> dict[str, Any]:
         "power": None
         if power is None
         else _fields(power, "watts", "joules_per_output_token", "output_tokens_per_s_per_mw", "kwh"),
+        "measured_energy": None
+        if offer.measured is None
+        else _fields(offer.measured, "watts", "joules_per_output_token", "joules_per_request", "error", "money"),
     }

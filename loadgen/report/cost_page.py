@@ -38,6 +38,7 @@ def render(comparison: OfferComparison) -> str:
     _cost_bars(sheet, comparison)
     sheet.table(*words.parts(comparison))
     sheet.table(*words.power(comparison))
+    sheet.table(*words.measured_energy(comparison))
     ratio, sentences = words.ratios(comparison)
     if sentences:
         sheet.section(ratio)

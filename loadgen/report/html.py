@@ -17,7 +17,7 @@ from loadgen.mlperf.log_files import checker_text
 from loadgen.report import mlperf as mlperf_text
 from loadgen.report import nodes, page, run_charts, run_headline, splits, stimulus
 from loadgen.report.definitions import DEFINITIONS
-from loadgen.report.text import server_says
+from loadgen.report.text import energy_says, server_says
 from loadgen.server_metrics import series
 
 if TYPE_CHECKING:
@@ -53,10 +53,11 @@ def render(
     if mlperf is not None:
         mlperf_section(sheet, mlperf)
     _latency(sheet, summary, figures)
-    splits.section(sheet, summary)
+    splits.section(sheet, summary, () if figures is None else run_charts.slow(figures, summary))
     if figures is not None:
         _over_time(sheet, summary, figures)
     _server(sheet, summary, figures, said)
+    _energy(sheet, summary)
     if figures is not None:
         _delivered(sheet, summary)
         _lengths(sheet, summary, figures)
@@ -197,6 +198,17 @@ def _server(sheet: page.Page, summary: Summary, figures: Figures | None, said: S
         f"in {series.FILE}.",
         "soft",
     )
+
+
+def _energy(sheet: page.Page, summary: Summary) -> None:
+    used = summary.energy
+    if used is None:
+        return
+    sheet.section("What the hardware used", id="energy")
+    sheet.say(f"{', '.join(energy_says(used))}.")
+    rows = [(source.url, format.count(source.reads), format.count(source.failed)) for source in used.pages]
+    sheet.table(("page", "reads", "failed"), rows)
+    sheet.say("While the load was steady. The error is what passed between two readings and was not seen.", "soft")
 
 
 def _delivered(sheet: page.Page, summary: Summary) -> None:

@@ -265,6 +265,7 @@
     }
     paint_cloud() {
       for (const s of this.shown) {
+        if (s.links) { this.linked(s); continue; }
         const group = draw("g", {fill: `var(--${s.color})`, "fill-opacity": s.x.length > 400 ? 0.35 : 0.6}, this.svg);
         s.x.forEach((x, i) => draw("circle", {cx: this.px(x).toFixed(1), cy: this.py(s.y[i]).toFixed(1), r: 2.3}, group));
       }
@@ -277,7 +278,16 @@
         draw("rect", {x: left.toFixed(2), y: top.toFixed(2), width: Math.max(right - left, 1.2).toFixed(2),
           height: Math.max(this.py(y0) - top, 1.2).toFixed(2), "fill-opacity": (0.1 + 0.9 * Math.log1p(count) / most).toFixed(3)}, group);
       }
-      for (const s of this.shown) draw("path", {d: this.path(s.x, s.y, 0, s.x.length), fill: "none", stroke: `var(--${s.color})`, "stroke-width": 1.6}, this.svg);
+      for (const s of this.shown) {
+        if (s.links) this.linked(s);
+        else draw("path", {d: this.path(s.x, s.y, 0, s.x.length), fill: "none", stroke: `var(--${s.color})`, "stroke-width": 1.6}, this.svg);
+      }
+    }
+    linked(s) {  // points that lead to a place on the page
+      s.x.forEach((x, i) => {
+        const link = draw("a", {href: s.links[i], "aria-label": s.labels[i]}, this.svg);
+        draw("circle", {cx: this.px(x).toFixed(1), cy: this.py(s.y[i]).toFixed(1), r: 5, fill: `var(--${s.color})`}, link);
+      });
     }
 
     // ---- what is under the pointer ----

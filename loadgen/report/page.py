@@ -50,6 +50,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     carried: float | None = None
     dots: bool = False
     labels: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()  # a place on this page for each point, in clouds and cells
     low: Sequence[float | None] = ()
     high: Sequence[float | None] = ()
 
@@ -154,15 +155,22 @@ class Page:
         self.add(f'<dl class="facts">{"".join(items)}</dl>')
 
     def table(
-        self, head: Sequence[str], rows: Sequence[Sequence[str]], kind: Literal["", "words", "remarks"] = ""
+        self,
+        head: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        kind: Literal["", "words", "remarks"] = "",
+        ids: Sequence[str] = (),
     ) -> None:
         """Append a table of plain-text cells; nothing without rows.
 
-        `kind`: "words", every cell is a sentence, which wraps; "remarks", the last column is.
+        `kind`: "words", every cell is a sentence, which wraps; "remarks", the last column is. `ids`: of the rows, for
+        links to them.
         """
         if rows:
             heads = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-            body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+            marks = [f' id="{escape(id)}"' for id in ids] or [""] * len(rows)
+            cells = ("".join(map(_cell, row)) for row in rows)
+            body = "".join(f"<tr{mark}>{row}</tr>" for mark, row in zip(marks, cells, strict=True))
             body = _UNITS.sub("\\1\u00a0\\2", body) if kind else body  # a number stays with its unit
             rows_html = f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody>"
             self.add(f'<div class="scroll"><table class="{kind}">{rows_html}</table></div>')

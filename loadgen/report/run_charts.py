@@ -247,6 +247,32 @@ def _cloud_chart(title: str, cloud: Cloud, x: Axis, unit: str) -> Iterator[Chart
     yield Chart(kind="cells", title=title, note=note, x=x, y=y, cells=cloud.cells)
 
 
+def slow(figures: Figures, summary: Summary) -> Iterator[Chart]:
+    """TTFT against what may have made it long; the slowest requests are large points, and lead to their rows."""
+    slowest = [request for request in summary.slowest if request.by == "ttft" and request.ttft_ms is not None]
+    for title, cloud, label, field in (
+        ("TTFT against prompt length, slowest marked", figures.ttft_by_input, "prompt tokens", "input_tokens"),
+        ("TTFT against requests in flight", figures.ttft_by_in_flight, "others in flight", "in_flight"),
+        ("TTFT against the server's queue", figures.ttft_by_queue, "ms in the server's queue", "queue_ms"),
+        ("TTFT over the time of the run", figures.ttft_by_time, "", "due_s"),
+    ):
+        of_time = field == "due_s"
+        x = Axis(
+            label=label or "since the start of the run", unit=label, format="time" if of_time else "number", pad=True
+        )
+        points = [(value, request) for request in slowest if (value := getattr(request, field)) is not None]
+        for chart in _cloud_chart(title, cloud, x, "ms"):
+            marked = Series(
+                name="slowest",
+                x=[value for value, _ in points],
+                y=[request.ttft_ms for _, request in points],
+                color="bad",
+                labels=tuple(request.id or str(request.slot) for _, request in points),
+                links=tuple(f"#slow-ttft-{request.slot}" for _, request in points),
+            )
+            yield msgspec.structs.replace(chart, series=(*chart.series, marked) if points else chart.series)
+
+
 def errors(figures: Figures) -> Iterator[Chart]:
     """Requests that are not ok, as stacked bars by kind of error."""
     bins = figures.errors

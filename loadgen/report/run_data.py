@@ -86,6 +86,9 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     cached: Bins | None  # share of prompt tokens; None: the server does not report it
     client: Bins  # CPU share of the busiest worker, and the largest send lag in ms
     ttft_by_input: Cloud
+    ttft_by_in_flight: Cloud  # others at its target when it was sent
+    ttft_by_queue: Cloud  # ms that the server says it waited; nothing where it does not say
+    ttft_by_time: Cloud  # s, of the due instant
     e2e_by_output: Cloud
     asked_by_output: Cloud | None  # None: no length was asked for, or every answer is exactly as long as asked
     gaps: Cells  # gaps between events by time and length in ms; empty: none is known
@@ -133,6 +136,9 @@ def figures(
         cached=_cached(columns, length_s),
         client=_client(columns, seconds, length_s),
         ttft_by_input=cloud(columns["input_tokens"], ttft, is_counted),
+        ttft_by_in_flight=cloud(in_flight_at_send(columns), ttft, is_counted),
+        ttft_by_queue=cloud(columns["server_queue_ns"] / 1e6, ttft, is_counted),
+        ttft_by_time=cloud(columns["due_ns"] / 1e9, ttft, is_counted),
         e2e_by_output=cloud(columns["output_tokens"], e2e, is_counted),
         asked_by_output=_output_asked(columns, is_counted),
         gaps=() if heat is None or heat_edges_ns is None else gap_heat(heat, heat_edges_ns, length_s),
@@ -327,8 +333,20 @@ def gap_heat(lines: NDArray[np.void], edges_ns: NDArray[np.int64], length_s: flo
 # -- pairs ---------------------------------------------------------------------------------------------------------
 
 
+def in_flight_at_send(columns: Columns) -> NDArray[np.int64]:
+    """How many others were in flight at its target when each request was sent; -1 for one that never was."""
+    sent, done, target = (columns[name] for name in ("sent_ns", "done_ns", "target"))
+    others = np.full(len(sent), -1, np.int64)
+    for number in np.unique(target).tolist():
+        own = np.flatnonzero((target == number) & (sent >= 0))
+        starts, ends = np.sort(sent[own]), np.sort(done[own][done[own] >= 0])
+        before, over = (np.searchsorted(edges, sent[own], side="right") for edges in (starts, ends))
+        others[own] = before - over - 1
+    return others
+
+
 def cloud(
-    x: NDArray[np.int64],
+    x: NDArray[Any],
     y_ns: NDArray[np.int64],
     chosen: NDArray[np.bool_],
     y_per: float = 1e6,

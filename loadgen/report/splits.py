@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen import format
 from loadgen.report import table
-from loadgen.report.page import Bar, Page
+from loadgen.report.page import Bar, Chart, Page
 from loadgen.report.table import wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from loadgen.metrics.splits import SlowRequest, Splits
     from loadgen.metrics.summary import Summary
@@ -85,8 +85,8 @@ def slow_lines(summary: Summary) -> Iterator[str]:
         yield from table.text(*_slow_table(slowest, "Slowest by TTFT"))
 
 
-def section(sheet: Page, summary: Summary) -> None:
-    """Why it was slow: the paragraph, the splits, the slowest requests with their waterfall."""
+def section(sheet: Page, summary: Summary, charts: Iterable[Chart] = ()) -> None:
+    """Why it was slow: the paragraph, the splits, the slowest requests with their waterfall, and `charts` of them."""
     splits, slowest = summary.splits, summary.slowest
     if not splits.groups:
         return
@@ -107,7 +107,9 @@ def section(sheet: Page, summary: Summary) -> None:
         "soft",
     )
     for by, title in (("ttft", "slowest by TTFT"), ("e2e", "slowest by E2E")):
-        sheet.table(*_slow_table([request for request in slowest if request.by == by], title))
+        own = [request for request in slowest if request.by == by]
+        sheet.table(*_slow_table(own, title), ids=[f"slow-{by}-{request.slot}" for request in own])
+    sheet.charts(charts)
 
 
 def _waterfall(request: SlowRequest) -> list[tuple[float, float, str, str]]:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from loadgen.metrics.summary import ClassSummary, StageSummary, Summary, TargetSummary
     from loadgen.metrics.sustainable import Sustainable
     from loadgen.results.manifest import TargetFacts
+    from loadgen.server_metrics.energy import EnergyUse
     from loadgen.server_metrics.series import Served
 
 LABEL = 11  # width of the left column
@@ -249,6 +250,36 @@ def _tokens(summary: Summary) -> Iterator[str]:
     yield from _labelled("Client", client_use(summary))
     if summary.server is not None:
         yield from _labelled("Server", server_says(summary.server))
+    if summary.energy is not None:
+        yield from _labelled("Energy", energy_says(summary.energy))
+
+
+def energy_says(used: EnergyUse) -> list[str]:
+    """Phrases about the energy of the steady load: the figures per token and request, measured beside declared."""
+    if used.joules is None or used.watts is None:
+        return [used.why or "nothing says what the accelerators used"]
+    error = 0.0 if not used.joules else (used.error_j or 0.0) / used.joules
+    phrases = []
+    if used.joules_per_output_token is not None:
+        phrases.append(f"{format.quantity(used.joules_per_output_token)} J/output token (± {format.percent(error)})")
+    if used.joules_per_request is not None:
+        phrases.append(f"{format.quantity(used.joules_per_request)} J/request")
+    if used.output_tokens_per_s_per_watt is not None:
+        phrases.append(f"{format.quantity(used.output_tokens_per_s_per_watt)} output tokens/s per W")
+    watts = f"{format.quantity(used.watts)} W mean"
+    watts += "" if used.watts_max is None else f", {format.quantity(used.watts_max)} W at most"
+    phrases.append(
+        watts + ("" if used.declared_watts is None else f" ({format.quantity(used.declared_watts)} declared)")
+    )
+    if used.clock_mhz is not None and used.clock_min_mhz is not None:
+        phrases.append(f"clock {used.clock_mhz:,.0f} MHz mean, {used.clock_min_mhz:,.0f} at least")
+    phrases += [f"{reason} at {format.percent(share)} of the readings" for reason, share in used.throttled.items()]
+    if used.memory_used_gib is not None:
+        phrases.append(f"memory {format.quantity(used.memory_used_gib)} GiB at most")
+    if used.host_joules is not None and used.window_s:
+        phrases.append(f"host {format.quantity(used.host_joules / used.window_s)} W")
+    devices = "" if used.devices is None else f", {used.devices} GPU{'s' if used.devices != 1 else ''}"
+    return [*phrases, f"by {used.source}{devices}"]
 
 
 def server_says(server: Served) -> list[str]:

@@ -185,6 +185,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     turns: int = 1  # of each conversation
     workers: int = 1
     keep: str = "raw"  # which rows are kept: raw (all), sample, histogram (none)
+    energy_pages: tuple[str, ...] = ()  # pages about the power of the hardware that are read
     server_pages: tuple[str, ...] | None = None  # URLs of the servers' metrics pages that are read; null: not searched
     host: Host = Host()
     cluster: Cluster | None = None  # null: the workers ran on `host`

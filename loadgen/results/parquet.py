@@ -42,13 +42,13 @@ def to_table(rows: NDArray[np.void], texts: list[str]) -> Any:
             column = _strings(texts, values)
         elif name in NAMES:
             words = _strings(NAMES[name], np.arange(len(NAMES[name])))
-            column = pa.DictionaryArray.from_arrays(_array(values.view(np.int8)), words)
+            column = pa.DictionaryArray.from_arrays(nullable(values.view(np.int8)), words)
         elif name in _BOOLEANS:
             column = pa.Array.from_buffers(pa.bool_(), len(values), [None, _bits(values != 0)])
         elif (name.endswith("_ns") and name != "due_ns") or "-1" in meaning:
-            column = _array(values, values >= 0)
+            column = nullable(values, values >= 0)
         else:
-            column = _array(values)
+            column = nullable(values)
         columns[name] = column
     fields = [pa.field(name, columns[name].type, metadata={"meaning": meaning}) for name, _, meaning in FIELDS]
     return pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields))
@@ -60,7 +60,7 @@ def _bits(flags: NDArray[np.bool_]) -> Any:
     return pa.py_buffer(np.packbits(flags, bitorder="little"))
 
 
-def _array(values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> Any:
+def nullable(values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> Any:
     """The values as a pyarrow array, null where they are not `valid`."""
     import pyarrow as pa
 

@@ -56,6 +56,7 @@ class ParsedRequest(msgspec.Struct, kw_only=True, gc=False):
     continuous_usage: bool
     detokenize: bool
     include_metrics: bool = False  # answer with the server's own timing, in vLLM's form
+    return_meta_info: bool = False  # the same in SGLang's, which streams do not have
     blocks: tuple[int, ...] = ()  # hashes of the prompt's blocks, for the prefix cache
     cached_tokens: int = 0  # prompt tokens found in the cache; known with the first token
 
@@ -214,7 +215,13 @@ class Script:
             events.append(_event({**self._start, "choices": [], "usage": self._usage(output_tokens), **timed}))
         return events
 
-    def whole(self, counted: int, finish: bool = True, metrics: dict[str, float] | None = None) -> bytes:
+    def whole(
+        self,
+        counted: int,
+        finish: bool = True,
+        metrics: dict[str, float] | None = None,
+        meta_info: dict[str, float] | None = None,
+    ) -> bytes:
         """The JSON body of a response that is not streamed; its usage reports `counted` output tokens."""
         ask, words = self._ask, self.words(0, self._ask.output_tokens)
         text = words.decode() if ask.detokenize else ""
@@ -229,6 +236,7 @@ class Script:
         choice |= {"logprobs": None, "finish_reason": ask.finish_reason if finish else None}
         if self._trtllm:
             choice |= {"stop_reason": None, "disaggregated_params": None, "avg_decoded_tokens_per_iter": 1.0}
+        choice |= {"meta_info": {**meta_info, "cached_tokens": ask.cached_tokens}} if meta_info else {}
         value = {**self._start, "choices": [choice], "usage": self._usage(counted)}
         value |= {"metrics": metrics} if metrics else {}
         return _json(value | {"object": "chat.completion"} if self._chat else value)
@@ -289,6 +297,17 @@ def metrics(queue_ns: int, arrival_ns: int, first_ns: int, done_ns: int) -> dict
         "queue_time_ms": queue_ns / 1e6,
         "time_to_first_token_ms": (first_ns - arrival_ns - queue_ns) / 1e6,
         "generation_time_ms": (done_ns - first_ns) / 1e6,
+    }
+
+
+def meta_info(queue_ns: int, arrival_ns: int, first_ns: int, done_ns: int) -> dict[str, float]:
+    """The same timing as SGLang writes it into a choice: durations and instants in seconds."""
+    return {
+        "request_sent_to_scheduler_ts": arrival_ns / 1e9,
+        "queue_time": queue_ns / 1e9,
+        "prefill_finished_ts": first_ns / 1e9,
+        "decode_finished_ts": done_ns / 1e9,
+        "e2e_latency": (done_ns - arrival_ns) / 1e9,
     }
 
 

@@ -78,7 +78,8 @@ class SimServer:
         self._timed, self._pages = False, _PAGES
         if options.dialect == "trtllm":
             self._timed = _release(options.version) >= _TIMED_WITH_ANSWER
-            self._pages |= {"/prometheus/metrics"} if self._timed else {"/prometheus/metrics", "/perf_metrics"}
+            self._pages |= {"/prometheus/metrics", "/energy_metrics"} | (set() if self._timed else {"/perf_metrics"})
+        self._began_ns = time.monotonic_ns()
         self.plan = faults.parse(options.faults, options.seed)
         self.log = SendLog(options.log_events)
         self.max_body_bytes, self.buffer_bytes = options.max_body_bytes, options.buffer_bytes
@@ -281,6 +282,8 @@ class SimServer:
             raise dialect.refused("openai", text, status=401)
         if api:
             self._answer_generation(connection, incoming, api)
+        elif path == "/energy_metrics" and not self.options.watts:
+            self._reply(connection, incoming, 503, b'{"error":"Energy monitoring is not available"}')
         else:
             self._reply(connection, incoming, 200, *self._page(path))
 
@@ -293,6 +296,9 @@ class SimServer:
         if path == "/prometheus/metrics":
             text = self.tally.prometheus(self.pace, self.rules.model, *self._precisions)
             return text.encode(), "text/plain; version=0.0.4"
+        if path == "/energy_metrics":
+            joules = self.options.watts * (time.monotonic_ns() - self._began_ns) / 1e9
+            return msgspec.json.encode({"total_energy_j": round(joules, 4), "query_time": time.perf_counter()}), JSON
         if path == "/perf_metrics":
             return msgspec.json.encode(self.tally.drain()), JSON
         if path == "/metrics":

@@ -37,6 +37,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_num_tokens: int = 0  # longest prompt, as without chunked prefill; 0: only max_seq_len limits it
     seed: int = 0
     worse: float = 0.0  # share of the words of its answers that differ from those of a server without it
+    watts: float = 0.0  # constant power that /energy_metrics counts; 0: it says that it has none
     faults: str = ""
     api_key_file: str = ""  # requests to /v1/ with another key than the one in this file get 401
     cert: str = ""  # PEM files; both given: TLS

@@ -84,12 +84,14 @@ class _OpenAIChat(_Asked, kw_only=True):
     stream_options: _OpenAIStreamOptions | None = None
     max_completion_tokens: int | None = None
     include_metrics: bool = False  # vLLM's field, and its answer: the public API has neither
+    return_meta_info: bool = False  # SGLang's, of whole answers
 
 
 class _OpenAICompletion(_Asked, kw_only=True):
     prompt: str | list[int | str | list[int]]
     stream_options: _OpenAIStreamOptions | None = None
     include_metrics: bool = False  # as in chat
+    return_meta_info: bool = False
 
 
 _IGNORED: dict[str, dict[Any, str]] = {
@@ -181,6 +183,8 @@ def parse_request(body: bytes, api: Api, rules: RequestRules) -> ParsedRequest:
     if rules.dialect == "openai":
         if options is not None and options.continuous_usage_stats is not None:
             raise refused("openai", "Unknown parameter: 'stream_options.continuous_usage_stats'.", "stream_options")
+        if request.return_meta_info and request.stream:
+            raise refused("openai", "return_meta_info is not supported with streaming.", "return_meta_info")
         if request.model != rules.model:
             text = f"The model `{request.model}` does not exist or you do not have access to it."
             raise refused("openai", text, status=404, code="model_not_found")
@@ -204,6 +208,7 @@ def parse_request(body: bytes, api: Api, rules: RequestRules) -> ParsedRequest:
         continuous_usage=bool(include_usage and options.continuous_usage_stats),
         detokenize=getattr(request, "detokenize", True),
         include_metrics=getattr(request, "include_metrics", False),
+        return_meta_info=getattr(request, "return_meta_info", False),
         blocks=_blocks(content, input_tokens, rules.tokens_per_block),
     )
 

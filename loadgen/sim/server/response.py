@@ -115,16 +115,19 @@ class SimAnswer:
         return dialect.perf_headers(self.incoming.arrival_ns, self.first_ns or now_ns, now_ns, self._queue_ns())
 
     def _metrics(self, now_ns: int) -> dict[str, float] | None:
-        if not self.ask.include_metrics:
-            return None
-        return dialect.metrics(self._queue_ns(), self.incoming.arrival_ns, self.first_ns or now_ns, now_ns)
+        return dialect.metrics(*self._instants(now_ns)) if self.ask.include_metrics else None
+
+    def _instants(self, now_ns: int) -> tuple[int, int, int, int]:
+        return self._queue_ns(), self.incoming.arrival_ns, self.first_ns or now_ns, now_ns
 
     def _whole(self, now_ns: int) -> tuple[bytes, End]:
         """A response that is not a stream. Faults of streams apply where they have a meaning."""
         name = self.fault.name
         self.made, self.sent = self.ask.output_tokens, 1
         counted = self.made + (WRONG_COUNT if name == "wrong_count" else 0)
-        body = self._script.whole(counted, finish=name != "no_finish", metrics=self._metrics(now_ns))
+        meta_info = dialect.meta_info(*self._instants(now_ns)) if self.ask.return_meta_info else None
+        metrics = self._metrics(now_ns)
+        body = self._script.whole(counted, finish=name != "no_finish", metrics=metrics, meta_info=meta_info)
         if name == "malformed":
             body = body[:-5]
         elif name == "oversized":

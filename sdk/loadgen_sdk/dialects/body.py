@@ -102,10 +102,10 @@ def _value_fields(request: Request, quirk: Quirk, api: Api) -> dict[str, Any]:
 
 
 def asking_for_timing(
-    quirk: Quirk, headers: Sequence[tuple[str, str]], extra_body: Mapping[str, Any] | None
+    quirk: Quirk, headers: Sequence[tuple[str, str]], extra_body: Mapping[str, Any] | None, *, stream: bool
 ) -> tuple[tuple[tuple[str, str], ...], dict[str, Any] | None]:
     """The user's headers and body fields, and those that ask this kind of server for its account of each request."""
-    fields = merge(quirk.timing_fields, extra_body)
+    fields = merge(quirk.timing_fields if quirk.timing_streams or not stream else {}, extra_body)
     return (*quirk.timing_headers, *headers), fields or None
 
 

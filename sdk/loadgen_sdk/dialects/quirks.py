@@ -44,6 +44,7 @@ class Quirk(msgspec.Struct, frozen=True, kw_only=True):
     timing_fields: dict[str, Any] = {}  # the same as fields of the body; neither: it gives one unasked, or not at all
     reset_path: str = ""  # POST to this path empties the prefix cache; "": there is no such request
     reset_hint: str = ""  # what to do where that is refused
+    timing_streams: bool = True  # False: a stream that asks for it is refused, only whole answers have it
     reuse_s: float = 4.0  # reuse no connection that was idle for longer: most of these servers close it after 5 s
 
     def limit_field(self, api: Api, model: str) -> str:
@@ -68,8 +69,9 @@ _ROWS = (
         reset_path="/reset_prefix_cache",
         reset_hint="start it with VLLM_SERVER_DEV_MODE=1; requests in flight keep their blocks",
     ),
-    Quirk(
+    Quirk(  # its times are in the answer only where the server runs with --enable-metrics
         name="sglang", title="SGLang", forces=_EXACT, continuous_usage=True, checks_model=False,
+        timing_fields={"return_meta_info": True}, timing_streams=False,
         reset_path="/flush_cache", reset_hint="it flushes only while no request runs or waits",
     ),
     Quirk(

@@ -45,6 +45,7 @@ class _Choice(msgspec.Struct, gc=False):
     finish_reason: str | None = None
     token_ids: list[int] | None = None
     message: _Delta | None = None
+    meta_info: msgspec.Raw = ABSENT  # SGLang's account of a whole answer
 
 
 class _Details(msgspec.Struct, gc=False):
@@ -394,6 +395,8 @@ class Reading:
                     if choice.finish_reason:
                         self.finish_reason = choice.finish_reason
                         self.end = stamp
+                        if choice.meta_info is not ABSENT:
+                            self._keep_timing("meta_info", bytes(choice.meta_info))
                 if output:
                     previous_output = self.last_token
                     if previous_output >= 0:

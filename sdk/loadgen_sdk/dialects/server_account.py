@@ -114,6 +114,29 @@ def _llamacpp(form: Mapping[str, Any] | str) -> ServerAccount:
     )
 
 
+def _sglang(form: Mapping[str, Any] | str) -> ServerAccount:
+    """`meta_info` of SGLang, in whole answers only, in seconds. Its instants are all on one clock of the server."""
+    if isinstance(form, str):
+        return NO_ACCOUNT
+    queue = _of_seconds(form.get("queue_time"))
+    names = ("request_sent_to_scheduler_ts", "prefill_finished_ts", "decode_finished_ts")
+    arrival, first, last = (_of_seconds(form.get(name)) for name in names)
+    launch = [_of_seconds(form.get(f"prefill_launch_{part}")) for part in ("delay", "latency")]
+    launched = sum(launch) if min(launch) >= 0 else UNKNOWN  # all that older versions say of it
+    return ServerAccount(
+        queue=queue,
+        prefill=_first_known(_less(_less(first, arrival), queue), launched),
+        decode=_less(last, first),
+        cached=_count(form.get("cached_tokens")),
+        drafted=_count(form.get("spec_draft_token_num")),
+        accepted=_count(form.get("spec_accept_token_num")),
+    )
+
+
+def _of_seconds(seconds: Any) -> int:
+    return _ns(seconds * 1e3) if isinstance(seconds, int | float) and not isinstance(seconds, bool) else UNKNOWN
+
+
 HEADER = "server-timing"
 _FORMS: dict[str, Callable[[Mapping[str, Any] | str], ServerAccount]] = {
     "trtllm.perf_metrics": _trtllm,
@@ -121,4 +144,5 @@ _FORMS: dict[str, Callable[[Mapping[str, Any] | str], ServerAccount]] = {
     "metrics": _vllm,
     "nvext": _dynamo,
     "timings": _llamacpp,
+    "meta_info": _sglang,
 }

@@ -235,7 +235,7 @@ class _Asker:
 
     def ask_for_timing(self, quirk: Quirk) -> None:
         """Ask for the server's own account of each request from now on."""
-        self._headers, self._extra_body = asking_for_timing(quirk, self._headers, self._extra_body)
+        self._headers, self._extra_body = asking_for_timing(quirk, self._headers, self._extra_body, stream=self._stream)
 
     async def get(self, path: str) -> HttpAnswer:
         for _ in range(TRIES - 1):
