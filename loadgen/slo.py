@@ -29,11 +29,22 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
     quantile: float = 0.99
 
 
+class TaskTerm(msgspec.Struct, frozen=True, kw_only=True):
+    """What was promised of tasks and conversations: at least `share` of them end `within_ns`, and never wait longer
+    than `wait_ns` for the first token of an answer. None: no such limit.
+    """
+
+    within_ns: int | None = None
+    wait_ns: int | None = None
+    share: float = 0.99
+
+
 class Slo(msgspec.Struct, frozen=True, kw_only=True):
-    """An SLO: the terms, and optionally the minimum share of requests that meet all terms."""
+    """An SLO: the terms, optionally the minimum share of requests that meet all terms, and a promise about tasks."""
 
     terms: tuple[Term, ...] = ()
     goodput_share: float | None = None
+    task: TaskTerm | None = None
 
 
 class StopRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,3 +70,10 @@ def name(metric: str, quantile: float) -> str:
 def promise(metric: str, quantile: float, limit_ms: float) -> str:
     """A term in words: `TTFT p99 at most 2,000 ms`, the limit as it was written."""
     return f"{name(metric, quantile)} at most {limit_ms:,.10g} ms"
+
+
+def task_promise(within_ms: float | None, wait_ms: float | None) -> str:
+    """What was promised of each task: `within 90 s and never waiting over 2 s`."""
+    limits = [f"within {within_ms / 1000:,.10g} s"] if within_ms is not None else []
+    limits += [f"never waiting over {wait_ms / 1000:,.10g} s"] if wait_ms is not None else []
+    return " and ".join(limits)

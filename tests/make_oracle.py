@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -324,6 +325,12 @@ READ: dict[str, list[list[str]]] = {
 }
 
 
+def blocks(page: str) -> list[str]:
+    """A hash for each part of a page: two changes of different parts do not touch the same line."""
+    parts = re.split(r"(?=<(?:style|script|header|section|details|table|figure|svg|h[1-6]|footer)\b)", page)
+    return [f"{re.split('[ >]', part, maxsplit=1)[0]} {sha(part)[:16]}" for part in parts if part.strip()]
+
+
 def read(name: str, where: Path) -> list[dict[str, Any]]:
     """What the commands print of a folder, and `loadgen.load` gives: all of it, as nothing is measured here."""
     with tarfile.open(FOLDERS / f"{name}.tar.xz") as packed:
@@ -334,7 +341,7 @@ def read(name: str, where: Path) -> list[dict[str, Any]]:
         {"call": " ".join(call), "exit": code, "stdout": shown(out), "stderr": err.splitlines()}
         for call, (code, out, err) in zip(READ[name], told, strict=True)
     ]
-    found += [{"page": page.name, "sha256": sha(page.read_bytes())} for page in where.glob("*.html")]
+    found += [{"page": page.name, "blocks": blocks(page.read_text("utf-8"))} for page in where.glob("*.html")]
     for run in sorted(path.parent for path in (where / name).rglob("run.json")):
         result = loadgen.load(run)
         given: dict[str, Any] = {"load": run.relative_to(where).as_posix(), "exit": result.exit_code}

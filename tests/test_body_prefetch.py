@@ -29,7 +29,8 @@ def go(folder: Path, turns: str = "", begun: Any = None, **flags: str) -> tuple[
     folder.mkdir(exist_ok=True)
     file = folder / "w.yaml"
     length = "{uniform: {min: 16, max: 48}}"  # 8 of them are the template of the simulated server
-    file.write_text(f"name: many\nrequests: {{input_tokens: {length}, output_tokens: 4{turns}}}\n")
+    requests = turns if turns.startswith("{") else f"{{input_tokens: {length}, output_tokens: 4{turns}}}"
+    file.write_text(f"name: many\nrequests: {requests}\n")
     made = load(str(file), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
     with embedded.start(Options(ttft="8ms", itl="0.2ms", log_bodies=True)) as server:
         told = Settings(url=server.url, model="sim", server="trtllm", out=folder / "out")
@@ -58,6 +59,10 @@ def test_bodies_are_read_back_in_any_order(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 TURNS = ", turns: {count: 3, tool_result_tokens: 5}"
+STEPS = """{tools: {look: {time: 3ms, result_tokens: 9}}, steps: {
+  a: {input_tokens: 30, output_tokens: 4},
+  b: {after: a, context: new, input_tokens: 20, output_tokens: 4, tool: look, turns: {empirical: [1, 2]}, parallel: 2},
+  c: {after: [a, b], output_tokens: 4}}}"""
 REAL = ", turns: {count: 3, tool_result_tokens: 5, history: server}"
 
 
@@ -69,6 +74,8 @@ REAL = ", turns: {count: 3, tool_result_tokens: 5, history: server}"
         (TURNS, {"request_rate": "100", "num_requests": "50"}),
         (TURNS, {"concurrency": "7", "num_requests": "50"}),
         (REAL, {"concurrency": "7", "num_requests": "50"}),
+        (STEPS, {"request_rate": "100", "num_requests": "30"}),
+        (STEPS, {"concurrency": "7", "num_requests": "30"}),
         ("", {"request_rate": "300", "num_requests": "120", "warmup": "40req"}),
         ("", {"request_rate": "inf", "num_requests": "120", "max_in_flight": "30"}),
     ],

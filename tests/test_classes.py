@@ -106,11 +106,6 @@ def test_a_request_has_the_lengths_model_and_priority_of_its_class_and_shares_a_
         (CLASSES.replace("output_tokens: 20", "output_tokens: 0"), "mix.yaml:4:", "greater than or equal to 1"),
         (CLASSES + "requests: {input_tokens: 1, output_tokens: 1}", "mix.yaml:1:", "has both requests and classes"),
         ("classes: {}", "mix.yaml:2:", "must not be empty"),
-        (
-            CLASSES.replace(
-                "output_tokens: 20", "output_tokens: 20, turns: {count: 2, tool_result_tokens: 5}"
-            ), "mix.yaml:4:", "has turns",
-        ),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_classes_is_said_with_its_line(tmp_path: Path, classes: str, place: str, what: str) -> None:

@@ -140,17 +140,21 @@ def test_each_turn_repeats_the_one_before_it_word_for_word():
         assert CL100K.count(now[len(before)]["content"]) == made[30 + turn - 1].max_tokens
 
 
+def replies(*texts: str) -> dict[int, prompts.AssistantTurn]:
+    return {turn: prompts.AssistantTurn(text) for turn, text in enumerate(texts)}
+
+
 def test_real_replies_take_the_place_of_scripted_ones():
     made = built(system_tokens=3, turns=talk(3, history="server"))
-    request, scripted = made.turn_with(5, ["first", "second"]), made[5]
+    request, scripted = made.turn_with(5, replies("first", "second")), made[5]
     assert made.history == "server"
     assert [m["content"] for m in request.messages if m["role"] == "assistant"] == ["first", "second"]
     assert [m for m in request.messages if m["role"] != "assistant"] == [
         m for m in scripted.messages if m["role"] != "assistant"
     ]
     assert request.input_tokens is None
-    with pytest.raises(ValueError, match="not 1"):
-        made.turn_with(5, ["first"])
+    with pytest.raises(ValueError, match="turns \\[1\\]"):
+        made.turn_with(5, replies("first"))
 
 
 def test_fingerprint_is_the_same_however_the_requests_are_spread():
@@ -183,7 +187,7 @@ def test_fingerprint_of_server_history_leaves_the_replies_out():
     made = built(turns=talk(2, history="server"))
     digest = prompts.Digest(replies=False)
     digest.add(0, made[0])
-    digest.add(1, made.turn_with(1, ["what the server said"]))
+    digest.add(1, made.turn_with(1, replies("what the server said")))
     assert digest.hexdigest() == prompts.fingerprint(made, 2)
 
 

@@ -204,7 +204,7 @@ def test_tool_time_is_a_function_of_seed_conversation_and_turn(
     assert (pauses[:, 0] == 0).all()
     assert low <= pauses[:, 1:].min() <= pauses[:, 1:].max() <= high
     assert pauses[:, 1:].mean() / MS == pytest.approx(mean, rel=0.03)
-    assert [many.pauses.of(chain) for chain in (0, 203, 204, 2999)] == pauses[[0, 203, 204, 2999], 1:].tolist()
+    assert [many.chains.pauses(chain) for chain in (0, 203, 204, 2999)] == pauses[[0, 203, 204, 2999], 1:].tolist()
     if low != high:
         assert len(np.unique(pauses[:, 1:])) > 1
         other = timetable.build(workload(closed(8, count=3000), turns=5, tool_time=tool_time), 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import pickle
@@ -606,9 +607,13 @@ def test_packaged_lists_them_all() -> None:
 
 def fits(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
     """JSON Schema, as much of it as ours uses; a keyword that is not known here fails loudly."""
+
+    def named(key: str) -> bool:
+        return any(re.search(pattern, key) for pattern in schema.get("patternProperties", ()))
+
     kinds = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool}
     checks = {
-        "$ref": lambda rule: fits(value, root["$defs"][rule.removeprefix("#/$defs/")], root),
+        "$ref": lambda rule: fits(value, functools.reduce(lambda at, key: at[key], rule.split("/")[1:], root), root),
         "anyOf": lambda rules: any(fits(value, rule, root) for rule in rules),
         "oneOf": lambda rules: sum(fits(value, rule, root) for rule in rules) == 1,
         "not": lambda rule: not fits(value, rule, root),
@@ -625,7 +630,24 @@ def fits(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
             not isinstance(value, dict)
             or all(fits(inner, rule[key], root) for key, inner in value.items() if key in rule)
         ),
-        "additionalProperties": lambda rule: not isinstance(value, dict) or set(value) <= set(schema["properties"]),
+        "additionalProperties": lambda rule: (
+            not isinstance(value, dict)
+            or all(
+                fits(inner, rule, root) if rule else key in schema.get("properties", ()) or named(key)
+                for key, inner in value.items()
+            )
+        ),
+        "patternProperties": lambda rule: (
+            not isinstance(value, dict)
+            or all(
+                fits(inner, rule[pattern], root)
+                for key, inner in value.items()
+                for pattern in rule
+                if re.search(pattern, key)
+            )
+        ),
+        "minProperties": lambda rule: not isinstance(value, dict) or len(value) >= rule,
+        "maxProperties": lambda rule: not isinstance(value, dict) or len(value) <= rule,
         "items": lambda rule: not isinstance(value, list) or all(fits(inner, rule, root) for inner in value),
         "minItems": lambda rule: not isinstance(value, list) or len(value) >= rule,
         "minLength": lambda rule: not isinstance(value, str) or len(value) >= rule,

@@ -136,7 +136,7 @@ def takes(
             }
             for name, group in groups.items():
                 values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
-            if table:
+            if "given" in own:
                 root = context.find_root()
                 values["given"] = Given(
                     context.info_name or "",

@@ -5,17 +5,17 @@ Parses flags, reads the sources (or searches a simulated machine), prints; the a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loadgen import child_process
+from loadgen.cli.options import Given, takes
 from loadgen.errors import OK, Fault, Faults, UserError, meant
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 SIMULATED, PUBLISHED = "sim:", "published:"
 
 
+@takes(only=())
 def size(
+    given: Given,
     profile: Annotated[str, typer.Argument(metavar="workload", help="qa, rag, summarization, agentic, or your own.")],
     sources: Annotated[
         list[str],
@@ -96,7 +98,7 @@ def size(
     faults: list[Fault] = []
     for source in sources:
         try:
-            measured, evidence = _source(source, profile, slo or [], gpus, allow_invalid=allow_invalid)
+            measured, evidence = _source(source, profile, slo or [], gpus, given.call, allow_invalid=allow_invalid)
             at = None
             if book is not None:
                 if evidence is None and source not in chosen:
@@ -172,7 +174,13 @@ def _chosen(texts: Sequence[str], sources: Sequence[str]) -> dict[str, str]:
 
 
 def _source(
-    source: str, profile: str, slo: Sequence[str], gpus: int | None, *, allow_invalid: bool
+    source: str,
+    profile: str,
+    slo: Sequence[str],
+    gpus: int | None,
+    call: Callable[[list[str]], int],
+    *,
+    allow_invalid: bool,
 ) -> tuple[MeasuredRate, Evidence | None]:
     """What a source was seen to carry, and the evidence; None of a published figure."""
     from loadgen.cli.capacity import measured_rate
@@ -180,12 +188,12 @@ def _source(
 
     if source.startswith(PUBLISHED):
         return _published(source.removeprefix(PUBLISHED), profile), None
-    folder = _searched(source, profile, slo) if source.startswith(SIMULATED) else Path(source)
+    folder = _searched(source, profile, slo, call) if source.startswith(SIMULATED) else Path(source)
     evidence = inputs.read_evidence([folder], allow_invalid=allow_invalid)[0]
     return replace(measured_rate(evidence, profile, gpus), name=source), evidence
 
 
-def _searched(source: str, profile: str, slo: Sequence[str]) -> Path:
+def _searched(source: str, profile: str, slo: Sequence[str], call: Callable[[list[str]], int]) -> Path:
     """The folder of a search on a simulated machine, which is run now or was run before under the same SLO."""
     under = hashlib.sha256("\n".join(slo).encode()).hexdigest()[:6]  # another SLO is another search
     folder = Path("results") / f"size-{Path(profile).stem}-{Path(source.removeprefix(SIMULATED)).stem}-{under}"
@@ -193,7 +201,9 @@ def _searched(source: str, profile: str, slo: Sequence[str]) -> Path:
     for term in slo:
         arguments += ["--slo", term]
     print(f"loadgen {' '.join(arguments)}", file=sys.stderr)
-    if subprocess.run(child_process.command("loadgen", *arguments), stdout=sys.stderr, check=False).returncode != OK:
+    with contextlib.redirect_stdout(sys.stderr):
+        code = call(arguments)
+    if code != OK:
         raise UserError("the search found no load that holds", source, "see its lines above; a wider --slo")
     return folder
 

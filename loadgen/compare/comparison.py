@@ -311,7 +311,7 @@ def _change(before: float | None, after: float | None, *, is_share: bool) -> flo
     return after - before if is_share else after / before - 1
 
 
-_OF_CLASS = ("requests", "bytes", "load", "tokens", "ttft_ms", "tpot_ms", "e2e_ms", "goodput")
+_OF_CLASS = ("requests", "bytes", "load", "tokens", "ttft_ms", "tpot_ms", "e2e_ms", "goodput", "sessions")
 
 
 def _of_classes(

@@ -12,9 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_EVEN, Decimal
 
+import msgspec
+
 from loadgen.cost.evidence import Evidence, notes
 from loadgen.cost.prices import NO_SOURCE, UNDATED, Energy, Owned, PerToken, Price, Rented
 from loadgen.errors import UserError
+from loadgen.metrics.blocks import Sessions
 from loadgen.metrics.summary import Summary
 from loadgen.results.capacity import Capacity, RateInterval, replications
 
@@ -84,6 +87,14 @@ class Power:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClassCost:
+    """What the units of one class cost. It pays for its own tokens, or for its share of the machines' time."""
+
+    tokens_share: Decimal  # of all prompt and output tokens: its share of the machines
+    costs: Mapping[str, Cost | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredEnergy:
     """What the accelerators of the runs used while the load was steady: beside `Power`, which is by the price file.
 
@@ -114,6 +125,7 @@ class Offer:
     power: Power | None
     measured: MeasuredEnergy | None
     notes: tuple[str, ...]
+    classes: Mapping[str, ClassCost]  # {} where all requests are of one kind
 
 
 def decimal(number: float) -> Decimal:
@@ -153,7 +165,7 @@ def basis(evidence: Evidence) -> Basis:
 
 def _rates(summary: Summary, *, whole: bool) -> dict[str, float | None]:
     """The steady rates of a run; `whole`: those from the first due request to the last output, LoadGen's of Offline."""
-    load, goodput, sessions, tokens = summary.load, summary.goodput, summary.sessions, summary.tokens
+    load, goodput, sessions, tokens = summary.load, summary.goodput, _tasks(summary), summary.tokens
     if whole:
         requests, good, output, total = load.completed_rps, goodput.rps, tokens.output_per_s, tokens.total_per_s
         tasks = sessions.ok_per_s if sessions is not None else None
@@ -168,6 +180,11 @@ def _rates(summary: Summary, *, whole: bool) -> dict[str, float | None]:
         OUTPUT: None if output is None else output / 1e6,
         TOTAL: None if total is None else total / 1e6,
     }
+
+
+def _tasks(summary: Summary) -> Sessions | None:
+    """The tasks of a run; None beside classes of single requests, for which the tasks would pay too."""
+    return None if any(part.sessions is None for part in summary.classes) else summary.sessions
 
 
 def _totals(summaries: tuple[Summary, ...]) -> Basis:
@@ -189,7 +206,7 @@ def _totals(summaries: tuple[Summary, ...]) -> Basis:
         counts={
             REQUEST: Decimal(sum(summary.requests.ok for summary in summaries)),
             GOOD: added([summary.goodput.good for summary in summaries]) if valid else None,
-            TASK: added([None if s.sessions is None else s.sessions.ok for s in summaries]),
+            TASK: added([None if (tasks := _tasks(s)) is None else tasks.ok for s in summaries]),
             OUTPUT: output_ok / MILLION,
             TOTAL: (input_ok + output_ok) / MILLION,
         },
@@ -259,8 +276,18 @@ def energy_per_hour(energy: Energy | None) -> Decimal:
     return (energy.watts - energy.idle_watts) / KILO * energy.pue * energy.per_kwh
 
 
-def cost(basis: Basis, price: Price, gpus: int | None, unit: str, utilization: Decimal = Decimal(1)) -> Cost | None:
-    """What one `unit` costs; None when none was measured. Only the machines' part is divided by utilization."""
+def cost(
+    basis: Basis,
+    price: Price,
+    gpus: int | None,
+    unit: str,
+    utilization: Decimal = Decimal(1),
+    share: Decimal = Decimal(1),
+) -> Cost | None:
+    """What one `unit` costs; None when none was measured. Only the machines' part is divided by utilization.
+
+    `share`: of the machines, which is what a class of requests pays.
+    """
     count, rate = basis.counts[unit], basis.rates[unit]
     if not count:
         return None
@@ -273,7 +300,7 @@ def cost(basis: Basis, price: Price, gpus: int | None, unit: str, utilization: D
     else:
         if not rate or gpus is None:
             return None
-        count_paid, per_hour = machines(price, gpus), HOUR_S * rate
+        count_paid, per_hour = machines(price, gpus) * share, HOUR_S * rate
         amounts[MACHINES] = sum(hourly(price).values(), Decimal(0)) * count_paid / per_hour / utilization
         if load_energy := energy_per_hour(price.energy):
             amounts[ENERGY] = load_energy * count_paid / per_hour
@@ -327,7 +354,43 @@ def offer(evidence: Evidence, price: Price, name: str, at: str, *, gpus: int | N
         power=_power(rate_basis, price, gpus),
         measured=_measured(evidence.summaries, None if isinstance(price, PerToken) else price.energy),
         notes=tuple(_notes(evidence, rate_basis, price, gpus)),
+        classes=_classes(evidence, rate_basis, price, gpus, utilization),
     )
+
+
+def _classes(
+    evidence: Evidence, whole: Basis, price: Price, gpus: int | None, utilization: Decimal
+) -> dict[str, ClassCost]:
+    """What each class costs: of each unit as many per second as the whole rate has of it in proportion."""
+    requests = whole.counts[REQUEST]
+    parts: dict[str, ClassCost] = {}
+    for name in [part.name for part in evidence.summary.classes]:
+        own = [_of_class(summary, name) for summary in evidence.summaries]
+        if None in own or not requests:
+            continue
+        totals = _totals(tuple(summary for summary in own if summary is not None))
+        rate = whole.rates[REQUEST]
+        rates = {
+            unit: None if rate is None or count is None else rate * count / requests
+            for unit, count in totals.counts.items()
+        }
+        all_tokens, tokens = whole.counts[TOTAL], totals.counts[TOTAL]
+        share = tokens / all_tokens if tokens is not None and all_tokens else Decimal(0)
+        class_basis = replace(totals, rates=rates, low=whole.low, high=whole.high, confidence=whole.confidence)
+        costs = {unit: cost(class_basis, price, gpus, unit, utilization, share) for unit in UNITS}
+        parts[name] = ClassCost(tokens_share=share, costs=costs)
+    return parts
+
+
+def _of_class(summary: Summary, name: str) -> Summary | None:
+    """A summary with the counts of one class; None where it has none of this name or their tokens are not known."""
+    part = next((one for one in summary.classes if one.name == name), None)
+    if part is None or part.tokens.input is None or part.tokens.output is None:
+        return None
+    return msgspec.structs.replace(
+        summary, requests=part.requests, tokens=part.tokens, goodput=part.goodput, sessions=part.sessions,
+        bytes=part.bytes, classes=(),
+    )  # fmt: skip
 
 
 def _power(basis: Basis, price: Price, gpus: int | None) -> Power | None:

@@ -13,11 +13,12 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from time import process_time
+from typing import Any
 
 import msgspec
 from loadgen_sdk.request import Completion, Request
 
-from loadgen.requests.prompts import Digest, Prompts
+from loadgen.requests.prompts import AssistantTurn, Digest, Prompts
 from loadgen.results.record import Built
 
 BLOCK_BYTES = 1 << 20
@@ -31,6 +32,14 @@ def built_of(request: Request) -> Built:
     """What is known of a request without its answer."""
     tokens = -1 if request.input_tokens is None else request.input_tokens
     return Built(tokens, request.input_source or "", -1 if request.max_tokens is None else request.max_tokens)
+
+
+def _calls(done: Completion) -> tuple[dict[str, Any], ...]:
+    """The calls of tools in an answer, as the messages of later requests have them."""
+    return tuple(
+        {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
+        for call in done.tool_calls
+    )
 
 
 class _StoredBodies:
@@ -69,7 +78,7 @@ class Bodies:
         self._stored = [_StoredBodies() for _ in range(stages)]
         self._input_source = ""
         self._real_history = prompts.history == "server"
-        self._replies: dict[int, list[str]] = {}
+        self._replies: dict[int, dict[int, AssistantTurn]] = {}  # conversation -> place of a turn -> its answer
         self._built_late: dict[int, Built] = {}
         self.digest = Digest(replies=not self._real_history)
         self.sent_bytes = Digest()  # of the bodies themselves
@@ -118,7 +127,7 @@ class Bodies:
 
     def body(self, stage: int, number: int) -> bytes:
         """The bytes to send for this request."""
-        if self._real_history and number % self._prompts.turns:
+        if self._real_history and self._prompts.follows_replies(number):
             return self._with_replies(number)
         stored = self._stored[stage]
         position = stored.find(number)
@@ -145,7 +154,7 @@ class Bodies:
     def _with_replies(self, number: int) -> bytes:
         turns = self._prompts.turns
         conversation = number // turns
-        request = self._prompts.turn_with(number, self._replies.get(conversation, []))
+        request = self._prompts.turn_with(number, self._replies.get(conversation, {}))
         if (answer_id := self._answer_ids.get(conversation)) and request.messages:
             extra = request.extra | {"previous_response_id": answer_id}
             request = msgspec.structs.replace(request, messages=request.messages[-1:], extra=extra)
@@ -163,16 +172,18 @@ class Bodies:
         return Built(stored.tokens[position], self._input_source, stored.asked_output[position])
 
     def answered(self, number: int, done: Completion) -> None:
-        """Keep the reply if the next turn of the conversation has to send it."""
+        """Keep the answer if later turns of the conversation have to send it."""
         if self._real_history:
-            conversation, turn = divmod(number, self._prompts.turns)
-            if turn + 1 < self._prompts.turns and done.failure is None:
-                self._replies.setdefault(conversation, []).append(done.text or "")
-                if self._linked and done.response_id:
-                    self._answer_ids[conversation] = done.response_id
-            else:
+            conversation, place = divmod(number, turns := self._prompts.turns)
+            if place == 0 and turns > 1:
+                self._replies[conversation] = {}
+            if place + 1 == turns or done.failure is not None:
                 self._replies.pop(conversation, None)
                 self._answer_ids.pop(conversation, None)
+            elif (replies := self._replies.get(conversation)) is not None:
+                replies[place] = AssistantTurn(done.text or "", _calls(done))
+                if self._linked and done.response_id:
+                    self._answer_ids[conversation] = done.response_id
 
     def close(self) -> None:
         self._file.close()

@@ -42,7 +42,8 @@ class BodyPrefetch(Bodies):
     """As `Bodies`, but another process builds. Create it in a running loop, `await filled()`, then send."""
 
     def __init__(self, job: Job, part: Schedule, prompts: Prompts) -> None:
-        super().__init__(prompts, preparer(job), 0, linked=job.settings.api == "responses")
+        linked = job.settings.api == "responses" and getattr(job.workload.requests, "turns", None) is not None
+        super().__init__(prompts, preparer(job), 0, linked=linked)
         self._part = part
         self._received: dict[int, tuple[bytes, Built]] = {}
         self._received_bytes = 0
@@ -72,7 +73,7 @@ class BodyPrefetch(Bodies):
         self._loop.add_reader(self._read_fd, self._read)
         for stage, span in enumerate(part.stages):
             lanes = [lane for lane in part.own_lanes(span) if span.chains is None or lane < span.chains]
-            self._request([(span.first_chain + lane) * part.turns for lane in lanes])
+            self._request([part.first_number(span.first_chain + lane) for lane in lanes])
             self._refill(stage)
 
     async def filled(self) -> None:
@@ -85,7 +86,7 @@ class BodyPrefetch(Bodies):
 
     def body(self, stage: int, number: int) -> bytes:
         self._request_following(stage, number, starts=True)
-        if self._real_history and number % self._prompts.turns:
+        if self._real_history and self._prompts.follows_replies(number):
             return self._with_replies(number)
         entry = self._take(number)
         if entry is None:
@@ -118,16 +119,16 @@ class BodyPrefetch(Bodies):
     def _request_following(self, stage: int, number: int, *, starts: bool) -> None:
         """A request starts, or never will: request the bodies that may follow it. `starts`: it starts."""
         turns = self._part.turns
-        chain, turn = divmod(number, turns)
+        chain = number // turns
         span = self._part.stages[stage]
         wanted = []
-        if starts and turn + 1 < turns and not self._real_history:
-            wanted.append(number + 1)
-        if turn == 0:
+        if starts and turns > 1:
+            wanted += [one for one in self._part.following(number) if not self._prompts.follows_replies(one)]
+        if number == self._part.first_number(chain):
             if span.lanes:
-                next_chain = chain - span.first_chain + span.lanes
-                if span.chains is None or next_chain < span.chains:
-                    wanted.append(number + span.lanes * turns)
+                next_chain = chain + span.lanes
+                if span.chains is None or next_chain < span.first_chain + span.chains:
+                    wanted.append(self._part.first_number(next_chain))
             else:
                 self._window_sizes[stage] -= 1
         self._request(wanted)
@@ -204,7 +205,7 @@ def _window(part: Schedule, span: StageSpan) -> Iterator[int]:
     """Numbers of the first turns of this share's chains, in order. None for a closed loop, where each lane asks."""
     if not span.lanes:
         for chain in range(part.part, len(span.offsets), part.parts):
-            yield (span.first_chain + chain) * part.turns
+            yield part.first_number(span.first_chain + chain)
 
 
 def preparer(job: Job) -> Callable[[Request], bytes]:

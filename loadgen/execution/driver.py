@@ -13,7 +13,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import monotonic_ns
-from typing import Protocol
+from typing import Any, Protocol
 
 from loadgen_sdk.dialects.reader import Flow
 from loadgen_sdk.request import Completion, Failure
@@ -49,7 +49,9 @@ class Sender(Protocol):
         *,
         name: str,
         asked_output: int,
-    ) -> object: ...
+        **more: Any,
+    ) -> object:
+        """`more`, for requests of conversations and tasks: `sink` of output events, `more` header lines."""
 
     def cancel(self, exchange: object, failure: Failure) -> None: ...
 
@@ -95,8 +97,10 @@ class Driver:
         max_in_flight: int | None = None,
         worker: int = 0,
         run_id: str = "",
+        session_header: str | None = None,
         redact: Callable[[str], str] = str,
     ) -> None:
+        self._schedule, self._session_header = schedule, session_header
         self._dispatcher = Dispatcher(schedule, max_in_flight=max_in_flight)
         self._bodies, self._clients, self._wire, self._spool = bodies, clients, wire, spool
         self._numbers_by_stage = numbers
@@ -208,9 +212,38 @@ class Driver:
             self._timelines[start.stage].flow,
             name=f"{self._run_id}-{number}",
             asked_output=built.asked_output,
+            **(self._of_session(start) if start.session >= 0 else {}),
         )
         if number in self._in_flight:  # not there if it failed at once because no socket was free
             self._in_flight[number] = (target, exchange)
+
+    def _of_session(self, start: Start) -> dict[str, Any]:
+        """What is said with a request of a conversation or task: its session, and where its user goes away."""
+        more: dict[str, Any] = {}
+        if self._session_header is not None:
+            more["more"] = f"{self._session_header}: {self._run_id}-{start.session}\r\n".encode("latin-1")
+        leaving = self._schedule.chains.of(start.session).leaving
+        if leaving is not None and leaving.turn == start.turn:
+            events_left = leaving.tokens
+
+            def hear(text: str, reasoning: str, at: int) -> None:
+                nonlocal events_left
+                events_left -= 1
+                if not events_left:  # not from within the reading of its events
+                    asyncio.get_running_loop().call_soon(self._abandon, start.number)
+
+            more["sink"] = hear
+        return more
+
+    def _abandon(self, number: int) -> None:
+        """The user of a task goes away: end this request, and those in flight beside it."""
+        if number not in self._in_flight:  # its last event came in the same read
+            return
+        for one in (number, *self._dispatcher.beside(number)):
+            target, exchange = self._in_flight[one]
+            self._clients[target].cancel(
+                exchange, Failure("abandoned", "its user went away in the middle of an answer")
+            )
 
     def _build_ahead(self) -> bool:
         """Called when there is no traffic: build one body of a load without end. True if there may be more to do."""
@@ -248,7 +281,8 @@ class Driver:
             step := self._chain_step[start.stage]
         ):  # stage without a count: the lane may go on to its next chain
             pause = self._selection.pause_ns(number - start.turn + step)
-        dispatcher.finished(number, done.done - self.start_ns, failure is None, pause)
+        why = "abandoned" if failure is not None and failure.kind == "abandoned" else "previous_turn_failed"
+        dispatcher.finished(number, done.done - self.start_ns, failure is None, pause, why)
         if self._starting:
             return
         if dispatcher.next_ns() is not None:

@@ -106,10 +106,10 @@ def _has_own_start(stage: Stage, begin: Begin, leave_out: bool) -> bool:
 
 def mean_lengths(requests: Any) -> tuple[float, float]:
     """Mean prompt and asked output tokens of the first requests."""
+    numbers = list(requests.numbers(SAMPLE))
     if hasattr(requests, "asked_output"):
-        numbers = range(SAMPLE)
         return fmean(map(requests.asked_input, numbers)), fmean(map(requests.asked_output, numbers))
-    sample = [requests[number] for number in range(SAMPLE)]
+    sample = [requests[number] for number in numbers]
     output_tokens = [request.max_tokens or UNKNOWN_TOKENS for request in sample]
     return fmean(request.input_tokens or 0 for request in sample), fmean(output_tokens)
 

@@ -142,6 +142,13 @@ def _extra_body(value: Any) -> dict[str, Any]:
     return body
 
 
+def _header_name(value: Any) -> str:
+    """The name of a header, like X-Session-ID."""
+    if not isinstance(value, str) or not _HEADER_NAME.fullmatch(value):
+        raise Faults([UserError("no name of a header", f"--session-header {value}", "like X-Session-ID")])
+    return value
+
+
 def _headers(value: Any) -> tuple[tuple[str, str], ...]:
     """The pairs of a mapping, of pairs, or of texts like NAME: VALUE and NAME=VALUE."""
     given = value.items() if isinstance(value, Mapping) else (value,) if isinstance(value, str) else value
@@ -239,6 +246,9 @@ class RunOptions(TypedDict, total=False):
     route: Annotated[str, Option("--route WAY",
         "With several targets: round-robin, least-in-flight, or sticky per conversation; auto chooses.",
         default="auto", parse=_choice("auto", "round-robin", "least-in-flight", "sticky"))]
+    session_header: Annotated[str | None, Option("--session-header NAME",
+        "A header that names the conversation or task of a request, for routers that keep a session in place.",
+        parse=_header_name)]
     on_target_failure: Annotated[str, Option("--on-target-failure WHAT",
         "When a target stops answering: continue, or stop the run.",
         default="continue", parse=_choice("continue", "stop"))]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +28,7 @@ from loadgen.schedule import timetable as schedule
 from loadgen.schedule.timetable import Schedule
 from loadgen.server_metrics.scraper import PagesAsked
 from loadgen.sim.server.options import PHYSICAL
-from loadgen.workload import Workload
+from loadgen.workload import Mix, Task, Workload
 
 EVENTS_EACH = 10_000  # output events/s per worker for `auto`: about half of what a worker can handle
 LANES_EACH = 64  # closed-loop lanes per worker for `auto`: the rate of a closed loop is not known in advance
@@ -91,6 +92,7 @@ class Settings:
     targets: tuple[Endpoint, ...] = ()
     route: Route = "auto"
     server_metrics: tuple[str, ...] = ("auto",)  # or off, drain, or URLs of pages: `server_metrics.scraper`
+    session_header: str | None = None  # a header with the session of each request of a conversation or task
     server_timing: bool = False  # ask for the server's own account of each request
     reset_cache: bool = False  # empty the servers' prefix caches before the load
     energy: tuple[str, ...] = ("auto",)  # or off, nvidia-smi, or URLs of pages: `server_metrics.scraper`
@@ -212,14 +214,14 @@ def workers(timetable: Schedule, requests: Prompts, max_in_flight: int | None, c
     """
     if any(span.dynamic for span in timetable.stages[:-1]):
         return 1
-    output_tokens = [requests[number].max_tokens or 0 for number in range(min(timetable.slots or 100, 100))]
+    output_tokens = [requests[number].max_tokens or 0 for number in requests.numbers(min(timetable.slots or 100, 100))]
     events = statistics.fmean(output_tokens) if output_tokens else 0.0
     useful = 1
     for span in timetable.stages:
         if span.lanes:
             useful = max(useful, -(-span.lanes // LANES_EACH))
         else:
-            rate = min(span.offered_rps or 0.0, len(span.offsets) * timetable.turns)
+            rate = min(span.offered_rps or 0.0, span.slots or 0)
             useful = max(useful, math.ceil(rate * events / EVENTS_EACH))
     return max(1, min(cores, useful, max_in_flight or cores))
 
@@ -233,7 +235,7 @@ def _check_limits(plan: Plan, *, here: bool) -> None:
     """Raises Faults if the plan needs more workers, files or ports than there are. `here`: runs on this machine."""
     job, timetable = plan.job, plan.timetable
     settings, in_flight_limit = job.settings, job.workload.max_in_flight
-    faults: list[Fault] = list(resource_limits.unusable(settings.sources))
+    faults: list[Fault] = [*resource_limits.unusable(settings.sources), *_faults_of_tasks(job.workload, settings)]
     if here and settings.workers > MOST_PER_CORE * resource_limits.cpus():
         what = f"{settings.workers:,} worker processes on {resource_limits.cpus()} core(s)"
         faults.append(UserError(what, f"--workers {settings.workers}", "--workers auto: a core each, if there is work"))
@@ -253,3 +255,17 @@ def _check_limits(plan: Plan, *, here: bool) -> None:
         )
     if faults:
         raise Faults(faults)
+
+
+def _faults_of_tasks(workload: Workload, settings: Settings) -> Iterator[UserError]:
+    """What the tasks of a workload ask for and these settings do not give."""
+    requests = workload.requests
+    parts = [one.requests for one in requests.classes.values()] if isinstance(requests, Mix) else [requests]
+    tasks = [part for part in parts if isinstance(part, Task)]
+    if any(task.tools for task in tasks) and settings.api != "chat":
+        yield UserError("calls of tools are messages of a chat", f"--api {settings.api}", "--api chat")
+    if any(task.abandoned for task in tasks) and not settings.stream:
+        hint = "leave it out, or abandoned: out of the workload"
+        yield UserError("nobody goes away in the middle of an answer that comes whole", "--no-stream", hint)
+    if settings.session_header is not None and settings.client == "openai":
+        yield UserError("a header per session is not sent by the openai client", "--session-header", "--client wire")

@@ -63,9 +63,9 @@ def connections(timetable: Schedule, max_in_flight: int | None) -> int | None:
     most = 0
     for span in timetable.stages:
         if span.lanes:
-            most = max(most, len(timetable.own_lanes(span)))
+            most = max(most, len(timetable.own_lanes(span)) * timetable.chains.side_by_side)
         elif max_in_flight is not None:
-            most = max(most, min(max_in_flight, timetable.own_chains(span)))
+            most = max(most, min(max_in_flight, timetable.own_chains(span) * timetable.chains.side_by_side))
         else:
             return None
     return most

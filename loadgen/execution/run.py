@@ -143,8 +143,7 @@ def finish(
         fingerprint = prompts.fingerprint(plan.requests, None)
     elif share.prompts_count == timetable.slots:
         fingerprint = prompts.Digest(share.prompts_total, share.prompts_count).hexdigest()
-        turns = getattr(plan.job.workload.requests, "turns", None)
-        if turns is None or turns.history == "scripted":  # else bodies carry the server's replies
+        if plan.requests.history == "scripted":  # else bodies carry the server's replies
             bodies = prompts.Digest(share.bodies_total, share.prompts_count).hexdigest()
     else:  # a load without end, or a worker died and its part of the digest is missing
         fingerprint = prompts.fingerprint(plan.requests, timetable.slots)

@@ -34,7 +34,7 @@ from loadgen.schedule import timetable as schedule
 from loadgen.schedule.forecast import Forecast, forecast
 from loadgen.schedule.timetable import Schedule
 from loadgen.slo import Slo
-from loadgen.workload import Closed, Gamma, Mix, Ramp, Replay, Workload, recipe_fingerprint
+from loadgen.workload import Closed, Gamma, Mix, Ramp, Replay, Task, Workload, recipe_fingerprint
 
 MOST_CHUNKS = 30_000  # drawn, to say how often chunks come again
 
@@ -245,8 +245,8 @@ def _judged_slo(slo: Slo | None, settings: Settings) -> tuple[Slo | None, list[s
     skipped_names = ", ".join(term.metric for term in slo.terms if term.metric in lacking)
     why = f"answers of {settings.api} have no tokens" if settings.values else "answers that are not streamed have none"
     notes = [f"SLO terms not judged: {skipped_names}: {why}"] if skipped_names else []
-    judged_slo = Slo(terms=judged_terms, goodput_share=slo.goodput_share)
-    return (judged_slo if judged_terms or judged_slo.goodput_share is not None else None), notes
+    judged_slo = Slo(terms=judged_terms, goodput_share=slo.goodput_share, task=slo.task)
+    return (judged_slo if judged_slo != Slo() else None), notes
 
 
 def _classes(workload: Workload, settings: Settings) -> tuple[tuple[manifest.ClassPlan, ...], list[str]]:
@@ -264,7 +264,7 @@ def _classes(workload: Workload, settings: Settings) -> tuple[tuple[manifest.Cla
 def _shares_prompts(requests: Any) -> bool:
     if isinstance(requests, Mix):
         return any(_shares_prompts(one.requests) for one in requests.classes.values())
-    if hasattr(requests, "path") or hasattr(requests, "trace"):
+    if isinstance(requests, Task) or hasattr(requests, "path") or hasattr(requests, "trace"):
         return True
     return any(
         getattr(requests, name, None) for name in ("turns", "shared_prefix_tokens", "system_tokens", "cache", "chunks")
@@ -283,10 +283,11 @@ def _stage_plan(workload: Workload, timetable: Schedule, index: int, begin: Begi
         measured=span.measured,
         start_ns=span.start_ns or 0,
         end_ns=None if span.length_ns is None or span.start_ns is None else span.start_ns + span.length_ns,
-        slots=None if span.chains is None else span.chains * span.turns,
+        slots=span.slots,
         rate=getattr(stage.arrival, "rate", None),
         concurrency=span.lanes or None,
         first_slot=span.first_chain * span.turns,
+        chains=None if span.slots is None or span.slots == (span.chains or 0) * span.turns else span.chains,
         ramp_s=None if begin is None or begin.ramp_ns is None else begin.ramp_ns / 1e9,
         ramp_from="" if begin is None else begin.source,
     )
@@ -324,7 +325,7 @@ def describe(workload: Workload, settings: Settings) -> tuple[str, Forecast]:
         law = workload.stages[index].arrival
         if isinstance(law, Closed) and law.ramp_ns is None and law.concurrency > 1:
             lines.append("      its lanes begin spread over an answer's length, which the probe of the target tells")
-    sample = [requests[number] for number in range(min(timetable.slots or 100, 100))]
+    sample = [requests[number] for number in requests.numbers(min(timetable.slots or 100, 100))]
     input_tokens = sorted(request.input_tokens or 0 for request in sample)
     output_tokens = sorted(request.max_tokens or 0 for request in sample)
     prompt_range = f"{input_tokens[0]:,} to {input_tokens[-1]:,} prompt tokens"

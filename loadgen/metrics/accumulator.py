@@ -8,7 +8,8 @@ of them (`--keep sample`). `summary.build` makes a Summary of either.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from operator import add
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,15 +20,15 @@ from loadgen.metrics import columns as by_column
 from loadgen.metrics import outcomes
 from loadgen.metrics.columns import CANCELLED, FAILED, OK, UNDEFINED, UNFINISHED, Columns, defined
 from loadgen.metrics.drift import BLOCKS, FIRST_NS, SHOWN, BlockSamples
-from loadgen.metrics.windows import first_round, last_round
+from loadgen.metrics.windows import ends_chain, first_round, last_round
 from loadgen.results.manifest import StagePlan
-from loadgen.results.record import KINDS, SOURCES, STATUSES
+from loadgen.results.record import KIND, KINDS, SOURCES, STATUSES
 from loadgen.stats.amounts import Amounts, TimeCurve
 from loadgen.stats.quantiles import Distribution, Histogram, Values
 from loadgen.units import LONGEST_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -40,6 +41,7 @@ OWN = ("connect", "send_lag", "client_lag", "stamp_error")  # of requests that w
 SAMPLES = (*LATENCIES, *ERRORS, *OWN)
 AMOUNTS = ("ok", "good", "input", "output", "flying")  # that come with time: requests, tokens, seconds in flight
 _COUNTED = [SOURCES.index("server"), SOURCES.index("tokenizer")]  # sources that know how many tokens an event carries
+ABANDONED = KIND["abandoned"]
 _FORMAT = 1
 
 
@@ -159,6 +161,7 @@ class Cell:
                 self.amount(name).add(*_amounts(columns, name, self.slo))
         ok, sent = columns.where(OK), columns["sent_ns"] >= 0
         self.count("rows", len(columns))
+        self.count("starts", (columns["turn"] == 0).sum())
         for code, status in enumerate(STATUSES):
             self.count(status, columns.where(code).sum())
         for name in ("resent", "bytes_sent", "bytes_received"):
@@ -248,6 +251,47 @@ class Cell:
             self.error(KINDS[kind], len(places), due_ns, words or (f"HTTP {status}" if status else ""))
 
 
+class _Conversations(NamedTuple):
+    """Conversations and tasks as columns; `ok`, `cancelled`, `unfinished` and `abandoned` are 0 or 1."""
+
+    due: NDArray[np.int64]
+    ok: NDArray[np.int64]
+    cancelled: NDArray[np.int64]
+    unfinished: NDArray[np.int64]
+    stage: NDArray[np.int64]
+    abandoned: NDArray[np.int64]
+    wait: NDArray[np.int64]  # for first tokens
+    longest_wait: NDArray[np.int64]
+    requests: NDArray[np.int64]
+    input: NDArray[np.int64]  # tokens
+    cached: NDArray[np.int64]
+    output: NDArray[np.int64]
+
+
+_TOGETHER: tuple[Callable[[int, int], int], ...] = (min, min, max, max, max, max, add, max, add, add, add, add)
+"""For each of these columns: what two parts of a conversation make together."""
+
+
+def _count_conversations(cell: Cell, ended: _Conversations, end: NDArray[np.int64]) -> None:
+    """Add conversations that are over, and the instants at which they ended."""
+    ok, cancelled, unfinished = ended.ok > 0, ended.cancelled > 0, ended.unfinished > 0
+    cell.count("sessions", len(ok))
+    cell.count("sessions_cancelled", cancelled.sum())
+    cell.count("sessions_abandoned", ended.abandoned.sum())
+    cell.count("sessions_cut", (unfinished & ~cancelled).sum())
+    cell.count("sessions_ok", ok.sum())
+    took = end - ended.due
+    cell.sample("session").add(took[ok])
+    cell.sample("session_wait").add(ended.wait[ok])
+    cell.sample("session_longest_wait").add(ended.longest_wait[ok])
+    for name in ("requests", "input", "cached", "output"):
+        cell.count(f"session_{name}", getattr(ended, name)[ok].sum())
+    cell.amount("session").add(end[ok], end[ok], np.ones(int(ok.sum()), np.int64))
+    if cell.slo is not None and (term := cell.slo.task) is not None:
+        good = ok & (took <= (term.within_ns or LONGEST_NS)) & (ended.longest_wait <= (term.wait_ns or LONGEST_NS))
+        cell.count("sessions_good", good.sum())
+
+
 def _values(columns: Columns, metric: str) -> NDArray[np.int64]:
     """The values of a metric of SAMPLES."""
     return defined(columns.measure(metric)[columns["sent_ns"] >= 0 if metric in OWN else columns.where(OK)])
@@ -295,8 +339,7 @@ class Accumulator:
         self.other_classes = [Cell(plan.slo, exact=exact) for plan in header.classes]
         self.blocks: list[BlockSamples] = []
         self.block_ns = FIRST_NS
-        # number of a conversation -> due instant of its first turn; 0 or 1: all turns ok so far, cancelled, unfinished;
-        # stage (not in older files)
+        # number of a conversation -> what is known of its turns so far, in the order of _Conversations
         self._open_conversations: dict[int, list[int]] = {}
         self.taken: dict[int, int] = {}  # worker -> how many of its rows, from the first on, are in here; by the caller
 
@@ -307,7 +350,7 @@ class Accumulator:
             cell.add(columns, texts, SAMPLES, not plan.closed)
             if not len(columns):
                 continue
-            self._add_conversations(stage, columns)
+            self._add_conversations(stage, columns, self.classes if plan.measured else self.other_classes)
             cell.sample("lane_end").add(columns["done_ns"][last_round(columns, plan, self._turns)])
             cell.reach("lane_due", columns["due_ns"][first_round(columns, plan, self._turns)])
             if plan.measured:
@@ -317,7 +360,7 @@ class Accumulator:
             )
             self._add_parts(columns, columns["target"], targets, texts, not plan.closed)
             if classes:
-                drawn = seeds.classes(self._seed, self._shares, columns["request"] // self._turns)
+                drawn = self._class_of(columns["request"] // self._turns)
                 self._add_parts(columns, drawn, classes, texts, not plan.closed)
 
     def _add_parts(
@@ -358,46 +401,77 @@ class Accumulator:
             first.merge(second)
         self.blocks = self.blocks[::2]
 
-    def _add_conversations(self, stage: int, columns: Columns) -> None:
-        """Add the turns of conversations; those whose last turn is among them are over."""
+    def _add_conversations(self, stage: int, columns: Columns, classes: Sequence[Cell]) -> None:
+        """Add the requests of conversations and tasks; those whose last one is among them are over."""
         inside = np.flatnonzero(columns["session"] >= 0)
         if not len(inside):
             return
         order = inside[np.argsort(columns["session"][inside], kind="stable")]
-        sessions, status = columns["session"][order], columns["status"][order]
+        sessions = columns["session"][order]
         starts = np.flatnonzero(np.diff(sessions, prepend=sessions[0] - 1))
         sessions = sessions[starts]
-        due = np.minimum.reduceat(columns["due_ns"][order], starts)
-        end = np.maximum.reduceat(columns["end_ns"][order], starts)
-        ok = np.logical_and.reduceat(status == OK, starts)
-        cancelled, unfinished = (np.logical_or.reduceat(status == code, starts) for code in (CANCELLED, UNFINISHED))
-        over = np.maximum.reduceat(columns["turn"][order], starts) >= self._turns - 1
+        status, wait = columns["status"][order], columns.measure("ttft")[order]
+        # an answer that is not streamed is waited for to its end
+        wait = np.maximum(np.where(wait == UNDEFINED, columns.measure("e2e")[order], wait), 0)
+
+        def whole(how: np.ufunc, values: NDArray[Any]) -> NDArray[np.int64]:
+            return how.reduceat(values, starts).astype(np.int64)
+
+        parts = _Conversations(
+            due=whole(np.minimum, columns["due_ns"][order]),
+            ok=whole(np.logical_and, status == OK),
+            cancelled=whole(np.logical_or, status == CANCELLED),
+            unfinished=whole(np.logical_or, status == UNFINISHED),
+            stage=np.full(len(starts), stage),
+            abandoned=whole(np.logical_or, columns["kind"][order] == ABANDONED),
+            wait=whole(np.add, wait),
+            longest_wait=whole(np.maximum, wait),
+            requests=np.diff(starts, append=len(order)),
+            **{
+                name: whole(np.add, np.maximum(columns[f"{name}_tokens"][order].astype(np.int64), 0))
+                for name in ("input", "cached", "output")
+            },
+        )
+        over = ends_chain(np.maximum.reduceat(columns["slot"][order], starts), self._turns)
         still_open = self._open_conversations
         for i in np.flatnonzero(~over | np.isin(sessions, list(still_open))).tolist():
-            before = still_open.pop(int(sessions[i]), [int(due[i]), 1, 0, 0])
-            due[i], ok[i], cancelled[i], unfinished[i] = (
-                before[0], ok[i] & before[1], cancelled[i] | before[2], unfinished[i] | before[3],
-            )  # fmt: skip
+            session = int(sessions[i])
+            if session in still_open:
+                before = still_open.pop(session)
+                before += [0] * (len(parts) - len(before))  # of an older file
+                for how, column, value in zip(_TOGETHER, parts, before, strict=True):
+                    column[i] = how(value, int(column[i]))
             if not over[i]:
-                still_open[int(sessions[i])] = [int(one[i]) for one in (due, ok, cancelled, unfinished)] + [stage]
-        good, cell = over & ok, self.stages[stage]
-        cell.count("sessions", over.sum())
-        cell.count("sessions_cancelled", (over & cancelled).sum())
-        cell.count("sessions_cut", (over & unfinished & ~cancelled).sum())
-        cell.count("sessions_ok", good.sum())
-        cell.sample("session").add((end - due)[good])
-        cell.amount("session").add(end[good], end[good], np.ones(int(good.sum()), np.int64))
+                still_open[session] = [int(column[i]) for column in parts]
+        ended = _Conversations(*(column[over] for column in parts))
+        end = whole(np.maximum, columns["end_ns"][order])[over]
+        _count_conversations(self.stages[stage], ended, end)
+        if classes:
+            drawn = self._class_of(sessions[over])
+            for index, cell in enumerate(classes):
+                own = drawn == index
+                _count_conversations(cell, _Conversations(*(column[own] for column in ended)), end[own])
 
-    def cut(self) -> tuple[int, int]:
+    def _class_of(self, chains: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The class of each task, conversation or single request, by its number."""
+        return seeds.classes(self._seed, self._shares, chains)
+
+    def cut(self, of_class: int | None = None) -> tuple[int, int]:
         """Measured conversations whose last turn was never scheduled: how many the end of the load cut, how many a
-        cancelled turn.
+        cancelled turn; of one class, or of all.
 
-        A conversation with a turn that the user cancelled counts in the second number only.
+        A conversation with a turn that was cancelled counts in the second number only.
         """
-        states = self._open_conversations.values()
-        measured = [state for state in states if all(self._plans[i].measured for i in state[4:])]
-        cancelled = sum(state[2] for state in measured)
-        return len(measured) - cancelled, cancelled
+        sessions = [
+            session
+            for session, state in self._open_conversations.items()
+            if all(self._plans[i].measured for i in state[4:5])
+        ]
+        if of_class is not None and sessions:
+            drawn = self._class_of(np.array(sessions)).tolist()
+            sessions = [session for session, own in zip(sessions, drawn, strict=True) if own == of_class]
+        cancelled = sum(self._open_conversations[session][2] for session in sessions)
+        return len(sessions) - cancelled, cancelled
 
     def merge(self, other: Accumulator) -> None:
         """Add the accumulator of other rows of the same run."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from loadgen.limits import ITL_TOKENS_PER_EVENT, STALL_NS
 from loadgen.metrics import validity, windows
-from loadgen.metrics.accumulator import Accumulator, Cell
+from loadgen.metrics.accumulator import Cell
 from loadgen.metrics.windows import Span, Window, per_second, span
 from loadgen.results.record import SOURCES, STATUSES
 from loadgen.stats.quantiles import Distribution, index, milliseconds
@@ -95,20 +95,44 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     steady_total_per_s_per_gpu: float | None = None
 
 
-class Sessions(msgspec.Struct, frozen=True, kw_only=True):
-    """Conversations (agentic tasks) of measured stages.
+class TaskGoodput(msgspec.Struct, frozen=True, kw_only=True):
+    """Conversations and tasks that keep what the SLO promises of them as a whole.
 
-    `ok`: conversations whose turns are all ok. `duration_ms`: from the due instant of the first turn to the end of the
-    last one, of ok conversations. `count` leaves out conversations with a turn that the user cancelled, and those that
-    the end of their stage or of the drain cut short (`cut`).
+    `within_ms`: from the due instant of the first request to the end of the last one; `wait_ms`: for each first token.
+    `share` is of all that `Sessions.count` counts; failed ones keep no promise. `met`: whether that is at least
+    `share_limit`; null where none is counted.
+    """
+
+    within_ms: float | None
+    wait_ms: float | None
+    good: int
+    rps: float | None
+    share: float | None
+    share_limit: float
+    met: bool | None
+
+
+class Sessions(msgspec.Struct, frozen=True, kw_only=True):
+    """Conversations and agentic tasks of measured stages.
+
+    `ok`: those whose requests are all ok; the figures from `duration_ms` on are of them. `count` leaves out those with
+    a request that was cancelled, and those that the end of their stage or of the drain cut short (`cut`).
     """
 
     count: int
     cut: int = 0
+    abandoned: int = 0  # their user went away in the middle of an answer
     ok: int
     ok_per_s: float | None
     steady_ok_per_s: float | None
-    duration_ms: Distribution
+    duration_ms: Distribution  # from the due instant of the first request to the end of the last one
+    wait_ms: Distribution = Distribution()  # for first tokens, all requests of a task together
+    longest_wait_ms: Distribution = Distribution()  # for a first token
+    requests: float | None = None  # mean of a task, as the next three
+    input_tokens: float | None = None
+    cached_tokens: float | None = None  # null when the server does not say
+    output_tokens: float | None = None
+    goodput: TaskGoodput | None = None  # null where nothing was promised of tasks as a whole
 
 
 class Stalls(msgspec.Struct, frozen=True, kw_only=True):
@@ -287,19 +311,49 @@ def stalls(cell: Cell) -> Stalls:
     return Stalls(over_ms=milliseconds(STALL_NS), requests=stalled, share=stalled / ok if ok else None)
 
 
-def sessions(accumulator: Accumulator, cell: Cell, inside: Window) -> Sessions | None:
-    """The block `sessions` for the conversations of measured stages; None when there are none."""
-    cut, cancelled = accumulator.cut()
+def sessions(cell: Cell, cut: tuple[int, int], inside: Window) -> Sessions | None:
+    """The block `sessions` of the conversations of measured stages; None when there are none. `cut`: see
+    `Accumulator.cut`.
+    """
     whole, drained, good = cell.sum("sessions"), cell.sum("sessions_cut"), cell.sum("sessions_ok")
-    if not whole and not cut and not cancelled:
+    if not whole and not any(cut):
         return None
+
+    def mean(name: str) -> float | None:
+        return cell.sum(f"session_{name}") / good if good else None
+
+    count = whole - cell.sum("sessions_cancelled") - drained
     return Sessions(
-        count=whole - cell.sum("sessions_cancelled") - drained,
-        cut=cut + drained,
+        count=count,
+        cut=cut[0] + drained,
+        abandoned=cell.sum("sessions_abandoned"),
         ok=good,
         ok_per_s=per_second(good, inside),
         steady_ok_per_s=per_second(amount_in([cell], "session", inside.steady), inside.steady),
         duration_ms=cell.distribution("session"),
+        wait_ms=cell.distribution("session_wait"),
+        longest_wait_ms=cell.distribution("session_longest_wait"),
+        requests=mean("requests"),
+        input_tokens=mean("input"),
+        cached_tokens=mean("cached") if cell.sum("cached_tokens_known") else None,
+        output_tokens=mean("output"),
+        goodput=_task_goodput(cell, count, inside),
+    )
+
+
+def _task_goodput(cell: Cell, count: int, inside: Window) -> TaskGoodput | None:
+    term = cell.slo.task if cell.slo is not None else None
+    if term is None:
+        return None
+    good = cell.sum("sessions_good")
+    return TaskGoodput(
+        within_ms=None if term.within_ns is None else milliseconds(term.within_ns),
+        wait_ms=None if term.wait_ns is None else milliseconds(term.wait_ns),
+        good=good,
+        rps=per_second(good, inside),
+        share=good / count if count else None,
+        share_limit=term.share,
+        met=good >= term.share * count if count else None,
     )
 
 

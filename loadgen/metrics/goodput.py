@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadgen.metrics.accumulator import Cell
-from loadgen.metrics.blocks import amount_in
+from loadgen.metrics.blocks import Sessions, amount_in
 from loadgen.metrics.columns import NEED_TWO_TOKENS, POOLED
 from loadgen.metrics.outcomes import is_undecided
 from loadgen.metrics.windows import Window, per_second
@@ -76,9 +76,10 @@ def of_classes(classes: Sequence[Goodput]) -> Goodput:
 
     The terms stand with the classes; classes without an SLO are left out.
     """
+    met = together([one.met for one in classes if one.has_slo or one.met is not None])
     judged = [one for one in classes if one.has_slo]
     if not judged:
-        return Goodput()
+        return Goodput(met=met if any(one.met is not None for one in classes) else None)
 
     def total(name: str) -> Any:
         values = [getattr(one, name) for one in judged]
@@ -92,8 +93,16 @@ def of_classes(classes: Sequence[Goodput]) -> Goodput:
         good=good,
         counted=counted,
         unfinished=total("unfinished"),
-        met=together([one.met for one in judged]),
+        met=met,
     )
+
+
+def with_tasks(requests: Goodput, tasks: Sessions | None) -> Goodput:
+    """The goodput of requests, met where also the promise about tasks is."""
+    if tasks is None or tasks.goodput is None:
+        return requests
+    met = tasks.goodput.met
+    return msgspec.structs.replace(requests, met=together([requests.met, met]) if requests.has_slo else met)
 
 
 def goodput(
@@ -109,7 +118,7 @@ def goodput(
     A missed term decides; else an undecided one leaves the SLO undecided. Counts are exact, and so is whether a term on
     requests is met; quantiles are those of the cell's samples.
     """
-    if slo is None:
+    if slo is None or (not slo.terms and slo.goodput_share is None):  # a promise about tasks alone
         return Goodput()
     everyone = cell.sum("rows") - cell.sum("cancelled") + unrecorded
     left_out = cell.sum("unfinished") - cell.sum("unfinished_over")

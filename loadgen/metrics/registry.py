@@ -32,7 +32,7 @@ class Metric(NamedTuple):
     p: float | None = None
 
 
-SHARES = ("ok_share", "goodput.share", "tokens.cached_share", "tokens.length_mismatch_share")
+SHARES = ("ok_share", "goodput.share", "sessions.goodput.share", "tokens.cached_share", "tokens.length_mismatch_share")
 
 
 SHOWN = (
@@ -45,6 +45,9 @@ SHOWN = (
     "tokens.steady_output_per_s",
     "ok_share",
     "goodput.share",
+    "sessions.duration_ms.p50",
+    "sessions.longest_wait_ms.p50",
+    "sessions.goodput.share",
 )
 """The metrics compared by default, between sides and between repeats, each where all have it."""
 
@@ -65,6 +68,8 @@ def metric(path: str) -> Metric | None:
         return Metric(path, name, "ms", -1, exact, quantiles.get(last))
     if path == "ok_share":
         return Metric(path, "requests ok", "", 1)
+    if first == "sessions":
+        return _of_tasks(path)
     if path not in _paths():
         return None
     name = {
@@ -79,6 +84,29 @@ def metric(path: str) -> Metric | None:
     return Metric(path, name, "/s" if path.endswith(("_per_s", "rps")) else "", better)
 
 
+_TASK_TIMES = {"duration_ms": "task time", "wait_ms": "task waits", "longest_wait_ms": "longest wait of a task"}
+_TASK_FIGURES = {
+    "sessions.ok_per_s": ("tasks", "/s", 1),
+    "sessions.goodput.share": ("tasks within the SLO", "", 1),
+    "sessions.goodput.rps": ("tasks within the SLO", "/s", 1),
+    "sessions.requests": ("requests of a task", "", 0),
+    "sessions.input_tokens": ("prompt tokens of a task", "", 0),
+    "sessions.cached_tokens": ("cached tokens of a task", "", 1),
+    "sessions.output_tokens": ("output tokens of a task", "", 0),
+}
+
+
+def _of_tasks(path: str) -> Metric | None:
+    """The metric of a path below `sessions`."""
+    if path in _TASK_FIGURES:
+        return Metric(path, *_TASK_FIGURES[path])
+    _, _, rest = path.partition(".")
+    time, _, last = rest.partition(".")
+    if time not in _TASK_TIMES or (last not in dict(QUANTILES) and last not in ("mean", "min", "max")):
+        return None
+    return Metric(path, f"{_TASK_TIMES[time]} {last.replace('_', '.')}", "ms", -1)
+
+
 def paths() -> list[str]:
     """All paths that `metric` accepts."""
     from loadgen.metrics.summary import Summary
@@ -86,7 +114,8 @@ def paths() -> list[str]:
     latencies = [name for name in Summary.__struct_fields__ if name.endswith("_ms")]
     stats = [name for name, _ in QUANTILES] + ["mean", "min", "max"]
     latency_paths = [f"{name}.{stat}" for name in latencies for stat in stats]
-    return [path for path in [*latency_paths, "ok_share", *sorted(_paths())] if metric(path) is not None]
+    task_paths = [f"sessions.{name}.{stat}" for name in _TASK_TIMES for stat in stats] + list(_TASK_FIGURES)
+    return [path for path in [*latency_paths, "ok_share", *sorted(_paths()), *task_paths] if metric(path) is not None]
 
 
 def _paths() -> set[str]:

@@ -98,10 +98,10 @@ def _from_exponential(gaps: NDArray[np.float64]) -> tuple[float, float]:
 
 def _mix(header: Header, summary: Any) -> Iterator[StimulusCheck]:
     """The class whose share is farthest from the one asked for."""
-    everyone = sum(part.requests.scheduled for part in summary.classes)
+    everyone = sum(part.starts for part in summary.classes)
     if not everyone:
         return
-    parts = [(part.share, part.requests.scheduled / everyone) for part in summary.classes]
+    parts = [(part.share, part.starts / everyone) for part in summary.classes]
     asked, seen = max(parts, key=lambda pair: abs(pair[1] - pair[0]))
     by_chance = _SIGMAS * math.sqrt(asked * (1 - asked) / everyone) + 1 / everyone
     yield StimulusCheck(code="classes", asked=asked, seen=seen, ok=abs(seen - asked) <= by_chance, n=everyone)

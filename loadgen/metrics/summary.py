@@ -20,7 +20,7 @@ from loadgen.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, St
 from loadgen.metrics.causes import Explanation
 from loadgen.metrics.columns import POOLED
 from loadgen.metrics.drift import Drift
-from loadgen.metrics.goodput import Goodput, goodput, of_classes
+from loadgen.metrics.goodput import Goodput, goodput, of_classes, with_tasks
 from loadgen.metrics.load import Load, load
 from loadgen.metrics.splits import SlowRequest, Splits
 from loadgen.metrics.stimulus import StimulusCheck
@@ -108,7 +108,8 @@ class ClassSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One of several classes of requests: its measured requests, over the window of the whole run."""
 
     name: str
-    share: float  # of all requests, as asked
+    share: float  # of all starts, as asked: single requests, conversations and tasks
+    starts: int | None = None  # of this class; null: written before there were any but single requests
     model: str | None = None
     priority: int | None = None
     requests: RequestCounts
@@ -119,6 +120,7 @@ class ClassSummary(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: Distribution
     e2e_ms: Distribution
     goodput: Goodput  # under the SLO of the class
+    sessions: Sessions | None = None  # null for a class of single requests
 
 
 class RackTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -294,9 +296,13 @@ def build(
         for facts, numbers in _grouped(header.targets, "node")
     )
     classes = tuple(
-        parts.of_class(plan, (cell, other), inside)
-        for plan, cell, other in zip(header.classes, accumulator.classes, accumulator.other_classes, strict=True)
+        parts.of_class(plan, (cell, other), inside, accumulator.cut(i))
+        for i, (plan, cell, other) in enumerate(
+            zip(header.classes, accumulator.classes, accumulator.other_classes, strict=True)
+        )
     )
+    tasks = blocks.sessions(measured, accumulator.cut(), inside)
+    whole["goodput"] = with_tasks(whole["goodput"], tasks)
     if header.slo is None:
         whole["goodput"] = of_classes([part.goodput for part in classes])
     summary = Summary(
@@ -316,7 +322,7 @@ def build(
         unsound=unsound,
         stalls=blocks.stalls(measured),
         event_unsure_share=families.unsure_share,
-        sessions=blocks.sessions(accumulator, measured, inside),
+        sessions=tasks,
         client=blocks.client(measured, seconds, inside, header.workers),
         stages=tuple(of_stage(i) for i in range(len(header.stages))),
         targets=targets,
@@ -407,10 +413,23 @@ class _Parts(NamedTuple):
         figures = self._of_part(everything, inside, target.gpus)
         return TargetSummary(target=target, own_output_per_s=own_output_per_s, **figures)
 
-    def of_class(self, plan: ClassPlan, everything: tuple[Cell, Cell], inside: Window) -> ClassSummary:
-        """One of several classes. `everything`: its cell of measured stages, and of the others."""
+    def of_class(
+        self, plan: ClassPlan, everything: tuple[Cell, Cell], inside: Window, cut: tuple[int, int]
+    ) -> ClassSummary:
+        """One of several classes. `everything`: its cell of measured stages, and of the others; `cut`: its
+        conversations without an end."""
         figures = self._of_part(everything, inside, None)
-        return ClassSummary(name=plan.name, share=plan.share, model=plan.model, priority=plan.priority, **figures)
+        tasks = blocks.sessions(everything[0], cut, inside)
+        figures["goodput"] = with_tasks(figures["goodput"], tasks)
+        return ClassSummary(
+            name=plan.name,
+            share=plan.share,
+            starts=everything[0].sum("starts"),
+            model=plan.model,
+            priority=plan.priority,
+            sessions=tasks,
+            **figures,
+        )
 
     def _of_part(self, everything: tuple[Cell, Cell], inside: Window, gpus: int | None) -> dict[str, Any]:
         cell = everything[0]

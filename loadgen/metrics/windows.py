@@ -72,9 +72,17 @@ def last_round(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool
     """Which rows of a stage end the last request of a lane, where its plan says how many requests there are."""
     if not plan.concurrency or plan.first_slot is None or plan.slots is None:
         return np.zeros(len(columns), bool)
-    last: NDArray[np.bool_] = columns["slot"] >= plan.first_slot + plan.slots - plan.concurrency * turns
-    last &= (columns["turn"] == turns - 1) & columns.where(OK)
+    chains = plan.slots // turns if plan.chains is None else plan.chains
+    last: NDArray[np.bool_] = columns["slot"] >= plan.first_slot + (chains - plan.concurrency) * turns
+    last &= ends_chain(columns["slot"], turns) | (columns["session"] < 0)
+    last &= columns.where(OK)
     return last
+
+
+def ends_chain(slot: NDArray[np.int64], turns: int) -> NDArray[np.bool_]:
+    """Which slots of conversations and tasks are the last of theirs: those have the last place in its numbers."""
+    is_end: NDArray[np.bool_] = slot % turns == turns - 1
+    return is_end
 
 
 def per_second(count: float | None, stretch: Span | Window) -> float | None:

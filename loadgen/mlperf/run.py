@@ -38,7 +38,7 @@ from loadgen.workload import (
     Term,
     Workload,
 )
-from loadgen.workload.schema import OneTokenOrMore
+from loadgen.workload.fields import OneTokenOrMore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

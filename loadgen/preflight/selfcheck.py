@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 import numpy as np
+from loadgen_sdk.probe.fetch import Fetcher
+from loadgen_sdk.transport.target import Target
 
 from loadgen.metrics.summary import Summary, summarize
 from loadgen.results.manifest import ReasonCode
@@ -295,7 +298,6 @@ def run(seconds: float = 3.0, say: Callable[[str], None] = print) -> SelfcheckRe
 def step(kind: Kind, offered: float, seconds: float) -> Step:
     """Run one level with Poisson arrivals against its own endpoint, and compare the rows with its log."""
     import json
-    import urllib.request
 
     from loadgen.sim.server import embedded
     from loadgen.sim.server.options import Options
@@ -313,9 +315,8 @@ def step(kind: Kind, offered: float, seconds: float) -> Step:
     rate = offered if is_requests else offered / tokens
 
     def get(path: str) -> bytes:
-        with urllib.request.urlopen(server.url + path, timeout=30) as answer:
-            data: bytes = answer.read()
-        return data
+        fetcher = Fetcher(Target.parse(server.url), timeout_s=30, most_bytes=sys.maxsize)
+        return asyncio.run(fetcher.exchange("GET", path, (), b"")).body
 
     with tempfile.TemporaryDirectory(prefix="loadgen-selfcheck-") as scratch, embedded.start(options) as server:
         folder = Path(scratch)

@@ -169,6 +169,7 @@ def render_text(comparison: OfferComparison) -> str:
         _offer_lines(comparison),
         [*in_columns(*costs(comparison)), *(f"  {line}" for line in explained(comparison))],
         in_columns(*parts(comparison)),
+        _classes(comparison),
         _power(comparison),
         _listed(*ratios(comparison)),
         _swings(comparison),
@@ -204,6 +205,24 @@ def costs(comparison: OfferComparison) -> Rows:
         if any(cost is not None and _has_width(cost) for cost in amounts):
             rows.append(("", *(ends(cost, by) for cost in amounts)))
     return (f"{comparison.prices.currency} per", *marked_names(comparison)), rows
+
+
+def _classes(comparison: OfferComparison) -> Iterator[str]:
+    """What the units of each class cost, where a result has several."""
+    shown = [unit for unit in units(comparison) if unit in (REQUEST, TASK, OUTPUT)]
+    rows = [
+        (
+            f"{offer.name}: {name}",
+            format.percent(float(part.tokens_share)),
+            *(_cell(part.costs[u], PER[u][0]) for u in shown),
+        )
+        for offer in comparison.offers
+        for name, part in offer.classes.items()
+    ]
+    if rows:
+        head = (f"{comparison.prices.currency} of a class", "tokens", *(f"per {PER[unit][1]}" for unit in shown))
+        yield from table.text(head, rows)
+        yield "  a class pays for its own tokens, or for the machines by its share of all tokens"
 
 
 def explained(comparison: OfferComparison) -> Iterator[str]:

@@ -118,6 +118,16 @@ def _offer_json(offer: Offer, differences: Sequence[str]) -> dict[str, Any]:
             unit: None if cost is None else _fields(cost, "total", "low", "high", "parts")
             for unit, cost in offer.costs.items()
         },
+        "classes": {
+            name: {
+                **_fields(part, "tokens_share"),
+                "costs": {
+                    unit: None if cost is None else _fields(cost, "total", "low", "high", "parts")
+                    for unit, cost in part.costs.items()
+                },
+            }
+            for name, part in offer.classes.items()
+        },
         "power": None
         if power is None
         else _fields(power, "watts", "joules_per_output_token", "output_tokens_per_s_per_mw", "kwh"),

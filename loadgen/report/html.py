@@ -97,6 +97,7 @@ def _first_screen(sheet: page.Page, summary: Summary, mlperf: MlperfResult | Non
         **format.said(run.metadata),
         Load=load.arrival,
         Requests=run_headline.request_counts(summary),
+        Tasks=[", ".join(line) for line in run_headline.tasks(summary.sessions)] if summary.sessions else [],
         When=(run.started.replace("T", " "), _lasted(window.whole.duration_s, "in all")),
         Measured=(_lasted(window.duration_s), _lasted(window.steady.duration_s, "under load")),
         Made_by=f"loadgen {run.version} on {run.host.name or 'an unnamed host'}",
@@ -286,7 +287,7 @@ def _stages_and_targets(sheet: page.Page, summary: Summary) -> None:
                 format.percent(run_headline.class_share(summary, part)),
                 part.model or summary.target.model,
                 format.NONE if part.priority is None else str(part.priority),
-                "; ".join(map(run_headline.class_term, part.goodput.slo)),
+                "; ".join([*map(run_headline.class_term, part.goodput.slo), *_of_tasks(part)]),
             )
             for part in summary.classes
         ]
@@ -310,6 +311,10 @@ def _stages_and_targets(sheet: page.Page, summary: Summary) -> None:
             sheet.table(nodes.head(summary.between), nodes.rows(summary.between))
         for sentence in said:
             sheet.say(sentence)
+
+
+def _of_tasks(part: ClassSummary) -> list[str]:
+    return [] if part.sessions is None else [", ".join(phrases) for phrases in run_headline.tasks(part.sessions)]
 
 
 def _target_statistics(targets: Sequence[TargetSummary]) -> list[tuple[str, ...]]:

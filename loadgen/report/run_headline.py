@@ -15,6 +15,7 @@ from loadgen.stats.quantiles import SUPPORT, deciding
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from loadgen.metrics.blocks import Sessions, TaskGoodput
     from loadgen.metrics.goodput import TermResult
     from loadgen.metrics.summary import ClassSummary, StageSummary, Summary, TargetSummary
     from loadgen.stats.quantiles import Distribution
@@ -95,6 +96,16 @@ def sentence(summary: Summary) -> str:
     requests, goodput = summary.requests, summary.goodput
     if not summary.verdict.valid:
         return "Do not rely on these numbers: the measurement is not valid."
+    tasks_kept = summary.sessions.goodput if summary.sessions is not None else None
+    kept = ""
+    if tasks_kept is not None:
+        kept = (
+            f"{format.count(tasks_kept.good)} of the tasks ({format.percent(tasks_kept.share)}) {_promised(tasks_kept)}"
+        )
+    if not goodput.has_slo and tasks_kept is not None and goodput.met is not None:
+        return (
+            f"SLO {'met' if goodput.met else 'missed'}: {kept}, {format.percent(tasks_kept.share_limit)} were promised."
+        )
     if not goodput.has_slo:
         share = format.percent(requests.ok / requests.decided if requests.decided else None)
         return (
@@ -117,6 +128,8 @@ def sentence(summary: Summary) -> str:
             "--grace, or none."
         )
     missed = [_missed_term(term) for term in goodput.slo if term.met is False]
+    if tasks_kept is not None and tasks_kept.met is False:
+        missed.append(f"only {kept}, {format.percent(tasks_kept.share_limit)} were promised")
     if goodput.share_limit is not None and goodput.share is not None and goodput.share < goodput.share_limit:
         missed.append(
             f"only {good_requests} were within every limit, {format.percent(goodput.share_limit)} were promised"
@@ -209,9 +222,13 @@ def needed(distributions: Sequence[Distribution], quantiles: Sequence[str]) -> s
 
 
 def class_share(summary: Summary, part: ClassSummary) -> float | None:
-    """Which share of the measured requests a class had."""
-    total = sum(one.requests.decided for one in summary.classes)
-    return part.requests.decided / total if total else None
+    """Which share of the measured starts a class had: single requests, conversations and tasks alike."""
+    total = sum(_starts(one) for one in summary.classes)
+    return _starts(part) / total if total else None
+
+
+def _starts(part: ClassSummary) -> int:
+    return part.requests.decided if part.starts is None else part.starts
 
 
 def class_term(term: TermResult) -> str:
@@ -235,6 +252,44 @@ def target_name(part: TargetSummary) -> str:
     """The name of a target, with its region where that is given."""
     region = f" ({part.target.region})" if part.target.region else ""
     return (part.target.name or part.target.url) + region
+
+
+def tasks(sessions: Sessions) -> list[list[str]]:
+    """What became of conversations and tasks, as lines of phrases: counts and times, waits and tokens, the promise."""
+    count, duration, goodput = format.count, sessions.duration_ms, sessions.goodput
+    beside = [f"{count(sessions.cut)} cut short by the end of the load or of the drain"] if sessions.cut else []
+    beside += [f"{count(sessions.abandoned)} abandoned by their users"] if sessions.abandoned else []
+    done = f"{count(sessions.ok)} of {count(sessions.count)} conversations ok"
+    done += f" (+ {', '.join(beside)})" if beside else ""
+    times = f"p50 {_seconds(duration, 'p50')}, p95 {_seconds(duration, 'p95')} each"
+    lines = [[done, format.rate(sessions.ok_per_s), times]]
+    if sessions.requests is not None:
+        waited, longest = sessions.wait_ms, sessions.longest_wait_ms
+        cached = "" if sessions.cached_tokens is None else f" ({format.quantity(sessions.cached_tokens)} cached)"
+        waits = f"p50 {_seconds(waited, 'p50')} in all, longest wait p95 {_seconds(longest, 'p95')}"
+        lines.append(
+            [
+                f"waited for first tokens {waits}",
+                f"each {format.quantity(sessions.requests)} requests, {format.quantity(sessions.input_tokens)} prompt"
+                f"{cached} and {format.quantity(sessions.output_tokens)} output tokens",
+            ]
+        )
+    if goodput is not None:
+        shares = f"{format.percent(goodput.share)}, promised {format.percent(goodput.share_limit)}"
+        good = f"{count(goodput.good)} of {count(sessions.count)} {_promised(goodput)} ({shares})"
+        lines.append([f"SLO {met_word(goodput.met)}: {good}", f"goodput {format.rate(goodput.rps)}"])
+    return lines
+
+
+def _promised(goodput: TaskGoodput) -> str:
+    return slo.task_promise(goodput.within_ms, goodput.wait_ms)
+
+
+def _seconds(distribution: Distribution, quantile: str) -> str:
+    """A quantile in seconds, with a ~ where there are too few samples for it."""
+    value = getattr(distribution, quantile)
+    doubt = "~" if distribution.count and quantile not in distribution.supported else ""
+    return doubt + format.duration(None if value is None else value / 1000)
 
 
 def request_counts(summary: Summary) -> list[str]:

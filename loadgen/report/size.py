@@ -16,9 +16,7 @@ from loadgen.cost.evidence import Evidence, notes
 from loadgen.cost.prices import Price, dated
 from loadgen.cost.sizing import Money, Need, Size
 from loadgen.report import table
-from loadgen.report.search import MODEL_ERROR
-
-MODEL_ERROR_MOST = 0.25  # the worse end of MODEL_ERROR
+from loadgen.report.search import MODEL_ERROR, model_error
 
 Sized = Sequence[tuple[Size, Evidence | None]]
 
@@ -131,8 +129,8 @@ def _rests_on(size: Size, evidence: Evidence | None, need: Need) -> Iterator[str
     else:
         yield from (f"! {note}" for note in notes(evidence))
     if evidence is not None and evidence.simulated and size.machines is not None:
-        least = needed(size.demand_per_s, size.per_machine.mid * (1 - MODEL_ERROR_MOST)) + need.spare
-        yield f"! the model is wrong by {MODEL_ERROR}: with so much less a machine it is {least:,} machines"
+        least = needed(size.demand_per_s, size.per_machine.mid * (1 - MODEL_ERROR[1])) + need.spare
+        yield f"! the model is wrong by {model_error()}: with so much less a machine it is {least:,} machines"
     if size.price is not None:
         yield f"price: {size.price.name}, {dated(size.price)}{_paid(size.price, need)}"
 

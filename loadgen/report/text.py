@@ -24,6 +24,7 @@ from loadgen.report.run_headline import (
     quantile_ms,
     request_counts,
     target_name,
+    tasks,
     term_cells,
 )
 from loadgen.report.splits import slow_lines, split_lines
@@ -162,15 +163,8 @@ def _counts(summary: Summary) -> Iterator[str]:
     yield from _drift(summary.drift)
     yield from sustained(summary.sustainable)
     if summary.sessions is not None:
-        sessions = summary.sessions
-        p50 = format.duration(None if sessions.duration_ms.p50 is None else sessions.duration_ms.p50 / 1000)
-        done = f"{format.count(sessions.ok)} of {format.count(sessions.count)} conversations ok"
-        done += (
-            f" (+ {format.count(sessions.cut)} cut short by the end of the load or of the drain)"
-            if sessions.cut
-            else ""
-        )
-        yield from _labelled("Tasks", [done, format.rate(sessions.ok_per_s), f"p50 {p50} each"])
+        for number, phrases in enumerate(tasks(summary.sessions)):
+            yield from _labelled("" if number else "Tasks", phrases)
 
 
 def _drift(drift: Drift) -> Iterator[str]:
@@ -318,7 +312,12 @@ def parts(summary: Summary) -> Iterator[str]:
             f"{part.name} {format.percent(class_share(summary, part))} ({format.percent(part.share)} asked)"
             for part in summary.classes
         )
-        yield from wrapped(f"of the requests: {', '.join(shares)}", "  ", "  ")
+        of_what = "starts (requests, conversations, tasks)" if summary.sessions is not None else "requests"
+        yield from wrapped(f"of the {of_what}: {', '.join(shares)}", "  ", "  ")
+        for part in summary.classes:
+            if part.sessions is not None:
+                for phrases in tasks(part.sessions):
+                    yield from wrapped(f"{part.name}: {', '.join(phrases)}", "  ", "    ")
         if summary.goodput.has_slo and not summary.goodput.slo:
             terms = [(part.name, term) for part in summary.classes for term in part.goodput.slo]
             lines = table.text(("", "", "", ""), [(name, *term_cells(term, "over")) for name, term in terms])[1:]

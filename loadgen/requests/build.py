@@ -1,4 +1,4 @@
-"""Builds the requests of a workload of any kind: synthetic, from a file, from a trace, or several classes of them.
+"""Builds the requests of a workload of any kind: synthetic, of tasks, from a file or a trace, or several classes.
 
 Pure except for reading.
 """
@@ -11,6 +11,7 @@ from loadgen import seeds
 from loadgen.errors import UserError
 from loadgen.requests.mix import MixPrompts
 from loadgen.requests.prompts import FilePrompts, Prompts, SyntheticPrompts
+from loadgen.requests.task_prompts import TaskPrompts
 from loadgen.requests.tokenizer import Tokenizer
 from loadgen.requests.trace_prompts import TracePrompts
 from loadgen.workload import traces
@@ -35,6 +36,8 @@ def build(
         return TracePrompts(traces.replayed(requests), seed, salt, tokenizer, template_tokens)
     if hasattr(requests, "path"):
         return FilePrompts(requests, seed, tokenizer)
+    if hasattr(requests, "steps"):
+        return TaskPrompts(requests, seed, salt, tokenizer, template_tokens)
     if api == "rerank" and requests.chunks is None:
         hint = "chunks: {count: 20, tokens: 300} in requests, or rows of a file with extra_body: {documents: [...]}"
         raise UserError("there are no documents to rerank", "requests", hint)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -27,10 +27,18 @@ SAMPLE = 256  # conversations whose lengths are checked for warnings
 CHECKED = 16  # requests that are built and counted for warnings, with tokenizers that need counting
 
 
+class AssistantTurn(NamedTuple):
+    """An answer as later turns re-send it: its text, and the calls of tools in it, as messages have them."""
+
+    text: str
+    calls: tuple[dict[str, Any], ...] = ()
+
+
 class Prompts(Protocol):
     """`prompts[number]` for any number from 0; the timetable decides how many are sent.
 
-    With conversations, number = conversation * turns + turn, and `prompts[number]` contains the scripted history.
+    With conversations, number = conversation * turns + turn, and `prompts[number]` contains the scripted history. Where
+    they have fewer turns than `turns`, some numbers are not used: see `numbers`.
     """
 
     turns: int
@@ -38,8 +46,17 @@ class Prompts(Protocol):
 
     def __getitem__(self, number: int) -> Request: ...
 
-    def turn_with(self, number: int, replies: Sequence[str]) -> Request:
-        """Return the same request with the real `replies` of the earlier turns instead of the scripted ones."""
+    def turn_with(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
+        """Return the same request with the real answers of the earlier turns instead of the scripted ones.
+
+        `replies`: the answer of each turn of the conversation that has ended.
+        """
+
+    def follows_replies(self, number: int) -> bool:
+        """Whether a request re-sends real answers, so that it cannot be built before them."""
+
+    def numbers(self, count: int) -> Iterable[int]:
+        """The numbers of the first so many requests."""
 
     def input_tokens(self, number: int) -> int | None:
         """Content tokens of the prompt; counts the text if the request has no count. None if they are unknown."""
@@ -100,10 +117,16 @@ class SyntheticPrompts:
     def __getitem__(self, number: int) -> Request:
         return self._request(number, None)
 
-    def turn_with(self, number: int, replies: Sequence[str]) -> Request:
-        if len(replies) != number % self.turns:
-            raise ValueError(f"turn {number % self.turns} follows that many replies, not {len(replies)}")
+    def turn_with(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
+        if missing := set(range(number % self.turns)) - replies.keys():
+            raise ValueError(f"turn {number % self.turns} follows the replies of turns {sorted(missing)} too")
         return self._request(number, replies)
+
+    def follows_replies(self, number: int) -> bool:
+        return self.history == "server" and number % self.turns > 0
+
+    def numbers(self, count: int) -> Iterable[int]:
+        return range(count)
 
     def input_tokens(self, number: int) -> int | None:
         return self[number].input_tokens
@@ -170,7 +193,7 @@ class SyntheticPrompts:
                 )
         return messages
 
-    def _request(self, number: int, replies: Sequence[str] | None) -> Request:
+    def _request(self, number: int, replies: Mapping[int, AssistantTurn] | None) -> Request:
         if self._api in ("embeddings", "rerank"):
             return self._value_request(number)
         conversation, turn = divmod(number, self.turns)
@@ -186,7 +209,7 @@ class SyntheticPrompts:
             if replies is None:
                 reply, reply_n = self._exact_text("reply", earlier, self.asked_output(earlier))
             else:
-                reply, reply_n = replies[earlier - number], 0  # the last one is that of the turn before
+                reply, reply_n = replies[earlier % self.turns].text, 0
             result, result_n = self._exact_text("tool", earlier + 1, self._tool_result_tokens(earlier + 1))
             prompt_tokens += reply_n + result_n
             messages += {"role": "assistant", "content": reply}, {"role": "user", "content": result}
@@ -333,10 +356,16 @@ class FilePrompts:
             extra=row.extra,
         )
 
-    def turn_with(self, number: int, replies: Sequence[str]) -> Request:
+    def turn_with(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
         if replies:
             raise ValueError("a row of a file is one request; it follows no replies")
         return self[number]
+
+    def follows_replies(self, number: int) -> bool:
+        return False
+
+    def numbers(self, count: int) -> Iterable[int]:
+        return range(count)
 
     def input_tokens(self, number: int) -> int | None:
         """Content tokens of the texts of the row; None if it has parts that are not text (images, audio)."""
@@ -413,6 +442,6 @@ def fingerprint(prompts: Prompts, n: int | None) -> str:
     without a fixed number of requests: then the first FIRST requests represent all, and the text starts with "first".
     """
     digest = Digest(replies=prompts.history == "scripted")
-    for number in range(FIRST if n is None else n):
+    for number in prompts.numbers(FIRST if n is None else n):
         digest.add(number, prompts[number])
     return digest.hexdigest() if n is not None else f"first{FIRST}-{digest.hexdigest()}"

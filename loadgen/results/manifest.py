@@ -70,15 +70,16 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None  # nominal, requests (conversations) per second
     concurrency: int | None = None  # lanes of a closed loop
     first_slot: int | None = None  # number of its first slot; null: written before schema_minor 1
+    chains: int | None = None  # tasks, conversations and single requests that start in it; null: `slots / turns`
     ramp_s: float | None = None  # closed loop: its lanes begin evenly spread over this time; 0: all at once
     ramp_from: str = ""  # where ramp_s is from: asked, probe, preset, stage (it takes lanes over); "": not known
 
 
 class ClassPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One class of the requests of a run. Rows do not name it: seed and number of a request decide its class."""
+    """One class of a run. Rows do not name it: the seed and the number of a start decide its class."""
 
     name: str = ""
-    share: float = 1.0  # of all requests, as asked
+    share: float = 1.0  # of all starts, as asked: single requests, conversations and tasks
     model: str | None = None  # null: that of the target
     priority: int | None = None
     slo: Slo | None = None  # its own, or that of the workload
@@ -182,7 +183,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float | None = None  # how long the drain may last: as asked with `grace`, else as `timeout`
     timeout_s: float | None = None
     stall_timeout_s: float | None = None
-    turns: int = 1  # of each conversation
+    turns: int = 1  # places of a conversation or task in the numbers of slots: the most turns that one may have
     workers: int = 1
     keep: str = "raw"  # which rows are kept: raw (all), sample, histogram (none)
     energy_pages: tuple[str, ...] = ()  # pages about the power of the hardware that are read

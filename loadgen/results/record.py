@@ -19,7 +19,8 @@ SCHEMA_MINOR = 4  # grows with new columns, statuses, fields and nulls: docs/sum
 
 STATUSES = ("ok", "failed", "dropped", "cancelled", "lost", "unfinished")
 """The index of a status is its code in a record. Append only."""
-CUTS = {"interrupted": "cancelled", "unfinished": "unfinished"}  # kind -> status of what the tool itself ended
+CUTS = {"interrupted": "cancelled", "abandoned": "cancelled", "unfinished": "unfinished"}
+"""Kind -> status of what was ended on this side: by the user, by a user of the load who went away, by the drain."""
 FINISH_REASONS = ("", "stop", "length", "tool_calls", "function_call", "content_filter", "abort", "error", "other")
 SOURCES = ("", "server", "tokenizer", "estimate", "events")
 

@@ -8,10 +8,12 @@ integers, lists and a heap. A code path that runs once per slot must not use Num
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from loadgen.schedule.chains import Chain
 from loadgen.schedule.timetable import Schedule, StageSpan
 
 _NEVER = 1 << 62
@@ -23,11 +25,35 @@ class Start(NamedTuple):
 
     number: int  # of the slot, and of its request
     stage: int
-    session: int  # -1 for a single request, outside any conversation
+    session: int  # of a conversation or task; -1 for a single request
     turn: int
     lane: int  # -1 in open loop
     due_ns: int  # from the start of the run; -1 if never known: the slot was still waiting for another one
-    dropped: str = ""  # "", "in_flight_cap", "previous_turn_failed" or "interrupted"
+    dropped: str = ""  # "", "in_flight_cap", "previous_turn_failed", "abandoned" or "interrupted"
+
+
+_STARTED = -1
+
+
+class _OpenChain:
+    """A conversation or task that has begun: for each slot, how many slots must still end before it can start."""
+
+    __slots__ = ("chain", "is_over", "latest_ns", "pending", "waits")
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self.waits = array("h", chain.waits)  # _STARTED for slots that are due, in flight, dropped or ended
+        self.waits[0] = _STARTED
+        self.pending = 1  # slots due or in flight
+        self.latest_ns: dict[int, int] = {}  # turn of a join -> the latest end of those that it waits for, so far
+        self.is_over = False  # nothing of it starts any more
+
+    def rest(self) -> list[int]:
+        """The turns that have not started; from now on they count as started."""
+        turns = [turn for turn, waits in enumerate(self.waits) if waits != _STARTED]
+        for turn in turns:
+            self.waits[turn] = _STARTED
+        return turns
 
 
 class Dispatcher:
@@ -38,8 +64,9 @@ class Dispatcher:
     The end of an open-loop stage only stops new chains: a conversation that has begun continues to its last turn.
 
     `max_in_flight` limits open-loop stages only. While that many requests are in flight, a start is dropped
-    (`in_flight_cap`), and so are the later turns of its conversation (`previous_turn_failed`). A closed loop is limited
-    by its number of lanes, and nothing is dropped there.
+    (`in_flight_cap`), and so is the rest of its conversation or task (`previous_turn_failed`). A closed loop is limited
+    by its number of lanes, and nothing is dropped there. A request of a task that fails ends the task: what is in
+    flight beside it goes on, and nothing more starts.
 
     A closed-loop stage takes over from the stage before it place by place: each of its lanes begins when the requests
     (and lanes, and conversations) of earlier stages leave a place free. So the number in flight never exceeds the lanes
@@ -51,12 +78,13 @@ class Dispatcher:
         self.schedule = schedule
         self._max_in_flight = _NEVER if max_in_flight is None else max_in_flight
         self._turns = schedule.turns
-        self._has_sessions = schedule.turns > 1
+        self._open: dict[int, _OpenChain] = {}  # conversations and tasks that have begun and are not over
         self._in_flight: dict[int, Start] = {}
         # (due, number, stage, turn, lane) of slots that waited for another slot, and of the first slots of lanes
         self._heap: list[tuple[int, int, int, int, int]] = []
         self._dropped: deque[Start] = deque()
         self._stopped = False
+        self._lanes_stopped: list[Start] = []
         self._stage_ends_ns: list[int] = []  # per begun stage: from this instant its lanes start nothing
         self._chains_left: list[int] = []  # per begun stage: own unfinished chains, if a closed loop with a count
         self._at_work: list[int] = []  # per begun stage: own lanes, or conversations of an open loop, not yet ended
@@ -115,46 +143,44 @@ class Dispatcher:
                     break
                 due, number, stage, turn, lane = heapq.heappop(heap)
                 chain = number // self._turns
-            session = chain if self._has_sessions else -1
+            session = -1
+            if self._turns > 1:
+                made = self.schedule.chains.of(chain)
+                session, number = chain if made.is_session else -1, self.schedule.number(chain, turn, made)
             if lane < 0 and len(in_flight) >= cap:
                 start = Start(number, stage, session, turn, lane, due, "in_flight_cap")
-                self._drop_later_turns(start, due)
-                if turn:  # the conversation had begun
-                    self._leave(stage, due)
+                if session >= 0:
+                    self._end_at_cap(start, due)
             else:
                 start = Start(number, stage, session, turn, lane, due)
                 in_flight[number] = start
+                if session >= 0 and not turn:
+                    self._open[chain] = _OpenChain(made)
             out.append(start)
         return out
 
-    def finished(self, number: int, now_ns: int, ok: bool, pause_ns: int = 0) -> None:
+    def finished(
+        self, number: int, now_ns: int, ok: bool, pause_ns: int = 0, why: str = "previous_turn_failed"
+    ) -> None:
         """Report that the request of slot `number` has ended at `now_ns`.
 
-        This frees its place in flight and schedules the slot after it. The next chain of a lane starts `pause_ns`
-        later. Raises KeyError if the slot is not in flight.
+        This frees its place in flight and schedules the slots after it. The next chain of a lane starts `pause_ns`
+        later. `why`: where it is not ok, the reason for which the rest of its conversation or task is dropped. Raises
+        KeyError if the slot is not in flight.
         """
         start = self._in_flight.pop(number)
         if self._stopped:
             return
-        stage, turn, lane = start.stage, start.turn + 1, start.lane
-        end = self._stage_ends_ns[stage]
-        if turn < self._turns:
-            if ok:
-                due = now_ns + self.schedule.pauses.of(number // self._turns)[turn - 1]
-                if due < end:
-                    heapq.heappush(self._heap, (due, number + 1, stage, turn, lane))
-                else:
-                    self._leave(stage, now_ns + pause_ns)
-                return
-            if now_ns < end:
-                self._drop_later_turns(start, now_ns)
+        stage, lane = start.stage, start.lane
+        if start.session >= 0 and self._goes_on(start, now_ns, ok, pause_ns, why):
+            return
         if lane < 0:
             self._leave(stage, now_ns)
             return
         span = self.schedule.stages[stage]
         chain = number // self._turns + span.lanes
         due = now_ns + pause_ns
-        goes_on = due < end and (span.chains is None or chain < span.first_chain + span.chains)
+        goes_on = due < self._stage_ends_ns[stage] and (span.chains is None or chain < span.first_chain + span.chains)
         if goes_on:
             heapq.heappush(self._heap, (due, chain * self._turns, stage, 0, lane))
         if span.dynamic:
@@ -163,6 +189,73 @@ class Dispatcher:
                 self._end_stage_at(now_ns)
         if not goes_on:
             self._leave(stage, due)
+
+    def beside(self, number: int) -> list[int]:
+        """The slots in flight of the same conversation or task."""
+        chain = number // self._turns
+        return [one for one in self._in_flight if one // self._turns == chain and one != number]
+
+    def _goes_on(self, start: Start, now_ns: int, ok: bool, pause_ns: int, why: str) -> bool:
+        """A slot of a conversation or task has ended: schedule those that waited for it alone. False: it was the last.
+
+        Where the stage ends before they are due, the lane leaves, and there is nothing more to do.
+        """
+        stage, lane, end = start.stage, start.lane, self._stage_ends_ns[start.stage]
+        number = start.session * self._turns
+        task = self._open[start.session]
+        task.pending -= 1
+        is_cut = False
+        if ok and not task.is_over:
+            for turn in task.chain.followers[start.turn]:
+                task.waits[turn] -= 1
+                latest_ns = now_ns
+                if task.chain.waits[turn] > 1:  # ends are reported in the order in which they were read
+                    latest_ns = task.latest_ns[turn] = max(now_ns, task.latest_ns.get(turn, now_ns))
+                due = latest_ns + task.chain.pauses[turn]
+                if task.waits[turn] == 0 and due < end:
+                    task.waits[turn] = _STARTED
+                    task.pending += 1
+                    heapq.heappush(self._heap, (due, number + turn, stage, turn, lane))
+                elif task.waits[turn] == 0:
+                    is_cut = task.is_over = True
+        elif not ok and not task.is_over:
+            task.is_over = True
+            if now_ns < end:
+                self._drop_rest(task, start, now_ns, why)
+        if task.pending:
+            return True
+        del self._open[start.session]
+        if is_cut:
+            self._leave(stage, now_ns + pause_ns)
+        return is_cut
+
+    def _drop_rest(self, task: _OpenChain, start: Start, now_ns: int, why: str) -> None:
+        """Drop what of a conversation or task has not started: its history would be incomplete."""
+        chain, turns = start.session, task.rest()
+        due = [entry for entry in self._heap if entry[1] // self._turns == chain] if task.pending else []
+        if due:  # of a branch beside the one that failed
+            self._heap[:] = [entry for entry in self._heap if entry[1] // self._turns != chain]
+            heapq.heapify(self._heap)
+            task.pending -= len(due)
+            turns += [entry[3] for entry in due]
+        for turn in sorted(turns):
+            number = self.schedule.number(chain, turn, task.chain)
+            self._dropped.append(start._replace(number=number, turn=turn, due_ns=now_ns, dropped=why))
+
+    def _end_at_cap(self, start: Start, due_ns: int) -> None:
+        """A start was dropped because too many requests are in flight: so is the rest of its conversation or task."""
+        task = self._open.get(start.session)
+        if task is None:  # it had not begun
+            task = _OpenChain(self.schedule.chains.of(start.session))
+            task.pending = 0
+            self._drop_rest(task, start, due_ns, "previous_turn_failed")
+            return
+        task.pending -= 1
+        task.is_over = True
+        self._drop_rest(task, start, due_ns, "previous_turn_failed")
+        if not task.pending:
+            del self._open[start.session]
+            self._leave(start.stage, due_ns)
 
     def _hands_over(self, stage: int) -> bool:
         """Whether the stage after this one takes its lanes over one by one."""
@@ -187,17 +280,8 @@ class Dispatcher:
         if self._stopped:
             return
         self._stopped = True
-        # For each chain that had begun: its first slot that did not start. Taken now, before completions change them.
-        turns = self._turns
-        unstarted = list(self._heap)
-        for start in self._in_flight.values():
-            if start.turn + 1 < turns:
-                unstarted.append((-1, start.number + 1, start.stage, start.turn + 1, start.lane))
-            elif start.lane >= 0:
-                span = self.schedule.stages[start.stage]
-                chain = start.number // turns + span.lanes
-                unstarted.append((-1, chain * turns, start.stage, 0, start.lane))
-        self._heap = unstarted
+        # Lanes whose request in flight is a single one: what they would have sent next. Taken now, before completions.
+        self._lanes_stopped = [start for start in self._in_flight.values() if start.lane >= 0 and start.session < 0]
 
     def unsent(self) -> Iterator[Start]:
         """After `stop`: every scheduled slot that did not start, once, with the reason.
@@ -211,10 +295,20 @@ class Dispatcher:
         yield from self._dropped
         for due, number, stage, turn, lane in self._heap:
             span, chain = self.schedule.stages[stage], number // self._turns
-            if lane < 0:
-                yield from self._interrupt_chain(span, chain, turn, lane, due)
-            else:
-                yield from self._unsent_of_lane(span, lane, chain, turn, due)
+            if turn == 0:  # only lanes have first slots here
+                yield from self._unsent_of_lane(span, lane, chain, due)
+            elif lane < 0 or _sends_all(span):
+                yield self._interrupted(span, chain, turn, lane, due)
+        for session, task in self._open.items():
+            span = self._stage_of(session)
+            lane = (session - span.first_chain) % span.lanes if span.lanes else -1
+            if lane < 0 or _sends_all(span):
+                yield from (self._interrupted(span, session, turn, lane, -1) for turn in task.rest())
+            if lane >= 0:
+                yield from self._unsent_of_lane(span, lane, session + span.lanes)
+        for start in self._lanes_stopped:
+            span = self.schedule.stages[start.stage]
+            yield from self._unsent_of_lane(span, start.lane, start.number // self._turns + span.lanes)
         for stage, lane, _ in self._waiting_lanes:
             span = self.schedule.stages[stage]
             yield from self._unsent_of_lane(span, lane, span.first_chain + lane)
@@ -281,32 +375,34 @@ class Dispatcher:
                 return
         self._next_due = self._due_block[self._due_index]
 
-    def _drop_later_turns(self, start: Start, now_ns: int) -> None:
-        """Drop the turns after `start`: without its reply their history would be incomplete."""
-        for later in range(1, self._turns - start.turn):
-            number, turn = start.number + later, start.turn + later
-            dropped = start._replace(number=number, turn=turn, due_ns=now_ns, dropped="previous_turn_failed")
-            self._dropped.append(dropped)
+    def _stage_of(self, chain: int) -> StageSpan:
+        return next(span for span in reversed(self.schedule.stages) if span.first_chain <= chain)
 
-    def _interrupt_chain(self, span: StageSpan, chain: int, first_turn: int, lane: int, due_ns: int) -> Iterator[Start]:
-        session = chain if self._has_sessions else -1
-        for turn in range(first_turn, self._turns):
-            due = due_ns if turn == first_turn else -1
-            yield Start(chain * self._turns + turn, span.index, session, turn, lane, due, "interrupted")
+    def _interrupted(self, span: StageSpan, chain: int, turn: int, lane: int, due_ns: int) -> Start:
+        made = self.schedule.chains.of(chain)
+        number = self.schedule.number(chain, turn, made)
+        return Start(number, span.index, chain if made.is_session else -1, turn, lane, due_ns, "interrupted")
 
-    def _unsent_of_lane(
-        self, span: StageSpan, lane: int, first_chain: int, turn: int = 0, due_ns: int = -1
-    ) -> Iterator[Start]:
-        """The chains of a lane from this turn of this chain on; none where a duration ends the stage."""
-        if span.length_ns is None and span.chains is not None:
-            for chain in range(first_chain, span.first_chain + span.chains, span.lanes):
-                yield from self._interrupt_chain(span, chain, turn, lane, due_ns)
-                turn, due_ns = 0, -1
+    def _interrupt_chain(self, span: StageSpan, chain: int, lane: int, due_ns: int) -> Iterator[Start]:
+        for turn in range(len(self.schedule.chains.of(chain).waits)):
+            yield self._interrupted(span, chain, turn, lane, -1 if turn else due_ns)
+
+    def _unsent_of_lane(self, span: StageSpan, lane: int, first_chain: int, due_ns: int = -1) -> Iterator[Start]:
+        """The chains of a lane from this one on; none where a duration ends the stage."""
+        if _sends_all(span):
+            for chain in range(first_chain, span.first_chain + (span.chains or 0), span.lanes):
+                yield from self._interrupt_chain(span, chain, lane, due_ns)
+                due_ns = -1
 
     def _unsent_of_stage(self, span: StageSpan, start_ns: int | None, first_index: int) -> Iterator[Start]:
         """The chains of this share in an open-loop stage, from `first_index` on, as interrupted slots."""
         chain = span.first_chain + self.schedule.part + first_index * self.schedule.parts
         for offset in self.schedule.own_offsets(span)[first_index:]:
             due = -1 if start_ns is None else start_ns + int(offset)
-            yield from self._interrupt_chain(span, chain, 0, -1, due)
+            yield from self._interrupt_chain(span, chain, -1, due)
             chain += self.schedule.parts
+
+
+def _sends_all(span: StageSpan) -> bool:
+    """Whether a closed loop goes on until all its chains were sent, whatever the time."""
+    return span.length_ns is None and span.chains is not None

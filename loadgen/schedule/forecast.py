@@ -40,11 +40,8 @@ def forecast(timetable: Schedule, tokens: tuple[float, float], answer_s: float =
     seconds: float | None = 0.0
     for span in timetable.stages:
         length_s = None if span.length_ns is None else span.length_ns / NS_PER_S
-        if not span.lanes:
-            count: float | None = len(span.offsets) * span.turns
-        elif span.chains is not None:
-            count = span.chains * span.turns
-        else:
+        count: float | None = span.slots
+        if count is None:
             count = span.lanes * length_s / answer_s if length_s and answer_s else None
         if length_s is None and count is not None and answer_s:
             length_s = count / max(span.lanes, 1) * answer_s

@@ -4,51 +4,32 @@ Pure: all randomness is spent here or is a pure function of (seed, conversation,
 be computed, namely the offsets of an open loop. Columns and `Slot` are views made on demand. So each open-loop slot
 costs 8 bytes, and a closed loop without a count costs nothing. `dispatcher.Dispatcher` decides what is started when.
 
-A *chain* is a unit that must stay whole: a conversation, or a single request (a chain of one turn). Chains are numbered
-through the whole run. The number of a slot and of its request is `chain * turns + turn`, so no prompt appears in two
-stages.
+A *chain* is a unit that must stay whole: a task, a conversation, or a single request. Chains are numbered through the
+whole run. The number of a slot and of its request is `chain * turns + place` (`chains.Chains`), so no prompt appears in
+two stages.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen import seeds
-from loadgen.requests.laws import log_mean
 from loadgen.schedule import arrivals
-from loadgen.units import LONGEST_NS
-from loadgen.workload import (
-    Closed,
-    Constant,
-    Empirical,
-    Fixed,
-    Gamma,
-    LogNormal,
-    Normal,
-    Poisson,
-    Ramp,
-    Replay,
-    Stage,
-    Uniform,
-    Workload,
-    traces,
-)
+from loadgen.schedule.chains import Chain, Chains, Ints, of_requests
+from loadgen.workload import Closed, Constant, Gamma, Poisson, Ramp, Replay, Stage, Workload, traces
 
-Ints = NDArray[np.int64]
 T = TypeVar("T", int, Ints)
 
 RESERVED = 1 << 26
 """Chain numbers reserved for a stage without a count, so that the stages after it get numbers of their own."""
 
-_PAUSES_DRAWN = 1024  # drawn at a time; 75 µs for a lognormal distribution
-_BLOCKS_KEPT = 64  # blocks of pauses in memory; conversations in progress have nearby numbers
 _HASH_BLOCK = 1 << 16  # chains converted to columns at a time for the fingerprint
 
 
@@ -60,10 +41,10 @@ class Slot(NamedTuple, Generic[T]):
 
     number: T
     due_ns: T  # from the start of the run, or of the stage if the stage has no fixed start
-    after: T  # number of the slot that must end first
+    after: T  # number of the slot that must end first; where several must, the last of them in order
     pause_ns: T  # between the end of that slot and the start of this one
     stage: T
-    session: T  # number of the conversation; -1 for a single request
+    session: T  # number of the conversation or task; -1 for a single request
     turn: T
     lane: T  # -1 in open loop
 
@@ -81,6 +62,7 @@ class StageSpan:
     chains: int | None  # of the whole stage, not of one share; None: as many as fit into its length
     lanes: int
     offsets: Ints  # of the chains, in ns from the start of the stage
+    slots: int | None  # of all its chains
     turns: int
     ramp_ns: int = 0  # the lanes that take over from no other begin evenly spread over this time
     taken_over: int = 0  # lanes of the closed-loop stage before: as many lanes here begin when those have ended
@@ -99,7 +81,7 @@ class StageSpan:
         if self.lanes:
             return None
         assert self.length_ns is not None
-        return len(self.offsets) * self.turns * 1e9 / self.length_ns if self.length_ns else math.inf
+        return (self.slots or 0) * 1e9 / self.length_ns if self.length_ns else math.inf
 
     @property
     def dynamic(self) -> bool:
@@ -107,59 +89,37 @@ class StageSpan:
         return self.lanes > 0 and self.chains is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Pauses:
-    """Pauses (tool time) before each turn except the first: a pure function of (seed, conversation, turn)."""
-
-    seed: int
-    tool_time: Any
-    turns: int
-    _memo: dict[int, list[list[int]]] = field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def together(self) -> int:
-        """Conversations drawn at a time: few enough to draw inside the driver's loop, however many turns they have."""
-        return max(1, _PAUSES_DRAWN // self.turns)
-
-    def of(self, chain: int) -> list[int]:
-        """The pauses in ns before turn 1, 2, … of this conversation."""
-        block, index = divmod(chain, self.together)
-        pauses = self._memo.get(block)
-        if pauses is None:
-            if len(self._memo) == _BLOCKS_KEPT:
-                del self._memo[next(iter(self._memo))]
-            pauses = self._memo[block] = self.block(block).tolist()
-        return pauses[index]
-
-    def column(self, first: int, n: int) -> Ints:
-        """The pauses of conversations first … first + n - 1, in ns. Shape (n, turns - 1)."""
-        first_block, end_block = first // self.together, (first + n - 1) // self.together + 1
-        none = np.zeros((0, self.turns - 1), np.int64)
-        pauses = np.concatenate([none, *map(self.block, range(first_block, end_block))])
-        return pauses[first - first_block * self.together :][:n]
-
-    def block(self, block: int) -> Ints:
-        """The pauses of block number `block`, in ns. Shape (together, turns - 1)."""
-        rng = seeds.stream(self.seed, "tool_time", block)
-        return _draw_delays(self.tool_time, rng, (self.together, self.turns - 1))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Schedule:
     """The timetable of one run, or one worker's share of it (share `part` of `parts`)."""
 
     stages: tuple[StageSpan, ...]
-    turns: int
-    pauses: Pauses
+    chains: Chains
     part: int = 0
     parts: int = 1
+
+    @property
+    def turns(self) -> int:
+        """Places of each chain in the numbers of slots."""
+        return self.chains.turns
 
     @property
     def slots(self) -> int | None:
         """Number of slots in this share; None if the duration alone limits a stage."""
         if any(span.chains is None for span in self.stages):
             return None
-        return sum(self.own_chains(span) for span in self.stages) * self.turns
+        if self.parts == 1:
+            return sum(span.slots or 0 for span in self.stages)
+        if self.turns == 1:
+            return sum(self.own_chains(span) for span in self.stages)
+        sizes = [self.chains.sizes(span.first_chain, span.chains or 0) for span in self.stages]
+        return sum(int(of_stage[self._is_own(span)].sum()) for span, of_stage in zip(self.stages, sizes, strict=True))
+
+    def _is_own(self, span: StageSpan) -> NDArray[np.bool_]:
+        """Which chains of a stage with a count belong to this share."""
+        chain = np.arange(span.chains or 0)
+        own: NDArray[np.bool_] = (chain % span.lanes if span.lanes else chain) % self.parts == self.part
+        return own
 
     @property
     def horizon_ns(self) -> int | None:
@@ -195,9 +155,37 @@ class Schedule:
             for index in own_indexes:
                 if span.chains is not None and base + index >= span.chains:
                     break
-                number = (span.first_chain + base + index) * self.turns
-                yield from range(number, number + self.turns)
+                yield from self.numbers_of(span.first_chain + base + index)
             base += step
+
+    def numbers_of(self, chain: int) -> Iterator[int]:
+        """The slot numbers of a chain, in its order."""
+        made = self.chains.of(chain)
+        return (self.number(chain, turn, made) for turn in range(len(made.waits)))
+
+    def number(self, chain: int, turn: int, made: Chain) -> int:
+        """The number of a slot of a chain, from its turn."""
+        is_end = made.is_session and turn + 1 == len(made.waits)
+        return chain * self.turns + (self.turns - 1 if is_end else turn)
+
+    def first_number(self, chain: int) -> int:
+        """The number of the first slot of a chain."""
+        return chain * self.turns if self.turns == 1 else next(self.numbers_of(chain))
+
+    def turn_of(self, number: int) -> int:
+        """The turn of a slot in its chain. Raises IndexError for a number that the chain does not use."""
+        chain, place = divmod(number, self.turns)
+        made = self.chains.of(chain)
+        turn = len(made.waits) - 1 if made.is_session and place == self.turns - 1 else place
+        if turn >= len(made.waits) or self.number(chain, turn, made) != number:
+            raise IndexError(number)
+        return turn
+
+    def following(self, number: int) -> list[int]:
+        """The numbers of the slots of the same chain that wait for this one."""
+        chain = number // self.turns
+        made = self.chains.of(chain)
+        return [self.number(chain, turn, made) for turn in made.followers[self.turn_of(number)]]
 
     def columns(self) -> Slot[Ints]:
         """All slots of this share. Raises ValueError if the duration alone limits a stage."""
@@ -205,17 +193,16 @@ class Schedule:
         for span in self.stages:
             if span.chains is None:
                 raise ValueError(f"stage {span.name!r} is bounded by its duration alone: it has no columns")
-            chain = np.arange(span.chains, dtype=np.int64)
-            owner_index = chain % span.lanes if span.lanes else chain
-            stage_columns.append(_slot_columns(self, span, 0, span.chains, owner_index % self.parts == self.part))
+            stage_columns.append(_slot_columns(self, span, 0, span.chains, self._is_own(span)))
         return Slot(*(np.concatenate(column) for column in zip(*stage_columns, strict=True)))
 
     def slot(self, number: int) -> Slot[int]:
         """The row with this slot number, computed. Raises IndexError if the run has no such slot."""
-        chain, turn = divmod(number, self.turns)
+        chain = number // self.turns
         for span in self.stages:
             index = chain - span.first_chain
             if 0 <= index < (RESERVED if span.chains is None else span.chains):
+                turn = self.turn_of(number)
                 return Slot(*(int(column[turn]) for column in _slot_columns(self, span, index, 1)))
         raise IndexError(number)
 
@@ -227,8 +214,7 @@ def build(workload: Workload, seed: int) -> Schedule:
     `schedule_rng_seed`. All other stages, and all stages without an explicit seed, use seeds derived per stage, so that
     no two stages have the same draws.
     """
-    turns = getattr(workload.requests, "turns", None)
-    turn_count = turns.count if turns is not None else 1
+    made = of_requests(workload.requests, seed)
     schedule_seed = workload.schedule_seed
     measured_poisson = [i for i, s in enumerate(workload.stages) if s.measured and isinstance(s.arrival, Poisson)]
     explicit_seed_stage = measured_poisson[0] if measured_poisson and schedule_seed is not None else -1
@@ -240,13 +226,13 @@ def build(workload: Workload, seed: int) -> Schedule:
             if stage.duration_ns is None and stage.count is None:
                 raise ValueError(f"stage {stage.name!r} has neither a duration nor a count")
             lanes, offsets = stage.arrival.concurrency, np.zeros(0, np.int64)
-            length_ns, chains = stage.duration_ns, stage.count
+            length_ns, count = stage.duration_ns, stage.count
         else:
             base_seed = seed if schedule_seed is None else schedule_seed
             rng = seeds.stream(base_seed, "arrivals", index)
             loadgen_seed = base_seed if index == explicit_seed_stage else seeds.derived(base_seed, "arrivals", index)
             lanes, (offsets, length_ns) = 0, _arrivals(stage, rng, loadgen_seed)
-            chains = len(offsets)
+            count = len(offsets)
         span = StageSpan(
             index=index,
             name=stage.name,
@@ -254,18 +240,18 @@ def build(workload: Workload, seed: int) -> Schedule:
             start_ns=start_ns,
             length_ns=length_ns,
             first_chain=first_chain,
-            chains=chains,
+            chains=count,
             lanes=lanes,
             offsets=offsets,
-            turns=turn_count,
+            slots=None if count is None else made.slots(first_chain, count),
+            turns=made.turns,
             ramp_ns=getattr(stage.arrival, "ramp_ns", None) or 0,
             taken_over=min(spans[-1].lanes, spans[-1].chains or spans[-1].lanes) if spans and lanes else 0,
         )
         spans.append(span)
         start_ns = None if start_ns is None or span.dynamic or length_ns is None else start_ns + length_ns
-        first_chain += RESERVED if chains is None else chains
-    pauses = Pauses(seed, turns.tool_time if turns is not None else None, turn_count)
-    return Schedule(stages=tuple(spans), turns=turn_count, pauses=pauses)
+        first_chain += RESERVED if count is None else count
+    return Schedule(stages=tuple(spans), chains=made)
 
 
 def shard(schedule: Schedule, i: int, n: int) -> Schedule:
@@ -307,38 +293,37 @@ def _slot_columns(
     schedule: Schedule, span: StageSpan, first: int, count: int, keep: NDArray[np.bool_] | None = None
 ) -> Slot[Ints]:
     """The slots of the stage's chains first … first + count - 1; with `keep`, of the chains where it is True."""
-    turns = schedule.turns
+    turns, made = schedule.turns, schedule.chains.columns(span.first_chain + first, count)
+    of_chain = np.repeat(np.arange(count), made.sizes)  # for each slot: the index of its chain
+    starts = np.cumsum(made.sizes) - made.sizes
+    turn = np.arange(len(of_chain)) - starts[of_chain]
+    is_end = made.is_session[of_chain] & (turn + 1 == made.sizes[of_chain])
     chain = np.arange(first, first + count, dtype=np.int64)
-    pauses = np.zeros((count, turns), np.int64)
-    if turns > 1:
-        pauses[:, 1:] = schedule.pauses.column(span.first_chain + first, count)
-    if keep is not None:
-        chain, pauses = chain[keep], pauses[keep]
-        count = len(chain)
+    due, after = np.full(count, -1, np.int64), np.full(count, -1, np.int64)  # of the first slot of each chain
     start = span.start_ns or 0
-    number = ((span.first_chain + chain) * turns)[:, None] + np.arange(turns, dtype=np.int64)
-    due = np.full((count, turns), -1, np.int64)
-    after = number - 1
     if span.lanes:
-        due[:, 0] = np.where(chain < span.lanes, start + span.begins_ns(chain), -1)
-        after[:, 0] = np.where(chain < span.lanes, -1, number[:, 0] - span.lanes * turns + turns - 1)
+        begins = chain < span.lanes
+        due[begins] = start + span.begins_ns(chain[begins])
+        before = span.first_chain + chain - span.lanes
+        after = np.where(begins, -1, before * turns)
+        if turns > 1 and not begins.all():
+            earlier = schedule.chains.columns(span.first_chain + max(first - span.lanes, 0), count).is_session
+            skipped = max(span.lanes - first, 0)  # chains here that follow none
+            after[skipped:] += np.where(earlier[: count - skipped], turns - 1, 0)
     else:
-        due[:, 0] = start + span.offsets[chain]
-        after[:, 0] = -1
-
-    def per_slot(values: Ints | int) -> Ints:
-        return np.broadcast_to(np.asarray(values, np.int64), (count, turns)).reshape(-1)
-
-    return Slot(
-        number=number.reshape(-1),
-        due_ns=due.reshape(-1),
-        after=after.reshape(-1),
-        pause_ns=pauses.reshape(-1),
-        stage=per_slot(span.index),
-        session=per_slot((span.first_chain + chain)[:, None] if turns > 1 else -1),
-        turn=per_slot(np.arange(turns)),
-        lane=per_slot((chain % span.lanes)[:, None] if span.lanes else -1),
+        due = start + span.offsets[chain]
+    number_of_chain = (span.first_chain + chain) * turns
+    columns = Slot(
+        number=number_of_chain[of_chain] + np.where(is_end, turns - 1, turn),
+        due_ns=np.where(turn == 0, due[of_chain], -1),
+        after=np.where(turn == 0, after[of_chain], number_of_chain[of_chain] + made.after),
+        pause_ns=made.pause_ns,
+        stage=np.full(len(of_chain), span.index),
+        session=np.where(made.is_session, span.first_chain + chain, -1)[of_chain],
+        turn=turn,
+        lane=(chain % span.lanes if span.lanes else np.full(count, -1))[of_chain],
     )
+    return columns if keep is None else Slot(*(column[keep[of_chain]] for column in columns))
 
 
 def _arrivals(stage: Stage, rng: np.random.Generator, loadgen_seed: int) -> arrivals.Arrivals:
@@ -362,36 +347,3 @@ def _arrivals(stage: Stage, rng: np.random.Generator, loadgen_seed: int) -> arri
             trace = traces.replayed(replay)
             return arrivals.given(trace.due_ns, trace.end_ns, speed=speed, loop=loop, **bounds)
     raise ValueError(f"{stage.arrival!r} has no arrivals")
-
-
-def _draw_delays(delay: Any, rng: np.random.Generator, shape: tuple[int, int]) -> Ints:
-    """Delays in ns drawn from a workload's delay law, each at least 0 and within its min and max."""
-    match delay:
-        case Fixed(value=value):
-            return np.full(shape, value, np.int64)
-        case Uniform(min=low, max=high):
-            return rng.integers(low, high, shape, endpoint=True)
-        case Empirical(values=values, weights=weights):
-            shares = None if weights is None else np.asarray(weights) / sum(weights)
-            return rng.choice(np.asarray(values, np.int64), shape, p=shares)
-        case Normal(mean=mean, stddev=stddev):
-            return _draw_within(lambda n: rng.normal(mean, stddev, n), delay, shape)
-        case LogNormal(sigma=sigma):
-            return _draw_within(lambda n: rng.lognormal(log_mean(delay), sigma, n), delay, shape)
-    raise ValueError(f"no delay {delay!r}")
-
-
-def _draw_within(draw: Callable[[int], NDArray[np.float64]], bounds: Any, shape: tuple[int, int]) -> Ints:
-    """Values of `draw`, rounded and within the bounds.
-
-    Values outside are drawn again; what is still outside after 64 attempts is clipped to the bounds.
-    """
-    low = bounds.min or 0
-    high = LONGEST_NS if bounds.max is None else bounds.max
-    values = np.rint(draw(shape[0] * shape[1]))
-    for _ in range(64):
-        (outside,) = np.nonzero((values < low) | (values > high))
-        if not len(outside):
-            break
-        values[outside] = np.rint(draw(len(outside)))
-    return np.clip(values, low, high).astype(np.int64).reshape(shape)

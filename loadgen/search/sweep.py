@@ -68,7 +68,6 @@ class SweepCurve(msgspec.Struct, frozen=True, kw_only=True):
     levels: tuple[SweepLevel, ...]
     knee: str  # name of the level, "" when no level lies between others
     best: str  # name of the highest level that met the SLO, "" when none or no SLO
-    answer: str = ""  # always empty; kept for readers of older versions
     metadata: dict[str, str] = {}  # what the user said of the first level
     region: str = ""
 

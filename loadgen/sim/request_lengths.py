@@ -17,6 +17,7 @@ from loadgen.sim.server.request_parser import NATURAL_TOKENS
 
 if TYPE_CHECKING:
     from loadgen.requests.mix import MixPrompts
+    from loadgen.requests.task_prompts import TaskPrompts
     from loadgen.requests.trace_prompts import TracePrompts
 
 Sizes = Callable[[int], tuple[int, int, Sequence[Hashable]]]
@@ -99,6 +100,23 @@ def _with_chunks(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
     return sizes
 
 
+def of_tasks(prompts: TaskPrompts, per_block: int) -> Sizes:
+    """Lengths of the requests of tasks. A block belongs to whoever brought its last token: a step, or a request."""
+    first_block = {step: _GROUP * (1 + index) for index, step in enumerate(prompts.graphs.task.steps)}
+
+    def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
+        blocks: list[int] = []
+        end = 0
+        for owner, tokens in prompts.stretches(number):
+            end += tokens
+            first = first_block[owner] if isinstance(owner, str) else _CONVERSATION + (owner << 24)
+            if per_block:
+                blocks += range(first + len(blocks), first + end // per_block)
+        return end, prompts.asked_output(number), blocks
+
+    return sizes
+
+
 def of_trace(prompts: TracePrompts, per_block: int) -> Sizes:
     """Lengths of a trace's requests.
 
@@ -124,8 +142,8 @@ def of_mix(prompts: MixPrompts, parts: Sequence[Sizes]) -> Sizes:
     """Lengths of the requests of several classes, of which no two share a block. `parts`: those of each class."""
 
     def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
-        index = prompts.class_of(number)
-        input_tokens, output_tokens, blocks = parts[index](number)
+        index, own_number = prompts.of_class(number)
+        input_tokens, output_tokens, blocks = parts[index](own_number)
         return input_tokens, output_tokens, [(index, block) for block in blocks]
 
     return sizes

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.results.record import BIN_NS, CUTS, FINISH, KIND, ROW, SOURCE, STATUS, Built, RowPlace, unsent_row
+from loadgen.schedule.chains import Conversations, Singles
 from loadgen.schedule.timetable import Schedule
 from loadgen.stats.quantiles import Histogram
 
@@ -109,12 +110,17 @@ def _columns(flat: array[int], names: tuple[str, ...]) -> dict[str, Ints]:
 def _set_slots(rows: NDArray[np.void], number: Ints, schedule: Schedule) -> None:
     """Set which slot each row belongs to, computed from its number as in `schedule`."""
     chain, turn = np.divmod(number, schedule.turns)
+    is_session = np.full(len(number), schedule.turns > 1)
+    if not isinstance(schedule.chains, Conversations | Singles):  # the last place is not always the last turn
+        made = [schedule.chains.of(one) for one in chain.tolist()]
+        is_session = np.array([one.is_session for one in made], np.bool_)
+        turn = np.minimum(turn, np.array([len(one.waits) - 1 for one in made], np.int64))
     firsts = np.array([span.first_chain for span in schedule.stages])
     lanes = np.array([span.lanes for span in schedule.stages])
     stage = np.searchsorted(firsts, chain, side="right") - 1
     lane = np.where(lanes[stage] > 0, (chain - firsts[stage]) % np.maximum(lanes[stage], 1), -1)
     rows["slot"] = rows["request"] = number
-    rows["session"] = chain if schedule.turns > 1 else -1
+    rows["session"] = np.where(is_session, chain, -1)
     rows["stage"], rows["turn"], rows["lane"] = stage, turn, lane
 
 
@@ -254,7 +260,11 @@ def _set_sent_rows(
     rows["done_ns"] = np.where(failed, columns["end_ns"], last)
     rows["status"] = np.where(failed, STATUS["failed"], STATUS["ok"])
     text = np.where(refused, 1, np.where(failed, 0, -1))
-    for kind, status, words in (("unfinished", "unfinished", 2), ("interrupted", "cancelled", 3)):
+    for kind, status, words in (
+        ("unfinished", "unfinished", 2),
+        ("interrupted", "cancelled", 3),
+        ("abandoned", "cancelled", 4),
+    ):
         rows["status"][columns["kind"] == KIND[kind]] = STATUS[status]
         text[columns["kind"] == KIND[kind]] = words
     rows["kind"] = columns["kind"]

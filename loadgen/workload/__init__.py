@@ -5,7 +5,7 @@ What the words mean is in docs/workloads.md.
 """
 
 from loadgen.slo import Slo, Term
-from loadgen.workload.fields import Empirical, Fixed, Listed, LogNormal, Normal, Uniform
+from loadgen.workload.fields import Delay, Empirical, Fixed, Length, Listed, LogNormal, Normal, Uniform
 from loadgen.workload.loading import load, of_trace, packaged
 from loadgen.workload.overrides import Overrides, levels, placed, read_flags
 from loadgen.workload.schema import (
@@ -13,11 +13,9 @@ from loadgen.workload.schema import (
     AtLeast,
     Closed,
     Constant,
-    Delay,
     FromFile,
     FromTrace,
     Gamma,
-    Length,
     Mix,
     Poisson,
     Ramp,
@@ -31,3 +29,4 @@ from loadgen.workload.schema import (
     request_fingerprint,
     schema_of,
 )
+from loadgen.workload.tasks import Task, TaskStep, Tool

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, TypeVar, Union
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, Union
 
 from pydantic import (
     BaseModel,
@@ -366,3 +366,23 @@ def _read_column(path: Path) -> list[Any]:
         raise units.Wrong(f"cannot be read: {reason}", hint) from None
     entries = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     return [int(text) if text.isdecimal() else text for text in entries]
+
+
+# ------------------------------------------------------------------------------------------------- lengths and delays
+
+OneTokenOrMore = Annotated[Tokens, Field(ge=1)]  # keeps the name `Tokens` in the schema
+if TYPE_CHECKING:
+    Length = Fixed[int] | Uniform[int] | Normal[int, float] | LogNormal[int, float] | Empirical[int] | Listed[int]
+    """A distribution of token counts, each at least 1. A plain number in YAML is `Fixed`."""
+    Delay = Fixed[int] | Uniform[int] | Normal[int, int] | LogNormal[int, int] | Empirical[int]
+    """A distribution of durations in ns, with the same shapes except `listed`."""
+else:
+    _N = OneTokenOrMore
+    Length = one_of(
+        "length", Fixed[_N], Uniform[_N], Normal[_N, Amount], LogNormal[_N, Amount], Empirical[_N], Listed[_N],
+        bare=(int, float),
+    )  # fmt: skip
+    _D = Duration
+    Delay = one_of(
+        "delay", Fixed[_D], Uniform[_D], Normal[_D, _D], LogNormal[_D, _D], Empirical[_D], bare=(int, float, str)
+    )

@@ -101,6 +101,7 @@ def _example(key: str, known: list[str] | None = None) -> str:
         "delay inside": "{normal: {mean: 2s, stddev: 500ms}}",
         "stages": "stages: [{arrival: {poisson: 10/s}, duration: 30s}]",
         "tool_result_tokens": "tool_result_tokens: 500",
+        "result_tokens": "result_tokens: 500",
         "from": "{ramp: {from: 1/s, to: 10/s}}",
         "to": "{ramp: {from: 1/s, to: 10/s}}",
         "burstiness": "{gamma: {rate: 10/s, burstiness: 0.5}}",

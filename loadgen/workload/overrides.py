@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from loadgen import seeds, units
 from loadgen.errors import Fault, Faults, UserError, closest
 from loadgen.slo import METRIC_ALIASES, METRICS, Slo, StopRule, Term
-from loadgen.workload.fields import SALT_PATTERN, Fixed
+from loadgen.workload.fields import SALT_PATTERN, Fixed, OneTokenOrMore
 from loadgen.workload.messages import locate
 from loadgen.workload.schema import (
     MOST_LANES,
@@ -27,7 +27,6 @@ from loadgen.workload.schema import (
     Gamma,
     Limits,
     Mix,
-    OneTokenOrMore,
     Poisson,
     Ramp,
     Replay,
@@ -37,6 +36,7 @@ from loadgen.workload.schema import (
     Written,
     stop_rule,
 )
+from loadgen.workload.tasks import Task
 from loadgen.workload.yaml_marks import Map, where
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 _LOAD_HINT = "give --request-rate 10 (open loop) or --concurrency 8 (closed loop), or write stages into the file"
 MOST_STAGES = 1_000
 MOST_PLANNED = 200_000_000  # starts of an open loop: 1.6 GB, and some more while they are drawn
+MOST_TASKS = 500_000  # tasks, also among classes: each is drawn before the start, some 7 µs for each of its requests
 _BOUND_HINT = "give --duration 30s or --num-requests 200, or write duration: or count: into the stage"
 
 
@@ -282,15 +283,16 @@ def placed(workload: Workload, place: str) -> Workload:
 
 
 def _requests(
-    requests: Synthetic | FromFile | FromTrace | Mix, flags: Overrides, faults: list[Fault]
-) -> Synthetic | FromFile | FromTrace | Mix:
+    requests: Synthetic | FromFile | FromTrace | Task | Mix, flags: Overrides, faults: list[Fault]
+) -> Synthetic | FromFile | FromTrace | Task | Mix:
     changes: dict[str, Any] = {}
     if isinstance(requests, FromTrace):
         requests = requests.model_copy(update=_of_trace(flags))
-    if isinstance(requests, FromTrace | Mix):
+    if isinstance(requests, FromTrace | Task | Mix):
+        owner = {FromTrace: "trace", Task: "steps", Mix: "classes"}[type(requests)]
         for name, tokens in (("input", flags.input_tokens), ("output", flags.output_tokens)):
             if tokens is not None:
-                problem = f"the lengths are those of the {'trace' if isinstance(requests, FromTrace) else 'classes'}"
+                problem = f"the lengths are those of the {owner}"
                 faults.append(UserError(problem, f"--{name}-tokens {tokens}", "leave the flag out"))
         return requests
     if flags.input_tokens is not None:
@@ -339,7 +341,11 @@ def _merged_slo(slo: Slo | None, flags: Overrides, faults: list[Fault]) -> Slo |
         problem = "a share of good requests, and nothing that says when one is good"
         faults.append(UserError(problem, f"--slo goodput:{flags.goodput_share}", "add --slo ttft:2s --slo tpot:200ms"))
     goodput = flags.goodput_share if flags.goodput_share is not None else slo.goodput_share if slo else None
-    return Slo(terms=tuple(terms[name] for name in METRICS if name in terms), goodput_share=goodput)
+    return Slo(
+        terms=tuple(terms[name] for name in METRICS if name in terms),
+        goodput_share=goodput,
+        task=slo.task if slo else None,
+    )
 
 
 def _stages(workload: Written, flags: Overrides, faults: list[Fault], file: str, top: Map) -> tuple[Stage, ...]:
@@ -369,7 +375,7 @@ def _stages(workload: Written, flags: Overrides, faults: list[Fault], file: str,
         if isinstance(requests, FromTrace):
             requests = requests.model_copy(update=_of_trace(flags))
         stages = _with_missing_counts(stages, requests, faults)
-    faults.extend(_faults_of_stages(stages, file, top))
+    faults.extend(_faults_of_stages(stages, _draws_tasks(workload.requests), file, top))
     return tuple(stages)
 
 
@@ -474,7 +480,7 @@ def _with_warmup(stages: list[Stage], flags: Overrides) -> list[Stage]:
 
 
 def _with_missing_counts(
-    stages: list[Stage], requests: Synthetic | FromFile | FromTrace | Mix, faults: list[Fault]
+    stages: list[Stage], requests: Synthetic | FromFile | FromTrace | Task | Mix, faults: list[Fault]
 ) -> list[Stage]:
     """Set the missing count: the rows of the file for a single measured stage, all of the trace for a replay stage."""
     measured = [stage for stage in stages if stage.measured]
@@ -545,7 +551,12 @@ def _planned_starts(stage: Stage) -> float:
     return rate * stage.duration_ns / 1e9 if math.isfinite(rate) else 0
 
 
-def _faults_of_stages(stages: list[Stage], file: str, top: Map) -> list[Fault]:
+def _draws_tasks(requests: Any) -> bool:
+    parts = [one.requests for one in requests.classes.values()] if isinstance(requests, Mix) else [requests]
+    return any(isinstance(part, Task) for part in parts)
+
+
+def _faults_of_stages(stages: list[Stage], of_tasks: bool, file: str, top: Map) -> list[Fault]:
     """The faults of stages that are no load, never end, or end before all lanes have started."""
     if not any(stage.measured for stage in stages):
         if not stages:
@@ -554,6 +565,11 @@ def _faults_of_stages(stages: list[Stage], file: str, top: Map) -> list[Fault]:
         spot, path, _ = locate(top, ("stages",))
         return [UserError("no load: no stage is measured", where(file, spot, path), _LOAD_HINT, code="no_load")]
     planned = sum(map(_planned_starts, stages))
+    if of_tasks and (tasks := sum(max(stage.count or 0, _planned_starts(stage)) for stage in stages)) > MOST_TASKS:
+        problem = f"{tasks:,.0f} tasks to draw before the start, at most {MOST_TASKS:,}"
+        return [
+            UserError(problem, file, "a lower count, or a closed loop with a duration alone, which draws as it goes")
+        ]
     if planned > MOST_PLANNED:
         problem = f"{planned:,.0f} requests to plan: their instants alone take {planned * 8 / 1e9:,.1f} GB"
         hint = (

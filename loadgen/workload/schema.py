@@ -30,17 +30,17 @@ from pydantic import (
 
 from loadgen import units
 from loadgen.limits import ValidityLimits
-from loadgen.slo import METRIC_ALIASES, METRICS, Slo, StopRule, Term
+from loadgen.slo import METRIC_ALIASES, METRICS, Slo, StopRule, TaskTerm, Term
 from loadgen.workload.fields import (
-    Amount,
+    Delay,
     Duration,
     Empirical,
     FiniteRate,
     Fixed,
     JsonSchema,
+    Length,
     Listed,
-    LogNormal,
-    Normal,
+    OneTokenOrMore,
     Part,
     Positive,
     Quantile,
@@ -51,34 +51,15 @@ from loadgen.workload.fields import (
     Source,
     Tagged,
     Tokens,
-    Uniform,
     Whole,
     one_of,
 )
+from loadgen.workload.tasks import Task
 from loadgen.workload.yaml_marks import Map
 
 TIMEOUT_NS = 600 * units.NS_PER_S  # the default of the openai client
 MOST_LANES = 1_000_000
 STALL_TIMEOUT_NS = 120 * units.NS_PER_S  # longest silence in a stream: a cold prefill of a long prompt takes a minute
-
-# ------------------------------------------------------------------------------------------------- lengths and delays
-
-OneTokenOrMore = Annotated[Tokens, Field(ge=1)]  # keeps the name `Tokens` in the schema
-if TYPE_CHECKING:
-    Length = Fixed[int] | Uniform[int] | Normal[int, float] | LogNormal[int, float] | Empirical[int] | Listed[int]
-    """A distribution of token counts, each at least 1. A plain number in YAML is `Fixed`."""
-    Delay = Fixed[int] | Uniform[int] | Normal[int, int] | LogNormal[int, int] | Empirical[int]
-    """A distribution of durations in ns, with the same shapes except `listed`."""
-else:
-    _N = OneTokenOrMore
-    Length = one_of(
-        "length", Fixed[_N], Uniform[_N], Normal[_N, Amount], LogNormal[_N, Amount], Empirical[_N], Listed[_N],
-        bare=(int, float),
-    )  # fmt: skip
-    _D = Duration
-    Delay = one_of(
-        "delay", Fixed[_D], Uniform[_D], Normal[_D, _D], LogNormal[_D, _D], Empirical[_D], bare=(int, float, str)
-    )
 
 # ----------------------------------------------------------------------------------------------------------- requests
 
@@ -255,6 +236,8 @@ def _request_kind(value: Any) -> str:
         return "Mix"
     if isinstance(value, FromTrace) or "trace" in keys:
         return "FromTrace"
+    if isinstance(value, Task) or "steps" in keys:
+        return "Task"
     file_keys = keys & {"from", "order", *FromFile.synonyms}
     return "FromFile" if isinstance(value, FromFile) or file_keys else "Synthetic"
 
@@ -402,6 +385,20 @@ class WrittenTerm(Part):
         return {"anyOf": [schema["properties"]["limit"], schema]}
 
 
+class WrittenTaskTerm(Part):
+    """What was promised of tasks and conversations as a whole."""
+
+    within_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="within")
+    wait_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="wait")  # for each first token
+    goodput: Share = 0.99  # of the tasks that keep both
+
+    @model_validator(mode="after")
+    def _has_a_limit(self) -> WrittenTaskTerm:
+        if self.within_ns is None and self.wait_ns is None:
+            raise units.Wrong("has no limit", "task: {within: 90s, wait: 2s, goodput: 95%}")
+        return self
+
+
 def stop_rule(text: str) -> StopRule:
     """`errors:20%`, `ttft:p50:30s`. Raises `Wrong`."""
     known = f"errors:20%, or a latency at a percentile, ttft:p50:30s; known: errors, {', '.join(METRICS)}"
@@ -445,6 +442,7 @@ class WrittenSlo(Part):
     e2e: WrittenTerm | None = None
     at: Quantile = 0.99
     goodput: Share | None = None
+    task: WrittenTaskTerm | None = None
 
     @classmethod
     def unwrap(cls, data: Any) -> Any:
@@ -466,9 +464,12 @@ class WrittenSlo(Part):
     def checked(self) -> Slo:
         written = {name: term for name in METRICS if (term := getattr(self, name))}
         terms = [Term(metric=m, limit_ns=t.limit_ns, quantile=t.quantile or self.at) for m, t in written.items()]
-        if not terms:
+        task = None
+        if self.task is not None:
+            task = TaskTerm(within_ns=self.task.within_ns, wait_ns=self.task.wait_ns, share=self.task.goodput)
+        if not terms and (task is None or self.goodput is not None):
             raise units.Wrong("has no term", "slo: {ttft: 2s, tpot: 200ms, at: p99}")
-        return Slo(terms=tuple(terms), goodput_share=self.goodput)
+        return Slo(terms=tuple(terms), goodput_share=self.goodput, task=task)
 
 
 def checked_slo(value: Any, info: ValidationInfo) -> Slo | None:
@@ -498,7 +499,8 @@ MOST_CLASSES = 100
 Requests = Annotated[
     Annotated[Synthetic, Tag("Synthetic")]
     | Annotated[FromFile, Tag("FromFile")]
-    | Annotated[FromTrace, Tag("FromTrace")],
+    | Annotated[FromTrace, Tag("FromTrace")]
+    | Annotated[Task, Tag("Task")],
     Discriminator(_request_kind),
 ]
 
@@ -514,7 +516,7 @@ def _weight(value: Any) -> float | str:
 
 
 class RequestClass(Part):
-    """One class of the requests of a run: what is sent, and what was promised for it."""
+    """One class of what a run sends: single requests, conversations or tasks, and what was promised for them."""
 
     weight: Annotated[
         float | str,
@@ -522,25 +524,16 @@ class RequestClass(Part):
         JsonSchema(
             anyOf=[{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": units.SHARE_PATTERN}]
         ),
-    ]  # of a checked workload: its share of all requests
+    ]  # of a checked workload: its share of all starts: single requests, conversations and tasks alike
     requests: Requests
     slo: WorkloadSlo = None  # None: that of the workload
     model: Annotated[str, Field(min_length=1)] | None = None  # or a LoRA adapter; None: the target's model
     priority: Annotated[int, Strict()] | None = None  # sent as `priority`
 
-    @model_validator(mode="after")
-    def _stands_alone(self) -> RequestClass:
-        if isinstance(self.requests, FromTrace):
-            raise units.Wrong(
-                "replays a trace", "a trace brings its own instants: classes are synthetic or from a file"
-            )
-        if isinstance(self.requests, Synthetic) and self.requests.turns is not None:
-            raise units.Wrong("has turns", "classes hold single requests; conversations are a workload of their own")
-        return self
-
 
 class Mix(Part):
-    """Several classes of requests in one run. Of which class request n is, is a pure function of the seed and n."""
+    """Several classes in one run. Of which class the n-th start (a request, a conversation, a task) is, is a pure
+    function of the seed and n."""
 
     classes: Annotated[
         dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")], RequestClass],
@@ -550,7 +543,7 @@ class Mix(Part):
     @field_validator("classes")
     @classmethod
     def _shares(cls, classes: dict[str, RequestClass]) -> dict[str, RequestClass]:
-        """Each class with its share of all requests as its weight."""
+        """Each class with its share of all starts as its weight."""
         weights = [one.weight for one in classes.values()]
         percentages = [units.share(weight) for weight in weights if isinstance(weight, str)]
         if percentages and len(percentages) < len(weights):
@@ -600,6 +593,7 @@ class Written(Part):
         Annotated[Synthetic, Tag("Synthetic")]
         | Annotated[FromFile, Tag("FromFile")]
         | Annotated[FromTrace, Tag("FromTrace")]
+        | Annotated[Task, Tag("Task")]
         | Annotated[Mix, Tag("Mix")],
         Discriminator(_request_kind),
     ]  # several classes are written as `classes`
@@ -683,6 +677,9 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
         for name in ("cache", "chunks", "images"):  # so that fingerprints from before these existed stay equal
             if requests.get(name, 0) is None:
                 del requests[name]
+    for slo in (recipe["slo"], *(one["slo"] for one in classes)):
+        if slo is not None and slo["task"] is None:  # so that fingerprints from before `task` existed stay equal
+            del slo["task"]
     for stage_recipe, stage in zip(recipe["stages"], workload.stages, strict=True):
         stage_recipe["law"] = stage.arrival.tag
         if isinstance(stage.arrival, Replay):

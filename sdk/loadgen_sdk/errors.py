@@ -8,8 +8,8 @@
 
 Kinds (metrics.md): network `dns connect tls reset`; time `timeout_total timeout_stall`; errors reported by the server
 `http_4xx http_429 http_5xx error_event`; the body `truncated empty no_finish_reason malformed`. For `http_4xx` the
-code is in `http_status`. The generator adds two kinds for slots that were never sent: `in_flight_cap` and
-`previous_turn_failed`.
+code is in `http_status`. The generator adds two kinds for slots that were never sent, `in_flight_cap` and
+`previous_turn_failed`, and `abandoned` for what a user of the load did not wait for.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ KINDS = (
     "interrupted",
     "worker_died",
     "unfinished",
+    "abandoned",
 )
 """The index of a kind is its code in a record. Append only, because stored runs hold these codes."""
 

@@ -84,10 +84,9 @@ def _in_flight(own_schedule: schedule.Schedule, ranges: NDArray[np.void]) -> Ite
         if number // turns >= span.first_chain:
             last_number[lane] = max(number, last_number.get(lane, -1))
     for lane in own_schedule.own_lanes(span):
-        number = last_number.get(lane)
-        if number is None:
-            yield (span.first_chain + lane) * turns
-        elif (number + 1) % turns:
-            yield number + 1
-        else:
-            yield (number // turns + span.lanes) * turns
+        last = last_number.get(lane)
+        if last is None:
+            yield own_schedule.first_number(span.first_chain + lane)
+            continue
+        following = own_schedule.following(last)
+        yield from following or [own_schedule.first_number(last // turns + span.lanes)]

@@ -87,7 +87,7 @@ async def work(
     if prefetch:
         bodies: Bodies = BodyPrefetch(job, part, requests)
     else:
-        linked = job.settings.api == "responses"
+        linked = job.settings.api == "responses" and getattr(job.workload.requests, "turns", None) is not None
         bodies = Bodies(requests, clients[0].prepare, len(part.stages), linked=linked)
     spool = Spool(job.folder, share)
     secrets = [*(endpoint.api_key for endpoint in settings.endpoints), *header_secrets(settings.headers)]
@@ -123,6 +123,7 @@ async def work(
                 max_in_flight=cap(workload.max_in_flight, share, shares),
                 worker=share,
                 run_id=job.run_id,
+                session_header=settings.session_header,
                 redact=redact,
             )
             begun(driver)
@@ -163,7 +164,7 @@ def _connections(part: Schedule) -> int:
     """Connections to open before the start: one per lane of a closed loop; for an open loop, an estimate."""
     lanes = max((len(part.own_lanes(span)) for span in part.stages if span.lanes), default=0)
     if lanes:
-        return lanes
+        return lanes * part.chains.side_by_side
     rates = [rate for span in part.stages[:1] if (rate := span.offered_rps) is not None and math.isfinite(rate)]
     count = min(SPARE_OPEN + math.ceil(max(rates, default=0.0) / part.parts), MOST_SPARE)
     return min(count, part.slots if part.slots is not None else count)

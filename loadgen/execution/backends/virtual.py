@@ -42,7 +42,7 @@ from loadgen.schedule.timetable import Schedule
 from loadgen.sim.engine.replica import DONE, NEVER, Costs, Replica, ServerLimits, SimRequest
 from loadgen.sim.engine.routing import Route, route
 from loadgen.sim.presets.preset import Preset, load_preset
-from loadgen.sim.request_lengths import Sizes, of_file, of_mix, of_trace, of_workload
+from loadgen.sim.request_lengths import Sizes, of_file, of_mix, of_tasks, of_trace, of_workload
 from loadgen.sim.virtual_rows import Flights, VirtualRows, outcome
 from loadgen.stats.quantiles import Histogram
 from loadgen.workload import Workload
@@ -52,6 +52,7 @@ TEXTS = (
     "the simulated server refuses a prompt of this length",
     "in flight when the drain ended (--grace)",
     "not finished when the drain after the stop ended",
+    "its user went away in the middle of an answer",
 )
 REFUSED = KIND["http_4xx"]
 ROWS_PER_GROUP = 250_000  # per row group of the Parquet file, so that conversion needs no second copy of all rows
@@ -81,6 +82,8 @@ class Course:
         self._timeout_ns, self._stop_ns = timeout_ns, stop_ns
         self._end_of_stop_ns = stop_ns + min(drain_ns, AFTER_STOP_NS)
         self._in_flight: deque[SimRequest] = deque()  # in order of due time; may contain requests that are done
+        self._schedule = schedule
+        self._leaving: list[tuple[SimRequest, int]] = []  # requests whose user goes away after so many tokens
 
     def run(self) -> None:
         """Simulate until every slot has its record."""
@@ -113,6 +116,8 @@ class Course:
                      request.asked, request.output_tokens, request.cached, 0, -1, request.admitted_ns)
                 )  # fmt: skip
                 finished(number, end, True)
+            if self._leaving:
+                self._let_go(index, end)
             while in_flight and (in_flight[0].state == DONE or in_flight[0].due_ns + timeout_ns <= end):
                 late = in_flight.popleft()
                 if late.state != DONE:
@@ -160,10 +165,26 @@ class Course:
             request.at = index
             replica.submit(request)
             in_flight.append(request)
+            if start.session >= 0:
+                leaving = self._schedule.chains.of(start.session).leaving
+                if leaving is not None and leaving.turn == start.turn:
+                    self._leaving.append((request, leaving.tokens))
             if replica.end_ns == NEVER and replica.begin(due_ns):
                 heapq.heappush(ends, (replica.end_ns, index))
                 woken += 1
         return woken
+
+    def _let_go(self, index: int, now_ns: int) -> None:
+        """An iteration of a replica has ended: end its requests whose user goes away now, and those beside them."""
+        replica = self.replicas[index]
+        self._leaving = [entry for entry in self._leaving if entry[0].state != DONE]
+        for request, tokens in self._leaving:
+            if request.at == index and request.state != DONE and replica.generated(request) >= tokens:
+                beside = set(self._dispatcher.beside(request.key))
+                self._give_up(request, now_ns, "abandoned")
+                for other in self._in_flight:
+                    if other.key in beside and other.state != DONE:
+                        self._give_up(other, now_ns, "abandoned")
 
     def _give_up(self, request: SimRequest, now_ns: int, kind: str = "timeout_total") -> None:
         """Cancel a request whose time at the client is over, or which the end of the drain cuts."""
@@ -180,7 +201,8 @@ class Course:
             (request.key, request.due_ns, index, request.first, start, last, request.input_tokens, request.asked,
              generated, request.cached, KIND[kind], now_ns, request.admitted_ns)
         )  # fmt: skip
-        self._dispatcher.finished(request.key, now_ns, False)
+        why = "abandoned" if kind == "abandoned" else "previous_turn_failed"
+        self._dispatcher.finished(request.key, now_ns, False, why=why)
 
 
 def simulate(
@@ -346,6 +368,8 @@ def _sizes(spec: Any, requests: Any, per_block: int) -> Sizes:
     if hasattr(spec, "classes"):
         classes = zip(spec.classes.values(), requests.parts, strict=True)
         return of_mix(requests, [_sizes(one.requests, part, per_block) for one, part in classes])
+    if hasattr(spec, "steps"):
+        return of_tasks(requests, per_block)
     if hasattr(spec, "trace"):
         return of_trace(requests, per_block)
     if hasattr(spec, "path"):

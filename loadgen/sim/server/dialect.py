@@ -59,6 +59,7 @@ class ParsedRequest(msgspec.Struct, kw_only=True, gc=False):
     return_meta_info: bool = False  # the same in SGLang's, which streams do not have
     blocks: tuple[int, ...] = ()  # hashes of the prompt's blocks, for the prefix cache
     cached_tokens: int = 0  # prompt tokens found in the cache; known with the first token
+    tool: str = ""  # the tool that the answer calls; "": it is text
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------
@@ -128,6 +129,7 @@ class Script:
         self._no_usage = {"usage": None} if (not chat if trtllm else ask.include_usage) else {}
         # The public API sends the finish reason of a chat in a separate event.
         self._separate_finish = chat and not trtllm
+        self._call_start, self._call_end = _json('{"input": "')[1:-1], _json('"}')[1:-1]  # around the words, escaped
         before, after = _split(self._token(MARK, None))
         self._before, self._after = b"data: " + before, after + b"\n\n"
         self._finish = self._after
@@ -140,7 +142,10 @@ class Script:
     def _token(self, text: str, finish: str | None) -> dict[str, Any]:
         """A token event as a value, with keys, order and nulls as the dialect writes them."""
         choice: dict[str, Any]
-        if self._chat and self._trtllm:  # without nulls
+        if self._ask.tool:
+            delta = {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}
+            choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        elif self._chat and self._trtllm:  # without nulls
             choice = {"index": 0, "delta": {"content": text, "reasoning_content": ""}}
             choice |= {"finish_reason": finish} if finish else {}
             choice["avg_decoded_tokens_per_iter"] = 1.0
@@ -171,7 +176,10 @@ class Script:
 
         `last` adds the finish reason, `filler` additional text.
         """
-        event = self._before + self.words(start, stop) + filler + (self._finish if last else self._after)
+        words = self.words(start, stop)
+        if self._ask.tool:
+            words = (self._call_start if start == 0 else b"") + words + (self._call_end if last else b"")
+        event = self._before + words + filler + (self._finish if last else self._after)
         if not self._ask.continuous_usage:
             return event
         value = b'"usage":' + _json(self._usage(stop)) + b"}\n\n"
@@ -198,11 +206,22 @@ class Script:
             return []
         if self._trtllm:
             usage = {"usage": self._usage(0)} if self._ask.continuous_usage else {}
-            value = {**self._start, "choices": [{"index": 0, "delta": {"role": "assistant"}}], **usage}
+            value = {**self._start, "choices": [{"index": 0, "delta": self._opens({"role": "assistant"})}], **usage}
             return [b"data: " + _json(value) + b" \n\n"]
-        delta = {"role": "assistant", "content": "", "refusal": None}
+        delta = self._opens({"role": "assistant", "content": "", "refusal": None})
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
         return [_event({**self._start, "choices": [choice], **self._no_usage})]
+
+    def _opens(self, delta: dict[str, Any]) -> dict[str, Any]:
+        """The first delta of an answer, with the id and the name of the tool if it calls one."""
+        if not self._ask.tool:
+            return delta
+        call = {"index": 0, "id": self._call_id, "type": "function", "function": {"name": self._ask.tool}}
+        return {**delta, "content": None, "tool_calls": [call]}
+
+    @property
+    def _call_id(self) -> str:
+        return f"call_{self._ask.digest[:8].hex()}"
 
     def closing(self, output_tokens: int, finish: bool = True, metrics: dict[str, float] | None = None) -> list[bytes]:
         """Events after the last token event, without `[DONE]`: a separate finish reason, usage (with `metrics`)."""
@@ -230,6 +249,10 @@ class Script:
             trtllm: dict[str, Any] = {"reasoning_content": "", "reasoning": None, "tool_calls": []}
             choice |= {"message": {"role": "assistant", "content": text}}
             choice["message"] |= trtllm if self._trtllm else {"refusal": None}
+            if ask.tool:
+                function = {"name": ask.tool, "arguments": _json({"input": text}).decode()}
+                calls = [{"id": self._call_id, "type": "function", "function": function}]
+                choice["message"] |= {"content": None, "tool_calls": calls}
         else:
             choice["text"] = text
             choice |= {} if ask.detokenize else {"token_ids": [int(number) for number in words.split(b",")]}

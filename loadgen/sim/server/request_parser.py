@@ -48,9 +48,22 @@ class _Part(msgspec.Struct):
     text: str | None = None
 
 
+class _Function(msgspec.Struct):
+    name: str
+    description: str = ""
+    arguments: str = ""
+
+
+class _Call(msgspec.Struct):
+    """A call of a tool in a message, or the definition of a tool."""
+
+    function: _Function
+
+
 class _Message(msgspec.Struct):
     role: str
     content: str | list[_Part] | None = None
+    tool_calls: list[_Call] | None = None
 
 
 class _Asked(msgspec.Struct, kw_only=True):
@@ -70,6 +83,8 @@ class _Trtllm(_Asked, kw_only=True):
 
 class _TrtllmChat(_Trtllm, kw_only=True):
     messages: list[_Message]
+    tools: list[_Call] | None = None
+    tool_choice: str | _Call | None = None
     prompt_token_ids: list[int] | None = None
     max_completion_tokens: int | None = None
 
@@ -81,6 +96,8 @@ class _TrtllmCompletion(_Trtllm, kw_only=True):
 
 class _OpenAIChat(_Asked, kw_only=True):
     messages: list[_Message]
+    tools: list[_Call] | None = None
+    tool_choice: str | _Call | None = None
     stream_options: _OpenAIStreamOptions | None = None
     max_completion_tokens: int | None = None
     include_metrics: bool = False  # vLLM's field, and its answer: the public API has neither
@@ -118,7 +135,7 @@ _IGNORED: dict[str, dict[Any, str]] = {
         int | None: "top_logprobs",
         str | None: "cache_salt chat_template prompt_token_ids_b64 reasoning_effort",
         Any: "agent_hierarchy chat_template_kwargs documents injected_chat_template_kwargs media_io_kwargs "
-        "mm_processor_kwargs thinking tool_choice tools",
+        "mm_processor_kwargs thinking",
     },
     "trtllm completions": {
         bool: "return_context_logits", bool | None: "echo", int | None: "logprobs", str | None: "suffix",
@@ -127,7 +144,7 @@ _IGNORED: dict[str, dict[Any, str]] = {
         bool | None: "logprobs parallel_tool_calls store",
         int | None: "top_logprobs",
         str | None: "prompt_cache_key reasoning_effort safety_identifier service_tier verbosity",
-        Any: "metadata modalities prediction response_format tool_choice tools",
+        Any: "metadata modalities prediction response_format",
     },
     "openai completions": {bool | None: "echo", int | None: "logprobs", str | None: "suffix"},
 }  # fmt: skip
@@ -193,6 +210,7 @@ def parse_request(body: bytes, api: Api, rules: RequestRules) -> ParsedRequest:
     hasher.update(content)
     digest = hasher.digest()
     output_tokens, finish_reason = _length(request, limit, input_tokens, digest, rules)
+    tool = _called_tool(request) if api == "chat" else ""
     if rules.worse:
         digest = _other_words(digest, rules.worse)
     include_usage = bool(options is not None and options.include_usage)
@@ -202,7 +220,7 @@ def parse_request(body: bytes, api: Api, rules: RequestRules) -> ParsedRequest:
         stream=bool(request.stream),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
-        finish_reason=finish_reason,
+        finish_reason="tool_calls" if tool else finish_reason,
         digest=digest,
         include_usage=include_usage,
         continuous_usage=bool(include_usage and options.continuous_usage_stats),
@@ -210,7 +228,16 @@ def parse_request(body: bytes, api: Api, rules: RequestRules) -> ParsedRequest:
         include_metrics=getattr(request, "include_metrics", False),
         return_meta_info=getattr(request, "return_meta_info", False),
         blocks=_blocks(content, input_tokens, rules.tokens_per_block),
+        tool=tool,
     )
+
+
+def _called_tool(request: Any) -> str:
+    """The tool that the answer has to call, because the request says so; "" where the answer is text."""
+    choice = request.tool_choice
+    if isinstance(choice, _Call):
+        return choice.function.name
+    return request.tools[0].function.name if choice == "required" and request.tools else ""
 
 
 def _blocks(content: bytes, tokens: int, per_block: int) -> tuple[int, ...]:
@@ -245,12 +272,21 @@ def _prompt(request: Any, api: Api, dialect: Dialect) -> tuple[int, bytes]:
     if not request.messages:
         raise malformed(dialect, "messages must not be empty")
     tokens, pieces = TEMPLATE_TOKENS, []
+
+    def add(text: str | None) -> None:
+        nonlocal tokens
+        if text:
+            pieces.append(text)
+            tokens += count_tokens(text)
+
+    for tool in request.tools or ():
+        add(tool.function.description)
     for message in request.messages:
         content = message.content
         for text in (content,) if isinstance(content, str) else [part.text for part in content or ()]:
-            if text:
-                pieces.append(text)
-                tokens += count_tokens(text)
+            add(text)
+        for call in message.tool_calls or ():
+            add(call.function.arguments)
         pieces.append(message.role)
     ids = getattr(request, "prompt_token_ids", None)
     return len(ids) if ids else tokens, "".join(pieces).encode("utf-8", "surrogatepass")

@@ -28,7 +28,8 @@ _CERTIFICATE_HINT = "give the authority's certificate with --cacert, or --insecu
 class Fetcher:
     """The two functions that `probe` needs, over TCP and TLS. They raise TargetUnusable with a text for the user.
 
-    `timeout_s`: of a generation, as in the load that follows. A page is answered within PAGE_S at most.
+    `timeout_s`: of a generation, as in the load that follows. A page is answered within PAGE_S at most. `most_bytes`:
+    of an answer.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class Fetcher:
         timeout_s: float = 60,
         connect_s: float = 10,
         proxy: Proxy | None = None,
+        most_bytes: int = MAX_BODY_BYTES,
     ) -> None:
+        self._most_bytes = most_bytes
         self._target, self._timeout_s, self._connect_s = target, timeout_s, min(connect_s, timeout_s)
         self._tls = (tls or ssl.create_default_context()) if target.tls else None
         self._proxy = proxy
@@ -78,8 +81,9 @@ class Fetcher:
                         break
                     pieces += response.feed(data)
                     size += len(data)
-                    if size > MAX_BODY_BYTES:
-                        raise TargetUnusable(f"{target.redacted} sends more than 4 MiB to a probe", "check the URL")
+                    if size > self._most_bytes:
+                        most = f"{self._most_bytes >> 20} MiB"
+                        raise TargetUnusable(f"{target.redacted} sends more than {most} to a probe", "check the URL")
         except Malformed as error:
             if str(error) == HTTP_2:
                 raise TargetUnusable(f"{target.address}: {HTTP_2}", _HTTP_2_HINT) from None

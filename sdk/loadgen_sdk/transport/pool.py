@@ -197,18 +197,20 @@ class Pool:
         flow: Flow,
         *,
         name: str = "",
+        more: bytes = b"",
         asked_output: int = 0,
         sink: Callable[[str, str, int], None] | None = None,
     ) -> Exchange:
         """Send now. `on_done` is called exactly once, with the Completion. `due`: the planned instant (monotonic ns).
 
-        `name` is sent as X-Request-Id. `asked_output`: tokens that the body asks for, 0 or less if unknown; the end is
-        expected with them. `sink` is called with (text, reasoning, instant) for each output event.
+        `name` is sent as X-Request-Id, `more` after it (whole header lines). `asked_output`: tokens that the body asks
+        for, 0 or less if unknown; the end is expected with them. `sink` is called with (text, reasoning, instant) for
+        each output event.
         """
         exchange = Exchange(
             request,
-            b"%sX-Request-Id: %s\r\nContent-Length: %d\r\n\r\n"
-            % (self._head, (name or (request.id if request else "")).encode("latin-1", "replace"), len(body)),
+            b"%sX-Request-Id: %s\r\n%sContent-Length: %d\r\n\r\n"
+            % (self._head, (name or (request.id if request else "")).encode("latin-1", "replace"), more, len(body)),
             body,
             due,
             on_done,
