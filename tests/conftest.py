@@ -1,11 +1,20 @@
-"""A test that starts a process carries the mark `processes`, so that `pytest -m "not processes"` stays quick."""
+"""A test that starts a process carries the mark `processes`, so that `pytest -m "not processes"` stays quick; and
+properties hold at any speed, and the kernel stamps every packet."""
 
 from __future__ import annotations
 
+import socket
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+from loadgen_sdk.transport.wire import SO_TIMESTAMPNS
+
+# How fast this machine is at the moment is no property of the code.
+settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any speed")
 
 _unmarked = ""  # the test that runs, unless it has the mark
 
@@ -28,3 +37,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_teardown() -> None:
     global _unmarked  # noqa: PLW0603
     _unmarked = ""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernel_stamps() -> Iterator[None]:
+    """On a busy machine the kernel begins to stamp packets some time after the first socket has asked for it; it goes
+    on while one such socket is open.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+        receiver, _ = server.accept()
+        with receiver:
+            if sys.platform == "linux":
+                receiver.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+                for _ in range(100_000):
+                    sender.send(b"x")
+                    _, ancillary, _, _ = receiver.recvmsg(1, socket.CMSG_SPACE(16))
+                    if ancillary and any(ancillary[0][2][:8]):  # the seconds: 0 in a packet without a stamp
+                        break
+            yield

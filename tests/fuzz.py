@@ -1,8 +1,8 @@
-"""Coverage-guided fuzzing of one parser: `python tests/fuzz.py NAME [SECONDS]`; needs `pip install atheris`.
+"""Coverage-guided fuzzing of one parser: `python tests/fuzz.py NAME [INPUTS]`; needs `pip install atheris`.
 
-It begins with the inputs that are kept, and stops at the first bug, whose input it prints. After a clean end the
-shortest of the inputs that reached something new are kept too (tests/data/fuzz/NAME.txt, one per line, base 85);
-`test_fuzz.py` replays them in CI.
+It begins with the inputs that are kept, tries a million new ones unless another number is given, and stops at the first
+bug, whose input it prints. After a clean end the inputs are minimised: as few and as short ones as reach all that was
+reached. At most KEPT of them are kept (tests/data/fuzz/NAME.txt, one per line, base 85); `test_fuzz.py` replays them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,10 +20,12 @@ INSTRUMENTED = [  # all else only slows it down
     "loadgen_sdk.dialects", "loadgen_sdk.transport.http1", "loadgen_sdk.transport.target",
     "loadgen_sdk.probe.server_facts", "loadgen.workload", "loadgen.contracts", "loadgen.cost.price_file",
     "loadgen.execution.targets", "loadgen.requests.dataset", "loadgen.interop", "loadgen.results", "loadgen.run_folder",
-    "loadgen.server_metrics.series", "loadgen.sim.server.request_parser",
+    "loadgen.server_metrics.series", "loadgen.sim.server.request_parser", "loadgen.bundle.archive",
+    "loadgen.mlperf.pickle_reader", "loadgen.answers.questions",
 ]  # fmt: skip
-KEPT = 120  # inputs per target: those that were there, then the shortest new ones
+KEPT = 120  # inputs per target
 LONGEST = 2_000  # bytes of an input that is kept
+WORD = re.compile(rb"[A-Za-z_][A-Za-z_0-9.-]{2,30}")
 
 
 def fuzz(name: str, arguments: list[str]) -> None:
@@ -34,33 +37,34 @@ def fuzz(name: str, arguments: list[str]) -> None:
     def one(data: bytes) -> None:
         told(name, data)
 
-    atheris.Setup([sys.argv[0], *arguments], one)
+    again = f"{sys.executable} {__file__} --one {name}"  # how a merge starts itself anew
+    atheris.Setup([again, *arguments], one)
     atheris.Fuzz()
 
 
-def main(name: str, seconds: int) -> int:
+def main(name: str, inputs: int) -> int:
     from fuzz_targets import CORPUS, corpus
 
     with tempfile.TemporaryDirectory() as scratch:
-        inputs = Path(scratch, "inputs")
-        inputs.mkdir()
-        begun_with = set(corpus(name))
-        for data in begun_with:
-            (inputs / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
-        limits = ["-timeout=20", "-rss_limit_mb=4096", "-max_len=40000", f"-max_total_time={seconds}"]
-        command = [sys.executable, __file__, "--one", name, f"-artifact_prefix={scratch}/", *limits, str(inputs)]
-        code = subprocess.run(command, check=False).returncode
-        for crash in Path(scratch).glob("*-*"):
-            print(f"{crash.name}: {crash.read_bytes()!r}"[:2000])
-        if code:
+        tried, kept = Path(scratch, "tried"), Path(scratch, "kept")
+        tried.mkdir()
+        kept.mkdir()
+        begin_with = corpus(name)
+        for data in begin_with:
+            (tried / hashlib.sha256(data).hexdigest()).write_bytes(data)
+        words = {"null"} | {word.decode() for data in begin_with for word in WORD.findall(data)}
+        Path(scratch, "words").write_text("".join(f'"{word}"\n' for word in sorted(words)))
+        command = [sys.executable, __file__, "--one", name, f"-artifact_prefix={scratch}/"]
+        limits = ["-timeout=60", "-rss_limit_mb=4096", "-max_len=40000", f"-dict={scratch}/words"]
+        if code := subprocess.run([*command, *limits, f"-runs={inputs}", str(tried)], check=False).returncode:
+            for bug in Path(scratch).glob("*-*"):
+                print(f"{bug.name}: {bug.read_bytes()!r}"[:2000])
             return code
-        reached = sorted(
-            (path.read_bytes() for path in inputs.iterdir()), key=lambda data: (data not in begun_with, len(data))
-        )
-        kept = [base64.b85encode(data).decode() for data in reached if 0 < len(data) <= LONGEST][:KEPT]
-        CORPUS.mkdir(exist_ok=True)
-        (CORPUS / f"{name}.txt").write_text("\n".join(sorted(kept)) + "\n")
-        print(f"{len(kept)} inputs kept in {CORPUS / name}.txt")
+        subprocess.run([*command, "-set_cover_merge=1", str(kept), str(tried)], check=True)
+        data = sorted((path.read_bytes() for path in kept.iterdir()), key=len)
+        lines = sorted(base64.b85encode(one).decode() for one in data[:KEPT] if 0 < len(one) <= LONGEST)
+        (CORPUS / f"{name}.txt").write_text("\n".join(lines) + "\n")
+        print(f"{name}: {inputs:,} inputs; {len(lines)} kept of {len(data)} that reach all that was reached")
     return 0
 
 
@@ -69,4 +73,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "--one":
         fuzz(sys.argv[2], sys.argv[3:])
     else:
-        sys.exit(main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 60))
+        sys.exit(main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 1_000_000))

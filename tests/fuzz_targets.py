@@ -10,6 +10,7 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import date
+from functools import cache
 from pathlib import Path
 
 from loadgen_sdk.dialects.quirks import Api
@@ -21,6 +22,8 @@ from loadgen_sdk.transport.http1 import Malformed, Response
 from loadgen_sdk.transport.target import Target
 
 from loadgen import run_folder
+from loadgen.answers.questions import read_questions
+from loadgen.bundle.archive import unpack
 from loadgen.compare.inputs import read_run
 from loadgen.contracts.load import load_contract
 from loadgen.cost import price_file
@@ -28,6 +31,7 @@ from loadgen.errors import Fault, Faults
 from loadgen.execution.targets import load_targets
 from loadgen.interop import loadgen_log, reader
 from loadgen.metrics.summary import load_summary
+from loadgen.mlperf.pickle_reader import read_pickle
 from loadgen.requests.dataset import read_rows
 from loadgen.results import manifest
 from loadgen.results.capacity import load_capacity
@@ -83,6 +87,19 @@ def workload(data: bytes) -> None:
 
 def contract(data: bytes) -> None:
     load_contract(Path(_file("c.yaml", data)), env={})
+
+
+def bundle(data: bytes) -> None:
+    with tempfile.TemporaryDirectory(dir=_SCRATCH) as made:
+        unpack(Path(_file("b.zip", data)), Path(made))
+
+
+def pickled(data: bytes) -> None:
+    read_pickle(Path(_file("d.pkl", data)))
+
+
+def questions(data: bytes) -> None:
+    read_questions(Path(_file("q.jsonl", data)))
 
 
 def prices(data: bytes) -> None:
@@ -172,9 +189,9 @@ def _file(name: str, data: bytes) -> str:
 
 
 TARGETS: dict[str, tuple[Callable[[bytes], None], tuple[str, ...]]] = {
-    "sse": (sse, ("tests/data/transcripts/*/*stream*.txt",)),
-    "whole_answer": (whole_answer, ("tests/data/transcripts/*/*nostream.txt", "tests/data/transcripts/*/err*.txt")),
-    "http": (http, ("tests/data/transcripts/*/*.hdr",)),
+    "sse": (sse, ("tests/data/transcripts/*/*_stream*.http",)),
+    "whole_answer": (whole_answer, ("tests/data/transcripts/*/*nostream.http", "tests/data/transcripts/*/err*.http")),
+    "http": (http, ("tests/data/transcripts/*/*.http",)),
     "url": (url, ()),
     "workload": (workload, ("workloads/*.yaml",)),
     "contract": (contract, ("contracts/*.yaml",)),
@@ -184,20 +201,38 @@ TARGETS: dict[str, tuple[Callable[[bytes], None], tuple[str, ...]]] = {
     "dataset": (dataset, ()),
     "foreign": (foreign, ("tests/data/rivals/*.json*",)),
     "mlperf_log": (mlperf_log, ()),
-    "run_json": (run_json, ("tests/data/oracle/runs/*/run.json",)),
+    "run_json": (run_json, ("tests/data/run_example.json",)),
     "summary": (summary, ("tests/data/summary_example*.json",)),
     "capacity": (capacity, ()),
     "folder": (folder, ()),
     "metrics_page": (metrics_page, ()),
     "facts": (facts, ()),
     "request": (request, ()),
+    "bundle": (bundle, ()),
+    "pickled": (pickled, ("tests/data/mlperf_pandas*.pkl",)),
+    "questions": (questions, ()),
 }
 """Name -> the function, and files of the repository to begin with, beside those in CORPUS."""
 
 
+def _body(recorded: bytes) -> bytes:
+    return b"".join(Response().feed(recorded))
+
+
+PIECES = b"\x05"  # see `_pieces`
+INPUT_OF: dict[str, Callable[[bytes], bytes]] = {
+    "sse": lambda recorded: PIECES + _body(recorded),
+    "whole_answer": _body,
+    "http": lambda recorded: PIECES + recorded,
+}
+"""What a file of the repository is as an input, where it is not its bytes."""
+
+
+@cache
 def corpus(name: str) -> list[bytes]:
     """The inputs kept for a target: files of the repository, and what was found by fuzzing."""
-    files = [path.read_bytes() for glob in TARGETS[name][1] for path in sorted(ROOT.glob(glob))]
+    paths = [path for glob in TARGETS[name][1] for path in sorted(ROOT.glob(glob))]
+    files = [INPUT_OF.get(name, bytes)(path.read_bytes()) for path in paths]
     kept = CORPUS / f"{name}.txt"
     lines = kept.read_text().splitlines() if kept.exists() else []
     return files + [base64.b85decode(line) for line in lines]

@@ -11,6 +11,7 @@ from make_examples import blank, stream
 from numpy.typing import NDArray
 
 from loadgen.cli import app
+from loadgen.compare.comparison import ComparedRun, Side, compare
 from loadgen.errors import Faults
 from loadgen.execution.targets import load_targets
 from loadgen.metrics.summary import Summary, dump_summary, load_summary, summarize
@@ -102,6 +103,15 @@ def test_a_slow_node_of_eighteen_is_named_with_what_it_costs() -> None:
     assert load_summary(dump_summary(summary)).between == found
 
 
+def test_compare_says_which_node_of_a_side_stands_out() -> None:
+    sides = [
+        Side(name=name, runs=(ComparedRun(name=name, summary=_summary(_rows(18, factor)), header=None, rows=None),))
+        for name, factor in (("before", {}), ("after", {7: 1.08}))
+    ]
+    notes = [note for note in compare(sides).notes if "stands out" in note]
+    assert len(notes) == 2 and all(note.startswith("after: vm-07 stands out, ") for note in notes)
+
+
 @pytest.mark.parametrize("targets", [3, 18])
 def test_equal_nodes_name_none(targets: int) -> None:
     for seed in range(4):
@@ -142,7 +152,7 @@ def test_targets_of_one_node_are_taken_together(tmp_path: Path) -> None:
 
 
 def test_a_simulated_rack_is_compared_by_replica(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The preset's VMs differ by some 3 %, as the published logs do: that is their spread, none stands out of it."""
+    """The preset's VMs differ by some 3 %, as the published logs do: none stands out of that."""
     out = tmp_path / "r"
     call = ["run", "qa", "--url", "sim:gb300-rack", "--request-rate", "150/s", "--duration", "30s", "--seed", "3"]
     app([*call, "-o", str(out)], standalone_mode=False, obj=[])

@@ -141,3 +141,19 @@ def test_a_builder_that_dies_makes_them_late_and_no_worse(tmp_path: Path, monkey
     assert summary.requests.ok == 300
     assert len(received) == 300
     assert [note for note in summary.verdict.warnings if "bodies were built" in note]
+
+
+@pytest.mark.processes
+def test_a_builder_that_freezes_before_the_first_body_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(single, "MOST_AHEAD", 10)
+    monkeypatch.setattr(body_prefetch, "FROZEN_S", 0.3)
+    begin = body_prefetch.BodyPrefetch.filled
+
+    async def filled_frozen(builder: body_prefetch.BodyPrefetch) -> None:
+        os.kill(builder._process.pid, signal.SIGSTOP)
+        await begin(builder)
+
+    monkeypatch.setattr(body_prefetch.BodyPrefetch, "filled", filled_frozen)
+    summary, received, _ = go(tmp_path, request_rate="500", num_requests="60")
+    assert (summary.requests.ok, len(received)) == (60, 60)
+    assert [note for note in summary.verdict.warnings if "60 bodies were built" in note]

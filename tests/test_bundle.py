@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import shutil
 import subprocess
@@ -289,12 +290,24 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
         archive.unpack(path, tmp_path)
 
 
+def zipped(name: bytes, method: int) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as archived:
+        archived.writestr("bundle.json", "{}")
+        archived.writestr(name.decode(), "{}")
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("data", "what"),
     [
         (b"", "not a bundle"),
         (b"PK\x03\x04 and no more", "not a bundle"),
         (b"name: a workload\n", "not a bundle"),
+        (zipped(b"result/\xc3\xa9", zipfile.ZIP_STORED).replace(b"\xc3\xa9", b"\xff\xa9"), "can't decode byte 0xff"),
+        (zipped(b"result/a", zipfile.ZIP_LZMA), "compressed as in no bundle"),
+        (zipped(b"result/a", zipfile.ZIP_BZIP2), "compressed as in no bundle"),
+        (zipped(b"result/a", zipfile.ZIP_STORED).replace(b"result/a", b"\0esult/a"), "not a bundle"),
     ],
 )
 def test_a_file_that_is_no_bundle(tmp_path: Path, data: bytes, what: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from loadgen import cli, pytest_plugin
+from loadgen.execution.folder_names import alone
 from loadgen.metrics.validity import note, verdict
 from loadgen.report import outcome
 from loadgen.run_folder import kept_summary
@@ -140,3 +141,69 @@ def test_the_templates_run_commands_that_there_are(tmp_path: Path) -> None:
         "run qa -o loadgen-results --force --strict --junit loadgen.xml",
         "baseline compare main loadgen-results --fail-on a > b",
     ]
+
+
+SIM = ("--url", "sim:gb300-vm", "--seed", "3")
+SHORT = """
+name: c
+horizon: 1s
+levels:
+  - {name: a, workload: qa, rate: 20/s, duration: 20s, warmup: 0, must: [{ttft: {limit: 60s, at: p90}}]}
+"""
+IN_A_FOLDER = {
+    "sweep": ("sweep", "qa", "-c", "1,2", "-n", "10", *SIM),
+    "repeats": ("sweep", "qa", "-c", "1,2", "-n", "10", "--repeat", "2", *SIM),
+    "search": ("search", "qa", "--slo", "ttft:60s", "-d", "5s", "--high", "20", "--max-probes", "1", *SIM),
+    "validate": ("validate", "{contract}", *SIM),
+    "mlperf": ("mlperf", "server", "-b", "llama2-70b", "--target-qps", "1", "--min-duration", "1", *SIM),
+}
+
+
+@pytest.mark.parametrize("name", IN_A_FOLDER)
+def test_one_command_at_a_time_in_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    (tmp_path / "c.yaml").write_text(SHORT)
+    command = [word.format(contract=tmp_path / "c.yaml") for word in IN_A_FOLDER[name]]
+    out = tmp_path / "out"
+    with alone(out):
+        assert ends(*command, "-o", str(out)) == 2
+        assert "another command is at work in this folder" in capsys.readouterr().err
+        assert out.is_dir() and not any(out.iterdir())
+        (out / "run.json").write_text("{}")
+        assert ends(*command, "-o", str(out), "--force") == 2
+        assert (out / "run.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["sweep", "search", "validate", "mlperf"])
+def test_a_folder_with_results_is_left_alone_or_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / "c.yaml").write_text(SHORT)
+    command = [word.format(contract=tmp_path / "c.yaml") for word in IN_A_FOLDER[name]]
+    out = tmp_path / "out"
+    assert ends(*RUN, "-o", str(out)) == 0
+    before = (out / "summary.json").read_bytes()
+    assert ends(*command, "-o", str(out)) == 2
+    assert "--out" in capsys.readouterr().err
+    if name != "mlperf":  # which takes long
+        assert ends(*command, "-o", str(out), "--force") in (0, 1, 3)
+        (kept,) = tmp_path.glob("out-before-*")
+        assert (kept / "summary.json").read_bytes() == before and not (out / "summary.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["run", *IN_A_FOLDER])
+def test_an_address_for_prometheus_is_checked_with_all_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / "c.yaml").write_text(SHORT)
+    words = IN_A_FOLDER.get(name, (*RUN, "--dry-run"))
+    command = [word.format(contract=tmp_path / "c.yaml") for word in words]
+    assert ends(*command, "--prometheus", "here", "--route", "everywhere", "-o", str(tmp_path / "out")) == 2
+    told = capsys.readouterr().err
+    assert "--prometheus here" in told and "everywhere" in told
+
+
+def test_a_dry_run_sees_a_folder_with_results(tmp_path: Path) -> None:
+    assert ends(*RUN, "-o", str(tmp_path / "r")) == 0
+    assert ends(*RUN, "-o", str(tmp_path / "r"), "--dry-run") == 2
+    assert ends(*RUN, "-o", str(tmp_path / "r"), "--dry-run", "--force") == 0
+    assert (tmp_path / "r" / "summary.json").is_file()

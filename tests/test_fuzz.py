@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fuzz_targets import TARGETS, corpus, told
+from fuzz_targets import ROOT, TARGETS, corpus, told
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +25,11 @@ def damaged(draw: st.DrawFn, name: str) -> bytes:
         end = min(start + draw(st.integers(0, 40)), len(data))
         data = data[:start] + draw(st.one_of(PIECES, st.just(data[start:end] * 2))) + data[end:]
     return data
+
+
+def test_every_parser_begins_with_something() -> None:
+    assert [name for name in TARGETS if not corpus(name)] == []
+    assert [glob for _, globs in TARGETS.values() for glob in globs if not any(ROOT.glob(glob))] == []
 
 
 @pytest.mark.parametrize("name", TARGETS)

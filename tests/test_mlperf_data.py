@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import json
 import pickle
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,18 @@ class Sneaky:
 
     def __reduce__(self) -> Any:
         return np.ndarray.tofile, ()
+
+
+@pytest.mark.parametrize("op", [pickle.BYTEARRAY8, pickle.BINBYTES8, pickle.BINUNICODE8, pickle.FRAME])
+def test_a_length_that_is_a_lie_takes_no_memory(tmp_path: Path, op: bytes) -> None:
+    (tmp_path / "a.pkl").write_bytes(pickle.PROTO + b"\x05" + op + (1 << 31).to_bytes(8, "little") + b"short")
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError, match="broken pickle"):
+            read(tmp_path / "a.pkl")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from loadgen.bundle import verify as bundle
 from loadgen.cli import main
 from loadgen.errors import UserError
 from loadgen.execution import run
@@ -330,3 +331,15 @@ def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
     assert result.ttft is not None and log.ttft is not None
     assert any("by LoadGen's stamps" in note for note in result.notes)
     assert read_log(tmp_path / "run" / official_loadgen.OWN).unofficial
+    bundle.bundle(tmp_path / "run", tmp_path / "poc.zip")
+    came = bundle.verify(tmp_path / "poc.zip")
+    assert came.differences == () and came.verified == "part"
+    assert {one.file for one in came.made} == {"mlperf.json", *(f"own/{name}" for name in mlperf_run.FILES)}
+    assert "stamps that it does not keep" in came.not_made["mlperf_log_summary.txt"]
+    own = tmp_path / "run" / official_loadgen.OWN / mlperf_run.RESULT
+    own.write_text(own.read_text().replace(f'"tokens": {result.tokens}', f'"tokens": {result.tokens + 1}'))
+    for sums in (tmp_path / "run").rglob("SHA256SUMS"):
+        sums.unlink()
+    bundle.bundle(tmp_path / "run", tmp_path / "forged.zip")
+    forged = bundle.verify(tmp_path / "forged.zip")
+    assert forged.verified == "no" and "result/own/mlperf.json" in {one.file for one in forged.differences}

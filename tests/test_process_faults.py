@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import pytest
 from runs import when_started
 from test_run import children, cli, ended, gone, outcomes, rows_written
 
-from loadgen import run_folder
+from loadgen import child_process, run_folder
+from loadgen.errors import TargetError
 from loadgen.execution import compactor_process, run
-from loadgen.execution.backends import local
+from loadgen.execution.backends import local, worker
+from loadgen.execution.folder_names import taken
 from loadgen.execution.plan import Settings
 from loadgen.results import manifest, store
 from loadgen.sim.server.embedded import Embedded, start
@@ -97,6 +100,31 @@ def test_a_frozen_worker_is_ended_and_named(
 
 
 @pytest.mark.processes
+def test_a_worker_frozen_before_it_is_ready_is_ended_and_named(
+    tmp_path: Path, endpoint: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frozen before it has read its job, which is longer than a pipe holds."""
+    monkeypatch.setattr(local, "FROZEN_NS", 500_000_000)
+    monkeypatch.setattr(child_process, "LEAVE_S", 0.5)
+    begin, started = worker.start, list[subprocess.Popen[bytes]]()
+
+    def start_frozen() -> subprocess.Popen[bytes]:
+        started.append(begin())
+        os.kill(started[-1].pid, signal.SIGSTOP)
+        return started[-1]
+
+    monkeypatch.setattr(worker, "start", start_frozen)
+    (tmp_path / "w.yaml").write_text(
+        f"name: t\ndescription: {'x' * 100_000}\nrequests: {{input_tokens: 20, output_tokens: 8}}\n"
+    )
+    made = load(str(tmp_path / "w.yaml"), read_flags(seed="7", warmup="0", request_rate="200", num_requests="300"))
+    settings = Settings(url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out", workers=2)
+    with pytest.raises(TargetError, match=r"worker 0 did not move for 0\.5 s before the load, and was killed"):
+        run.execute(made, settings)
+    assert [process.returncode for process in started] == [-signal.SIGKILL] * 2
+
+
+@pytest.mark.processes
 def test_a_frozen_compactor_is_ended_and_said(
     tmp_path: Path, endpoint: Embedded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +142,11 @@ def test_a_frozen_compactor_is_ended_and_said(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_other_signals_are_one_ctrl_c(tmp_path: Path, endpoint: Embedded, number: int, workers: str) -> None:
-    process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", "4000", "--workers", workers)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
+    try:
+        process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", "4000", "--workers", workers)
+    finally:
+        signal.signal(signal.SIGHUP, before)
     rows_written(tmp_path, 20)
     process.send_signal(number)
     code, _, err = ended(process)
@@ -139,16 +171,12 @@ def test_nohup_stays_nohup(tmp_path: Path, endpoint: Embedded) -> None:
 @pytest.mark.processes
 def test_two_runs_with_one_folder_get_one_each(tmp_path: Path, endpoint: Embedded) -> None:
     """The second begins while the first has not even probed its target."""
-    processes = [
-        cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", str(count), "--workers", workers)
-        for count, workers in ((100, "1"), (130, "2"))
-    ]
-    for process in processes:
-        code, _, err = ended(process)
+    with taken(tmp_path / "out", "first", datetime.now()) as first:
+        code, _, err = ended(cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", "100"))
         assert code in (0, 3), err
-    folders = sorted(path.parent for path in tmp_path.glob("out*/summary.json"))
-    assert len(folders) == 2
-    assert {len(store.read_run(folder).rows) for folder in folders} == {100, 130}
+        assert (first, [*first.iterdir()]) == (tmp_path / "out", [])
+    (second,) = (path.parent for path in tmp_path.glob("out-*/summary.json"))
+    assert len(store.read_run(second).rows) == 100
 
 
 @pytest.mark.processes

@@ -105,6 +105,34 @@ def test_a_whole_run(server: Server, tmp_path: Path) -> None:
     assert requests(tmp_path / "out")["ok"] == 24, err
 
 
+PRECISIONS = [SERVERS / f"serve_transformers_{name}.sh" for name in ("float32", "bfloat16")]
+
+
+@pytest.mark.skipif(not all(script.exists() for script in PRECISIONS), reason="no server in two precisions")
+def test_two_precisions_of_one_model_are_told_apart(tmp_path: Path) -> None:
+    """The answers in float32 are the references: bfloat16 loses against them, float32 itself does not."""
+    exact, rounded = (Server(script) for script in PRECISIONS)
+    try:
+        rows = [{"prompt": f"Write about river and stone, number {i}.", "max_tokens": 48} for i in range(60)]
+
+        def answers(name: str, url: str, *flags: str) -> int:
+            data = tmp_path / f"{name}.jsonl"
+            data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            command = [sys.executable, "-P", "-m", "loadgen", "answers", str(data), "--url", url, *exact.model, *flags]
+            command += ["-c", "4", "-o", str(tmp_path / name)]
+            return subprocess.run(command, check=False, timeout=600).returncode
+
+        assert answers("references", exact.url, "--keep-content") == 0
+        texts = [json.loads(line)["a"] for line in (tmp_path / "references/texts.jsonl").read_text().splitlines()]
+        rows = [{**row, "reference": text} for row, text in zip(rows, texts, strict=True) if text]
+        other = ("--against", exact.url, *(["--against-model", exact.model[1]] if exact.model else []))
+        assert answers("rounded", rounded.url, *other, "--within", "10%") == 1
+        assert answers("same", exact.url, *other, "--within", "10%") == 0
+    finally:
+        exact.kill()
+        rounded.kill()
+
+
 def test_a_cancel_drains_and_reports(server: Server, tmp_path: Path) -> None:
     process = run(server, tmp_path / "out", "-c", "4", "-n", "100000")
     rows_written(tmp_path, 4)

@@ -12,6 +12,7 @@ import pytest
 import runs
 from queueing import rows
 
+from loadgen.bundle import verify as bundle
 from loadgen.cli import main
 from loadgen.cli import repeats as flags
 from loadgen.contracts import run as validation
@@ -172,6 +173,12 @@ def test_a_contract_repeats_its_levels_apart(tmp_path: Path) -> None:
     assert found.levels[0].runs == ("load/r1", "load/r2") and found.verdict == "PASS", found.levels[0].terms
     assert any("nothing to wait for" in line for line in said)
     assert validation.again(folder) == found
+    spread = json.loads((folder / "repeats.json").read_bytes())["levels"]["load"]
+    assert spread["runs"] == ["load/r1", "load/r2"] and spread["figures"]
+    assert "How the runs of a level differ" in (folder / "verdict.html").read_text()
+    bundle.bundle(folder, tmp_path / "poc.zip")
+    came = bundle.verify(tmp_path / "poc.zip")
+    assert came.verified == "all" and "repeats.json" in {one.file for one in came.made}, came.not_made
     four = load_contract(tmp_path / "c.yaml", repeats=4, env={})
     assert four.levels[0].level.repeats == 4
     found, _ = validation.run(

@@ -54,6 +54,19 @@ def run(said: tuple[bytes, ...], use: Callable[[Client], Any], **options: Any) -
     return result, told, server.heard
 
 
+def test_the_probe_waits_as_long_as_a_call_may() -> None:
+    """A server that accepts connections, and one that lists its models, and neither generates."""
+
+    async def go(url: str) -> None:
+        with pytest.raises(TargetUnusable, match=r"within 0\.2 s"):
+            await Client(url, timeout_s=0.2).complete("Hi")
+
+    models = answer({"data": [{"id": "m"}]})
+    for said in ((HANG,), (models, models, HANG)):
+        with serving(*said) as server:
+            asyncio.run(go(server.url))
+
+
 @pytest.mark.processes
 def test_a_url_is_enough() -> None:
     async def go(url: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 import runs
 from queueing import rows
 
+from loadgen import seeds
 from loadgen.metrics.stimulus import StimulusCheck
 from loadgen.metrics.summary import summarize
 from loadgen.report import stimulus as words
@@ -87,6 +88,44 @@ def test_a_declared_share_of_prompts_is_no_fault_and_an_unknown_cache_is_unknown
     assert told["cache"].ok is None and "repeats" not in told
     found["cached_tokens"] = -1
     assert checked(found)["cache"] == StimulusCheck(code="cache", asked=0.0, seen=None, ok=None, n=600)
+
+
+def _short(found: Any) -> None:
+    found["asked_output"], found["output_tokens"] = 200, 150
+
+
+def _again(found: Any) -> None:
+    found["request"] = np.arange(len(found)) % 100
+
+
+@pytest.mark.parametrize(("change", "code"), [(_short, "outputs"), (_again, "repeats")])
+def test_answers_that_are_shorter_and_prompts_that_were_sent_before(change: Any, code: str) -> None:
+    sound = rows(1, 600, 10.0)
+    sound["asked_output"], sound["request"] = 200, np.arange(600)
+    assert checked(sound)[code].ok is True
+    change(sound)
+    told = checked(sound)
+    assert told[code].ok is False
+    assert any(text.startswith("NOT AS ASKED") for text in words.texts(tuple(told.values())))
+
+
+@pytest.mark.parametrize(("cached", "ok"), [(75, True), (45, False), (-1, None)])
+def test_a_share_of_cached_tokens_that_was_asked_for_is_looked_for(cached: int, ok: bool | None) -> None:
+    """Half of 150 prompt tokens were to come from the cache; 30 % is another load, and a silent server is unknown."""
+    found = rows(1, 600, 10.0)
+    found["cached_tokens"] = cached
+    told = checked(found, cache_asked=0.5, shares_prompts=True)["cache"]
+    assert (told.asked, told.ok) == (0.5, ok)
+    assert words.rows([told])[0][1] == "50.0 %"
+
+
+def test_a_mix_with_too_few_of_a_class_is_told() -> None:
+    classes = (ClassPlan(name="chat", share=0.7), ClassPlan(name="batch", share=0.3))
+    found = rows(1, 600, 10.0)
+    found["request"] = np.arange(600)
+    drawn = seeds.classes(7, [0.7, 0.3], found["request"])
+    told = checked(found[(drawn == 0) | (np.arange(600) % 4 == 0)], classes=classes)["classes"]
+    assert told.ok is False and told.seen is not None and abs(told.seen - (told.asked or 0)) > 0.1
 
 
 def test_a_mix_of_classes_is_that_of_the_plan() -> None:

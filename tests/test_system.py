@@ -6,11 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+import queueing
+import runs
 
 from loadgen.cli import main
 from loadgen.errors import Faults
 from loadgen.execution import system_file
+from loadgen.metrics import reasons
+from loadgen.metrics.summary import summarize
+from loadgen.report import text
 from loadgen.results.manifest import TargetFacts
+from loadgen.server_metrics import hardware, series
 
 EXAMPLE = Path(__file__).parent.parent / "docs" / "system.example.yaml"
 SIM = ("qa", "--url", "sim:gb300-vm", "--request-rate", "5", "--duration", "10s", "--seed", "1")
@@ -94,3 +100,51 @@ def test_a_secret_in_it_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "secret" in told and "sk-abcdefghijklmnop" not in told
     assert exits("run", *SIM, "--system", tmp_path / "none.yaml") == 2
     assert "no such system file" in capsys.readouterr().err
+
+
+DCGM = """\
+# HELP DCGM_FI_DEV_POWER_MGMT_LIMIT Current power limit (in W).
+# TYPE DCGM_FI_DEV_POWER_MGMT_LIMIT gauge
+""" + "".join(
+    f'{name}{{gpu="{gpu}",UUID="GPU-{gpu}",device="nvidia{gpu}",modelName="NVIDIA H200",Hostname="node-7",'
+    f'DCGM_FI_DRIVER_VERSION="580.65.06"}} {value}\n'
+    for name, value in (("DCGM_FI_DEV_POWER_MGMT_LIMIT", 700), ("DCGM_FI_DEV_GPU_TEMP", 41))
+    for gpu in range(8)
+)
+SMI = 'nvidia_smi_gpu_info{driver_version="570.1",name="NVIDIA B200",uuid="a"} 1\n'
+
+
+def _samples(page: str, text: str) -> list[series.MetricSample]:
+    return [
+        series.MetricSample(t_s=0.0, target=None, page=page, name=name, labels=labels, value=value)
+        for (name, labels), value in series.samples(text).items()
+    ]
+
+
+def test_a_page_of_dcgm_names_accelerators_driver_and_power_limit() -> None:
+    found = hardware.of_samples(_samples("http://node-7:9400/metrics", DCGM))
+    assert found is not None
+    assert found.words == ["8 x NVIDIA H200", "driver 580.65.06", "power limit 700 W each"]
+    two = [*_samples("http://a/metrics", DCGM), *_samples("http://b/metrics", DCGM.replace("} 700", "} 600"))]
+    both = hardware.of_samples(two)
+    assert both is not None and both.accelerators == 16 and both.words[2] == "power limit 600 to 700 W"
+    other = hardware.of_samples(_samples("http://c/metrics", SMI))
+    assert other is not None and other.words == ["1 x NVIDIA B200", "driver 570.1"]
+    assert hardware.of_samples(_samples("http://d/metrics", "vllm:num_requests_running 3\n")) is None
+
+
+def test_what_the_hardware_says_is_not_missing_and_what_it_says_otherwise_is_warned_of() -> None:
+    """The page of DCGM fills in the driver that nobody said; and the 500 W that the file says are not its 700 W."""
+    missing = {"a second measurement": ["accelerator.driver", "accelerator.power_limit_w", "model.kv_cache"]}
+    coded = reasons.coded("undisclosed", {"missing": missing})
+    told = {"system.accelerator.power_limit_w": "500", "system.accelerator.driver": "580.65"}
+    header = runs.header("r", 200, notes=tuple(coded), note_codes=coded, metadata=told)
+    rows = queueing.rows(1, 200)
+    plain = summarize(header, rows)
+    seen = summarize(header, rows, server_samples=_samples("http://node-7:9400/metrics", DCGM))
+    by_code = {code.code: code.values for code in seen.verdict.warning_codes}
+    assert by_code["undisclosed"]["missing"] == {"a second measurement": ["model.kv_cache"]}
+    assert by_code["hardware_differs"] == {"key": "accelerator.power_limit_w", "said": "500", "seen": "700"}
+    before = {code.code: code.values for code in plain.verdict.warning_codes}
+    assert before["undisclosed"]["missing"] == missing and "hardware_differs" not in before
+    assert "Hardware   8 x NVIDIA H200, driver 580.65.06, power limit 700 W each" in text.render(seen)

@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import zipfile
-import zlib
+from collections import Counter
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -76,10 +76,12 @@ def unpack(path: Path, folder: Path) -> Manifest:
                     shutil.copyfileobj(source, file, 1 << 20)
     except FileNotFoundError:
         raise UserError("no such file", str(path), _FROM) from None
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
-        raise UserError(f"not a bundle, or a damaged one: {error}", str(path), _FROM) from None
+    except UserError:
+        raise
     except OSError as error:
         raise UserError(f"cannot be read: {error.strerror or error}", str(path), _FROM) from None
+    except Exception as error:  # a damaged archive can raise anything at all
+        raise UserError(f"not a bundle, or a damaged one: {error}", str(path), _FROM) from None
     return manifest
 
 
@@ -93,8 +95,8 @@ def _checked(archive: zipfile.ZipFile, path: Path, free: int) -> list[zipfile.Zi
     for entry in entries:
         if why := _unsafe(entry):
             raise UserError(f"{why}: {entry.filename!r}; nothing was unpacked", str(path), _FROM)
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    (twice, times), *_ = Counter(names).most_common(1)
+    if times > 1:
         raise UserError(f"two files of one name: {twice!r}; nothing was unpacked", str(path), _FROM)
     size, own = sum(entry.file_size for entry in entries), path.stat().st_size
     if size > max(FREE_GROWTH, MOST_GROWTH * own):
@@ -116,6 +118,8 @@ def _unsafe(entry: zipfile.ZipInfo) -> str:
         return "a link or device, not a file"
     if parts[0] not in (MANIFEST, SUMS, SIGNATURE, RESULT) or (len(parts) > 1) != (parts[0] == RESULT):
         return "a file that no bundle has"
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return "a file compressed as in no bundle"
     return "an encrypted file" if entry.flag_bits & 1 else ""
 
 

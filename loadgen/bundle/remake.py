@@ -26,12 +26,13 @@ from loadgen.search.load_search import LoadSearch, TrialResult, resume
 from loadgen.server_metrics import series
 
 RECORDS, HISTOGRAMS, SUMMARIES = "records", "histograms and sums", "summaries of the runs"
+QUERIES = "the queries of the official LoadGen, by our stamps"
 
 
 KEPT = {
-    "run.json", "seconds.jsonl", series.FILE, experiment.PLAN, mlperf.REQUESTS, contracts.CONTRACT, contracts.RESOLVED,
-    contracts.PRICES, contracts.DOCTOR, contracts.PLACE, checksums.FILE, checksums.BEFORE, answers.SCORES,
-    answers.TEXTS,
+    "run.json", "seconds.jsonl", series.FILE, experiment.PLAN, mlperf.REQUESTS, mlperf.QUERIES, contracts.CONTRACT,
+    contracts.RESOLVED, contracts.PRICES, contracts.DOCTOR, contracts.PLACE, checksums.FILE, checksums.BEFORE,
+    answers.SCORES, answers.TEXTS,
 }  # fmt: skip
 KEPT_IN = {"requests", "sample", "flows", "spool"}
 """What a result keeps: the names of files, and of the folders of a run."""
@@ -110,10 +111,20 @@ def _mlperf(folder: Path) -> Iterator[Remade]:
         for name, data in mlperf.outputs_again(folder, run_folder.kept_summary(folder)).items():
             yield Remade(name, data, RECORDS)
         return
+    if (folder / mlperf.QUERIES).is_file():
+        for name, data in mlperf.outputs_of_queries(folder).items():
+            yield Remade(name, data, QUERIES)
+        return
     stored = (folder / mlperf.RESULT).read_bytes()
     same = [file for file in folder.glob(f"*/{mlperf.RESULT}") if file.read_bytes() == stored]
     if not same:  # the queries of the official LoadGen, or a result that is not that of one of its runs
         yield Remade(mlperf.RESULT, None, "there are no records of it: the official LoadGen has issued the queries")
+        return
+    if (same[0].parent / mlperf.QUERIES).is_file():  # the logs beside it are by LoadGen's own stamps
+        again = mlperf.outputs_of_queries(same[0].parent)
+        yield Remade(mlperf.RESULT, again[mlperf.RESULT], QUERIES)
+        for name in mlperf.FILES[1:]:
+            yield Remade(name, None, "the official LoadGen has written it, by stamps that it does not keep")
         return
     for name in mlperf.FILES:
         yield Remade(name, (same[0].parent / name).read_bytes(), f"the result of {same[0].parent.name}")

@@ -110,7 +110,7 @@ def limited(
     """
     from loadgen.cli.search import longer, spread_of_runs
     from loadgen.errors import UserError
-    from loadgen.results import store
+    from loadgen.execution.folder_names import alone, check_empty
     from loadgen.search import experiment
 
     scenario: Scenario = "interactive" if given.command == "interactive" else "server"
@@ -122,8 +122,12 @@ def limited(
     if resume is not None:
         experiment.plan_of(resume)
     spread = spread_of_runs(run_spread, settings)
-    folder = resume or _unused_folder(settings, test)
-    with store.nothing_left(folder):
+    if resume is None:
+        given.make_room(settings.out)
+    folder = resume or settings.out or _new_name(test)
+    if not find_peak:
+        check_empty(folder)
+    with alone(folder):
         load = _prepared(given, common, test, settings, overrides, folder)
         if find_peak:
             return _find_peak(load, folder, target_qps, longer(sustain, settings), spread)
@@ -159,12 +163,14 @@ def offline(
     Example: loadgen mlperf offline -b llama2-70b --url http://HOST:8000
     """
     from loadgen.errors import INTERRUPTED
+    from loadgen.execution.folder_names import alone, check_empty
     from loadgen.mlperf import run as mlperf_run
-    from loadgen.results import store
 
     test, settings, overrides = _checked(given, common, "offline")
-    folder = _unused_folder(settings, test)
-    with store.nothing_left(folder):
+    given.make_room(settings.out)
+    folder = settings.out or _new_name(test)
+    check_empty(folder)
+    with alone(folder):
         load = _prepared(given, common, test, settings, overrides, folder)
         lanes = concurrency or (None if settings.virtual else mlperf_run.LANES)
         lanes = lanes and lanes * len(settings.endpoints)
@@ -197,6 +203,7 @@ def accuracy(
     from loadgen.cli.answers import tell
     from loadgen.cli.show import print_json, say
     from loadgen.errors import UserError
+    from loadgen.execution.folder_names import alone, check_empty
     from loadgen.mlperf import accuracy as rules_of_accuracy
     from loadgen.mlperf import rules
     from loadgen.mlperf.accuracy_run import run
@@ -208,8 +215,10 @@ def accuracy(
     settings = given.settings()
     if settings.targets or settings.virtual:
         raise UserError("accuracy mode asks one endpoint over HTTP", "--url", "--url http://HOST:8000")
-    folder = _unused_folder(replace(settings, out=out), test)
+    folder = out or _new_name(test)
+    check_empty(folder)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(alone(folder))
         url = settings.url or stack.enter_context(embedded.start()).url
         result, reasons = run(
             test,
@@ -333,13 +342,13 @@ def _official_loadgen_faults(given: Given, settings: Settings, *, find_peak: boo
     ]
 
 
-def _unused_folder(settings: Settings, test: Test) -> Path:
-    """A folder for the results. Does not create it."""
+def _new_name(test: Test) -> Path:
+    """A name for the folder of the results, where none is given."""
     from datetime import datetime
 
-    from loadgen.execution.folder_names import unused
+    from loadgen.execution.folder_names import run_id
 
-    return unused(settings.out, f"mlperf-{test.benchmark}-{test.scenario}", datetime.now().astimezone())
+    return Path("results") / run_id(f"mlperf-{test.benchmark}-{test.scenario}", datetime.now().astimezone())
 
 
 def _prepared(
@@ -415,7 +424,7 @@ def _run_once(load: _Load, folder: Path, qps: float, lanes: int | None = None) -
 
         result, gpus = official_loadgen.perform(load.test, load.data, settings, qps=qps, lanes=lanes)
         return _print(result, folder, gpus, load.as_json)
-    summary, folder = load.given.execute(load.given.show())(load.workload(qps, lanes), settings)
+    summary, folder = load.given.execute(load.given.show())(load.workload(qps, lanes), settings, own=folder)
     result = mlperf_run.judge(folder, load.test, summary, data_name=load.data.name, qps=qps)
     return _print(result, folder, summary.target.gpus, load.as_json, mlperf_run.sound(summary), summary)
 

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loadgen.errors import UserError
+from loadgen.errors import Fault, Faults, UserError, collecting
 from loadgen.execution import options
 from loadgen.execution.options import COMMAND_OPTIONS, OPTIONS, PANELS, Option
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from loadgen.cli.show import Show
     from loadgen.cost.budget import Budget
     from loadgen.execution.plan import Settings
@@ -64,10 +66,26 @@ class Given:
 
         to_store: --out may be an object store.
         """
-        made = options.settings(self.options)
-        if made.store and not to_store:
-            raise UserError("only loadgen run copies its results to a store", f"--out {made.store}", "give a folder")
+        faults: list[Fault] = []
+        with collecting(faults):
+            made = options.settings(self.options)
+            if made.store and not to_store:
+                what = "only loadgen run copies its results to a store"
+                raise UserError(what, f"--out {made.store}", "give a folder")
+        with collecting(faults):
+            self._prometheus()
+        if faults:
+            raise Faults(faults)
         return replace(made, command=tuple(_without_secrets(self.arguments, made.api_key)))
+
+    def make_room(self, out: Path | None) -> None:
+        """With --force: what the folder holds is kept beside it. Raises UserError while a command works in it."""
+        from datetime import datetime
+
+        from loadgen.execution.folder_names import keep_aside
+
+        if out is not None and self["force"]:
+            keep_aside(out, datetime.now().astimezone())
 
     def overrides(self, **changed: Any) -> Overrides:
         """`options.overrides`, with other values for some."""
@@ -77,13 +95,16 @@ class Given:
         """Shows the runs of this command on stderr. `quiet`: without their first lines. Raises Fault or Faults."""
         from loadgen.cli.show import Show
 
-        at = None
-        if self["prometheus"] is not None:
-            from loadgen.report.prometheus import listens_on
-
-            at = listens_on(self["prometheus"])
         form = "plain" if self["plain"] else self["progress"]
-        return Show(form, quiet=quiet, budget=self.budget(), prometheus=at)
+        return Show(form, quiet=quiet, budget=self.budget(), prometheus=self._prometheus())
+
+    def _prometheus(self) -> tuple[str, int] | None:
+        """Where --prometheus says that the metrics are served. Raises UserError."""
+        if self["prometheus"] is None:
+            return None
+        from loadgen.report.prometheus import listens_on
+
+        return listens_on(self["prometheus"])
 
     def budget(self) -> Budget | None:
         """What --prices and --max-cost say; None without them. Raises Fault or Faults."""

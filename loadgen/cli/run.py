@@ -31,9 +31,6 @@ def run(
     github: Annotated[
         bool, typer.Option("--github", help="Add a summary to the page of this GitHub step ($GITHUB_STEP_SUMMARY).")
     ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Where --out holds results: keep those beside it, under a dated name.")
-    ] = False,
 ) -> int:
     """Drive a workload at an endpoint; print latencies, throughput, goodput and a verdict.
 
@@ -42,9 +39,8 @@ def run(
 
     Example: loadgen run qa --url http://HOST:8000 -c 16 -d 2m --slo ttft:2s --slo tpot:50ms
     """
-    from datetime import datetime
-
     from loadgen.errors import INTERRUPTED, Fault, Faults, UserError, collecting
+    from loadgen.execution.folder_names import check_empty
     from loadgen.workload import levels, placed
     from loadgen.workload.loading import given as load
 
@@ -53,6 +49,8 @@ def run(
         how = given.repetition()
     with collecting(faults):
         settings = given.settings(to_store=True)
+        if settings.out is not None and not given["force"]:
+            check_empty(settings.out)
     with collecting(faults):
         steps = levels(given["concurrency"]) if given["concurrency"] else [None]
         workloads = {f"c{level}": load(workload, given["trace"], given.overrides(concurrency=level)) for level in steps}
@@ -67,7 +65,6 @@ def run(
     if faults:
         raise Faults(faults)
     from loadgen.cli.show import in_color, print_plans, say, write_file
-    from loadgen.execution.folder_names import make_room
     from loadgen.execution.run import execute
     from loadgen.metrics.summary import dump_summary, exit_code
     from loadgen.metrics.validity import is_host_busy
@@ -78,8 +75,7 @@ def run(
         if how is not None:
             say(f"runs: {how.words}")
         return print_plans(workloads.values(), settings, given.budget())
-    if settings.out is not None:
-        make_room(settings.out, datetime.now().astimezone(), force=force)
+    given.make_room(settings.out)
     if how is not None or len(workloads) > 1:
         named, whole = _several(given, workloads, settings, how, as_json=as_json)
     else:
@@ -127,7 +123,7 @@ def _several(
 
     from loadgen.cli.repeats import finish
     from loadgen.cli.show import in_color, print_json, say
-    from loadgen.execution.folder_names import new_folder
+    from loadgen.execution.folder_names import taken
     from loadgen.execution.repeats import repeat, seeded
     from loadgen.metrics.summary import dump_summary
     from loadgen.report import repeats as repeats_table
@@ -136,7 +132,6 @@ def _several(
     from loadgen.search.sweep import curve
 
     first = next(iter(workloads.values()))
-    parent = new_folder(settings.out, first.name, datetime.now().astimezone())
     named: list[tuple[str, Summary]] = []
     show = given.show()
     execute = given.execute(show)
@@ -150,28 +145,29 @@ def _several(
         named.append((name, summary))
         return summary.run.state != "interrupted"
 
-    if how is None:
-        whole = all(one(name, workload) for name, workload in workloads.items())
-        checksums.write(parent)
-        if as_json:
-            documents = [dump_summary(summary).strip() for _, summary in named]
-            sys.stdout.buffer.write(b"[" + b",\n".join(documents) + b"]\n")
-        else:  # the same table as `loadgen report` of the folder
-            print(sweep.render_text(curve(named)), end="", flush=True)
-            say(f"results in {parent}")
-    else:
-        whole = repeat(
-            how,
-            lambda: how.enough([summary for _, summary in named]),
-            lambda number: one(f"r{number}", seeded(first, number)),
-            virtual=settings.virtual,
-            say=say,
-        )
-        made = finish(parent, how, named)
-        if as_json:
-            print_json(made)
+    with taken(settings.out, first.name, datetime.now().astimezone()) as parent:
+        if how is None:
+            whole = all(one(name, workload) for name, workload in workloads.items())
+            checksums.write(parent)
+            if as_json:
+                documents = [dump_summary(summary).strip() for _, summary in named]
+                sys.stdout.buffer.write(b"[" + b",\n".join(documents) + b"]\n")
+            else:  # the same table as `loadgen report` of the folder
+                print(sweep.render_text(curve(named)), end="", flush=True)
+                say(f"results in {parent}")
         else:
-            print(text.render_levels([summary for _, summary in named], color=in_color()), end="")
-            print("\n" + repeats_table.render_text(made), end="", flush=True)
-        say(f"results in {parent}; a folder of repeats is one side of: loadgen compare {parent} OTHER")
+            whole = repeat(
+                how,
+                lambda: how.enough([summary for _, summary in named]),
+                lambda number: one(f"r{number}", seeded(first, number)),
+                virtual=settings.virtual,
+                say=say,
+            )
+            made = finish(parent, how, named)
+            if as_json:
+                print_json(made)
+            else:
+                print(text.render_levels([summary for _, summary in named], color=in_color()), end="")
+                print("\n" + repeats_table.render_text(made), end="", flush=True)
+            say(f"results in {parent}; a folder of repeats is one side of: loadgen compare {parent} OTHER")
     return named, whole

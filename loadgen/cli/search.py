@@ -82,7 +82,7 @@ def search(
 
     from loadgen import units
     from loadgen.errors import Fault, Faults, UserError, collecting
-    from loadgen.execution.folder_names import run_id
+    from loadgen.execution.folder_names import alone, run_id
     from loadgen.search import experiment, trials
     from loadgen.search.load_search import LoadSearch
     from loadgen.search.watch import Goal
@@ -126,6 +126,8 @@ def search(
     if faults:
         raise Faults(faults)
     trial_workload = trials.probing(checked, trial_ns)
+    if resume is None:
+        given.make_room(settings.out)
     folder = resume or settings.out or Path("results") / run_id(f"search-{checked.name}", datetime.now().astimezone())
     lowest = 1.0 if closed else low or min(first_load, 1e-3)
     trial_runner = trials.Trials(
@@ -164,7 +166,8 @@ def search(
         command=settings.command,
     )
     show = given.show(quiet=True)
-    return perform(load_search, trial_runner, plan, show, unit=" in flight" if closed else "/s", as_json=as_json)
+    with alone(folder):
+        return perform(load_search, trial_runner, plan, show, unit=" in flight" if closed else "/s", as_json=as_json)
 
 
 def longer(sustain: bool | None, settings: Settings) -> float:
@@ -211,57 +214,55 @@ def perform(
 ) -> int:
     """Run trials until the search needs no more, print the answer and return the exit code.
 
-    Continues from the trials already in the folder. A fault before the first trial leaves no folder. silent: print no
-    answer on stdout.
+    Continues from the trials already in the folder, which the caller has taken (`folder_names.alone`). silent: print
+    no answer on stdout.
     """
     from loadgen import format
     from loadgen.cli.show import say
     from loadgen.errors import TargetError
     from loadgen.report import search as report
-    from loadgen.results import store
     from loadgen.search import experiment
     from loadgen.search.load_search import resume
     from loadgen.search.trials import Interrupted
 
-    with store.nothing_left(trial_runner.folder):
-        earlier_trials = experiment.begin(trial_runner.folder, plan)
-        resume(load_search, earlier_trials)
-        if earlier_trials:
-            say(f"going on with {trial_runner.folder}: {len(earlier_trials)} probes are done")
-        simulated = trial_runner.settings.url is None or trial_runner.settings.virtual
-        if simulated:
-            say("SIMULATED: no real server is measured")
-        elif (target_count := len(trial_runner.settings.endpoints)) > 1:
-            say(f"load over {target_count} targets: every rate is that of all of them together")
-        say(f"search in {trial_runner.folder}: {', '.join(trial_runner.goal.names)}")
-        say(f"seed: {trial_runner.seed}")
-        trial_runner.tell = show.hear
-        show.begin(load_search.most_probes - len(earlier_trials), at_most=True)
-        try:
-            while (ask := load_search.ask()) is not None:
-                show.step(report.asking(ask, unit))
-                trial = trial_runner.run(ask)
-                load_search.tell(trial)
-                say(report.told(trial))
-        except TargetError as error:
-            if not load_search.told:
-                raise
-            say(str(error))
-            load_search.stop("gone")
-        except (KeyboardInterrupt, Interrupted):
-            load_search.stop("interrupted")
-        answer = trial_runner.finish(load_search)
-        simulated = simulated or any(trial_done.figures.get("simulated") for trial_done in load_search.told)
-        if silent:
-            say(f"search in {trial_runner.folder}: {report.ENDINGS.get(answer.reason, answer.reason)}")
-        elif as_json:
-            sys.stdout.write((trial_runner.folder / "search.json").read_text())
-        else:
-            if plan.metadata:
-                print(f"metadata: {format.pairs(plan.metadata)}")
-            print(report.render(answer, load_search.told, trial_runner.goal, unit=unit, simulated=simulated), end="")
-            say(f"results in {trial_runner.folder}{_go_on(answer, trial_runner.folder, plan)}")
-        return code(answer)
+    earlier_trials = experiment.begin(trial_runner.folder, plan)
+    resume(load_search, earlier_trials)
+    if earlier_trials:
+        say(f"going on with {trial_runner.folder}: {len(earlier_trials)} probes are done")
+    simulated = trial_runner.settings.url is None or trial_runner.settings.virtual
+    if simulated:
+        say("SIMULATED: no real server is measured")
+    elif (target_count := len(trial_runner.settings.endpoints)) > 1:
+        say(f"load over {target_count} targets: every rate is that of all of them together")
+    say(f"search in {trial_runner.folder}: {', '.join(trial_runner.goal.names)}")
+    say(f"seed: {trial_runner.seed}")
+    trial_runner.tell = show.hear
+    show.begin(load_search.most_probes - len(earlier_trials), at_most=True)
+    try:
+        while (ask := load_search.ask()) is not None:
+            show.step(report.asking(ask, unit))
+            trial = trial_runner.run(ask)
+            load_search.tell(trial)
+            say(report.told(trial))
+    except TargetError as error:
+        if not load_search.told:
+            raise
+        say(str(error))
+        load_search.stop("gone")
+    except (KeyboardInterrupt, Interrupted):
+        load_search.stop("interrupted")
+    answer = trial_runner.finish(load_search)
+    simulated = simulated or any(trial_done.figures.get("simulated") for trial_done in load_search.told)
+    if silent:
+        say(f"search in {trial_runner.folder}: {report.ENDINGS.get(answer.reason, answer.reason)}")
+    elif as_json:
+        sys.stdout.write((trial_runner.folder / "search.json").read_text())
+    else:
+        if plan.metadata:
+            print(f"metadata: {format.pairs(plan.metadata)}")
+        print(report.render(answer, load_search.told, trial_runner.goal, unit=unit, simulated=simulated), end="")
+        say(f"results in {trial_runner.folder}{_go_on(answer, trial_runner.folder, plan)}")
+    return code(answer)
 
 
 def _go_on(answer: SearchAnswer, folder: Path, plan: ExperimentPlan) -> str:

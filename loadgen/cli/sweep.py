@@ -51,9 +51,8 @@ def sweep(
 
     from loadgen.cli.show import print_json, print_plans, say
     from loadgen.errors import INTERRUPTED, Fault, Faults, UserError, collecting
-    from loadgen.execution.folder_names import run_id
+    from loadgen.execution.folder_names import alone, run_id
     from loadgen.report import sweep as sweep_report
-    from loadgen.results import store
     from loadgen.search import sweep as levels
 
     concurrency, request_rate = given["concurrency"], given["request_rate"]
@@ -80,7 +79,8 @@ def sweep(
     flags = {name: str(value) for name, value in of_the_load(given.options).items() if name not in KINDS}
     settings = replace(settings, out=parent, leave_out_first_round=kind == "concurrency")
     asked = _Sweep(workload or str(given["trace"]), grid, kind, flags, settings, parent, given.show())
-    with store.nothing_left(parent):
+    given.make_room(settings.out)
+    with alone(parent):
         if how is not None:
             return _repeated(how, asked, as_json=as_json, strict=strict)
         curve, interrupted = _run(asked)

@@ -78,6 +78,7 @@ def validate(
     from loadgen.contracts.lint import planned_words
     from loadgen.contracts.load import load_contract
     from loadgen.errors import Fault, Faults, UserError, collecting
+    from loadgen.execution.folder_names import alone
     from loadgen.metrics.repeats import Repetition
 
     if contract is None and extend is not None:
@@ -135,6 +136,8 @@ def validate(
     from loadgen.cli.show import say
 
     show = given.show()
+    if extend is None:
+        given.make_room(settings.out)
     execute = given.execute(show)
     runs = (how or Repetition(count=level.level.repeats) for level in checked_contract.levels)
     show.begin(sum(level.at_most for level in runs), at_most=extend is not None or (how is not None and not how.count))
@@ -153,7 +156,8 @@ def validate(
     }  # fmt: skip
     if extend is not None:
         folder = extend
-        result = run.extend(folder, checked_contract, settings, add_ns=add_ns, **carry_out)
+        with alone(folder):
+            result = run.extend(folder, checked_contract, settings, add_ns=add_ns, **carry_out)
     else:
         result, folder = run.run(checked_contract, settings, settings.out, other=other, **carry_out)
     _print(result, as_json)

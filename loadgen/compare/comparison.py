@@ -216,6 +216,11 @@ def _notes(sides: Sequence[Side]) -> list[str]:
             if not verdict.valid:
                 notes.append(f"{name} is not valid: {'; '.join(verdict.reasons)}")
             notes += [f"{name}: {caveat}" for caveat in verdict.caveats]
+            notes += [
+                f"{name}: {node.name} stands out, {node.metric.upper()} {node.change:+.1%} against the other "
+                f"{run.summary.between.unit}s"
+                for node in run.summary.between.odd
+            ]
             if state != "finished":
                 notes.append(f"{name}: {STATES.get(state, state)}")
             if run.rows is None:

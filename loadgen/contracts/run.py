@@ -1,8 +1,8 @@
 """Runs a contract: preflight, load runs, verdict. Everything goes into one folder, with the hash of every file.
 
 IO. The folder holds `contract.yaml` (and `contract.resolved.yaml`), `prices.yaml` if it names one, `doctor.json`,
-`target.json`, a folder per level with its runs, `verdict.json`, `verdict.html`, `junit.xml`, and `SHA256SUMS` in the
-format of `sha256sum -c`.
+`target.json`, a folder per level with its runs, `repeats.json` where a level has several, `verdict.json`,
+`verdict.html`, `junit.xml`, and `SHA256SUMS` in the format of `sha256sum -c`.
 `again` recomputes the verdict from the records; `extend` adds runs to a stored validation.
 """
 
@@ -28,11 +28,13 @@ from loadgen.contracts.schema import AnswersAsked, Checked, Contract, ContractLe
 from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.contracts.verdict import LevelVerdict, Validation
 from loadgen.errors import Fault, Faults, TargetError, UserError
+from loadgen.execution.folder_names import alone, run_id
 from loadgen.execution.plan import Settings
 from loadgen.execution.repeats import pause, seeded
 from loadgen.execution.run import Execute
 from loadgen.execution.run_header import version
-from loadgen.metrics.repeats import Repetition
+from loadgen.metrics import repeats
+from loadgen.metrics.repeats import RepeatSummary, Repetition
 from loadgen.metrics.summary import Summary
 from loadgen.preflight.target_checks import FAULT, WARNING, Finding
 from loadgen.report import junit
@@ -94,8 +96,25 @@ def run(
 
     Raises UserError for a folder that is in use.
     """
-    started = _now()
     folder = _folder(out, checked.contract.name)
+    with alone(folder):
+        _folder(folder, checked.contract.name)  # nobody was quicker
+        return _carry_out(checked, settings, folder, perform, say, seed, salt, repetition, other, wait), folder
+
+
+def _carry_out(
+    checked: Checked,
+    settings: Settings,
+    folder: Path,
+    perform: Execute,
+    say: Callable[[str], None],
+    seed: int | None,
+    salt: str | None,
+    repetition: Repetition | None,
+    other: AskTarget | None,
+    wait: Callable[[float], None],
+) -> Validation:
+    started = _now()
     (folder / CONTRACT).write_text(checked.text, encoding="utf-8")
     if checked.resolved:
         (folder / RESOLVED).write_text(checked.resolved, encoding="utf-8")
@@ -138,7 +157,7 @@ def run(
         findings=tuple(findings),
         shortened={planned.level.name: words for planned in checked.levels if (words := lint.shortened_words(planned))},
     )
-    return _judge_and_write(folder, checked.contract, facts), folder
+    return _judge_and_write(folder, checked.contract, facts)
 
 
 def _answers(
@@ -364,8 +383,19 @@ def _judge_and_write(folder: Path, contract: Contract, facts: _RunFacts) -> Vali
     validation = _verdict(folder, contract, facts)
     for name, data in _outputs(folder, validation, contract, facts).items():
         store.replace(folder / name, data, shared=name != VERDICT)
+    if spread := _spread(folder, validation):
+        store.replace(folder / repeats.FILE, msgspec.json.encode({"levels": spread}))
     checksums.write(folder)
     return validation
+
+
+def _spread(folder: Path, validation: Validation) -> dict[str, RepeatSummary]:
+    """How far the runs of each level that has several lie from each other."""
+    return {
+        level.name: repeats.summarize_repeats([(run, run_folder.kept_summary(folder / run)) for run in level.runs])
+        for level in validation.levels
+        if len(level.runs) > 1
+    }
 
 
 def outputs_again(folder: Path, version: str) -> dict[str, bytes]:
@@ -381,7 +411,9 @@ def _outputs(folder: Path, validation: Validation, contract: Contract, facts: _R
     text = (folder / CONTRACT).read_text("utf-8")
     return {
         VERDICT: msgspec.json.format(msgspec.json.encode(validation)) + b"\n",
-        PAGE: verdict_page.render(validation, contract, text, runs, facts.findings).encode(),
+        PAGE: verdict_page.render(
+            validation, contract, text, runs, facts.findings, _spread(folder, validation)
+        ).encode(),
         JUNIT: junit.render(contract.name, cases(validation)).encode(),
     }
 
@@ -520,15 +552,10 @@ def _now() -> str:
 
 def _folder(out: Path | None, name: str) -> Path:
     if out is None:
-        from loadgen.execution.folder_names import run_id
-
         out = Path("results") / run_id(f"validate-{name}", datetime.datetime.now().astimezone())
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError("this folder is in use", f"--out {out}", "give a new or empty one: a verdict has one folder")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot be made: {error.strerror}", f"--out {out}") from None
+        hint = "a verdict has one folder: give a new one; or --force, which keeps this one under a dated name"
+        raise UserError("this folder is in use", f"--out {out}", hint)
     return out
 
 

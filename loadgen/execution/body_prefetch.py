@@ -35,6 +35,7 @@ WINDOW = 2_000  # requests of an open loop whose bodies are built before they ar
 HELD_BYTES = 256 << 20  # bytes of bodies in memory; above this, the window requests no more
 PIPE_BYTES = 1 << 20
 READ_BYTES = 256 << 10  # read in one call: about 50 µs
+FROZEN_S = 20.0  # without CPU time while bodies are waited for: a process that does not move any more
 _FRAME = struct.Struct("<qiiiB")  # number, bytes that follow, built tokens, asked output, index into SOURCES
 
 
@@ -62,14 +63,14 @@ class BodyPrefetch(Bodies):
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         data = pickle.dumps(job)
-        self._process.stdin.write(len(data).to_bytes(8, "little") + data)
-        self._process.stdin.flush()
         self._read_fd, self._write_fd = self._process.stdout.fileno(), self._process.stdin.fileno()
         for descriptor in (self._read_fd, self._write_fd):
             os.set_blocking(descriptor, False)
             with contextlib.suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._loop = asyncio.get_running_loop()
+        self._outgoing += len(data).to_bytes(8, "little") + data
+        self._write_requests()
         self._loop.add_reader(self._read_fd, self._read)
         for stage, span in enumerate(part.stages):
             lanes = [lane for lane in part.own_lanes(span) if span.chains is None or lane < span.chains]
@@ -77,10 +78,16 @@ class BodyPrefetch(Bodies):
             self._refill(stage)
 
     async def filled(self) -> None:
-        """Wait until the bodies requested at the start have arrived."""
+        """Wait until the bodies requested at the start have arrived. A builder that uses no CPU time for FROZEN_S does
+        not move any more: it is killed, and all bodies are built late.
+        """
         if self._requested:
             self._all_received = self._loop.create_future()
-            await self._all_received
+            used_s = -1.0
+            while not (await asyncio.wait([self._all_received], timeout=FROZEN_S))[0]:
+                before_s, used_s = used_s, child_process.cpu_s(self._process.pid)
+                if used_s == before_s:
+                    self._process.kill()
 
     # -- called by the driver ------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadgen.errors import UserError
+from loadgen.errors import Fault, Faults, UserError
 from loadgen.results import store
 
 
@@ -28,31 +28,52 @@ def _names(out: Path | None, name: str, now: datetime.datetime) -> Iterator[Path
     yield from (dated.with_name(f"{dated.name}-{number}") for number in itertools.count(2))
 
 
-def unused(out: Path | None, name: str, now: datetime.datetime) -> Path:
-    """The first of the names that holds no run. Makes nothing."""
-    return next(folder for folder in _names(out, name, now) if not (folder / "run.json").exists())
+RESULTS = ("run.json", "plan.json", "contract.yaml", "mlperf.json", "*/run.json", "*/plan.json")
+"""What one of the commands that run a load leaves in its folder."""
 
 
-def new_folder(out: Path | None, name: str, now: datetime.datetime) -> Path:
-    """The same, made."""
-    folder = unused(out, name, now)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def make_room(out: Path, now: datetime.datetime, *, force: bool) -> None:
-    """Raises UserError for a folder that holds results; with `force` it is kept, under a dated name beside it."""
-    if not any(file.is_file() for file in (out / "run.json", out / "plan.json", *out.glob("*/run.json"))):
-        return
-    if not force:
+def check_empty(out: Path) -> None:
+    """Raises UserError for a folder that holds results."""
+    if any(file.is_file() for name in RESULTS for file in out.glob(name)):
         hint = "give another --out; or --force, which keeps them beside it under a dated name"
         raise UserError("the folder holds results", f"--out {out}", hint)
-    out.rename(out.with_name(f"{out.name}-before-{now:%Y%m%d-%H%M%S}"))
+
+
+def keep_aside(out: Path, now: datetime.datetime) -> None:
+    """Where a folder holds results: give it a dated name beside it. Raises UserError while a command works in it."""
+    try:
+        check_empty(out)
+    except UserError:
+        with alone(out):
+            out.rename(out.with_name(f"{out.name}-before-{now:%Y%m%d-%H%M%S}"))
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """The folder of several runs, made and locked while inside. Raises UserError while another command works in it.
+
+    A Fault before the first run has begun removes what was created.
+    """
+    existed = folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder) as mine:
+        if not mine:
+            hint = "wait until it has ended, or give another --out"
+            raise UserError("another command is at work in this folder", str(folder), hint)
+        try:
+            with store.nothing_left(folder):
+                yield
+        except (Fault, Faults):
+            if not existed:
+                with contextlib.suppress(OSError):  # it holds something
+                    folder.rmdir()
+            raise
 
 
 @contextlib.contextmanager
 def taken(out: Path | None, name: str, now: datetime.datetime) -> Iterator[Path]:
-    """The same, made and locked: of two runs with one `--out` at the same time, the second gets another name.
+    """The first of the names that holds no run, made and locked: of two runs with one `--out` at the same time, the
+    second gets another name.
 
     A Fault before the run has begun removes what was created.
     """

@@ -395,6 +395,8 @@ class CommandOptions(RunOptions, total=False):
         "every 10 s), or off.", Literal["auto", "plain", "json", "off"], default="auto")]
     prometheus: Annotated[str | None, Option("--prometheus [HOST]:PORT",
         "Serve the metrics of each run to Prometheus while it goes: :9400 (on 127.0.0.1).")]
+    force: Annotated[bool, Option("--force",
+        "Where --out holds results: keep those beside it, under a dated name, and begin anew.", bool)]
     repeat_pause: Annotated[str | None, Option("--repeat-pause TIME",
         "Time between the end of a run and the next: 10m.", shown="0")]
     # fmt: on
@@ -416,7 +418,7 @@ PANELS = {
         "url", "targets", "model", "server", "api", "api_key_file", "tokenizer", "gpus", "shape", "region", "system",
     ),
     "SLO": ("slo", "goodput", "stop_when", "limit"),
-    "Output": ("out", "metadata", "keep", "plain", "progress", "prometheus"),
+    "Output": ("out", "force", "metadata", "keep", "plain", "progress", "prometheus"),
     "Cost": ("prices", "max_cost"),
     "TLS": ("cacert", "cert", "key", "insecure"),
 }  # fmt: skip

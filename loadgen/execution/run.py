@@ -47,17 +47,23 @@ Execute = Callable[..., tuple[Summary, Path]]
 
 
 def execute(
-    workload: Workload, settings: Settings, tell: Tell = silent, *, known: Known | None = None
+    workload: Workload,
+    settings: Settings,
+    tell: Tell = silent,
+    *,
+    known: Known | None = None,
+    own: Path | None = None,
 ) -> tuple[Summary, Path]:
     """Carry out one run; returns its summary and its folder. Raises Fault or Faults if the run is not possible.
 
     `tell` hears the events of the run. `known`: what was found out about targets, for all runs of one command, each of
-    which adds to it and asks no target again.
+    which adds to it and asks no target again. `own`: the folder of the run, where the caller has taken it.
     """
     remote = None if settings.store is None else object_store.open(settings.store)
     stored = None
     try:
-        with taken(settings.out, workload.name, datetime.datetime.now().astimezone()) as folder:
+        now = datetime.datetime.now().astimezone()
+        with contextlib.nullcontext(own) if own else taken(settings.out, workload.name, now) as folder:
             if settings.virtual:
                 from loadgen.execution.backends import virtual
 

@@ -59,8 +59,7 @@ class BetweenNodes(msgspec.Struct, frozen=True, kw_only=True):
     """The variance table of a rack. `unit`: what is compared, node, target or replica; "": nothing was, see `why`.
 
     `nodes`: how many were compared, or were to be. `odd`: the nodes that stand out, of all nodes and metrics together
-    with confidence `level`. `silent`: nodes without
-    enough ok requests to be compared.
+    with confidence `level`. `silent`: nodes without enough ok requests to be compared.
     """
 
     unit: str = ""

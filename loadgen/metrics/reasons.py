@@ -103,6 +103,7 @@ SENTENCES = {
         "the heaviest shares decide the highest load; a data set whose size shares no factor with {servers} spreads "
         "them",
     "undisclosed": "the description of the system under test leaves out what others ask for: {missing:asked}",
+    "hardware_differs": "the description of the system says {key} {said}, the hardware's own metrics page {seen}",
     "note": "{text}",  # known to the run by its words only
 }  # fmt: skip
 _PARTS = {

@@ -117,6 +117,11 @@ def _tokens(header: Header, summary: Any, signs: Signs, *, kept: bool) -> Iterat
     if signs.disagreement is not None:
         agree = abs(signs.disagreement) <= COUNT_DISAGREEMENT
         yield StimulusCheck(code="prompts", asked=0.0, seen=signs.disagreement, ok=agree, n=ok)
+    if header.cache_asked is not None:
+        share = tokens.cached_share
+        close = None if share is None else abs(share - header.cache_asked) <= CACHED_SHARE
+        yield StimulusCheck(code="cache", asked=header.cache_asked, seen=share, ok=close, n=ok)
+        return
     if header.shares_prompts:
         yield StimulusCheck(code="cache", seen=tokens.cached_share, ok=None, n=ok)
         return

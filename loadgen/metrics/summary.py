@@ -29,7 +29,9 @@ from loadgen.metrics.validity import Families, Signs, Verdict
 from loadgen.metrics.windows import Window, per_second
 from loadgen.results.manifest import ChunkReuse, ClassPlan, Fingerprints, Host, StagePlan, TargetFacts, refuse_newer
 from loadgen.results.record import SCHEMA_MINOR
+from loadgen.server_metrics import hardware
 from loadgen.server_metrics.energy import EnergyUse
+from loadgen.server_metrics.hardware import SeenHardware
 from loadgen.server_metrics.series import Served
 from loadgen.stats.quantiles import Distribution, Histogram, of_gaps
 
@@ -190,6 +192,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[TargetSummary, ...] = ()  # one each, where targets name the node that they are on
     rack: RackTokens | None = None  # null with a single target
     between: BetweenNodes = BetweenNodes()
+    hardware: SeenHardware | None = (
+        None  # which accelerators, driver and power limit metrics pages name; null: none read
+    )
     classes: tuple[ClassSummary, ...] = ()  # empty where all requests are of one kind
     cache_reset: bool = False  # the servers' prefix caches were emptied before the load
     chunks: ChunkReuse | None = None  # what prompts with retrieved chunks share; null: there are none
@@ -328,6 +333,7 @@ def build(
         targets=targets,
         regions=regions,
         nodes=nodes,
+        hardware=hardware.of_samples(server_samples),
         rack=_rack_of(targets, whole["tokens"].output_per_s),
         classes=classes,
         cache_reset=header.cache_reset,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 import loadgen.errors as codes
+from loadgen.format import SYSTEM
 from loadgen.limits import (
     CACHED_SHARE,
     COUNT_DISAGREEMENT,
@@ -27,10 +28,11 @@ from loadgen.results.manifest import ReasonCode
 from loadgen.stats.quantiles import SUPPORT, deciding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from loadgen.metrics.windows import Window
     from loadgen.results.manifest import Header, Second
+    from loadgen.server_metrics.hardware import SeenHardware
     from loadgen.stats.quantiles import Distribution
 
 FEWEST = SUPPORT["p50"]  # requests of a valid run
@@ -280,6 +282,23 @@ def _caveats(summary: Any, signs: Signs) -> Iterator[ReasonCode]:
         yield _code("shortened", asked=asked, got=got, share=got / asked)
 
 
+def _undisclosed(missing: Mapping[str, list[str]], seen: SeenHardware | None) -> dict[str, list[str]]:
+    """What nobody has said of the system, without what the metrics pages of the hardware say."""
+    told = set() if seen is None else seen.told
+    return {who: left for who, keys in missing.items() if (left := [key for key in keys if key not in told])}
+
+
+def _other_hardware(metadata: Mapping[str, str], seen: SeenHardware | None) -> Iterator[ReasonCode]:
+    """Where the description of the system and the hardware's own page do not agree."""
+    if seen is None:
+        return
+    watts = None if seen.power_limit_w is None else f"{seen.power_limit_w:g}"
+    for key, of_page in (("driver", seen.driver), ("power_limit_w", watts)):
+        said = metadata.get(f"{SYSTEM}accelerator.{key}")
+        if said and of_page and said != of_page and not of_page.startswith(f"{said}."):
+            yield _code("hardware_differs", key=f"accelerator.{key}", said=said, seen=of_page)
+
+
 def state_reasons(state: str) -> tuple[ReasonCode, ...]:
     """Why a run that ended in this state is INVALID; empty when it is not."""
     return (_code(state),) if state in ("interrupted", "stopped") else ()
@@ -287,7 +306,12 @@ def state_reasons(state: str) -> tuple[ReasonCode, ...]:
 
 def _warnings(header: Header, summary: Any, signs: Signs, *, shortened: bool) -> Iterator[ReasonCode]:
     for text in header.notes:
-        yield header.note_codes.get(text) or note(text)
+        code = header.note_codes.get(text) or note(text)
+        if code.code != "undisclosed":
+            yield code
+        elif missing := _undisclosed(code.values["missing"], summary.hardware):
+            yield _code("undisclosed", missing=missing)
+    yield from _other_hardware(header.metadata, summary.hardware)
     if summary.run.state == "cut_off":
         yield _code("cut_off")
     yield from _unfinished(header, summary)

@@ -238,6 +238,7 @@ def _perform(
     own_folder = folder / OWN
     own_folder.mkdir(exist_ok=True)
     started = datetime.strptime(log.detail["test_datetime"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    run.write_queries(own_folder, trace, shown, version(), started)
     run.write(own_folder, result, test, sut=shown, version=version(), started=started)
     (folder / run.RESULT).write_bytes((own_folder / run.RESULT).read_bytes())
     checksums.write(folder)

@@ -14,7 +14,7 @@ import pickle
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -107,16 +107,26 @@ for module in ("numpy.core", "numpy._core"):
 """Every name that a pickle may use, as (module, name), and its stand-in class."""
 
 
+def _load_bytearray(reader: Any) -> None:
+    size = int.from_bytes(reader.read(8), "little")
+    data = bytearray(reader.read(size))
+    if len(data) < size:
+        raise EOFError("a bytearray that is cut off")
+    reader.append(data)
+
+
 class _Reader(pickle._Unpickler):
     """An unpickler that can build only lists, mappings, texts, numbers and stand-ins.
 
     Based on the pure Python unpickler. It is five times slower than the C one, but the C one allocates as much memory
-    as a damaged length byte asks for.
+    as a damaged length byte asks for; so does this one for a bytearray alone.
     """
 
     def __init__(self, file: Any, path: Path) -> None:
         super().__init__(file)
         self._path = path
+
+    dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: _load_bytearray}
 
     def find_class(self, module: str, name: str) -> Any:
         stand_in = STAND_INS.get((module, name))

@@ -53,6 +53,7 @@ STALL_NS = 900 * 1_000_000_000
 RESULT = "mlperf.json"
 FILES = (RESULT, log_files.SUMMARY, log_files.DETAIL)
 REQUESTS = "mlperf_requests.jsonl"
+QUERIES = "mlperf_queries.parquet"  # of the official LoadGen, by our stamps
 COLUMNS = ("slot", "stage", "status", "due_ns", "first_token_ns", "end_ns", "output_tokens")
 MANY_PASSES = 10  # passes in the minimum duration from which completing the last pass adds at most a tenth
 LANES = 1024  # default requests in flight in Offline over HTTP, per target
@@ -364,6 +365,33 @@ def write(
     for name, data in _outputs(result, test, sut, version, started).items():
         store.replace(folder / name, data)
     checksums.write(folder)
+
+
+def write_queries(folder: Path, trace: mlperf.QueryTrace, sut: str, version: str, started: datetime) -> None:
+    """Keep the queries of a result that has no run of its own, so that it can be made again: the official LoadGen's."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    of_run = msgspec.json.encode({"sut": sut, "version": version, "started": started.isoformat()})
+    columns = pa.table(dict(zip(trace._fields, trace, strict=True)))
+    pq.write_table(columns.replace_schema_metadata({QUERIES: of_run}), folder / QUERIES, compression="zstd")
+
+
+def outputs_of_queries(folder: Path) -> dict[str, bytes]:
+    """The files of a stored result, made again from the queries beside it. Raises UserError or ValueError."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(folder / QUERIES)
+    of_run = msgspec.json.decode((table.schema.metadata or {})[QUERIES.encode()])
+    trace = mlperf.QueryTrace(*(table[name].to_numpy() for name in mlperf.QueryTrace._fields))
+    stored = read(folder)
+    test = _test_of(stored)
+    result = mlperf.reduce(
+        trace, test, dataset=stored.dataset, target_qps=stored.target_qps, notes=stored.notes,
+        errors=stored.errors, warnings=stored.warnings, simulated=stored.simulated,
+    )  # fmt: skip
+    result = msgspec.structs.replace(result, samples=stored.samples)
+    return _outputs(result, test, of_run["sut"], of_run["version"], datetime.fromisoformat(of_run["started"]))
 
 
 def _outputs(

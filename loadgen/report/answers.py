@@ -83,7 +83,7 @@ def _within(change: Change | None) -> str:
 
 
 def _end(result: AnswersResult) -> Iterator[str]:
-    yield (
+    yield from table.wrapped(
         f"{result.level * 100:g} % intervals: of shares Wilson's, of means Student's, of A over B Fieller's of pairs; "
         "at least as wide as what so few prompts may not have met. ~: too few answers."
     )

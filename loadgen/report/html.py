@@ -94,6 +94,7 @@ def _first_screen(sheet: page.Page, summary: Summary, mlperf: MlperfResult | Non
         Model=target.model,
         Server=(target.server, gpus, target.shape, target.region),
         Software=target.software,
+        Hardware=[] if summary.hardware is None else summary.hardware.words,
         **format.said(run.metadata),
         Load=load.arrival,
         Requests=run_headline.request_counts(summary),

@@ -48,7 +48,7 @@ def _asked_and_seen(check: StimulusCheck) -> tuple[str, str]:
     if check.code == "prompts":
         return "as counted here", f"{seen or 0.0:+.1%} by the server"
     if check.code == "cache":
-        declared = "any: prompts are shared" if asked is None else "none"
+        declared = "any: prompts are shared" if asked is None else format.percent(asked) if asked else "none"
         return declared, "not said" if seen is None else format.percent(seen)
     if check.code == "spacing":
         return format.quantity(asked), format.quantity(seen)

@@ -131,6 +131,8 @@ def _heading(summary: Summary, paint: Callable[[str, str], str]) -> Iterator[str
     yield from _labelled("", [gpus, target.shape, target.region, rtt])
     if target.software:
         yield from _labelled("Software", target.software)
+    if summary.hardware is not None:
+        yield from _labelled("Hardware", summary.hardware.words)
     for head, texts in format.said(run.metadata).items():
         yield from _labelled(head, texts)
     if run.state != "finished":

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from html import escape
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol
 from urllib.parse import quote
 
@@ -27,11 +28,13 @@ from loadgen.contracts.verdict import (
 )
 from loadgen.report import page, stimulus, table
 from loadgen.report.junit import Case
+from loadgen.report.repeats import render_levels
 from loadgen.report.table import wrapped
 from loadgen.results.manifest import Host, TargetFacts
 
 if TYPE_CHECKING:
     from loadgen.contracts.schema import AnswersAsked, Contract, ContractLevel
+    from loadgen.metrics.repeats import RepeatSummary
     from loadgen.metrics.summary import Summary
 
 MEANING = {
@@ -68,11 +71,17 @@ KIND = {PASS: "good", FAIL: "bad", INCONCLUSIVE: "warn"}
 
 
 def render(
-    validation: Validation, contract: Contract, text: str, runs: Mapping[str, Summary], findings: Sequence[Seen] = ()
+    validation: Validation,
+    contract: Contract,
+    text: str,
+    runs: Mapping[str, Summary],
+    findings: Sequence[Seen] = (),
+    spread: Mapping[str, RepeatSummary] = MappingProxyType({}),
 ) -> str:
     """The HTML page: what a buyer and a vendor can sign.
 
-    `text`: the contract as written. `runs`: the summaries by folder. `findings`: of the preflight.
+    `text`: the contract as written. `runs`: the summaries by folder. `findings`: of the preflight. `spread`: between
+    the runs of a level, by its name.
     """
     sheet = page.Page(f"{validation.verdict}: {validation.contract}", f"loadgen {validation.version} validation")
     if validation.simulated:
@@ -102,6 +111,9 @@ def render(
     if delivered := [(run, *row) for run, summary in runs.items() for row in stimulus.rows(summary.stimulus)]:
         sheet.section("The load that was delivered")
         sheet.table(("run", *stimulus.HEAD), delivered, "words")
+    if spread:
+        sheet.section("How the runs of a level differ")
+        sheet.add(f"<pre>{escape(render_levels(list(spread.items())))}</pre>")
     _conditions(sheet, validation, runs)
     if findings:
         sheet.section("What the doctor found before the first request")
@@ -169,6 +181,7 @@ def _conditions(sheet: page.Page, validation: Validation, runs: Mapping[str, Sum
         Model=validation.model,
         Server=validation.server,
         Software=target.software,
+        Hardware=[] if first is None or first.hardware is None else first.hardware.words,
         Machine=(f"{target.gpus} GPUs" if target.gpus is not None else "", target.shape),
         Region=validation.region,
         **format.said(validation.metadata),

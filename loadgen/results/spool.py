@@ -237,7 +237,8 @@ def complete_rows(file: Path) -> NDArray[np.void]:
 def worker_texts(folder: Path, worker: int) -> list[str]:
     """The error texts of a worker; the index is the number that rows refer to. "" for a damaged line."""
     texts: list[str] = []
-    for line in (folder / "spool" / f"w{worker}.texts").read_bytes().splitlines():
+    path = folder / "spool" / f"w{worker}.texts"
+    for line in path.read_bytes().splitlines() if path.is_file() else ():  # killed before it was made
         try:
             texts.append(msgspec.json.decode(line, type=str))
         except (ValueError, RecursionError):

@@ -7,12 +7,14 @@ own sockets and its own files. IO; `worker.py` defines the messages.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import pickle
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic_ns
 
+from loadgen import child_process
+from loadgen.errors import TargetError
 from loadgen.execution import stop_signals
 from loadgen.execution.backends import merge, worker
 from loadgen.execution.backends.single import Share
@@ -20,7 +22,7 @@ from loadgen.execution.events import LoadStarted, RunningLoad, Tell
 from loadgen.execution.plan import Plan
 from loadgen.execution.shared_counters import SharedCounters
 
-FROZEN_NS = 30_000_000_000  # a worker publishes its counters once a second
+FROZEN_NS = 30_000_000_000  # a worker that runs publishes its counters once a second
 
 
 async def run(plan: Plan, tell: Tell) -> Share:
@@ -33,7 +35,8 @@ async def run(plan: Plan, tell: Tell) -> Share:
     job, workers = plan.job, plan.job.settings.workers
     (job.folder / "spool").mkdir(exist_ok=True)
     data = pickle.dumps(job)
-    processes = [worker.start(data, i, workers) for i in range(workers)]
+    processes = [worker.start() for _ in range(workers)]
+    threads = ThreadPoolExecutor(workers)  # one each: all are heard at once
     counters = SharedCounters(job.folder / "spool" / worker.BOARD, workers)
 
     def pass_on(number: int) -> None:
@@ -43,12 +46,15 @@ async def run(plan: Plan, tell: Tell) -> Share:
 
     try:
         with stop_signals.calling(pass_on):
-            await asyncio.gather(*(asyncio.to_thread(_expect_ready, process) for process in processes))
+            await _all_ready(processes, data, threads)
             start_ns = monotonic_ns() + worker.HEAD_START_NS
             tell(LoadStarted(start_ns, RunningLoad(counters.sum, lambda: pass_on(signal.SIGINT))))
             for process in processes:
                 worker.tell(process, f"{start_ns}\n".encode())
-            reports = asyncio.gather(*(asyncio.to_thread(_report, process, processes) for process in processes))
+            loop = asyncio.get_running_loop()
+            reports = asyncio.gather(
+                *(loop.run_in_executor(threads, _report, process, processes) for process in processes)
+            )
             reasons = [f"worker {i} died" for i in range(workers)]
             while not (await asyncio.wait([reports], timeout=1))[0]:
                 for i, process in enumerate(processes):
@@ -60,17 +66,45 @@ async def run(plan: Plan, tell: Tell) -> Share:
     finally:
         for process in processes:
             if process.poll() is None:
-                process.terminate()
-            for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(BrokenPipeError):
-                    if pipe is not None:
-                        pipe.close()
-            process.wait()
+                process.terminate()  # all of them before the first is waited for
+        for process in processes:
+            child_process.end(process)
+        threads.shutdown()
 
 
-def _expect_ready(process: subprocess.Popen[bytes]) -> None:
-    assert process.stdout is not None
-    worker.expect_ready(process.stdout.readline())
+async def _all_ready(processes: list[subprocess.Popen[bytes]], job: bytes, threads: ThreadPoolExecutor) -> None:
+    """Give every worker its share, and wait until all are ready. Raises TargetError for one that could not start.
+
+    One that uses no CPU time for FROZEN_NS does not move any more: connections are opened in less.
+    """
+
+    def ready(i: int) -> None:
+        worker.give(processes[i], job, i, len(processes))
+        stdout = processes[i].stdout
+        assert stdout is not None
+        worker.expect_ready(stdout.readline())
+
+    loop = asyncio.get_running_loop()
+    starts = [loop.run_in_executor(threads, ready, i) for i in range(len(processes))]
+    for start in starts:
+        start.add_done_callback(lambda done: done.exception())  # the first fault is raised, the others are its effects
+    used_s = [-1.0] * len(processes)
+    frozen: set[int] = set()
+    while not all(start.done() for start in starts):
+        done, _ = await asyncio.wait(starts, timeout=FROZEN_NS / 1e9, return_when=asyncio.FIRST_EXCEPTION)
+        if any(start.exception() for start in done):
+            break
+        for i, start in enumerate(starts):
+            before_s, used_s[i] = used_s[i], child_process.cpu_s(processes[i].pid)
+            if not start.done() and used_s[i] == before_s:
+                frozen.add(i)
+                processes[i].kill()
+    if frozen:
+        what = f"worker {min(frozen)} did not move for {FROZEN_NS / 1e9:g} s before the load, and was killed"
+        raise TargetError(what, f"--workers {len(processes)}", "is this host out of memory, or its disk stuck?")
+    for start in starts:
+        if start.done():
+            start.result()
 
 
 def _report(process: subprocess.Popen[bytes], all_processes: list[subprocess.Popen[bytes]]) -> Share | None:

@@ -86,14 +86,16 @@ class RayAgent:
         (self._folder / "spool").mkdir()
         self._i, self._workers = i, workers
         self._counters = SharedCounters(self._folder / "spool" / worker.BOARD, workers)
-        self._process = worker.start(pickle.dumps(replace(received, folder=self._folder)), i, workers)
+        self._process = worker.start()
         with contextlib.suppress(OSError):  # Ray starts its processes with a niceness of 15
             os.setpriority(os.PRIO_PROCESS, self._process.pid, 0)
-        threading.Thread(target=self._listen, daemon=True).start()
+        data = pickle.dumps(replace(received, folder=self._folder))
+        threading.Thread(target=self._listen, args=(data, i, workers), daemon=True).start()
         self._watch_task = asyncio.create_task(self._watch())
         self._called_at = monotonic()
 
-    def _listen(self) -> None:
+    def _listen(self, job: bytes, i: int, workers: int) -> None:
+        worker.give(self._process, job, i, workers)
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._lines.append(line)

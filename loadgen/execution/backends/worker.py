@@ -36,19 +36,25 @@ STOPPING = b"stopping\n"
 HEAD_START_NS = 200_000_000  # from the last `ready` to instant 0: enough for every worker to read it
 
 
-def start(job: bytes, i: int, workers: int) -> subprocess.Popen[bytes]:
-    """Start a process for share `i` of `workers` of a pickled Job. It writes into the job's folder."""
-    worker = subprocess.Popen(
+def start() -> subprocess.Popen[bytes]:
+    """Start a process, which waits for its share (`give`)."""
+    return subprocess.Popen(
         child_process.command("loadgen.execution.backends.worker"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C in the terminal reaches only this process, which passes it on once
     )
+
+
+def give(worker: subprocess.Popen[bytes], job: bytes, i: int, workers: int) -> None:
+    """Give a process share `i` of `workers` of a pickled Job, into whose folder it writes.
+
+    It may wait: a long job is taken only by a process that reads.
+    """
     assert worker.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has died already; reading its first line will show that
         worker.stdin.write(len(job).to_bytes(8, "little") + job + bytes(f"{i} {workers}\n", "ascii"))
         worker.stdin.flush()
-    return worker
 
 
 def tell(worker: subprocess.Popen[bytes], line: bytes) -> None:

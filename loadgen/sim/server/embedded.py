@@ -18,7 +18,7 @@ from loadgen import child_process
 from loadgen.errors import TargetError
 from loadgen.sim.server.options import Options
 
-READY_S = 15.0  # a start takes 0.2 s; longer on a machine that swaps
+READY_S = 60.0  # a start takes 0.2 s; longer on a machine that swaps, or that has ten times more work than it can do
 STOP_S = 10.0  # time to write the log of a long run
 
 

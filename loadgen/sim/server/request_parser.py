@@ -268,7 +268,10 @@ def _prompt(request: Any, api: Api, dialect: Dialect) -> tuple[int, bytes]:
             return max(1, count_tokens(prompt)), prompt.encode("utf-8", "surrogatepass")
         if not prompt or not all(isinstance(token, int) for token in prompt):
             raise malformed(dialect, "prompt must be a text or a list of token ids")
-        return len(prompt), msgspec.msgpack.encode(prompt)
+        try:
+            return len(prompt), msgspec.msgpack.encode(prompt)
+        except OverflowError:
+            raise malformed(dialect, "prompt has a token id of more than 64 bits") from None
     if not request.messages:
         raise malformed(dialect, "messages must not be empty")
     tokens, pieces = TEMPLATE_TOKENS, []

@@ -177,7 +177,7 @@ class Client:
                 from ..probe.probe import probe
 
                 tls = (self._tls or Tls()).context() if self.target.tls else None
-                fetcher = Fetcher(self.target, tls, proxy=self._proxy)
+                fetcher = Fetcher(self.target, tls, timeout_s=self.timeout_s, proxy=self._proxy)
                 result = await probe(
                     self.target,
                     exchange=fetcher.exchange,
