@@ -258,13 +258,14 @@ def _refuse_misuse(workload: Any, options: RunOptions) -> None:
     """Raises UserError for what is no workload, or cannot be changed."""
     from loadgen.workload import Workload
 
-    trace, changes = options.get("trace"), table.of_the_load(options)
-    if isinstance(workload, Workload) and (trace is not None or changes):
-        change = "a trace" if trace is not None else ", ".join(OPTIONS[name].flags.split()[0] for name in changes)
+    source = next((f"a {name}" for name in ("trace", "dataset") if options.get(name) is not None), "")
+    changes = table.of_the_load(options)
+    if isinstance(workload, Workload) and (source or changes):
+        change = source or ", ".join(OPTIONS[name].flags.split()[0] for name in changes)
         hint = "give the file or a mapping, or change the Workload with model_copy"
         raise UserError(f"a checked Workload is not changed by {change}", "loadgen.run", hint)
-    if isinstance(workload, Mapping) and trace is not None:
-        raise UserError("a mapping and a trace", "loadgen.run", "give one of them, or a workload's file")
+    if isinstance(workload, Mapping) and source:
+        raise UserError(f"a mapping and {source}", "loadgen.run", "give one of them, or a workload's file")
     if workload is not None and not isinstance(workload, str | os.PathLike | Mapping | Workload):
         hint = "give a file, a packaged name, a mapping or a Workload"
         raise UserError(f"a {type(workload).__name__} is no workload", "loadgen.run", hint)
@@ -275,9 +276,11 @@ def _checked(workload: Any, options: RunOptions) -> Workload:
 
     if isinstance(workload, Workload):
         return workload
-    trace, overrides = options.get("trace"), table.overrides(options)
+    overrides = table.overrides(options)
     if isinstance(workload, Mapping):
         return loading.of_mapping(workload, overrides)
-    return loading.given(
-        None if workload is None else os.fspath(workload), None if trace is None else os.fspath(trace), overrides
+    name, trace, dataset = (
+        None if value is None else os.fspath(value)
+        for value in (workload, options.get("trace"), options.get("dataset"))
     )
+    return loading.given(name, trace, overrides, dataset)

@@ -19,7 +19,7 @@ from pathlib import Path
 INSTRUMENTED = [  # all else only slows it down
     "loadgen_sdk.dialects", "loadgen_sdk.transport.http1", "loadgen_sdk.transport.target",
     "loadgen_sdk.probe.server_facts", "loadgen.workload", "loadgen.contracts", "loadgen.cost.price_file",
-    "loadgen.execution.targets", "loadgen.requests.dataset", "loadgen.interop", "loadgen.results", "loadgen.run_folder",
+    "loadgen.execution.targets", "loadgen.workload.dataset", "loadgen.interop", "loadgen.results", "loadgen.run_folder",
     "loadgen.server_metrics.series", "loadgen.sim.server.request_parser", "loadgen.bundle.archive",
     "loadgen.mlperf.pickle_reader", "loadgen.answers.questions",
 ]  # fmt: skip

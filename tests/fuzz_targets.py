@@ -32,13 +32,13 @@ from loadgen.execution.targets import load_targets
 from loadgen.interop import loadgen_log, reader
 from loadgen.metrics.summary import load_summary
 from loadgen.mlperf.pickle_reader import read_pickle
-from loadgen.requests.dataset import read_rows
 from loadgen.results import manifest
 from loadgen.results.capacity import load_capacity
 from loadgen.server_metrics import series
 from loadgen.sim.server.dialect import Refusal
 from loadgen.sim.server.request_parser import RequestRules, parse_request
 from loadgen.workload import load
+from loadgen.workload.dataset import read_rows
 from loadgen.workload.traces import read_trace
 
 ROOT = Path(__file__).parent.parent

@@ -23,11 +23,11 @@ from loadgen.contracts.run import again, run
 from loadgen.errors import Faults, TargetError, UserError
 from loadgen.execution.plan import Settings
 from loadgen.execution.run import execute
-from loadgen.requests.dataset import DatasetRow
 from loadgen.results import checksums
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 from loadgen.workload import Workload
+from loadgen.workload.dataset import DatasetRow
 
 FOX, DOG = "The quick brown fox jumps over the lazy dog", "The quick brown dog jumps on the log."
 

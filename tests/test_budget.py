@@ -19,7 +19,7 @@ from loadgen.requests.build import build
 from loadgen.requests.tokenizer import load_tokenizer
 from loadgen.results.manifest import TargetFacts
 from loadgen.schedule import timetable
-from loadgen.schedule.forecast import Forecast, forecast
+from loadgen.schedule.forecast import Forecast, forecast, total
 from loadgen.workload import read_flags
 from loadgen.workload.loading import given
 
@@ -112,3 +112,9 @@ def test_a_load_is_stopped_where_the_limit_is_reached(prices: Path, capsys: pyte
 
     asyncio.run(follow())
     assert stopped == [1] and "the load has cost 2.00 USD (--max-cost)" in capsys.readouterr().err
+
+
+def test_several_loads_are_one_forecast() -> None:
+    short, long = Forecast(100.0, 60.0, 150.0, 500.0), Forecast(300.0, 120.0, 350.0, 100.0)
+    assert total([short, long]) == (400.0, 180.0, 300.0, 200.0)
+    assert total([short, Forecast(None, 120.0, 350.0, 100.0)]) == (None, 180.0, 250.0, 300.0), "a closed loop by time"

@@ -10,12 +10,14 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 import loadgen
 from loadgen.metrics.causes import Explanation, explain
 from loadgen.metrics.columns import Columns
 from loadgen.results.manifest import Header
+from loadgen.server_metrics.series import UP, MetricSample
 
 
 def _benchmark() -> ModuleType:
@@ -52,6 +54,25 @@ def test_without_the_servers_account_a_queue_is_only_possible() -> None:
     assert BENCHMARK.judged("client", 3, account=False).causes[0].sure == "likely"
     slow_network = BENCHMARK.judged("network", 4, account=False)  # not to be told from a slow server
     assert "network" not in [cause.code for cause in slow_network.causes]
+
+
+@pytest.mark.parametrize("capped", [True, False])
+def test_a_power_cap_is_evidence_where_it_came_with_the_step(capped: bool) -> None:
+    """nvidia-smi beside a machine that becomes slower: its reasons name the cap, or stay what they were."""
+    rows, samples = BENCHMARK.simulate("power", 3)
+    without = explain([Columns(rows)], Header(), samples)
+    step_s = float(without.causes[0].evidence.removeprefix("from ").partition(" s on ")[0])
+    first_s, last_s = rows["due_ns"].min() / 1e9, rows["due_ns"].max() / 1e9
+    for t_s in np.arange(first_s - 1, last_s + 1, 1.0).tolist():
+        mark = 4.0 if capped and t_s > first_s + step_s else 1.0
+        told = {"nvidia_smi_throttle_reasons": mark, "nvidia_smi_power_watts": 700.0, UP: 1.0}
+        samples += [
+            MetricSample(t_s=t_s, target=None, page="nvidia-smi", name=name, labels="", value=value)
+            for name, value in told.items()
+        ]
+    said = explain([Columns(rows)], Header(), sorted(samples, key=lambda sample: sample.t_s))
+    assert said.causes[0].code == "power"
+    assert ("held back by a power cap" in said.causes[0].evidence) is capped
 
 
 def test_few_requests_explain_nothing() -> None:

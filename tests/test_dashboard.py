@@ -17,10 +17,11 @@ from queueing import fail, rows
 from rich.console import Console
 
 from loadgen.metrics.summary import summarize
-from loadgen.report.dashboard import RECENT_S, Dashboard, TargetView, View, draw, events_per_s
+from loadgen.report.dashboard import RECENT_S, Dashboard, TargetView, View, draw, events_per_s, trend_line
 from loadgen.results import store
 from loadgen.results.manifest import Second, StagePlan, TargetFacts
 from loadgen.results.spool import Tail
+from loadgen.server_metrics.series import MetricSample
 from loadgen.slo import Slo, Term
 from loadgen.stats.quantiles import BOUND, SUPPORT
 
@@ -177,3 +178,35 @@ def test_the_view_of_a_run_that_ended_closes(tmp_path: Path) -> None:
     live = Dashboard(runs.write(tmp_path / "r", rows(7, 20)))
     live.close()
     assert live._process.returncode == 0
+
+
+def test_trend_lines_slo_colours_and_the_servers_queue() -> None:
+    found = rows(3, 600)
+    slo = Slo(terms=(Term(metric="ttft", limit_ns=S // 1000), Term(metric="tpot", limit_ns=S)))
+    view = View(runs.header("r", 600, slo=slo))
+    page = {"target": 0, "page": "http://a/metrics", "labels": ""}
+    for second in range(1, 100):
+        now_ns = second * S // 2
+        view.add(found[(found["done_ns"] <= now_ns) & (found["done_ns"] > now_ns - S // 2)])
+        names = (("vllm:num_requests_waiting", second), ("vllm:kv_cache_usage_perc", 0.5))
+        view.serve([MetricSample(t_s=second, name=name, value=value, **page) for name, value in names])
+        picture = view.picture(second / 2)
+    assert (picture.ttft.kept[1], picture.tpot.kept[1]) == (False, True)
+    assert 20 <= len(picture.trend) <= 40, "over the whole run, in bounded space"
+    waiting = [point.waiting for point in picture.trend]
+    assert waiting == sorted(waiting) and waiting[0] < 4 and waiting[-1] > 90
+    console = Console(width=100, record=True, file=io.StringIO(), color_system="standard")
+    console.print(draw(picture, 100))
+    text = console.export_text(clear=False)
+    assert "99 waiting, KV cache 50.0 % full" in text
+    assert "limit 1.00 at p99" in text
+    assert re.search(r"waiting +▁[▁▂▃▄▅▆▇]+█+ +to 9", text), text
+    coloured = console.export_text(styles=True)
+    assert re.search(r"\x1b\[1;31m[0-9]", coloured) and re.search(r"\x1b\[32m[0-9]", coloured)
+
+
+@pytest.mark.parametrize(
+    ("values", "line"), [([], ""), ([1.0], ""), ([0.0, 0.0], "▁▁"), ([0.0, None, 2.0, 4.0], "▁ ▅█")]
+)
+def test_a_trend_line_goes_from_nothing_to_the_highest(values: list[float | None], line: str) -> None:
+    assert trend_line(values) == line

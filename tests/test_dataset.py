@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.cli import main
 from loadgen.errors import FAULTS_SHOWN, Faults, UserError
-from loadgen.requests import dataset, tokenizer
+from loadgen.requests import tokenizer
 from loadgen.requests.build import build
-from loadgen.workload import Fixed, FromFile
+from loadgen.workload import Fixed, FromFile, dataset
 
 CHAT = {"messages": [{"role": "user", "content": "hello world"}]}
 
@@ -92,10 +93,16 @@ def test_repeats_and_ignored_fields_are_said(written):
         (b'{"prompt": "a"', ":1", "not JSON"),
         (b'{"prompt": "a",}', ":1:16", "not JSON"),
         (b'{"prompt": "\xff"}', ":1:13", "not UTF-8"),
-        (b"[1]", "", "JSON list"),
+        (b"[1]", ": row 1", "not a JSON object"),
+        (b'[{"prompt": "a"},\n{"prompt": }]', ":2", "begins like a JSON list"),
         pytest.param(b'{"prompt": ' + b"[" * 9000, ":1", "nested too deeply", id="deep"),
         (b'"text"', ":1", "not a JSON object"),
         (b"{}", ":1", "neither `prompt` nor `messages`"),
+        (b'{"body": {}, "url": "/v1/embeddings"}', ":1", "a batch row for"),
+        (b'{"conversations": [{"from": "alien", "value": "a"}]}', ":1", 'conversations[0] is from "alien"'),
+        (b'{"conversations": [{"from": "human"}]}', ":1", "conversations[0] says null"),
+        (b'{"conversations": []}', "", "no requests"),
+        (b'{"timestamp": 1, "input_length": 2, "output_length": 3}', ":1", "a row of a trace"),
         (b'{"promt": "a"}', ":1", 'did you mean "prompt"?'),
         (b'{"prompt": "a", "messages": []}', ":1", "both"),
         (b'{"prompt": ""}', ":1", 'prompt is ""'),
@@ -115,7 +122,7 @@ def test_repeats_and_ignored_fields_are_said(written):
         (b"", "", "no requests"),
         (b"\n\r\n", "", "no requests"),
         (b"\xff\xfe{\x00", "", "UTF-16"),
-        (b"PAR1\x15", "", "Parquet"),
+        (b"PAR1\x15", "", "not Parquet"),
     ],
 )
 def test_what_is_wrong_with_a_row(written, row, where, what):
@@ -172,3 +179,158 @@ JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from(dataset.KNOWN), JSON, max_size=4))
 def test_no_object_ends_in_anything_but_a_row_or_wrong(row):
     test_no_line_ends_in_anything_but_a_row_or_wrong.hypothesis.inner_test(json.dumps(row).encode())
+
+
+ASKED = ["What is 2 + 2?", "And, so, 3 + 3?"]
+SHAREGPT = [
+    {
+        "id": str(number),
+        "conversations": [
+            {"from": "system", "value": "Be short."},
+            {"from": "human", "value": text},
+            {"from": "gpt", "value": "hello world"},
+            {"from": "human", "value": "Why?"},
+        ],
+    }
+    for number, text in enumerate(ASKED)
+]
+BATCH = [
+    {
+        "custom_id": str(number),
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 9},
+    }
+    for number, text in enumerate(ASKED)
+]
+
+
+def parquet(path, rows):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def arrow(path, rows):
+    import pyarrow as pa
+
+    table = pa.Table.from_pylist(rows)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+
+
+def text(path, rows):
+    path.write_text(rows)
+
+
+QUESTIONS = [{"question": text, "answer": "hello world", "tags": None} for text in ASKED]
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "rows", "lengths", "said"),
+    [
+        (
+            "share.json",
+            text,
+            json.dumps(SHAREGPT, indent=1),
+            [2, 2],
+            "the first question of each of its `conversations`",
+        ),
+        ("share.jsonl", text, "\n".join(map(json.dumps, SHAREGPT)), [2, 2], "answered as long"),
+        (
+            "batch.jsonl",
+            text,
+            "\n".join(map(json.dumps, BATCH)),
+            [9, 9],
+            "rows of an OpenAI batch: their `body` is sent",
+        ),
+        ("batch.json", text, json.dumps(BATCH), [9, 9], "rows of an OpenAI batch"),
+        (
+            "q.csv",
+            text,
+            f'question,max_tokens,x\n{ASKED[0]},7,\n"{ASKED[1]}",,1\n',
+            [7, None],
+            "prompts are `question`",
+        ),
+        ("q.tsv", text, f"instruction\tinput\n{ASKED[0]}\t\n\t{ASKED[1]}\n", [None, None], "prompts are `in"),
+        ("q.parquet", parquet, QUESTIONS, [2, 2], "prompts are `question`, answers are as long as `answer`"),
+        ("q.arrow", arrow, QUESTIONS, [2, 2], "prompts are `question`"),
+        ("m.parquet", parquet, [{"messages": [{"role": "user", "content": q}]} for q in ASKED], [None, None], ""),
+    ],
+)
+def test_data_sets_of_other_forms(tmp_path, name, write, rows, lengths, said):
+    path = tmp_path / name
+    write(path, rows)
+    made = build(SimpleNamespace(requests=FromFile.model_construct(path=path)), 1, 2, tokenizer.load_tokenizer(None))
+    asked = [made[number] for number in range(2)]
+    assert [one.prompt or one.messages[-1]["content"] for one in asked] == ASKED
+    assert [one.max_tokens for one in asked] == lengths
+    notes = made.warnings(2)
+    assert said in " ".join(notes) and (said == "" or name in notes[0])
+    assert dataset.read_rows(path).sha256 == made.rows.sha256
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "where", "what"),
+    [
+        ("a.csv", 'question\n"a\nb"\n""\nlast\n""\n', ":4", "neither `prompt`"),
+        ("a.csv", "question\na,b\n", ":2", "more cells than"),
+        ("a.csv", 'question\n"a\n', ":", "not CSV"),
+        ("a.csv", "", "", "no requests"),
+        ("a.json", '[{"prompt": "a"}, {"promt": "b"}]', ": row 2", 'did you mean "prompt"?'),
+        ("a.arrow", "ARROW1..", "", "not Arrow"),
+    ],
+)
+def test_a_fault_in_another_form_names_its_row(tmp_path, name, content, where, what):
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises((Faults, UserError)) as caught:
+        dataset.read_rows(path)
+    assert f"{path}{where}" in str(caught.value) and what in str(caught.value)
+
+
+def test_data_sets_of_hugging_face_are_found_in_its_caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    for variable in ("HF_HUB_CACHE", "HF_DATASETS_CACHE"):
+        monkeypatch.delenv(variable, raising=False)
+    snapshot = tmp_path / "hub" / "datasets--some--sums" / "snapshots" / "abc"
+    for split, rows in (("train", QUESTIONS), ("test", QUESTIONS[:1])):
+        (snapshot / "main").mkdir(parents=True, exist_ok=True)
+        parquet(snapshot / "main" / f"{split}-00000-of-00001.parquet", rows)
+    prepared = tmp_path / "datasets" / "some___sums2" / "default" / "0.0.0" / "abc"
+    prepared.mkdir(parents=True)
+    arrow(prepared / "sums2-train.arrow", QUESTIONS)
+    (prepared / "dataset_info.json").write_text("{}")
+    sizes = {
+        name: len(dataset.read_rows(name))
+        for name in ("hf:some/sums", "hf:some/sums:test", "hf:some/sums/main:test", "hf:some/sums2")
+    }
+    assert list(sizes.values()) == [2, 1, 1, 2], sizes
+    assert dataset.read_rows("hf:some/sums").notes[0] == "some/sums, split train: train-00000-of-00001.parquet"
+    for name, what in (("hf:some/sums:dev", "no such part"), ("hf:", "not the name of a data set")):
+        with pytest.raises(UserError, match=what):
+            dataset.read_rows(name)
+
+
+def test_prompts_of_ones_own_need_no_workload_file(tmp_path, capsys):
+    (tmp_path / "share.json").write_text(json.dumps([*SHAREGPT * 10, {"conversations": []}]))
+    out = tmp_path / "out"
+
+    def run(*flags):
+        with pytest.raises(SystemExit) as left:
+            main(["run", *flags, "--url", "sim:gb300-vm"])
+        told = capsys.readouterr()
+        return left.value.code, told.out + told.err
+
+    code, told = run("--dataset", str(tmp_path / "share.json"), "-c", "1", "-o", str(out))
+    assert code == 0 and "left out 1 in which nobody asks anything" in told
+    requests = json.loads((out / "summary.json").read_bytes())["requests"]
+    assert requests["ok"] == 20, "every row once"
+    code, told = run("qa", "--dataset", str(tmp_path / "share.json"), "--dry-run")
+    assert (code, "prompt tokens, 2 to 2 asked for" in told) == (0, True)
+    code, told = run(str(tmp_path / "share.json"))
+    assert (code, f"hint: --dataset {tmp_path}/share.json" in told) == (2, True)
+    (tmp_path / "bad.json").write_text("[1]")
+    code, told = run("--dataset", str(tmp_path / "bad.json"), "-c", "1")
+    assert (code, told.count("error:")) == (2, 1), told

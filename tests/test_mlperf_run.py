@@ -226,6 +226,12 @@ def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixtur
     again = ["mlperf", "interactive", "-b", "llama2-70b", *flags, "--resume", str(tmp_path / "o"), "--json"]
     assert _exit(again) == 0  # nothing is left to ask
     assert json.loads(capsys.readouterr().out)["target_qps"] == result.target_qps
+    assert _exit(["mlperf", "interactive", "--resume", str(tmp_path / "o"), "--json"]) == 0, "without its flags"
+    assert json.loads(capsys.readouterr().out)["target_qps"] == result.target_qps
+    assert _exit(["mlperf", "server", "--resume", str(tmp_path / "o")]) == 2
+    assert "it was: loadgen mlperf interactive" in capsys.readouterr().err
+    assert _exit(["mlperf", "server", "--target-qps", "1"]) == 2
+    assert "which benchmark?" in capsys.readouterr().err
     assert _exit(["mlperf", "server", "-b", "llama2-70b", *flags, "--resume", str(tmp_path / "o")]) == 2
     assert "another search was begun here" in capsys.readouterr().err
     assert _exit(["report", str(tmp_path / "o")]) in (0, 1)

@@ -84,12 +84,14 @@ BAD: list[tuple[str, Any, str]] = [
     ("key", "/nowhere.pem", "no such file"),
     ("server_metrics", ["auto", "http://h/metrics"], "stands alone"),
     ("energy", "watts", "no URL of a metrics page"),
+    ("profile", ":3s", "names no stage"),
     ("server_metrics", "ftp://h", "no URL of a metrics page"),
     ("gpus", 0, "'0' is no number of GPUs"),
     ("gpus", -4, "'-4' is no number of GPUs"),
     ("metadata", "key", "a key without a value"),
     ("metadata", ["password=hunter2"], "looks like a secret"),
     ("system", "/nowhere.yaml", "no such system file"),
+    ("dataset", "/nowhere.csv", "no such file"),
 ]
 
 
@@ -257,6 +259,8 @@ def test_a_command_takes_what_run_takes(command: str, capsys: pytest.CaptureFixt
         expected = set() if name in NOT_TAKEN[command] else flags
         if command == "mlperf offline" and name == "concurrency":  # its own: in flight over HTTP
             expected = {"--concurrency", "-c"}
+        if command.startswith("mlperf") and name == "dataset":  # its own: the official data set
+            expected = {"--dataset"}
         assert {flag for flag in flags & shown if flag.startswith("--")} == {
             flag for flag in expected if flag.startswith("--")
         }, name

@@ -59,7 +59,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     parties = ["--metadata", "buyer=Ann <a@example.com>", "--metadata", "vendor=Acme"]
     contract = [at / "contract.yaml", "--url", "sim:gb300-vm", "--seed", "1"]
     assert call("validate", *contract, *parties, "--out", at / "poc") == 1  # one promise is broken
+    (at / "set.jsonl").write_text("".join(f'{{"prompt": "{"word " * (3 + n % 7)}"}}\n' for n in range(50)))
+    test = ["-b", "llama2-70b", "--dataset", at / "set.jsonl", "--min-duration", "20", "--target-qps", "50"]
+    assert call("mlperf", "server", *test, "--url", "sim:gb300-vm", "--gpus", "4", "--out", at / "mlperf") == 0
+    assert call("report", at / "mlperf") == 0
     return {
+        "mlperf": at / "mlperf" / "report.html",
         "run": at / "run" / "report.html",
         "sweep": at / "sweep" / "report.html",
         "compare": at / "compare.html",
@@ -69,7 +74,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-KINDS = ("run", "sweep", "compare", "cost", "search", "validation")
+KINDS = ("run", "mlperf", "sweep", "compare", "cost", "search", "validation")
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +146,17 @@ def words(page: Path) -> str:
     """The page as a reader sees it, without its style and script."""
     body = page.read_text("utf-8").split("<main>")[1].split("<script")[0]
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).replace("\u00a0", " ").split())
+
+
+def test_the_page_of_an_mlperf_run_has_its_disclosure_and_verdict(pages: dict[str, Path]) -> None:
+    text = words(pages["mlperf"])
+    assert "MLPerf-style, unofficial" in text[:2000]
+    assert "VALID" in text[:2000]
+
+
+def test_the_runs_of_a_validation_in_virtual_time_stand_by_their_own_clock(pages: dict[str, Path]) -> None:
+    """Ten minutes of load and its last answers, though two seconds of a processor made them."""
+    assert re.search(r"an-hour-like-any-other/r2 .{0,40}10 min [0-9]+ s of virtual time", words(pages["validation"]))
 
 
 def test_the_page_of_a_search_answers_first(pages: dict[str, Path]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadgen.answers.questions import Question
 from loadgen.errors import TargetError, UserError
-from loadgen.requests.dataset import DatasetRow
+from loadgen.workload.dataset import DatasetRow
 
 if TYPE_CHECKING:
     from loadgen.execution.plan import Settings

@@ -11,8 +11,8 @@ import msgspec
 from loadgen.answers.comparison import AnswersResult, ScoredPrompt, judge, score
 from loadgen.answers.questions import Question
 from loadgen.errors import UserError
-from loadgen.requests.dataset import DatasetRow
 from loadgen.results import files
+from loadgen.workload.dataset import DatasetRow
 
 FILE, SCORES, TEXTS = "answers.json", "scores.jsonl", "texts.jsonl"
 _Row = TypeVar("_Row")

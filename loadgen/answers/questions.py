@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from loadgen.errors import Fault, Faults, UserError, enough
-from loadgen.requests.dataset import BadRow, DatasetRow, parse_row, read_rows
+from loadgen.workload.dataset import BadRow, DatasetRow, parse_row, read_rows
 
 REFERENCES = ("reference", "answer", "output", "response", "target")
 """Keys under which data sets keep the right answer; the first one that a row has counts."""
@@ -33,16 +33,13 @@ def read_questions(path: Path, most: int | None = None) -> list[Question]:
     rows = read_rows(path)
     questions: list[Question] = []
     faults: list[Fault] = []
-    with path.open("rb") as file:
-        for start in rows.starts[: len(rows) if most is None else min(most, len(rows))]:
-            file.seek(start)
-            line = file.readline()
-            try:
-                questions.append(_question(line))
-            except BadRow as wrong:
-                faults.append(UserError(str(wrong), f"{path}: row {len(questions) + len(faults) + 1}", wrong.hint))
-                if enough(faults, str(path)):
-                    break
+    for number in range(len(rows) if most is None else min(most, len(rows))):
+        try:
+            questions.append(_question(rows.line(number)))
+        except BadRow as wrong:
+            faults.append(UserError(str(wrong), f"{path}: row {number + 1}", wrong.hint))
+            if enough(faults, str(path)):
+                break
     if faults:
         raise Faults(faults)
     return questions

@@ -11,10 +11,25 @@ import typer
 
 def export(
     folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    form: Annotated[str, typer.Option("--as", help="vllm, aiperf, guidellm, mlcommons (result_summary.json) or csv.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write.", show_default="stdout")] = None,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--as",
+            help="vllm, aiperf, guidellm, mlcommons (result_summary.json), csv; mlflow or wandb: into that tracker.",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="File to write; of a tracker the folder of its store.",
+            show_default="stdout, or what its environment says",
+        ),
+    ] = None,
 ) -> int:
-    """Write a run in another tool's format, under that tool's definitions; csv: one line per request.
+    """Write a run in another tool's format, under that tool's definitions; csv: one line per request. mlflow and wandb
+    get every figure, the facts of the run and its files.
 
     Exit: 0, 2 not a run.
 
@@ -25,13 +40,19 @@ def export(
     from loadgen.cli.show import write_file
     from loadgen.errors import OK, UserError
     from loadgen.interop import export as exports
+    from loadgen.interop import trackers
     from loadgen.metrics.summary import summarize
     from loadgen.results import store
     from loadgen.results.parquet import to_table
-    from loadgen.run_folder import is_run
+    from loadgen.run_folder import is_run, open_run
 
-    if form not in exports.FORMATS:
-        raise UserError(f'unknown format "{form}"', f"--as {form}", f"known: {', '.join(exports.FORMATS)}")
+    if form not in (*exports.FORMATS, *trackers.TRACKERS):
+        known = ", ".join((*exports.FORMATS, *trackers.TRACKERS))
+        raise UserError(f'unknown format "{form}"', f"--as {form}", f"known: {known}")
+    if form in trackers.TRACKERS:
+        where = trackers.TRACKERS[form](folder, open_run(folder).summary, out)
+        print(f"written to {form}: {where}", file=sys.stderr)
+        return OK
     if is_run(folder) and not store.has_rows(folder):
         raise UserError(
             "only the summary of this run was kept, not its records", str(folder), "export a run with records"

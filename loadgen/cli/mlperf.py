@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loadgen.cli.help import Command, in_order
-from loadgen.cli.options import OF_THE_LOAD, TARGET, Given, takes
+from loadgen.cli.options import OF_THE_LOAD, TARGET, Given, takes, typed_again
 from loadgen.cli.search import RunSpread, Sustain
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ class Common:
     """The options that the tests share."""
 
     benchmark: Annotated[
-        str,
+        str | None,
         typer.Option("--benchmark", "-b", help="llama2-70b, llama3.1-8b, ... (see docs/mlperf.md)."),
-    ]
+    ] = None
     round_name: Annotated[
         str | None, typer.Option("--round", help="Of the rules: its limits and seeds. v5.1, v6.1.")
     ] = None
@@ -97,7 +97,7 @@ def limited(
     ] = False,
     resume: Annotated[
         Path | None,
-        typer.Option("--resume", help="Folder of a --find-peak that was interrupted: go on with it."),
+        typer.Option("--resume", help="Folder of a --find-peak that was interrupted: go on, without its flags."),
     ] = None,
     sustain: Sustain = None,
     run_spread: RunSpread = None,
@@ -113,6 +113,11 @@ def limited(
     from loadgen.execution.folder_names import alone, check_empty
     from loadgen.search import experiment
 
+    if resume is not None and common.benchmark is None and (command := experiment.plan_of(resume).command):
+        if command[1:3] != ("mlperf", given.command):
+            where = f"--resume {resume}"
+            raise UserError("not a search of this command", where, f"it was: {' '.join(command[:3])}")
+        return given.call(["mlperf", *typed_again(command[2:], given.arguments[1:])])
     scenario: Scenario = "interactive" if given.command == "interactive" else "server"
     test, settings, overrides = _checked(given, common, scenario, find_peak=find_peak)
     if target_qps is None and not find_peak:
@@ -296,6 +301,9 @@ def _checked(
 
     faults: list[Fault] = []
     with collecting(faults):
+        if common.benchmark is None:
+            known = ", ".join(rules.rules().benchmarks)
+            raise UserError("which benchmark?", "--benchmark", f"give -b with one of {known}")
         test = rules.test(common.benchmark, scenario, common.round_name, min_duration_s=common.min_duration or 0)
     with collecting(faults):
         settings = given.settings()
@@ -450,8 +458,9 @@ def _find_peak(load: _Load, folder: Path, qps: float | None, longer: float, run_
     search, trial_runner, plan = mlperf_run.peak(test, data, load.settings, folder, rate, load.drain_ns)
     search.longer, search.run_spread = longer, run_spread
     code = perform(
-        search, trial_runner, plan, load.given.show(quiet=True), unit=" queries/s", as_json=False, silent=load.as_json
-    )
+        search, trial_runner, plan, load.given.show(quiet=True), unit=" queries/s", as_json=False, silent=load.as_json,
+        trial_s=max(test.min_duration_ns / 1e9, pass_s),
+    )  # fmt: skip
     answer = search.answer
     kind = "confirm" if answer.steady is None or answer.lengths == 1 else "sustain"
     confirmed = [

@@ -74,9 +74,19 @@ class Given:
                 raise UserError(what, f"--out {made.store}", "give a folder")
         with collecting(faults):
             self._prometheus()
+            self._otel()
         if faults:
             raise Faults(faults)
-        return replace(made, command=tuple(_without_secrets(self.arguments, made.api_key)))
+        from loadgen.report.otel import has_traces
+
+        command = tuple(_without_secrets(self.arguments, made.api_key))
+        return replace(made, command=command, traceparent=has_traces(self["otel"]))
+
+    def _otel(self) -> str | None:
+        """What --otel says, checked; None without it. Raises UserError."""
+        from loadgen.report.otel import asked
+
+        return None if self["otel"] is None else asked(self["otel"])
 
     def make_room(self, out: Path | None) -> None:
         """With --force: what the folder holds is kept beside it. Raises UserError while a command works in it."""
@@ -96,7 +106,7 @@ class Given:
         from loadgen.cli.show import Show
 
         form = "plain" if self["plain"] else self["progress"]
-        return Show(form, quiet=quiet, budget=self.budget(), prometheus=self._prometheus())
+        return Show(form, quiet=quiet, budget=self.budget(), prometheus=self._prometheus(), otel=self._otel())
 
     def _prometheus(self) -> tuple[str, int] | None:
         """Where --prometheus says that the metrics are served. Raises UserError."""

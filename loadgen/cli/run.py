@@ -53,7 +53,10 @@ def run(
             check_empty(settings.out)
     with collecting(faults):
         steps = levels(given["concurrency"]) if given["concurrency"] else [None]
-        workloads = {f"c{level}": load(workload, given["trace"], given.overrides(concurrency=level)) for level in steps}
+        workloads = {
+            f"c{level}": load(workload, given["trace"], given.overrides(concurrency=level), given["dataset"])
+            for level in steps
+        }
         if len(steps) > 1:  # levels of one seed must not send each other's prompts
             workloads = {name: placed(level, name) for name, level in workloads.items()}
         if len(workloads) > 1 and given["repeat"] is not None:

@@ -89,7 +89,7 @@ def search(
     from loadgen.workload import Closed
     from loadgen.workload.loading import given as load
 
-    own_workload = (workload, given["trace"], given["input_tokens"]) != (None, None, None)
+    own_workload = (workload, given["trace"], given["dataset"], given["input_tokens"]) != (None,) * 4
     if resume is not None and not own_workload and (command := experiment.plan_of(resume).command):
         return given.call(typed_again(command[1:], given.arguments))
     faults: list[Fault] = []
@@ -107,7 +107,9 @@ def search(
     if over not in ("rate", "concurrency"):
         faults.append(UserError(f"nothing to search over: {over!r}", "--over", "known: rate, concurrency"))
     with collecting(faults):
-        checked = load(workload, given["trace"], given.overrides(slo=terms, warmup=0, **at_first_load))
+        checked = load(
+            workload, given["trace"], given.overrides(slo=terms, warmup=0, **at_first_load), given["dataset"]
+        )
         slo_of_workload = checked.slo
         if slo_of_workload is None:
             raise UserError(
@@ -157,7 +159,7 @@ def search(
     plan = experiment.ExperimentPlan(
         by="search",
         kind="concurrency" if closed else "request_rate",
-        workload=workload or str(given["trace"] or checked.name),
+        workload=workload or str(given["trace"] or given["dataset"] or checked.name),
         source_text=checked.source_text,
         target=settings.shown,
         metadata=dict(settings.metadata),
@@ -167,7 +169,15 @@ def search(
     )
     show = given.show(quiet=True)
     with alone(folder):
-        return perform(load_search, trial_runner, plan, show, unit=" in flight" if closed else "/s", as_json=as_json)
+        return perform(
+            load_search,
+            trial_runner,
+            plan,
+            show,
+            unit=" in flight" if closed else "/s",
+            as_json=as_json,
+            trial_s=trial_ns / 1e9,
+        )
 
 
 def longer(sustain: bool | None, settings: Settings) -> float:
@@ -210,13 +220,16 @@ def perform(
     *,
     unit: str,
     as_json: bool,
+    trial_s: float,
     silent: bool = False,
 ) -> int:
     """Run trials until the search needs no more, print the answer and return the exit code.
 
-    Continues from the trials already in the folder, which the caller has taken (`folder_names.alone`). silent: print
-    no answer on stdout.
+    Continues from the trials already in the folder, which the caller has taken (`folder_names.alone`). trial_s: length
+    of the load of a probe. silent: print no answer on stdout.
     """
+    import math
+
     from loadgen import format
     from loadgen.cli.show import say
     from loadgen.errors import TargetError
@@ -236,6 +249,10 @@ def perform(
         say(f"load over {target_count} targets: every rate is that of all of them together")
     say(f"search in {trial_runner.folder}: {', '.join(trial_runner.goal.names)}")
     say(f"seed: {trial_runner.seed}")
+    if not trial_runner.settings.virtual and (left := load_search.most_probes - len(earlier_trials)) > 0:
+        whole = min(left * trial_s, load_search.most_s or math.inf)
+        length = format.duration(trial_s)
+        say(f"expected: {left} probes at most, of {length} of load or less each: {format.duration(whole)} at most")
     trial_runner.tell = show.hear
     show.begin(load_search.most_probes - len(earlier_trials), at_most=True)
     try:
@@ -268,9 +285,12 @@ def perform(
 def _go_on(answer: SearchAnswer, folder: Path, plan: ExperimentPlan) -> str:
     """How to go on, where something is left to be done."""
     more = {"interrupted": "", "gone": "", "invalid": "", "probes": " --max-probes N", "time": " --max-time TIME"}
-    if answer.reason not in more:
+    is_mlperf = plan.command[1:2] == ("mlperf",)
+    if answer.reason not in more or (is_mlperf and more[answer.reason]):
         return ""
-    begun_with = "loadgen search" if plan.command[1:2] == ("search",) else "the same command and"
+    begun_with = "the same command and"
+    if is_mlperf or plan.command[1:2] == ("search",):
+        begun_with = " ".join(plan.command[: 3 if is_mlperf else 2])
     return f"; go on with: {begun_with} --resume {folder}{more[answer.reason]}"
 
 

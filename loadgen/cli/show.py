@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from time import monotonic
@@ -18,14 +18,16 @@ from loadgen.execution.events import LoadStarted, ProbeWaits, RunEnded, RunEvent
 from loadgen.execution.run_header import forecast_of
 from loadgen.report import text
 from loadgen.report.progress import SHORTEST_S, Progress, Steps, step_words
+from loadgen.schedule.forecast import total
 from loadgen.search.experiment import figures
 
 if TYPE_CHECKING:
     from loadgen.cost.budget import Budget
     from loadgen.execution.plan import Settings
     from loadgen.metrics.summary import Summary
+    from loadgen.report.otel import TelemetrySender
     from loadgen.report.reader_process import ReaderProcess
-    from loadgen.results.manifest import Cluster
+    from loadgen.results.manifest import Cluster, TargetFacts
     from loadgen.workload import Workload
 
 LONG_S = 60.0  # of a run: from here on it is said before what it will send
@@ -57,26 +59,25 @@ def write_file(path: Path, data: str | bytes, flag: str, *, add: bool = False) -
 def print_plans(workloads: Iterable[Workload], settings: Settings, budget: Budget | None) -> int:
     """Print what would be sent and, where there are prices, what it would cost; for --dry-run."""
     from loadgen.execution.run_header import describe
-    from loadgen.results.manifest import TargetFacts
 
     for workload in workloads:
         text, load = describe(workload, settings)
         print(text)
         if budget is not None:
-            targets = [
-                TargetFacts(
-                    url=one.url,
-                    server="",
-                    model=settings.model or "",
-                    gpus=one.gpus,
-                    shape=one.shape,
-                    region=one.region,
-                )
-                for one in settings.endpoints
-            ]
-            cost = budget.cost(load, targets)
+            cost = budget.cost(load, _targets(settings))
             print("cost: known once the target was probed" if cost is None else f"cost: about {budget.words(cost)}")
     return 0
+
+
+def _targets(settings: Settings) -> list[TargetFacts]:
+    """What is known of the targets before they were asked."""
+    from loadgen.results.manifest import TargetFacts
+
+    model = settings.model or ""
+    return [
+        TargetFacts(url=one.url, server="", model=model, gpus=one.gpus, shape=one.shape, region=one.region)
+        for one in settings.endpoints
+    ]
 
 
 def in_color() -> bool:
@@ -106,6 +107,7 @@ class Show:
 
     `progress`: auto (a live view on a terminal, else a line every 10 s), plain (a line), json or off. `quiet`: of the
     runs of a search, no first lines. `prometheus`: host and port at which each run's metrics are served while it goes.
+    `otel`: what is sent to OpenTelemetry while a run goes (report/otel.py).
     """
 
     def __init__(
@@ -115,7 +117,10 @@ class Show:
         quiet: bool = False,
         budget: Budget | None = None,
         prometheus: tuple[str, int] | None = None,
+        otel: str | None = None,
     ) -> None:
+        self._otel = otel
+        self._sender: TelemetrySender | None = None
         self._form, self._quiet, self._prometheus = progress, quiet, prometheus
         self._budget = budget
         self._cost_so_far: Callable[[], Decimal] = Decimal
@@ -124,6 +129,21 @@ class Show:
         self._progress: Progress | None = None
         self._beside: list[ReaderProcess] = []
         self._printed: set[str] = set()
+
+    def expect(self, workloads: Sequence[Workload], settings: Settings) -> None:
+        """Say what several runs will send and cost together, before the first; nothing of runs in virtual time."""
+        from loadgen.execution.run_header import describe
+
+        if settings.virtual or len(workloads) < 2:
+            return
+        loads = [describe(workload, settings)[1] for workload in workloads]
+        whole = total(loads)
+        costs = [self._budget.cost(load, _targets(settings)) for load in loads] if self._budget is not None else [None]
+        money = ""
+        if self._budget is not None and None not in costs:
+            money = f", {self._budget.words(sum(filter(None, costs), Decimal()))}"
+        if money or (whole.seconds or LONG_S) >= LONG_S:
+            say(f"expected in all: {len(loads)} runs, about {whole.words}{money}")
 
     def begin(self, of: int, *, at_most: bool = False) -> None:
         """Several runs follow, each after `step`."""
@@ -156,6 +176,8 @@ class Show:
             case WorkersPlaced(cluster):
                 self._announce_cluster(cluster)
             case LoadStarted():
+                if self._sender is not None:
+                    self._sender.begin(event.start_ns)
                 if self._progress is not None:
                     self._progress.follow(event.load.counters)
                 if self._budget is not None:
@@ -216,6 +238,11 @@ class Show:
             from loadgen.report.prometheus import Exporter
 
             self._beside.append(Exporter(plan.job.folder, self._prometheus))
+        if self._otel is not None and header.client != "virtual":
+            from loadgen.report.otel import TelemetrySender
+
+            self._sender = TelemetrySender(plan.job.folder, self._otel)
+            self._beside.append(self._sender)
         if self._form == "off" or header.client == "virtual":  # which is too fast to be watched
             return
         if self._form == "auto" and sys.stderr.isatty() and not self._quiet:

@@ -78,7 +78,10 @@ def sweep(
     )
     flags = {name: str(value) for name, value in of_the_load(given.options).items() if name not in KINDS}
     settings = replace(settings, out=parent, leave_out_first_round=kind == "concurrency")
-    asked = _Sweep(workload or str(given["trace"]), grid, kind, flags, settings, parent, given.show())
+    asked = _Sweep(
+        workload or str(given["trace"] or given["dataset"]), grid, kind, flags, settings, parent, given.show()
+    )
+    asked.show.expect([*grid.values()] * (1 if how is None else how.at_least), settings)
     given.make_room(settings.out)
     with alone(parent):
         if how is not None:
@@ -113,7 +116,12 @@ def _level(given: Given, name: str | None, kind: Kind, amount: float) -> Workloa
     from loadgen.workload.loading import given as load
 
     def at_level(**changed: str) -> Workload:
-        return load(name, given["trace"], given.overrides(**dict.fromkeys(KINDS) | {kind: f"{amount:g}"} | changed))
+        return load(
+            name,
+            given["trace"],
+            given.overrides(**dict.fromkeys(KINDS) | {kind: f"{amount:g}"} | changed),
+            given["dataset"],
+        )
 
     workload = at_level()
     count = next((stage.count for stage in workload.stages if stage.measured), None)

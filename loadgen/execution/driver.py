@@ -23,6 +23,7 @@ from loadgen.execution.bodies import Bodies
 from loadgen.execution.events import Counters
 from loadgen.execution.self_sampling import SECOND_NS, SelfSampling
 from loadgen.execution.target_selection import TargetSelection
+from loadgen.execution.trace_context import TraceContext
 from loadgen.results.record import CUTS, Built, RowPlace, row, unsent_row
 from loadgen.results.spool import Spool, Timeline
 from loadgen.schedule.dispatcher import Dispatcher, Start
@@ -97,6 +98,7 @@ class Driver:
         max_in_flight: int | None = None,
         worker: int = 0,
         run_id: str = "",
+        trace: TraceContext | None = None,
         session_header: str | None = None,
         redact: Callable[[str], str] = str,
     ) -> None:
@@ -109,6 +111,7 @@ class Driver:
         self._selection = TargetSelection(route, len(clients), schedule.turns, lambda target: clients[target].in_flight)
         self._stop_on_failure = stop_on_failure
         self.start_ns, self._drain_ns, self._worker, self._run_id = start_ns, drain_ns, worker, run_id
+        self._trace = trace
         self._redact = redact
         self._timelines = [Timeline(start_ns) for _ in schedule.stages]
         horizon = schedule.horizon_ns
@@ -204,6 +207,9 @@ class Driver:
         self._in_flight[number] = (target, None)
         body = self._bodies.body(start.stage, number)
         built = self._bodies.built(start.stage, number)
+        more = self._of_session(start) if start.session >= 0 else {}
+        if self._trace is not None:
+            more["more"] = self._trace.header(number) + more.get("more", b"")
         exchange = self._clients[target].send(
             None,
             body,
@@ -212,7 +218,7 @@ class Driver:
             self._timelines[start.stage].flow,
             name=f"{self._run_id}-{number}",
             asked_output=built.asked_output,
-            **(self._of_session(start) if start.session >= 0 else {}),
+            **more,
         )
         if number in self._in_flight:  # not there if it failed at once because no socket was free
             self._in_flight[number] = (target, exchange)

@@ -111,7 +111,7 @@ def mean_lengths(requests: Any) -> tuple[float, float]:
         return fmean(map(requests.asked_input, numbers)), fmean(map(requests.asked_output, numbers))
     sample = [requests[number] for number in numbers]
     output_tokens = [request.max_tokens or UNKNOWN_TOKENS for request in sample]
-    return fmean(request.input_tokens or 0 for request in sample), fmean(output_tokens)
+    return fmean(requests.input_tokens(number) or 0 for number in numbers), fmean(output_tokens)
 
 
 def words(ramp_s: float | None, source: str, lanes: int | None) -> str:

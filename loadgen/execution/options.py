@@ -19,6 +19,7 @@ from loadgen.errors import Fault, Faults, UserError, collecting
 
 if TYPE_CHECKING:
     from loadgen.execution.plan import Settings
+    from loadgen.execution.profiler import ProfileAsked
     from loadgen.workload import Overrides
 
 Text = str | int | float | None
@@ -185,6 +186,12 @@ def _metrics_pages(value: Any) -> tuple[str, ...]:
     return _texts(value)
 
 
+def _profile(value: Any) -> ProfileAsked:
+    from loadgen.execution import profiler
+
+    return profiler.asked(_text(value))
+
+
 def _energy_pages(value: Any) -> tuple[str, ...]:
     from loadgen.server_metrics import scraper
 
@@ -261,6 +268,9 @@ class RunOptions(TypedDict, total=False):
         parse=_choice("chat", "completions", "responses", "embeddings", "rerank"))]
     trace: Annotated[File, Option("--trace --trace-path FILE",
         "Replay a trace: its arrivals, lengths and shared beginnings, in the place of the workload's.",
+        Path, part="workload")]
+    dataset: Annotated[File, Option("--dataset --dataset-path --input-file FILE",
+        "Prompts of your own: JSONL, JSON list, ShareGPT, CSV, Parquet, OpenAI batch, or hf:ORG/NAME.",
         Path, part="workload")]
     trace_speed: Annotated[Text, _of_load("--trace-speed FACTOR", "Replay a trace so many times as fast.", shown="1")]
     trace_slice: Annotated[Text, _of_load("--trace-slice FROM..TO",
@@ -353,6 +363,9 @@ class RunOptions(TypedDict, total=False):
     reset_cache: Annotated[bool, Option("--reset-cache",
         "Empty the servers' prefix caches after the probe, before the load (vLLM, SGLang, some trtllm-serve).",
         bool, parse=_switch)]
+    profile: Annotated[str | None, Option("--profile STAGE[:TIME]",
+        "Run the profiler of vLLM, SGLang or TensorRT-LLM around a stage, or steady (all measured ones); at most so "
+        "long: steady:10s.", parse=_profile)]
     energy: Annotated[Texts, Option("--energy WHERE",
         "What the GPUs use, read once a second: auto (trtllm-serve's /energy_metrics; nvidia-smi where the target is "
         "on this machine), off, nvidia-smi, or URLs of DCGM and node exporter pages (repeatable).",
@@ -395,6 +408,9 @@ class CommandOptions(RunOptions, total=False):
         "every 10 s), or off.", Literal["auto", "plain", "json", "off"], default="auto")]
     prometheus: Annotated[str | None, Option("--prometheus [HOST]:PORT",
         "Serve the metrics of each run to Prometheus while it goes: :9400 (on 127.0.0.1).")]
+    otel: Annotated[str | None, Option("--otel WHAT",
+        "Send each run to OpenTelemetry while it goes: metrics, traces (one span per request, whose traceparent the "
+        "server gets) or all, to where OTEL_EXPORTER_OTLP_ENDPOINT says; or the URL of a collector. Extra: otlp.")]
     force: Annotated[bool, Option("--force",
         "Where --out holds results: keep those beside it, under a dated name, and begin anew.", bool)]
     repeat_pause: Annotated[str | None, Option("--repeat-pause TIME",
@@ -410,15 +426,15 @@ OPTIONS = _table(RunOptions)
 COMMAND_OPTIONS = _table(CommandOptions)
 PANELS = {
     "Load": (
-        "trace", "trace_speed", "trace_slice", "trace_loop", "on_bad_row", "request_rate", "burstiness", "concurrency",
-        "concurrency_ramp", "num_requests", "duration", "warmup", "num_warmups", "input_tokens", "output_tokens",
-        "seed", "repeat", "repeat_most", "repeat_within", "repeat_pause",
+        "trace", "trace_speed", "trace_slice", "trace_loop", "on_bad_row", "dataset", "request_rate", "burstiness",
+        "concurrency", "concurrency_ramp", "num_requests", "duration", "warmup", "num_warmups", "input_tokens",
+        "output_tokens", "seed", "repeat", "repeat_most", "repeat_within", "repeat_pause",
     ),
     "Target": (
         "url", "targets", "model", "server", "api", "api_key_file", "tokenizer", "gpus", "shape", "region", "system",
     ),
     "SLO": ("slo", "goodput", "stop_when", "limit"),
-    "Output": ("out", "force", "metadata", "keep", "plain", "progress", "prometheus"),
+    "Output": ("out", "force", "metadata", "keep", "plain", "progress", "prometheus", "otel"),
     "Cost": ("prices", "max_cost"),
     "TLS": ("cacert", "cert", "key", "insecure"),
 }  # fmt: skip

@@ -21,6 +21,7 @@ from loadgen_sdk.transport.wire import Tls
 from loadgen import seeds
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.execution import lane_start, resource_limits
+from loadgen.execution.profiler import ProfileAsked
 from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
 from loadgen.requests.prompts import Prompts
@@ -95,6 +96,8 @@ class Settings:
     session_header: str | None = None  # a header with the session of each request of a conversation or task
     server_timing: bool = False  # ask for the server's own account of each request
     reset_cache: bool = False  # empty the servers' prefix caches before the load
+    traceparent: bool = False  # each request carries a W3C trace of its own
+    profile: ProfileAsked | None = None  # a part of the load around which the servers' profiler runs
     energy: tuple[str, ...] = ("auto",)  # or off, nvidia-smi, or URLs of pages: `server_metrics.scraper`
     on_target_failure: Literal["continue", "stop"] = "continue"
     metadata: tuple[tuple[str, str], ...] = ()

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from loadgen import run_folder
+from loadgen.errors import UserError
 from loadgen.execution import cache_reset, run_header, server_accounts
 from loadgen.execution.backends import local, single
 from loadgen.execution.backends.single import Share, large
@@ -31,6 +32,7 @@ from loadgen.execution.events import (
 from loadgen.execution.folder_names import taken
 from loadgen.execution.plan import Plan, Settings, prepare
 from loadgen.execution.probing import Known, find_all, serving
+from loadgen.execution.profiler import Profiler, span
 from loadgen.execution.stop_watch import watch
 from loadgen.metrics import reasons
 from loadgen.metrics.summary import Summary, dump_summary
@@ -59,6 +61,8 @@ def execute(
     `tell` hears the events of the run. `known`: what was found out about targets, for all runs of one command, each of
     which adds to it and asks no target again. `own`: the folder of the run, where the caller has taken it.
     """
+    if settings.profile is not None and settings.virtual:
+        raise UserError("a run in virtual time has no server whose profiler could run", "--profile", "leave it out")
     remote = None if settings.store is None else object_store.open(settings.store)
     stored = None
     try:
@@ -92,6 +96,9 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             found = runner.run(find_all(settings, known, workload.timeout_ns / 1e9, tell))
             scraper = cleanup.enter_context(contextlib.closing(Scraper(folder, settings.pages, found)))
+            profiler = None
+            if settings.profile is not None:
+                profiler = cleanup.enter_context(contextlib.closing(Profiler(settings.pages, found)))
             cores = None if cluster is None else cluster.cores
             plan, begins = prepare(workload, settings, found, folder=folder, simulated=simulated, cores=cores)
             pages = scraper.found()
@@ -100,6 +107,8 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
                 notes = runner.run(cluster.place(plan))
                 header = msgspec.structs.replace(header, notes=(*header.notes, *notes))
             header = msgspec.structs.replace(header, server_pages=scraper.pages(), energy_pages=pages.energy)
+            if settings.profile is not None:
+                span(settings.profile, header.stages)
             run_header.announce(plan, header, tell)
             if settings.reset_cache:
                 runner.run(cache_reset.empty(settings, found))
@@ -112,6 +121,8 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
                     _write(folder, msgspec.structs.replace(header, cluster=event.cluster))
                 elif isinstance(event, LoadStarted):
                     scraper.begin(event.start_ns)
+                    if profiler is not None and settings.profile is not None:
+                        profiler.begin(event.start_ns, header.stages, settings.profile)
                     load = event.load
                     if workload.stop_when:
                         until_ns = plan.timetable.horizon_ns
@@ -132,6 +143,8 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
             finally:
                 if watching is not None:
                     watching.cancel()
+                if profiler is not None:
+                    header = run_header.noted(header, profiler.notes())
         scraper.close()
         return finish(plan, header, share, compactor, load)
 
@@ -172,10 +185,7 @@ def finish(
     has_accounts = (folder / request_accounts.FILE).exists()
     compacted = compactor.finish() if compactor_deletes_rows or has_accounts else None
     if compacted and has_accounts and (unjoined := server_accounts.join(folder)) is not None:
-        words = reasons.coded("accounts_unjoined", unjoined)
-        header = msgspec.structs.replace(
-            header, notes=(*header.notes, *words), note_codes={**header.note_codes, **words}
-        )
+        header = run_header.noted(header, reasons.coded("accounts_unjoined", unjoined))
         _write(folder, header)
     summary = run_folder.summary(folder)
     if not (compactor.finish() if compacted is None else compacted):

@@ -16,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from loadgen import format, seeds
 from loadgen.errors import Fault
 from loadgen.execution import resource_limits, system_file
@@ -111,6 +113,11 @@ def _chunk_reuse(plan: Plan) -> manifest.ChunkReuse | None:
     if found is None:
         return None
     return manifest.ChunkReuse(requests=requests, reused_share=found[0], leading_share=found[1])
+
+
+def noted(header: manifest.Header, words: dict[str, manifest.ReasonCode]) -> manifest.Header:
+    """The header with more notes, in words and as codes."""
+    return msgspec.structs.replace(header, notes=(*header.notes, *words), note_codes={**header.note_codes, **words})
 
 
 def announce(plan: Plan, header: manifest.Header, tell: Tell) -> None:
@@ -325,11 +332,13 @@ def describe(workload: Workload, settings: Settings) -> tuple[str, Forecast]:
         law = workload.stages[index].arrival
         if isinstance(law, Closed) and law.ramp_ns is None and law.concurrency > 1:
             lines.append("      its lanes begin spread over an answer's length, which the probe of the target tells")
-    sample = [requests[number] for number in requests.numbers(min(timetable.slots or 100, 100))]
-    input_tokens = sorted(request.input_tokens or 0 for request in sample)
-    output_tokens = sorted(request.max_tokens or 0 for request in sample)
+    sample = list(requests.numbers(min(timetable.slots or 100, 100)))
+    input_tokens = sorted(requests.input_tokens(number) or 0 for number in sample)
+    output_tokens = sorted(requests[number].max_tokens or 0 for number in sample)
     prompt_range = f"{input_tokens[0]:,} to {input_tokens[-1]:,} prompt tokens"
     output_range = f"{output_tokens[0]:,} to {output_tokens[-1]:,} asked for"
+    if not output_tokens[-1]:
+        output_range = "answers as long as the server makes them"
     lines.append(f"first {len(sample)} requests: {prompt_range}, {output_range}")
     load = forecast(timetable, mean_lengths(requests))
     lines.append(f"expected: about {load.words}")

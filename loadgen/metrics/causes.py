@@ -15,7 +15,7 @@ import numpy as np
 
 from loadgen.metrics.columns import UNDEFINED, Columns, JoinedColumns, sendable
 from loadgen.metrics.sustainable import keys, part_name
-from loadgen.server_metrics import series
+from loadgen.server_metrics import energy, series
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,6 +45,7 @@ FEWEST_READS = 3  # of the metrics pages that have to show it
 LONG = 4.0  # times the median prompt
 FEW_LONG, MANY_LONG = 0.005, 0.3  # share of prompts that are long
 LOOKED_AT = 300  # slow requests, and as many others, whose neighbours are looked at
+HELD_BACK = 0.5  # more of the readings than before, at which the hardware says why its clocks are lower
 GROWTH = 1.5  # of the median TTFT, from the first third of the time to the last
 
 
@@ -78,6 +79,7 @@ class _Case(NamedTuple):
     excess: dict[str, float]  # part of TTFT -> its share of what the slow took longer than the fast
     pages: dict[str, series.MetricCurve]  # quantity of the servers' metrics pages -> its values
     header: Header
+    samples: Sequence[MetricSample]  # of the pages of servers and hardware
 
 
 def explain(measured: Sequence[Columns], header: Header, samples: Sequence[MetricSample] = ()) -> Explanation:
@@ -95,7 +97,7 @@ def explain(measured: Sequence[Columns], header: Header, samples: Sequence[Metri
     span = max(int(due[-1] - due[0]), 1)
     case = _Case(
         rows, ttft, slow, fast, (due - due[0]) / span, span / 1e9, keys(rows),
-        _excess(rows, ttft, slow, fast) if is_slow else {}, series.curves(samples), header,
+        _excess(rows, ttft, slow, fast) if is_slow else {}, series.curves(samples), header, samples,
     )  # fmt: skip
     found = [cause for detect in (_DETECTORS if is_slow else (_power,)) if (cause := detect(case)) is not None]
     return Explanation(text=_paragraph(found, case), slow=int(slow.sum()), causes=tuple(found))
@@ -205,7 +207,22 @@ def _power(case: _Case) -> Cause | None:
     if best < APART or more_asked:
         return None
     text = f"from {cut * case.span_s:.0f} s on every token took {factor - 1:.0%} longer, though no more was asked for"
-    return _cause("power", best, f"{text}: the machine became slower (a power or thermal cap, or a neighbour)")
+    told = _held_back(case, cut)
+    return _cause(
+        "power", best, f"{text}: {told or 'the machine became slower (a power or thermal cap, or a neighbour)'}"
+    )
+
+
+def _held_back(case: _Case, cut: float) -> str:
+    """What the hardware says of it: reasons for lower clocks that came with the step; "" where it says nothing."""
+    first_s = float(case.rows["due_ns"][0]) / 1e9
+    edges = (first_s, first_s + cut * case.span_s, first_s + case.span_s)
+    before, after = (energy.capped(case.samples, *edges[i : i + 2]) for i in (0, 1))
+    for reason, share in after.items():
+        usual = before.get(reason, 0.0)
+        if share - usual >= HELD_BACK:
+            return f"the GPUs were held back by a {reason} at {share:.0%} of the readings, before that at {usual:.0%}"
+    return ""
 
 
 def _rises(values: NDArray[np.float64]) -> bool:

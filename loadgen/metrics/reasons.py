@@ -89,6 +89,10 @@ SENTENCES = {
     "server_timing_missing":
         "the server ({server}) was asked for its own account of each request (--server-timing), and no answer had one: "
         "docs/servers.md says what each kind of server needs for it",
+    "profiled":
+        "the server's profiler ran from {from_s:.1f} s to {to_s:.1f} s: figures of that time hold its cost",
+    "profile_failed": "the profiler did not start: {servers}",
+    "profile_left": "the profiler may still run: send POST /stop_profile to {servers}",
     "page_failed":
         "{failed} of {reads} reads of {page} failed (slow, refused, damaged or gone): what rests on it has holes",
     "accounts_unjoined":

@@ -18,9 +18,9 @@ from loadgen.mlperf import accuracy, dataset
 from loadgen.mlperf.accuracy import AccuracyMean, AccuracyResult
 from loadgen.mlperf.result import Reply, Test06, test06
 from loadgen.mlperf.rules import Test, rules
-from loadgen.requests.dataset import DatasetRow
 from loadgen.requests.tokenizer import Tokenizer, load_tokenizer
 from loadgen.results import files
+from loadgen.workload.dataset import DatasetRow
 
 FILE = "mlperf_accuracy.json"
 

@@ -24,25 +24,47 @@ from loadgen.report.reader_process import ReaderProcess
 from loadgen.results import manifest
 from loadgen.results.record import BIN_NS, KINDS, ROW
 from loadgen.results.spool import Tail
+from loadgen.server_metrics import series
 from loadgen.stats.quantiles import Histogram, element
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from numpy.typing import NDArray
 
     from loadgen.results.manifest import Header, Second
+    from loadgen.server_metrics.series import MetricSample
 
 EVERY_S = 0.5
 RECENT_S = 10.0
 TARGETS = 24  # most rows of targets on one screen
 ABOVE, WRAPPED = 14, 4  # lines above the targets; extra lines on a screen narrower than BAR
 BAR = 60  # width of the progress bar, in columns
+POINTS = 40  # most points of a trend line, evenly over the run
+LINES_FROM = 90  # columns of a screen with room for trend lines
+KEPT = {None: "", True: "green", False: "bold red"}  # how a figure is shown that keeps its limit, or does not
+LEVELS = "▁▂▃▄▅▆▇█"
 
 
 class LatencyView(NamedTuple):
-    """p50 and p99 in ms, over the last RECENT_S and since the start; None without samples."""
+    """p50 and p99 in ms, over the last RECENT_S and since the start; None without samples.
+
+    `limit`: of the SLO, in words, "" without one; `kept`: whether both keep it, at its percentile, None: not known.
+    """
 
     recent: tuple[float | None, float | None]
     all: tuple[float | None, float | None]
+    limit: str = ""
+    kept: tuple[bool | None, bool | None] = (None, None)
+
+
+class TrendPoint(NamedTuple):
+    """What was shown at one instant: p50 in ms, output tokens per second, requests that wait at the servers."""
+
+    ttft: float | None
+    tpot: float | None
+    tokens: float | None
+    waiting: float | None
 
 
 class TargetView(NamedTuple):
@@ -78,6 +100,8 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     client_lag_p99: float | None
     cpu: float | None
     nodes: tuple[TargetView, ...]
+    trend: tuple[TrendPoint, ...] = ()  # since the start
+    server: dict[str, float] = {}  # by the servers' own pages, now: running, waiting, kv_use
 
 
 class View:
@@ -92,6 +116,9 @@ class View:
         self._good = self._counted = 0
         self._failed = np.zeros(max(len(header.targets), 1), np.int64)
         self._seconds: list[Second] = []
+        self._served: dict[tuple[str, str, str], MetricSample] = {}
+        self._trend: list[TrendPoint] = []
+        self._trend_step_s, self._trend_next_s = 1.0, 0.0
 
     def add(self, rows: NDArray[np.void]) -> None:
         """Add new rows, from any worker."""
@@ -114,6 +141,10 @@ class View:
         """Add the workers' reports about themselves; the last 1,024 are kept."""
         self._seconds = [*self._seconds, *seconds][-64 * 16 :]
 
+    def serve(self, samples: Iterable[MetricSample]) -> None:
+        """Add what the servers' metrics pages say; the last value of each series is kept."""
+        self._served.update(((sample.page, sample.name, sample.labels), sample) for sample in samples)
+
     @property
     def latest_s(self) -> float:
         """Time of the workers' latest report, in seconds of the run; 0 before the first."""
@@ -135,6 +166,11 @@ class View:
             good_recent = float(outcomes.meets(recent, self._header.slo).sum() / len(recent))
         stage = self._current_stage(now_s)
         errors = [(KINDS[i] or "other", int(count)) for i, count in enumerate(self._kinds) if count]
+        tokens = events if events is not None else float(recent["output_tokens"][ok].clip(0).sum()) / span_s
+        ttft = self._latency("ttft", recent.measure("ttft")[ok], self._ttft)
+        tpot = self._latency("tpot", recent.measure("tpot")[ok], self._tpot)
+        server = series.gauges(self._served.values())
+        self._remember(now_s, TrendPoint(ttft.recent[0], tpot.recent[0], tokens, server.get(series.WAITING)))
         return Picture(
             elapsed_s=now_s,
             left_s=self._remaining_s(now_s, done, planned, len(recent) / span_s),
@@ -147,9 +183,9 @@ class View:
             planned=planned,
             ok=int(self._statuses[OK]),
             in_flight=self._sum_of_latest("in_flight"),
-            tokens=events if events is not None else float(recent["output_tokens"][ok].clip(0).sum()) / span_s,
-            ttft=LatencyView(_p50_p99_ms(recent.measure("ttft")[ok]), _histogram_p50_p99_ms(self._ttft)),
-            tpot=LatencyView(_p50_p99_ms(recent.measure("tpot")[ok]), _histogram_p50_p99_ms(self._tpot)),
+            tokens=tokens,
+            ttft=ttft,
+            tpot=tpot,
             good_recent=good_recent,
             good_all=self._good / self._counted if self._header.slo is not None and self._counted else None,
             errors=tuple(sorted(errors, key=lambda kind: -kind[1])),
@@ -157,7 +193,32 @@ class View:
             client_lag_p99=_p50_p99_ms(recent.measure("client_lag"))[1],
             cpu=max((second.cpu_share for second in self._last_seconds().values()), default=None),
             nodes=tuple(self._target_views(recent, ok, span_s)),
+            trend=tuple(self._trend),
+            server=server,
         )
+
+    def _remember(self, now_s: float, point: TrendPoint) -> None:
+        """Keep a point of the trend lines; of too many every second one, and from then on half as often."""
+        if now_s < self._trend_next_s:
+            return
+        self._trend.append(point)
+        if len(self._trend) > POINTS:
+            self._trend, self._trend_step_s = self._trend[::2], 2 * self._trend_step_s
+        self._trend_next_s = now_s + self._trend_step_s
+
+    def _latency(self, metric: str, recent_ns: NDArray[np.int64], all_ns: Histogram) -> LatencyView:
+        recent, since_start = _p50_p99_ms(recent_ns), _histogram_p50_p99_ms(all_ns)
+        slo = self._header.slo
+        term = next((term for term in slo.terms if term.metric == metric), None) if slo is not None else None
+        if term is None:
+            return LatencyView(recent, since_start)
+        values = metrics.defined(recent_ns)
+        kept = (
+            element(values, term.quantile) <= term.limit_ns if len(values) else None,
+            all_ns.quantile(term.quantile) <= term.limit_ns if all_ns.count else None,
+        )
+        limit = f"limit {format.milliseconds(term.limit_ns / 1e6)} at p{term.quantile * 100:g}"
+        return LatencyView(recent, since_start, limit, kept)
 
     def _planned_requests(self) -> int | None:
         slots = [stage.slots for stage in self._header.stages]
@@ -227,6 +288,16 @@ def _histogram_p50_p99_ms(histogram: Histogram) -> tuple[float | None, float | N
     return (histogram.quantile(0.5) / 1e6, histogram.quantile(0.99) / 1e6) if histogram.count else (None, None)
 
 
+def trend_line(values: Sequence[float | None]) -> str:
+    """A line of bars, from 0 to the highest value; a gap where a value is not known. "" for fewer than two values."""
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return ""
+    top = len(LEVELS) - 1
+    highest = max(known) or 1.0
+    return "".join(" " if value is None else LEVELS[round(value / highest * top)] for value in values)
+
+
 # -- drawing -------------------------------------------------------------------------------------------------------
 
 
@@ -262,11 +333,15 @@ def draw(picture: Picture, width: int = 80, height: int = 100) -> Any:
         rates.add_row("after it", draining(picture.in_flight, picture.drain_left_s))
     else:
         rates.add_row("in flight", f"{format.count(picture.in_flight)},  {format.rate(picture.tokens)} output tokens")
+    if picture.server:
+        rates.add_row("server", _server_words(picture.server))
     rates.add_row("", "")
     column, since_title = (20, "since the start") if width >= BAR else (12, "since start")
     rates.add_row("ms, p50 / p99", f"{'last 10 s':<{column}}{since_title}", style="dim")
     for name, latencies in (("TTFT", picture.ttft), ("TPOT", picture.tpot)):
-        rates.add_row(name, f"{pair(latencies.recent):<{column}}{pair(latencies.all)}")
+        figures = Text(f"{pair(latencies.recent):<{column}}", style=KEPT[latencies.kept[0]])
+        figures.append(pair(latencies.all), style=KEPT[latencies.kept[1]])
+        rates.add_row(name, figures.append(f"  {latencies.limit}", style="dim"))
     if picture.good_all is not None:
         style = "green" if picture.good_all >= 0.99 else "yellow"
         shares = f"{format.percent(picture.good_recent):<{column}}{format.percent(picture.good_all)}"
@@ -281,11 +356,15 @@ def draw(picture: Picture, width: int = 80, height: int = 100) -> Any:
         error_counts = ", ".join(f"{kind} {format.count(count)}" for kind, count in picture.errors[:6])
         rates.add_row("errors", Text(error_counts, style="red"))
     parts.append(rates)
+    lines = _trend_rows(picture) if width >= LINES_FROM else []
+    if lines:
+        parts.append(_grid(lines))
     if picture.nodes:
         nodes = Table(box=None, padding=(0, 2, 0, 0))
         for title in ("target", "ok/s", "failed", "TTFT p50 / p99"):
             nodes.add_column(title, justify="left" if title == "target" else "right", header_style="dim")
-        max_rows = max(min(TARGETS, height - ABOVE - WRAPPED * (width < BAR)), 3)
+        above = ABOVE + bool(picture.server) + len(lines)
+        max_rows = max(min(TARGETS, height - above - WRAPPED * (width < BAR)), 3)
         shown = list(picture.nodes)
         if len(shown) > max_rows:
             shown = sorted(picture.nodes, key=lambda node: (node.failed, node.ttft[1] or 0.0), reverse=True)[
@@ -299,6 +378,42 @@ def draw(picture: Picture, width: int = 80, height: int = 100) -> Any:
     return Group(*parts)
 
 
+def _server_words(server: dict[str, float]) -> str:
+    """What the servers say of themselves: how many requests run and wait there, how full the KV cache is."""
+    waiting, running, used = (server.get(name) for name in (series.WAITING, series.RUNNING, series.KV_USE))
+    parts = [
+        "" if running is None else f"{running:,.0f} running",
+        "" if waiting is None else f"{waiting:,.0f} waiting",
+        "" if used is None else f"KV cache {format.percent(used)} full",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _trend_rows(picture: Picture) -> list[tuple[str, str, str]]:
+    """A line of bars for each figure over the run so far, with its name and its highest value."""
+    rows = []
+    for name, title, unit in (
+        ("ttft", "TTFT p50", " ms"),
+        ("tpot", "TPOT p50", " ms"),
+        ("tokens", "tokens", "/s"),
+        ("waiting", "waiting", ""),
+    ):
+        values = [getattr(point, name) for point in picture.trend]
+        if line := trend_line(values):
+            highest = max(value for value in values if value is not None)
+            rows.append((title, line, f"to {format.quantity(highest)}{unit}"))
+    return rows
+
+
+def _grid(rows: Sequence[tuple[str, str, str]]) -> Any:
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    for row in rows:
+        grid.add_row(*row)
+    return grid
+
+
 # -- the folder and the terminal -----------------------------------------------------------------------------------
 
 
@@ -308,6 +423,24 @@ def events_per_s(folder: Path, low_s: float, high_s: float) -> float | None:
     files = [file for file in (folder / "flows").glob("w*.timeline.*") if file.suffix != ".new"]
     total = sum(int(np.fromfile(file, "<i8")[low:high].sum()) for file in files)
     return total * 1e9 / BIN_NS / (high - low) if files and high > low else None
+
+
+class _ServerLines:
+    """What a scraper has written since the last call."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file, self._at = folder / series.FILE, 0
+        self._decoder = msgspec.json.Decoder(series.MetricSample)
+
+    def new(self) -> list[MetricSample]:
+        if not self._file.is_file():
+            return []
+        with self._file.open("rb") as file:
+            file.seek(self._at)
+            whole = file.read()
+        whole = whole[: whole.rfind(b"\n") + 1]  # a line may be on its way
+        self._at += len(whole)
+        return [self._decoder.decode(line) for line in whole.splitlines()]
 
 
 def snapshot(folder: Path, width: int = 100) -> str:
@@ -321,6 +454,7 @@ def snapshot(folder: Path, width: int = 100) -> str:
     with closing(Tail(folder)) as tail:
         view.add(tail.rows())
         view.sample(tail.seconds())
+    view.serve(_ServerLines(folder).new())
     Console(file=text, width=width, color_system=None).print(draw(view.picture(view.latest_s), width))
     return text.getvalue()
 
@@ -334,12 +468,13 @@ def follow(folder: Path, stop: Any) -> None:
     from rich.live import Live as Screen
 
     view = View(manifest.decode((folder / "run.json").read_bytes()))
-    tail = Tail(folder)
+    tail, server_lines = Tail(folder), _ServerLines(folder)
     latest_s, latest_at_s = 0.0, monotonic()
     with Screen(console=Console(stderr=True), auto_refresh=False, transient=True) as screen:
         while not select.select([stop], [], [], EVERY_S)[0]:
             view.add(tail.rows())
             view.sample(tail.seconds())
+            view.serve(server_lines.new())
             if view.latest_s > latest_s:
                 latest_s, latest_at_s = view.latest_s, monotonic()
             if latest_s:

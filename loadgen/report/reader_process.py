@@ -10,7 +10,9 @@ LEAVE_S = 5.0  # to restore the terminal, or to close a port; then it is killed
 
 
 class ReaderProcess:
-    """The process, as seen by the command that runs the load."""
+    """The process, as seen by the command that runs the load. `leave_s`: how long it may take to end."""
+
+    leave_s = LEAVE_S
 
     def __init__(self, module: str, *arguments: str) -> None:
         self._process = subprocess.Popen(
@@ -21,11 +23,11 @@ class ReaderProcess:
         )
 
     def close(self) -> None:
-        """Stop the process and wait until it has left; it is killed after LEAVE_S."""
+        """Stop the process and wait until it has left; it is killed after `leave_s`."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(LEAVE_S)
+            self._process.wait(self.leave_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

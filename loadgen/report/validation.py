@@ -195,20 +195,28 @@ def _conditions(sheet: page.Page, validation: Validation, runs: Mapping[str, Sum
 
 
 def _timeline(sheet: page.Page, runs: Mapping[str, Summary]) -> None:
-    """When each run went, with a link to its summary."""
+    """When each run went, with a link to its summary. Runs in virtual time stand one after the other, by its clock."""
     if not runs:
         return
     sheet.section("Runs")
-    times = {
-        name: [datetime.fromisoformat(at).timestamp() for at in (r.run.started, r.run.ended)]
-        for name, r in runs.items()
-    }
+    times: dict[str, tuple[float, float]] = {}
+    labels: dict[str, str] = {}
+    end = 0.0
+    for name, summary in runs.items():
+        if summary.run.client == "virtual":
+            times[name] = (end, end + (summary.window.whole.duration_s or 0.0))
+            labels[name] = f"{format.duration(times[name][1] - end)} of virtual time"
+            end = times[name][1]
+        else:
+            start, ended = (datetime.fromisoformat(at).timestamp() for at in (summary.run.started, summary.run.ended))
+            times[name] = (start, ended)
+            labels[name] = f"{summary.run.started[11:19]}, {format.duration(ended - start)}"
     zero = min(start for start, _ in times.values())
     sheet.bars(
         [
             page.Bar(
                 name,
-                f"{runs[name].run.started[11:19]}, {format.duration(end - start)}",
+                labels[name],
                 [(start - zero, end - zero, "c1" if runs[name].verdict.valid else "warn", runs[name].run.id)],
             )
             for name, (start, end) in times.items()

@@ -16,10 +16,11 @@ import msgspec
 import numpy as np
 from loadgen_sdk.request import Request
 
-from loadgen.requests import dataset, images
+from loadgen.requests import images
 from loadgen.requests.chunks import Corpus
 from loadgen.requests.laws import draw, key, law, together
 from loadgen.requests.tokenizer import Tokenizer
+from loadgen.workload.dataset import read_rows
 
 HEAD = 4  # content tokens in which unique prompts differ (metrics.md)
 FIRST = 64  # requests in the fingerprint of an endless load
@@ -332,7 +333,7 @@ class FilePrompts:
     history = "scripted"
 
     def __init__(self, requests: Any, seed: int, tokenizer: Tokenizer) -> None:
-        self.rows = dataset.read_rows(requests.path)
+        self.rows = read_rows(requests.path)
         self._tokenizer = tokenizer
         self._output_length = law(requests.output_tokens) if requests.output_tokens else None
         self._lengths_key = key(seed)
@@ -347,6 +348,8 @@ class FilePrompts:
         output_tokens, exact = row.output_tokens, row.exact_output
         if output_tokens is None and self._output_length is not None:
             output_tokens, exact = self._output_length(self._lengths_key, "output", number), True
+        elif output_tokens is None and row.answer:
+            output_tokens, exact = max(self._tokenizer.count(row.answer), 1), True
         return Request(
             id=f"{self.rows.sha256[:8]}-{number}",
             messages=row.messages,
@@ -372,7 +375,7 @@ class FilePrompts:
         return counted(self[number], self._tokenizer)
 
     def warnings(self, n: int) -> list[str]:
-        messages = []
+        messages = [*self.rows.notes]
         if n > len(self.rows):
             messages.append(
                 f"{n:,} requests from {len(self.rows):,} rows: prompts repeat, and a server's prefix cache will notice"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from loadgen import format
@@ -32,6 +33,20 @@ class Forecast(NamedTuple):
             tokens = f"{count * self.input_tokens:,.0f} prompt and {count * self.output_tokens:,.0f} output tokens"
             parts = [f"{count:,.0f} requests", tokens]
         return ", ".join([*parts, *([] if self.seconds is None else [format.duration(self.seconds)])])
+
+
+def total(loads: Sequence[Forecast]) -> Forecast:
+    """Several loads, one after the other."""
+    counts = [load.requests for load in loads if load.requests is not None]
+    lengths = [load.seconds for load in loads if load.seconds is not None]
+    known = len(counts) == len(loads) and sum(counts) > 0
+    weights = counts if known else [1.0] * len(loads)
+    means = (
+        sum(weight * tokens for weight, tokens in zip(weights, each, strict=True)) / sum(weights)
+        for each in zip(*(load[2:] for load in loads), strict=True)
+    )
+    seconds = sum(lengths) if len(lengths) == len(loads) else None
+    return Forecast(sum(counts) if known else None, seconds, *means)
 
 
 def forecast(timetable: Schedule, tokens: tuple[float, float], answer_s: float = 0.0) -> Forecast:

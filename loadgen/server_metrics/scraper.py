@@ -173,8 +173,9 @@ def _beside(
         if paths and not any(place.shown == shown for place in addresses):
             addresses.append(
                 PageAddress(
-                    target=i, host=target.host, port=target.port, tls=target.tls, headers=_headers(asked, i, probe),
-                    paths=tuple(target.beside(path) for path in paths), shown=shown, drains=drains, kind=kind,
+                    target=i, host=target.host, port=target.port, tls=target.tls, drains=drains, kind=kind,
+                    paths=tuple(target.beside(path) for path in paths), shown=shown,
+                    headers=target_headers(asked, i, probe),
                 )
             )  # fmt: skip
     return tuple(addresses)
@@ -207,7 +208,7 @@ def _address_of_url(url: str, target: int | None, asked: PagesAsked, probes: Seq
     port = parts.port or (443 if tls else 80)
     addresses = [(probe.target.host, probe.target.port) for probe in probes]
     own_target = addresses.index((host, port)) if (host, port) in addresses else None
-    headers = _headers(asked, own_target, probes[own_target]) if own_target is not None else {}
+    headers = target_headers(asked, own_target, probes[own_target]) if own_target is not None else {}
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
         headers = {**headers, "Authorization": f"Basic {base64.b64encode(pair).decode()}"}
@@ -225,7 +226,8 @@ def _address_of_url(url: str, target: int | None, asked: PagesAsked, probes: Seq
     )
 
 
-def _headers(asked: PagesAsked, target: int, probe: ProbeResult) -> dict[str, str]:
+def target_headers(asked: PagesAsked, target: int, probe: ProbeResult) -> dict[str, str]:
+    """The headers of a question to a target itself: its key, and those of the user."""
     key = asked.keys[target]
     value = probe.target.basic or (f"Bearer {key}" if key else "")
     return dict(merged([("Authorization", value)] if value else [], asked.headers))

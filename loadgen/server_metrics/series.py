@@ -239,6 +239,16 @@ def curves(metric_samples: Sequence[MetricSample]) -> dict[str, MetricCurve]:
     return curve_of
 
 
+def gauges(latest: Iterable[MetricSample]) -> dict[str, float]:
+    """The known quantities that are no counters, from the last sample of each series: sums, of shares the mean."""
+    values: dict[str, list[float]] = {}
+    for sample in latest:
+        quantity = _QUANTITY_OF.get(sample.name)
+        if quantity is not None and quantity not in _COUNTERS:
+            values.setdefault(quantity, []).append(sample.value)
+    return {name: sum(all_of) / (len(all_of) if name in _SHARES else 1) for name, all_of in values.items()}
+
+
 def summarize(metric_samples: Sequence[MetricSample], client_output_tokens: int | None) -> Served | None:
     """The block `server` of a summary; None if no page was read."""
     ups_of_page: dict[str, list[float]] = {}

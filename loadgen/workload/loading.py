@@ -24,7 +24,7 @@ from loadgen.workload.yaml_marks import read_yaml
 
 _SUFFIXES = (".yaml", ".yml")
 NONE = Overrides()
-_PROMPT_SUFFIXES = (".jsonl", ".csv", ".parquet")
+_PROMPT_SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".json")
 
 
 def load(
@@ -76,10 +76,38 @@ def of_mapping(workload: Mapping[str, Any], overrides: Overrides = NONE) -> Work
 DURATION_NS = 60 * NS_PER_S  # of a load of two lengths, where nothing else says when it ends
 
 
-def given(path_or_name: str | None, trace: str | Path | None, overrides: Overrides) -> Workload:
-    """The workload of a command line: a file or a name, a trace, or both; or two lengths. Raises `Faults`."""
+def of_dataset(dataset: str | Path, overrides: Overrides = NONE, base: str | None = None) -> Workload:
+    """Return the workload that sends the rows of a data set, changed by the flags.
+
+    base: a workload file or name that gives everything but the requests. Raises `Faults`.
+    """
+    name = str(dataset)
+    if not name.startswith("hf:") and not Path(name).is_file():
+        problem = "is a folder" if Path(name).is_dir() else "no such file"
+        hint = "a file (JSONL, JSON list, CSV, Parquet, Arrow), or a data set of Hugging Face: hf:ORG/NAME"
+        raise Faults([UserError(problem, f"--dataset {name}", hint)])
+    place = name if name.startswith("hf:") else str(Path(name).resolve())
+    requests = {"requests": {"from": place}}
+    if base is None:
+        return of_mapping({"name": Path(name.partition(":")[2] or name).stem, **requests}, overrides)
+    one = of_mapping({"name": "data", **requests, "stages": [{"arrival": {"closed": 1}, "count": 1}]})
+    return load(base, overrides, changes={"requests": one.requests})
+
+
+def given(
+    path_or_name: str | None, trace: str | Path | None, overrides: Overrides, dataset: str | Path | None = None
+) -> Workload:
+    """The workload of a command line: a file or a name, a trace or a data set, or both; or two lengths.
+
+    Raises `Faults`.
+    """
+    if trace is not None and dataset is not None:
+        what = "a trace brings its own requests"
+        raise Faults([UserError(what, f"--dataset {dataset}", "give --trace or --dataset")])
     if trace is not None:
         return of_trace(trace, overrides, path_or_name)
+    if dataset is not None:
+        return of_dataset(dataset, overrides, path_or_name)
     if path_or_name is None:
         if overrides.input_tokens is not None and overrides.output_tokens is not None:
             lengths = {"input_tokens": 1, "output_tokens": 1}  # the flags stand over them
@@ -87,7 +115,8 @@ def given(path_or_name: str | None, trace: str | Path | None, overrides: Overrid
             if overrides.duration is None and overrides.num_requests is None:
                 overrides = replace(overrides, duration=DURATION_NS)
             return of_mapping({"name": name, "requests": lengths}, overrides)
-        hint = f"give a file, one of {', '.join(packaged())}, --trace FILE, or --input-tokens and --output-tokens"
+        data = "--dataset FILE, --trace FILE, or --input-tokens and --output-tokens"
+        hint = f"give a file, one of {', '.join(packaged())}, {data}"
         raise Faults(list(overrides.faults) or [UserError("no workload", "loadgen run", hint)])
     return load(path_or_name, overrides)
 
@@ -140,9 +169,9 @@ def _read_text(file: Path, as_given: str) -> str:
 
     try:
         if file.is_file() and file.suffix in _PROMPT_SUFFIXES:
-            hint = f"requests: {{from: {file.name}}}; arrivals with lengths are --trace {as_given}"
-            raise UserError("a file of prompts is no workload", as_given, f"name it in a workload file: {hint}")
-        return read_text(file, as_given, "workload", missing, "prompts belong into a JSONL file: requests: {from: ...}")
+            hint = f"--dataset {as_given}; with arrivals and lengths it is a trace: --trace {as_given}"
+            raise UserError("a file of prompts is no workload", as_given, hint)
+        return read_text(file, as_given, "workload", missing, "a file of prompts is given with --dataset")
     except UserError as error:
         raise Faults([error]) from None
 

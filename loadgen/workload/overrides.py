@@ -40,6 +40,8 @@ from loadgen.workload.tasks import Task
 from loadgen.workload.yaml_marks import Map, where
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from loadgen.workload.traces import Trace
 
 _LOAD_HINT = "give --request-rate 10 (open loop) or --concurrency 8 (closed loop), or write stages into the file"
@@ -489,8 +491,7 @@ def _with_missing_counts(
         if isinstance(requests, FromTrace):
             rows = len(_trace_of(requests))
         elif isinstance(requests, FromFile):
-            with requests.path.open("rb") as lines:
-                rows = sum(1 for line in lines if line.strip())
+            rows = _rows_of(requests.path) if any(one.duration_ns is None for one in measured) else None
         result = []
         for stage in stages:
             count = None
@@ -505,7 +506,14 @@ def _with_missing_counts(
         faults.append(fault)
     except Faults as several:
         faults.extend(several.faults)
-    return stages
+    # the file is at fault, and not a stage that has no end without it
+    return [stage if stage.duration_ns or stage.count else stage.model_copy(update={"count": 1}) for stage in stages]
+
+
+def _rows_of(path: Path) -> int:
+    from loadgen.workload.dataset import read_rows
+
+    return len(read_rows(path))
 
 
 def _trace_of(by: FromTrace | Replay) -> Trace:

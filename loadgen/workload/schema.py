@@ -185,6 +185,8 @@ def _existing_file(value: Any, info: ValidationInfo) -> Any:
         return value
     if not isinstance(value, str) or not value:
         raise units.Wrong("is not the name of a file", "requests: {from: prompts.jsonl}")
+    if value.startswith("hf:"):  # a data set of Hugging Face: found when it is read
+        return Path(value)
     path = info.context.folder / value
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
@@ -193,7 +195,7 @@ def _existing_file(value: Any, info: ValidationInfo) -> Any:
 
 
 class FromFile(Part):
-    """The user's own prompts or messages, one JSON object per line (read by `prompts`)."""
+    """The user's own prompts or messages, a row each: a file, or a data set of Hugging Face (`dataset.py`)."""
 
     synonyms: ClassVar[dict[str, str]] = dict.fromkeys(("path", "file", "dataset", "prompts"), "from")
     path: Annotated[Path, BeforeValidator(_existing_file)] = Field(validation_alias="from")

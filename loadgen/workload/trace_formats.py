@@ -90,7 +90,7 @@ def of_json(first: Mapping[str, Any]) -> TraceFormat | None:
     if "captureData" in keys:
         return TraceFormat("SageMaker data capture", _each(_sagemaker_row), in_order=False)
     if keys & {"messages", "prompt", "conversations"}:
-        raise Wrong("these are prompts, not a trace", "prompts of your own go into the workload: requests: {from: ...}")
+        raise Wrong("these are prompts, not a trace", "prompts of your own: --dataset FILE")
     return None
 
 

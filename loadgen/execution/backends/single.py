@@ -22,6 +22,7 @@ from loadgen.execution.driver import AHEAD, HOLD_NS, Driver, no_collector
 from loadgen.execution.events import LoadStarted, RunningLoad, Tell
 from loadgen.execution.plan import Job, Plan, cap
 from loadgen.execution.probing import client_options
+from loadgen.execution.trace_context import TraceContext
 from loadgen.results.manifest import Cluster
 from loadgen.results.spool import Spool
 from loadgen.schedule import timetable as schedule
@@ -123,6 +124,7 @@ async def work(
                 max_in_flight=cap(workload.max_in_flight, share, shares),
                 worker=share,
                 run_id=job.run_id,
+                trace=TraceContext(job.run_id) if job.settings.traceparent else None,
                 session_header=settings.session_header,
                 redact=redact,
             )

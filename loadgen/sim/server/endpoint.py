@@ -41,6 +41,7 @@ _ET = getattr(select, "EPOLLET", 0)
 _BAD = select.POLLERR | select.POLLHUP
 _APIS: dict[str, dialect.Api] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 _PAGES = frozenset(("/v1/models", "/health", "/version", "/metrics", "/_log", "/_stats"))
+_PROFILER = frozenset(("/start_profile", "/stop_profile"))
 _TIMED_WITH_ANSWER = (1, 3)  # TensorRT-LLM since this version; before it, timings are at /perf_metrics
 
 
@@ -80,6 +81,7 @@ class SimServer:
             self._timed = _release(options.version) >= _TIMED_WITH_ANSWER
             self._pages |= {"/prometheus/metrics", "/energy_metrics"} | (set() if self._timed else {"/perf_metrics"})
         self._began_ns = time.monotonic_ns()
+        self._profiling, self._profiles = False, 0
         self.plan = faults.parse(options.faults, options.seed)
         self.log = SendLog(options.log_events)
         self.max_body_bytes, self.buffer_bytes = options.max_body_bytes, options.buffer_bytes
@@ -272,7 +274,8 @@ class SimServer:
             return
         path = incoming.path.rstrip("/") or "/"
         api = _APIS.get(path)
-        allowed = "POST" if api else "GET" if path in self._pages else ""
+        profiles = path in _PROFILER and self.rules.dialect == "trtllm"
+        allowed = "POST" if api or profiles else "GET" if path in self._pages else ""
         if not allowed:
             raise dialect.no_route(self.rules.dialect, 404)
         if incoming.method != allowed and not (incoming.method == "HEAD" and allowed == "GET"):
@@ -282,6 +285,9 @@ class SimServer:
             raise dialect.refused("openai", text, status=401)
         if api:
             self._answer_generation(connection, incoming, api)
+        elif profiles:
+            self._profiling, self._profiles = path == "/start_profile", self._profiles + (path == "/start_profile")
+            self._reply(connection, incoming, 200, b"")
         elif path == "/energy_metrics" and not self.options.watts:
             self._reply(connection, incoming, 503, b'{"error":"Energy monitoring is not available"}')
         else:
@@ -326,6 +332,8 @@ class SimServer:
             "queued": self.pace.queued,
             "connections": len(self._connections),
             "slow_readers": self.slow_readers,
+            "profiling": self._profiling,
+            "profiles": self._profiles,
             "cpu_s": time.process_time(),
         }
 

@@ -133,6 +133,7 @@ class OpenAIClient:
         flow: Flow,
         *,
         name: str = "",
+        more: bytes = b"",
         asked_output: int = 0,
         sink: Callable[[str, str, int], None] | None = None,
     ) -> Exchange:
@@ -143,7 +144,7 @@ class OpenAIClient:
         exchange = Exchange(
             request, b"", body, due, on_done, flow, stream=self._streaming, keep_text=self._keep_text, sink=sink
         )
-        run = self._run(exchange, name or (request.id if request else ""))
+        run = self._run(exchange, _headers(name or (request.id if request else ""), more))
         task = self._tasks[exchange] = asyncio.get_running_loop().create_task(run)
 
         def ended(_: object) -> None:
@@ -164,20 +165,20 @@ class OpenAIClient:
             exchange.failure = failure
             self._tasks[exchange].cancel()
 
-    async def _run(self, exchange: Exchange, name: str) -> None:
+    async def _run(self, exchange: Exchange, headers: dict[str, str]) -> None:
         deadline = asyncio.get_running_loop().time() + (exchange.due + self._timeout_ns - monotonic_ns()) / 1e9
         failure: Failure | None
         try:
             async with asyncio.timeout_at(deadline) as limit:
                 _current.set(exchange)
                 try:
-                    await self._attempt(exchange, name, limit, deadline)
+                    await self._attempt(exchange, headers, limit, deadline)
                 except Exception as error:
                     unanswered = exchange.reused and exchange.sent >= 0 and exchange.first_byte < 0
                     if not (unanswered and kind_of(error)[0] == "reset"):
                         raise
                     exchange.resent = 1  # the server had closed the idle connection: metrics.md allows one resend
-                    await self._attempt(exchange, name, limit, deadline)
+                    await self._attempt(exchange, headers, limit, deadline)
             failure = exchange.reading.judge(True, False, self._streaming)
         except TimeoutError:
             if limit.when() == deadline:
@@ -192,15 +193,16 @@ class OpenAIClient:
         exchange.reused = exchange.reused and exchange.sent >= 0
         exchange.bytes_sent = len(exchange.payload) if exchange.sent >= 0 else 0
 
-    async def _attempt(self, exchange: Exchange, name: str, limit: asyncio.Timeout, deadline: float) -> None:
+    async def _attempt(
+        self, exchange: Exchange, headers: dict[str, str], limit: asyncio.Timeout, deadline: float
+    ) -> None:
         """Call the package: fields that are required parameters by name, the rest of our body as `extra_body`."""
         loop, stall_s, reading = asyncio.get_running_loop(), self._stall_ns / 1e9, exchange.reading
         exchange.reused = True
         fields: dict[str, Any] = msgspec.json.decode(exchange.payload)
         named_fields = {field: fields.pop(field) for field in _NAMED_FIELDS if field in fields}
         api = self._api.chat.completions if self.target.api == "chat" else self._api.completions
-        headers = {"X-Request-Id": name} if name else None
-        answer = await api.create(**named_fields, extra_body=fields, extra_headers=headers)
+        answer = await api.create(**named_fields, extra_body=fields, extra_headers=headers or None)
         if not self._streaming:
             at = monotonic_ns()
             exchange.response.status = 200
@@ -229,6 +231,12 @@ class OpenAIClient:
 def _json(event: Any) -> bytes:
     """An object of the package as JSON again, so that our own reader applies its rules."""
     return event.model_dump_json(exclude_unset=True, warnings=False).encode()  # type: ignore[no-any-return]
+
+
+def _headers(name: str, more: bytes) -> dict[str, str]:
+    """What `Pool.send` sends beside the target's own head."""
+    lines = [line.partition(": ") for line in more.decode("latin-1").splitlines()]
+    return ({"X-Request-Id": name} if name else {}) | {field: value for field, _, value in lines}
 
 
 async def _trace(exchange: Exchange, name: str, _: Any) -> None:
