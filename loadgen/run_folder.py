@@ -84,6 +84,10 @@ def with_server(samples: Sequence[series.MetricSample], summary: Summary) -> Sum
     verdict = summary.verdict
     if server_summary is not None and (disputed := series.disputed(server_summary)):
         verdict = validity.warned(verdict, "server_counts", disputed)
+    if server_summary is not None and server_summary.cached_share is not None:
+        verdict = validity.without(verdict, "cache_unsaid")
+        if disputed := series.cache_disputed(server_summary, summary.cache_asked, summary.tokens.cached_share):
+            verdict = validity.warned(verdict, "cache_disputed", disputed)
     pages = [page for block in (server_summary, used) if block is not None for page in block.pages]
     for page in pages:
         if page.failed > max(FAILED_READS * page.reads, 1):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from loadgen.errors import Faults
+from loadgen.errors import Fault, Faults
 from loadgen.execution.plan import Settings
 from loadgen.execution.run import execute
 from loadgen.report import text
@@ -76,3 +77,114 @@ def test_the_salt_is_fresh_unless_given_and_the_recipe_has_the_share(tmp_path: P
     assert workload(tmp_path, "").salt is None
     of = [recipe_fingerprint(workload(tmp_path, more), "server") for more in ("", ", cache: cold", ", cache: warm")]
     assert len(set(of)) == 3
+
+
+# -- retrieval -----------------------------------------------------------------------------------------------------
+
+RAG = ", chunks: {count: 3, tokens: 384, corpus: 200, zipf: 1.2}"
+
+
+def test_prompts_begin_with_chunks_by_popularity_and_their_reuse_is_stated(tmp_path: Path) -> None:
+    one = workload(tmp_path, RAG, "input_tokens: 1302, output_tokens: 20", seed="3")
+    prompts, tokenizer = build(one, 3, 1, load_tokenizer(), 8), load_tokenizer()
+    chunks = [prompts.chunks_of(number) for number in range(300)]
+    assert all(len(set(of)) == 3 and max(of) < 200 for of in chunks)
+    drawn = [chunk for of in chunks for chunk in of]
+    assert drawn.count(0) > 2 * drawn.count(3) > 0  # 1 / k^1.2
+    texts = [str(prompts[number].prompt) for number in range(40)]
+    assert {tokenizer.count(text) for text in texts} == {1302 - 8} and len(set(texts)) == 40
+    first = {of[0]: text.split(" ")[:384] for of, text in zip(chunks, texts, strict=False)}
+    assert all(text.split(" ")[:384] == first[of[0]] for of, text in zip(chunks, texts, strict=False))
+    summary, _ = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    before: set[int] = set()
+    reused = 0
+    for of in chunks:
+        reused += sum(chunk in before for chunk in of)
+        before |= set(of)
+    assert summary.chunks is not None and summary.chunks.requests == 300
+    assert summary.chunks.reused_share == pytest.approx(reused / 900)
+    assert 0 < summary.chunks.leading_share < summary.chunks.reused_share
+    known: set[tuple[int, tuple[int, ...]]] = set()
+    leading = (
+        0  # at each of the four replicas, which take turns: a prefix cache knows what stands after the same chunks
+    )
+    for number, of in enumerate(chunks):
+        beginnings = {(number % 4, of[:end]) for end in (1, 2, 3)}
+        leading += len(beginnings & known)
+        known |= beginnings
+    assert summary.tokens.cached_share == pytest.approx(leading * 384 / (300 * 1302), abs=0.02)
+    assert "came before" in text.render(summary)
+
+
+@pytest.mark.parametrize(
+    ("more", "shape", "what"),
+    [
+        (RAG, "input_tokens: 1152, output_tokens: 2", "has 3 chunks of 384 tokens in prompts of 1152"),
+        (RAG, SHAPE, "has 3 chunks of 384 tokens in prompts of 900"),
+        (RAG + ", cache: warm", "input_tokens: 2000, output_tokens: 2", "has both cache and chunks"),
+        (RAG + ", shared_prefix_tokens: 9", "input_tokens: 2000, output_tokens: 2", "has chunks beside"),
+        (", chunks: {count: 3, corpus: 2}", "input_tokens: 2000, output_tokens: 2", "3 different chunks from 2"),
+    ],
+)
+def test_chunks_that_cannot_be(more: str, shape: str, what: str, tmp_path: Path) -> None:
+    with pytest.raises(Faults) as found:
+        workload(tmp_path, more, shape)
+    assert what in str(found.value)
+
+
+# -- the servers' side ---------------------------------------------------------------------------------------------
+
+
+def test_the_reset_of_each_kind_of_server() -> None:
+    import asyncio
+
+    from canned import answer, serving
+    from loadgen_sdk.dialects.quirks import QUIRKS
+    from loadgen_sdk.transport.target import Target
+
+    from loadgen.execution import cache_reset
+
+    def reset(kind: str, *answers: bytes) -> list[str]:
+        with serving(*answers) as server:
+            found = SimpleNamespace(target=Target.parse(server.url), quirk=QUIRKS[kind])
+            asyncio.run(cache_reset.empty(Settings(api_key="sk-12345"), [found]))  # type: ignore[list-item]
+            return [heard.path for heard in server.heard]
+
+    assert reset("vllm", answer({})) == ["/reset_prefix_cache"]
+    assert reset("sglang", answer({})) == ["/flush_cache"]
+    assert reset("trtllm", answer({"success": True})) == ["/reset_prefix_cache"]
+    with pytest.raises(Fault) as none:
+        reset("llamacpp", answer({}))
+    assert "llama-server has no request that empties its prefix cache" in str(none.value) and "--salt fresh" in str(
+        none.value
+    )
+    with pytest.raises(Fault) as refused:
+        reset("vllm", answer({"detail": "Not Found"}, "404 Not Found"))
+    assert "answers 404: Not Found" in str(refused.value) and "VLLM_SERVER_DEV_MODE=1" in str(refused.value)
+    with pytest.raises(Fault, match="says that it did not"):
+        reset("vllm", answer({"success": False}))
+
+
+def test_the_servers_counters_are_asked_too() -> None:
+    from loadgen.server_metrics.series import MetricSample, cache_disputed, summarize
+
+    def page(**counters: tuple[float, float]) -> list[MetricSample]:
+        return [
+            MetricSample(t_s=at, target=0, page="p", name=name, labels="", value=value)
+            for index, at in enumerate((0.0, 9.0))
+            for name, value in [
+                *((name.replace("__", ":"), pair[index]) for name, pair in counters.items()),
+                ("up", 1.0),
+            ]
+        ]
+
+    vllm = summarize(page(vllm__prefix_cache_hits_total=(50, 350), vllm__prefix_cache_queries_total=(100, 600)), None)
+    assert vllm is not None and vllm.cached_share == 0.6
+    counts = summarize(page(sglang__cached_tokens_total=(0, 100), sglang__prompt_tokens_total=(0, 400)), None)
+    assert counts is not None and counts.cached_share == 0.25
+    rate = summarize(page(trtllm_kv_cache_hit_rate=(0.1, 0.5)), None)
+    assert rate is not None and rate.cached_share == 0.5
+    assert cache_disputed(vllm, 0.6, None) is None and cache_disputed(vllm, None, 0.1) is None
+    assert cache_disputed(vllm, 0.2, 0.59) is None  # of answers and asked, `cache_differs` speaks
+    assert cache_disputed(vllm, 0.6, 0.2) == {"share": 0.6, "beside": 0.2, "of": "cache_answers"}
+    assert cache_disputed(counts, 0.6, None) == {"share": 0.25, "beside": 0.6, "of": "cache_asked"}

@@ -108,8 +108,9 @@ def test_prompt_and_messages_cross_over() -> None:
 @pytest.mark.parametrize("name", QUIRKS)
 @pytest.mark.parametrize("api", APIS)
 def test_token_ids_go_only_where_they_are_taken(name: str, api: Api) -> None:
-    if api == "completions" and QUIRKS[name].prompt_ids:
-        assert sent(name, api, messages=None, prompt=[1, 2, 3])["prompt"] == [1, 2, 3]
+    if api in ("completions", "embeddings") and QUIRKS[name].prompt_ids:
+        field = "prompt" if api == "completions" else "input"
+        assert sent(name, api, messages=None, prompt=[1, 2, 3])[field] == [1, 2, 3]
     else:
         with pytest.raises(TargetUnusable, match="token ids"):
             sent(name, api, messages=None, prompt=[1, 2, 3])
@@ -118,9 +119,10 @@ def test_token_ids_go_only_where_they_are_taken(name: str, api: Api) -> None:
 def test_rows_say_only_what_the_body_sends() -> None:
     for name, quirk in QUIRKS.items():
         assert quirk.name == name
-        for api in APIS:
-            prompt = "messages" if api == "chat" else "prompt"
+        for api, prompt in (("chat", "messages"), ("completions", "prompt")):
             assert [*sent(name, api)] == ["model", prompt, "stream", "stream_options", "max_tokens", *quirk.forces]
+        assert [*sent(name, "responses")] == ["model", "input", "stream", "max_output_tokens"]
+        assert [*sent(name, "embeddings")] == ["model", "input", "encoding_format"]
     assert ("auto", *QUIRKS) == NAMES
 
 

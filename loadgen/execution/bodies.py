@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from time import process_time
 from typing import Any
 
+import msgspec
 from loadgen_sdk.request import Completion, Request
 
 from loadgen.requests.prompts import AssistantTurn, Digest, Prompts
@@ -64,8 +65,12 @@ class _StoredBodies:
 class Bodies:
     """First `build` in ascending order, stage by stage. Then `body`, `built` and `answered` for each request."""
 
-    def __init__(self, prompts: Prompts, prepare: Callable[[Request], bytes], stages: int) -> None:
-        self._prompts, self._prepare = prompts, prepare
+    def __init__(
+        self, prompts: Prompts, prepare: Callable[[Request], bytes], stages: int, *, linked: bool = False
+    ) -> None:
+        """`linked`: a later turn names the answer before it by its id, and sends only what is new."""
+        self._prompts, self._prepare, self._linked = prompts, prepare, linked
+        self._answer_ids: dict[int, str] = {}
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._fd = self._file.fileno()
         self._end = 0
@@ -148,8 +153,12 @@ class Bodies:
 
     def _with_replies(self, number: int) -> bytes:
         turns = self._prompts.turns
-        replies = self._replies.get(number // turns, {})
-        return self._build_now(number, self._prompts.turn_with(number, replies))
+        conversation = number // turns
+        request = self._prompts.turn_with(number, self._replies.get(conversation, {}))
+        if (answer_id := self._answer_ids.get(conversation)) and request.messages:
+            extra = request.extra | {"previous_response_id": answer_id}
+            request = msgspec.structs.replace(request, messages=request.messages[-1:], extra=extra)
+        return self._build_now(number, request)
 
     def built(self, stage: int, number: int) -> Built:
         """What is known of this request without its answer; call it once per request, after `body`."""
@@ -170,8 +179,11 @@ class Bodies:
                 self._replies[conversation] = {}
             if place + 1 == turns or done.failure is not None:
                 self._replies.pop(conversation, None)
+                self._answer_ids.pop(conversation, None)
             elif (replies := self._replies.get(conversation)) is not None:
                 replies[place] = AssistantTurn(done.text or "", _calls(done))
+                if self._linked and done.response_id:
+                    self._answer_ids[conversation] = done.response_id
 
     def close(self) -> None:
         self._file.close()

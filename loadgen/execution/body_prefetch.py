@@ -43,7 +43,8 @@ class BodyPrefetch(Bodies):
     """As `Bodies`, but another process builds. Create it in a running loop, `await filled()`, then send."""
 
     def __init__(self, job: Job, part: Schedule, prompts: Prompts) -> None:
-        super().__init__(prompts, preparer(job), 0)
+        linked = job.settings.api == "responses" and getattr(job.workload.requests, "turns", None) is not None
+        super().__init__(prompts, preparer(job), 0, linked=linked)
         self._part = part
         self._received: dict[int, tuple[bytes, Built]] = {}
         self._received_bytes = 0

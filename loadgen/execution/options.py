@@ -264,7 +264,8 @@ class RunOptions(TypedDict, total=False):
         "auto, trtllm, vllm, sglang, dynamo, llamacpp, transformers, openai, azure or generic.",
         default="auto", parse=_server)]
     api: Annotated[str, Option("--api --endpoint-type KIND",
-        "chat or completions.", default="chat", parse=_choice("chat", "completions"))]
+        "chat, completions, responses, embeddings or rerank.", default="chat",
+        parse=_choice("chat", "completions", "responses", "embeddings", "rerank"))]
     trace: Annotated[File, Option("--trace --trace-path FILE",
         "Replay a trace: its arrivals, lengths and shared beginnings, in the place of the workload's.",
         Path, part="workload")]
@@ -358,6 +359,9 @@ class RunOptions(TypedDict, total=False):
     server_timing: Annotated[bool, Option("--server-timing",
         "Ask the server for its own account of each request (queue, prefill, decode). One that comes unasked is always "
         "read.",
+        bool, parse=_switch)]
+    reset_cache: Annotated[bool, Option("--reset-cache",
+        "Empty the servers' prefix caches after the probe, before the load (vLLM, SGLang, some trtllm-serve).",
         bool, parse=_switch)]
     profile: Annotated[str | None, Option("--profile STAGE[:TIME]",
         "Run the profiler of vLLM, SGLang or TensorRT-LLM around a stage, or steady (all measured ones); at most so "
@@ -455,6 +459,7 @@ def overrides(given: Mapping[str, Any]) -> Overrides:
 
 def settings(given: Mapping[str, Any]) -> Settings:
     """All other options, read and checked; those not given have the defaults of `Settings`. Raises Faults."""
+    from loadgen_sdk.dialects.quirks import VALUES
     from loadgen_sdk.transport.wire import Tls
 
     from loadgen.execution import targets, user_metadata
@@ -482,6 +487,14 @@ def settings(given: Mapping[str, Any]) -> Settings:
             faults.append(UserError("local addresses differ from node to node", "--source", hint))
     if "sources" in values and values.get("client") == "openai":
         faults.append(UserError("the openai package does not choose its local address", "--source", "--client wire"))
+    if (api := values.get("api", "chat")) not in ("chat", "completions"):
+        if not (urls or file) or any(url.startswith("sim:") for url in urls):
+            hint = "give the --url of a server that has it"
+            faults.append(UserError("the simulation serves chat and completions", f"--api {api}", hint))
+        if values.get("client") == "openai":
+            faults.append(UserError(f"--client openai is not made for {api}", f"--api {api}", "--client wire"))
+        if api in VALUES:
+            values["stream"] = False
     key_of_file = values.pop("api_key_file", None)
     key = values.pop("api_key", None) or key_of_file or _key_of_environment(values.get("server"), urls)
     machine = {"gpus": values.get("gpus"), "shape": values.get("shape", ""), "region": values.get("region", "")}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from loadgen_sdk.dialects.quirks import VALUES, Api
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.transport.target import Target
@@ -72,7 +73,7 @@ class Settings:
     url: str | None = None
     model: str | None = None
     server: str = "auto"
-    api: Literal["chat", "completions"] = "chat"
+    api: Api = "chat"
     stream: bool = True
     client: Literal["wire", "openai"] = "wire"
     api_key: str | None = None
@@ -94,6 +95,7 @@ class Settings:
     server_metrics: tuple[str, ...] = ("auto",)  # or off, drain, or URLs of pages: `server_metrics.scraper`
     session_header: str | None = None  # a header with the session of each request of a conversation or task
     server_timing: bool = False  # ask for the server's own account of each request
+    reset_cache: bool = False  # empty the servers' prefix caches before the load
     traceparent: bool = False  # each request carries a W3C trace of its own
     profile: ProfileAsked | None = None  # a part of the load around which the servers' profiler runs
     energy: tuple[str, ...] = ("auto",)  # or off, nvidia-smi, or URLs of pages: `server_metrics.scraper`
@@ -115,6 +117,11 @@ class Settings:
     def shown(self) -> str:
         """All endpoints as text, without secrets."""
         return ", ".join(endpoint.shown for endpoint in self.endpoints)
+
+    @property
+    def values(self) -> bool:
+        """Whether answers are numbers that come at once (embeddings, rerank): no tokens, no TTFT."""
+        return self.api in VALUES
 
     @property
     def virtual(self) -> bool:
@@ -163,7 +170,7 @@ def build_plan(job: Job) -> Plan:
     return Plan(
         job=job,
         timetable=schedule.build(job.workload, job.seed),
-        requests=build(job.workload, job.seed, salt, tokenizer, template_tokens),
+        requests=build(job.workload, job.seed, salt, tokenizer, template_tokens, job.settings.api),
         tokenizer=tokenizer,
     )
 

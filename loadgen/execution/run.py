@@ -16,7 +16,7 @@ import msgspec
 
 from loadgen import run_folder
 from loadgen.errors import UserError
-from loadgen.execution import run_header, server_accounts
+from loadgen.execution import cache_reset, run_header, server_accounts
 from loadgen.execution.backends import local, single
 from loadgen.execution.backends.single import Share, large
 from loadgen.execution.compactor_process import Compactor
@@ -110,6 +110,8 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
             if settings.profile is not None:
                 span(settings.profile, header.stages)
             run_header.announce(plan, header, tell)
+            if settings.reset_cache:
+                runner.run(cache_reset.empty(settings, found))
             load: RunningLoad | None = None
             watching: asyncio.Task[None] | None = None
 

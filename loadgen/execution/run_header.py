@@ -29,6 +29,7 @@ from loadgen.metrics import columns, reasons
 from loadgen.requests import resonance
 from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
+from loadgen.requests.prompts import SyntheticPrompts
 from loadgen.results import manifest, store
 from loadgen.results.record import SCHEMA_MINOR
 from loadgen.schedule import timetable as schedule
@@ -36,6 +37,8 @@ from loadgen.schedule.forecast import Forecast, forecast
 from loadgen.schedule.timetable import Schedule
 from loadgen.slo import Slo
 from loadgen.workload import Closed, Gamma, Mix, Ramp, Replay, Task, Workload, recipe_fingerprint
+
+MOST_CHUNKS = 30_000  # drawn, to say how often chunks come again
 
 
 def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bool = False) -> manifest.Header:
@@ -45,8 +48,8 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
     """
     job, timetable, tokenizer = plan.job, plan.timetable, plan.tokenizer
     settings, workload, found = job.settings, job.workload, job.found
-    slo, unjudged = _judged_slo(workload.slo, settings.stream)
-    classes, unjudged_of_classes = _classes(workload, settings.stream)
+    slo, unjudged = _judged_slo(workload.slo, settings)
+    classes, unjudged_of_classes = _classes(workload, settings)
     source = "server" if all(result.usage for result in found) else tokenizer.tag
     coded = _coded_notes(plan, accounts=accounts)
     # how lanes begin by default is the target's doing: fingerprints are of what was asked
@@ -82,8 +85,10 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
         tokenizer_tag=tokenizer.tag,
         tokenizer_sha256=tokenizer.file_sha256,
         template_tokens=found[0].template_tokens,
-        usage_asked=True,
+        usage_asked=not settings.values,
         server_timing=settings.server_timing,
+        cache_reset=settings.reset_cache,
+        chunks=_chunk_reuse(plan),
         cache_asked=getattr(workload.requests, "cache", None),
         shares_prompts=_shares_prompts(workload.requests),
         max_in_flight=workload.max_in_flight,
@@ -97,6 +102,17 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
         notes=(*_notes(plan, coded), *dict.fromkeys((*unjudged, *unjudged_of_classes))),
         note_codes=coded,
     )
+
+
+def _chunk_reuse(plan: Plan) -> manifest.ChunkReuse | None:
+    if not isinstance(plan.requests, SyntheticPrompts):
+        return None
+    slots, most = plan.timetable.slots, MOST_CHUNKS // len(plan.requests.chunks_of(0) or (0,))
+    requests = most if slots is None else min(slots, most)
+    found = plan.requests.chunk_reuse(requests)
+    if found is None:
+        return None
+    return manifest.ChunkReuse(requests=requests, reused_share=found[0], leading_share=found[1])
 
 
 def noted(header: manifest.Header, words: dict[str, manifest.ReasonCode]) -> manifest.Header:
@@ -225,23 +241,27 @@ def _host() -> manifest.Host:
     )
 
 
-def _judged_slo(slo: Slo | None, stream: bool) -> tuple[Slo | None, list[str]]:
-    """The SLO that can be judged, and notes. Without streaming, terms that need a stream are left out, with a note."""
-    if slo is None or stream:
+def _judged_slo(slo: Slo | None, settings: Settings) -> tuple[Slo | None, list[str]]:
+    """The SLO that can be judged, and notes. Terms that the answers of this API do not have are left out."""
+    if slo is None or settings.stream:
         return slo, []
-    judged_terms = tuple(term for term in slo.terms if term.metric not in columns.NEED_A_STREAM)
-    skipped_names = ", ".join(term.metric for term in slo.terms if term.metric in columns.NEED_A_STREAM)
-    notes = [f"SLO terms not judged: {skipped_names}: answers that are not streamed have none"] if skipped_names else []
+    lacking = {term.metric for term in slo.terms if term.metric in columns.NEED_A_STREAM}
+    if settings.values:
+        lacking = {term.metric for term in slo.terms if term.metric != "e2e"}
+    judged_terms = tuple(term for term in slo.terms if term.metric not in lacking)
+    skipped_names = ", ".join(term.metric for term in slo.terms if term.metric in lacking)
+    why = f"answers of {settings.api} have no tokens" if settings.values else "answers that are not streamed have none"
+    notes = [f"SLO terms not judged: {skipped_names}: {why}"] if skipped_names else []
     judged_slo = Slo(terms=judged_terms, goodput_share=slo.goodput_share, task=slo.task)
     return (judged_slo if judged_slo != Slo() else None), notes
 
 
-def _classes(workload: Workload, stream: bool) -> tuple[tuple[manifest.ClassPlan, ...], list[str]]:
+def _classes(workload: Workload, settings: Settings) -> tuple[tuple[manifest.ClassPlan, ...], list[str]]:
     """The classes of the requests with the SLO that each is judged by, and notes."""
     plans: list[manifest.ClassPlan] = []
     notes: list[str] = []
     for name, one in workload.requests.classes.items() if isinstance(workload.requests, Mix) else ():
-        slo, unjudged = _judged_slo(one.slo or workload.slo, stream)
+        slo, unjudged = _judged_slo(one.slo or workload.slo, settings)
         notes += unjudged
         share = float(one.weight)
         plans.append(manifest.ClassPlan(name=name, share=share, model=one.model, priority=one.priority, slo=slo))
@@ -253,7 +273,9 @@ def _shares_prompts(requests: Any) -> bool:
         return any(_shares_prompts(one.requests) for one in requests.classes.values())
     if isinstance(requests, Task) or hasattr(requests, "path") or hasattr(requests, "trace"):
         return True
-    return any(getattr(requests, name, None) for name in ("turns", "shared_prefix_tokens", "system_tokens", "cache"))
+    return any(
+        getattr(requests, name, None) for name in ("turns", "shared_prefix_tokens", "system_tokens", "cache", "chunks")
+    )
 
 
 def _stage_plan(workload: Workload, timetable: Schedule, index: int, begin: Begin | None = None) -> manifest.StagePlan:

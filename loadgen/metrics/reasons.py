@@ -70,6 +70,9 @@ SENTENCES = {
         "{share:share} of the prompt tokens came from the server's cache, {asked:share} were asked for, limit "
         "{limit:share} apart: its cache is off or too small, its blocks are long beside the prompts, or it knew the "
         "prompts before",
+    "cache_disputed":
+        "by the servers' own counters {share:share} of the prompt tokens came from their cache, "
+        "{of:part}: others use the servers, or the counters mean another cache",
     "lengths_differ":
         "{share:share} of the answers are not as long as asked, limit {limit:share}: the server does not honour the "
         "forced length",
@@ -117,6 +120,8 @@ _PARTS = {
         "that, or use a host of its own",
     "lanes": "lanes were beginning or ending",
     "warmup": "requests of the warm-up were in flight",
+    "cache_asked": "{beside:share} were asked for",
+    "cache_answers": "by the answers {beside:share}",
     "others": "others use it, or it counts answers that failed",
     "restarted": "it was started anew, or counts late",
 }  # fmt: skip

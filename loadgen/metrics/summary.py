@@ -27,7 +27,7 @@ from loadgen.metrics.stimulus import StimulusCheck
 from loadgen.metrics.sustainable import Sustainable
 from loadgen.metrics.validity import Families, Signs, Verdict
 from loadgen.metrics.windows import Window, per_second
-from loadgen.results.manifest import ClassPlan, Fingerprints, Host, StagePlan, TargetFacts, refuse_newer
+from loadgen.results.manifest import ChunkReuse, ClassPlan, Fingerprints, Host, StagePlan, TargetFacts, refuse_newer
 from loadgen.results.record import SCHEMA_MINOR
 from loadgen.server_metrics import hardware
 from loadgen.server_metrics.energy import EnergyUse
@@ -196,6 +196,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         None  # which accelerators, driver and power limit metrics pages name; null: none read
     )
     classes: tuple[ClassSummary, ...] = ()  # empty where all requests are of one kind
+    cache_reset: bool = False  # the servers' prefix caches were emptied before the load
+    chunks: ChunkReuse | None = None  # what prompts with retrieved chunks share; null: there are none
     cache_asked: float | None = None  # beside tokens.cached_share: what the workload asked for with `cache`
     drift: Drift = Drift()
     sustainable: Sustainable = Sustainable()
@@ -334,6 +336,8 @@ def build(
         hardware=hardware.of_samples(server_samples),
         rack=_rack_of(targets, whole["tokens"].output_per_s),
         classes=classes,
+        cache_reset=header.cache_reset,
+        chunks=header.chunks,
         cache_asked=header.cache_asked,
         drift=drift.of_blocks(
             accumulator.blocks, accumulator.block_ns, inside.steady, blocks.tokens_over_time(measured, own_timeline)

@@ -132,6 +132,16 @@ def warned(verdict: Verdict, code: str, values: dict[str, Any]) -> Verdict:
     )
 
 
+def without(verdict: Verdict, code: str) -> Verdict:
+    """The verdict without a warning that other figures have answered."""
+    words = {sentence(one) for one in verdict.warning_codes if one.code == code}
+    return msgspec.structs.replace(
+        verdict,
+        warnings=tuple(text for text in verdict.warnings if text not in words),
+        warning_codes=tuple(one for one in verdict.warning_codes if one.code != code),
+    )
+
+
 def note(text: str) -> ReasonCode:
     return ReasonCode(code="note", values={"text": text})
 

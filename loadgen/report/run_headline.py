@@ -338,7 +338,9 @@ def about_latency(summary: Summary) -> Iterator[str]:
     """What a table of latencies does not show by itself."""
     if summary.itl_ms is None and summary.inter_chunk_ms.count and "itl" not in summary.unsound:
         yield f"No inter-token latency is given: {summary.itl_absent}."
-    if not summary.run.stream:
+    if summary.run.api in ("embeddings", "rerank"):
+        yield f"An answer of {summary.run.api} comes whole and has no tokens: its latency is E2E, and there is no TTFT."
+    elif not summary.run.stream:
         yield "Answers were not streamed: TTFT is the whole answer, and there is no TPOT."
     elif summary.tpot_undefined:
         yield f"{format.count(summary.tpot_undefined)} answers were too short to have a TPOT."

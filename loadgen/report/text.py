@@ -226,9 +226,13 @@ def _tokens(summary: Summary) -> Iterator[str]:
     requested = (
         f" of {format.count(tokens.asked_output)} asked" if tokens.asked_output not in (None, tokens.output) else ""
     )
+    chunks = ""
+    if summary.chunks is not None:
+        chunks = f"chunks: {format.percent(summary.chunks.reused_share)} came before, "
+        chunks += f"{format.percent(summary.chunks.leading_share)} after the same chunks"
     counters = " + ".join(tag for tag in tokens.sources.output if tag != "none")
     totals = [f"{format.count(tokens.input)} in{cached}", f"{format.count(tokens.output)} out{requested}"]
-    yield from _labelled("Tokens", [*totals, f"output counted by: {counters}" if counters else ""])
+    yield from _labelled("Tokens", [*totals, chunks, f"output counted by: {counters}" if counters else ""])
     rates = [f"{format.rate(tokens.output_per_s)} output", f"{format.rate(tokens.total_per_s)} input + output"]
     if tokens.steady_output_per_s is not None:
         rates.append(f"while load was offered {format.rate(tokens.steady_output_per_s)} output")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgen import seeds
+from loadgen.errors import UserError
 from loadgen.requests.mix import MixPrompts
 from loadgen.requests.prompts import FilePrompts, Prompts, SyntheticPrompts
 from loadgen.requests.task_prompts import TaskPrompts
@@ -16,15 +17,18 @@ from loadgen.requests.trace_prompts import TracePrompts
 from loadgen.workload import traces
 
 
-def build(workload: Any, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0) -> Prompts:
+def build(
+    workload: Any, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0, api: str = "chat"
+) -> Prompts:
     """Return the requests of a workload. `seed` decides lengths and choices; seed and salt together decide the text.
 
-    template_tokens: tokens that the server adds to a prompt. Lengths that are asked for include them.
+    template_tokens: tokens that the server adds to a prompt. Lengths that are asked for include them. api: embeddings
+    and rerank ask for no output, and rerank sends retrieved chunks as its documents.
     """
     requests = workload.requests
     if hasattr(requests, "classes"):
         parts = [
-            build(one, seed, seeds.derived(salt, "class", index), tokenizer, template_tokens)
+            build(one, seed, seeds.derived(salt, "class", index), tokenizer, template_tokens, api)
             for index, one in enumerate(requests.classes.values())
         ]
         return MixPrompts(requests.classes, seed, parts)
@@ -34,4 +38,9 @@ def build(workload: Any, seed: int, salt: int, tokenizer: Tokenizer, template_to
         return FilePrompts(requests, seed, tokenizer)
     if hasattr(requests, "steps"):
         return TaskPrompts(requests, seed, salt, tokenizer, template_tokens)
-    return SyntheticPrompts(requests, seed, salt, tokenizer, template_tokens)
+    if api == "rerank" and requests.chunks is None:
+        hint = "chunks: {count: 20, tokens: 300} in requests, or rows of a file with extra_body: {documents: [...]}"
+        raise UserError("there are no documents to rerank", "requests", hint)
+    if requests.images is not None and api not in ("chat", "responses"):
+        raise UserError(f"images cannot be sent to {api}", "requests.images", "--api chat, or --api responses")
+    return SyntheticPrompts(requests, seed, salt, tokenizer, template_tokens, api)

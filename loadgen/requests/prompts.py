@@ -16,6 +16,8 @@ import msgspec
 import numpy as np
 from loadgen_sdk.request import Request
 
+from loadgen.requests import images
+from loadgen.requests.chunks import Corpus
 from loadgen.requests.laws import draw, key, law, together
 from loadgen.requests.tokenizer import Tokenizer
 from loadgen.workload.dataset import read_rows
@@ -75,8 +77,19 @@ class SyntheticPrompts:
     server counts what the workload asks for. What it adds for each further message is not known, and comes on top.
     """
 
-    def __init__(self, requests: Any, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        requests: Any,
+        seed: int,
+        salt: int,
+        tokenizer: Tokenizer,
+        template_tokens: int = 0,
+        api: str = "chat",
+    ) -> None:
+        self._api = api
+        self._images: Any = getattr(requests, "images", None)
         self._template = max(0, template_tokens)
+        self._lengths_key, self._texts_key = key(seed), key(seed, salt)
         turns = requests.turns
         self.turns: int = turns.count if turns else 1
         self.history: str = turns.history if turns else "scripted"
@@ -86,9 +99,9 @@ class SyntheticPrompts:
         self._prefix_tokens: int = requests.shared_prefix_tokens
         self._prefixes: int = requests.prefixes
         self._cached: float | None = getattr(requests, "cache", None)
+        self._chunks = Corpus(requests.chunks, self._lengths_key) if getattr(requests, "chunks", None) else None
         self._system_tokens: int = requests.system_tokens
         self._tokenizer = tokenizer
-        self._lengths_key, self._texts_key = key(seed), key(seed, salt)
         self._starts, self._words = tokenizer.starts, tokenizer.words
         # 16 bits choose a word: without bias if the number of words is a power of two.
         copies = 1 + 65_535 // len(self._words)
@@ -153,6 +166,15 @@ class SyntheticPrompts:
         asked = round(self._cached * (n + self._template)) - self._template
         return max(0, min(asked, n - HEAD))
 
+    def chunks_of(self, number: int) -> tuple[int, ...]:
+        """The chunks that a prompt begins with, in order; () without retrieval."""
+        return () if self._chunks is None else self._chunks.of(number)
+
+    def chunk_reuse(self, n: int) -> tuple[float, float] | None:
+        """Of the chunks of the first n prompts, the share that an earlier prompt had, and that one had after the same
+        chunks. None without retrieval."""
+        return None if self._chunks is None else self._chunks.reuse(n)
+
     def warnings(self, n: int) -> list[str]:
         messages = []
         conversations = range(min(-(-n // self.turns), SAMPLE))
@@ -173,15 +195,17 @@ class SyntheticPrompts:
         return messages
 
     def _request(self, number: int, replies: Mapping[int, AssistantTurn] | None) -> Request:
+        if self._api in ("embeddings", "rerank"):
+            return self._value_request(number)
         conversation, turn = divmod(number, self.turns)
         content, prompt_tokens = self._first_message(conversation)
-        plain_prompt = not self._system_tokens and self.turns == 1
+        plain_prompt = not self._system_tokens and self.turns == 1 and self._images is None
         messages: list[dict[str, Any]] = []
         if self._system_tokens:
             system, system_n = self._shared_text("system", 0, self._system_tokens)
             messages.append({"role": "system", "content": system})
             prompt_tokens += system_n
-        messages.append({"role": "user", "content": content})
+        messages.append({"role": "user", "content": content if self._images is None else self._parts(number, content)})
         for earlier in range(number - turn, number):
             if replies is None:
                 reply, reply_n = self._exact_text("reply", earlier, self.asked_output(earlier))
@@ -190,16 +214,42 @@ class SyntheticPrompts:
             result, result_n = self._exact_text("tool", earlier + 1, self._tool_result_tokens(earlier + 1))
             prompt_tokens += reply_n + result_n
             messages += {"role": "assistant", "content": reply}, {"role": "user", "content": result}
+        counted = replies is None and self._images is None  # what an image counts is the server's matter
         return Request(
             id=f"{self._id}-{number}",
             prompt=content if plain_prompt else None,
             messages=None if plain_prompt else messages,
             max_tokens=self.asked_output(number),
-            input_tokens=prompt_tokens if replies is None else None,
-            input_source=self._tokenizer.tag if replies is None else "",
+            input_tokens=prompt_tokens if counted else None,
+            input_source=self._tokenizer.tag if counted else "",
             session=conversation if self.turns > 1 else -1,
             turn=turn,
         )
+
+    def _value_request(self, number: int) -> Request:
+        """A text to embed, or a query with the chunks as its documents."""
+        if self._api == "embeddings" or self._chunks is None:
+            text, tokens = self._first_message(number)
+            extra = {}
+        else:
+            texts = [self._shared_text("chunk", chunk, self._chunks.tokens) for chunk in self._chunks.of(number)]
+            own = self._first_message_tokens(number) - sum(tokens for _, tokens in texts)
+            text, tokens = self._exact_text("user", number, own, self._unique_head(number, own))
+            tokens += sum(tokens for _, tokens in texts)
+            extra = {"documents": [text for text, _ in texts]}
+        return Request(
+            id=f"{self._id}-{number}", prompt=text, input_tokens=tokens, input_source=self._tokenizer.tag, extra=extra
+        )
+
+    def _parts(self, number: int, text: str) -> list[dict[str, Any]]:
+        """The parts of a message with images: no two images are alike."""
+        urls = (
+            images.data_url(
+                self._texts_key, number * self._images.count + index, self._images.width, self._images.height
+            )
+            for index in range(self._images.count)
+        )
+        return [{"type": "text", "text": text}, *({"type": "image_url", "image_url": {"url": url}} for url in urls)]
 
     def _first_message_tokens(self, conversation: int) -> int:
         return self._without_template(self._input_length(self._lengths_key, "input", conversation))
@@ -211,6 +261,11 @@ class SyntheticPrompts:
         """First user message of a conversation (shared prefix, then unique part), and its tokens."""
         n = self._first_message_tokens(conversation)
         prefix, prefix_n = "", 0
+        if self._chunks is not None:
+            texts = [self._shared_text("chunk", chunk, self._chunks.tokens) for chunk in self._chunks.of(conversation)]
+            prefix, prefix_n = " ".join(text for text, _ in texts), sum(tokens for _, tokens in texts)
+            n -= prefix_n
+            return self._exact_text("user", conversation, n, self._unique_head(conversation, n), prefix + " ", prefix_n)
         if shared_n := self.shared_tokens(conversation):
             prefix, prefix_n = self._shared_text("prefix", self.group_of(conversation), shared_n)
             if n == shared_n:

@@ -85,6 +85,14 @@ class ClassPlan(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo | None = None  # its own, or that of the workload
 
 
+class ChunkReuse(msgspec.Struct, frozen=True, kw_only=True):
+    """How often the retrieved chunks of a load come again, in the order in which its requests are planned."""
+
+    requests: int = 0  # looked at: all that are planned, or those with the first 30,000 chunks
+    reused_share: float = 0.0  # of the chunks: in an earlier prompt already
+    leading_share: float = 0.0  # of the chunks: an earlier prompt has the same ones up to here, so a prefix cache helps
+
+
 class Host(msgspec.Struct, frozen=True, kw_only=True):
     """The machine that generated the load."""
 
@@ -168,6 +176,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     usage_asked: bool = True
     server_timing: bool = False  # the server was asked for its own account of each request
     shares_prompts: bool = False  # the workload shares prefixes or sends history again, so cached tokens are expected
+    cache_reset: bool = False  # the servers' prefix caches were emptied between the probe and the load
+    chunks: ChunkReuse | None = None  # what the prompts of a workload with retrieved chunks share; null: it has none
     cache_asked: float | None = None  # share of prompt tokens that the servers' caches were to know; null: not asked
     max_in_flight: int | None = None
     grace_s: float | None = None  # how long the drain may last: as asked with `grace`, else as `timeout`

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from loadgen.limits import CACHED_SHARE
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -33,6 +35,7 @@ AUTO = {
 
 RUNNING, WAITING, KV_USE, HITS = "running", "waiting", "kv_use", "hit_share"
 OUTPUT, INPUT, CACHED, DONE = "output_tokens", "input_tokens", "cached_tokens", "requests_ok"
+CACHE_HITS, CACHE_QUERIES = "cache_hits", "cache_queries"
 PAUSED, PREEMPTED = "paused", "preempted"  # now without room in the KV cache; so far taken out of the batch for it
 KNOWN: dict[str, tuple[str, ...]] = {
     RUNNING: (
@@ -81,12 +84,14 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "llamacpp:prompt_tokens_cached_total",
         "dynamo_frontend_cached_tokens_sum",
     ),
+    CACHE_HITS: ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+    CACHE_QUERIES: ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
     DONE: ("trtllm_request_success_total", "vllm:request_success_total"),
     PAUSED: (f"{ITERATION}inflightBatchingStats.numPausedRequests", "sglang:num_retracted_reqs"),
     PREEMPTED: ("vllm:num_preemptions_total",),
 }
 """Quantity -> the names it has on different servers. Shares are from 0 to 1; OUTPUT to DONE and PREEMPTED count."""
-_SHARES, _COUNTERS = (KV_USE, HITS), (OUTPUT, INPUT, CACHED, DONE, PREEMPTED)
+_SHARES, _COUNTERS = (KV_USE, HITS), (OUTPUT, INPUT, CACHED, CACHE_HITS, CACHE_QUERIES, DONE, PREEMPTED)
 _QUANTITY_OF = {name: quantity for quantity, names in KNOWN.items() for name in names}
 
 
@@ -125,6 +130,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     waiting_max: int | None = None
     kv_use_max: float | None = None  # share from 0 to 1, on the fullest page
     hit_share: float | None = None  # share from 0 to 1, at the last read
+    cached_share: float | None = None  # of the prompt tokens since the first read; else `hit_share`; null: not said
 
 
 class MetricCurve(NamedTuple):
@@ -261,6 +267,8 @@ def summarize(metric_samples: Sequence[MetricSample], client_output_tokens: int 
         points = points_of.get(quantity)
         return round(max(value for _, value in points)) if points else None
 
+    hit_share = points_of[HITS][-1][1] if points_of.get(HITS) else None
+    shares = (_part(increase(CACHED), increase(INPUT)), _part(increase(CACHE_HITS), increase(CACHE_QUERIES)))
     fullest = [sample.value for sample in metric_samples if _QUANTITY_OF.get(sample.name) == KV_USE]
 
     return Served(
@@ -273,8 +281,24 @@ def summarize(metric_samples: Sequence[MetricSample], client_output_tokens: int 
         running_max=maximum(RUNNING),
         waiting_max=maximum(WAITING),
         kv_use_max=max(fullest, default=None),
-        hit_share=points_of[HITS][-1][1] if points_of.get(HITS) else None,
+        hit_share=hit_share,
+        cached_share=next((share for share in shares if share is not None), hit_share),
     )
+
+
+def _part(some: int | None, of: int | None) -> float | None:
+    return some / of if some is not None and of else None
+
+
+def cache_disputed(served: Served, asked: float | None, answers: float | None) -> dict[str, Any] | None:
+    """The values of the code "cache_disputed": what the servers' counters say of a cache is not what was asked for,
+    or, where the answers say it too, not what they say. None: it agrees, or nothing was asked for."""
+    if served.cached_share is None or asked is None:
+        return None
+    beside = asked if answers is None else answers
+    if abs(served.cached_share - beside) <= CACHED_SHARE:
+        return None
+    return {"share": served.cached_share, "beside": beside, "of": "cache_asked" if answers is None else "cache_answers"}
 
 
 def disputed(served: Served) -> dict[str, Any] | None:

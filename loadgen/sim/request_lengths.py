@@ -33,6 +33,8 @@ def of_workload(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
 
     For a single request only the shared part of the prompt is hashed: no other request has the rest.
     """
+    if per_block and getattr(spec, "chunks", None) is not None:
+        return _with_chunks(spec, prompts, per_block)
     shared = spec.system_tokens or spec.shared_prefix_tokens or getattr(spec, "cache", None)
     if per_block and (prompts.turns > 1 or shared):
         return _with_shared_prefixes(spec, prompts, per_block)
@@ -79,6 +81,21 @@ def _with_shared_prefixes(spec: Any, prompts: SyntheticPrompts, per_block: int) 
             base = _CONVERSATION + (conversation << 24)
             blocks += range(base + shared_blocks, base + full_blocks)
         return tokens, asked_output(number), blocks
+
+    return sizes
+
+
+def _with_chunks(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
+    """Lengths of prompts that begin with retrieved chunks: two share a block if they have the same chunks up to it."""
+    system, each = spec.system_tokens, spec.chunks.tokens
+
+    def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
+        chunks = prompts.chunks_of(number)
+        blocks: list[Hashable] = []
+        for block in range((system + each * len(chunks)) // per_block):
+            chunks_in_it = max(0, -(-((block + 1) * per_block - system) // each))
+            blocks.append((block, *chunks[:chunks_in_it]))
+        return prompts.asked_input(number), prompts.asked_output(number), blocks
 
     return sizes
 

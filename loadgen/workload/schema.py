@@ -34,10 +34,13 @@ from loadgen.slo import METRIC_ALIASES, METRICS, Slo, StopRule, TaskTerm, Term
 from loadgen.workload.fields import (
     Delay,
     Duration,
+    Empirical,
     FiniteRate,
     Fixed,
     JsonSchema,
     Length,
+    Listed,
+    OneTokenOrMore,
     Part,
     Positive,
     Quantile,
@@ -48,7 +51,6 @@ from loadgen.workload.fields import (
     Source,
     Tagged,
     Tokens,
-    Uniform,
     Whole,
     one_of,
 )
@@ -100,6 +102,35 @@ CacheState = Annotated[
 ]
 
 
+class Chunks(Part):
+    """Retrieval: each prompt begins with some chunks of a corpus, drawn by popularity (Zipf), no chunk twice."""
+
+    synonyms: ClassVar[dict[str, str]] = {"size": "tokens", "documents": "count", "exponent": "zipf"}
+    count: Annotated[int, Strict(), Field(ge=1, le=1_000)] = 3
+    tokens: OneTokenOrMore = 384  # of each
+    corpus: Annotated[int, Strict(), Field(ge=1, le=10_000_000)] = 10_000  # chunks in it
+    zipf: Annotated[float, Strict(), Field(ge=0, le=10)] = (
+        1.0  # chunk k is drawn in proportion to 1 / k^zipf; 0: evenly
+    )
+
+    @model_validator(mode="after")
+    def _drawable(self) -> Chunks:
+        if self.count > self.corpus:
+            raise units.Wrong(f"draws {self.count} different chunks from {self.corpus}", "a larger corpus")
+        return self
+
+
+Pixels = Annotated[int, Strict(), Field(ge=1, le=8192)]
+
+
+class Images(Part):
+    """Images in each (first) message, drawn from the seed; their tokens come on top of `input_tokens`."""
+
+    count: Annotated[int, Strict(), Field(ge=1, le=100)] = 1
+    width: Pixels = 512
+    height: Pixels = 512
+
+
 class Synthetic(Part):
     """Prompts made of exactly so many tokens."""
 
@@ -119,19 +150,29 @@ class Synthetic(Part):
     prefixes: Whole = 1  # number of prefix groups
     system_tokens: Tokens = 0  # length of a system message, equal for all requests, in addition to the prompt
     turns: Turns | None = None
+    chunks: Chunks | None = None  # retrieved ones, at the start of the prompt: a part of input_tokens
+    images: Images | None = None
     cache: CacheState | None = None  # the share of its prompt tokens that the server knows; None: as prefixes have it
 
     @model_validator(mode="after")
     def _cache_alone(self) -> Synthetic:
-        if self.cache is not None and (self.shared_prefix_tokens or self.turns):
-            what = "shared_prefix_tokens" if self.shared_prefix_tokens else "turns"
+        others = (("shared_prefix_tokens", self.shared_prefix_tokens), ("turns", self.turns), ("chunks", self.chunks))
+        if self.cache is not None and (what := next((name for name, value in others if value), "")):
             raise units.Wrong(f"has both cache and {what}", "cache makes the shared beginnings; keep one of the two")
         return self
 
     @model_validator(mode="after")
     def _prefix_fits(self) -> Synthetic:
         length = self.input_tokens
-        shortest = length.value if isinstance(length, Fixed) else length.min if isinstance(length, Uniform) else 0
+        shortest = length.value if isinstance(length, Fixed) else getattr(length, "min", None) or 0
+        shortest = min(length.values) if isinstance(length, Empirical | Listed) else shortest
+        if self.chunks is not None:
+            taken = self.chunks.count * self.chunks.tokens
+            if self.shared_prefix_tokens or self.turns:
+                raise units.Wrong("has chunks beside shared_prefix_tokens or turns", "keep one of them")
+            if shortest <= taken:
+                problem = f"has {self.chunks.count} chunks of {self.chunks.tokens} tokens in prompts of {shortest or 1}"
+                raise units.Wrong(problem, f"input_tokens: more than {taken}, as a number or with a min: the rest asks")
         if shortest and self.shared_prefix_tokens > shortest:
             problem = f"shares a prefix of {self.shared_prefix_tokens} tokens in prompts of {shortest}"
             raise units.Wrong(problem, "shared_prefix_tokens is a part of input_tokens")
@@ -635,8 +676,9 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
         _without_defaults(recipe["requests"], workload.requests)
     for requests in (recipe["requests"], *(one["requests"] for one in classes)):
         _hash_file(requests)
-        if requests.get("cache", 0) is None:  # so that fingerprints from before `cache` existed stay equal
-            del requests["cache"]
+        for name in ("cache", "chunks", "images"):  # so that fingerprints from before these existed stay equal
+            if requests.get(name, 0) is None:
+                del requests[name]
     for slo in (recipe["slo"], *(one["slo"] for one in classes)):
         if slo is not None and slo["task"] is None:  # so that fingerprints from before `task` existed stay equal
             del slo["task"]

@@ -31,8 +31,8 @@ def opened(path: Path) -> Iterator[Iterator[tuple[int, str]]]:
     except OSError as error:
         if compression is None or error.errno is not None:
             raise UserError(f"cannot read the trace: {error.strerror or error}", str(path)) from None
-        what = "is cut short" if "Truncated" in str(error) else "is damaged"
-        raise UserError(f"the {compression} file {what}", str(path), "copy it again, or unpack it by hand") from None
+        problem = f"the {compression} file is cut short or damaged"
+        raise UserError(problem, str(path), "copy it again, or unpack it by hand") from None
 
 
 def _stream(path: Path, compression: str | None) -> Any:

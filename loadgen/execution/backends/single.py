@@ -85,7 +85,11 @@ async def work(
         raise TargetError(str(error), "", error.hint) from None
     clients = [_client(job, i, requests.history == "server", wire) for i in range(len(job.found))]
     prefetch = large(timetable) and settings.client == "wire"
-    bodies = BodyPrefetch(job, part, requests) if prefetch else Bodies(requests, clients[0].prepare, len(part.stages))
+    if prefetch:
+        bodies: Bodies = BodyPrefetch(job, part, requests)
+    else:
+        linked = job.settings.api == "responses" and getattr(job.workload.requests, "turns", None) is not None
+        bodies = Bodies(requests, clients[0].prepare, len(part.stages), linked=linked)
     spool = Spool(job.folder, share)
     secrets = [*(endpoint.api_key for endpoint in settings.endpoints), *header_secrets(settings.headers)]
 

@@ -19,7 +19,7 @@ from .. import measures
 from ..errors import WrongUse
 from ..request import NEVER, Failure
 
-Api = Literal["chat", "completions", "responses", "messages", "embeddings", "batches"]
+Api = Literal["chat", "completions", "responses", "messages", "embeddings", "rerank", "batches"]
 WRITING = frozenset(("chat", "completions", "responses", "messages"))  # the APIs whose answers are written
 Status = Literal["ok", "failed", "cancelled", "abandoned"]
 

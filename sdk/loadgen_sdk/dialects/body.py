@@ -13,7 +13,7 @@ import msgspec
 
 from ..errors import TargetUnusable
 from ..request import Request
-from .quirks import MAX_FIELDS, Api, Quirk
+from .quirks import MAX_FIELDS, VALUES, Api, Quirk
 
 _encode = msgspec.json.Encoder().encode
 
@@ -42,6 +42,11 @@ def body(
     user_limit_fields = [field for field in MAX_FIELDS if field in extra] if extra else []
     if user_limit_fields:
         max_tokens = extra[user_limit_fields[0]]
+    if api == "responses" or api in VALUES:
+        made = (
+            _response_fields(request, stream, max_tokens) if api == "responses" else _value_fields(request, quirk, api)
+        )
+        return _encode(merge({"model": model, **made}, extra))
     fields: dict[str, Any] = {"model": model}
     if api == "chat":
         fields["messages"] = _messages(request)
@@ -58,6 +63,42 @@ def body(
         for field in quirk.forces if request.exact_output else ():
             fields[field] = max_tokens if field == "min_tokens" else True
     return _encode(merge(fields, extra) if extra else fields)
+
+
+def _response_fields(request: Request, stream: bool, max_tokens: int | None) -> dict[str, Any]:
+    """The fields of the Responses API. It has none that force a length; texts only, no token ids."""
+    if isinstance(request.prompt, list):
+        raise TargetUnusable("a prompt of token ids cannot be sent as a response", "use --api completions")
+    said: Any = request.prompt
+    if request.messages is not None:
+        said = [message | {"content": _response_content(message.get("content"))} for message in request.messages]
+    limit = {} if max_tokens is None else {"max_output_tokens": max_tokens}
+    return {"input": said, "stream": stream, **limit}
+
+
+def _response_content(content: Any) -> Any:
+    """A message's content with its parts under the names of the Responses API."""
+    if not isinstance(content, list):
+        return content
+    parts: list[Any] = []
+    for part in content:
+        if part.get("type") == "text":
+            parts.append({"type": "input_text", "text": part["text"]})
+        elif part.get("type") == "image_url":
+            parts.append({"type": "input_image", "image_url": part["image_url"]["url"]})
+        else:
+            parts.append(part)
+    return parts
+
+
+def _value_fields(request: Request, quirk: Quirk, api: Api) -> dict[str, Any]:
+    """The fields of embeddings (texts or token ids), and of rerank, whose documents are in `extra`."""
+    prompt = _prompt(request, quirk)
+    if api == "embeddings":
+        return {"input": prompt, "encoding_format": "float"}
+    if isinstance(prompt, list):
+        raise TargetUnusable("a query of token ids cannot be reranked", "give the prompt as text")
+    return {"query": prompt, "documents": [prompt]}  # the probe has no other
 
 
 def asking_for_timing(

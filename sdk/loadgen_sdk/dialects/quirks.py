@@ -12,8 +12,10 @@ from typing import Any, Literal
 
 import msgspec
 
-Api = Literal["chat", "completions"]
-APIS: tuple[Api, ...] = ("chat", "completions")
+Api = Literal["chat", "completions", "responses", "embeddings", "rerank"]
+APIS: tuple[Api, ...] = ("chat", "completions", "responses", "embeddings", "rerank")
+VALUES: tuple[Api, ...] = ("embeddings", "rerank")
+"""Those that answer with numbers at once: no tokens come out, so there is no TTFT and nothing is streamed."""
 
 MAX_FIELDS = ("max_tokens", "max_completion_tokens")
 """The two names of the output limit. trtllm-serve takes them for one field and answers 400 to both at once."""
@@ -40,6 +42,8 @@ class Quirk(msgspec.Struct, frozen=True, kw_only=True):
     checks_model: bool = True  # an unknown model name is an error; False: any name is served
     timing_headers: tuple[tuple[str, str], ...] = ()  # ask for its own account of a request (server_account.py)
     timing_fields: dict[str, Any] = {}  # the same as fields of the body; neither: it gives one unasked, or not at all
+    reset_path: str = ""  # POST to this path empties the prefix cache; "": there is no such request
+    reset_hint: str = ""  # what to do where that is refused
     timing_streams: bool = True  # False: a stream that asks for it is refused, only whole answers have it
     reuse_s: float = 4.0  # reuse no connection that was idle for longer: most of these servers close it after 5 s
 
@@ -57,14 +61,18 @@ _QUIET = (("include_usage", True), ("include_obfuscation", False))  # else rando
 _ROWS = (
     Quirk(  # the header has no effect unless the server runs with return_perf_metrics: true
         name="trtllm", title="TensorRT-LLM trtllm-serve", forces=_EXACT, continuous_usage=True, checks_model=False,
-        timing_headers=(("X-TRTLLM-return-metrics", "1"),),
+        timing_headers=(("X-TRTLLM-return-metrics", "1"),), reset_path="/reset_prefix_cache",
+        reset_hint="only some versions of trtllm-serve have it (NVIDIA/TensorRT-LLM#14970, #15313): else restart it",
     ),
     Quirk(  # the field has no effect unless the server runs with --enable-per-request-metrics
-        name="vllm", title="vLLM", forces=_EXACT, continuous_usage=True, timing_fields={"include_metrics": True}
+        name="vllm", title="vLLM", forces=_EXACT, continuous_usage=True, timing_fields={"include_metrics": True},
+        reset_path="/reset_prefix_cache",
+        reset_hint="start it with VLLM_SERVER_DEV_MODE=1; requests in flight keep their blocks",
     ),
     Quirk(  # its times are in the answer only where the server runs with --enable-metrics
         name="sglang", title="SGLang", forces=_EXACT, continuous_usage=True, checks_model=False,
         timing_fields={"return_meta_info": True}, timing_streams=False,
+        reset_path="/flush_cache", reset_hint="it flushes only while no request runs or waits",
     ),
     Quirk(
         name="dynamo", title="NVIDIA Dynamo", forces=_EXACT, continuous_usage=True,

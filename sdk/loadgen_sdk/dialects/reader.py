@@ -62,12 +62,15 @@ class _Counts(msgspec.Struct, gc=False):
     output_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
     completion_tokens_details: _Details | None = None
+    input_tokens_details: _Details | None = None  # of the Responses API
+    output_tokens_details: _Details | None = None
 
     def output(self) -> int | None:
         return _count(self.output_tokens if self.completion_tokens is msgspec.UNSET else self.completion_tokens)
 
     def usage(self) -> Usage:
-        before, after = self.prompt_tokens_details, self.completion_tokens_details
+        before = self.prompt_tokens_details or self.input_tokens_details
+        after = self.completion_tokens_details or self.output_tokens_details
         return Usage(
             input=_count(self.input_tokens if self.prompt_tokens is msgspec.UNSET else self.prompt_tokens),
             output=self.output(),
@@ -85,10 +88,15 @@ class _Event(msgspec.Struct, gc=False):
     timings: msgspec.Raw = ABSENT  # llama-server
     nvext: msgspec.Raw = ABSENT  # Dynamo
     metrics: msgspec.Raw = ABSENT  # vLLM
+    data: msgspec.Raw = ABSENT  # embeddings
+    results: msgspec.Raw = ABSENT  # rerank
+    output: msgspec.Raw = ABSENT  # a whole answer of the Responses API
+    type: str = ""  # of an event of the Responses API
 
 
 class _Id(msgspec.Struct, gc=False):
     id: str = ""
+    response: _Id | None = None  # of the Responses API
 
 
 _decode = msgspec.json.Decoder(_Event).decode
@@ -357,6 +365,8 @@ class Reading:
                 event = unusual
                 usual = False
             choices = event.choices
+            if choices is None and (made := _without_choices(event, payload)) is not None:
+                event, choices, usual = made, made.choices, False
             if pieces is not None and not self.response_id:
                 self.response_id = _id_of(payload)
             if choices:
@@ -468,7 +478,9 @@ class Reading:
             if not isinstance(payload, Named):
                 self.malformed = self.malformed or f"an event that is not JSON: {text[:120]!r}"
             return None
-        return _lenient_event(value) if isinstance(value, dict) else None
+        if not isinstance(value, dict):
+            return None
+        return _of_response(value) if _is_response(value) else _lenient_event(value)
 
     def _read_error(self, event: _Event, payload: bytes | Named) -> None:
         if not (_is_set(event.error) or _is_set(event.message) or _is_set(event.detail)):
@@ -546,6 +558,84 @@ def parse_usage(raw: bytes) -> Usage:
         return Usage()
 
 
+def _without_choices(event: _Event, payload: bytes | Named) -> _Event | None:
+    """Another API's event as one with choices: the numbers of embeddings or rerank, or of the Responses API."""
+    if event.data is not ABSENT or event.results is not ABSENT:
+        values = event.data if event.data is not ABSENT else event.results
+        ended = [] if bytes(values) in _EMPTY else [_Choice(finish_reason="stop")]
+        return _Event(choices=ended, usage=event.usage, error=event.error)
+    if event.output is ABSENT and not event.type:
+        return None
+    value = _decode_any(payload if isinstance(payload, bytes) else payload.data)
+    return _of_response(value) if _is_response(value) else None
+
+
+def _is_response(value: dict[str, Any]) -> bool:
+    kind = value.get("type")
+    return value.get("object") == "response" or (isinstance(kind, str) and kind.startswith("response."))
+
+
+_RESPONSE_DELTAS = {
+    "response.output_text.delta": "content",
+    "response.reasoning_text.delta": "reasoning",
+    "response.reasoning_summary_text.delta": "reasoning",
+    "response.refusal.delta": "refusal",
+}
+_RESPONSE_ENDS = {"max_output_tokens": "length", "content_filter": "content_filter"}
+
+
+def _of_response(value: dict[str, Any]) -> _Event:
+    """An event of the Responses API, or its whole answer, as one of chat. Events that only announce have no choices."""
+    kind, delta = value.get("type"), value.get("delta")
+    if kind in _RESPONSE_DELTAS and isinstance(delta, str):
+        part: dict[str, Any] = {_RESPONSE_DELTAS[kind]: delta}
+        return _Event(choices=[_Choice(delta=_Delta(**part))])
+    if kind == "response.function_call_arguments.delta" and isinstance(delta, str):
+        call = {"index": value.get("output_index"), "function": {"arguments": delta}}
+        return _Event(choices=[_Choice(delta=_Delta(tool_calls=msgspec.Raw(msgspec.json.encode([call]))))])
+    whole = value.get("object") == "response"
+    response = value if whole else value.get("response")
+    status = response.get("status") if isinstance(response, dict) else None
+    if not isinstance(response, dict) or status not in ("completed", "incomplete", "failed"):
+        return _Event()
+    if status == "failed":
+        return _Event(
+            error=msgspec.Raw(msgspec.json.encode(response.get("error") or {"message": "the response failed"}))
+        )
+    items = [item for item in response.get("output") or () if isinstance(item, dict)]
+    finish = "tool_calls" if any(item.get("type") == "function_call" for item in items) else "stop"
+    if status == "incomplete":
+        reason = str(_nested(response, "incomplete_details", "reason"))
+        finish = _RESPONSE_ENDS.get(reason, reason)
+    message = _whole_message(items) if whole else None
+    usage = response.get("usage")
+    counts = _counts_of(usage) if isinstance(usage, dict) else None
+    return _Event(choices=[_Choice(message=message, finish_reason=finish)], usage=counts)
+
+
+def _whole_message(items: list[dict[str, Any]]) -> _Delta:
+    """What an answer that was not streamed says: its text, its reasoning, and its tool calls."""
+
+    def texts(kind: str) -> str | None:
+        parts = [part for item in items if item.get("type") == kind for part in item.get("content") or ()]
+        return "".join(str(part["text"]) for part in parts if isinstance(part, dict) and part.get("text")) or None
+
+    calls = [
+        {"id": item.get("call_id"), "function": {"name": item.get("name"), "arguments": item.get("arguments")}}
+        for item in items
+        if item.get("type") == "function_call"
+    ]
+    raw = msgspec.Raw(msgspec.json.encode(calls)) if calls else ABSENT
+    return _Delta(content=texts("message"), reasoning=texts("reasoning"), tool_calls=raw)
+
+
+def _counts_of(value: dict[str, Any]) -> _Counts:
+    try:
+        return msgspec.convert(value, _Counts)
+    except msgspec.ValidationError:
+        return _lenient_counts(value)
+
+
 def _lenient_counts(value: Any) -> _Counts:
     """Counts of which some have another type than a number."""
     if not isinstance(value, dict):
@@ -562,7 +652,8 @@ def _lenient_counts(value: Any) -> _Counts:
 
 def _id_of(payload: bytes | Named) -> str:
     try:
-        return _decode_id(payload if isinstance(payload, bytes) else payload.data).id
+        found = _decode_id(payload if isinstance(payload, bytes) else payload.data)
+        return found.id or (found.response.id if found.response is not None else "")
     except _NOT_JSON:
         return ""
 
@@ -636,4 +727,5 @@ def _lenient_event(value: dict[str, Any]) -> _Event:
     ] if isinstance(value.get("choices"), list) else None  # fmt: skip
     usage = None if value.get("usage") is None else _lenient_counts(value["usage"])
     names = ("error", "message", "detail", "timings", "nvext", "metrics")
-    return _Event(choices=choices, usage=usage, **{name: raw(value.get(name)) for name in names})
+    others: dict[str, Any] = {name: raw(value.get(name)) for name in names}
+    return _Event(choices=choices, usage=usage, **others)

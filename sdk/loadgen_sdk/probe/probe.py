@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 
 from ..dialects.body import asking_for_timing, body
-from ..dialects.quirks import MAX_FIELDS, QUIRKS, Quirk
+from ..dialects.quirks import MAX_FIELDS, QUIRKS, VALUES, Quirk
 from ..dialects.reader import Flow, Reading, error_text
 from ..dialects.server_account import HEADER, NO_ACCOUNT, server_account
 from ..dialects.sse import Decoder, EventTooLarge
@@ -176,7 +176,8 @@ async def probe(
     user_sets_limit = extra_body is not None and any(field in extra_body for field in MAX_FIELDS)
     exact = None if user_sets_limit or usage.output is None else usage.output == ASKED_TOKENS
     tokens_per_event = _tokens_per_event(long, usage) if stream else None
-    warnings += _warnings(quirk, exact, usage, tokens_per_event)
+    if target.api not in VALUES:
+        warnings += _warnings(quirk, exact, usage, tokens_per_event)
     if asker.failures:
         warnings.append(f"{len(asker.failures)} probing requests failed before one went well: {asker.failures[0]}")
     return ProbeResult(

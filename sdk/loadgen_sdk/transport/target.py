@@ -22,7 +22,7 @@ HIDDEN = "***"
 SHORTEST_SECRET = 4  # shorter ones are hidden in URLs only: replacing them in texts would garble the texts
 _SHOWN_QUERY = frozenset(("api-version",))
 _AZURE_HOSTS = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
-_ENDPOINTS = ("/chat/completions", "/completions", "/models")
+_ENDPOINTS = ("/chat/completions", "/completions", "/responses", "/embeddings", "/rerank", "/models")
 _DEPLOYMENT = re.compile(r"^(?P<root>.*?)/openai/deployments/(?P<name>[^/]+)$")
 _VERSION = re.compile(r"/v\d+(?:alpha|beta)?\d*$")
 _LOOKS_SECRET = re.compile(
@@ -124,7 +124,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def path(self) -> str:
         """Request path of the API for which this target was parsed."""
-        return self.chat if self.api == "chat" else self.completions
+        return self.chat if self.api == "chat" else f"{self.base}/{self.api}{self.query}"
 
     @property
     def chat(self) -> str:
