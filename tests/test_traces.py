@@ -300,7 +300,7 @@ def test_many_rows_at_once_are_the_same_rows(rows: list[dict[str, Any]]) -> None
     [
         (["", "  "], "no requests in the trace"),
         ([mooncake(0, 5, 0)], "none of its 1 rows has an answer"),
-        ([{"prompt": "Hello"}], "(?s)these are prompts, not a trace.*requests: {from:"),
+        ([{"prompt": "Hello"}], "(?s)these are prompts, not a trace.*--dataset"),
         ([{"a": 1}], "(?s)not a trace that is known here.*Mooncake"),
         (["a,b", "1,2"], "not a trace that is known here"),
         ([mooncake(5, 5, 1), mooncake(3, 5, 1)], "(?s)the time goes back by 0.002 s.*:2.*--on-bad-row skip"),
