@@ -17,7 +17,6 @@ MATCHING = {"match", "fullmatch", "search", "findall", "finditer", "sub", "split
 FOREIGN = {
     "loadgen/workload/dataset.py": "msgspec says the byte of a JSON error in its message only",
     "loadgen/workload/data_files.py": "msgspec says the byte of a JSON error in its message only; pyarrow: as below",
-    "loadgen/workload/trace_files.py": "pyarrow's readers of compressed files tell a cut from damage in words only",
     "loadgen/results/parquet.py": "pyarrow: the first sentence of its message is shown",
     "loadgen/sim/presets/preset.py": "msgspec says the path of a wrong value in its message only",
     "loadgen/workload/messages.py": "pydantic: the noun and the known keys of a union travel as its message",
