@@ -149,6 +149,9 @@ def test_an_older_folder_has_its_window_from_the_first_due_instant() -> None:
 class Asked:
     """Requests of one length."""
 
+    def numbers(self, n: int) -> range:
+        return range(n)
+
     def asked_input(self, number: int) -> int:
         return 100
 

@@ -38,7 +38,14 @@ from loadgen.stats.quantiles import Histogram
 from loadgen.workload import load, read_flags
 
 MS, S = 1_000_000, 1_000_000_000
-UNTOLD = {"gap_variation", "gap_variation_planned", "in_flight_max", "warnings", "kept"}  # needs all rows at once
+UNTOLD = {
+    "gap_variation",
+    "gap_variation_planned",
+    "in_flight_max",
+    "warnings",
+    "kept",
+    "between",
+}  # needs all rows at once
 ABOUT = {"steady", "in_flight_mean", "output_per_s"}  # read off a curve
 
 

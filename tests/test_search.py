@@ -415,7 +415,10 @@ def test_an_endpoint_that_is_gone_between_probes_leaves_what_is_known(
     plan = experiment.ExperimentPlan(
         by="search", kind="request_rate", workload="x", source_text="", target="t", flags={}
     )
-    assert perform(asking, _probes(tmp_path, execute=once), plan, Show(quiet=True), unit="/s", as_json=False) == 3
+    assert (
+        perform(asking, _probes(tmp_path, execute=once), plan, Show(quiet=True), unit="/s", as_json=False, trial_s=1)
+        == 3
+    )
     told = capsys.readouterr()
     assert "could not be reached any more" in told.out and "at least 20" in told.out and "nothing listens" in told.err
 

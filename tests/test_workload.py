@@ -318,7 +318,7 @@ def test_files_that_are_no_workload(data: bytes, place: str, what: str, tmp_path
 
 def test_a_file_of_prompts_is_told_where_it_belongs(tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text('{"prompt": "a"}\n')
-    with pytest.raises(Faults, match=r"requests: \{from: mine.jsonl\}"):
+    with pytest.raises(Faults, match=r"--dataset .*mine.jsonl"):
         load(str(tmp_path / "mine.jsonl"))
 
 

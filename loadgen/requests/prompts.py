@@ -20,7 +20,6 @@ from loadgen.requests import images
 from loadgen.requests.chunks import Corpus
 from loadgen.requests.laws import draw, key, law, together
 from loadgen.requests.tokenizer import Tokenizer
-from loadgen.workload.dataset import read_rows
 
 HEAD = 4  # content tokens in which unique prompts differ (metrics.md)
 FIRST = 64  # requests in the fingerprint of an endless load
@@ -333,6 +332,8 @@ class FilePrompts:
     history = "scripted"
 
     def __init__(self, requests: Any, seed: int, tokenizer: Tokenizer) -> None:
+        from loadgen.workload.dataset import read_rows  # brings pydantic, which workers without a data set do not need
+
         self.rows = read_rows(requests.path)
         self._tokenizer = tokenizer
         self._output_length = law(requests.output_tokens) if requests.output_tokens else None
