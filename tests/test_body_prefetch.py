@@ -92,6 +92,8 @@ def test_the_same_bodies_without_building_them_ahead(
     assert summary.requests.scheduled == ahead.requests.scheduled
     assert summary.requests.ok > 20
     for name in ("built_tokens", "asked_output", "input_source", "slot"):
+        if name == "input_source" and "max_in_flight" in flags:  # by the server, so of those that were not dropped
+            continue
         assert sorted(after.rows[name].tolist()) == sorted(before.rows[name].tolist()), name
     if turns != REAL and "max_in_flight" not in flags:
         late = [note for note in summary.verdict.warnings if "bodies were built" in note]

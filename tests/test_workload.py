@@ -317,9 +317,20 @@ def test_files_that_are_no_workload(data: bytes, place: str, what: str, tmp_path
 
 
 def test_a_file_of_prompts_is_told_where_it_belongs(tmp_path: Path) -> None:
-    (tmp_path / "mine.jsonl").write_text('{"prompt": "a"}\n')
-    with pytest.raises(Faults, match=r"--dataset .*mine.jsonl"):
-        load(str(tmp_path / "mine.jsonl"))
+    for name, text in (("mine.jsonl", '{"prompt": "a"}\n'), ("mine.json", '\n[{"prompt": "a"}]')):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(Faults, match=rf"--dataset .*{name}"):
+            load(str(tmp_path / name))
+
+
+def test_a_workload_may_be_written_as_json(tmp_path: Path) -> None:
+    value = {
+        "name": "t",
+        "requests": {"input_tokens": 5, "output_tokens": 4},
+        "stages": [{"arrival": {"closed": 2}, "duration": "1s"}],
+    }
+    (tmp_path / "w.json").write_text(json.dumps(value))
+    assert load(str(tmp_path / "w.json")).stages[0].arrival == Closed(concurrency=2)
 
 
 def test_a_file_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:

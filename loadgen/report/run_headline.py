@@ -259,7 +259,7 @@ def tasks(sessions: Sessions) -> list[list[str]]:
     count, duration, goodput = format.count, sessions.duration_ms, sessions.goodput
     beside = [f"{count(sessions.cut)} cut short by the end of the load or of the drain"] if sessions.cut else []
     beside += [f"{count(sessions.abandoned)} abandoned by their users"] if sessions.abandoned else []
-    done = f"{count(sessions.ok)} of {count(sessions.count)} conversations ok"
+    done = f"{count(sessions.ok)} of {count(sessions.count)} ok"
     done += f" (+ {', '.join(beside)})" if beside else ""
     times = f"p50 {_seconds(duration, 'p50')}, p95 {_seconds(duration, 'p95')} each"
     lines = [[done, format.rate(sessions.ok_per_s), times]]

@@ -24,7 +24,7 @@ from loadgen.workload.yaml_marks import read_yaml
 
 _SUFFIXES = (".yaml", ".yml")
 NONE = Overrides()
-_PROMPT_SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".json")
+_PROMPT_SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet", ".arrow")
 
 
 def load(
@@ -162,13 +162,19 @@ def _workload_path(path_or_name: str) -> Path:
     return known[path_or_name]
 
 
+def _is_json_list(file: Path) -> bool:
+    """A workload may be written as a JSON object, which is YAML too; a list is rows of data."""
+    with file.open("rb") as opened:
+        return file.suffix == ".json" and opened.read(64).lstrip().startswith(b"[")
+
+
 def _read_text(file: Path, as_given: str) -> str:
     def missing() -> str:
         neighbours = [str(path) for suffix in _SUFFIXES for path in file.parent.glob(f"*{suffix}")]
         return f"{meant(as_given, [*packaged(), *neighbours])}; or the path of a YAML file"
 
     try:
-        if file.is_file() and file.suffix in _PROMPT_SUFFIXES:
+        if file.is_file() and (file.suffix in _PROMPT_SUFFIXES or _is_json_list(file)):
             hint = f"--dataset {as_given}; with arrivals and lengths it is a trace: --trace {as_given}"
             raise UserError("a file of prompts is no workload", as_given, hint)
         return read_text(file, as_given, "workload", missing, "a file of prompts is given with --dataset")

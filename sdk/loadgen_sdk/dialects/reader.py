@@ -566,7 +566,10 @@ def _without_choices(event: _Event, payload: bytes | Named) -> _Event | None:
         return _Event(choices=ended, usage=event.usage, error=event.error)
     if event.output is ABSENT and not event.type:
         return None
-    value = _decode_any(payload if isinstance(payload, bytes) else payload.data)
+    try:
+        value = _decode_any(payload if isinstance(payload, bytes) else payload.data)
+    except _NOT_JSON:  # a name that the decoder above had no need to look at
+        return None
     return _of_response(value) if _is_response(value) else None
 
 
