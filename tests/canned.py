@@ -6,6 +6,7 @@ For tests of clients that need a socket. Threads, so that blocking clients and e
 from __future__ import annotations
 
 import contextlib
+import http.server
 import json
 import socketserver
 import threading
@@ -49,6 +50,21 @@ def _whole(body: bytes, status: str, kind: str, headers: dict[str, str]) -> byte
     lines = [f"HTTP/1.1 {status}", f"Content-Type: {kind}", f"Content-Length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
+
+
+@contextlib.contextmanager
+def running(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
+    """A server of this handler on a free port; its address, without a path."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 @contextlib.contextmanager

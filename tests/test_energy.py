@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from canned import running
 
 import loadgen
 from loadgen.errors import Faults
@@ -137,16 +138,8 @@ def serving(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) -> Ite
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/metrics"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with running(Handler) as url:
+        yield f"{url}/metrics"
 
 
 def send(handler: http.server.BaseHTTPRequestHandler, body: bytes, status: int = 200) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import http.server
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from canned import running
 
 from loadgen.cli import main
 from loadgen.errors import UserError
@@ -73,16 +73,8 @@ def collecting() -> Iterator[tuple[str, dict[str, list[bytes]], list[str]]]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", bodies, traces
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with running(Handler) as url:
+        yield url, bodies, traces
 
 
 def go(tmp_path: Path, url: str, what: str) -> int:

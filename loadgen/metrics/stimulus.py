@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from loadgen.limits import CACHED_SHARE, COUNT_DISAGREEMENT, GAP_VARIATION, LENGTH_MISMATCH, SHORTENED
+from loadgen.stats.fitting import distance
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,8 +58,8 @@ def _arrivals(header: Header, summary: Any, columns: Sequence[Columns]) -> Itera
     load, sent = summary.load, summary.requests.scheduled - summary.requests.dropped
     gaps = np.concatenate([np.zeros(0), *(_gaps(part, header) for part in columns)])
     if len(gaps) >= LEAST:
-        distance, p = _from_exponential(gaps)
-        yield StimulusCheck(code="arrivals", seen=distance, ok=p >= CHANCE, n=len(gaps), p=p)
+        farthest, p = _from_exponential(gaps)
+        yield StimulusCheck(code="arrivals", seen=farthest, ok=p >= CHANCE, n=len(gaps), p=p)
     variation, planned = load.gap_variation, load.gap_variation_planned
     if variation is not None and planned is not None:
         close = abs(variation - planned) <= GAP_VARIATION
@@ -88,12 +89,15 @@ def _gaps(columns: Columns, header: Header) -> NDArray[np.float64]:
 def _from_exponential(gaps: NDArray[np.float64]) -> tuple[float, float]:
     """The Kolmogorov-Smirnov distance of gaps from the exponential law of mean 1, and its probability (asymptotic)."""
     n = len(gaps)
-    law = -np.expm1(-np.sort(gaps))
-    steps = np.arange(n + 1) / n
-    distance = float(max((steps[1:] - law).max(), (law - steps[:-1]).max()))
-    scaled = (math.sqrt(n) + 0.12 + 0.11 / math.sqrt(n)) * distance
+    farthest = distance(np.sort(gaps), _exponential, _exponential)
+    scaled = (math.sqrt(n) + 0.12 + 0.11 / math.sqrt(n)) * farthest
     series = 2 * sum((-1) ** (k - 1) * math.exp(-2 * (k * scaled) ** 2) for k in range(1, 101))
-    return distance, 1.0 if scaled < 0.2 else min(max(series, 0.0), 1.0)
+    return farthest, 1.0 if scaled < 0.2 else min(max(series, 0.0), 1.0)
+
+
+def _exponential(gaps: NDArray[np.float64]) -> NDArray[np.float64]:
+    law: NDArray[np.float64] = -np.expm1(-gaps)
+    return law
 
 
 def _mix(header: Header, summary: Any) -> Iterator[StimulusCheck]:

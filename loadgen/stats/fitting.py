@@ -157,8 +157,8 @@ def _thinned(values: NDArray[Any]) -> NDArray[Any]:
     return values[np.linspace(0, len(values) - 1, 2 * MOST_COMPARED).astype(np.int64)]
 
 
-def _distance(ordered: Floats, at: Cdf, below: Cdf) -> float:
-    """The largest difference from the empirical distribution function.
+def distance(ordered: Floats, at: Cdf, below: Cdf) -> float:
+    """The Kolmogorov-Smirnov distance: the largest difference from the distribution function of sorted values.
 
     `at`, `below`: the chance of a value up to each one, and of one below it; the same for a law without steps.
     """
@@ -169,11 +169,11 @@ def _distance(ordered: Floats, at: Cdf, below: Cdf) -> float:
 
 
 def _whole_distance(ordered: Floats, cdf: Cdf) -> float:
-    return _distance(ordered, cdf, lambda x: cdf(x - 1))
+    return distance(ordered, cdf, lambda x: cdf(x - 1))
 
 
 def _gap_distance(ordered: Floats, cdf: Cdf, step: float) -> float:
-    return _distance(ordered, lambda x: cdf(x + step / 2), lambda x: cdf(np.maximum(x - step / 2, 0)))
+    return distance(ordered, lambda x: cdf(x + step / 2), lambda x: cdf(np.maximum(x - step / 2, 0)))
 
 
 def _uniform(low: int, high: int) -> Cdf:
