@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from runs import when_started
 
-from loadgen.execution import bodies, body_prefetch, run
-from loadgen.execution.backends import single
+from loadgen.execution import bodies, body_prefetch, driver, run
 from loadgen.execution.plan import Settings
 from loadgen.requests.build import build
 from loadgen.requests.tokenizer import load_tokenizer
@@ -85,7 +84,7 @@ def test_the_same_bodies_without_building_them_ahead(
 ) -> None:
     monkeypatch.setattr(body_prefetch, "WINDOW", 150 if "max_in_flight" in flags else 20)
     ahead, wanted, before = go(tmp_path / "ahead", turns, **flags)
-    monkeypatch.setattr(single, "MOST_AHEAD", 10)
+    monkeypatch.setattr(driver, "MOST_AHEAD", 10)
     summary, received, after = go(tmp_path / "rolling", turns, **flags)
     assert received == wanted or "max_in_flight" in flags
     assert sum(received.values()) > 20
@@ -103,7 +102,7 @@ def test_the_same_bodies_without_building_them_ahead(
 
 @pytest.mark.processes
 def test_a_load_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single, "LONG_NS", 0)
+    monkeypatch.setattr(driver, "LONG_NS", 0)
     summary, received, _ = go(tmp_path, concurrency="20", duration="1.5s")
     assert summary.requests.ok > 200
     assert len(received) == summary.requests.ok + summary.warmup.ok  # the first round of the lanes is not measured
@@ -112,7 +111,7 @@ def test_a_load_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.processes
 def test_only_so_much_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single, "MOST_AHEAD", 10)
+    monkeypatch.setattr(driver, "MOST_AHEAD", 10)
     monkeypatch.setattr(body_prefetch, "WINDOW", 30)
     most: list[int] = []
     original = body_prefetch.BodyPrefetch.body
@@ -129,7 +128,7 @@ def test_only_so_much_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.processes
 def test_a_builder_that_dies_makes_them_late_and_no_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single, "MOST_AHEAD", 10)
+    monkeypatch.setattr(driver, "MOST_AHEAD", 10)
     monkeypatch.setattr(body_prefetch, "WINDOW", 30)
 
     def kill(_: Any) -> None:
@@ -147,7 +146,7 @@ def test_a_builder_that_dies_makes_them_late_and_no_worse(tmp_path: Path, monkey
 
 @pytest.mark.processes
 def test_a_builder_that_freezes_before_the_first_body_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single, "MOST_AHEAD", 10)
+    monkeypatch.setattr(driver, "MOST_AHEAD", 10)
     monkeypatch.setattr(body_prefetch, "FROZEN_S", 0.3)
     begin = body_prefetch.BodyPrefetch.filled
 
