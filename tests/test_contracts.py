@@ -701,6 +701,7 @@ rented:
 
 AGENT = """\
 name: agent
+seed: 3
 stages: [{arrival: {poisson: 1/s}, count: 60}]
 slo: {task: {within: 14s, wait: 1s}}
 requests:
