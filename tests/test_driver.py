@@ -120,7 +120,7 @@ def run(
         client = Paper(answer)
         requests = build(made, 7, 1, tokenizer.load_tokenizer(None))
         bodies = Bodies(
-            requests, lambda request: str(request.messages or request.prompt).encode(), len(timetable.stages)
+            requests, lambda _, request: str(request.messages or request.prompt).encode(), len(timetable.stages)
         )
         numbers = [timetable.stage_numbers(span) for span in timetable.stages]
         for stage, span in enumerate(timetable.stages):

@@ -21,13 +21,13 @@ from typing import Any, Protocol
 
 from loadgen_sdk.dialects.reader import Flow
 from loadgen_sdk.errors import TargetUnusable
-from loadgen_sdk.request import Completion, Failure
+from loadgen_sdk.request import Completion, Failure, Request
 from loadgen_sdk.transport.pool import Pool
 from loadgen_sdk.transport.target import header_secrets
 from loadgen_sdk.transport.wire import FOREVER, Wire, raise_file_limit
 
 from loadgen.errors import TargetError
-from loadgen.execution import stop_signals
+from loadgen.execution import step_targets, stop_signals
 from loadgen.execution.bodies import Bodies
 from loadgen.execution.body_prefetch import BodyPrefetch
 from loadgen.execution.events import Counters, LoadStarted, RunningLoad, Tell
@@ -140,6 +140,7 @@ class Driver:
         numbers: Sequence[Iterator[int]],
         clients: Sequence[Sender],
         route: str = "auto",
+        serving: Callable[[int], Sequence[int]] | None = None,
         stop_on_failure: bool = False,
         wire: Wire,
         hold_ns: int = HOLD_NS,
@@ -159,7 +160,9 @@ class Driver:
         self._numbers_by_stage = numbers
         self._sent_by_stage = [0] * len(schedule.stages)
         self._chain_step = [0 if span.chains is not None else span.lanes * schedule.turns for span in schedule.stages]
-        self._selection = TargetSelection(route, len(clients), schedule.turns, lambda target: clients[target].in_flight)
+        self._selection = TargetSelection(
+            route, len(clients), schedule.turns, lambda target: clients[target].in_flight, serving
+        )
         self._stop_on_failure = stop_on_failure
         self.start_ns, self._drain_ns, self._worker, self._run_id = start_ns, drain_ns, worker, run_id
         self._trace = trace
@@ -470,12 +473,13 @@ async def work(
     except TargetUnusable as error:
         raise TargetError(str(error), "", error.hint) from None
     clients = [_client(job, i, requests.history == "server", wire) for i in range(len(job.found))]
+    serving = step_targets.serving(settings, requests)
     prefetch = large(timetable) and settings.client == "wire"
     if prefetch:
         bodies: Bodies = BodyPrefetch(job, part, requests)
     else:
         linked = job.settings.api == "responses" and getattr(job.workload.requests, "turns", None) is not None
-        bodies = Bodies(requests, clients[0].prepare, len(part.stages), linked=linked)
+        bodies = Bodies(requests, preparer(clients, serving), len(part.stages), linked=linked)
     spool = Spool(job.folder, share)
     secrets = [*(endpoint.api_key for endpoint in settings.endpoints), *header_secrets(settings.headers)]
 
@@ -502,6 +506,7 @@ async def work(
                 numbers=numbers,
                 clients=clients,
                 route=settings.route,
+                serving=serving,
                 stop_on_failure=settings.on_target_failure == "stop",
                 wire=wire,
                 hold_ns=0 if settings.client == "openai" else HOLD_NS,  # its tasks need turns of the event loop
@@ -539,6 +544,13 @@ async def work(
             else:
                 client.close()
         wire.shut()
+
+
+def preparer(clients: Sequence[Any], serving: Callable[[int], Sequence[int]] | None) -> Callable[[int, Request], bytes]:
+    """A function that makes the body of a request, as the client of its target sends it."""
+    if serving is None:
+        return lambda _, request: clients[0].prepare(request)
+    return lambda number, request: clients[serving(number)[0]].prepare(request)
 
 
 def large(timetable: Schedule) -> bool:
