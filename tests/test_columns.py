@@ -24,6 +24,15 @@ instant = st.one_of(st.just(-1), st.integers(0, 10**12))
 FIELDS = ("due_ns", "sent_ns", "first_token_ns", "first_answer_ns", "last_token_ns", "end_ns")
 
 
+def test_connecting_is_of_new_connections_only() -> None:
+    """A generator that is late asks late for a connection, too: that is its own lag, and no connecting."""
+    rows = blank(4)
+    rows["due_ns"] = 1_000
+    rows["ready_ns"] = [5_000, 5_000, 0, -1]  # late on a kept connection; a new one; one opened in advance; none
+    rows["reused"] = [1, 0, 0, 0]
+    assert metrics.MEASURES["connect"](Columns(rows)).tolist() == [0, 4_000, 0, metrics.UNDEFINED]
+
+
 @given(
     st.lists(
         st.tuples(*[instant] * 6, st.integers(-1, 2000), st.integers(-1, 50), st.integers(0, 9), st.booleans()),

@@ -193,10 +193,9 @@ def _tpot_mlperf(columns: Columns) -> NDArray[np.int64]:
 
 
 def _connect(columns: Columns) -> NDArray[np.int64]:
-    """From the due instant until the connection was ready; 0 when it was ready before."""
-    wait_ns = _between("due_ns", "ready_ns")(columns)
-    wait_ns[(wait_ns < 0) & (wait_ns != UNDEFINED)] = 0
-    return wait_ns
+    """From the due instant until a new connection was ready; 0 on one that was open before."""
+    due, ready = columns["due_ns"], columns["ready_ns"]
+    return np.where((due < 0) | (ready < 0), UNDEFINED, sendable(columns) - due)
 
 
 def _where_first_token(field: str) -> Callable[[Columns], NDArray[np.int64]]:
