@@ -122,6 +122,7 @@ def test_a_worker_frozen_before_it_is_ready_is_ended_and_named(
     with pytest.raises(TargetError, match=r"worker 0 did not move for 0\.5 s before the load, and was killed"):
         run.execute(made, settings)
     assert [process.returncode for process in started] == [-signal.SIGKILL] * 2
+    assert not (tmp_path / "out").exists(), "nothing was sent: the same command can be given again"
 
 
 @pytest.mark.processes

@@ -241,18 +241,21 @@ def perform(
     earlier_trials = experiment.begin(trial_runner.folder, plan)
     resume(load_search, earlier_trials)
     if earlier_trials:
-        say(f"going on with {trial_runner.folder}: {len(earlier_trials)} probes are done")
+        say(
+            f"going on with {trial_runner.folder}: {format.counted(len(earlier_trials), 'probe is', 'probes are')} done"
+        )
     simulated = trial_runner.settings.url is None or trial_runner.settings.virtual
     if simulated:
         say("SIMULATED: no real server is measured")
     elif (target_count := len(trial_runner.settings.endpoints)) > 1:
-        say(f"load over {target_count} targets: every rate is that of all of them together")
+        say(f"load over {format.counted(target_count, 'target')}: every rate is that of all of them together")
     say(f"search in {trial_runner.folder}: {', '.join(trial_runner.goal.names)}")
     say(f"seed: {trial_runner.seed}")
     if not trial_runner.settings.virtual and (left := load_search.most_probes - len(earlier_trials)) > 0:
         whole = min(left * trial_s, load_search.most_s or math.inf)
         length = format.duration(trial_s)
-        say(f"expected: {left} probes at most, of {length} of load or less each: {format.duration(whole)} at most")
+        probes = format.counted(left, "probe")
+        say(f"expected: {probes} at most, of {length} of load or less each: {format.duration(whole)} at most")
     trial_runner.tell = show.hear
     show.begin(load_search.most_probes - len(earlier_trials), at_most=True)
     try:

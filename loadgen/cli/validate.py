@@ -137,6 +137,8 @@ def validate(
 
     show = given.show()
     if extend is None:
+        repeats = {level.level.name: how.at_least if how else level.level.repeats for level in checked_contract.levels}
+        show.expect([one.workload for one in checked_contract.levels for _ in range(repeats[one.level.name])], settings)
         given.make_room(settings.out)
     execute = given.execute(show)
     runs = (how or Repetition(count=level.level.repeats) for level in checked_contract.levels)
@@ -151,9 +153,6 @@ def validate(
     for planned in checked_contract.levels:
         if planned.shortened_from_ns is not None:
             say("\n".join(planned_words(planned)))
-    if extend is None:
-        repeats = {level.level.name: how.at_least if how else level.level.repeats for level in checked_contract.levels}
-        show.expect([one.workload for one in checked_contract.levels for _ in range(repeats[one.level.name])], settings)
     carry_out: dict[str, Any] = {
         "perform": perform, "say": say, "seed": overrides.seed, "salt": overrides.salt, "repetition": how,
     }  # fmt: skip

@@ -399,7 +399,7 @@ def _too_few(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str
     if available >= least:
         return None
     scope = "each window has" if windowed else f"{level.repeats} runs have" if level.repeats > 1 else "there are"
-    what = f"{words(term)}: needs {least:,} requests to be shown at all, {scope} {available:,}"
+    what = f"{words(term)}: needs {format.counted(least, 'request')} to be shown at all, {scope} {available:,}"
     return what, _sample_hint(least, plan, windowed)
 
 
@@ -535,10 +535,9 @@ def _prompts_needed(term: Promise, confidence: float) -> int:
 def planned_words(planned: Planned) -> list[str]:
     """A level's load as lines of text, to show before the run."""
     level = planned.level
-    each = "" if planned.requests is None else f", {planned.requests:,} requests"
+    each = "" if planned.requests is None else f", {format.counted(planned.requests, 'request')}"
     length = "" if planned.duration_ns is None else f", {format.duration(planned.duration_ns / 1e9)}"
-    runs = f"{level.repeats} run{'s' if level.repeats > 1 else ''}"
-    lines = [f"level {level.name}: {level.workload}{each}{length}, {runs}"]
+    lines = [f"level {level.name}: {level.workload}{each}{length}, {format.counted(level.repeats, 'run')}"]
     lines += [f"  {shortened}"] if (shortened := shortened_words(planned)) else []
     lines += [f"  can no longer pass: {', '.join(planned.undecidable)}"] if planned.undecidable else []
     return lines
@@ -554,7 +553,7 @@ def shortened_words(planned: Planned) -> str:
 
 def answers_words(asked: AnswersAsked) -> list[str]:
     """What is asked about answers, and its terms, as lines of text."""
-    rows = "" if asked.rows is None else f", the first {asked.rows:,} rows"
+    rows = "" if asked.rows is None else f", the first {format.counted(asked.rows, 'row')}"
     other = "" if asked.against is None else f", against {asked.against}"
     terms = (("must", asked.must), ("should", asked.should))
     listed = [f"  {kind:<6} {words(term)}" for kind, of_kind in terms for term in of_kind]

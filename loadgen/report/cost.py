@@ -136,7 +136,7 @@ def measured(offer: Offer) -> str:
         words = f"{rate} of {workload}{confirmed}{shown}"
         return f"capacity by {capacity.method}: {words}; under {limits}; from {place}"
     if isinstance(offer.price, PerToken):
-        counted = f"{summary.requests.ok:,} requests of {workload}, tokens as counted"
+        counted = f"{format.counted(summary.requests.ok, 'request')} of {workload}, tokens as counted"
         return f"{basis.label}: {counted}; SLO: {limits}; from {place}"
     request_rate = basis.rates[REQUEST]
     rate = f"{format.quantity(float(request_rate))}/s" if request_rate else NONE

@@ -51,7 +51,7 @@ def curves(figures: Figures, summary: Summary) -> Iterator[Chart]:
         last_place = max(curve.nines[-1] for _, curve in named_curves)
         values = [value for _, curve in named_curves for value in curve.ms]
         main = named_curves[0][1]
-        note = f"{format.count(main.count)} samples carry it up to p{_percent(main.carried)}"
+        note = f"{format.counted(main.count, 'sample')} carry it up to p{_percent(main.carried)}"
         yield Chart(
             title=title,
             note=f"{note}; dashed beyond" if main.carried < main.nines[-1] else note,
@@ -243,7 +243,7 @@ def _cloud_chart(title: str, cloud: Cloud, x: Axis, unit: str) -> Iterator[Chart
         return
     x = msgspec.structs.replace(x, min=cloud.x[0], max=cloud.x[1], pad=False)
     y = msgspec.structs.replace(y, min=cloud.y[0], max=cloud.y[1], pad=False)
-    note = f"{format.count(cloud.count)} requests, counted in cells: darker is more (log)"
+    note = f"{format.counted(cloud.count, 'request')}, counted in cells: darker is more (log)"
     yield Chart(kind="cells", title=title, note=note, x=x, y=y, cells=cloud.cells)
 
 
