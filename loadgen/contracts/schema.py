@@ -33,7 +33,7 @@ from loadgen.workload import Workload
 from loadgen.workload.fields import Duration, FiniteRate, Part, Quantile, Share, Source, Tagged, Whole, one_of
 from loadgen.workload.loading import packaged, read_text
 from loadgen.workload.messages import fault, in_order
-from loadgen.workload.schema import checked_slo
+from loadgen.workload.slo_fields import checked_slo
 from loadgen.workload.yaml_marks import Map, read_yaml
 
 Of = Literal["ttft", "ttft_from_sent", "first_answer", "tpot", "e2e", "max_gap"]

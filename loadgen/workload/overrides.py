@@ -34,8 +34,8 @@ from loadgen.workload.schema import (
     Synthetic,
     Workload,
     Written,
-    stop_rule,
 )
+from loadgen.workload.slo_fields import stop_rule
 from loadgen.workload.tasks import Task
 from loadgen.workload.yaml_marks import Map, where
 
