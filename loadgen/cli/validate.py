@@ -74,19 +74,19 @@ def validate(
     Example: loadgen validate contract.yaml --url http://HOST:8000 --repeat 3
     """
     from loadgen.cli.bundle import write as write_bundle
-    from loadgen.contracts import run, verdict
-    from loadgen.contracts.lint import planned_words
+    from loadgen.contracts import run, stored, verdict
     from loadgen.contracts.load import load_contract
+    from loadgen.contracts.planning import planned_words
     from loadgen.errors import Fault, Faults, UserError, collecting
     from loadgen.execution.folder_names import alone
     from loadgen.metrics.repeats import Repetition
 
     if contract is None and extend is not None:
-        return given.call(typed_again(run.command_of(extend), given.arguments))
+        return given.call(typed_again(stored.command_of(extend), given.arguments))
     if contract is None:
         raise UserError("no contract", "loadgen validate", "a file, a folder, or: chatbot, rag, summarization, agentic")
     if contract.is_dir():
-        result = run.again(contract)
+        result = stored.again(contract)
         _print(result, as_json)
         if bundle is not None:
             write_bundle(contract, bundle)
@@ -201,7 +201,8 @@ def _predict(checked: Checked, settings: Settings, seed: int | None, as_json: bo
     """Print what each term of a contract needs, from a simulation; the exit code."""
     from loadgen.cli.show import print_json, say
     from loadgen.contracts import prediction
-    from loadgen.contracts.lint import answers_words, planned_words
+    from loadgen.contracts.lint import answers_words
+    from loadgen.contracts.planning import planned_words
     from loadgen.errors import OK
     from loadgen.execution.run import execute
     from loadgen.report.validation import forecast_text

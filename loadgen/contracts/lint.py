@@ -10,9 +10,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from loadgen import format
+from loadgen.contracts import planning
 from loadgen.contracts.schema import (
     ANSWER_KINDS,
     KINDS,
@@ -33,7 +34,7 @@ from loadgen.errors import Fault, Faults, UserError, meant
 from loadgen.limits import FEWEST_ANSWERS
 from loadgen.stats import intervals
 from loadgen.stats.quantiles import support
-from loadgen.workload import Closed, Mix, Poisson, Ramp, Replay, Slo, Stage, Synthetic, Workload
+from loadgen.workload import Closed, Mix, Poisson, Slo, Workload
 from loadgen.workload import load as load_workload
 from loadgen.workload.loading import packaged
 from loadgen.workload.messages import locate
@@ -94,7 +95,7 @@ def check(
     for draft in drafts:
         planned_level = _planned_level(draft, contract.slo, folder, report, env)
         if planned_level is not None and longest_ns is not None:
-            planned_level = _shortened(planned_level, longest_ns)
+            planned_level = planning.shortened(planned_level, longest_ns)
         has_slo = planned_level is None or planned_level.workload.slo is not None
         _check_classes(draft, planned_level, report)
         _check_contradictions(draft, planned_level, report)
@@ -155,48 +156,7 @@ def _planned_level(
     slo = level.slo or slo or workload.slo
     limits = workload.limits.model_copy(update={"failure_share": 1.0})  # the contract judges failures itself
     workload = workload.model_copy(update={"slo": slo, "limits": limits})
-    return _planned(level, workload)
-
-
-def _planned(level: ContractLevel, workload: Workload) -> Planned:
-    request_count, rate, duration_ns = expected(workload)
-    return Planned(level=level, workload=workload, requests=request_count, rate=rate, duration_ns=duration_ns)
-
-
-def _shortened(plan: Planned, longest_ns: int) -> Planned:
-    """The level with a load of at most this length."""
-    if plan.duration_ns is not None and plan.duration_ns <= longest_ns:
-        return plan
-    shorter = _planned(plan.level, lasting(plan.workload, longest_ns))
-    return replace(shorter, shortened_from_ns=plan.duration_ns or 0)
-
-
-def lasting(workload: Workload, length_ns: int) -> Workload:
-    """The workload with measured stages of this length together, in their old proportion.
-
-    Where the length was not known before, each measured stage ends after it, or earlier by its count.
-    """
-    _, _, before_ns = expected(workload)
-    factor = None if before_ns is None else length_ns / before_ns
-    stages = [stage if not stage.measured else _scaled(stage, factor, length_ns) for stage in workload.stages]
-    return workload.model_copy(update={"stages": tuple(stages)})
-
-
-def _scaled(stage: Stage, factor: float | None, length_ns: int) -> Stage:
-    if factor is None or isinstance(stage.arrival, Replay):
-        return stage.model_copy(update={"duration_ns": length_ns})
-    changed: dict[str, Any] = {}
-    if stage.duration_ns is not None:
-        changed["duration_ns"] = max(round(stage.duration_ns * factor), 1)
-    if stage.count is not None:
-        changed["count"] = max(round(stage.count * factor), 1)
-    if least := stage.at_least:
-        scaled = {
-            "duration_ns": max(round(least.duration_ns * factor), 1),
-            "count": max(round(least.count * factor), 1),
-        }
-        changed["at_least"] = least.model_copy(update=scaled)
-    return stage.model_copy(update=changed)
+    return planning.planned(level, workload)
 
 
 def _workload_path(name: str, folder: Path) -> str | None:
@@ -215,32 +175,6 @@ def _overrides(level: ContractLevel) -> Overrides:
         grace=level.grace_ns,
         warmup_ns=level.warmup_ns,
     )
-
-
-def expected(workload: Workload) -> tuple[int | None, float | None, int | None]:
-    """Expected measured requests, their rate per second and their duration in ns. None where it is not known before."""
-    requests, total_requests, length_s = workload.requests, 0.0, 0.0
-    turns = requests.turns.count if isinstance(requests, Synthetic) and requests.turns else 1
-    for stage in workload.stages:
-        if not stage.measured:
-            continue
-        law = stage.arrival
-        if isinstance(law, Closed):
-            if stage.count is None:
-                return None, None, stage.duration_ns
-            total_requests, length_s = total_requests + stage.count * turns, math.nan
-            continue
-        if isinstance(law, Replay):
-            return None, None, stage.duration_ns  # the trace decides
-        rate = (law.from_rate + law.to_rate) / 2 if isinstance(law, Ramp) else law.rate
-        by_time = math.inf if stage.duration_ns is None else rate * stage.duration_ns / 1e9
-        stage_requests = min(by_time, stage.count or math.inf)
-        if stage.at_least is not None:
-            stage_requests = max(rate * stage.at_least.duration_ns / 1e9, stage.at_least.count)
-        total_requests += stage_requests * turns
-        length_s += stage_requests / rate if math.isfinite(rate) else 0.0
-    known = math.isfinite(length_s) and length_s > 0
-    return int(total_requests), total_requests / length_s if known else None, round(length_s * 1e9) if known else None
 
 
 # -- contradictions ----------------------------------------------------------------------------------------------
@@ -530,25 +464,6 @@ def _prompts_needed(term: Promise, confidence: float) -> int:
 
 
 # -- words ------------------------------------------------------------------------------------------------------
-
-
-def planned_words(planned: Planned) -> list[str]:
-    """A level's load as lines of text, to show before the run."""
-    level = planned.level
-    each = "" if planned.requests is None else f", {format.counted(planned.requests, 'request')}"
-    length = "" if planned.duration_ns is None else f", {format.duration(planned.duration_ns / 1e9)}"
-    lines = [f"level {level.name}: {level.workload}{each}{length}, {format.counted(level.repeats, 'run')}"]
-    lines += [f"  {shortened}"] if (shortened := shortened_words(planned)) else []
-    lines += [f"  can no longer pass: {', '.join(planned.undecidable)}"] if planned.undecidable else []
-    return lines
-
-
-def shortened_words(planned: Planned) -> str:
-    """By how much a level's load is shorter than in the contract; "" when it is not."""
-    if planned.shortened_from_ns is None or planned.duration_ns is None:
-        return ""
-    before = "its own end" if not planned.shortened_from_ns else format.duration(planned.shortened_from_ns / 1e9)
-    return f"{format.duration(planned.duration_ns / 1e9)} of load instead of {before} (--duration)"
 
 
 def answers_words(asked: AnswersAsked) -> list[str]:

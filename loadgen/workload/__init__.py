@@ -1,7 +1,7 @@
 """The workload file and the flags over it: what is sent, when, and what was promised. Every check of it is here.
 
-`loading.py`, `traces.py`, `dataset.py` and `data_files.py` read, `fingerprints.py` hashes, all else is values: nothing is drawn, no
-prompt is made, no clock is read. What the words mean is in docs/workloads.md.
+`loading.py`, `traces.py`, `dataset.py` and `data_files.py` read, `fingerprints.py` hashes files, everything else is
+values: nothing is drawn, no prompt is made, no clock is read. What the words mean is in docs/workloads.md.
 """
 
 from loadgen.slo import Slo, Term
