@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loadgen.cli.options import Given, OneWorkload, takes, typed_again
+from loadgen.cli.options import Given, OneWorkload, takes, typed, typed_again
 
 if TYPE_CHECKING:
     from loadgen.cli.show import Show
@@ -115,11 +116,10 @@ def search(
             raise UserError(
                 "no SLO to search under", workload or "loadgen search", "give --slo ttft:2s --slo tpot:200ms"
             )
-    try:
-        trial_ns = units.duration_ns(given["duration"], bare="s")
-        longest_s = units.duration_ns(max_time, bare="s") / 1e9 if max_time else None
-    except units.Wrong as wrong:
-        faults.append(UserError(f"it {wrong}", "--duration, --max-time", wrong.hint))
+    with collecting(faults):
+        trial_ns = typed("--duration", given["duration"], partial(units.duration_ns, bare="s")) or 0
+    with collecting(faults):
+        longest_s = typed("--max-time", max_time, units.seconds)
     if low and high and low >= high:
         faults.append(UserError("the lowest load is not below the highest", f"--low {low:g} --high {high:g}", ""))
     if resume is not None:
@@ -195,12 +195,9 @@ def spread_of_runs(text: str | None, settings: Settings) -> float | None:
     from loadgen import units
     from loadgen.errors import UserError
 
-    if text is None:
+    share = typed("--run-spread", text, units.share)
+    if share is None:
         return 0.0 if settings.virtual else None
-    try:
-        share = units.share(text)
-    except units.Wrong as wrong:
-        raise UserError(f"it {wrong}", f"--run-spread {text}", wrong.hint) from None
     if not 0 <= share <= 0.2:
         raise UserError("a variation of more than 20 %", f"--run-spread {text}", "a share, like 3%")
     return share

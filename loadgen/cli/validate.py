@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from loadgen.cli.answers import AgainstKey, AgainstModel, other_endpoint
-from loadgen.cli.options import OF_THE_LOAD, Given, takes, typed_again
+from loadgen.cli.options import OF_THE_LOAD, Given, takes, typed, typed_again
 
 if TYPE_CHECKING:
     from loadgen.contracts.schema import Checked
@@ -176,13 +177,8 @@ def _time(text: str | None, flag: str) -> int | None:
     from loadgen import units
     from loadgen.errors import UserError
 
-    if text is None:
-        return None
-    try:
-        length_ns = units.duration_ns(text, bare="s")
-    except units.Wrong as wrong:
-        raise UserError(f"it {wrong}", f"{flag} {text}", wrong.hint) from None
-    if not length_ns:
+    length_ns = typed(flag, text, partial(units.duration_ns, bare="s"))
+    if length_ns == 0:
         raise UserError("no time at all", f"{flag} {text}", f"{flag} 10m")
     return length_ns
 
