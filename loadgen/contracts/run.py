@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,20 +72,18 @@ def run(
     folder = _folder(out, checked.contract.name)
     with alone(folder):
         _folder(folder, checked.contract.name)  # nobody was quicker
-        return _carry_out(checked, settings, folder, perform, say, seed, salt, repetition, other, wait), folder
+        runs = partial(_runs_of_level, folder, perform=perform, say=say, seed=seed, salt=salt, wait=wait)
+        return _carry_out(checked, settings, folder, say, repetition, other, runs), folder
 
 
 def _carry_out(
     checked: Checked,
     settings: Settings,
     folder: Path,
-    perform: Execute,
     say: Callable[[str], None],
-    seed: int | None,
-    salt: str | None,
     repetition: Repetition | None,
     other: AskTarget | None,
-    wait: Callable[[float], None],
+    runs: Callable[[Planned, Repetition, Settings], tuple[list[Summary], bool, str]],
 ) -> Validation:
     started = _now()
     (folder / CONTRACT).write_text(checked.text, encoding="utf-8")
@@ -104,9 +103,7 @@ def _carry_out(
             trouble[name] = f"the target cannot be used: {'; '.join(faults)}" if faults else "the user broke it off"
             continue
         how = _repetition(planned.level, repetition)
-        summaries, interrupted, problem = _runs_of_level(
-            planned, how, folder, settings, perform=perform, say=say, seed=seed, salt=salt, wait=wait
-        )
+        summaries, interrupted, problem = runs(planned, how, settings)
         if problem:
             trouble[name] = problem
         elif interrupted and not how.enough(summaries):
@@ -151,9 +148,9 @@ def _answers(
 
 
 def _runs_of_level(
+    folder: Path,
     planned: Planned,
     how: Repetition,
-    folder: Path,
     settings: Settings,
     *,
     perform: Execute,
@@ -227,24 +224,14 @@ def extend(
     if faults := [finding for finding in findings if finding.state == FAULT]:
         checksums.write(folder)
         raise Faults([UserError(f"{one.check}: {one.found}", settings.shown, one.meaning) for one in faults])
+    runs = partial(_runs_of_level, folder, perform=perform, say=say, seed=seed, salt=salt, wait=wait)
     counts = {level.name: len(level.runs) for level in levels}
     added = dict(counts)
     for planned in chosen:
         name = planned.level.name
         longer = planned if add_ns is None else replace(planned, workload=planning.lasting(planned.workload, add_ns))
         how = _repetition(planned.level, repetition)
-        summaries, interrupted, problem = _runs_of_level(
-            longer,
-            how,
-            folder,
-            settings,
-            perform=perform,
-            say=say,
-            seed=seed,
-            salt=salt,
-            wait=wait,
-            before=counts[name],
-        )
+        summaries, interrupted, problem = runs(longer, how, settings, before=counts[name])
         finished = sum(summary.run.state != "interrupted" for summary in summaries)
         added[name] += finished
         for broken in (folder / name).glob("r*"):
