@@ -17,9 +17,10 @@ from loadgen.contracts import planning
 from loadgen.contracts.schema import (
     ANSWER_KINDS,
     KINDS,
-    LATENCIES,
+    OF_TASKS,
     POOLED,
     SHARES_OF_ANSWERS,
+    TIMES,
     AnswersAsked,
     Contract,
     ContractLevel,
@@ -45,6 +46,7 @@ RATES_NEED = 30  # least number of requests for a rate with an interval
 POOLED_REPEATS = 3  # pooled gaps are correlated within a run, so each repeat counts as one sample
 WINDOWS = 2  # a drift compares the first window with the last
 
+_WAITS_OF_TASKS = ("task_wait", "task_longest_wait")
 Where = tuple[str | int, ...]
 
 
@@ -200,9 +202,9 @@ def _check_contradictions(draft: Draft, plan: Planned | None, report: _FaultRepo
         elif key in must_terms and _strictness(term) <= _strictness(must_terms[key]):
             what = f"{words(term)}: this should asks for no more than the must"
             report.fault(loc, what, "a should is stricter than its must; leave it out, or swap the two")
-        if plan is not None and term.kind in ("requests", "good_requests"):
+        if plan is not None and term.kind in ("requests", "good_requests", "tasks", "good_tasks"):
             _check_offered_rate(term, loc, plan, report)
-    latencies = [one for one in draft.terms if one[2].kind in LATENCIES]
+    latencies = [one for one in draft.terms if one[2].kind in TIMES]
     for kind, place, term in latencies:
         for other in (other for other_kind, _, other in latencies if other_kind == kind and other.limit < term.limit):
             what = ""
@@ -214,6 +216,9 @@ def _check_contradictions(draft: Draft, plan: Planned | None, report: _FaultRepo
             elif other.kind == "e2e" and term.kind in ("ttft", "first_answer") and other.quantile == term.quantile:
                 what = f"longer than the whole answer may take ({time_words(other.limit)})"
                 hint = "E2E holds it: one of the two is a slip"
+            elif other.kind == "task_time" and term.kind in _WAITS_OF_TASKS and other.quantile == term.quantile:
+                what = f"longer than the whole task may take ({time_words(other.limit)})"
+                hint = "the task time holds it: one of the two is a slip"
             if what:
                 report.fault(("levels", draft.index, kind, place), f"{words(term)}: {what}", hint)
                 break
@@ -221,13 +226,16 @@ def _check_contradictions(draft: Draft, plan: Planned | None, report: _FaultRepo
 
 def _check_offered_rate(term: Promise, loc: Where, plan: Planned, report: _FaultReport) -> None:
     closed = any(isinstance(stage.arrival, Closed) for stage in plan.workload.stages if stage.measured)
-    if not closed and plan.rate is not None and term.limit > plan.rate * (1 + 1e-9):
-        what = f"{words(term)}: more than the {format.quantity(plan.rate)}/s that this level offers"
+    if closed or plan.starts is None or plan.duration_ns is None:
+        return
+    offered = plan.starts * planning.each(term, plan) / (plan.duration_ns / 1e9)
+    if term.limit > offered * (1 + 1e-9):
+        what = f"{words(term)}: more than the {format.quantity(offered)}/s that this level offers"
         report.fault(loc, what, "no server can answer more than it is asked: raise the level's rate")
 
 
 def _check_classes(draft: Draft, plan: Planned | None, report: _FaultReport) -> None:
-    """Report terms about a class that the workload does not have, or that has no SLO to be good under."""
+    """Report terms about a class or tasks that the workload does not have, or that have no SLO to be good under."""
     if plan is None:
         return
     requests = plan.workload.requests
@@ -237,7 +245,23 @@ def _check_classes(draft: Draft, plan: Planned | None, report: _FaultReport) -> 
         if term.class_name and term.class_name not in classes:
             hint = meant(term.class_name, list(classes)) if classes else "its requests are all of one kind"
             report.fault(loc, f'{plan.level.workload} has no class "{term.class_name}"', hint)
-        elif term.kind == "goodput" and not term.class_name and any(one.slo for one in classes.values()):
+            continue
+        parts = planning.of_term(term, plan)
+        if term.kind in OF_TASKS and not any(part.is_session for part in parts):
+            of_class = f" of class {term.class_name}" if term.class_name else ""
+            what = f"{words(term)}: the requests{of_class} of {plan.level.workload} stand alone, there are no tasks"
+            report.fault(loc, what, "a workload with steps or turns, like coding-agent or agentic")
+        elif term.kind == "task_cost" and not all(part.is_session for part in parts):
+            what = f"{words(term)}: single requests beside the tasks are paid from the same machines"
+            report.fault(loc, what, "cost: what a thousand good requests cost")
+        elif "task_slo" in KINDS[term.kind].needs and not any(part.slo and part.slo.task for part in parts):
+            what = f"{words(term)}: nothing says when a task is good"
+            report.fault(loc, what, "slo: {task: {within: 90s, wait: 2s}}")
+        elif (
+            term.kind in ("goodput", "task_goodput", "good_tasks", "task_cost")
+            and not term.class_name
+            and any(one.slo for one in classes.values())
+        ):
             what = f"{words(term)}: its classes have SLOs of their own"
             report.fault(loc, what, f"goodput: {{share: 99%, class: {next(iter(classes))}}}")
 
@@ -271,7 +295,7 @@ def needed(term: Promise, confidence: float) -> int:
 
     For a percentile: LoadGen's early-stopping minimum. For a share: as many as show it when no request misses.
     """
-    if term.kind in ("errors", "goodput"):
+    if term.kind in ("errors", "goodput", "task_goodput"):
         return intervals.faultless(term.limit if term.kind == "errors" else 1 - term.limit, confidence)
     return support(term.quantile) if term.quantile else RATES_NEED
 
@@ -303,7 +327,9 @@ def _check_samples(draft: Draft, plan: Planned, contract: Contract, report: _Fau
         if term.kind in POOLED and level.repeats < POOLED_REPEATS:
             what = f"{words(term)}: gaps within an answer hang together, so one run has no interval for them"
             report.fault(loc, what, f"repeats: {POOLED_REPEATS} or more; or promise tpot, which is per request")
-        elif lacking := _too_short(term, plan, contract) or _too_few(term, plan, contract):
+        elif planning.each(term, plan) and (
+            lacking := _too_short(term, plan, contract) or _too_few(term, plan, contract)
+        ):
             what, hint = lacking
             if plan.shortened_from_ns is None:
                 report.fault(loc, what, hint)
@@ -322,9 +348,10 @@ def _too_few(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str
         length = format.duration(plan.duration_ns / 1e9)
         what = f"{words(term)}: a load of {length} has no two windows of {format.duration(term.window_ns / 1e9)}"
         return what, f"duration: {math.ceil(WINDOWS * term.window_ns / 1e9)}s or more"
-    if plan.requests is None:
+    if plan.starts is None:
         return None  # a closed loop limited by time: the number is known only after the run
-    available = round(plan.requests * level.repeats * _share(term, plan.workload))
+    each = planning.each(term, plan)
+    available = round(plan.starts * each * level.repeats)
     if windowed and plan.rate is not None:
         available = int(plan.rate * term.window_ns / 1e9)
     least = needed(term, confidence)
@@ -346,7 +373,7 @@ def _share(term: Promise, workload: Workload) -> float:
 
 def _too_short(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str] | None:
     """What is wrong, and the hint, where the load over all repeats is too short for what comes back rarely."""
-    if plan.duration_ns is None or term.kind not in (*LATENCIES, "goodput"):
+    if plan.duration_ns is None or term.kind not in (*TIMES, "goodput", "task_goodput"):
         return None  # of a closed loop by count, how long it takes is known only after the run
     length_s, repeats = plan.duration_ns / 1e9 * plan.level.repeats, plan.level.repeats
     confidence, asked_ns = contract.confidence, contract.horizon_ns
@@ -359,17 +386,17 @@ def _too_short(term: Promise, plan: Planned, contract: Contract) -> tuple[str, s
         f"{format.duration(horizon)}; there are {format.duration(length_s)}"
         + (f" in {repeats} runs" if repeats > 1 else "")
     )
-    each_s = math.ceil(max(needed_s, needed(term, confidence) / plan.rate if plan.rate else 0.0) / repeats)
+    starts_s = needed(term, confidence) / planning.each(term, plan) * length_s / repeats / (plan.starts or math.inf)
+    each_s = math.ceil(max(needed_s, starts_s) / repeats)
     seen_s = math.floor(intervals.recurrence(length_s, confidence) * 10) / 10
     hint = f"duration: {each_s}s or more; or a lower percentile; or, to promise less, horizon: {seen_s:g}s"
     return what, hint
 
 
-def _sample_hint(least: int, plan: Planned, windowed: bool) -> str:
-    each = math.ceil(least / (1 if windowed else plan.level.repeats))
-    duration = (
-        "" if not plan.rate else f"{math.ceil(each / plan.rate)}s ({format.duration(each / plan.rate)} at this rate)"
-    )
+def _sample_hint(least_starts: float, plan: Planned, windowed: bool) -> str:
+    each = math.ceil(least_starts / (1 if windowed else plan.level.repeats))
+    rate = 0.0 if plan.starts is None or plan.duration_ns is None else plan.starts / (plan.duration_ns / 1e9)
+    duration = "" if not rate else f"{math.ceil(each / rate)}s ({format.duration(each / rate)} at this rate)"
     if windowed:
         return f"window: {duration} or more" if duration else "a longer window"
     return f"requests: {each}" + (f", or duration: {duration}" if duration else "") + " or more; or a lower percentile"

@@ -7,14 +7,28 @@ from dataclasses import replace
 from typing import Any
 
 from loadgen import format
-from loadgen.contracts.schema import ContractLevel, Planned
-from loadgen.workload import Closed, Ramp, Replay, Stage, Synthetic, Workload
+from loadgen.contracts.schema import OF_TASKS, ContractLevel, Planned, PlannedClass, Promise
+from loadgen.schedule.chains import of_requests
+from loadgen.workload import Closed, Mix, Ramp, Replay, Stage, Workload
+
+DRAWN = 200  # starts of a class, to know how many requests one has on average
 
 
 def planned(level: ContractLevel, workload: Workload) -> Planned:
     """A level with its load, and how much of it is expected."""
-    request_count, rate, duration_ns = expected(workload)
-    return Planned(level=level, workload=workload, requests=request_count, rate=rate, duration_ns=duration_ns)
+    starts, duration_ns = expected(workload)
+    classes = _classes(workload)
+    requests = None if starts is None else starts * sum(one.share * one.requests_each for one in classes)
+    rate = None if requests is None or duration_ns is None else requests / (duration_ns / 1e9)
+    return Planned(
+        level=level,
+        workload=workload,
+        classes=classes,
+        starts=starts,
+        requests=None if requests is None else round(requests),
+        rate=rate,
+        duration_ns=duration_ns,
+    )
 
 
 def shortened(plan: Planned, longest_ns: int) -> Planned:
@@ -30,7 +44,7 @@ def lasting(workload: Workload, length_ns: int) -> Workload:
 
     Where the length was not known before, each measured stage ends after it, or earlier by its count.
     """
-    _, _, before_ns = expected(workload)
+    _, before_ns = expected(workload)
     factor = None if before_ns is None else length_ns / before_ns
     stages = [stage if not stage.measured else _scaled(stage, factor, length_ns) for stage in workload.stages]
     return workload.model_copy(update={"stages": tuple(stages)})
@@ -53,36 +67,65 @@ def _scaled(stage: Stage, factor: float | None, length_ns: int) -> Stage:
     return stage.model_copy(update=changed)
 
 
-def expected(workload: Workload) -> tuple[int | None, float | None, int | None]:
-    """Expected measured requests, their rate per second and their duration in ns. None where it is not known before."""
-    requests, total_requests, length_s = workload.requests, 0.0, 0.0
-    turns = requests.turns.count if isinstance(requests, Synthetic) and requests.turns else 1
+def expected(workload: Workload) -> tuple[float | None, int | None]:
+    """Expected measured starts (tasks, conversations, single requests), and their duration in ns; None where it is not
+    known before.
+    """
+    starts, length_s = 0.0, 0.0
     for stage in workload.stages:
         if not stage.measured:
             continue
         law = stage.arrival
         if isinstance(law, Closed):
             if stage.count is None:
-                return None, None, stage.duration_ns
-            total_requests, length_s = total_requests + stage.count * turns, math.nan
+                return None, stage.duration_ns
+            starts, length_s = starts + stage.count, math.nan
             continue
         if isinstance(law, Replay):
-            return None, None, stage.duration_ns  # the trace decides
+            return None, stage.duration_ns  # the trace decides
         rate = (law.from_rate + law.to_rate) / 2 if isinstance(law, Ramp) else law.rate
         by_time = math.inf if stage.duration_ns is None else rate * stage.duration_ns / 1e9
-        stage_requests = min(by_time, stage.count or math.inf)
+        of_stage = min(by_time, stage.count or math.inf)
         if stage.at_least is not None:
-            stage_requests = max(rate * stage.at_least.duration_ns / 1e9, stage.at_least.count)
-        total_requests += stage_requests * turns
-        length_s += stage_requests / rate if math.isfinite(rate) else 0.0
-    known = math.isfinite(length_s) and length_s > 0
-    return int(total_requests), total_requests / length_s if known else None, round(length_s * 1e9) if known else None
+            of_stage = max(rate * stage.at_least.duration_ns / 1e9, stage.at_least.count)
+        starts += of_stage
+        length_s += of_stage / rate if math.isfinite(rate) else 0.0
+    return starts, round(length_s * 1e9) if math.isfinite(length_s) and length_s > 0 else None
+
+
+def _classes(workload: Workload) -> tuple[PlannedClass, ...]:
+    """The classes of a workload; one without a name for a workload that has none."""
+    requests = workload.requests
+    classes = (
+        [(name, float(one.weight), one.slo or workload.slo, one.requests) for name, one in requests.classes.items()]
+        if isinstance(requests, Mix)
+        else [("", 1.0, workload.slo, requests)]
+    )
+    classes_planned = []
+    for name, share, slo, of_class in classes:
+        chains = of_requests(of_class, 0)
+        classes_planned.append(PlannedClass(name, share, slo, chains.slots(0, DRAWN) / DRAWN, chains.turns > 1))
+    return tuple(classes_planned)
+
+
+def of_term(term: Promise, plan: Planned) -> list[PlannedClass]:
+    """The classes that a term is about."""
+    return [one for one in plan.classes if not term.class_name or one.name == term.class_name]
+
+
+def each(term: Promise, plan: Planned) -> float:
+    """How many of what a term is about, requests or tasks, a start brings on average."""
+    if term.kind in OF_TASKS:
+        return sum(one.share for one in of_term(term, plan) if one.is_session)
+    return sum(one.share * one.requests_each for one in of_term(term, plan))
 
 
 def planned_words(level_plan: Planned) -> list[str]:
     """A level's load as lines of text, to show before the run."""
     level = level_plan.level
     each = "" if level_plan.requests is None else f", {format.counted(level_plan.requests, 'request')}"
+    tasks = sum(one.share for one in level_plan.classes if one.is_session) * (level_plan.starts or 0)
+    each = f", {tasks:,.0f} tasks{each}" if tasks else each
     length = "" if level_plan.duration_ns is None else f", {format.duration(level_plan.duration_ns / 1e9)}"
     lines = [f"level {level.name}: {level.workload}{each}{length}, {format.counted(level.repeats, 'run')}"]
     lines += [f"  {shortened}"] if (shortened := shortened_words(level_plan)) else []

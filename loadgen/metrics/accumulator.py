@@ -9,7 +9,7 @@ of them (`--keep sample`). `summary.build` makes a Summary of either.
 from __future__ import annotations
 
 from operator import add
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -17,12 +17,13 @@ import numpy as np
 from loadgen import seeds
 from loadgen.limits import STALL_NS
 from loadgen.metrics import columns as by_column
-from loadgen.metrics import outcomes
-from loadgen.metrics.columns import CANCELLED, FAILED, OK, UNDEFINED, UNFINISHED, Columns, defined
+from loadgen.metrics import outcomes, tasks
+from loadgen.metrics.columns import FAILED, OK, UNDEFINED, UNFINISHED, Columns, defined
 from loadgen.metrics.drift import BLOCKS, FIRST_NS, SHOWN, BlockSamples
-from loadgen.metrics.windows import ends_chain, first_round, last_round
+from loadgen.metrics.tasks import TaskColumns
+from loadgen.metrics.windows import first_round, last_round
 from loadgen.results.manifest import StagePlan
-from loadgen.results.record import KIND, KINDS, SOURCES, STATUSES
+from loadgen.results.record import KINDS, SOURCES, STATUSES
 from loadgen.stats.amounts import Amounts, TimeCurve
 from loadgen.stats.quantiles import Distribution, Histogram, Values
 from loadgen.units import LONGEST_NS
@@ -41,7 +42,6 @@ OWN = ("connect", "send_lag", "client_lag", "stamp_error")  # of requests that w
 SAMPLES = (*LATENCIES, *ERRORS, *OWN)
 AMOUNTS = ("ok", "good", "input", "output", "flying")  # that come with time: requests, tokens, seconds in flight
 _COUNTED = [SOURCES.index("server"), SOURCES.index("tokenizer")]  # sources that know how many tokens an event carries
-ABANDONED = KIND["abandoned"]
 _FORMAT = 1
 
 
@@ -251,28 +251,11 @@ class Cell:
             self.error(KINDS[kind], len(places), due_ns, words or (f"HTTP {status}" if status else ""))
 
 
-class _Conversations(NamedTuple):
-    """Conversations and tasks as columns; `ok`, `cancelled`, `unfinished` and `abandoned` are 0 or 1."""
-
-    due: NDArray[np.int64]
-    ok: NDArray[np.int64]
-    cancelled: NDArray[np.int64]
-    unfinished: NDArray[np.int64]
-    stage: NDArray[np.int64]
-    abandoned: NDArray[np.int64]
-    wait: NDArray[np.int64]  # for first tokens
-    longest_wait: NDArray[np.int64]
-    requests: NDArray[np.int64]
-    input: NDArray[np.int64]  # tokens
-    cached: NDArray[np.int64]
-    output: NDArray[np.int64]
-
-
 _TOGETHER: tuple[Callable[[int, int], int], ...] = (min, min, max, max, max, max, add, max, add, add, add, add)
 """For each of these columns: what two parts of a conversation make together."""
 
 
-def _count_conversations(cell: Cell, ended: _Conversations, end: NDArray[np.int64]) -> None:
+def _count_conversations(cell: Cell, ended: TaskColumns, end: NDArray[np.int64]) -> None:
     """Add conversations that are over, and the instants at which they ended."""
     ok, cancelled, unfinished = ended.ok > 0, ended.cancelled > 0, ended.unfinished > 0
     cell.count("sessions", len(ok))
@@ -339,7 +322,7 @@ class Accumulator:
         self.other_classes = [Cell(plan.slo, exact=exact) for plan in header.classes]
         self.blocks: list[BlockSamples] = []
         self.block_ns = FIRST_NS
-        # number of a conversation -> what is known of its turns so far, in the order of _Conversations
+        # number of a conversation -> what is known of its turns so far, in the order of TaskColumns
         self._open_conversations: dict[int, list[int]] = {}
         self.taken: dict[int, int] = {}  # worker -> how many of its rows, from the first on, are in here; by the caller
 
@@ -403,36 +386,10 @@ class Accumulator:
 
     def _add_conversations(self, stage: int, columns: Columns, classes: Sequence[Cell]) -> None:
         """Add the requests of conversations and tasks; those whose last one is among them are over."""
-        inside = np.flatnonzero(columns["session"] >= 0)
-        if not len(inside):
+        found = tasks.of_requests(columns, self._turns)
+        if not len(found.numbers):
             return
-        order = inside[np.argsort(columns["session"][inside], kind="stable")]
-        sessions = columns["session"][order]
-        starts = np.flatnonzero(np.diff(sessions, prepend=sessions[0] - 1))
-        sessions = sessions[starts]
-        status, wait = columns["status"][order], columns.measure("ttft")[order]
-        # an answer that is not streamed is waited for to its end
-        wait = np.maximum(np.where(wait == UNDEFINED, columns.measure("e2e")[order], wait), 0)
-
-        def whole(how: np.ufunc, values: NDArray[Any]) -> NDArray[np.int64]:
-            return how.reduceat(values, starts).astype(np.int64)
-
-        parts = _Conversations(
-            due=whole(np.minimum, columns["due_ns"][order]),
-            ok=whole(np.logical_and, status == OK),
-            cancelled=whole(np.logical_or, status == CANCELLED),
-            unfinished=whole(np.logical_or, status == UNFINISHED),
-            stage=np.full(len(starts), stage),
-            abandoned=whole(np.logical_or, columns["kind"][order] == ABANDONED),
-            wait=whole(np.add, wait),
-            longest_wait=whole(np.maximum, wait),
-            requests=np.diff(starts, append=len(order)),
-            **{
-                name: whole(np.add, np.maximum(columns[f"{name}_tokens"][order].astype(np.int64), 0))
-                for name in ("input", "cached", "output")
-            },
-        )
-        over = ends_chain(np.maximum.reduceat(columns["slot"][order], starts), self._turns)
+        sessions, parts, over = found.numbers, found.columns, found.over
         still_open = self._open_conversations
         for i in np.flatnonzero(~over | np.isin(sessions, list(still_open))).tolist():
             session = int(sessions[i])
@@ -443,14 +400,14 @@ class Accumulator:
                     column[i] = how(value, int(column[i]))
             if not over[i]:
                 still_open[session] = [int(column[i]) for column in parts]
-        ended = _Conversations(*(column[over] for column in parts))
-        end = whole(np.maximum, columns["end_ns"][order])[over]
+        ended = TaskColumns(*(column[over] for column in parts))
+        end = found.end[over]
         _count_conversations(self.stages[stage], ended, end)
         if classes:
             drawn = self._class_of(sessions[over])
             for index, cell in enumerate(classes):
                 own = drawn == index
-                _count_conversations(cell, _Conversations(*(column[own] for column in ended)), end[own])
+                _count_conversations(cell, TaskColumns(*(column[own] for column in ended)), end[own])
 
     def _class_of(self, chains: NDArray[np.int64]) -> NDArray[np.int64]:
         """The class of each task, conversation or single request, by its number."""
