@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loadgen.cli.options import TARGET, Given, takes, typed
+from loadgen.cli.options import TARGET, Given, takes
+from loadgen.execution.options import typed
 
 if TYPE_CHECKING:
     from loadgen.answers.ask import AskTarget

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loadgen.cli.options import typed
 from loadgen.errors import OK, UserError, meant
+from loadgen.execution.options import typed
 
 if TYPE_CHECKING:
     from loadgen.cost.capacity_planning import MeasuredRate

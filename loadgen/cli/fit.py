@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import typer
 
 from loadgen import units
-from loadgen.cli.options import typed
 from loadgen.errors import OK, UserError
+from loadgen.execution.options import typed
 
 
 def fit(

@@ -7,11 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loadgen import units
 from loadgen.errors import Fault, Faults, UserError, collecting
 from loadgen.execution import options
 from loadgen.execution.options import COMMAND_OPTIONS, OPTIONS, PANELS, Option
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from loadgen.metrics.repeats import Repetition
     from loadgen.workload import Overrides
 
-T = TypeVar("T")
 TARGET = (
     "url", "model", "server", "api", "tokenizer", "extra_body", "headers", "api_key_file", "cacert", "cert", "key",
     "insecure", "stream",
@@ -201,14 +199,6 @@ def takes(
         return call
 
     return with_options
-
-
-def typed(flag: str, text: str | None, read: Callable[[str], T]) -> T | None:
-    """What was typed after a flag, read by a parser of `units`; None where nothing was. Raises UserError."""
-    try:
-        return None if text is None else read(text)
-    except units.Wrong as wrong:
-        raise UserError(f'"{text}" {wrong}', f"{flag} {text}", wrong.hint) from None
 
 
 def typed_again(before: Sequence[str], now: Sequence[str]) -> list[str]:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def repetition(repeat: str | None, most: int | None, within: str | None, pause: str | None) -> Repetition | None:
     """The repetition that these flags ask for; None without any. Raises Faults with everything that is wrong."""
     from loadgen import units
-    from loadgen.cli.options import typed
     from loadgen.errors import Fault, Faults, UserError, collecting
+    from loadgen.execution.options import typed
     from loadgen.metrics import repeats
 
     companions = {"most": most, "within": within, "pause": pause}

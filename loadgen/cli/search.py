@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loadgen.cli.options import Given, OneWorkload, takes, typed, typed_again
+from loadgen.cli.options import Given, OneWorkload, takes, typed_again
+from loadgen.execution.options import typed
 
 if TYPE_CHECKING:
     from loadgen.cli.show import Show

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loadgen.cli.options import Given, takes, typed
+from loadgen.cli.options import Given, takes
 from loadgen.errors import OK, Fault, Faults, UserError, meant
+from loadgen.execution.options import typed
 
 if TYPE_CHECKING:
     from loadgen.cost.capacity_planning import MeasuredRate

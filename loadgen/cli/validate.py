@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loadgen.cli.answers import AgainstKey, AgainstModel, other_endpoint
-from loadgen.cli.options import OF_THE_LOAD, Given, takes, typed, typed_again
+from loadgen.cli.options import OF_THE_LOAD, Given, takes, typed_again
+from loadgen.execution.options import typed
 
 if TYPE_CHECKING:
     from loadgen.contracts.schema import Checked

@@ -360,15 +360,9 @@ def _too_few(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str
     if available >= least:
         return None
     scope = "each window has" if windowed else f"{level.repeats} runs have" if level.repeats > 1 else "there are"
-    what = f"{words(term)}: needs {format.counted(least, 'request')} to be shown at all, {scope} {available:,}"
-    return what, _sample_hint(least, plan, windowed)
-
-
-def _share(term: Promise, workload: Workload) -> float:
-    """Which share of all requests a term is about."""
-    requests = workload.requests
-    of_class = requests.classes.get(term.class_name) if isinstance(requests, Mix) else None
-    return float(of_class.weight) if of_class is not None else 1.0
+    noun = "tasks" if term.kind in OF_TASKS else "requests"
+    what = f"{words(term)}: needs {least:,} {noun} to be shown at all, {scope} {available:,}"
+    return what, _sample_hint(least / each, plan, windowed)
 
 
 def _too_short(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str] | None:
