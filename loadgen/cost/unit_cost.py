@@ -445,7 +445,7 @@ def _notes(evidence: Evidence, basis: Basis, price: Price, gpus: int | None) -> 
         if failed:
             counted = sum(summary.tokens.failed_input + summary.tokens.failed_output for summary in evidence.summaries)
             known = format.counted(counted, "token of theirs is", "tokens of theirs are")
-        yield f"{format.counted(failed, 'failed request')}: {known} known and in the price"
+            yield f"{format.counted(failed, 'failed request')}: {known} known and in the price"
     resent = sum(summary.requests.resent for summary in evidence.summaries)
     if resent:
         again = format.counted(resent, "request was", "requests were")
