@@ -121,6 +121,11 @@ def pairs(values: Mapping[str, str]) -> str:
     return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
+def document(value: Any) -> bytes:
+    """A value as a JSON document that people read too: indented, ending in a newline."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+
+
 def shortened(value: Any) -> str:
     """A value of a file as JSON, at most 40 characters of it."""
     text = msgspec.json.encode(value).decode()

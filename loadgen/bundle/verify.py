@@ -110,7 +110,7 @@ def bundle(folder: Path, out: Path, *, key: Path | None = None, content: bool = 
         content=content,
         left_out=left_out,
     )
-    files[MANIFEST] = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
+    files[MANIFEST] = format.document(manifest)
     sums = "".join(f"{_sha256(content)}  {name}\n" for name, content in files.items()).encode()
     signed = {} if key is None else {SIGNATURE: signature.sign(key, sums)}
     archive.write(out, {**files, SUMS: sums, **signed})

@@ -50,13 +50,12 @@ def repetition(repeat: str | None, most: int | None, within: str | None, pause: 
 
 def finish(parent: Path, how: Repetition, named: Sequence[tuple[str, Summary]]) -> RepeatSummary:
     """Store the summary over the repeats in their folder."""
-    import msgspec
-
+    from loadgen import format
     from loadgen.metrics import repeats
     from loadgen.results import checksums, store
 
     checksums.begin(parent)
     made = repeats.summarize_repeats(named, within=how.within if how.count is None else None)
-    store.replace(parent / repeats.FILE, msgspec.json.format(msgspec.json.encode(made), indent=2) + b"\n")
+    store.replace(parent / repeats.FILE, format.document(made))
     checksums.write(parent)
     return made

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from loadgen import run_folder
+from loadgen import format, run_folder
 from loadgen.contracts import answers, planning, stored, verdict
 from loadgen.contracts.schema import AnswersAsked, Checked, Contract, ContractLevel, Planned
 from loadgen.contracts.stored import CONTRACT, PLACE, PRICES, RESOLVED, ValidationFacts
@@ -298,7 +298,7 @@ def _repetition(level: ContractLevel, asked: Repetition | None) -> Repetition:
 
 
 def _judge_and_write(folder: Path, contract: Contract, facts: ValidationFacts) -> Validation:
-    (folder / PLACE).write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
+    (folder / PLACE).write_bytes(format.document(facts))
     validation = stored.judge(folder, contract, facts)
     for name, data in _outputs(folder, validation, contract, facts).items():
         store.replace(folder / name, data, shared=name != VERDICT)
@@ -329,7 +329,7 @@ def _outputs(folder: Path, validation: Validation, contract: Contract, facts: Va
     runs = {run: run_folder.kept_summary(folder / run) for level in validation.levels for run in level.runs}
     text = (folder / CONTRACT).read_text("utf-8")
     return {
-        VERDICT: msgspec.json.format(msgspec.json.encode(validation)) + b"\n",
+        VERDICT: format.document(validation),
         PAGE: verdict_page.render(
             validation, contract, text, runs, facts.findings, _spread(folder, validation)
         ).encode(),
@@ -358,7 +358,7 @@ def _preflight(settings: Settings, folder: Path, say: Callable[[str], None]) -> 
         all_findings += findings
         if bad := [finding for finding in findings if finding.state in (FAULT, WARNING)]:
             say(target_checks.render(title, bad).rstrip())
-    (folder / DOCTOR).write_bytes(msgspec.json.format(msgspec.json.encode(reports)) + b"\n")
+    (folder / DOCTOR).write_bytes(format.document(reports))
     return all_findings
 
 

@@ -615,7 +615,7 @@ def dump_summary(summary: Summary) -> bytes:
     """The bytes of `summary.json`: UTF-8, indented by two, with a final newline. Unknown values are null, never left
     out.
     """
-    return msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
+    return format.document(summary)
 
 
 def load_summary(data: bytes, where: str = "summary.json") -> Summary:

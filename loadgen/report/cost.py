@@ -56,14 +56,14 @@ def _step(amount: Decimal, digits: int) -> Decimal:
     return Decimal(1).scaleb(place)
 
 
-def apportioned(cost: Cost, by: int, digits: int = DIGITS) -> tuple[Decimal, dict[str, Decimal]]:
+def apportioned(cost: Cost, by: int) -> tuple[Decimal, dict[str, Decimal]]:
     """The total cost of `by` units and its parts, rounded to the last printed digit of the total.
 
     The rounded parts add up to the rounded total: parts are rounded down, and the remaining steps go to the parts that
     lost most (largest remainder).
     """
     total = cost.total * by
-    step = _step(total, digits)
+    step = _step(total, DIGITS)
     total = total.quantize(step, rounding=ROUND_HALF_EVEN)
     exact = {part: amount * by for part, amount in cost.parts.items()}
     parts = {part: amount.quantize(step, rounding=ROUND_FLOOR) for part, amount in exact.items()}

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 QUANTILE_COLORS = {"p50": "c1", "p90": "c3", "p99": "c2", "max": "c6"}
 
 
-def _value_axis(values: Sequence[float | None], label: str = "ms") -> Axis:
+def _ms_axis(values: Sequence[float | None]) -> Axis:
     """A logarithmic axis where the values differ so much (30 times) that no other shows them all."""
     known = [value for value in values if value is not None and value > 0]
     if known and max(known) > 30 * min(known):
-        return Axis(label=f"{label}, log", unit=label, log=True)
-    return Axis(label=label, unit=label, min=0)
+        return Axis(label="ms, log", unit="ms", log=True)
+    return Axis(label="ms", unit="ms", min=0)
 
 
 # -- percentile curves ---------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def curves(figures: Figures, summary: Summary) -> Iterator[Chart]:
             title=title,
             note=f"{note}; dashed beyond" if main.carried < main.nines[-1] else note,
             x=Axis(label="percentile", format="nines", min=0, max=last_place),
-            y=_value_axis(values),
+            y=_ms_axis(values),
             series=tuple(
                 Series(
                     name=curve.name,
@@ -147,7 +147,7 @@ def over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
             for t in summary.goodput.slo
             if t.metric == name and t.limit_ms < 3 * max(values)
         )
-        yield lines(title, bins, _value_axis(values), f"per {bins.width_s:g} s, {basis}", limits)
+        yield lines(title, bins, _ms_axis(values), f"per {bins.width_s:g} s, {basis}", limits)
     if figures.gaps and "inter_chunk" not in summary.unsound:
         yield _gap_heat_chart(figures)
 
@@ -308,4 +308,4 @@ def client(figures: Figures, summary: Summary) -> Iterator[Chart]:
         yield _lines_over_time(figures, "CPU of the busiest worker", share, (line,), marks=marks)
     if any(value is not None for value in lag):
         line = Series(x=centres, y=lag, color="c2")
-        yield _lines_over_time(figures, "Largest send lag", _value_axis(lag), (line,), note=f"per {bins.width_s:g} s")
+        yield _lines_over_time(figures, "Largest send lag", _ms_axis(lag), (line,), note=f"per {bins.width_s:g} s")

@@ -187,7 +187,7 @@ class Trials:
             metadata=dict(self.settings.metadata),
             settings=search.settings,
         )
-        store.replace(self.folder / ANSWER, msgspec.json.format(msgspec.json.encode(stored), indent=2) + b"\n")
+        store.replace(self.folder / ANSWER, format.document(stored))
         checksums.write(self.folder)
         return answer
 
