@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +32,28 @@ def when_started(do: Callable[[RunningLoad], object]) -> Tell:
             do(event.load)
 
     return hear
+
+
+@contextlib.contextmanager
+def frozen_at_birth(module: str, count: int) -> Iterator[list[int]]:
+    """While inside, the first `count` children that run `module` are stopped as soon as they are seen; their pids."""
+    frozen: list[int] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while len(frozen) < count and not over.wait(0.001):
+            for pid in map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()):
+                if pid not in frozen and module in Path(f"/proc/{pid}/cmdline").read_text():
+                    os.kill(pid, signal.SIGSTOP)
+                    frozen.append(pid)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield frozen
+    finally:
+        over.set()
+        watching.join()
 
 
 def header(name: str, n: int, **changed: object) -> Header:

@@ -443,12 +443,12 @@ def test_a_load_generator_looks_at_quiet_sockets_often(endpoint: Embedded) -> No
 
 
 @pytest.mark.processes
-def test_a_backlog_leaves_the_loop_to_others(endpoint: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backlog_leaves_the_loop_to_others(endpoint: Embedded) -> None:
     """However much is waiting to be decoded, a callback of the loop waits for a pass or two, not for a pile of them."""
-    monkeypatch.setattr("loadgen_sdk.transport.wire.SLICE_NS", 0)  # the backlog grows as on a machine that is too slow
 
     async def work() -> int:
         async with client_of(endpoint.url) as client:
+            client._pool.wire.slice_ns = 0  # the backlog grows as on a machine that is too slow
             await client.open(100)
             load = asyncio.gather(*(client.complete(request(40)) for _ in range(100)))
             most = 0

@@ -134,7 +134,7 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
             carry_out = (
                 cluster.run if cluster is not None else local.run if plan.job.settings.workers > 1 else single.run
             )
-            compactor = Compactor(folder)
+            compactor = Compactor(folder, frozen_s=settings.tuning.helper_frozen_s)
             try:
                 share = runner.run(carry_out(plan, hear))
             except BaseException:
@@ -158,7 +158,7 @@ def finish(
     """
     folder, timetable = plan.job.folder, plan.timetable
     bodies = ""
-    if large(timetable):
+    if large(timetable, plan.job.settings.tuning):
         fingerprint = prompts.fingerprint(plan.requests, None)
     elif share.prompts_count == timetable.slots:
         fingerprint = prompts.Digest(share.prompts_total, share.prompts_count).hexdigest()
