@@ -29,6 +29,7 @@ from loadgen.results.manifest import Header, StagePlan, encode
 from loadgen.results.record import KINDS, STATUSES
 from loadgen.results.spool import Spool
 from loadgen.results.store import Stored, read_run
+from loadgen.schedule import arrivals
 from loadgen.schedule import timetable as schedule
 from loadgen.workload import Workload, load, read_flags
 
@@ -114,7 +115,7 @@ def run(
     """Drive a workload to its end; what was recorded."""
 
     async def work() -> tuple[Paper, schedule.Schedule, Driver]:
-        timetable = schedule.build(made, 7)
+        timetable = arrivals.build(made, 7)
         client = Paper(answer)
         requests = build(made, 7, 1, tokenizer.load_tokenizer(None))
         bodies = Bodies(

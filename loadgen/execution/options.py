@@ -20,7 +20,6 @@ from loadgen.errors import Fault, Faults, UserError, collecting
 if TYPE_CHECKING:
     from loadgen.execution.plan import Settings
     from loadgen.execution.profiler import ProfileAsked
-    from loadgen.workload import Overrides
 
 Text = str | int | float | None
 Texts = str | Sequence[str] | None
@@ -54,10 +53,6 @@ def _system(value: Any) -> dict[str, str]:
     from loadgen.execution import system_file
 
     return system_file.load(Path(_text(value)))
-
-
-def _as_given(value: Any) -> Any:
-    return value
 
 
 def _texts(value: Any) -> tuple[str, ...]:
@@ -238,7 +233,7 @@ class Option(NamedTuple):
 
 def _of_load(flags: str, help: str, type: Any = str, shown: str = "") -> Option:
     """An option that `workload/overrides.py` reads."""
-    return Option(flags, help, type, parse=_texts if type is not str else _as_given, part="load", shown=shown)
+    return Option(flags, help, type, part="load", shown=shown)
 
 
 class RunOptions(TypedDict, total=False):
@@ -444,21 +439,11 @@ PANELS = {
 # -- what they say ---------------------------------------------------------------------------------------------------
 
 
-def of_the_load(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the load that are given, as texts or numbers."""
-    names = [name for name, option in OPTIONS.items() if option.part == "load" and given.get(name) is not None]
-    return {name: OPTIONS[name].parse(given[name]) for name in names}
-
-
-def overrides(given: Mapping[str, Any]) -> Overrides:
-    """The options of the load: what they say, with the faults in them."""
-    from loadgen.workload import read_flags
-
-    return read_flags(**of_the_load(given))
-
-
 def settings(given: Mapping[str, Any]) -> Settings:
-    """All other options, read and checked; those not given have the defaults of `Settings`. Raises Faults."""
+    """The options that are not of the load, read and checked; those not given have the defaults of `Settings`.
+
+    Raises Faults.
+    """
     from loadgen_sdk.dialects.quirks import VALUES
     from loadgen_sdk.transport.wire import Tls
 

@@ -27,7 +27,7 @@ from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
 from loadgen.requests.prompts import Prompts
 from loadgen.results.spool import SEGMENT_ROWS
-from loadgen.schedule import timetable as schedule
+from loadgen.schedule import arrivals
 from loadgen.schedule.timetable import Schedule
 from loadgen.server_metrics.scraper import PagesAsked
 from loadgen.sim.server.options import PHYSICAL
@@ -184,7 +184,7 @@ def build_plan(job: Job) -> Plan:
     salt, template_tokens = seeds.salt_number(job.salt), job.found[0].template_tokens or 0
     return Plan(
         job=job,
-        timetable=schedule.build(job.workload, job.seed),
+        timetable=arrivals.build(job.workload, job.seed),
         requests=build(job.workload, job.seed, salt, tokenizer, template_tokens, job.settings.api),
         tokenizer=tokenizer,
     )
@@ -215,7 +215,7 @@ def prepare(
     answer = answer or lane_start.by_probe(found[0].first_ms, found[0].token_ms)
     started, begins = lane_start.resolve(workload, plan.requests, answer, leave_out=settings.leave_out_first_round)
     if started.stages != workload.stages:
-        plan = replace(plan, job=replace(job, workload=started), timetable=schedule.build(started, seed))
+        plan = replace(plan, job=replace(job, workload=started), timetable=arrivals.build(started, seed))
     if not settings.workers:
         own_cores = max(1, resource_limits.cpus() - simulated) if cores is None else cores
         most = workers(plan.timetable, plan.requests, workload.max_in_flight, own_cores)

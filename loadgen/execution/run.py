@@ -16,10 +16,10 @@ import msgspec
 
 from loadgen import run_folder
 from loadgen.errors import UserError
-from loadgen.execution import cache_reset, run_header, server_accounts
-from loadgen.execution.backends import local, single
-from loadgen.execution.backends.single import Share, large
+from loadgen.execution import cache_reset, driver, run_header, server_accounts
+from loadgen.execution.backends import local
 from loadgen.execution.compactor_process import Compactor
+from loadgen.execution.driver import Share, large
 from loadgen.execution.events import (
     LoadStarted,
     RunEnded,
@@ -132,7 +132,7 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
                 tell(event)
 
             carry_out = (
-                cluster.run if cluster is not None else local.run if plan.job.settings.workers > 1 else single.run
+                cluster.run if cluster is not None else local.run if plan.job.settings.workers > 1 else driver.run
             )
             compactor = Compactor(folder, frozen_s=settings.tuning.helper_frozen_s)
             try:

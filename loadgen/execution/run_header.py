@@ -32,6 +32,7 @@ from loadgen.requests.build import build
 from loadgen.requests.prompts import SyntheticPrompts
 from loadgen.results import manifest, store
 from loadgen.results.record import SCHEMA_MINOR
+from loadgen.schedule import arrivals
 from loadgen.schedule import timetable as schedule
 from loadgen.schedule.forecast import Forecast, forecast
 from loadgen.schedule.timetable import Schedule
@@ -53,7 +54,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
     source = "server" if all(result.usage for result in found) else tokenizer.tag
     coded = _coded_notes(plan, accounts=accounts)
     # how lanes begin by default is the target's doing: fingerprints are of what was asked
-    asked_timetable = timetable if asked.stages == workload.stages else schedule.build(asked, job.seed)
+    asked_timetable = timetable if asked.stages == workload.stages else arrivals.build(asked, job.seed)
     return manifest.Header(
         schema_minor=SCHEMA_MINOR,
         run=job.run_id,
@@ -318,7 +319,7 @@ def words(arrival: Any) -> str:
 def describe(workload: Workload, settings: Settings) -> tuple[str, Forecast]:
     """What a run would do, as text and as forecast: load, request sizes, fingerprints. Does not use the network."""
     seed = workload.seed if workload.seed is not None else seeds.fresh()
-    timetable = schedule.build(workload, seed)
+    timetable = arrivals.build(workload, seed)
     salt = seeds.salt_of(seed, workload.salt)
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
     requests = build(workload, seed, seeds.salt_number(salt), tokenizer)
