@@ -473,9 +473,6 @@ def settings(given: Mapping[str, Any]) -> Settings:
     if "sources" in values and values.get("client") == "openai":
         faults.append(UserError("the openai package does not choose its local address", "--source", "--client wire"))
     if (api := values.get("api", "chat")) not in ("chat", "completions"):
-        if not (urls or file) or any(url.startswith("sim:") for url in urls):
-            hint = "give the --url of a server that has it"
-            faults.append(UserError("the simulation serves chat and completions", f"--api {api}", hint))
         if values.get("client") == "openai":
             faults.append(UserError(f"--client openai is not made for {api}", f"--api {api}", "--client wire"))
         if api in VALUES:

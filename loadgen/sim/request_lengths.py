@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from loadgen.requests.trace_prompts import TracePrompts
 
 Sizes = Callable[[int], tuple[int, int, Sequence[Hashable]]]
-"""Maps a request's number to prompt tokens, output tokens, and the hashes of its prompt's shareable blocks."""
+"""Maps a request's number to prompt tokens, output tokens, and the hashes of its prompt's shareable blocks.
+
+A request for values (embeddings, rerank) has no output tokens; in the place of the hashes stand the tokens of each
+sequence that is prefilled for it.
+"""
 
 BLOCK = 1024  # number of requests whose lengths are drawn together
 BLOCKS = 1024  # blocks in memory; lanes of a closed loop ask out of order
@@ -44,6 +48,16 @@ def of_workload(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
         input_tokens, output_tokens = prompts.asked_input(0), prompts.asked_output(0)
         return lambda number: (input_tokens, output_tokens, ())
     return _drawn_in_blocks(prompts)
+
+
+def of_values(prompts: SyntheticPrompts | FilePrompts) -> Sizes:
+    """Lengths of texts to embed, or of documents to rank."""
+
+    def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
+        sequences = prompts.sequences(number)
+        return sum(sequences), 0, sequences
+
+    return sizes
 
 
 def _drawn_in_blocks(prompts: SyntheticPrompts) -> Sizes:
@@ -144,6 +158,8 @@ def of_mix(prompts: MixPrompts, parts: Sequence[Sizes]) -> Sizes:
     def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
         index, own_number = prompts.of_class(number)
         input_tokens, output_tokens, blocks = parts[index](own_number)
+        if not output_tokens:
+            return input_tokens, 0, blocks
         return input_tokens, output_tokens, [(index, block) for block in blocks]
 
     return sizes
