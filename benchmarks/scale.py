@@ -380,7 +380,7 @@ def rolling(flags: argparse.Namespace) -> None:
             workers=1, servers=1, streams=1, itl_ms=20, tokens=10, request_rate=str(flags.rate / 100),
             num_requests=str(int(flags.seconds * flags.rate / 100)), input_tokens="1500",
         )  # fmt: skip
-        late = [note for note in summary.verdict.warnings if "bodies were built" in note]
+        late = [code.values["bodies"] for code in summary.verdict.warning_codes if code.code == "bodies_late"]
         lag = summary.send_lag_ms
         rows.append(["ahead" if most else "while it runs", f"{lag.p50}", f"{lag.p99}", f"{lag.max}", str(late or "0")])
     print(rig.table(["bodies built", "send lag p50 ms", "p99", "max", "late"], rows))

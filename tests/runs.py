@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from queueing import TOKENS, rows
 
 from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, Tell
 from loadgen.results import manifest
-from loadgen.results.manifest import Fingerprints, Header, Host, Second, StagePlan, TargetFacts
+from loadgen.results.manifest import Fingerprints, Header, Host, ReasonCode, Second, StagePlan, TargetFacts
 from loadgen.results.record import BIN_NS
 from loadgen.results.spool import Spool
 from loadgen.slo import Slo, Term
@@ -32,6 +32,11 @@ def when_started(do: Callable[[RunningLoad], object]) -> Tell:
             do(event.load)
 
     return hear
+
+
+def says(codes: Iterable[ReasonCode], code: str, **values: object) -> bool:
+    """Whether one of the codes of a verdict is this one, with these of its values."""
+    return any(one.code == code and all(one.values[name] == value for name, value in values.items()) for one in codes)
 
 
 @contextlib.contextmanager

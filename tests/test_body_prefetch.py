@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import frozen_at_birth, when_started
+from runs import frozen_at_birth, says, when_started
 
 from loadgen.execution import bodies, run
 from loadgen.execution.body_prefetch import BodyPrefetch
@@ -101,8 +101,7 @@ def test_the_same_bodies_without_building_them_ahead(tmp_path: Path, turns: str,
             continue
         assert sorted(after.rows[name].tolist()) == sorted(before.rows[name].tolist()), name
     if turns != REAL and "max_in_flight" not in flags:
-        late = [note for note in summary.verdict.warnings if "bodies were built" in note]
-        built_late = sum(int(note.split()[0]) for note in late)
+        built_late = sum(code.values["bodies"] for code in summary.verdict.warning_codes if code.code == "bodies_late")
         assert built_late < summary.requests.scheduled / 2  # few, but this machine does other things too
 
 
@@ -156,7 +155,7 @@ def test_a_builder_that_dies_makes_them_late_and_no_worse(tmp_path: Path) -> Non
     )
     assert summary.requests.ok == 300
     assert len(received) == 300
-    assert [note for note in summary.verdict.warnings if "bodies were built" in note]
+    assert says(summary.verdict.warning_codes, "bodies_late")
 
 
 @pytest.mark.processes
@@ -166,4 +165,4 @@ def test_a_builder_that_freezes_before_the_first_body_is_ended(tmp_path: Path) -
         summary, received, _ = go(tmp_path, tuning, request_rate="500", num_requests="60")
     assert len(pids) == 1
     assert (summary.requests.ok, len(received)) == (60, 60)
-    assert [note for note in summary.verdict.warnings if "60 bodies were built" in note]
+    assert says(summary.verdict.warning_codes, "bodies_late", bodies=60)

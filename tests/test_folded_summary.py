@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from make_examples import blank, stream
 from numpy.typing import NDArray
-from runs import when_started
+from runs import says, when_started
 from test_summary import HEADER, hand_rows
 
 from loadgen import run_folder
@@ -381,4 +381,4 @@ def test_a_worker_that_dies_without_rows_kept(tmp_path: Path) -> None:
     assert requests.ok + requests.lost == 300
     assert requests.lost > 50
     assert not summary.verdict.valid
-    assert any("worker 1 died" in reason for reason in summary.verdict.reasons)
+    assert says(summary.verdict.codes, "worker_died", worker=1)

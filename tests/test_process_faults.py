@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import frozen_at_birth, when_started
+from runs import frozen_at_birth, says, when_started
 from test_run import children, cli, ended, gone, outcomes, rows_written
 
 from loadgen import run_folder
@@ -56,7 +56,7 @@ def test_the_compactor_alone_is_killed(tmp_path: Path, endpoint: Embedded, keep:
     assert code in (0, 3), err
     summary = run_folder.kept_summary(tmp_path / "out")
     assert (summary.requests.scheduled, summary.requests.ok, summary.requests.lost) == (700, 700, 0)
-    assert any("was killed by signal 9" in words for words in summary.verdict.warnings), out
+    assert says(summary.verdict.warning_codes, "store_died"), out
     again = run_folder.summary(tmp_path / "out")
     assert (again.requests, again.ttft_ms) == (summary.requests, summary.ttft_ms)
 
@@ -124,7 +124,7 @@ def test_a_frozen_compactor_is_ended_and_said(tmp_path: Path, endpoint: Embedded
     freeze = when_started(lambda _: os.kill(of("execution.compactor_process", os.getpid()), signal.SIGSTOP))
     summary, _ = run.execute(made, settings, freeze)
     assert summary.requests.ok == 100
-    assert any("did not move for 0.5 s" in words for words in summary.verdict.warnings)
+    assert says(summary.verdict.warning_codes, "store_died", why="did not move for 0.5 s and was killed")
 
 
 @pytest.mark.processes
