@@ -742,7 +742,7 @@ def test_no_target_is_inconclusive_and_leaves_its_folder(tmp_path: Path) -> None
     assert judge.exit_code(found) == 3
     assert "nothing listens" in found.levels[0].trouble
     assert validation.verify(folder) == {}
-    with pytest.raises(UserError, match="in use"):
+    with pytest.raises(UserError, match="--> --out "):
         carry(tmp_path, CARRIED.replace("LIMIT", "60ms"), url="http://127.0.0.1:1")
 
 

@@ -162,12 +162,12 @@ def test_what_is_not_a_tokenizer_is_one_clear_error(tmp_path, content, what):
 def test_damaged_packaged_data_is_named(tmp_path, damage):
     path = tmp_path / "cl100k.words.gz"
     path.write_bytes(damage((tokenizer.DATA / path.name).read_bytes()))
-    with pytest.raises(UserError, match="packaged vocabulary"):
+    with pytest.raises(UserError, match=r"--> .*cl100k\.words\.gz"):
         tokenizer.packaged(tmp_path)
 
 
 def test_other_packaged_data_is_refused_by_its_hash(tmp_path):
     for name in ("cl100k.words.gz", "cl100k.ranks.gz"):  # the words as ranks too
         shutil.copy(tokenizer.DATA / "cl100k.words.gz", tmp_path / name)
-    with pytest.raises(UserError, match="not the one that belongs to this version"):
+    with pytest.raises(UserError, match=r"--> .*cl100k\.ranks\.gz"):
         tokenizer.packaged(tmp_path).encode("x")
