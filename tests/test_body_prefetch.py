@@ -102,7 +102,7 @@ def test_the_same_bodies_without_building_them_ahead(tmp_path: Path, turns: str,
         assert sorted(after.rows[name].tolist()) == sorted(before.rows[name].tolist()), name
     if turns != REAL and "max_in_flight" not in flags:
         built_late = sum(code.values["bodies"] for code in summary.verdict.warning_codes if code.code == "bodies_late")
-        assert built_late < summary.requests.scheduled / 2  # few, but this machine does other things too
+        assert built_late < summary.requests.scheduled  # the first ones are waited for; this machine does other things
 
 
 @pytest.mark.processes
