@@ -68,7 +68,7 @@ class Bodies:
     def __init__(
         self,
         prompts: Prompts,
-        prepare: Callable[[Request], bytes],
+        prepare: Callable[[int, Request], bytes],
         stages: int,
         *,
         linked: bool = False,
@@ -102,7 +102,7 @@ class Bodies:
             if number is None:
                 break
             request = self._prompts[number]
-            body = self._prepare(request)
+            body = self._prepare(number, request)
             self.digest.add(number, request)
             self.sent_bytes.add_body(number, body)
             pending.append(body)
@@ -156,7 +156,7 @@ class Bodies:
 
     def _build_now(self, number: int, request: Request) -> bytes:
         self._built_late[number] = built_of(request)
-        return self._prepare(request)
+        return self._prepare(number, request)
 
     def _with_replies(self, number: int) -> bytes:
         turns = self._prompts.turns
