@@ -19,7 +19,8 @@ from loadgen.answers.questions import Question, read_questions
 from loadgen.bundle import verify as bundle
 from loadgen.cli import app
 from loadgen.contracts.load import load_contract
-from loadgen.contracts.run import again, run
+from loadgen.contracts.run import run
+from loadgen.contracts.stored import again
 from loadgen.errors import Faults, TargetError, UserError
 from loadgen.execution.plan import Settings
 from loadgen.execution.run import execute
@@ -218,7 +219,7 @@ def test_two_tokenizers_are_told_and_token_ids_refused() -> None:
     with serving(said[0]) as one, serving(said[1]) as other:
         ends = [AskTarget(url, model="m", server="openai") for url in (one.url, other.url)]
         refuse_other_tokenizer(*ends, [_question("text")])
-        with pytest.raises(UserError, match="the tokenizers differ: one text is 30 tokens here, 41 there"):
+        with pytest.raises(UserError, match=r"30 .* 41"):
             refuse_other_tokenizer(*ends, ids)
 
 

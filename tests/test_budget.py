@@ -75,11 +75,11 @@ def test_money_by_the_token_and_by_the_hour(prices: Path) -> None:
     assert budget.cost(load, target()) == pytest.approx(Decimal(2), abs=Decimal("1e-6"))  # 1 for prompts, 1 for answers
     assert budget.cost(load, target(shape="four", gpus=4)) == pytest.approx(Decimal(18), abs=Decimal("1e-6"))
     assert budget.cost(load._replace(requests=None), target()) is None
-    with pytest.raises(UserError, match="how many GPUs"):
+    with pytest.raises(UserError, match="--> --gpus"):
         budget.cost(load, target(shape="four"))
     budget.limit, budget.spent = Decimal(3), Decimal(2)
     budget.admit(Decimal(1))
-    with pytest.raises(UserError, match=r"about 1\.50 USD, after 2\.00 USD so far"):
+    with pytest.raises(UserError, match=r"1\.50 USD.* 2\.00 USD(.|\n)*--> --max-cost 3"):
         budget.admit(Decimal("1.5"))
 
 
@@ -97,6 +97,31 @@ def test_a_run_over_the_limit_does_not_start(prices: Path, capsys: pytest.Captur
     assert "cost: about 36.00 USD" in capsys.readouterr().out
     assert ends(*load, "--max-cost", "30") == 2
     assert "add --prices FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "whole"),
+    [
+        (("sweep", "--rate", "1,2,4", "-d", "1h"), "these 3 runs will cost about 108.00 USD"),
+        (("run", "--rate", "1", "-d", "1h", "--repeat", "2"), "these 2 runs will cost about 72.00 USD"),
+    ],
+)
+def test_the_limit_is_on_all_runs_of_a_command_and_before_the_first(
+    command: tuple[str, ...], whole: str, prices: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = prices.parent / "out"
+    load = (*command, "--isl", "20", "--osl", "5", "--gpus", "4", "--shape", "four", "--prices", str(prices))
+    each_fits = (*load, "--max-cost", "40", "-o", str(out), "--url", "http://127.0.0.1:9")
+    assert ends(*each_fits) == 2
+    assert whole in capsys.readouterr().err and not out.exists()
+
+
+def test_a_dry_run_over_the_limit_says_so(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load = ("sweep", "--rate", "1,2", "-d", "1h", "--isl", "20", "--osl", "5", "--gpus", "4", "--shape", "four")
+    paid = (*load, "--prices", str(prices), "--dry-run", "--max-cost")
+    assert ends(*paid, "73") == 0
+    assert "cost of all 2 runs: about 72.00 USD" in capsys.readouterr().out
+    assert ends(*paid, "71") == 2
 
 
 def test_a_load_is_stopped_where_the_limit_is_reached(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ from loadgen.contracts import verdict as judge
 from loadgen.contracts.evaluate import MeasuredLevel
 from loadgen.contracts.load import load_contract
 from loadgen.contracts.schema import parse
+from loadgen.contracts.stored import again, read_run, verify
 from loadgen.contracts.verdict import FAIL, INCONCLUSIVE, PASS, Judgement, Validation
 from loadgen.errors import Faults, UserError
 from loadgen.execution import run as runs
@@ -303,12 +304,13 @@ def test_failures_break_promises_instead_of_making_the_run_invalid() -> None:
 
 def test_what_cannot_be_known_is_neither_pass_nor_failure() -> None:
     few = judged("{tpot: {limit: 1s, at: p95}}", GOOD[:100])
-    assert (few.verdict, few.reason) == (INCONCLUSIVE, "100 samples; p95 is supported from 130")
+    assert (few.verdict, few.code) == (INCONCLUSIVE, "no_figure")
+    assert "100 " in few.reason and "130" in few.reason
     late = GOOD.copy()
     late["sent_ns"] += 50_000_000
     client = judged("{tpot: {limit: 1s, at: p50}}", late)
     assert client.verdict == INCONCLUSIVE
-    assert client.code == "not_judged" and "sent late" in client.reason, "the client was the limit"
+    assert client.code == "not_judged", "the client was the limit"
     assert judged("{errors: 1%}", trouble="nothing listens").reason == "nothing listens"
     whole = GOOD.copy()
     whole["output_tokens"] = 1
@@ -431,7 +433,7 @@ def test_a_tail_that_a_few_swings_made_is_not_decided_by_them() -> None:
     assert [term.verdict for term in told].count(PASS) <= 4
     assert [term.verdict for term in told].count(FAIL) <= 5
     reasons = [term.reason for term in told if term.verdict == INCONCLUSIVE]
-    assert "do not share their fate; p99 needs 368: about" in reasons[0]
+    assert "p99 needs 368" in reasons[0]
     promise = f"{{tpot: {{limit: {truth * 1.15:.5f}ms, at: p99}}}}"
     far = [judged(promise, swinging(seed), horizon="1m") for seed in range(20)]
     assert [term.verdict for term in far].count(PASS) >= 16
@@ -493,10 +495,10 @@ def test_a_pass_says_for_what_it_holds() -> None:
     kept = judged("{tpot: {limit: 12.4ms, at: p50}}", GOOD)
     assert kept.horizon_s == pytest.approx((GOOD["due_ns"][-1] - GOOD["due_ns"][0]) / 1e9 / np.log(40), rel=1e-3)
     assert kept.looks is not None and 10 < kept.looks < 400
-    assert f"for what repeats within {format.duration(kept.horizon_s)};" in kept.reason
-    assert f"{kept.looks:,} independent looks" in kept.reason
+    assert f" {format.duration(kept.horizon_s)};" in kept.reason
+    assert f" {kept.looks:,} " in kept.reason
     for term in ("{errors: 1%}", "{requests: 7/s}", "{goodput: 60%}"):
-        assert "for what repeats within" in judged(term, GOOD).reason, term
+        assert judged(term, GOOD).horizon_s is not None, term
 
 
 def test_a_rate_of_which_nothing_ended_under_load_is_undecided() -> None:
@@ -565,7 +567,7 @@ def test_a_must_term_can_ask_for_runs_apart_in_time(second: str, verdict: str) -
         started=(day.format("12:00:00"), day.format(second)), ended=(day.format("12:10:00"), day.format("12:50:00")),
     )  # fmt: skip
     assert told.verdict == verdict, told.reason
-    assert verdict == PASS or "load/r2 began 1 min 00 s after load/r1 ended" in told.reason
+    assert verdict == PASS or (told.code == "not_judged" and "load/r2" in told.reason)
     alone = repeated("{errors: 5%}", rows(1, 1500), level="repeats: 2, apart: 30m,")
     assert "there is one run" in alone.reason
 
@@ -622,8 +624,8 @@ def test_a_contract_in_virtual_time(tmp_path: Path, limit: str, verdict: str, co
     found, folder = carry(tmp_path, CARRIED.replace("LIMIT", limit), url="sim:gb300-vm")
     assert (found.verdict, judge.exit_code(found)) == (verdict, code), found.sentence
     assert found.simulated
-    assert validation.verify(folder) == {}
-    assert validation.again(folder) == found, "the verdict is a function of what is stored"
+    assert verify(folder) == {}
+    assert again(folder) == found, "the verdict is a function of what is stored"
     suite = ElementTree.parse(folder / "junit.xml").getroot().find("testsuite")
     assert suite is not None
     assert (suite.get("tests"), suite.get("failures")) == ("2", str(code))
@@ -637,7 +639,7 @@ def test_a_contract_in_virtual_time(tmp_path: Path, limit: str, verdict: str, co
     (folder / "verdict.json").write_text("{}")
     (folder / "contract.yaml").unlink()
     with pytest.raises(Faults) as raised:
-        validation.again(folder)
+        again(folder)
     assert {fault.what for fault in raised.value.faults} == {"changed", "gone"}
 
 
@@ -685,10 +687,10 @@ def test_a_folder_whose_manifest_was_made_anew_still_shows_no_traceback(tmp_path
             ]
             (folder / "SHA256SUMS").write_text("".join(sums))
         if not name:
-            assert validation.again(folder).levels[0].runs == ("steady/r1",)
+            assert again(folder).levels[0].runs == ("steady/r1",)
             continue
         with pytest.raises((UserError, Faults)) as raised:
-            validation.again(folder)
+            again(folder)
         assert Path(name).name in str(raised.value)
 
 
@@ -817,7 +819,7 @@ def test_contracts_against_the_embedded_endpoint_with_injected_faults(tmp_path: 
     assert found.levels[0].trouble == ""
     assert found.levels[0].terms[0].verdict == FAIL, verdict_page.text(found)
     assert (folder / "doctor.json").is_file()
-    measured = {"load": MeasuredLevel(runs=(validation.read_run(folder / "load" / "r1", folder),))}
+    measured = {"load": MeasuredLevel(runs=(read_run(folder / "load" / "r1", folder),))}
     share = found.levels[0].terms[0].value
     assert share is not None
     for term, verdict in (
@@ -838,8 +840,8 @@ def test_no_target_is_inconclusive_and_leaves_its_folder(tmp_path: Path) -> None
     found, folder = carry(tmp_path, CARRIED.replace("LIMIT", "60ms"), url="http://127.0.0.1:1")
     assert judge.exit_code(found) == 3
     assert "nothing listens" in found.levels[0].trouble
-    assert validation.verify(folder) == {}
-    with pytest.raises(UserError, match="in use"):
+    assert verify(folder) == {}
+    with pytest.raises(UserError, match="--> --out "):
         carry(tmp_path, CARRIED.replace("LIMIT", "60ms"), url="http://127.0.0.1:1")
 
 
@@ -931,11 +933,11 @@ def test_a_validation_is_shortened_and_extended(tmp_path: Path, capsys: pytest.C
     )
     tpot, errors, _ = stored.levels[0].terms
     assert (tpot.look, errors.look) == (2, 1), "what was decided at the first look stays as it was"
-    assert "at 97.5 %" in tpot.reason
-    assert "at 95 %" in errors.reason
-    assert validation.again(folder) == stored, "the verdict is a function of what is stored"
-    again = validated(f"--extend {folder} --add 1m", capsys)
-    assert (again[0], "every term is decided" in again[2]) == (2, True)
+    assert " 97.5 %" in tpot.reason
+    assert " 95 %" in errors.reason
+    assert again(folder) == stored, "the verdict is a function of what is stored"
+    once_more = validated(f"--extend {folder} --add 1m", capsys)
+    assert (once_more[0], "every term is decided" in once_more[2]) == (2, True)
     assert validated(f"{tmp_path}/c.yaml --url sim:gb300-vm --add 1m", capsys)[0] == 2
 
 

@@ -20,7 +20,6 @@ import msgspec
 from loadgen_sdk.probe.probe import ProbeResult
 
 from loadgen import format, seeds
-from loadgen.errors import Fault
 from loadgen.execution import resource_limits, system_file
 from loadgen.execution.events import RunPlanned, Tell
 from loadgen.execution.lane_start import Begin, by_probe, mean_lengths
@@ -53,6 +52,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
     settings, workload, found = job.settings, job.workload, job.found
     slo, unjudged = _judged_slo(workload.slo, settings)
     classes, unjudged_of_classes = _classes(workload, settings)
+    unjudged |= unjudged_of_classes
     source = "server" if all(result.usage for result in found if result.target.api == settings.api) else tokenizer.tag
     coded = _coded_notes(plan, accounts=accounts)
     # how lanes begin by default is the target's doing: fingerprints are of what was asked
@@ -103,8 +103,8 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
         workers=settings.workers,
         keep=settings.keep,
         host=_host(),
-        notes=(*_notes(plan, coded), *dict.fromkeys((*unjudged, *unjudged_of_classes))),
-        note_codes=coded,
+        notes=(*_notes(plan, coded), *unjudged),
+        note_codes=coded | unjudged,
     )
 
 
@@ -126,13 +126,8 @@ def noted(header: manifest.Header, words: dict[str, manifest.ReasonCode]) -> man
 
 def announce(plan: Plan, header: manifest.Header, tell: Tell) -> None:
     """Write the header and tell that the run begins. Whoever hears it may refuse it with a Fault."""
-    path = plan.job.folder / "run.json"
-    store.replace(path, manifest.encode(header))
-    try:
-        tell(RunPlanned(plan, header))
-    except Fault:
-        path.unlink()
-        raise
+    store.replace(plan.job.folder / "run.json", manifest.encode(header))
+    tell(RunPlanned(plan, header))
 
 
 def forecast_of(plan: Plan) -> Forecast:
@@ -277,28 +272,30 @@ def _host() -> manifest.Host:
     )
 
 
-def _judged_slo(slo: Slo | None, settings: Settings) -> tuple[Slo | None, list[str]]:
+def _judged_slo(slo: Slo | None, settings: Settings) -> tuple[Slo | None, dict[str, manifest.ReasonCode]]:
     """The SLO that can be judged, and notes. Terms that the answers of this API do not have are left out."""
     if slo is None or settings.stream:
-        return slo, []
+        return slo, {}
     lacking = {term.metric for term in slo.terms if term.metric in columns.NEED_A_STREAM}
     if settings.values:
         lacking = {term.metric for term in slo.terms if term.metric != "e2e"}
     judged_terms = tuple(term for term in slo.terms if term.metric not in lacking)
-    skipped_names = ", ".join(term.metric for term in slo.terms if term.metric in lacking)
-    why = f"answers of {settings.api} have no tokens" if settings.values else "answers that are not streamed have none"
-    notes = [f"SLO terms not judged: {skipped_names}: {why}"] if skipped_names else []
+    skipped = [term.metric for term in slo.terms if term.metric in lacking]
+    because = {"because": "no_tokens" if settings.values else "no_stream", "api": settings.api}
+    notes = reasons.coded("not_judged", {"metrics": skipped, **because} if skipped else None)
     judged_slo = Slo(terms=judged_terms, goodput_share=slo.goodput_share, task=slo.task)
     return (judged_slo if judged_slo != Slo() else None), notes
 
 
-def _classes(workload: Workload, settings: Settings) -> tuple[tuple[manifest.ClassPlan, ...], list[str]]:
+def _classes(
+    workload: Workload, settings: Settings
+) -> tuple[tuple[manifest.ClassPlan, ...], dict[str, manifest.ReasonCode]]:
     """The classes of the requests with the SLO that each is judged by, and notes."""
     plans: list[manifest.ClassPlan] = []
-    notes: list[str] = []
+    notes: dict[str, manifest.ReasonCode] = {}
     for name, one in workload.requests.classes.items() if isinstance(workload.requests, Mix) else ():
         slo, unjudged = _judged_slo(one.slo or workload.slo, settings)
-        notes += unjudged
+        notes |= unjudged
         share = float(one.weight)
         plans.append(manifest.ClassPlan(name=name, share=share, model=one.model, priority=one.priority, slo=slo))
     return tuple(plans), notes
@@ -361,7 +358,7 @@ def describe(workload: Workload, settings: Settings) -> tuple[str, Forecast]:
     lines = [f"workload: {workload.name}", f"target: {settings.shown}", seeds.words(seed, salt)]
     for index in range(len(timetable.stages)):
         stage = _stage_plan(workload, timetable, index)
-        bounds = [f"{stage.slots:,} requests"] if stage.slots is not None else []
+        bounds = [format.counted(stage.slots, "request")] if stage.slots is not None else []
         if stage.end_ns is not None:
             bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")
         lines.append(f"load: {stage.arrival}: {', '.join(bounds)}{'' if stage.measured else ', warm-up, not measured'}")
@@ -375,7 +372,7 @@ def describe(workload: Workload, settings: Settings) -> tuple[str, Forecast]:
     output_range = f"{output_tokens[0]:,} to {output_tokens[-1]:,} asked for"
     if not output_tokens[-1]:
         output_range = "answers as long as the server makes them"
-    lines.append(f"first {len(sample)} requests: {prompt_range}, {output_range}")
+    lines.append(f"first {format.counted(len(sample), 'request')}: {prompt_range}, {output_range}")
     load = forecast(timetable, mean_lengths(requests))
     lines.append(f"expected: about {load.words}")
     recipe = recipe_fingerprint(workload, "server", tokenizer.file_sha256)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic, monotonic_ns, sleep
 from typing import Any
 
+from loadgen import format
 from loadgen.errors import Fault, Faults, TargetError, UserError
 from loadgen.execution import resource_limits, stop_signals
 from loadgen.execution.backends import clock_sync, merge, node_facts, ray_agent, worker
@@ -134,7 +135,8 @@ class RayCluster:
         free = self.cores
         if workers > free:
             busy = "" if free == total else f", {total - free} of {total} are taken by others"
-            what = f"{workers} workers need a CPU each; the cluster has {free} free on {len(nodes)} node(s){busy}"
+            needy, hosts = format.counted(workers, "worker needs", "workers need"), format.counted(len(nodes), "node")
+            what = f"{needy} a CPU each; the cluster has {free} free on {hosts}{busy}"
             hint = f"--workers {free}, or --workers auto" if free else "add nodes: ray start --address=HEAD:6379"
             raise UserError(what, f"--workers {workers} --ray {self.address}", hint)
 
@@ -173,23 +175,11 @@ class RayCluster:
                 faults += node_facts.differences(local_facts, answer, member.where)
         if not faults:
             faults += _limit_faults(plan, known)
-        remote_nodes = sorted({member.where for member, facts in known if facts.loopback != local_facts.loopback})
-        notes = []
-        if remote_nodes and job.simulated:
-            what = f"the embedded simulation listens on this machine alone, and workers run on {remote_nodes[0]}"
-            faults.append(
-                UserError(what, f"--ray {self.address}", "start `loadgen sim` with --host and name it with --url")
-            )
-        elif remote_nodes:
-            notes = [
-                f"{probed.target.redacted} is the loopback address of each machine, and workers run on "
-                f"{', '.join(remote_nodes)}: each sends to its own machine"
-                for probed in job.found
-                if node_facts.is_loopback(probed.target.host)
-            ]
+        elsewhere = node_facts.elsewhere(local_facts, [(member.where, facts) for member, facts in known])
+        faults += node_facts.unreachable(job, elsewhere, f"--ray {self.address}")
         if faults:
             raise Faults(list({str(fault): fault for fault in faults}.values()))
-        return notes
+        return list(node_facts.notes(job, elsewhere))
 
     def _spread(self, workers: int) -> list[tuple[str, str, str]]:
         """Reserve a CPU for each worker, spread over the nodes; returns id, name and address of each worker's node."""
@@ -210,7 +200,8 @@ class RayCluster:
                     (node["NodeID"], node["NodeManagerHostname"], node["NodeManagerAddress"]) for node in placed_nodes
                 ]
             remove_placement_group(group)
-        what = f"no room for {workers} workers within {PLACED_S:g} s: free CPUs are not whole, or taken meanwhile"
+        asked = format.counted(workers, "worker")
+        what = f"no room for {asked} within {PLACED_S:g} s: free CPUs are not whole, or taken meanwhile"
         raise UserError(what, f"--workers {workers} --ray {self.address}", "fewer workers, or wait: `ray status`")
 
     async def _facts(self, member: _Member, files: Sequence[str]) -> NodeFacts | Fault:
