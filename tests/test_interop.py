@@ -104,7 +104,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 PLACES = {name: places(value)[1:] for name, value in VALUES.items()}
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.data())
 def test_damaged_files_are_read_or_refused_in_words(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(VALUES)))

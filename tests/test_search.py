@@ -127,7 +127,7 @@ def test_far_above_the_limit_a_probe_ends_early() -> None:
 
 
 def test_far_below_it_ends_early_as_under_and_is_right() -> None:
-    for seed in range(5):
+    for seed in range(3):
         rows = queue(60, seed, 300)
         outcome, at = decided(rows)
         assert (outcome, passes(rows)) == ("under", True)
@@ -137,7 +137,7 @@ def test_far_below_it_ends_early_as_under_and_is_right() -> None:
 def test_a_queue_that_grows_is_not_taken_for_steady() -> None:
     """Some 4 % above capacity nothing misses for a minute or so; a coin-flip bound would call all of them under."""
     wrong = 0
-    for seed in range(20):
+    for seed in range(10):
         rows = queue(104, seed, 240)
         outcome, _ = decided(rows)
         wrong += outcome == "under" and not passes(rows)
@@ -176,7 +176,7 @@ def psychometric(asking: LoadSearch, theta: float, sigma: float, seed: int) -> L
 
 def test_the_interval_covers_the_truth_and_the_answer_is_near() -> None:
     covered = near = 0
-    for seed in range(100):
+    for seed in range(30):  # more of them: benchmarks/search_truth.py coverage
         theta = 100 * 2 ** float(seeds.stream(seed, "theta").uniform(-0.8, 0.8))
         answer = psychometric(LoadSearch(low=50, high=200, precision=0.01), theta, 0.004, seed).answer
         assert answer.interval is not None and answer.load is not None
@@ -184,8 +184,8 @@ def test_the_interval_covers_the_truth_and_the_answer_is_near() -> None:
         near += abs(answer.load / theta - 1) <= 0.01
         assert answer.reason in ("found", "unconfirmed")
         assert answer.probes < 25
-    assert covered >= 90
-    assert near >= 90
+    assert covered >= 27
+    assert near >= 27
 
 
 def _tell(asking: LoadSearch, outcome: str, **changed: Any) -> NextTrial:
