@@ -110,7 +110,7 @@ def test_failed_and_dropped_requests_miss_everything() -> None:
 # -- watching ----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10**6), st.floats(70, 140))
 def test_over_is_never_wrong(seed: int, rate: float) -> None:
     rows = queue(rate, seed)
