@@ -376,8 +376,8 @@ def test_a_probe_over_sockets_ends_early_in_all_workers(tmp_path: Path, workers:
         told = runs.run(_ask(40.0))
     assert told.figures["simulated"]
     assert (told.outcome, told.early) == ("over", True) or told.outcome == "invalid"  # a busy host's sender is late
-    assert told.spent_s < 20  # of 60
     if told.outcome == "over":  # the search ended it, not the user: what it stored is no interrupted run
+        assert told.spent_s < 20  # of 60
         assert manifest.decode((runs.folder / told.folder / "run.json").read_bytes()).state == "decided"
 
 
