@@ -20,7 +20,7 @@ _unmarked = ""  # the test that runs, unless it has the mark
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
-    if _unmarked and event in ("subprocess.Popen", "os.fork", "os.posix_spawn"):
+    if _unmarked and event in ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"):
         test, program = _unmarked, arguments[0] if arguments else ""
         raise RuntimeError(f"{test} starts a process ({program}): put @pytest.mark.processes on it")
 
