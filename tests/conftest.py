@@ -3,6 +3,7 @@ properties hold at any speed, and the kernel stamps every packet."""
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -12,8 +13,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from loadgen_sdk.transport.wire import SO_TIMESTAMPNS
 
-# How fast this machine is at the moment is no property of the code.
-settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How fast this machine is at the moment is no property of the code. CI draws more examples than the inner loop.
+settings.register_profile(
+    "any speed",
+    deadline=None,
+    max_examples=100 if "CI" in os.environ else 40,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("any speed")
 
 _unmarked = ""  # the test that runs, unless it has the mark
