@@ -34,7 +34,8 @@ COMMANDS = {
         "sweep", "qa", "--request-rate", "100,150,200", "-d", "2s", "--warmup", "0", "--grace", "1s", "--seed", "5",
     ),
     "search": (
-        "search", "qa", "--slo", "ttft:1s:p90", "--start", "100", "-d", "3s", "--grace", "1s", "--seed", "5",
+        "search", "qa", "--slo", "ttft:1s:p90", "--start", "100", "--max-probes", "6", "-d", "3s", "--grace", "1s",
+        "--seed", "5",
     ),
     "validate": ("validate", "{contract}", "--seed", "5"),
 }  # fmt: skip
