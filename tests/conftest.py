@@ -4,6 +4,7 @@ properties hold at any speed, and the kernel stamps every packet."""
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -43,6 +44,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_teardown() -> None:
     global _unmarked  # noqa: PLW0603
     _unmarked = ""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts_arrive() -> None:
+    """A shell starts what it puts into the background with SIGINT ignored, which a run respects."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
