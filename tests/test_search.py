@@ -314,7 +314,7 @@ def _ask(load: float, number: int = 0, early: bool = False) -> NextTrial:
 
 def test_probes_in_virtual_time_are_stored_and_read_back(tmp_path: Path) -> None:
     runs = _probes(tmp_path)
-    told = [runs.run(_ask(20.0)), runs.run(_ask(4000.0, 1))]
+    told = [runs.run(_ask(20.0)), runs.run(_ask(2000.0, 1))]
     assert [one.outcome for one in told] == ["under", "over"]
     assert told[1].early and told[1].spent_s < 60
     assert experiment.told(tmp_path) == told
@@ -442,7 +442,8 @@ def test_the_watch_of_mlperf_terms() -> None:
 
 def test_a_search_is_taken_up_without_its_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(tmp_path / "s")
-    command = ["search", "qa", "--url", "sim:gb300-vm", "-d", "60s", "--slo", "ttft:400ms:p95", "--seed", "3"]
+    command = ["search", "qa", "--url", "sim:gb300-vm", "-d", "20s", "--slo", "ttft:400ms:p95", "--seed", "3"]
+    command += ["--start", "100", "--precision", "0.2"]
 
     def exits(*arguments: str) -> int:
         with pytest.raises(SystemExit) as left:
