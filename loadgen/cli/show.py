@@ -266,7 +266,8 @@ class Show:
             target_text = f"{target.name} (a SIMULATED server, not a measurement of any real one)"
         self._say_once(f"target: {target_text}, model {target.model}, server {target.server}, api {header.api}")
         for other in other_targets:
-            self._say_once(f"        {other.name or other.url}")
+            own = f"{other.serves} of the tasks: {other.url}, model {other.model}, server {other.server}"
+            self._say_once(f"        {own if other.serves else other.name or other.url}")
         for stage in header.stages:
             bounds = [f"{stage.slots:,} requests" if stage.slots is not None else ""]
             if stage.end_ns is not None:

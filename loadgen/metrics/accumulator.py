@@ -170,7 +170,7 @@ class Cell:
         self._add_tokens(columns, ok)
         self._add_errors(columns, texts)
         with_output = ok & ~columns.for_values
-        self.count("for_values", (ok & columns.for_values).sum())
+        self.count("output_source_unasked", (ok & columns.for_values).sum())
         self.count("tpot_undefined", (columns.measure("tpot")[with_output] == UNDEFINED).sum())
         self.count("stalled", (columns.measure("max_gap")[ok] > STALL_NS).sum())
         if self.slo is not None:

@@ -399,7 +399,6 @@ def build(
         repeated=blocks.repeated(measured),
         asked=measured.sum("asked"),
         asked_got=measured.sum("asked_got"),
-        for_values=measured.sum("for_values"),
     )
     delivered = stimulus.checks(header, summary, signs, measured.columns)
     return msgspec.structs.replace(summary, verdict=validity.of(header, summary, signs, seconds), stimulus=delivered)

@@ -229,7 +229,7 @@ def _lengths(sheet: page.Page, summary: Summary, figures: Figures) -> None:
     sentences = [f"{format.count(tokens.input)} prompt tokens and {format.count(tokens.output)} output tokens in all."]
     counters = {"server": "the server", "tokenizer": "the model's tokenizer"}
     counters |= {"estimate": "an estimate", "events": "events"}
-    sources = [counters.get(tag, "nobody") for tag in tokens.sources.output]
+    sources = [counters.get(tag, "nobody") for tag in tokens.sources.output if tag != "unasked"]
     if sources:
         sentences.append(f"Output was counted by {' and '.join(sources)}.")
     if tokens.asked_output is None:

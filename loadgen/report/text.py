@@ -144,7 +144,7 @@ def _heading(summary: Summary, paint: Callable[[str, str], str]) -> Iterator[str
 
 def _target_name(target: TargetFacts) -> str:
     server = f" ({target.server})" if target.server else ""
-    if target.name and target.url:
+    if target.name and target.url and target.name != target.url:
         return f"{target.name} at {target.url}{server}"
     return (target.name or target.url or "unknown target") + server
 
@@ -233,7 +233,7 @@ def _tokens(summary: Summary) -> Iterator[str]:
     if summary.chunks is not None:
         chunks = f"chunks: {format.percent(summary.chunks.reused_share)} came before, "
         chunks += f"{format.percent(summary.chunks.leading_share)} after the same chunks"
-    counters = " + ".join(tag for tag in tokens.sources.output if tag != "none")
+    counters = " + ".join(tag for tag in tokens.sources.output if tag not in ("none", "unasked"))
     totals = [f"{format.count(tokens.input)} in{cached}", f"{format.count(tokens.output)} out{requested}"]
     yield from _labelled("Tokens", [*totals, chunks, f"output counted by: {counters}" if counters else ""])
     rates = [f"{format.rate(tokens.output_per_s)} output", f"{format.rate(tokens.total_per_s)} input + output"]
