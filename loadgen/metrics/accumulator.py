@@ -479,6 +479,14 @@ class Accumulator:
         measured, others = (self._merged([cells[i] for i in numbers]) for cells in (self.targets, self.other_targets))
         return measured, others
 
+    def of_classes(self, numbers: Sequence[int]) -> tuple[Cell, Cell]:
+        """The cells of several classes, without their SLOs: of measured stages, and of the others."""
+        totals = Cell(exact=self.exact), Cell(exact=self.exact)
+        for total, cells in zip(totals, (self.classes, self.other_classes), strict=True):
+            for number in numbers:
+                total.merge(cells[number])
+        return totals
+
     def to_bytes(self) -> bytes:
         """The accumulator as bytes that `from_bytes` decodes; 0.5 to 2 MB. Not of an exact one."""
         packed = _Packed(

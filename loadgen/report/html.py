@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from loadgen.interop.other_definitions import ToolFigures
-    from loadgen.metrics.summary import ClassSummary, StageSummary, Summary, TargetSummary
+    from loadgen.metrics.summary import ClassSummary, ModelSummary, StageSummary, Summary, TargetSummary
     from loadgen.mlperf.result import MlperfResult
     from loadgen.report.run_data import Figures
     from loadgen.results.manifest import Header
@@ -267,7 +267,9 @@ def _stages_and_targets(sheet: page.Page, summary: Summary) -> None:
     """Tables of stages and of targets when there are several, and of classes."""
     head = ("ok", "failed", "req/s", "out tok/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "goodput")
 
-    def parts(title: str, named: Iterable[tuple[str, StageSummary | TargetSummary | ClassSummary]]) -> None:
+    def parts(
+        title: str, named: Iterable[tuple[str, StageSummary | TargetSummary | ClassSummary | ModelSummary]]
+    ) -> None:
         cells = [(name, *run_headline.part_cells(part), format.percent(part.goodput.share)) for name, part in named]
         sheet.table((title, *head), cells)
 
@@ -281,6 +283,8 @@ def _stages_and_targets(sheet: page.Page, summary: Summary) -> None:
     if summary.classes:
         sheet.section("Classes", id="classes")
         parts("class", ((part.name, part) for part in summary.classes))
+        if summary.models:
+            parts("model", ((f"{part.model} ({', '.join(part.classes)})", part) for part in summary.models))
         asked = [
             (
                 part.name,

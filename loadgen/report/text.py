@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from loadgen.metrics.blocks import RequestCounts
     from loadgen.metrics.drift import Drift
     from loadgen.metrics.goodput import Goodput
-    from loadgen.metrics.summary import ClassSummary, StageSummary, Summary, TargetSummary
+    from loadgen.metrics.summary import ClassSummary, ModelSummary, StageSummary, Summary, TargetSummary
     from loadgen.metrics.sustainable import Sustainable
     from loadgen.results.manifest import TargetFacts
     from loadgen.server_metrics.energy import EnergyUse
@@ -304,7 +304,9 @@ def parts(summary: Summary) -> Iterator[str]:
     """Lines about stages, when several are measured, classes, and targets with both totals, when there are several."""
     head = ("ok", "failed", "requests/s", "output tokens/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
 
-    def rows(title: str, named: Sequence[tuple[str, StageSummary | TargetSummary | ClassSummary]]) -> list[str]:
+    def rows(
+        title: str, named: Sequence[tuple[str, StageSummary | TargetSummary | ClassSummary | ModelSummary]]
+    ) -> list[str]:
         cells = [(textwrap.shorten(name, 28, placeholder="..."), *part_cells(part)) for name, part in named]
         return table.text((title, *head), cells)
 
@@ -316,6 +318,8 @@ def parts(summary: Summary) -> Iterator[str]:
         yield from rows("Stages", [(stage.name or stage.arrival, stage) for stage in stages])
     if summary.classes:
         yield from rows("Classes", [(part.name, part) for part in summary.classes])
+        if summary.models:
+            yield from rows("Models", [(part.model, part) for part in summary.models])
         shares = (
             f"{part.name} {format.percent(class_share(summary, part))} ({format.percent(part.share)} asked)"
             for part in summary.classes
