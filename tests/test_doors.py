@@ -193,6 +193,7 @@ def typed(words: list[str]) -> Any:
         ("mlperf offline -b llama2-70b --api rerank", "the rules are about generated tokens"),
         ("mlperf accuracy -b llama2-70b --dataset {rows} --api embeddings", "accuracy is scored over texts"),
         ("search qa --api embeddings --url sim:gb300-vm", "nothing of the SLO can be judged"),
+        ("validate chatbot --api embeddings --url sim:gb300-vm --dry-run", "have no tokens: ttft at p50 within 500 ms"),
         ("run qa --api embeddings --url sim:gb300-vm --stop-when ttft:p50:1s", "this rule would never hold"),
         ("run agentic --api embeddings --url sim:gb300-vm", "no text that a later request could go on from"),
         ("run coding-agent --api rerank --url sim:gb300-vm", "no text that a later request could go on from"),

@@ -307,8 +307,9 @@ def _stages_and_targets(sheet: page.Page, summary: Summary) -> None:
         parts("target", ((run_headline.target_name(part), part) for part in summary.targets))
         parts("region", ((part.target.region or "not given", part) for part in summary.regions))
         parts("node", ((part.target.node or "not given", part) for part in summary.nodes))
-        columns = ("over the targets", "min", "max", "mean", "median", "sum")
-        sheet.table(columns, _target_statistics(summary.targets))
+        if summary.rack is not None:  # else they serve different steps of tasks
+            columns = ("over the targets", "min", "max", "mean", "median", "sum")
+            sheet.table(columns, _target_statistics(summary.targets))
         sheet.say(
             "Rates of all targets are over one clock, the window of the whole run, so their sum is the rate of the "
             "whole.",
