@@ -22,6 +22,7 @@ from loadgen import seeds
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.execution import lane_start, resource_limits
 from loadgen.execution.profiler import ProfileAsked
+from loadgen.execution.steering import MakeSteering
 from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
 from loadgen.requests.prompts import Prompts
@@ -155,12 +156,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a job sends, and when. Made once in a process: by `prepare`, and in each worker by `build_plan`."""
+    """What a job sends, and when. Made once in a process: by `prepare`, and in each worker by `build_plan`.
+
+    `steering`: of a load that is decided while it goes; the timetable is then that of its first step.
+    """
 
     job: Job
     timetable: Schedule
     requests: Prompts
     tokenizer: tokens.Tokenizer
+    steering: MakeSteering | None = None
 
 
 def build_plan(job: Job) -> Plan:
@@ -184,6 +189,7 @@ def prepare(
     simulated: bool = False,
     cores: int | None = None,
     answer: lane_start.AnswerTime | None = None,
+    steering: MakeSteering | None = None,
 ) -> tuple[Plan, tuple[lane_start.Begin, ...]]:
     """The plan of a run, and how the lanes of each of its stages begin. Raises Faults.
 
@@ -196,7 +202,7 @@ def prepare(
         workload=workload, settings=settings, found=found, seed=seed, salt=seeds.salt_of(seed, workload.salt),
         folder=folder, run_id=folder.name, simulated=simulated,
     )  # fmt: skip
-    plan = build_plan(job)
+    plan = replace(build_plan(job), steering=steering)
     answer = answer or lane_start.by_probe(found[0].first_ms, found[0].token_ms)
     started, begins = lane_start.resolve(workload, plan.requests, answer, leave_out=settings.leave_out_first_round)
     if started.stages != workload.stages:

@@ -12,6 +12,7 @@ import platform
 import socket
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from loadgen.schedule import timetable as schedule
 from loadgen.schedule.forecast import Forecast, forecast
 from loadgen.schedule.timetable import Schedule
 from loadgen.slo import Slo
-from loadgen.workload import Closed, Gamma, Mix, Ramp, Replay, Task, Workload, recipe_fingerprint
+from loadgen.workload import Closed, Gamma, Mix, Ramp, Replay, Stage, Task, Workload, recipe_fingerprint
 
 MOST_CHUNKS = 30_000  # drawn, to say how often chunks come again
 
@@ -76,6 +77,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
         classes=classes,
         limits=ValidityLimits(**workload.limits.model_dump()),
         stages=tuple(_stage_plan(workload, timetable, i, begin) for i, begin in enumerate(begins)),
+        adaptive=None if plan.steering is None else plan.steering.plan,
         fingerprints=manifest.Fingerprints(
             recipe=recipe_fingerprint(asked, source, tokenizer.file_sha256),
             timetable=schedule.fingerprint(asked_timetable),
@@ -101,6 +103,19 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
         host=_host(),
         notes=(*_notes(plan, coded), *dict.fromkeys((*unjudged, *unjudged_of_classes))),
         note_codes=coded,
+    )
+
+
+def of_steps(header: manifest.Header, plan: Plan, stages: Sequence[Stage], timetable: Schedule) -> manifest.Header:
+    """The header of a load that was decided while it went: its steps are its stages. The last one is measured."""
+    last = len(stages) - 1
+    spans = tuple(replace(span, measured=i == last) for i, span in enumerate(timetable.stages))
+    timetable = replace(timetable, stages=spans)
+    workload = plan.job.workload.model_copy(update={"stages": tuple(stages)})
+    return msgspec.structs.replace(
+        header,
+        stages=tuple(_stage_plan(workload, timetable, i) for i in range(len(stages))),
+        fingerprints=msgspec.structs.replace(header.fingerprints, timetable=schedule.fingerprint(timetable)),
     )
 
 

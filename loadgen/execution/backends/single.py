@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.transport.pool import Pool
@@ -22,12 +24,13 @@ from loadgen.execution.driver import AHEAD, HOLD_NS, Driver, no_collector
 from loadgen.execution.events import LoadStarted, RunningLoad, Tell
 from loadgen.execution.plan import Job, Plan, cap
 from loadgen.execution.probing import client_options
+from loadgen.execution.steering import Steered, first_step
 from loadgen.execution.trace_context import TraceContext
 from loadgen.results.manifest import Cluster
 from loadgen.results.spool import Spool
 from loadgen.schedule import timetable as schedule
 from loadgen.schedule.timetable import Schedule
-from loadgen.workload import Closed
+from loadgen.workload import Closed, Stage
 
 SETTLE_NS = 20_000_000  # from the moment when everything is ready to instant 0
 SPARE_OPEN = 32  # connections opened before an open-loop run, besides those that its first second needs
@@ -53,6 +56,14 @@ class Share:
     down: dict[int, float] = field(default_factory=dict)  # target -> when it stopped answering, s from the start
     notes: tuple[str, ...] = ()  # warnings about the workers' machines, found during the run
     cluster: Cluster | None = None  # where the workers were
+    steps: Steps | None = None  # of a load that was decided while it went: what it was
+
+
+class Steps(NamedTuple):
+    """The stages of a load that was decided while it went, and its timetable."""
+
+    stages: tuple[Stage, ...]
+    timetable: Schedule
 
 
 async def run(plan: Plan, tell: Tell) -> Share:
@@ -84,7 +95,8 @@ async def work(
     except TargetUnusable as error:
         raise TargetError(str(error), "", error.hint) from None
     clients = [_client(job, i, requests.history == "server", wire) for i in range(len(job.found))]
-    prefetch = large(timetable) and settings.client == "wire"
+    make_steering = plan.steering
+    prefetch = large(timetable) and settings.client == "wire" and make_steering is None
     if prefetch:
         bodies: Bodies = BodyPrefetch(job, part, requests)
     else:
@@ -99,9 +111,14 @@ async def work(
         return text
 
     try:
-        numbers = []
+        numbers: list[Iterator[int]] = []
+        steer = None
         if isinstance(bodies, BodyPrefetch):
             await bodies.filled()
+        elif make_steering is not None:
+            numbers = [itertools.count()]
+            bodies.build(0, numbers[0], most=AHEAD, cpu_s=BUILD_CPU_S)
+            steer = partial(Steered, make_steering(), **first_step(plan))
         else:
             numbers = [part.stage_numbers(span) for span in part.stages]
             for stage, span in enumerate(part.stages):
@@ -127,6 +144,7 @@ async def work(
                 trace=TraceContext(job.run_id) if job.settings.traceparent else None,
                 session_header=settings.session_header,
                 redact=redact,
+                steer=steer,
             )
             begun(driver)
             with stop_signals.calling(lambda _: driver.stop()):
@@ -140,6 +158,7 @@ async def work(
             interrupted=driver.interrupted and not driver.stopped,
             stopped=driver.stopped,
             down=driver.down,
+            steps=None if driver.steered is None else Steps(tuple(driver.steered.stages), driver.timetable),
         )
     except TargetUnusable as error:
         raise TargetError(str(error), job.found[0].target.redacted, error.hint) from None
