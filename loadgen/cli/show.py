@@ -13,9 +13,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from loadgen import format, seeds
-from loadgen.execution import lane_start
+from loadgen.execution import lane_start, run_header
 from loadgen.execution.events import LoadStarted, ProbeWaits, RunEnded, RunEvent, RunningLoad, RunPlanned, WorkersPlaced
-from loadgen.execution.run_header import forecast_of
 from loadgen.report import text
 from loadgen.report.progress import SHORTEST_S, Progress, Steps, step_words
 from loadgen.schedule.forecast import total
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from loadgen.metrics.summary import Summary
     from loadgen.report.otel import TelemetrySender
     from loadgen.report.reader_process import ReaderProcess
-    from loadgen.results.manifest import Cluster, TargetFacts
+    from loadgen.results.manifest import AdaptivePlan, Cluster, TargetFacts
     from loadgen.workload import Workload
 
 LONG_S = 60.0  # of a run: from here on it is said before what it will send
@@ -56,14 +55,14 @@ def write_file(path: Path, data: str | bytes, flag: str, *, add: bool = False) -
         raise UserError(f"cannot be written: {error.strerror}", f"{flag} {path}") from None
 
 
-def print_plans(workloads: Iterable[Workload], settings: Settings, budget: Budget | None) -> int:
+def print_plans(
+    workloads: Iterable[Workload], settings: Settings, budget: Budget | None, adaptive: AdaptivePlan | None = None
+) -> int:
     """Print what would be sent and, where there are prices, what it would cost; for --dry-run."""
-    from loadgen.execution.run_header import describe
-
     for workload in workloads:
-        text, load = describe(workload, settings)
+        text, load = run_header.describe(workload, settings, adaptive)
         print(text)
-        if budget is not None:
+        if budget is not None and adaptive is None:
             cost = budget.cost(load, _targets(settings))
             print("cost: known once the target was probed" if cost is None else f"cost: about {budget.words(cost)}")
     return 0
@@ -132,11 +131,9 @@ class Show:
 
     def expect(self, workloads: Sequence[Workload], settings: Settings) -> None:
         """Say what several runs will send and cost together, before the first; nothing of runs in virtual time."""
-        from loadgen.execution.run_header import describe
-
         if settings.virtual or len(workloads) < 2:
             return
-        loads = [describe(workload, settings)[1] for workload in workloads]
+        loads = [run_header.describe(workload, settings)[1] for workload in workloads]
         whole = total(loads)
         costs = [self._budget.cost(load, _targets(settings)) for load in loads] if self._budget is not None else [None]
         money = ""
@@ -197,9 +194,9 @@ class Show:
     def _forecast(self, planned: RunPlanned) -> None:
         """Say what a run will send and cost, where it is long or paid. Raises UserError over the limit of money."""
         plan, header = planned
-        if plan.job.settings.virtual:
+        if plan.job.settings.virtual or plan.steering is not None:
             return
-        load = forecast_of(plan)
+        load = run_header.forecast_of(plan)
         cost = None
         if self._budget is not None:
             self._planned = load, header.targets
@@ -252,7 +249,8 @@ class Show:
             return
         drain_ns = None if header.grace_s is None else round(header.grace_s * 1e9)
         as_json = self._form == "json"
-        self._progress = Progress(timetable.slots, timetable.horizon_ns, drain_ns=drain_ns, as_json=as_json)
+        ends = (None, None) if plan.steering is not None else (timetable.slots, timetable.horizon_ns)
+        self._progress = Progress(*ends, drain_ns=drain_ns, as_json=as_json)
 
     def _announce(self, planned: RunPlanned) -> None:
         plan, header = planned
@@ -267,7 +265,9 @@ class Show:
         self._say_once(f"target: {target_text}, model {target.model}, server {target.server}, api {header.api}")
         for other in other_targets:
             self._say_once(f"        {other.name or other.url}")
-        for stage in header.stages:
+        if header.adaptive is not None:
+            say(f"load: {run_header.adaptive_words(header.adaptive)}")
+        for stage in () if header.adaptive is not None else header.stages:
             bounds = [f"{stage.slots:,} requests" if stage.slots is not None else ""]
             if stage.end_ns is not None:
                 bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")

@@ -330,7 +330,21 @@ def words(arrival: Any) -> str:
     return "everything at once" if arrival.rate == float("inf") else f"{arrival.tag} {arrival.rate:g}/s"
 
 
-def describe(workload: Workload, settings: Settings) -> tuple[str, Forecast]:
+def adaptive_words(plan: manifest.AdaptivePlan) -> str:
+    """What an adaptive load does, as text."""
+    unit = "/s" if plan.over == "rate" else " in flight"
+    kind = "poisson" if plan.over == "rate" else "closed loop"
+    longest = "" if plan.longest_s is None else f"; no step begins after {format.duration(plan.longest_s)}"
+    return (
+        f"adaptive, {kind}: from {plan.start:g}{unit} up, twice as much while the SLO holds over windows of "
+        f"{format.duration(plan.window_s)}, then closer and closer to its limit; what was found is sustained for "
+        f"{format.duration(plan.sustain_s)}{longest}"
+    )
+
+
+def describe(
+    workload: Workload, settings: Settings, adaptive: manifest.AdaptivePlan | None = None
+) -> tuple[str, Forecast]:
     """What a run would do, as text and as forecast: load, request sizes, fingerprints. Does not use the network."""
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     timetable = schedule.build(workload, seed)
@@ -338,7 +352,9 @@ def describe(workload: Workload, settings: Settings) -> tuple[str, Forecast]:
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
     requests = build(workload, seed, seeds.salt_number(salt), tokenizer)
     lines = [f"workload: {workload.name}", f"target: {settings.shown}", seeds.words(seed, salt)]
-    for index in range(len(timetable.stages)):
+    if adaptive is not None:
+        lines.append(f"load: {adaptive_words(adaptive)}")
+    for index in () if adaptive is not None else range(len(timetable.stages)):
         stage = _stage_plan(workload, timetable, index)
         bounds = [f"{stage.slots:,} requests"] if stage.slots is not None else []
         if stage.end_ns is not None:
@@ -356,7 +372,7 @@ def describe(workload: Workload, settings: Settings) -> tuple[str, Forecast]:
         output_range = "answers as long as the server makes them"
     lines.append(f"first {len(sample)} requests: {prompt_range}, {output_range}")
     load = forecast(timetable, mean_lengths(requests))
-    lines.append(f"expected: about {load.words}")
+    lines.append("expected: known while it goes" if adaptive is not None else f"expected: about {load.words}")
     recipe = recipe_fingerprint(workload, "server", tokenizer.file_sha256)
     lines.append(f"recipe: {recipe}  timetable: {schedule.fingerprint(timetable)}")
     lines += [f"note: {note}" for note in requests.warnings(timetable.slots or 1000)]

@@ -1,10 +1,10 @@
 """A load that finds its own limit: it grows while the SLO holds, backs off where it does not, and is then sustained.
 
 Pure. `Adaptive` decides the steps of one run while it goes. Which load comes next, and what the outcomes say of the
-limit, is a `LoadSearch`, as of `loadgen search`; its trials are the steps. A step is judged by the requests that are due
-in its window, which begins when the steps before it have left the server. After a step that missed the SLO nothing is
-sent until the server is empty. The steps are stages of the run, so that `replayed` makes the same decisions again of
-its records.
+limit, is a `LoadSearch`, as of `loadgen search`; its trials are the steps. A step is judged by the requests that are
+due in its window, which begins when the steps before it have left the server. After a step that missed the SLO nothing
+is sent until the server is empty. The steps are stages of the run, so that `replayed` makes the same decisions again
+of its records.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from loadgen.execution.steering import End, Move, Rest, Step
-from loadgen.limits import UNFINISHED_SHARE, ValidityLimits
+from loadgen.limits import ValidityLimits
 from loadgen.metrics import columns as metrics
 from loadgen.metrics import outcomes, sustainable
 from loadgen.metrics.columns import Columns
@@ -98,6 +98,7 @@ class Adaptive:
     _start_ns: int = 0
     _decided_ns: int = 0  # when the step before was decided
     _rests: bool = False  # nothing is sent until the server is empty
+    _is_over: bool = False  # nor then
     _stay_ns: int = 0  # how long a request stayed in the server, in the steps so far
     _before: NDArray[np.void] = field(default_factory=lambda: _NO_ROWS)  # rows of the stage before
     _rows: NDArray[np.void] = field(default_factory=lambda: _NO_ROWS)  # rows of this stage
@@ -127,7 +128,7 @@ class Adaptive:
         self._before = np.concatenate((self._before, rows[rows["stage"] < self._stage]))
         self._rows = np.concatenate((self._rows, rows[rows["stage"] == self._stage]))
         if self._rests:
-            return None if in_flight else self._begin(now_ns)
+            return None if in_flight else End() if self._is_over else self._begin(now_ns)
         from_ns = self._judged_from(now_ns, in_flight)
         if from_ns is None:
             return None
@@ -145,12 +146,11 @@ class Adaptive:
         held = last.outcome == "under" and last.sustained is not False
         if last.ask.kind == "sustain" and held:
             return End()
-        if (ask := self.search.ask()) is None:
-            return End()
-        self._ask = ask
-        if held:
-            return self._begin(now_ns)
-        self._rests = True
+        if (ask := self.search.ask()) is not None:
+            self._ask = ask
+            if held:
+                return self._begin(now_ns)
+        self._rests, self._is_over = True, ask is None
         return Rest()
 
     def _begin(self, now_ns: int) -> Step:
@@ -230,9 +230,7 @@ class Adaptive:
         grows = sustainable.of_span(Columns(own), Columns(others), *span)
         if grows.sustained is False and not sustains:
             return _Judged("over", "grows", grows.why, False, requests, offered)
-        return _Judged(
-            "under", "full_length", "every term held", False, requests, offered, grows.sustained, grows.why
-        )
+        return _Judged("under", "full_length", "every term held", False, requests, offered, grows.sustained, grows.why)
 
     def _over(self, missed: NDArray[np.int64], requests: int) -> str:
         """Which terms are missed by more than so many requests allow; "" when none is."""
@@ -262,7 +260,7 @@ class Adaptive:
             noise=1 / math.sqrt(judged.requests) if judged.requests else 0.0,
             why=judged.why,
             code=judged.code,
-            figures=_figures(own, self.goal, (until_ns - from_ns) / S),
+            figures=_figures(own, self.goal, None if judged.early else (until_ns - from_ns) / S),
             sustained=judged.sustained if self._step.name == SUSTAIN else None,
             sustained_why=judged.sustained_why if self._step.name == SUSTAIN else "",
         )
@@ -278,20 +276,23 @@ class Adaptive:
             self._stay_ns = int(quantiles.element(e2e, STAY))
 
 
-def _figures(own: Columns, goal: Goal, seconds: float) -> dict[str, float | None]:
-    """The figures of a step, by the names of `experiment.FIGURES`: of the requests that were due in its window."""
+def _figures(own: Columns, goal: Goal, seconds: float | None) -> dict[str, float | None]:
+    """The figures of a step, by the names of `experiment.FIGURES`: of the requests that were due in its window.
+
+    `seconds`: its length; None where it was decided before all of them had ended, so that nothing is known per second.
+    """
     ok = own.where(metrics.OK)
     figures: dict[str, float | None] = {}
     for name in ("ttft", "tpot"):
         values = quantiles.exact(metrics.defined(own.measure(name)[ok]))
         figures |= {f"{name}_p50_ms": values.p50, f"{name}_p99_ms": values.p99}
+    if not seconds:
+        return figures
     tokens = own["output_tokens"][ok]
-    good = int(outcomes.meets(own, goal.slo).sum())
-    per_s = 1 / seconds if seconds > 0 else 0.0
     return figures | {
-        "output_tokens_per_s": float(tokens[tokens > 0].sum()) * per_s,
-        "goodput_rps": good * per_s,
-        "completed_rps": float(ok.sum()) * per_s,
+        "output_tokens_per_s": float(tokens[tokens > 0].sum()) / seconds,
+        "goodput_rps": int(outcomes.meets(own, goal.slo).sum()) / seconds,
+        "completed_rps": int(ok.sum()) / seconds,
     }
 
 

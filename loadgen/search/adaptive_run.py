@@ -35,8 +35,13 @@ class Steering:
         """Store what the run in this folder found."""
         stored = read(folder)
         assert stored is not None
-        store.replace(folder / FILE, msgspec.json.format(msgspec.json.encode(stored), indent=2) + b"\n")
+        store.replace(folder / FILE, dump(stored))
         checksums.write(folder)
+
+
+def dump(stored: StoredAdaptive) -> bytes:
+    """The bytes of `adaptive.json`."""
+    return msgspec.json.format(msgspec.json.encode(stored), indent=2) + b"\n"
 
 
 def prepared(workload: Workload, plan: AdaptivePlan) -> tuple[Workload, Steering]:
@@ -70,7 +75,7 @@ def faults(workload: Workload, settings: Settings) -> list[Fault]:
     if hasattr(workload.requests, "steps") or getattr(workload.requests, "turns", None) is not None:
         hint = "loadgen search finds their highest rate"
         found.append(UserError("conversations and tasks last longer than a step", "--adaptive", hint))
-    if settings.workers > 1 or settings.ray is not None:
+    if settings.workers != 1 or settings.ray is not None:
         flag = "--ray" if settings.ray is not None else f"--workers {settings.workers}"
         hint = "leave it out; or loadgen search, which takes any number of workers"
         found.append(UserError("the load of an adaptive run is decided in one process", flag, hint))
