@@ -13,7 +13,7 @@ from loadgen.cli.options import Given
 if TYPE_CHECKING:
     from loadgen.execution.plan import Settings
     from loadgen.search.adaptive import StoredAdaptive
-    from loadgen.search.adaptive_run import Steering
+    from loadgen.search.adaptive_run import AdaptiveSteering
     from loadgen.workload import Workload
 
 PANEL = "Adaptive"
@@ -65,7 +65,7 @@ class AdaptiveOptions:
 
 def prepared(
     given: Given, asked: AdaptiveOptions, name: str | None, settings: Settings
-) -> tuple[Workload, Steering]:  # fmt: skip
+) -> tuple[Workload, AdaptiveSteering]:  # fmt: skip
     """The workload of an adaptive run, and what steers it. Raises Faults."""
     from loadgen import units
     from loadgen.errors import Fault, Faults, UserError, collecting

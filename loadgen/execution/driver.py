@@ -23,12 +23,12 @@ from loadgen_sdk.transport.wire import FOREVER, Wire
 from loadgen.execution.bodies import Bodies
 from loadgen.execution.events import Counters
 from loadgen.execution.self_sampling import SECOND_NS, SelfSampling
-from loadgen.execution.steering import End, Steered, Step
 from loadgen.execution.target_selection import TargetSelection
 from loadgen.execution.trace_context import TraceContext
 from loadgen.results.record import CUTS, ROW, Built, RowPlace, row, unsent_row
 from loadgen.results.spool import Spool, Timeline
 from loadgen.schedule.dispatcher import Dispatcher, Start
+from loadgen.schedule.steered import End, LoadStep, Steered
 from loadgen.schedule.timetable import Schedule
 
 AHEAD = 2_000  # bodies kept ready for a load without end
@@ -339,7 +339,7 @@ class Driver:
         rows = np.frombuffer(b"".join(self._ended_rows), ROW)
         self._ended_rows.clear()
         move = steered.look(now - self.start_ns, rows)
-        if isinstance(move, Step):
+        if isinstance(move, LoadStep):
             self._schedule = self._dispatcher.schedule
             span = self._schedule.stages[-1]
             self._timelines.append(Timeline(self.start_ns))

@@ -101,7 +101,7 @@ class AdaptivePlan(msgspec.Struct, frozen=True, kw_only=True):
     high: float  # not above this load
     window_s: float  # a step is judged by the requests that are due in so long a time
     sustain_s: float  # how long the load that was found has to be sustained
-    precision: float  # relative, to reach before the load is sustained
+    precision: float  # relative, of the limit before a load is sustained; less where a step has few requests
     longest_s: float | None = None  # of all steps together; null: no limit
     run_spread: float | None = None  # of the server, as in a search; null: learned
 

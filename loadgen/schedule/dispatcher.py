@@ -91,6 +91,8 @@ class Dispatcher:
         self._chains_left: list[int] = []  # per begun stage: own unfinished chains, if a closed loop with a count
         self._at_work: list[int] = []  # per begun stage: own lanes, or conversations of an open loop, not yet ended
         self._waiting_lanes: deque[tuple[int, int, int]] = deque()  # (stage, lane, earliest due): no place is free
+        self._current: StageSpan
+        self._offsets_read = self._due_index = 0
         self._begun = 0  # chains of the stages that `end_stage` has ended
         self._begin_stage(0, 0)
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen.execution.steering import End, Move, Rest, Step
 from loadgen.limits import ValidityLimits
 from loadgen.metrics import columns as metrics
 from loadgen.metrics import outcomes, sustainable
@@ -25,7 +24,8 @@ from loadgen.metrics.columns import Columns
 from loadgen.results.manifest import AdaptivePlan, StagePlan
 from loadgen.results.record import ROW
 from loadgen.schedule.dispatcher import Start
-from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer, TrialResult
+from loadgen.schedule.steered import End, LoadStep, Move, Rest
+from loadgen.search.load_search import SIGMA_OF_NOISE, LoadSearch, NextTrial, SearchAnswer, TrialResult
 from loadgen.search.watch import BROKEN, Goal, Outcome
 from loadgen.stats import quantiles
 
@@ -93,7 +93,7 @@ class Adaptive:
     search: LoadSearch = field(init=False)
     steps: list[AdaptiveStep] = field(default_factory=list)
     _ask: NextTrial = field(init=False)
-    _step: Step = field(init=False)
+    _step: LoadStep = field(init=False)
     _stage: int = 0
     _start_ns: int = 0
     _decided_ns: int = 0  # when the step before was decided
@@ -116,10 +116,10 @@ class Adaptive:
             run_spread=self.plan.run_spread,
         )
         self._ask = self._asked()
-        self._step = Step(self._ask.kind, self._ask.load, self._longest_ns)
+        self._step = LoadStep(self._ask.kind, self._ask.load, self._longest_ns)
 
     @property
-    def first(self) -> Step:
+    def first(self) -> LoadStep:
         """The step with which the run begins."""
         return self._step
 
@@ -153,13 +153,13 @@ class Adaptive:
         self._rests, self._is_over = True, ask is None
         return Rest()
 
-    def _begin(self, now_ns: int) -> Step:
+    def _begin(self, now_ns: int) -> LoadStep:
         """The step that was asked for. A load is sustained after one like it: else it has to settle first."""
         name: str = self._ask.kind
         if name == SUSTAIN and (self._rests or self._step.load != self._ask.load):
             name = SETTLE
         length_ns = round(self.plan.sustain_s * S) if name == SUSTAIN else self._longest_ns
-        self._step = Step(name, self._ask.load, length_ns)
+        self._step = LoadStep(name, self._ask.load, length_ns)
         self._stage += 1
         self._start_ns, self._rests = now_ns, False
         self._before, self._rows = self._rows, _NO_ROWS
@@ -265,6 +265,8 @@ class Adaptive:
             sustained_why=judged.sustained_why if self._step.name == SUSTAIN else "",
         )
         self.search.tell(trial)
+        if self._step.name != SUSTAIN:  # without many steps, a limit is known no better than the luck of one allows
+            self.search.precision = max(self.plan.precision, SIGMA_OF_NOISE * trial.noise)
         self.steps.append(
             AdaptiveStep(
                 stage=self._stage, start_s=self._start_ns / S, judged_from_s=from_ns / S, end_s=now_ns / S, trial=trial

@@ -21,7 +21,7 @@ FILE = "adaptive.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Steering:
+class AdaptiveSteering:
     """Steers a run, and stores what it found (`execution.steering.MakeSteering`)."""
 
     plan: AdaptivePlan
@@ -44,9 +44,9 @@ def dump(stored: StoredAdaptive) -> bytes:
     return msgspec.json.format(msgspec.json.encode(stored), indent=2) + b"\n"
 
 
-def prepared(workload: Workload, plan: AdaptivePlan) -> tuple[Workload, Steering]:
+def prepared(workload: Workload, plan: AdaptivePlan) -> tuple[Workload, AdaptiveSteering]:
     """The workload with the first step as its only stage, and what steers it."""
-    steering = Steering(plan, Goal(slo=workload.slo or Slo(terms=())), workload.drain_ns)
+    steering = AdaptiveSteering(plan, Goal(slo=workload.slo or Slo(terms=())), workload.drain_ns)
     first = steering().first
     law = (
         Closed(concurrency=round(first.load), ramp_ns=_ramp_ns(workload))

@@ -24,11 +24,11 @@ from loadgen.execution.driver import AHEAD, HOLD_NS, Driver, no_collector
 from loadgen.execution.events import LoadStarted, RunningLoad, Tell
 from loadgen.execution.plan import Job, Plan, cap
 from loadgen.execution.probing import client_options
-from loadgen.execution.steering import Steered, first_step
 from loadgen.execution.trace_context import TraceContext
 from loadgen.results.manifest import Cluster
 from loadgen.results.spool import Spool
 from loadgen.schedule import timetable as schedule
+from loadgen.schedule.steered import Steered
 from loadgen.schedule.timetable import Schedule
 from loadgen.workload import Closed, Stage
 
@@ -56,10 +56,10 @@ class Share:
     down: dict[int, float] = field(default_factory=dict)  # target -> when it stopped answering, s from the start
     notes: tuple[str, ...] = ()  # warnings about the workers' machines, found during the run
     cluster: Cluster | None = None  # where the workers were
-    steps: Steps | None = None  # of a load that was decided while it went: what it was
+    steps: CarriedOut | None = None  # of a load that was decided while it went: what it was
 
 
-class Steps(NamedTuple):
+class CarriedOut(NamedTuple):
     """The stages of a load that was decided while it went, and its timetable."""
 
     stages: tuple[Stage, ...]
@@ -118,7 +118,7 @@ async def work(
         elif make_steering is not None:
             numbers = [itertools.count()]
             bodies.build(0, numbers[0], most=AHEAD, cpu_s=BUILD_CPU_S)
-            steer = partial(Steered, make_steering(), **first_step(plan))
+            steer = partial(Steered, make_steering(), stage=workload.stages[0], seed=job.seed)
         else:
             numbers = [part.stage_numbers(span) for span in part.stages]
             for stage, span in enumerate(part.stages):
@@ -158,7 +158,7 @@ async def work(
             interrupted=driver.interrupted and not driver.stopped,
             stopped=driver.stopped,
             down=driver.down,
-            steps=None if driver.steered is None else Steps(tuple(driver.steered.stages), driver.timetable),
+            steps=None if driver.steered is None else CarriedOut(tuple(driver.steered.stages), driver.timetable),
         )
     except TargetUnusable as error:
         raise TargetError(str(error), job.found[0].target.redacted, error.hint) from None

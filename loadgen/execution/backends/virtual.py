@@ -28,7 +28,7 @@ from loadgen.execution.driver import AFTER_STOP_NS
 from loadgen.execution.events import Tell
 from loadgen.execution.lane_start import AnswerTime
 from loadgen.execution.plan import SCHEME, Settings, prepare
-from loadgen.execution.steering import End, MakeSteering, Steered, first_step
+from loadgen.execution.steering import MakeSteering
 from loadgen.execution.stop_watch import LOOK_NS
 from loadgen.metrics import reasons
 from loadgen.metrics.stop_rules import first_breach
@@ -39,6 +39,7 @@ from loadgen.results.manifest import Header, Second
 from loadgen.results.record import KIND, STATUS, WITH_UNFINISHED
 from loadgen.results.spool import STAMPS
 from loadgen.schedule.dispatcher import Dispatcher
+from loadgen.schedule.steered import End, Steered
 from loadgen.schedule.timetable import Schedule
 from loadgen.sim.engine.replica import DONE, NEVER, Costs, Replica, ServerLimits, SimRequest
 from loadgen.sim.engine.routing import Route, route
@@ -310,7 +311,9 @@ def run(
     def carried_out(stop_ns: int = NEVER) -> tuple[VirtualRows, Course]:
         if steering is None:
             return simulated(stop_ns=stop_ns)
-        return simulated(stop_ns=stop_ns, steer=partial(Steered, steering(), **first_step(plan)))
+        return simulated(
+            stop_ns=stop_ns, steer=partial(Steered, steering(), stage=plan.job.workload.stages[0], seed=plan.job.seed)
+        )
 
     results, course = carried_out()
     stopped_by = None
