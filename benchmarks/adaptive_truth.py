@@ -31,7 +31,7 @@ from loadgen.execution.backends import virtual
 from loadgen.metrics import sustainable
 from loadgen.metrics.columns import Columns
 from loadgen.results.manifest import AdaptivePlan
-from loadgen.schedule import timetable
+from loadgen.schedule import arrivals
 from loadgen.schedule.steered import Steered
 from loadgen.search import load_search, watch
 from loadgen.search.adaptive import Adaptive
@@ -76,7 +76,7 @@ def simulated(world: World, stage: Stage, seed: int, steer: Any = None) -> tuple
     preset = presets.load_preset(world.preset)
     requests = Synthetic(input_tokens=ONE, output_tokens=ONE)
     made, course = virtual.simulate(
-        timetable.build(Workload(name="x", requests=requests, stages=(stage,)), seed),
+        arrivals.build(Workload(name="x", requests=requests, stages=(stage,)), seed),
         lambda number: (inputs[number % 100_000], outputs[number % 100_000], ()),
         costs=preset.costs,
         limits=preset.limits,

@@ -28,7 +28,7 @@ from loadgen.execution.backends.virtual import Course
 from loadgen.metrics.causes import Explanation, explain
 from loadgen.metrics.columns import Columns
 from loadgen.results.manifest import Header, StagePlan
-from loadgen.schedule import timetable
+from loadgen.schedule import arrivals
 from loadgen.server_metrics.series import UP, MetricSample
 from loadgen.sim.engine.replica import Costs, Replica, ServerLimits
 from loadgen.sim.engine.routing import route
@@ -112,7 +112,7 @@ def simulate(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSample
     one: Any = Fixed[int](value=1)
     stage = Stage(name="load", arrival=Poisson(rate=rate), duration_ns=LENGTH_S * S)
     workload = Workload(name="x", requests=Synthetic(input_tokens=one, output_tokens=one), stages=(stage,))
-    planned = timetable.build(workload, seed)
+    planned = arrivals.build(workload, seed)
     replicas = [Disturbed(preset.costs.at_speed(speed), limits, slower, stall) for speed in speeds]
 
     def size(number: int) -> tuple[int, int, tuple[()]]:

@@ -21,7 +21,7 @@ from loadgen.compare import comparison
 from loadgen.execution.backends.virtual import simulate
 from loadgen.metrics.summary import summarize
 from loadgen.results.manifest import Fingerprints, Header, StagePlan, TargetFacts
-from loadgen.schedule import timetable
+from loadgen.schedule import arrivals
 from loadgen.sim.presets.preset import load_preset as preset
 from loadgen.workload import load, read_flags
 
@@ -45,7 +45,7 @@ def rows(rate: str, seed: int, n: int) -> NDArray[np.void]:
     answers = np.clip(draw.lognormal(np.log(250), 0.5, n), 2, 1000).astype(int).tolist()
     workload = load("qa", read_flags(request_rate=rate, num_requests=str(n), warmup="0"))
     made, _ = simulate(
-        timetable.build(workload, seed),
+        arrivals.build(workload, seed),
         lambda number: (prompts[number], answers[number], ()),
         costs=found.costs,
         limits=replace(found.limits, max_batch_size=BATCH),

@@ -20,9 +20,8 @@ import rig
 import uvloop
 
 from loadgen.execution import run, run_header
-from loadgen.execution.backends.single import SETTLE_NS, work
 from loadgen.execution.compactor_process import Compactor
-from loadgen.execution.driver import Driver
+from loadgen.execution.driver import SETTLE_NS, Driver, work
 from loadgen.execution.plan import Settings, prepare
 from loadgen.execution.probing import find
 from loadgen.results import manifest, store

@@ -32,8 +32,7 @@ from typing import Any
 import rig
 import scale_ray
 
-from loadgen.execution import run
-from loadgen.execution.backends import single
+from loadgen.execution import driver, run
 from loadgen.execution.events import LoadStarted, RunEvent, silent
 from loadgen.execution.plan import Endpoint, Settings
 from loadgen.metrics.summary import Summary
@@ -376,7 +375,7 @@ def merge(_: argparse.Namespace) -> None:
 def rolling(flags: argparse.Namespace) -> None:
     rows = []
     for most in (1 << 40, 0):
-        single.MOST_AHEAD = most
+        driver.MOST_AHEAD = most
         summary, _ = drive(
             workers=1, servers=1, streams=1, itl_ms=20, tokens=10, request_rate=str(flags.rate / 100),
             num_requests=str(int(flags.seconds * flags.rate / 100)), input_tokens="1500",

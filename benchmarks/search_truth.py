@@ -27,7 +27,7 @@ import numpy as np
 from loadgen import seeds
 from loadgen.execution.backends import virtual
 from loadgen.mlperf import dataset, rules
-from loadgen.schedule import timetable
+from loadgen.schedule import arrivals
 from loadgen.search import belief, load_search, watch
 from loadgen.sim.presets import preset as presets
 from loadgen.slo import Slo, Term
@@ -68,7 +68,7 @@ def run(where: World, rate: float, seed: int, length_s: float) -> tuple[Any, Any
     size = len(inputs)
     stage = Stage(name="load", arrival=Poisson(rate=rate), duration_ns=round(length_s * S))
     one: Any = Fixed[int](value=1)
-    planned = timetable.build(
+    planned = arrivals.build(
         Workload(name="x", requests=Synthetic(input_tokens=one, output_tokens=one), stages=(stage,)), seed
     )
     made, _ = virtual.simulate(

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from loadgen.execution.backends.virtual import Course, simulate
 from loadgen.mlperf import published as reference
 from loadgen.results.record import BIN_NS
-from loadgen.schedule import timetable
+from loadgen.schedule import arrivals
 from loadgen.sim.presets import preset as presets
 from loadgen.sim.presets.preset import Preset, SourcedNumber
 from loadgen.workload import Constant as Evenly
@@ -124,7 +124,7 @@ def run(system: Preset, gpus: int, arrival: Evenly | Poisson, n: int, tokens: fl
     speeds = (system.speeds * repeat)[: gpus // system.gpus_per_replica]
     began = time.process_time()
     made, course = simulate(
-        timetable.build(workload, 1),
+        arrivals.build(workload, 1),
         lambda number: (into[number], out[number], ()),
         costs=system.costs,
         limits=system.limits,

@@ -22,7 +22,7 @@ from loadgen.mlperf import result as mlperf
 from loadgen.mlperf import rules
 from loadgen.mlperf import run as mlperf_run
 from loadgen.results.manifest import Header, StagePlan
-from loadgen.schedule import timetable
+from loadgen.schedule import arrivals
 from loadgen.sim.presets.preset import load_preset
 
 BENCHMARK = "llama2-70b"
@@ -37,7 +37,7 @@ def run(preset_name: str, scenario: Any, rate: float, length_s: float, round_nam
     workload = mlperf_run.workload(replace(test, samples=1), data, qps=rate)
     preset = load_preset(preset_name)
     made, _ = virtual.simulate(
-        timetable.build(workload, test.seeds.schedule),
+        arrivals.build(workload, test.seeds.schedule),
         lambda number: (inputs[number % len(inputs)], outputs[number % len(outputs)], ()),
         costs=preset.costs,
         limits=preset.limits,

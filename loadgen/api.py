@@ -257,9 +257,10 @@ def _runs_in(folder: Path) -> list[Path]:
 def _refuse_misuse(workload: Any, options: RunOptions) -> None:
     """Raises UserError for what is no workload, or cannot be changed."""
     from loadgen.workload import Workload
+    from loadgen.workload.overrides import of_the_load
 
     source = next((f"a {name}" for name in ("trace", "dataset") if options.get(name) is not None), "")
-    changes = table.of_the_load(options)
+    changes = of_the_load(options)
     if isinstance(workload, Workload) and (source or changes):
         change = source or ", ".join(OPTIONS[name].flags.split()[0] for name in changes)
         hint = "give the file or a mapping, or change the Workload with model_copy"
@@ -272,11 +273,11 @@ def _refuse_misuse(workload: Any, options: RunOptions) -> None:
 
 
 def _checked(workload: Any, options: RunOptions) -> Workload:
-    from loadgen.workload import Workload, loading
+    from loadgen.workload import Workload, loading, read_flags
 
     if isinstance(workload, Workload):
         return workload
-    overrides = table.overrides(options)
+    overrides = read_flags(**options)
     if isinstance(workload, Mapping):
         return loading.of_mapping(workload, overrides)
     name, trace, dataset = (

@@ -17,7 +17,7 @@ from loadgen.execution.plan import Settings
 from loadgen.results import store
 from loadgen.results.manifest import AdaptivePlan
 from loadgen.results.record import ROW, STATUS
-from loadgen.schedule import timetable
+from loadgen.schedule import arrivals
 from loadgen.schedule.dispatcher import Dispatcher, Start
 from loadgen.schedule.steered import End, LoadStep
 from loadgen.search import adaptive_run
@@ -230,7 +230,7 @@ def dispatcher(arrival: Any) -> tuple[Dispatcher, Stage]:
     stage = Stage(name="x", arrival=arrival, duration_ns=100 * S, measured=False)
     one: Any = Fixed[int](value=1)
     workload = Workload(name="x", requests=Synthetic(input_tokens=one, output_tokens=one), stages=(stage,))
-    return Dispatcher(timetable.build(workload, 1)), stage
+    return Dispatcher(arrivals.build(workload, 1)), stage
 
 
 def test_a_stage_that_ends_early_leaves_nothing_to_send() -> None:
@@ -238,7 +238,7 @@ def test_a_stage_that_ends_early_leaves_nothing_to_send() -> None:
     begun = agenda.ready(5 * S, 1000)
     agenda.end_stage(5 * S)
     assert agenda.next_ns() is None and not agenda.done
-    agenda.begin_stage(timetable.at_load(stage, 20), 1, 7 * S)
+    agenda.begin_stage(arrivals.at_load(stage, 20), 1, 7 * S)
     later = agenda.ready(9 * S, 1000)
     assert [start.number for start in begun + later] == list(range(len(begun) + len(later)))
     assert {start.stage for start in later} == {1} and min(start.due_ns for start in later) >= 7 * S
@@ -253,7 +253,7 @@ def test_lanes_are_taken_over_by_the_next_stage(lanes: int) -> None:
     agenda, stage = dispatcher(Closed(concurrency=4, ramp_ns=0))
     first = agenda.ready(0)
     agenda.end_stage(S)
-    agenda.begin_stage(timetable.at_load(stage, lanes), 1, S)
+    agenda.begin_stage(arrivals.at_load(stage, lanes), 1, S)
     most = agenda.in_flight + len(agenda.ready(S))
     for start in first:
         agenda.finished(start.number, 2 * S, ok=True)

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from runs import when_started
 
-from loadgen.execution import bodies, body_prefetch, run
-from loadgen.execution.backends import single
+from loadgen.execution import bodies, body_prefetch, driver, run
 from loadgen.execution.plan import Settings
 from loadgen.requests.build import build
 from loadgen.requests.tokenizer import load_tokenizer
@@ -47,7 +46,7 @@ def test_bodies_are_read_back_in_any_order(monkeypatch: pytest.MonkeyPatch) -> N
     draw = random.Random(1)
     written = [draw.randbytes(draw.choice([0, 1, 300, 3000, 4096, 4097, 40_000])) for _ in range(400)]
     texts = iter(written)
-    kept = bodies.Bodies(prompts, lambda _: next(texts), 1)
+    kept = bodies.Bodies(prompts, lambda *_: next(texts), 1)
     numbers = iter(range(400))
     for part in (1, 150, 249):  # what is built while a load goes lies in a block that was read before
         kept.build(0, numbers, most=part)
@@ -85,7 +84,7 @@ def test_the_same_bodies_without_building_them_ahead(
 ) -> None:
     monkeypatch.setattr(body_prefetch, "WINDOW", 150 if "max_in_flight" in flags else 20)
     ahead, wanted, before = go(tmp_path / "ahead", turns, **flags)
-    monkeypatch.setattr(single, "MOST_AHEAD", 10)
+    monkeypatch.setattr(driver, "MOST_AHEAD", 10)
     summary, received, after = go(tmp_path / "rolling", turns, **flags)
     assert received == wanted or "max_in_flight" in flags
     assert sum(received.values()) > 20
@@ -103,7 +102,7 @@ def test_the_same_bodies_without_building_them_ahead(
 
 @pytest.mark.processes
 def test_a_load_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single, "LONG_NS", 0)
+    monkeypatch.setattr(driver, "LONG_NS", 0)
     summary, received, _ = go(tmp_path, concurrency="20", duration="1.5s")
     assert summary.requests.ok > 200
     assert len(received) == summary.requests.ok + summary.warmup.ok  # the first round of the lanes is not measured
@@ -112,7 +111,7 @@ def test_a_load_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.processes
 def test_only_so_much_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single, "MOST_AHEAD", 10)
+    monkeypatch.setattr(driver, "MOST_AHEAD", 10)
     monkeypatch.setattr(body_prefetch, "WINDOW", 30)
     most: list[int] = []
     original = body_prefetch.BodyPrefetch.body
@@ -129,7 +128,7 @@ def test_only_so_much_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.processes
 def test_a_builder_that_dies_makes_them_late_and_no_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single, "MOST_AHEAD", 10)
+    monkeypatch.setattr(driver, "MOST_AHEAD", 10)
     monkeypatch.setattr(body_prefetch, "WINDOW", 30)
 
     def kill(_: Any) -> None:
@@ -147,7 +146,7 @@ def test_a_builder_that_dies_makes_them_late_and_no_worse(tmp_path: Path, monkey
 
 @pytest.mark.processes
 def test_a_builder_that_freezes_before_the_first_body_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single, "MOST_AHEAD", 10)
+    monkeypatch.setattr(driver, "MOST_AHEAD", 10)
     monkeypatch.setattr(body_prefetch, "FROZEN_S", 0.3)
     begin = body_prefetch.BodyPrefetch.filled
 

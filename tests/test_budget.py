@@ -18,7 +18,7 @@ from loadgen.execution.lane_start import mean_lengths
 from loadgen.requests.build import build
 from loadgen.requests.tokenizer import load_tokenizer
 from loadgen.results.manifest import TargetFacts
-from loadgen.schedule import timetable
+from loadgen.schedule import arrivals
 from loadgen.schedule.forecast import Forecast, forecast, total
 from loadgen.workload import read_flags
 from loadgen.workload.loading import given
@@ -64,7 +64,7 @@ def test_the_forecast_of_a_load(
 ) -> None:
     workload = given(None, None, read_flags(input_tokens=1000, output_tokens=200, seed=1, **flags))
     prompts = build(workload, 1, 2, load_tokenizer(None))
-    load = forecast(timetable.build(workload, 1), mean_lengths(prompts), answer_s)
+    load = forecast(arrivals.build(workload, 1), mean_lengths(prompts), answer_s)
     assert load.requests == (requests if requests != 600 else pytest.approx(600, rel=0.15))
     assert load.seconds == seconds and load.output_tokens == 200 and load.input_tokens == pytest.approx(1000, rel=0.05)
 

@@ -25,8 +25,9 @@ from loadgen.metrics.summary import Summary, load_summary, summarize
 from loadgen.results import capacity, store
 from loadgen.results.manifest import Header, StagePlan
 from loadgen.results.record import SOURCES
+from loadgen.schedule.arrivals import build
 from loadgen.schedule.dispatcher import Dispatcher
-from loadgen.schedule.timetable import Schedule, build
+from loadgen.schedule.timetable import Schedule
 from loadgen.workload import Closed, Fixed, Poisson, Stage, Synthetic, Workload
 
 TTFT_NS, ITL_NS, TOKENS = 600 * MS, 20 * MS, 32

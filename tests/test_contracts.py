@@ -101,6 +101,9 @@ def test_everything_wrong_is_told_at_once_with_its_place(tmp_path: Path) -> None
 LEVEL = "name: c\nlevels:\n  - name: a\n    workload: qa\n"
 
 
+OF_TASKS = "name: c\nlevels:\n  - name: a\n    workload: coding-agent\n    rate: 0.5/s\n    requests: 60\n"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -143,6 +146,25 @@ LEVEL = "name: c\nlevels:\n  - name: a\n    workload: qa\n"
         (
             LEVEL + "    rate: 10/s\n    duration: 10m\n    must: [{sustained: {share: 95%, window: 5m}}]\n",
             "needs 3,074 requests to be shown at all, each window has 3,000",
+        ),
+        (LEVEL + "    rate: 5/s\n    requests: 900\n    must: [{task_time: 60s}]\n", "there are no tasks"),
+        (
+            "horizon: 5s\n" + OF_TASKS + "    must: [{task_time: {limit: 60s, at: p90}}]\n",
+            "needs 64 tasks to be shown at all, there are 60",
+        ),
+        (OF_TASKS + "    must: [{tasks: 2/s}]\n", "more than the 0.500/s that this level offers"),
+        (OF_TASKS + "    must: [{requests: 9/s}]\n", "more than the 8.0"),
+        (
+            OF_TASKS + "    must: [{task_time: {limit: 1s, at: p50}}, {task_wait: {limit: 2s, at: p50}}]\n",
+            "longer than the whole",
+        ),
+        (
+            OF_TASKS.replace("coding-agent", "agentic") + "    must: [{task_goodput: 90%}]\n",
+            "nothing says when a task is good",
+        ),
+        (
+            OF_TASKS.replace("coding-agent", "mixed") + "    must: [{task_time: {limit: 9s, at: p50, class: qa}}]\n",
+            "no tasks",
         ),
         (LEVEL + "\tmust: []\n", "not valid YAML"),
         ("name: c\nlevels: []\n---\nname: d\n", "another document"),
@@ -675,6 +697,81 @@ currency: USD
 rented:
   - {provider: me, shape: four, gpu: GB300, gpus: 4, per_hour: 40.00, as_of: 2026-11, source: an offer}
 """
+
+
+AGENT = """\
+name: agent
+seed: 3
+stages: [{arrival: {poisson: 1/s}, count: 60}]
+slo: {task: {within: 14s, wait: 1s}}
+requests:
+  tools: {shell: {schema_tokens: 80, time: {lognormal: {median: 1s, sigma: 1.0, max: 10s}}, result_tokens: 50}}
+  steps:
+    work: {system_tokens: 200, input_tokens: 100, turns: {uniform: {min: 2, max: 4}}, tool: shell, output_tokens: 100}
+    report: {after: work, tool: shell, output_tokens: {uniform: {min: 100, max: 200}}}
+"""
+OF_AGENTS = """\
+name: agents
+horizon: 1m
+gpus: 4
+prices: prices.yaml
+levels:
+  - name: agents
+    workload: agent.yaml
+    rate: 1/s
+    requests: 400
+    must:
+"""
+TERMS_OF_TASKS = (
+    ("task_time: {limit: 40s, at: p95}", PASS, "duration_ms.p95"),
+    ("task_time: {limit: 9s, at: p50}", FAIL, "duration_ms.p50"),
+    ("task_time: {limit: 19s, at: p90}", INCONCLUSIVE, "duration_ms.p90"),
+    ("task_wait: {limit: 20ms, at: p50}", FAIL, "wait_ms.p50"),
+    ("task_longest_wait: {limit: 20ms, at: p50}", FAIL, "longest_wait_ms.p50"),
+    ("task_goodput: 99%", FAIL, "goodput.share"),
+    ("tasks: 0.5/s", PASS, "steady_ok_per_s"),
+    ("good_tasks: 0.5/s", INCONCLUSIVE, "goodput.rps"),
+    ("task_cost: 30 USD", PASS, ""),
+)
+
+
+def test_terms_about_tasks_are_judged_by_whole_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "agent.yaml").write_text(AGENT)
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    text = OF_AGENTS + "".join(f"      - {term}\n" for term, *_ in TERMS_OF_TASKS)
+    (tmp_path / "c.yaml").write_text(text)
+    of_target = "--url sim:gb300-vm --shape four --seed 1"
+    code, out, _ = validated(f"{tmp_path}/c.yaml {of_target} --out {tmp_path}/out --json", capsys)
+    assert code == 1
+    terms = msgspec.json.decode(out)["levels"][0]["terms"]
+    summary = msgspec.json.decode((tmp_path / "out/agents/r1/summary.json").read_bytes())
+    tasks = summary["sessions"]
+    for (term, verdict, path), judged_term in zip(TERMS_OF_TASKS, terms, strict=True):
+        assert judged_term["verdict"] == verdict, (term, judged_term["reason"])
+        seen: Any = tasks
+        for part in path.split(".") if path else ():
+            seen = seen[part]
+        if path:
+            scale = 100 if judged_term["unit"] == "%" else 1
+            assert judged_term["value"] == pytest.approx(seen * scale, rel=0.06), "that of the settled part"
+            assert judged_term["low"] <= judged_term["value"] <= (judged_term["high"] or float("inf"))
+    assert terms[-1]["value"] == pytest.approx(40 / 3600 / tasks["goodput"]["rps"] * 1000, rel=0.06)
+    page = (tmp_path / "out/verdict.html").read_text()
+    assert "longest time that a task waited for a first token" in page
+    code, out, _ = validated(f"{tmp_path}/c.yaml {of_target} --dry-run --json", capsys)
+    needs = {term["term"]: term for term in msgspec.json.decode(out)["levels"][0]["terms"]}
+    assert needs["task time at p50 within 9.0 s"]["needed_s"] < 150
+    assert needs["cost per thousand good tasks at most 30 USD"]["outcome"] == PASS
+
+
+def test_tasks_that_the_end_of_the_load_cut_are_no_sample(tmp_path: Path) -> None:
+    (tmp_path / "agent.yaml").write_text(AGENT)
+    lanes = OF_AGENTS.replace("rate: 1/s\n    requests: 400", "concurrency: 4\n    duration: 4m")
+    text = lanes.replace("prices: prices.yaml\n", "") + "      - task_time: {limit: 60s, at: p50}\n"
+    found, _ = carry(tmp_path, text, url="sim:gb300-vm")
+    (term,) = found.levels[0].terms
+    assert term.verdict == INCONCLUSIVE
+    assert "tasks were cut by the end of the load" in term.reason
 
 
 def test_a_thousand_good_requests_have_a_price(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timetables import MS, S, closed, constant, gamma, poisson, workload
 
+from loadgen.schedule.arrivals import build
 from loadgen.schedule.dispatcher import Dispatcher, Start
-from loadgen.schedule.timetable import Schedule, build, fingerprint, shard
+from loadgen.schedule.timetable import Schedule, fingerprint, shard
 
 Service = Callable[[Start], tuple[int, bool]]  # how long a request takes, and whether it is ok
 

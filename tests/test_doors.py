@@ -179,9 +179,6 @@ def test_images_are_of_their_size_and_no_two_are_alike() -> None:
 
 def test_what_an_api_does_not_take_is_refused() -> None:
     with pytest.raises(Faults) as found:
-        settings({"api": "embeddings", "url": ["sim:gb300-vm"]})
-    assert "the simulation serves chat and completions" in str(found.value)
-    with pytest.raises(Faults) as found:
         settings({"api": "rerank", "url": ["http://a"], "client": "openai"})
     assert "--client openai is not made for rerank" in str(found.value)
     assert settings({"api": "embeddings", "url": ["http://a"]}).stream is False

@@ -12,7 +12,7 @@ from loadgen import cli
 from loadgen.errors import Fault
 from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
-from loadgen.schedule import timetable as schedule
+from loadgen.schedule import arrivals
 from loadgen.stats import fitting
 from loadgen.workload import fit, load
 from loadgen.workload.loading import of_mapping
@@ -51,7 +51,7 @@ def test_the_right_law_fits_and_the_others_do_not() -> None:
 def trace_of(path: Path, workload: dict[str, object], seed: int, step_s: float = 0.0) -> Path:
     """A trace of the requests that a workload would send."""
     made = of_mapping({"name": "made", **workload})
-    due = schedule.build(made, seed).columns().due_ns / 1e9
+    due = arrivals.build(made, seed).columns().due_ns / 1e9
     due = np.floor(due / step_s) * step_s if step_s else due
     prompts = build(made, seed, 1, tokens.load_tokenizer(None))
     read, write = prompts.asked(range(len(due)))  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ import pytest
 from loadgen.errors import Faults
 from loadgen.requests import tokenizer
 from loadgen.requests.build import build
-from loadgen.schedule import arrivals, timetable
+from loadgen.schedule import arrivals
 from loadgen.workload import Overrides, load, read_flags, recipe_fingerprint
 
 TEXT = """
@@ -30,7 +30,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_the_timetable_meets_both_minimums_in_whole_passes(file: Path) -> None:
-    planned = timetable.build(load(str(file)), 1).stages[0]
+    planned = arrivals.build(load(str(file)), 1).stages[0]
     expected = arrivals.poisson_at_least(100.0, seed=7, min_duration_ns=2 * 10**9, min_count=20, multiple_of=30)
     assert planned.offsets.tolist() == expected.offsets.tolist()
     assert len(planned.offsets) % 30 == 0

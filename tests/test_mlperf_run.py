@@ -22,7 +22,7 @@ from loadgen.mlperf import log_files, official_loadgen, rules
 from loadgen.mlperf import result as mlperf
 from loadgen.mlperf import run as mlperf_run
 from loadgen.results import capacity
-from loadgen.schedule import timetable
+from loadgen.schedule import arrivals
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 from loadgen.workload import Closed
@@ -40,7 +40,7 @@ def _small_data(folder: Path, rows: int = 300) -> Path:
 
 def test_the_workload_of_an_official_run_has_its_schedule() -> None:
     asked = rules.test("llama2-70b", "server", "v5.1")
-    planned = timetable.build(mlperf_run.workload(asked, mlperf_run.synthetic(asked), qps=182.0), 5).stages[0]
+    planned = arrivals.build(mlperf_run.workload(asked, mlperf_run.synthetic(asked), qps=182.0), 5).stages[0]
     assert (planned.chains, planned.length_ns) == (122880, 675012366669)
 
 

@@ -31,7 +31,7 @@ from loadgen.results import store
 from loadgen.results.manifest import encode
 from loadgen.results.record import KINDS
 from loadgen.results.spool import Spool
-from loadgen.schedule import timetable
+from loadgen.schedule import arrivals
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import parse_log
@@ -174,7 +174,7 @@ def test_auto(tmp_path: Path, flags: dict[str, str], simulated: bool, expected: 
 
     made = workload(tmp_path, **flags)
     requests = build(made, 7, 1, tokenizer.load_tokenizer(None))
-    found = plan.workers(timetable.build(made, 7), requests, made.max_in_flight, 8 - simulated)
+    found = plan.workers(arrivals.build(made, 7), requests, made.max_in_flight, 8 - simulated)
     assert found == expected
 
 

@@ -32,6 +32,7 @@ from loadgen.requests.task_prompts import TaskPrompts
 from loadgen.requests.tokenizer import load_tokenizer
 from loadgen.results import store
 from loadgen.results.record import FINISH, KIND, STATUS
+from loadgen.schedule import arrivals
 from loadgen.schedule import timetable as schedule
 from loadgen.schedule.dispatcher import Dispatcher, Start
 from loadgen.workload import Workload, load, read_flags, recipe_fingerprint
@@ -187,7 +188,7 @@ def test_a_request_starts_when_the_last_that_it_waits_for_has_ended_and_its_tool
     tmp_path: Path, stages: str
 ) -> None:
     one = workload(tmp_path, more=stages)
-    timetable = schedule.build(one, 7)
+    timetable = arrivals.build(one, 7)
     ran = Clock(timetable, lambda number: (1_000_000 * (1 + number % 13), True))
     graphs, width = TaskGraphs(one.requests, 7), one.requests.width
     tasks = one.stages[0].count or 0
@@ -215,7 +216,7 @@ def test_a_join_is_due_after_the_latest_end_whichever_was_read_last(tmp_path: Pa
         PLAN + "    a: {after: plan, context: new, parallel: 2, input_tokens: 5, output_tokens: 5}\n"
         "    b: {after: [plan, a], output_tokens: 5}"
     )
-    dispatcher = Dispatcher(schedule.build(workload(tmp_path, text, request_rate="inf", num_requests="1"), 7))
+    dispatcher = Dispatcher(arrivals.build(workload(tmp_path, text, request_rate="inf", num_requests="1"), 7))
     dispatcher.ready(0)
     dispatcher.finished(0, 100, True)
     assert [start.number for start in dispatcher.ready(100)] == [1, 2]
@@ -226,7 +227,7 @@ def test_a_join_is_due_after_the_latest_end_whichever_was_read_last(tmp_path: Pa
 
 @pytest.mark.parametrize("stages", [STAGES, CLOSED])
 def test_a_failed_request_ends_its_task_and_every_slot_is_told_of_once(tmp_path: Path, stages: str) -> None:
-    timetable = schedule.build(workload(tmp_path, more=stages), 7)
+    timetable = arrivals.build(workload(tmp_path, more=stages), 7)
     ran = Clock(timetable, lambda number: (1_000_000 * (1 + number % 13), number % 11 != 5))
     assert sorted(ran.starts) == sorted(timetable.numbers())
     dropped = [start for start in ran.starts.values() if start.dropped]
@@ -236,7 +237,7 @@ def test_a_failed_request_ends_its_task_and_every_slot_is_told_of_once(tmp_path:
 
 
 def test_over_the_cap_a_task_is_dropped_and_every_slot_is_told_of_once(tmp_path: Path) -> None:
-    timetable = schedule.build(workload(tmp_path, request_rate="50"), 7)
+    timetable = arrivals.build(workload(tmp_path, request_rate="50"), 7)
     ran = Clock(timetable, lambda number: (40_000_000, True), max_in_flight=4)
     assert sorted(ran.starts) == sorted(timetable.numbers())
     reasons = {start.dropped for start in ran.starts.values()}
@@ -246,7 +247,7 @@ def test_over_the_cap_a_task_is_dropped_and_every_slot_is_told_of_once(tmp_path:
 @pytest.mark.parametrize("after", [0, 3, 20, 60])
 @pytest.mark.parametrize("stages", [STAGES, CLOSED])
 def test_stopped_in_the_middle_every_slot_is_told_of_once(tmp_path: Path, stages: str, after: int) -> None:
-    timetable = schedule.build(workload(tmp_path, more=stages), 7)
+    timetable = arrivals.build(workload(tmp_path, more=stages), 7)
     dispatcher, told, in_flight = Dispatcher(timetable), list[int](), list[int]()
     for _ in range(after):
         due = dispatcher.next_ns()
@@ -263,7 +264,7 @@ def test_stopped_in_the_middle_every_slot_is_told_of_once(tmp_path: Path, stages
 
 @pytest.mark.parametrize("shares", [2, 3])
 def test_shares_hold_whole_tasks_and_together_all(tmp_path: Path, shares: int) -> None:
-    whole = schedule.build(workload(tmp_path), 7)
+    whole = arrivals.build(workload(tmp_path), 7)
     parts = [schedule.shard(whole, i, shares) for i in range(shares)]
     numbers = [list(part.numbers()) for part in parts]
     assert [len(own) for own in numbers] == [part.slots for part in parts]
@@ -277,7 +278,7 @@ def test_on_the_simulated_rack_due_instants_and_cached_tokens_are_those_of_the_g
     rows = store.read_run(folder).rows
     made = prompts(one)
     by_number = {int(row["slot"]): row for row in rows}
-    assert sorted(by_number) == sorted(schedule.build(one, 7).numbers())
+    assert sorted(by_number) == sorted(arrivals.build(one, 7).numbers())
     for number, row in by_number.items():
         task, turn = made.turn_of(number)
         node = made.graphs[task][turn]
@@ -379,7 +380,7 @@ def test_conversations_and_tasks_are_classes_beside_single_requests(tmp_path: Pa
     assert isinstance(made, MixPrompts)
     summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     rows = store.read_run(folder).rows
-    assert sorted(rows["slot"].tolist()) == sorted(schedule.build(one, 7).numbers()) == sorted(made.numbers(len(rows)))
+    assert sorted(rows["slot"].tolist()) == sorted(arrivals.build(one, 7).numbers()) == sorted(made.numbers(len(rows)))
     assert (rows["status"] == STATUS["ok"]).all()
     started = np.array([made.class_of(start) for start in range(400)])
     for index, (part, turns) in enumerate(zip(summary.classes, (1, 1, 3, None), strict=True)):
@@ -460,7 +461,7 @@ def test_abandoned_tasks_end_in_the_middle_of_the_drawn_answer_and_have_not_fail
     leaving = {task: found for task in range(60) if (found := made.graphs.leaving(task))}
     assert summary.sessions is not None and summary.requests.failed == summary.requests.dropped == 0
     assert (summary.sessions.abandoned, summary.sessions.ok) == (len(leaving), 60 - len(leaving))
-    assert len(rows) == schedule.build(one, 7).slots
+    assert len(rows) == arrivals.build(one, 7).slots
     for task, left in leaving.items():
         own = rows[rows["session"] == task]
         cut = own[own["turn"] == left.turn][0]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timetables import MS, S, closed, constant, gamma, poisson, ramp, stage, workload
 
-from loadgen.schedule import timetable
+from loadgen.schedule import arrivals, timetable
 from loadgen.schedule.timetable import RESERVED, Schedule, Slot
 from loadgen.workload import Delay, Empirical, Fixed, LogNormal, Normal, Poisson, Uniform
 
@@ -74,7 +74,7 @@ TABLES = {
 @pytest.mark.parametrize("name", TABLES)
 def test_columns_and_slots(name: str) -> None:
     made, expected = TABLES[name]
-    whole = timetable.build(made, 1)
+    whole = arrivals.build(made, 1)
     assert lines(whole) == expected
     assert [whole.slot(number) for number in range(len(expected))] == expected
     assert list(whole.numbers()) == list(range(len(expected)))
@@ -88,7 +88,7 @@ def test_columns_and_slots(name: str) -> None:
 def test_an_explicit_schedule_seed_is_loadgens_draw(run: dict[str, int]) -> None:
     measured = poisson(float(run["qps"]), count=run["queries"])
     warm_up = stage(Poisson(rate=float(run["qps"])), count=1000, measured=False)
-    made = timetable.build(workload(warm_up, measured, schedule_seed=ORACLE["seed_v5.1"]["schedule"]), 99)
+    made = arrivals.build(workload(warm_up, measured, schedule_seed=ORACLE["seed_v5.1"]["schedule"]), 99)
     first, second = made.stages
     assert second.length_ns == run["duration_ns"]
     assert made.columns().due_ns[1000] == first.length_ns == second.start_ns
@@ -99,7 +99,7 @@ def test_an_explicit_schedule_seed_is_loadgens_draw(run: dict[str, int]) -> None
 @pytest.mark.parametrize("law", [poisson(50.0, count=100), gamma(50.0, 0.5, count=100), ramp(10.0, 90.0, count=100)])
 def test_draws_are_a_function_of_the_seed_and_differ_by_stage(law) -> None:
     def offsets(seed: int, schedule_seed: int | None = None) -> list[list[int]]:
-        made = timetable.build(workload(law, law, schedule_seed=schedule_seed), seed)
+        made = arrivals.build(workload(law, law, schedule_seed=schedule_seed), seed)
         return [span.offsets.tolist() for span in made.stages]
 
     assert offsets(1) == offsets(1)
@@ -110,7 +110,7 @@ def test_draws_are_a_function_of_the_seed_and_differ_by_stage(law) -> None:
 
 
 def test_numbers_go_on_through_the_stages() -> None:
-    made = timetable.build(workload(constant(5.0, count=4), closed(2, duration_ns=S), closed(3, count=5), turns=3), 1)
+    made = arrivals.build(workload(constant(5.0, count=4), closed(2, duration_ns=S), closed(3, count=5), turns=3), 1)
     first, second, third = made.stages
     assert (first.first_chain, second.first_chain, third.first_chain) == (0, 4, 4 + RESERVED)
     assert made.slots is None
@@ -134,14 +134,14 @@ def test_numbers_go_on_through_the_stages() -> None:
     ],
 )
 def test_where_stages_begin_and_the_timetable_ends(stages, starts, horizon) -> None:
-    made = timetable.build(workload(*stages), 1)
+    made = arrivals.build(workload(*stages), 1)
     assert [span.start_ns for span in made.stages] == starts
     assert made.horizon_ns == horizon
 
 
 def test_offered_rates() -> None:
     stages = constant(10.0, duration_ns=2 * S), closed(3, count=5), constant(float("inf"), count=5)
-    made = timetable.build(workload(*stages, turns=4), 1)
+    made = arrivals.build(workload(*stages, turns=4), 1)
     assert [span.offered_rps for span in made.stages] == [40.0, None, float("inf")]
 
 
@@ -160,7 +160,7 @@ any_stages = st.lists(
 @given(stages=any_stages, turns=st.integers(1, 4), n=st.integers(1, 6), m=st.integers(1, 3), seed=st.integers(0, 99))
 def test_shares_are_whole_chains_and_together_the_whole(stages, turns: int, n: int, m: int, seed: int) -> None:
     tool_time = Uniform(min=0, max=S)
-    whole = timetable.build(workload(*stages, turns=turns, tool_time=tool_time), seed)
+    whole = arrivals.build(workload(*stages, turns=turns, tool_time=tool_time), seed)
     parts = [timetable.shard(timetable.shard(whole, i, n), j, m) for i in range(n) for j in range(m)]
     shares = [lines(part) for part in parts]
     assert sorted(line for share in shares for line in share) == lines(whole)
@@ -175,7 +175,7 @@ def test_shares_are_whole_chains_and_together_the_whole(stages, turns: int, n: i
 
 
 def test_an_endless_closed_loop_is_shared_by_lanes() -> None:
-    whole = timetable.build(workload(closed(5, duration_ns=S), turns=2), 1)
+    whole = arrivals.build(workload(closed(5, duration_ns=S), turns=2), 1)
     numbers = timetable.shard(whole, 1, 3).numbers()  # lanes 1 and 4
     assert [next(numbers) for _ in range(8)] == [2, 3, 8, 9, 12, 13, 18, 19]
     assert list(timetable.shard(whole, 5, 6).numbers()) == []
@@ -197,8 +197,8 @@ def test_an_endless_closed_loop_is_shared_by_lanes() -> None:
 def test_tool_time_is_a_function_of_seed_conversation_and_turn(
     tool_time: Delay, low: int, high: int, mean: float
 ) -> None:
-    few = timetable.build(workload(constant(9.0, count=300), turns=5, tool_time=tool_time), 1)
-    many = timetable.build(workload(closed(8, count=3000), turns=5, tool_time=tool_time), 1)
+    few = arrivals.build(workload(constant(9.0, count=300), turns=5, tool_time=tool_time), 1)
+    many = arrivals.build(workload(closed(8, count=3000), turns=5, tool_time=tool_time), 1)
     pauses = many.columns().pause_ns.reshape(-1, 5)
     assert np.array_equal(few.columns().pause_ns.reshape(-1, 5), pauses[:300])
     assert (pauses[:, 0] == 0).all()
@@ -207,13 +207,13 @@ def test_tool_time_is_a_function_of_seed_conversation_and_turn(
     assert [many.chains.pauses(chain) for chain in (0, 203, 204, 2999)] == pauses[[0, 203, 204, 2999], 1:].tolist()
     if low != high:
         assert len(np.unique(pauses[:, 1:])) > 1
-        other = timetable.build(workload(closed(8, count=3000), turns=5, tool_time=tool_time), 2)
+        other = arrivals.build(workload(closed(8, count=3000), turns=5, tool_time=tool_time), 2)
         assert not np.array_equal(other.columns().pause_ns.reshape(-1, 5), pauses)
 
 
 def test_the_fingerprint_is_that_of_the_timetable() -> None:
     def of(*stages, seed: int = 1, **how) -> str:
-        return timetable.fingerprint(timetable.build(workload(*stages, **how), seed))
+        return timetable.fingerprint(arrivals.build(workload(*stages, **how), seed))
 
     base = of(poisson(9.0, count=50), turns=2, tool_time=Uniform(min=0, max=S))
     assert base == of(poisson(9.0, count=50), turns=2, tool_time=Uniform(min=0, max=S))
@@ -230,11 +230,11 @@ def test_the_fingerprint_is_that_of_the_timetable() -> None:
     ]
     assert len({base, *others}) == len(others) + 1
     with pytest.raises(ValueError, match="of the whole timetable"):
-        timetable.fingerprint(timetable.shard(timetable.build(workload(closed(4, count=9)), 1), 0, 2))
+        timetable.fingerprint(timetable.shard(arrivals.build(workload(closed(4, count=9)), 1), 0, 2))
 
 
 def test_two_million_slots_cost_their_offsets_and_no_more() -> None:
-    made = timetable.build(workload(constant(3500.0, duration_ns=600 * S)), 1)
+    made = arrivals.build(workload(constant(3500.0, duration_ns=600 * S)), 1)
     assert made.slots == 2_100_000
     assert sum(span.offsets.nbytes for span in made.stages) == 8 * 2_100_000
-    assert sum(span.offsets.nbytes for span in timetable.build(workload(closed(9, count=2**40)), 1).stages) == 0
+    assert sum(span.offsets.nbytes for span in arrivals.build(workload(closed(9, count=2**40)), 1).stages) == 0

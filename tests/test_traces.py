@@ -18,7 +18,6 @@ from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
 from loadgen.requests.trace_prompts import TracePrompts
 from loadgen.schedule import arrivals
-from loadgen.schedule import timetable as schedule
 from loadgen.workload import FromTrace, Replay, load, of_trace, read_flags, recipe_fingerprint, trace_formats, traces
 
 MS, S = 1_000_000, 1_000_000_000
@@ -384,7 +383,7 @@ def test_a_trace_is_a_workload(tmp_path: Path) -> None:
     workload = of_trace(path)
     assert workload.name == "busy" and isinstance(workload.requests, FromTrace)
     assert isinstance(workload.stages[0].arrival, Replay) and workload.stages[0].count == 11
-    timetable = schedule.build(workload, 1)
+    timetable = arrivals.build(workload, 1)
     assert timetable.columns().due_ns.tolist() == [100 * MS * number for number in range(11)]
     assert timetable.stages[0].offered_rps == pytest.approx(10)
     assert len(build(workload, 1, 2, tokens.load_tokenizer(None)).trace) == 11  # type: ignore[attr-defined]
@@ -397,11 +396,11 @@ def test_a_trace_under_flags_and_in_a_file(tmp_path: Path) -> None:
     written(tmp_path / "t.jsonl", *(mooncake(100 * number, 10, 2) for number in range(11)))
     file = tmp_path / "w.yaml"
     file.write_text("name: w\nrequests: {trace: t.jsonl}\nstages: [{arrival: {trace: {file: t.jsonl, speed: 4}}}]\n")
-    assert schedule.build(load(str(file)), 1).columns().due_ns.tolist() == [25 * MS * n for n in range(11)]
+    assert arrivals.build(load(str(file)), 1).columns().due_ns.tolist() == [25 * MS * n for n in range(11)]
     short = of_trace(tmp_path / "t.jsonl", read_flags(duration="0.45s"))
-    assert len(schedule.build(short, 1).columns().due_ns) == 5
+    assert len(arrivals.build(short, 1).columns().due_ns) == 5
     longer = of_trace(tmp_path / "t.jsonl", read_flags(num_requests=25))
-    assert schedule.build(longer, 1).columns().due_ns.tolist()[11:13] == [1100 * MS, 1200 * MS]
+    assert arrivals.build(longer, 1).columns().due_ns.tolist()[11:13] == [1100 * MS, 1200 * MS]
     poisson = of_trace(tmp_path / "t.jsonl", read_flags(request_rate="50"))
     assert poisson.stages[0].arrival.tag == "poisson" and poisson.stages[0].count == 11
     warm = of_trace(tmp_path / "t.jsonl", read_flags(warmup="1s"))
@@ -420,7 +419,7 @@ def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
     path = written(tmp_path / "t.jsonl", *(mooncake(100 * number, 10 + number, 2, number) for number in range(11)))
 
     def due(**flags: Any) -> list[float]:
-        return [ns / S for ns in schedule.build(of_trace(path, read_flags(**flags)), 1).columns().due_ns.tolist()]
+        return [ns / S for ns in arrivals.build(of_trace(path, read_flags(**flags)), 1).columns().due_ns.tolist()]
 
     assert due(trace_speed=4) == [n / 40 for n in range(11)]
     assert due(trace_slice="0.3..0.6") == [0, 0.1, 0.2] and due(trace_slice="900ms..") == [0, 0.1]
@@ -449,7 +448,7 @@ def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
         "name: w\nrequests: {trace: t.jsonl, slice: 300ms..600ms, on_bad_row: skip}\n"
         "stages: [{arrival: {trace: {file: t.jsonl, slice: 300ms..600ms, loop: 2, speed: 2}}}]\n"
     )
-    assert len(schedule.build(load(str(file)), 1).columns().due_ns) == 6
+    assert len(arrivals.build(load(str(file)), 1).columns().due_ns) == 6
     file.write_text(file.read_text().replace("300ms..600ms", "600ms"))
     with pytest.raises(Faults) as wrong:
         load(str(file))

@@ -21,7 +21,7 @@ from loadgen.execution.run import execute
 from loadgen.metrics.summary import Summary, summarize
 from loadgen.results import store
 from loadgen.results.record import BIN_NS, KIND, STATUS
-from loadgen.schedule import timetable as schedule
+from loadgen.schedule import arrivals
 from loadgen.sim.engine.fleet import Fleet
 from loadgen.sim.engine.replica import Costs, ServerLimits
 from loadgen.stats.quantiles import Histogram, bucket
@@ -73,7 +73,7 @@ def test_columns_are_what_a_visit_to_every_token_finds(
     """Both faces, and the arithmetic of gaps, largest gaps and timelines, pauses included."""
     stage = f"{{arrival: {{poisson: {rate}/s}}, count: {len(asked)}}}"
     text = f"requests: {{input_tokens: 1, output_tokens: 1}}\nstages: [{stage}]"
-    timetable = schedule.build(workload(tmp_path_factory.mktemp("w"), text), 3)
+    timetable = arrivals.build(workload(tmp_path_factory.mktemp("w"), text), 3)
     limits, speeds = (TIGHT if tight else WIDE), (1.0, 0.8)
 
     def sizes(number: int) -> tuple[int, int, tuple[int, ...]]:

@@ -98,8 +98,10 @@ class Given:
             keep_aside(out, datetime.now().astimezone())
 
     def overrides(self, **changed: Any) -> Overrides:
-        """`options.overrides`, with other values for some."""
-        return options.overrides({**self.options, **changed})
+        """What the options say of the load, with other values for some."""
+        from loadgen.workload import read_flags
+
+        return read_flags(**{**self.options, **changed})
 
     def show(self, *, quiet: bool = False) -> Show:
         """Shows the runs of this command on stderr. `quiet`: without their first lines. Raises Fault or Faults."""

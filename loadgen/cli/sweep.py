@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loadgen.cli.options import DryRun, Given, OneWorkload, Strict, takes
-from loadgen.execution.options import of_the_load
 
 if TYPE_CHECKING:
     from loadgen.cli.show import Show
@@ -54,6 +53,7 @@ def sweep(
     from loadgen.execution.folder_names import alone, run_id
     from loadgen.report import sweep as sweep_report
     from loadgen.search import sweep as levels
+    from loadgen.workload.overrides import of_the_load
 
     concurrency, request_rate = given["concurrency"], given["request_rate"]
     kind: Kind = "concurrency" if concurrency is not None else "request_rate"

@@ -201,8 +201,9 @@ def _print(result: Any, as_json: bool) -> None:
 def _predict(checked: Checked, settings: Settings, seed: int | None, as_json: bool) -> int:
     """Print what each term of a contract needs, from a simulation; the exit code."""
     from loadgen.cli.show import print_json, say
-    from loadgen.contracts import prediction
+    from loadgen.contracts import prediction, run
     from loadgen.contracts.lint import answers_words, planned_words
+    from loadgen.cost.price_file import load_prices
     from loadgen.errors import OK
     from loadgen.execution.run import execute
     from loadgen.report.validation import forecast_text
@@ -215,7 +216,9 @@ def _predict(checked: Checked, settings: Settings, seed: int | None, as_json: bo
             print("\n".join(answers_words(checked.contract.answers)))
     simulated = prediction.on(settings)
     say(f"simulating {simulated.shown.removeprefix('simulated: ')} in virtual time; this may take a minute")
-    forecast = prediction.predict(checked, simulated, perform=execute, seed=seed)
+    prices = None if checked.contract.prices is None else load_prices(checked.folder / checked.contract.prices)
+    money = None if prices is None else run.money(prices)
+    forecast = prediction.predict(checked, simulated, perform=execute, money=money, seed=seed)
     if as_json:
         print_json({"simulated": simulated.shown, "levels": forecast})
     else:

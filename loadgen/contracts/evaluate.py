@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from loadgen import format
 from loadgen.contracts import steady_samples as steady
-from loadgen.contracts.schema import KINDS, LATENCIES, POOLED, Promise
+from loadgen.contracts.schema import KINDS, LATENCIES, OF_TASKS, POOLED, Promise
 from loadgen.contracts.steady_samples import QUEUED, Missing, RecordedRun, SteadySample, Timed
 from loadgen.errors import Fault, Faults
 from loadgen.metrics import columns as metrics
@@ -80,14 +80,20 @@ class Evaluator:
 
     def held(self, term: Promise) -> Held:
         """The figure of a term. Raises Missing where the records cannot give it."""
+        runs = self.runs
         if term.class_name:
-            level = MeasuredLevel(runs=tuple(run.only(term.class_name) for run in self.runs))
-            of_class = Evaluator(self.confidence, self.measured, level, self.money, self.horizon_s)
-            return of_class.held(term._replace(class_name=""))
-        with_windows = tuple(run for run in self.runs if _has_windows(run, term.window_ns))
-        if 0 < len(with_windows) < len(self.runs):  # the first of a validation that was extended may have been short
-            level = MeasuredLevel(runs=with_windows)
-            return Evaluator(self.confidence, self.measured, level, self.money, self.horizon_s).held(term)
+            runs = tuple(run.only(term.class_name) for run in runs)
+        if term.kind in OF_TASKS:
+            runs = tuple(run.of_tasks() for run in runs)
+        with_windows = tuple(run for run in runs if _has_windows(run, term.window_ns))
+        if 0 < len(with_windows) < len(runs):  # the first of a validation that was extended may have been short
+            runs = with_windows
+        if runs is self.runs:
+            return self._figure(term)
+        level = MeasuredLevel(runs=runs)
+        return Evaluator(self.confidence, self.measured, level, self.money, self.horizon_s)._figure(term)
+
+    def _figure(self, term: Promise) -> Held:
         self._refuse_withheld(term)
         evaluated = FIGURES[term.kind](self, term)
         evaluated = evaluated._replace(found=Bounds(*map(KINDS[term.kind].limit.in_unit, evaluated.found)))
@@ -98,7 +104,8 @@ class Evaluator:
         return evaluated._replace(length_s=length_s, looks=steady.independent_looks(self.runs, timed))
 
     def own_latency(self, term: Promise) -> Held:
-        bounds, sample = self._latency(self.runs, self._columns, term.kind, term.quantile, term.limit)
+        metric = OF_TASKS.get(term.kind, term.kind)
+        bounds, sample = self._latency(self.runs, self._columns, metric, term.quantile, term.limit, term.kind)
         return Held(bounds, sample.total, sample.caveat, sample.of, sample.length_s, sample.looks)
 
     def errors(self, term: Promise) -> Held:
@@ -123,7 +130,7 @@ class Evaluator:
 
     def steady_rate(self, term: Promise) -> Held:
         per_gpu = "gpus" in KINDS[term.kind].needs
-        bounds, caveat = self._rate(_COUNTED[term.kind])
+        bounds, caveat = self._rate(_COUNTED[OF_TASKS.get(term.kind, term.kind)])
         return Held(_scaled(bounds, 1 / self._gpus()) if per_gpu else bounds, self._ok_requests(), caveat)
 
     def _refuse_withheld(self, term: Promise) -> None:
@@ -131,8 +138,10 @@ class Evaluator:
         other = self.measured.get(term.level, MeasuredLevel())
         for run in (*self.runs, *other.runs):
             summary = run.summary
-            of_slo = [one.metric for one in summary.goodput.slo if one.metric not in metrics.POOLED]
-            for name in of_slo if "slo" in KINDS[term.kind].needs else [term.of or term.kind]:
+            terms = () if run.header.slo is None else run.header.slo.terms
+            of_slo = [one.metric for one in terms if one.metric not in metrics.POOLED]
+            needs_slo = not {"slo", "task_slo"}.isdisjoint(KINDS[term.kind].needs)
+            for name in of_slo if needs_slo else [term.of or OF_TASKS.get(term.kind, term.kind)]:
                 if name in summary.unsound:
                     raise Missing(f"arrival times in {run.folder} are unsure: {summary.unsound[name]}")
 
@@ -152,14 +161,16 @@ class Evaluator:
         metric: str,
         p: float,
         limit_ns: int | None = None,
+        name: str = "",
     ) -> tuple[Bounds, SteadySample]:
-        """A latency percentile in ns, and the sample behind it.
+        """A latency percentile in ns, and the sample behind it. `name`: of the latency, for readers; "": its metric.
 
         The upper end is infinite, or at least the sample's `bound`, where the runs cannot bound the latency from above.
         """
         samples = [steady.figures(run_columns, metric, limit_ns=limit_ns) for run_columns in columns]
-        steady.supported([values for _, values in samples], p, metric)
-        sample = steady.settle(runs, samples, metric, p, self.confidence, f"{metric} p{p * 100:g}", self.horizon_s)
+        name = name or metric
+        steady.supported([values for _, values in samples], p, name)
+        sample = steady.settle(runs, samples, metric, p, self.confidence, f"{name} p{p * 100:g}", self.horizon_s)
         if sample.caveat:
             bounds = self._between_runs(quantile_interval.quantile(sample.values, p, self.confidence), sample.values, p)
             return bounds._replace(high=max(bounds.high, sample.bound)), sample
@@ -338,7 +349,8 @@ class Evaluator:
         if caveat:
             raise Missing(caveat)
         if good_rate.value <= 0:
-            raise Missing("no request was good: there is no cost per good one")
+            noun = "task" if term.kind in OF_TASKS else "request"
+            raise Missing(f"no {noun} was good: there is no cost per good one")
         try:
             bounds, price_currency = self.money(self.runs[0], good_rate)
         except Fault as fault:
@@ -497,6 +509,10 @@ FIGURES: dict[str, Callable[[Evaluator, Promise], Held]] = {
     "errors": Evaluator.errors,
     "goodput": Evaluator.goodput,
     "cost": Evaluator.cost,
+    **dict.fromkeys(("task_time", "task_wait", "task_longest_wait"), Evaluator.own_latency),
+    **dict.fromkeys(("tasks", "good_tasks"), Evaluator.steady_rate),
+    "task_goodput": Evaluator.goodput,
+    "task_cost": Evaluator.cost,
     "energy": Evaluator.energy,
     "drift": Evaluator.drift,
     "sustained": Evaluator.sustained,

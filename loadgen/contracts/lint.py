@@ -16,14 +16,16 @@ from loadgen import format
 from loadgen.contracts.schema import (
     ANSWER_KINDS,
     KINDS,
-    LATENCIES,
+    OF_TASKS,
     POOLED,
     SHARES_OF_ANSWERS,
+    TIMES,
     AnswersAsked,
     Contract,
     ContractLevel,
     Draft,
     Planned,
+    PlannedClass,
     Promise,
     time_words,
     words,
@@ -31,19 +33,22 @@ from loadgen.contracts.schema import (
 from loadgen.contracts.steady_samples import NEARLY, horizon_s
 from loadgen.errors import Fault, Faults, UserError, meant
 from loadgen.limits import FEWEST_ANSWERS
+from loadgen.schedule.chains import of_requests
 from loadgen.stats import intervals
 from loadgen.stats.quantiles import support
-from loadgen.workload import Closed, Mix, Poisson, Ramp, Replay, Slo, Stage, Synthetic, Workload
+from loadgen.workload import Closed, Mix, Poisson, Ramp, Replay, Slo, Stage, Workload
 from loadgen.workload import load as load_workload
 from loadgen.workload.loading import packaged
 from loadgen.workload.messages import locate
 from loadgen.workload.overrides import Overrides
 from loadgen.workload.yaml_marks import Map, where
 
+DRAWN = 200  # starts of a class, to know how many requests one has on average
 RATES_NEED = 30  # least number of requests for a rate with an interval
 POOLED_REPEATS = 3  # pooled gaps are correlated within a run, so each repeat counts as one sample
 WINDOWS = 2  # a drift compares the first window with the last
 
+_WAITS_OF_TASKS = ("task_wait", "task_longest_wait")
 Where = tuple[str | int, ...]
 
 
@@ -159,8 +164,19 @@ def _planned_level(
 
 
 def _planned(level: ContractLevel, workload: Workload) -> Planned:
-    request_count, rate, duration_ns = expected(workload)
-    return Planned(level=level, workload=workload, requests=request_count, rate=rate, duration_ns=duration_ns)
+    starts, duration_ns = expected(workload)
+    classes = _classes(workload)
+    requests = None if starts is None else starts * sum(one.share * one.requests_each for one in classes)
+    rate = None if requests is None or duration_ns is None else requests / (duration_ns / 1e9)
+    return Planned(
+        level=level,
+        workload=workload,
+        classes=classes,
+        starts=starts,
+        requests=None if requests is None else round(requests),
+        rate=rate,
+        duration_ns=duration_ns,
+    )
 
 
 def _shortened(plan: Planned, longest_ns: int) -> Planned:
@@ -176,7 +192,7 @@ def lasting(workload: Workload, length_ns: int) -> Workload:
 
     Where the length was not known before, each measured stage ends after it, or earlier by its count.
     """
-    _, _, before_ns = expected(workload)
+    _, before_ns = expected(workload)
     factor = None if before_ns is None else length_ns / before_ns
     stages = [stage if not stage.measured else _scaled(stage, factor, length_ns) for stage in workload.stages]
     return workload.model_copy(update={"stages": tuple(stages)})
@@ -217,30 +233,56 @@ def _overrides(level: ContractLevel) -> Overrides:
     )
 
 
-def expected(workload: Workload) -> tuple[int | None, float | None, int | None]:
-    """Expected measured requests, their rate per second and their duration in ns. None where it is not known before."""
-    requests, total_requests, length_s = workload.requests, 0.0, 0.0
-    turns = requests.turns.count if isinstance(requests, Synthetic) and requests.turns else 1
+def expected(workload: Workload) -> tuple[float | None, int | None]:
+    """Expected measured starts (tasks, conversations, single requests), and their duration in ns; None where it is not
+    known before.
+    """
+    starts, length_s = 0.0, 0.0
     for stage in workload.stages:
         if not stage.measured:
             continue
         law = stage.arrival
         if isinstance(law, Closed):
             if stage.count is None:
-                return None, None, stage.duration_ns
-            total_requests, length_s = total_requests + stage.count * turns, math.nan
+                return None, stage.duration_ns
+            starts, length_s = starts + stage.count, math.nan
             continue
         if isinstance(law, Replay):
-            return None, None, stage.duration_ns  # the trace decides
+            return None, stage.duration_ns  # the trace decides
         rate = (law.from_rate + law.to_rate) / 2 if isinstance(law, Ramp) else law.rate
         by_time = math.inf if stage.duration_ns is None else rate * stage.duration_ns / 1e9
-        stage_requests = min(by_time, stage.count or math.inf)
+        of_stage = min(by_time, stage.count or math.inf)
         if stage.at_least is not None:
-            stage_requests = max(rate * stage.at_least.duration_ns / 1e9, stage.at_least.count)
-        total_requests += stage_requests * turns
-        length_s += stage_requests / rate if math.isfinite(rate) else 0.0
-    known = math.isfinite(length_s) and length_s > 0
-    return int(total_requests), total_requests / length_s if known else None, round(length_s * 1e9) if known else None
+            of_stage = max(rate * stage.at_least.duration_ns / 1e9, stage.at_least.count)
+        starts += of_stage
+        length_s += of_stage / rate if math.isfinite(rate) else 0.0
+    return starts, round(length_s * 1e9) if math.isfinite(length_s) and length_s > 0 else None
+
+
+def _classes(workload: Workload) -> tuple[PlannedClass, ...]:
+    """The classes of a workload; one without a name for a workload that has none."""
+    requests = workload.requests
+    classes = (
+        [(name, float(one.weight), one.slo or workload.slo, one.requests) for name, one in requests.classes.items()]
+        if isinstance(requests, Mix)
+        else [("", 1.0, workload.slo, requests)]
+    )
+    planned = []
+    for name, share, slo, of_class in classes:
+        chains = of_requests(of_class, 0)
+        planned.append(PlannedClass(name, share, slo, chains.slots(0, DRAWN) / DRAWN, chains.turns > 1))
+    return tuple(planned)
+
+
+def _of_term(term: Promise, plan: Planned) -> list[PlannedClass]:
+    return [one for one in plan.classes if not term.class_name or one.name == term.class_name]
+
+
+def _each(term: Promise, plan: Planned) -> float:
+    """How many of what a term is about, requests or tasks, a start brings on average."""
+    if term.kind in OF_TASKS:
+        return sum(one.share for one in _of_term(term, plan) if one.is_session)
+    return sum(one.share * one.requests_each for one in _of_term(term, plan))
 
 
 # -- contradictions ----------------------------------------------------------------------------------------------
@@ -266,9 +308,9 @@ def _check_contradictions(draft: Draft, plan: Planned | None, report: _FaultRepo
         elif key in must_terms and _strictness(term) <= _strictness(must_terms[key]):
             what = f"{words(term)}: this should asks for no more than the must"
             report.fault(loc, what, "a should is stricter than its must; leave it out, or swap the two")
-        if plan is not None and term.kind in ("requests", "good_requests"):
+        if plan is not None and term.kind in ("requests", "good_requests", "tasks", "good_tasks"):
             _check_offered_rate(term, loc, plan, report)
-    latencies = [one for one in draft.terms if one[2].kind in LATENCIES]
+    latencies = [one for one in draft.terms if one[2].kind in TIMES]
     for kind, place, term in latencies:
         for other in (other for other_kind, _, other in latencies if other_kind == kind and other.limit < term.limit):
             what = ""
@@ -280,6 +322,9 @@ def _check_contradictions(draft: Draft, plan: Planned | None, report: _FaultRepo
             elif other.kind == "e2e" and term.kind in ("ttft", "first_answer") and other.quantile == term.quantile:
                 what = f"longer than the whole answer may take ({time_words(other.limit)})"
                 hint = "E2E holds it: one of the two is a slip"
+            elif other.kind == "task_time" and term.kind in _WAITS_OF_TASKS and other.quantile == term.quantile:
+                what = f"longer than the whole task may take ({time_words(other.limit)})"
+                hint = "the task time holds it: one of the two is a slip"
             if what:
                 report.fault(("levels", draft.index, kind, place), f"{words(term)}: {what}", hint)
                 break
@@ -287,13 +332,16 @@ def _check_contradictions(draft: Draft, plan: Planned | None, report: _FaultRepo
 
 def _check_offered_rate(term: Promise, loc: Where, plan: Planned, report: _FaultReport) -> None:
     closed = any(isinstance(stage.arrival, Closed) for stage in plan.workload.stages if stage.measured)
-    if not closed and plan.rate is not None and term.limit > plan.rate * (1 + 1e-9):
-        what = f"{words(term)}: more than the {format.quantity(plan.rate)}/s that this level offers"
+    if closed or plan.starts is None or plan.duration_ns is None:
+        return
+    offered = plan.starts * _each(term, plan) / (plan.duration_ns / 1e9)
+    if term.limit > offered * (1 + 1e-9):
+        what = f"{words(term)}: more than the {format.quantity(offered)}/s that this level offers"
         report.fault(loc, what, "no server can answer more than it is asked: raise the level's rate")
 
 
 def _check_classes(draft: Draft, plan: Planned | None, report: _FaultReport) -> None:
-    """Report terms about a class that the workload does not have, or that has no SLO to be good under."""
+    """Report terms about a class or tasks that the workload does not have, or that have no SLO to be good under."""
     if plan is None:
         return
     requests = plan.workload.requests
@@ -303,7 +351,23 @@ def _check_classes(draft: Draft, plan: Planned | None, report: _FaultReport) -> 
         if term.class_name and term.class_name not in classes:
             hint = meant(term.class_name, list(classes)) if classes else "its requests are all of one kind"
             report.fault(loc, f'{plan.level.workload} has no class "{term.class_name}"', hint)
-        elif term.kind == "goodput" and not term.class_name and any(one.slo for one in classes.values()):
+            continue
+        parts = _of_term(term, plan)
+        if term.kind in OF_TASKS and not any(part.is_session for part in parts):
+            of_class = f" of class {term.class_name}" if term.class_name else ""
+            what = f"{words(term)}: the requests{of_class} of {plan.level.workload} stand alone, there are no tasks"
+            report.fault(loc, what, "a workload with steps or turns, like coding-agent or agentic")
+        elif term.kind == "task_cost" and not all(part.is_session for part in parts):
+            what = f"{words(term)}: single requests beside the tasks are paid from the same machines"
+            report.fault(loc, what, "cost: what a thousand good requests cost")
+        elif "task_slo" in KINDS[term.kind].needs and not any(part.slo and part.slo.task for part in parts):
+            what = f"{words(term)}: nothing says when a task is good"
+            report.fault(loc, what, "slo: {task: {within: 90s, wait: 2s}}")
+        elif (
+            term.kind in ("goodput", "task_goodput", "good_tasks", "task_cost")
+            and not term.class_name
+            and any(one.slo for one in classes.values())
+        ):
             what = f"{words(term)}: its classes have SLOs of their own"
             report.fault(loc, what, f"goodput: {{share: 99%, class: {next(iter(classes))}}}")
 
@@ -337,7 +401,7 @@ def needed(term: Promise, confidence: float) -> int:
 
     For a percentile: LoadGen's early-stopping minimum. For a share: as many as show it when no request misses.
     """
-    if term.kind in ("errors", "goodput"):
+    if term.kind in ("errors", "goodput", "task_goodput"):
         return intervals.faultless(term.limit if term.kind == "errors" else 1 - term.limit, confidence)
     return support(term.quantile) if term.quantile else RATES_NEED
 
@@ -369,7 +433,7 @@ def _check_samples(draft: Draft, plan: Planned, contract: Contract, report: _Fau
         if term.kind in POOLED and level.repeats < POOLED_REPEATS:
             what = f"{words(term)}: gaps within an answer hang together, so one run has no interval for them"
             report.fault(loc, what, f"repeats: {POOLED_REPEATS} or more; or promise tpot, which is per request")
-        elif lacking := _too_short(term, plan, contract) or _too_few(term, plan, contract):
+        elif _each(term, plan) and (lacking := _too_short(term, plan, contract) or _too_few(term, plan, contract)):
             what, hint = lacking
             if plan.shortened_from_ns is None:
                 report.fault(loc, what, hint)
@@ -388,9 +452,10 @@ def _too_few(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str
         length = format.duration(plan.duration_ns / 1e9)
         what = f"{words(term)}: a load of {length} has no two windows of {format.duration(term.window_ns / 1e9)}"
         return what, f"duration: {math.ceil(WINDOWS * term.window_ns / 1e9)}s or more"
-    if plan.requests is None:
+    if plan.starts is None:
         return None  # a closed loop limited by time: the number is known only after the run
-    available = round(plan.requests * level.repeats * _share(term, plan.workload))
+    each = _each(term, plan)
+    available = round(plan.starts * each * level.repeats)
     if windowed and plan.rate is not None:
         available = int(plan.rate * term.window_ns / 1e9)
     least = needed(term, confidence)
@@ -399,20 +464,14 @@ def _too_few(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str
     if available >= least:
         return None
     scope = "each window has" if windowed else f"{level.repeats} runs have" if level.repeats > 1 else "there are"
-    what = f"{words(term)}: needs {least:,} requests to be shown at all, {scope} {available:,}"
-    return what, _sample_hint(least, plan, windowed)
-
-
-def _share(term: Promise, workload: Workload) -> float:
-    """Which share of all requests a term is about."""
-    requests = workload.requests
-    of_class = requests.classes.get(term.class_name) if isinstance(requests, Mix) else None
-    return float(of_class.weight) if of_class is not None else 1.0
+    noun = "tasks" if term.kind in OF_TASKS else "requests"
+    what = f"{words(term)}: needs {least:,} {noun} to be shown at all, {scope} {available:,}"
+    return what, _sample_hint(least / each, plan, windowed)
 
 
 def _too_short(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str] | None:
     """What is wrong, and the hint, where the load over all repeats is too short for what comes back rarely."""
-    if plan.duration_ns is None or term.kind not in (*LATENCIES, "goodput"):
+    if plan.duration_ns is None or term.kind not in (*TIMES, "goodput", "task_goodput"):
         return None  # of a closed loop by count, how long it takes is known only after the run
     length_s, repeats = plan.duration_ns / 1e9 * plan.level.repeats, plan.level.repeats
     confidence, asked_ns = contract.confidence, contract.horizon_ns
@@ -425,17 +484,17 @@ def _too_short(term: Promise, plan: Planned, contract: Contract) -> tuple[str, s
         f"{format.duration(horizon)}; there are {format.duration(length_s)}"
         + (f" in {repeats} runs" if repeats > 1 else "")
     )
-    each_s = math.ceil(max(needed_s, needed(term, confidence) / plan.rate if plan.rate else 0.0) / repeats)
+    starts_s = needed(term, confidence) / _each(term, plan) * length_s / repeats / (plan.starts or math.inf)
+    each_s = math.ceil(max(needed_s, starts_s) / repeats)
     seen_s = math.floor(intervals.recurrence(length_s, confidence) * 10) / 10
     hint = f"duration: {each_s}s or more; or a lower percentile; or, to promise less, horizon: {seen_s:g}s"
     return what, hint
 
 
-def _sample_hint(least: int, plan: Planned, windowed: bool) -> str:
-    each = math.ceil(least / (1 if windowed else plan.level.repeats))
-    duration = (
-        "" if not plan.rate else f"{math.ceil(each / plan.rate)}s ({format.duration(each / plan.rate)} at this rate)"
-    )
+def _sample_hint(least_starts: float, plan: Planned, windowed: bool) -> str:
+    each = math.ceil(least_starts / (1 if windowed else plan.level.repeats))
+    rate = 0.0 if plan.starts is None or plan.duration_ns is None else plan.starts / (plan.duration_ns / 1e9)
+    duration = "" if not rate else f"{math.ceil(each / rate)}s ({format.duration(each / rate)} at this rate)"
     if windowed:
         return f"window: {duration} or more" if duration else "a longer window"
     return f"requests: {each}" + (f", or duration: {duration}" if duration else "") + " or more; or a lower percentile"
@@ -536,6 +595,8 @@ def planned_words(planned: Planned) -> list[str]:
     """A level's load as lines of text, to show before the run."""
     level = planned.level
     each = "" if planned.requests is None else f", {planned.requests:,} requests"
+    tasks = sum(one.share for one in planned.classes if one.is_session) * (planned.starts or 0)
+    each = f", {tasks:,.0f} tasks{each}" if tasks else each
     length = "" if planned.duration_ns is None else f", {format.duration(planned.duration_ns / 1e9)}"
     runs = f"{level.repeats} run{'s' if level.repeats > 1 else ''}"
     lines = [f"level {level.name}: {level.workload}{each}{length}, {runs}"]

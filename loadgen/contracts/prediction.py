@@ -36,7 +36,9 @@ def on(settings: Settings) -> Settings:
     """The simulated server to predict with: the preset that `--url sim:PRESET` names, else the default one."""
     if settings.virtual:
         return settings
-    return Settings(url=f"{SCHEME}{PHYSICAL['preset']}", gpus=settings.gpus, command=settings.command)
+    return Settings(
+        url=f"{SCHEME}{PHYSICAL['preset']}", gpus=settings.gpus, shape=settings.shape, command=settings.command
+    )
 
 
 def predict(
@@ -151,7 +153,13 @@ def _length_s(run: RecordedRun) -> float:
 def _up_to(run: RecordedRun, length_s: float) -> RecordedRun:
     """The run as if its measured load had ended after this time."""
     start_ns = min((stage.start_ns for stage in run.header.stages if stage.measured), default=0)
-    rows = run.rows[run.rows["due_ns"] < start_ns + round(length_s * 1e9)]
+    began_ns = run.rows["due_ns"]
+    if run.header.turns > 1:  # a conversation or task that has begun goes on
+        _, of_row = np.unique(run.rows["slot"] // run.header.turns, return_inverse=True)
+        first_ns = np.full(of_row.max(initial=-1) + 1, np.iinfo(np.int64).max)
+        np.minimum.at(first_ns, of_row, began_ns)
+        began_ns = first_ns[of_row]
+    rows = run.rows[began_ns < start_ns + round(length_s * 1e9)]
     stages = tuple(
         msgspec.structs.replace(
             stage,

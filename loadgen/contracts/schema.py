@@ -93,7 +93,7 @@ class Kind(NamedTuple):
     words: str
     at: float | None = None
     takes: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()  # slo, gpus, prices, level; of answers: reference, choice, json, against
+    needs: tuple[str, ...] = ()  # slo, task_slo, gpus, prices, level; of answers: reference, choice, json, against
 
     @property
     def short(self) -> str | None:
@@ -148,7 +148,19 @@ _ENERGY = Limit("limit", Annotated[tuple[float, str], BeforeValidator(_joules)],
 
 POOLED = ("itl", "inter_chunk")  # gaps between events, of all requests together
 LATENCIES = ("ttft", "ttft_from_sent", "first_answer", "tpot", *POOLED, "e2e", "max_gap")
-OF_CLASS = (*(name for name in LATENCIES if name not in POOLED), "errors", "goodput")  # may be about one class alone
+OF_TASKS = {
+    "task_time": "e2e",
+    "task_wait": "ttft",
+    "task_longest_wait": "ttft_from_sent",
+    "task_goodput": "goodput",
+    "tasks": "requests",
+    "good_tasks": "good_requests",
+    "task_cost": "cost",
+}
+"""Term about conversations and tasks as a whole -> what it is of the row that `metrics.tasks.as_rows` makes of each."""
+OF_CLASS = {*LATENCIES, "errors", "goodput", *OF_TASKS} - {*POOLED, "task_cost"}
+"""The terms that may be about one class alone; which part of the machines a class pays is not known."""
+TIMES = (*LATENCIES, "task_time", "task_wait", "task_longest_wait")  # at a percentile
 
 KINDS = {
     # a time is at most `limit` at a percentile; failed and dropped requests are over every limit
@@ -164,6 +176,15 @@ KINDS = {
     "tokens_per_gpu": Kind(_RATE, "{kind} at least {limit}/s", needs=("gpus",)),
     # of a thousand good requests, by the contract's `prices`
     "cost": Kind(_MONEY, "cost per thousand good requests at most {limit} {currency}", needs=("slo", "prices")),
+    # of conversations and tasks as a whole: from the first due instant to the last end; all waits for first tokens; the
+    # longest of them; the share within the `task` limits of the `slo`; tasks, and good ones, per second, steady
+    "task_time": Kind(_TIME, "task time at {at} within {limit}", at=0.99),
+    "task_wait": Kind(_TIME, "waits of a task at {at} within {limit}", at=0.99),
+    "task_longest_wait": Kind(_TIME, "longest wait of a task at {at} within {limit}", at=0.99),
+    "task_goodput": Kind(_AT_LEAST, "tasks within the SLO at least {limit}", needs=("task_slo",)),
+    "tasks": Kind(_RATE, "tasks at least {limit}/s"),
+    "good_tasks": Kind(_RATE, "tasks within the SLO at least {limit}/s", needs=("task_slo",)),
+    "task_cost": Kind(_MONEY, "cost per thousand good tasks at most {limit} {currency}", needs=("task_slo", "prices")),
     # of each output token, or of each ok request, while the load was steady: measured by what --energy reads
     "energy": Kind(_ENERGY, "energy at most {limit} J/{of}"),
     # the last `window` of the measured load against the first: a latency, and ok requests per second
@@ -223,7 +244,7 @@ def _model(name: str, kind: Kind) -> type[Tagged]:
 
 def _term(written: Any) -> Any:
     values = dict(vars(written))
-    if written.tag == "cost":
+    if written.tag in ("cost", "task_cost"):
         values["limit"], values["currency"] = values["limit"]
     elif written.tag == "energy":
         values["limit"], values["of"] = values["limit"]
@@ -307,6 +328,16 @@ class Contract(Part):
     answers: AnswersAsked | None = None
 
 
+class PlannedClass(NamedTuple):
+    """A class of a workload, or all of it, and what a start of it is."""
+
+    name: str
+    share: float  # of all starts
+    slo: Slo | None
+    requests_each: float  # mean of a start
+    is_session: bool  # whether a start is a task or a conversation
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
     """A level and its load: `workload` is the level's workload with the level's own rate, bounds and SLO applied.
@@ -317,7 +348,9 @@ class Planned:
 
     level: ContractLevel
     workload: Workload
-    requests: int | None  # expected measured requests of one run; None: not known before (closed loop by time)
+    classes: tuple[PlannedClass, ...]
+    starts: float | None  # expected of one run: tasks, conversations and single requests; None: closed loop by time
+    requests: int | None  # expected measured requests of one run
     rate: float | None  # expected measured requests per second
     duration_ns: int | None  # of the measured stages together
     shortened_from_ns: int | None = None

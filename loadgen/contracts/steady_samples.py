@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from loadgen import format
 from loadgen.metrics import columns as metrics
-from loadgen.metrics import outcomes
+from loadgen.metrics import outcomes, tasks, windows
 from loadgen.metrics.columns import CANCELLED, OK, UNFINISHED, Columns, of_class
+from loadgen.metrics.goodput import Goodput
 from loadgen.metrics.summary import Summary
 from loadgen.results.manifest import Header
 from loadgen.slo import Slo, Term
@@ -69,9 +70,43 @@ class RecordedRun:
         return replace(
             self,
             header=msgspec.structs.replace(self.header, slo=plan.slo),
-            summary=msgspec.structs.replace(self.summary, goodput=part.goodput),
+            summary=msgspec.structs.replace(self.summary, goodput=part.goodput, sessions=part.sessions),
             rows=self.rows[of_class(self.header, class_name, self.rows)],
         )
+
+    def of_tasks(self) -> RecordedRun:
+        """The conversations and tasks, each as if it were one request (`tasks.as_rows`), with their part of the SLO.
+
+        Raises Missing where there are none, or where the end of the load cut too many of them.
+        """
+        found = self.summary.sessions
+        if found is None:
+            raise Missing("there were no tasks and no conversations")
+        rows = tasks.as_rows(tasks.of_requests(Columns(self.rows), self.header.turns))
+        task = None if self.header.slo is None else self.header.slo.task
+        limits = () if task is None else (("e2e", task.within_ns), ("ttft_from_sent", task.wait_ns))
+        slo = Slo(terms=tuple(Term(metric=name, limit_ns=limit) for name, limit in limits if limit is not None))
+        header = msgspec.structs.replace(self.header, slo=slo, turns=1)
+        as_one = replace(self, header=header, rows=rows)
+        columns = as_one.columns()
+        cut, everyone = int(columns.where(UNFINISHED).sum()), int((~columns.where(CANCELLED)).sum())
+        if outcomes.is_undecided(cut, everyone):
+            raise Missing(
+                f"{cut:,} of {everyone:,} tasks were cut by the end of the load or of the drain, the longest ones most "
+                "often: end the level by its number of tasks (`requests: 200`), and give it no grace"
+            )
+        due = columns["due_ns"]
+        summary = msgspec.structs.replace(
+            self.summary,
+            e2e_ms=found.duration_ms,
+            ttft_ms=found.wait_ms,
+            goodput=Goodput(good=None if found.goodput is None else found.goodput.good),
+            requests=msgspec.structs.replace(self.summary.requests, ok=found.ok),
+            window=msgspec.structs.replace(
+                self.summary.window, steady=windows.span(float(due.min(initial=0)), float(due.max(initial=0)))
+            ),
+        )
+        return replace(as_one, summary=summary)
 
 
 class Missing(Exception):

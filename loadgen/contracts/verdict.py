@@ -18,7 +18,7 @@ import msgspec
 from loadgen import errors as codes
 from loadgen import format
 from loadgen.contracts.evaluate import Evaluator, Held, MeasuredLevel, Money
-from loadgen.contracts.schema import AnswersAsked, Contract, ContractLevel, Promise, words
+from loadgen.contracts.schema import OF_TASKS, AnswersAsked, Contract, ContractLevel, Promise, words
 from loadgen.contracts.steady_samples import Missing, RecordedRun
 from loadgen.limits import CACHED_SHARE
 from loadgen.metrics import reasons
@@ -388,11 +388,11 @@ def _compare_with_limit(term: Promise, evaluated: Held, confidence: float) -> tu
         return "FAIL", "broken", f"{measured} breaks {promise}"
     if evaluated.caveat:
         return "INCONCLUSIVE", "one_sided", f"{value} in this sample; {evaluated.caveat}"
-    needed = _sample_needed(bounds, limit, evaluated.sample)
+    needed = _sample_needed(bounds, limit, evaluated.sample, "tasks" if term.kind in OF_TASKS else "requests")
     return "INCONCLUSIVE", "held_by_interval", f"{measured}: the interval holds {promise}; {needed}"
 
 
-def _sample_needed(bounds: Bounds, limit: float, sample: int) -> str:
+def _sample_needed(bounds: Bounds, limit: float, sample: int, noun: str) -> str:
     """The sample size that would decide, if the value stays the same: intervals shrink with the square root of n."""
     value, low, high = bounds
     half_width, distance = (value - low if value > limit else high - value), abs(limit - value)
@@ -400,7 +400,7 @@ def _sample_needed(bounds: Bounds, limit: float, sample: int) -> str:
         return "more are needed"
     if not distance or half_width / distance > 100:
         return "the two are too close for any sample of reasonable size"
-    return f"about {math.ceil(sample * (half_width / distance) ** 2 * 1.1):,} requests would decide it"
+    return f"about {math.ceil(sample * (half_width / distance) ** 2 * 1.1):,} {noun} would decide it"
 
 
 def figure(value: float, unit: str) -> str:

@@ -20,7 +20,6 @@ from loadgen.errors import Fault, Faults, UserError, collecting
 if TYPE_CHECKING:
     from loadgen.execution.plan import Settings
     from loadgen.execution.profiler import ProfileAsked
-    from loadgen.workload import Overrides
 
 Text = str | int | float | None
 Texts = str | Sequence[str] | None
@@ -54,10 +53,6 @@ def _system(value: Any) -> dict[str, str]:
     from loadgen.execution import system_file
 
     return system_file.load(Path(_text(value)))
-
-
-def _as_given(value: Any) -> Any:
-    return value
 
 
 def _texts(value: Any) -> tuple[str, ...]:
@@ -238,7 +233,7 @@ class Option(NamedTuple):
 
 def _of_load(flags: str, help: str, type: Any = str, shown: str = "") -> Option:
     """An option that `workload/overrides.py` reads."""
-    return Option(flags, help, type, parse=_texts if type is not str else _as_given, part="load", shown=shown)
+    return Option(flags, help, type, part="load", shown=shown)
 
 
 class RunOptions(TypedDict, total=False):
@@ -247,7 +242,8 @@ class RunOptions(TypedDict, total=False):
     # fmt: off
     url: Annotated[Texts, Option("--url -u --base-url --target URL",
         "Endpoint, with or without a path prefix and /v1; repeat it for several. sim:PRESET: a simulated one, in "
-        "virtual time.", list[str], parse=_texts, shown="an embedded simulation of a GB300 VM, in real time")]
+        "virtual time. NAME=URL: that of the steps of a task that ask for it by this name.",
+        list[str], parse=_texts, shown="an embedded simulation of a GB300 VM, in real time")]
     targets: Annotated[File, Option("--targets FILE",
         "A YAML list of endpoints: name, url, api_key_env, gpus, shape, region, node.", Path)]
     route: Annotated[str, Option("--route WAY",
@@ -445,21 +441,11 @@ PANELS = {
 # -- what they say ---------------------------------------------------------------------------------------------------
 
 
-def of_the_load(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the load that are given, as texts or numbers."""
-    names = [name for name, option in OPTIONS.items() if option.part == "load" and given.get(name) is not None]
-    return {name: OPTIONS[name].parse(given[name]) for name in names}
-
-
-def overrides(given: Mapping[str, Any]) -> Overrides:
-    """The options of the load: what they say, with the faults in them."""
-    from loadgen.workload import read_flags
-
-    return read_flags(**of_the_load(given))
-
-
 def settings(given: Mapping[str, Any]) -> Settings:
-    """All other options, read and checked; those not given have the defaults of `Settings`. Raises Faults."""
+    """The options that are not of the load, read and checked; those not given have the defaults of `Settings`.
+
+    Raises Faults.
+    """
     from loadgen_sdk.dialects.quirks import VALUES
     from loadgen_sdk.transport.wire import Tls
 
@@ -489,9 +475,6 @@ def settings(given: Mapping[str, Any]) -> Settings:
     if "sources" in values and values.get("client") == "openai":
         faults.append(UserError("the openai package does not choose its local address", "--source", "--client wire"))
     if (api := values.get("api", "chat")) not in ("chat", "completions"):
-        if not (urls or file) or any(url.startswith("sim:") for url in urls):
-            hint = "give the --url of a server that has it"
-            faults.append(UserError("the simulation serves chat and completions", f"--api {api}", hint))
         if values.get("client") == "openai":
             faults.append(UserError(f"--client openai is not made for {api}", f"--api {api}", "--client wire"))
         if api in VALUES:
@@ -503,7 +486,7 @@ def settings(given: Mapping[str, Any]) -> Settings:
     with collecting(faults):
         if file is not None:
             endpoints = targets.load_targets(Path(file), common=Endpoint(url="", api_key=key, **machine))
-        elif len(urls) > 1:
+        elif len(urls) > 1 or any(map(targets.named, urls)):
             endpoints = targets.from_urls(urls, key, **machine)
     keys = [key, *(endpoint.api_key for endpoint in endpoints), *map(os.environ.get, KEY_VARIABLES)]
     secrets = user_metadata.secrets_of(keys, values.get("headers", ()))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +26,7 @@ from loadgen.execution.steering import MakeSteering
 from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
 from loadgen.requests.prompts import Prompts
-from loadgen.schedule import timetable as schedule
+from loadgen.schedule import arrivals
 from loadgen.schedule.timetable import Schedule
 from loadgen.server_metrics.scraper import PagesAsked
 from loadgen.sim.server.options import PHYSICAL
@@ -50,6 +50,9 @@ class Endpoint:
     shape: str = ""
     region: str = ""
     node: str = ""
+    serves: str = ""  # the name by which steps of tasks ask for it; "": all that name no other
+    api: Api | None = None  # of these steps; None: that of the run
+    model: str | None = None  # of these steps; None: the only one that the server lists
 
     @property
     def shown(self) -> str:
@@ -92,6 +95,8 @@ class Settings:
     shape: str = ""
     region: str = ""
     targets: tuple[Endpoint, ...] = ()
+    step_targets: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
+    """(class, step of a task) -> its endpoints, by number; ("", ""): of all others; {}: each endpoint serves all."""
     route: Route = "auto"
     server_metrics: tuple[str, ...] = ("auto",)  # or off, drain, or URLs of pages: `server_metrics.scraper`
     session_header: str | None = None  # a header with the session of each request of a conversation or task
@@ -136,8 +141,13 @@ class Settings:
         return PagesAsked(self.server_metrics, keys, self.headers, self.tls, self.energy, self.server_timing)
 
     def of(self, endpoint: Endpoint) -> Settings:
-        """These settings with `endpoint` as the only target."""
-        return replace(self, url=endpoint.url, api_key=endpoint.api_key, targets=())
+        """These settings with `endpoint` as the only target, asked as it has to be."""
+        only = replace(self, url=endpoint.url, api_key=endpoint.api_key, targets=(), step_targets={})
+        if not endpoint.serves:
+            return only
+        api = endpoint.api or self.api
+        only = replace(only, api=api, model=endpoint.model, server="auto")
+        return replace(only, stream=False, extra_body=None) if api in VALUES else only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +184,7 @@ def build_plan(job: Job) -> Plan:
     salt, template_tokens = seeds.salt_number(job.salt), job.found[0].template_tokens or 0
     return Plan(
         job=job,
-        timetable=schedule.build(job.workload, job.seed),
+        timetable=arrivals.build(job.workload, job.seed),
         requests=build(job.workload, job.seed, salt, tokenizer, template_tokens, job.settings.api),
         tokenizer=tokenizer,
     )
@@ -206,7 +216,7 @@ def prepare(
     answer = answer or lane_start.by_probe(found[0].first_ms, found[0].token_ms)
     started, begins = lane_start.resolve(workload, plan.requests, answer, leave_out=settings.leave_out_first_round)
     if started.stages != workload.stages:
-        plan = replace(plan, job=replace(job, workload=started), timetable=schedule.build(started, seed))
+        plan = replace(plan, job=replace(job, workload=started), timetable=arrivals.build(started, seed))
     if not settings.workers:
         own_cores = max(1, resource_limits.cpus() - simulated) if cores is None else cores
         most = workers(plan.timetable, plan.requests, workload.max_in_flight, own_cores)
@@ -271,7 +281,7 @@ def _faults_of_tasks(workload: Workload, settings: Settings) -> Iterator[UserErr
     requests = workload.requests
     parts = [one.requests for one in requests.classes.values()] if isinstance(requests, Mix) else [requests]
     tasks = [part for part in parts if isinstance(part, Task)]
-    if any(task.tools for task in tasks) and settings.api != "chat":
+    if any(task.known_tools for task in tasks) and settings.api != "chat":
         yield UserError("calls of tools are messages of a chat", f"--api {settings.api}", "--api chat")
     if any(task.abandoned for task in tasks) and not settings.stream:
         hint = "leave it out, or abandoned: out of the workload"

@@ -9,7 +9,7 @@ of them (`--keep sample`). `summary.build` makes a Summary of either.
 from __future__ import annotations
 
 from operator import add
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -17,12 +17,13 @@ import numpy as np
 from loadgen import seeds
 from loadgen.limits import STALL_NS
 from loadgen.metrics import columns as by_column
-from loadgen.metrics import outcomes
-from loadgen.metrics.columns import CANCELLED, FAILED, OK, UNDEFINED, UNFINISHED, Columns, defined
+from loadgen.metrics import outcomes, tasks
+from loadgen.metrics.columns import FAILED, OK, UNDEFINED, UNFINISHED, Columns, defined, step_of
 from loadgen.metrics.drift import BLOCKS, FIRST_NS, SHOWN, BlockSamples
-from loadgen.metrics.windows import ends_chain, first_round, last_round
+from loadgen.metrics.tasks import TaskColumns
+from loadgen.metrics.windows import first_round, last_round
 from loadgen.results.manifest import StagePlan
-from loadgen.results.record import KIND, KINDS, SOURCES, STATUSES
+from loadgen.results.record import KINDS, SOURCES, STATUSES
 from loadgen.stats.amounts import Amounts, TimeCurve
 from loadgen.stats.quantiles import Distribution, Histogram, Values
 from loadgen.units import LONGEST_NS
@@ -41,7 +42,6 @@ OWN = ("connect", "send_lag", "client_lag", "stamp_error")  # of requests that w
 SAMPLES = (*LATENCIES, *ERRORS, *OWN)
 AMOUNTS = ("ok", "good", "input", "output", "flying")  # that come with time: requests, tokens, seconds in flight
 _COUNTED = [SOURCES.index("server"), SOURCES.index("tokenizer")]  # sources that know how many tokens an event carries
-ABANDONED = KIND["abandoned"]
 _FORMAT = 1
 
 
@@ -169,7 +169,9 @@ class Cell:
         self._add_times(columns, sent, open_loop)
         self._add_tokens(columns, ok)
         self._add_errors(columns, texts)
-        self.count("tpot_undefined", (columns.measure("tpot")[ok] == UNDEFINED).sum())
+        with_output = ok & ~columns.for_values
+        self.count("for_values", (ok & columns.for_values).sum())
+        self.count("tpot_undefined", (columns.measure("tpot")[with_output] == UNDEFINED).sum())
         self.count("stalled", (columns.measure("max_gap")[ok] > STALL_NS).sum())
         if self.slo is not None:
             self._add_outcomes(columns, ok, self.slo)
@@ -203,6 +205,7 @@ class Cell:
         self.count("kernel_stamps", columns["kernel_stamp"][answered].sum())
 
     def _add_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+        with_output = ok & ~columns.for_values
         output, prompt, asked = columns["output_tokens"], columns["input_tokens"], columns["asked_output"]
         for name in ("output_tokens", "input_tokens", "cached_tokens", "reasoning_tokens", "asked_output"):
             self.known(name, columns[name][ok])
@@ -214,7 +217,7 @@ class Cell:
         counted = ok & (output >= 0) & (events > 0)
         for name, values in (("events", events), ("streamed", streamed), ("billed", output)):
             self.count(name, values[counted].sum(dtype=np.int64))
-        comparable = ok & (asked >= 0) & (output >= 0)
+        comparable = ok & (asked > 0) & (output >= 0)
         self.count("comparable", comparable.sum())
         self.count("asked", asked[comparable].sum(dtype=np.int64))
         self.count("asked_got", output[comparable].sum(dtype=np.int64))
@@ -224,14 +227,15 @@ class Cell:
         self.count("told_events", told_events.sum())
         self.count("told_streamed", told_streamed.sum())
         self.count("surplus", np.maximum(told_streamed - told_events - 1, 0).sum())
-        self.count("unsaid", (ok & (columns["first_event_tokens"] == 0)).sum())
+        self.count("unsaid", (with_output & (columns["first_event_tokens"] == 0)).sum())
         built = columns["built_tokens"]
-        both_counted = ok & (columns["input_source"] == SOURCES.index("server")) & (built > 0) & (prompt >= 0)
+        both_counted = with_output & (columns["input_source"] == SOURCES.index("server")) & (built > 0) & (prompt >= 0)
         self.count("both", both_counted.sum())
         self.count("both_built", built[both_counted].sum(dtype=np.int64))
         self.count("both_said", prompt[both_counted].sum(dtype=np.int64))
         for side in ("input", "output"):
-            for code, count in enumerate(np.bincount(columns[f"{side}_source"][ok], minlength=len(SOURCES)).tolist()):
+            of_them = columns[f"{side}_source"][ok if side == "input" else with_output]
+            for code, count in enumerate(np.bincount(of_them, minlength=len(SOURCES)).tolist()):
                 self.count(f"{side}_source_{SOURCES[code] or 'none'}", count)
 
     def _add_errors(self, columns: Columns, texts: Sequence[str]) -> None:
@@ -251,28 +255,11 @@ class Cell:
             self.error(KINDS[kind], len(places), due_ns, words or (f"HTTP {status}" if status else ""))
 
 
-class _Conversations(NamedTuple):
-    """Conversations and tasks as columns; `ok`, `cancelled`, `unfinished` and `abandoned` are 0 or 1."""
-
-    due: NDArray[np.int64]
-    ok: NDArray[np.int64]
-    cancelled: NDArray[np.int64]
-    unfinished: NDArray[np.int64]
-    stage: NDArray[np.int64]
-    abandoned: NDArray[np.int64]
-    wait: NDArray[np.int64]  # for first tokens
-    longest_wait: NDArray[np.int64]
-    requests: NDArray[np.int64]
-    input: NDArray[np.int64]  # tokens
-    cached: NDArray[np.int64]
-    output: NDArray[np.int64]
-
-
 _TOGETHER: tuple[Callable[[int, int], int], ...] = (min, min, max, max, max, max, add, max, add, add, add, add)
 """For each of these columns: what two parts of a conversation make together."""
 
 
-def _count_conversations(cell: Cell, ended: _Conversations, end: NDArray[np.int64]) -> None:
+def _count_conversations(cell: Cell, ended: TaskColumns, end: NDArray[np.int64]) -> None:
     """Add conversations that are over, and the instants at which they ended."""
     ok, cancelled, unfinished = ended.ok > 0, ended.cancelled > 0, ended.unfinished > 0
     cell.count("sessions", len(ok))
@@ -334,19 +321,22 @@ class Accumulator:
         self.stages = [Cell(self._slo, exact=exact) for _ in self._plans]
         self.targets = [Cell(self._slo, exact=exact) for _ in range(several)]
         self.classes = [Cell(plan.slo, exact=exact) for plan in header.classes]
+        self.steps = [Cell(exact=exact) for _ in header.steps]
+        self._header = header
         # rows of stages that are not measured
         self.other_targets = [Cell(self._slo, exact=exact) for _ in range(several)]
         self.other_classes = [Cell(plan.slo, exact=exact) for plan in header.classes]
+        self.other_steps = [Cell(exact=exact) for _ in header.steps]
         self.blocks: list[BlockSamples] = []
         self.block_ns = FIRST_NS
-        # number of a conversation -> what is known of its turns so far, in the order of _Conversations
+        # number of a conversation -> what is known of its turns so far, in the order of TaskColumns
         self._open_conversations: dict[int, list[int]] = {}
         self.taken: dict[int, int] = {}  # worker -> how many of its rows, from the first on, are in here; by the caller
 
     def add(self, rows: NDArray[np.void], texts: Sequence[str]) -> None:
         """Add some rows. `texts`: error texts, indexed by `rows["text"]`."""
         for stage, (plan, cell) in enumerate(zip(self._plans, self.stages, strict=True)):
-            columns = Columns(rows, rows["stage"] == stage, keep_all=bool(self.targets or self.classes))
+            columns = Columns(rows, rows["stage"] == stage, keep_all=bool(self.targets or self.classes or self.steps))
             cell.add(columns, texts, SAMPLES, not plan.closed)
             if not len(columns):
                 continue
@@ -362,6 +352,9 @@ class Accumulator:
             if classes:
                 drawn = self._class_of(columns["request"] // self._turns)
                 self._add_parts(columns, drawn, classes, texts, not plan.closed)
+            if self.steps:
+                own = step_of(self._header, columns["request"], columns["turn"])
+                self._add_parts(columns, own, self.steps if plan.measured else self.other_steps, texts, not plan.closed)
 
     def _add_parts(
         self, columns: Columns, part: NDArray[np.int64], cells: Sequence[Cell], texts: Sequence[str], open_loop: bool
@@ -403,36 +396,10 @@ class Accumulator:
 
     def _add_conversations(self, stage: int, columns: Columns, classes: Sequence[Cell]) -> None:
         """Add the requests of conversations and tasks; those whose last one is among them are over."""
-        inside = np.flatnonzero(columns["session"] >= 0)
-        if not len(inside):
+        found = tasks.of_requests(columns, self._turns)
+        if not len(found.numbers):
             return
-        order = inside[np.argsort(columns["session"][inside], kind="stable")]
-        sessions = columns["session"][order]
-        starts = np.flatnonzero(np.diff(sessions, prepend=sessions[0] - 1))
-        sessions = sessions[starts]
-        status, wait = columns["status"][order], columns.measure("ttft")[order]
-        # an answer that is not streamed is waited for to its end
-        wait = np.maximum(np.where(wait == UNDEFINED, columns.measure("e2e")[order], wait), 0)
-
-        def whole(how: np.ufunc, values: NDArray[Any]) -> NDArray[np.int64]:
-            return how.reduceat(values, starts).astype(np.int64)
-
-        parts = _Conversations(
-            due=whole(np.minimum, columns["due_ns"][order]),
-            ok=whole(np.logical_and, status == OK),
-            cancelled=whole(np.logical_or, status == CANCELLED),
-            unfinished=whole(np.logical_or, status == UNFINISHED),
-            stage=np.full(len(starts), stage),
-            abandoned=whole(np.logical_or, columns["kind"][order] == ABANDONED),
-            wait=whole(np.add, wait),
-            longest_wait=whole(np.maximum, wait),
-            requests=np.diff(starts, append=len(order)),
-            **{
-                name: whole(np.add, np.maximum(columns[f"{name}_tokens"][order].astype(np.int64), 0))
-                for name in ("input", "cached", "output")
-            },
-        )
-        over = ends_chain(np.maximum.reduceat(columns["slot"][order], starts), self._turns)
+        sessions, parts, over = found.numbers, found.columns, found.over
         still_open = self._open_conversations
         for i in np.flatnonzero(~over | np.isin(sessions, list(still_open))).tolist():
             session = int(sessions[i])
@@ -443,14 +410,14 @@ class Accumulator:
                     column[i] = how(value, int(column[i]))
             if not over[i]:
                 still_open[session] = [int(column[i]) for column in parts]
-        ended = _Conversations(*(column[over] for column in parts))
-        end = whole(np.maximum, columns["end_ns"][order])[over]
+        ended = TaskColumns(*(column[over] for column in parts))
+        end = found.end[over]
         _count_conversations(self.stages[stage], ended, end)
         if classes:
             drawn = self._class_of(sessions[over])
             for index, cell in enumerate(classes):
                 own = drawn == index
-                _count_conversations(cell, _Conversations(*(column[own] for column in ended)), end[own])
+                _count_conversations(cell, TaskColumns(*(column[own] for column in ended)), end[own])
 
     def _class_of(self, chains: NDArray[np.int64]) -> NDArray[np.int64]:
         """The class of each task, conversation or single request, by its number."""
@@ -491,6 +458,8 @@ class Accumulator:
         yield from self.other_targets
         yield from self.classes
         yield from self.other_classes
+        yield from self.steps
+        yield from self.other_steps
 
     def measured(self, measured: bool = True) -> Cell:
         """The cell of all measured stages, or of all others."""

@@ -381,7 +381,7 @@ def _drive(url: str, workload: Workload, folder: Path) -> _DrivenRun:
     import uvloop
 
     from loadgen.execution import run_header
-    from loadgen.execution.backends.single import SETTLE_NS, work
+    from loadgen.execution.driver import SETTLE_NS, work
     from loadgen.execution.plan import Settings, prepare
     from loadgen.execution.probing import find
     from loadgen.results import manifest, store

@@ -52,6 +52,10 @@ TERMS = {
     "max_gap": "the longest silence within an answer",
     "goodput": "share of requests that meet every limit of the contract's slo",
     "good_requests": "requests per second that meet every limit of the contract's slo",
+    "task time": "time from the instant a task or conversation was due to the end of its last answer",
+    "waits of a task": "time that a task waited for first tokens, all its requests together",
+    "longest wait of a task": "longest time that a task waited for a first token",
+    "tasks within the SLO": "tasks that keep every limit of the slo's task",
 }
 OF_ANSWERS = {
     "rouge1": "words that answer and reference share: F-measure, with stemming",

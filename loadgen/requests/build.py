@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgen_sdk.dialects.quirks import VALUES
+
 from loadgen import seeds
 from loadgen.errors import UserError
 from loadgen.requests.mix import MixPrompts
@@ -32,13 +34,16 @@ def build(
             for index, one in enumerate(requests.classes.values())
         ]
         return MixPrompts(requests.classes, seed, parts)
-    if hasattr(requests, "trace"):
-        return TracePrompts(traces.replayed(requests), seed, salt, tokenizer, template_tokens)
+    if api in VALUES and (hasattr(requests, "steps") or getattr(requests, "turns", None) is not None):
+        hint = "kind: embed or kind: rerank in a step of a task" if hasattr(requests, "steps") else "leave out turns"
+        raise UserError(f"an answer of {api} is no text that a later request could go on from", f"--api {api}", hint)
+    if hasattr(requests, "trace") and api != "rerank":
+        return TracePrompts(traces.replayed(requests), seed, salt, tokenizer, template_tokens, api)
     if hasattr(requests, "path"):
         return FilePrompts(requests, seed, tokenizer)
     if hasattr(requests, "steps"):
         return TaskPrompts(requests, seed, salt, tokenizer, template_tokens)
-    if api == "rerank" and requests.chunks is None:
+    if api == "rerank" and getattr(requests, "chunks", None) is None:
         hint = "chunks: {count: 20, tokens: 300} in requests, or rows of a file with extra_body: {documents: [...]}"
         raise UserError("there are no documents to rerank", "requests", hint)
     if requests.images is not None and api not in ("chat", "responses"):

@@ -234,11 +234,19 @@ class SyntheticPrompts:
             texts = [self._shared_text("chunk", chunk, self._chunks.tokens) for chunk in self._chunks.of(number)]
             own = self._first_message_tokens(number) - sum(tokens for _, tokens in texts)
             text, tokens = self._exact_text("user", number, own, self._unique_head(number, own))
-            tokens += sum(tokens for _, tokens in texts)
+            tokens = sum(tokens + of_document for _, of_document in texts)  # the query goes with each document
             extra = {"documents": [text for text, _ in texts]}
         return Request(
             id=f"{self._id}-{number}", prompt=text, input_tokens=tokens, input_source=self._tokenizer.tag, extra=extra
         )
+
+    def sequences(self, number: int) -> tuple[int, ...]:
+        """The tokens of each sequence that a request for values has: its text, or each document with the query."""
+        tokens = self._first_message_tokens(number)
+        if self._api == "embeddings" or self._chunks is None:
+            return (tokens,)
+        documents = len(self._chunks.of(number))
+        return (tokens - documents * self._chunks.tokens + self._chunks.tokens,) * documents
 
     def _parts(self, number: int, text: str) -> list[dict[str, Any]]:
         """The parts of a message with images: no two images are alike."""
@@ -374,6 +382,15 @@ class FilePrompts:
     def input_tokens(self, number: int) -> int | None:
         """Content tokens of the texts of the row; None if it has parts that are not text (images, audio)."""
         return counted(self[number], self._tokenizer)
+
+    def sequences(self, number: int) -> tuple[int, ...]:
+        """The tokens of each sequence that a row has as a request for values: its text, or each document with it."""
+        tokens = self.input_tokens(number) or 1
+        documents = self[number].extra.get("documents")
+        if not documents:
+            return (tokens,)
+        texts = [one if isinstance(one, str) else str(one.get("text", "")) for one in documents]
+        return tuple(tokens + self._tokenizer.count(text) for text in texts)
 
     def warnings(self, n: int) -> list[str]:
         messages = [*self.rows.notes]

@@ -26,8 +26,10 @@ class TracePrompts(SyntheticPrompts):
     turns = 1
     history = "scripted"
 
-    def __init__(self, trace: Trace, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0) -> None:
-        super().__init__(_PLACEHOLDER, seed, salt, tokenizer, template_tokens)
+    def __init__(
+        self, trace: Trace, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0, api: str = "chat"
+    ) -> None:
+        super().__init__(_PLACEHOLDER, seed, salt, tokenizer, template_tokens, api)
         self.trace = trace
         self._block_text_cached = functools.lru_cache(maxsize=4096)(self._block_text)
 
@@ -50,13 +52,16 @@ class TracePrompts(SyntheticPrompts):
         return Request(
             id=f"{self._id}-{number}",
             prompt=text,
-            max_tokens=self.asked_output(number),
+            max_tokens=None if self._api == "embeddings" else self.asked_output(number),
             input_tokens=prompt_tokens,
             input_source=self._tokenizer.tag,
         )
 
     def asked_input(self, number: int) -> int:
         return max(1, int(self.trace.input_tokens[number % len(self.trace)]) - self._template)
+
+    def sequences(self, number: int) -> tuple[int, ...]:
+        return (self.asked_input(number),)
 
     def asked_output(self, number: int) -> int:
         return int(self.trace.output_tokens[number % len(self.trace)])

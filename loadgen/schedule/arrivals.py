@@ -1,7 +1,8 @@
-"""Arrival laws of open-loop stages: pure functions from parameters to arrival times, in integer nanoseconds.
+"""When the chains of each stage start: the timetable of a workload (`build`), and the arrival laws of open loops.
 
-No clock, no IO and no global random generator. `poisson` reproduces the schedule of MLPerf LoadGen bit for bit; for
-that it has its own Mersenne Twister, as LoadGen has. The other laws draw from the generator that the caller passes in
+Pure functions from parameters to arrival times, in integer nanoseconds: no clock, no IO and no global random generator.
+All randomness of arrivals is spent here. `poisson` reproduces the schedule of MLPerf LoadGen bit for bit; for that it
+has its own Mersenne Twister, as LoadGen has. The other laws draw from the generator that the caller passes in
 (`seeds.stream`).
 """
 
@@ -9,10 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from loadgen import seeds
+from loadgen.schedule.chains import Chains, of_requests
+from loadgen.schedule.timetable import RESERVED, Schedule, StageSpan
+from loadgen.workload import Closed, Constant, Gamma, Poisson, Ramp, Replay, Stage, Workload, traces
 
 Offsets = NDArray[np.int64]
 
@@ -30,6 +37,109 @@ class Arrivals(NamedTuple):
 
     offsets: Offsets
     end_ns: int
+
+
+def build(workload: Workload, seed: int) -> Schedule:
+    """The timetable of a workload: a pure function of the workload and the seed.
+
+    If the workload sets `schedule_seed`, the first measured Poisson stage uses it exactly as LoadGen uses its
+    `schedule_rng_seed`. All other stages, and all stages without an explicit seed, use seeds derived per stage, so that
+    no two stages have the same draws.
+    """
+    made = of_requests(workload.requests, seed)
+    schedule_seed = workload.schedule_seed
+    measured_poisson = [i for i, s in enumerate(workload.stages) if s.measured and isinstance(s.arrival, Poisson)]
+    explicit_seed_stage = measured_poisson[0] if measured_poisson and schedule_seed is not None else -1
+    spans: list[StageSpan] = []
+    start_ns: int | None = 0
+    first_chain = 0
+    for index, stage in enumerate(workload.stages):
+        base_seed = seed if schedule_seed is None else schedule_seed
+        loadgen_seed = base_seed if index == explicit_seed_stage else seeds.derived(base_seed, "arrivals", index)
+        span = _span(
+            stage, made, index=index, start_ns=start_ns, first_chain=first_chain, seed=base_seed,
+            loadgen_seed=loadgen_seed, taken_over=_lanes_left(spans[-1]) if spans else 0,
+        )  # fmt: skip
+        spans.append(span)
+        start_ns = None if start_ns is None or span.dynamic or span.length_ns is None else start_ns + span.length_ns
+        first_chain += RESERVED if span.chains is None else span.chains
+    return Schedule(stages=tuple(spans), chains=made)
+
+
+def _span(
+    stage: Stage, made: Chains, *, index: int, start_ns: int | None, first_chain: int, seed: int, loadgen_seed: int,
+    taken_over: int,
+) -> StageSpan:  # fmt: skip
+    if isinstance(stage.arrival, Closed):
+        if stage.duration_ns is None and stage.count is None:
+            raise ValueError(f"stage {stage.name!r} has neither a duration nor a count")
+        lanes, offsets = stage.arrival.concurrency, np.zeros(0, np.int64)
+        length_ns, count = stage.duration_ns, stage.count
+    else:
+        lanes, (offsets, length_ns) = 0, _arrivals(stage, seeds.stream(seed, "arrivals", index), loadgen_seed)
+        count = len(offsets)
+    return StageSpan(
+        index=index,
+        name=stage.name,
+        measured=stage.measured,
+        start_ns=start_ns,
+        length_ns=length_ns,
+        first_chain=first_chain,
+        chains=count,
+        lanes=lanes,
+        offsets=offsets,
+        slots=None if count is None else made.slots(first_chain, count),
+        turns=made.turns,
+        ramp_ns=getattr(stage.arrival, "ramp_ns", None) or 0,
+        taken_over=taken_over if lanes else 0,
+    )
+
+
+def _lanes_left(before: StageSpan) -> int:
+    """Lanes that the stage after this one can take over."""
+    return min(before.lanes, before.chains or before.lanes)
+
+
+def at_load(stage: Stage, load: float) -> Stage:
+    """The stage at another load: the rate of an open loop, or the lanes of a closed one."""
+    law = stage.arrival
+    changed = {"concurrency": round(load)} if isinstance(law, Closed) else {"rate": load}
+    return stage.model_copy(update={"arrival": law.model_copy(update=changed)})
+
+
+def extended(schedule: Schedule, stage: Stage, seed: int, *, start_ns: int, first_chain: int) -> Schedule:
+    """The schedule with one more stage, whose arrivals are a function of the seed and of how many stages there are."""
+    last, index = schedule.stages[-1], len(schedule.stages)
+    assert last.start_ns is not None and last.length_ns is not None
+    follows = start_ns == last.start_ns + last.length_ns
+    span = _span(
+        stage, schedule.chains, index=index, start_ns=start_ns, first_chain=first_chain, seed=seed,
+        loadgen_seed=seeds.derived(seed, "arrivals", index), taken_over=_lanes_left(last) if follows else 0,
+    )  # fmt: skip
+    return replace(schedule, stages=(*schedule.stages, span))
+
+
+def _arrivals(stage: Stage, rng: np.random.Generator, loadgen_seed: int) -> Arrivals:
+    """Start times of the chains of an open-loop stage. Raises ValueError for an arrival law that has none."""
+    bounds = {"duration_ns": stage.duration_ns, "count": stage.count}
+    match stage.arrival:
+        case Constant(rate=rate):
+            return constant(rate, **bounds)
+        case Poisson(rate=rate) if (least := stage.at_least) is not None:
+            return poisson_at_least(
+                rate, seed=loadgen_seed, min_duration_ns=least.duration_ns, min_count=least.count,
+                multiple_of=least.passes_of,
+            )  # fmt: skip
+        case Poisson(rate=rate):
+            return poisson(rate, seed=loadgen_seed, **bounds)
+        case Gamma(rate=rate, burstiness=burstiness):
+            return gamma(rate, burstiness=burstiness, rng=rng, **bounds)
+        case Ramp(from_rate=low, to_rate=high):
+            return ramp(low, high, rng=rng, **bounds)
+        case Replay(speed=speed, loop=loop) as replay:
+            trace = traces.replayed(replay)
+            return given(trace.due_ns, trace.end_ns, speed=speed, loop=loop, **bounds)
+    raise ValueError(f"{stage.arrival!r} has no arrivals")
 
 
 def constant(rate: float, *, duration_ns: int | None = None, count: int | None = None) -> Arrivals:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from loadgen.schedule import timetable
+from loadgen.schedule import arrivals, timetable
 from loadgen.schedule.chains import Chain
 from loadgen.schedule.timetable import Schedule, StageSpan
 from loadgen.workload import Stage
@@ -313,7 +313,7 @@ class Dispatcher:
 
     def begin_stage(self, stage: Stage, seed: int, now_ns: int) -> None:
         """Begin another stage now, after `end_stage`."""
-        self.schedule = timetable.extended(self.schedule, stage, seed, start_ns=now_ns, first_chain=self._begun)
+        self.schedule = arrivals.extended(self.schedule, stage, seed, start_ns=now_ns, first_chain=self._begun)
         self._begin_stage(len(self.schedule.stages) - 1, now_ns)
 
     def stop(self) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from loadgen.schedule.arrivals import at_load
 from loadgen.schedule.dispatcher import Dispatcher, Start
-from loadgen.schedule.timetable import at_load
 
 if TYPE_CHECKING:
     import numpy as np

@@ -29,7 +29,7 @@ from loadgen.metrics import columns, outcomes, reasons
 from loadgen.results import checksums, store
 from loadgen.results.record import ROW
 from loadgen.results.spool import Tail
-from loadgen.schedule.timetable import at_load
+from loadgen.schedule.arrivals import at_load
 from loadgen.search import experiment
 from loadgen.search.experiment import StoredSearch
 from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer, TrialResult

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from loadgen.requests.trace_prompts import TracePrompts
 
 Sizes = Callable[[int], tuple[int, int, Sequence[Hashable]]]
-"""Maps a request's number to prompt tokens, output tokens, and the hashes of its prompt's shareable blocks."""
+"""Maps a request's number to prompt tokens, output tokens, and the hashes of its prompt's shareable blocks.
+
+A request for values (embeddings, rerank) has no output tokens; in the place of the hashes stand the tokens of each
+sequence that is prefilled for it.
+"""
 
 BLOCK = 1024  # number of requests whose lengths are drawn together
 BLOCKS = 1024  # blocks in memory; lanes of a closed loop ask out of order
@@ -44,6 +48,16 @@ def of_workload(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
         input_tokens, output_tokens = prompts.asked_input(0), prompts.asked_output(0)
         return lambda number: (input_tokens, output_tokens, ())
     return _drawn_in_blocks(prompts)
+
+
+def of_values(prompts: SyntheticPrompts | FilePrompts) -> Sizes:
+    """Lengths of texts to embed, or of documents to rank."""
+
+    def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
+        sequences = prompts.sequences(number)
+        return sum(sequences), 0, sequences
+
+    return sizes
 
 
 def _drawn_in_blocks(prompts: SyntheticPrompts) -> Sizes:
@@ -101,16 +115,25 @@ def _with_chunks(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
 
 
 def of_tasks(prompts: TaskPrompts, per_block: int) -> Sizes:
-    """Lengths of the requests of tasks. A block belongs to whoever brought its last token: a step, or a request."""
+    """Lengths of the requests of tasks. A block belongs to whoever brought its last token: a step, or a request.
+
+    Of documents it belongs to these and all before them, whichever task they are in.
+    """
     first_block = {step: _GROUP * (1 + index) for index, step in enumerate(prompts.graphs.task.steps)}
 
     def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
-        blocks: list[int] = []
+        if sequences := prompts.sequences(number):
+            return sum(sequences), 0, sequences
+        blocks: list[Hashable] = []
         end = 0
         for owner, tokens in prompts.stretches(number):
             end += tokens
-            first = first_block[owner] if isinstance(owner, str) else _CONVERSATION + (owner << 24)
-            if per_block:
+            if not per_block:
+                continue
+            if isinstance(owner, tuple):
+                blocks += [(owner, place) for place in range(len(blocks), end // per_block)]
+            else:
+                first = first_block[owner] if isinstance(owner, str) else _CONVERSATION + (owner << 24)
                 blocks += range(first + len(blocks), first + end // per_block)
         return end, prompts.asked_output(number), blocks
 
@@ -144,6 +167,8 @@ def of_mix(prompts: MixPrompts, parts: Sequence[Sizes]) -> Sizes:
     def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
         index, own_number = prompts.of_class(number)
         input_tokens, output_tokens, blocks = parts[index](own_number)
+        if not output_tokens:
+            return input_tokens, 0, blocks
         return input_tokens, output_tokens, [(index, block) for block in blocks]
 
     return sizes

@@ -28,8 +28,9 @@ FLIGHT = (
 )  # fmt: skip
 """The columns of each request that was sent. `first`, `start` and `last` are iterations: of its first token, of the
 first token since it was last admitted, and of its last token (-1 if there is none). `input`, `asked`, `got` and
-`cached` are tokens. `kind` and `end_ns` are a failure's kind and time (0 and -1 for an ok request). `admitted_ns` is
-its first admission (-1 if it never was)."""
+`cached` are tokens; 0 are asked of a request for values, which is answered when its prompt is prefilled. `kind` and
+`end_ns` are a failure's kind and time (0 and -1 for an ok request). `admitted_ns` is its first admission (-1 if it
+never was)."""
 
 
 @dataclass(slots=True)
@@ -274,15 +275,21 @@ def _set_sent_rows(
 
     due, failed = columns["due_ns"], columns["kind"] > 0
     refused = columns["kind"] == KIND["http_4xx"]
-    first = instant("first")
+    prefilled = first = instant("first")
     last = np.where(first >= 0, instant("last"), -1)
+    end = last
+    for_values = (columns["asked"] == 0) & (first >= 0)  # no token comes: the prefill is the answer
+    if for_values.any():
+        first, last = np.where(for_values, -1, first), np.where(for_values, -1, last)
+        end = np.where(for_values, prefilled, last)
     for name in ("due_ns", "ready_ns", "sent_ns", "first_byte_ns"):
         rows[name] = due
-    for name in ("first_event_ns", "first_token_ns", "first_answer_ns"):
+    rows["first_event_ns"] = prefilled
+    for name in ("first_token_ns", "first_answer_ns"):
         rows[name] = first
     rows["last_token_ns"] = last
-    rows["end_ns"] = last
-    rows["done_ns"] = np.where(failed, columns["end_ns"], last)
+    rows["end_ns"] = end
+    rows["done_ns"] = np.where(failed, columns["end_ns"], end)
     rows["status"] = np.where(failed, STATUS["failed"], STATUS["ok"])
     text = np.where(refused, 1, np.where(failed, 0, -1))
     for kind, status, words in (
@@ -294,7 +301,7 @@ def _set_sent_rows(
         text[columns["kind"] == KIND[kind]] = words
     rows["kind"] = columns["kind"]
     rows["http_status"] = np.where(refused, 400, 200)
-    rows["finish_reason"] = np.where(failed, FINISH[""], FINISH["length"])
+    rows["finish_reason"] = np.where(failed, FINISH[""], np.where(for_values, FINISH["stop"], FINISH["length"]))
     rows["max_gap_ns"] = largest
     rows["input_tokens"] = rows["built_tokens"] = columns["input"]
     rows["asked_output"] = columns["asked"]
@@ -309,7 +316,7 @@ def _set_sent_rows(
     rows["replica"] = columns["replica"]
     admitted = columns["admitted_ns"]
     rows["server_queue_ns"] = np.where(admitted >= 0, admitted - due, -1)
-    rows["server_prefill_ns"] = np.where((admitted >= 0) & (first >= 0), first - admitted, -1)
+    rows["server_prefill_ns"] = np.where((admitted >= 0) & (prefilled >= 0), prefilled - admitted, -1)
     rows["server_decode_ns"] = np.where(first >= 0, last - first, -1)
     for name in ("server_transfer_ns", "draft_tokens", "accepted_tokens"):
         rows[name] = -1

@@ -86,12 +86,20 @@ class Overrides:
     faults: tuple[Fault, ...] = ()
 
 
-def read_flags(**texts: Any) -> Overrides:
-    """The flags as typed, `x_y` for `--x-y` (a sequence of texts where a flag can be repeated), or numbers."""
+def of_the_load(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a run's options that are flags over its workload, as far as they are given."""
+    return {name: value for name in FLAGS if (value := options.get(name)) is not None}
+
+
+def read_flags(**options: Any) -> Overrides:
+    """The flags as typed, `x_y` for `--x-y` (a sequence of texts where a flag can be repeated), or numbers.
+
+    A run's other options, and what is None, say nothing here.
+    """
     values: dict[str, Any] = {}
     faults: list[Fault] = []
-    for name, given in texts.items():
-        for text in given if isinstance(given, list | tuple) else (given,):
+    for name, given in of_the_load(options).items():
+        for text in (given,) if isinstance(given, str) or not isinstance(given, Sequence) else given:
             try:
                 values |= _read_flag(name, str(text).strip(), values)
             except units.Wrong as wrong:
@@ -244,6 +252,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "input_tokens": _count(1, units.MOST_TOKENS),
     "output_tokens": _count(1, units.MOST_TOKENS),
 }
+FLAGS = (*_PARSERS, "warmup", "num_warmups", "slo", "goodput", "stop_when", "limit")
 
 
 def apply(workload: Workload, flags: Overrides, faults: list[Fault], file: str, top: Map) -> Workload:

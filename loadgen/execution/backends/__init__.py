@@ -1,4 +1,4 @@
-"""Ways to carry out a run: in this process, in several processes, on the nodes of a Ray cluster, or in virtual time.
+"""Ways to carry out a run: in several processes, on the nodes of a Ray cluster, or in virtual time.
 
-Each takes a plan and leaves rows; none of them judges a figure.
+In this process alone, `driver.py` does it. Each takes a plan and leaves rows; none of them judges a figure.
 """

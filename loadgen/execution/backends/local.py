@@ -17,7 +17,7 @@ from loadgen import child_process
 from loadgen.errors import TargetError
 from loadgen.execution import stop_signals
 from loadgen.execution.backends import merge, worker
-from loadgen.execution.backends.single import Share
+from loadgen.execution.driver import Share
 from loadgen.execution.events import LoadStarted, RunningLoad, Tell
 from loadgen.execution.plan import Plan
 from loadgen.execution.shared_counters import SharedCounters

@@ -12,8 +12,8 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.execution.backends.single import Share
 from loadgen.execution.bodies import UNKNOWN
+from loadgen.execution.driver import Share
 from loadgen.execution.plan import Plan
 from loadgen.results import manifest, slot_ranges
 from loadgen.results.record import ROW, RowPlace, unsent_row

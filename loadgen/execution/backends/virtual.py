@@ -44,7 +44,7 @@ from loadgen.schedule.timetable import Schedule
 from loadgen.sim.engine.replica import DONE, NEVER, Costs, Replica, ServerLimits, SimRequest
 from loadgen.sim.engine.routing import Route, route
 from loadgen.sim.presets.preset import Preset, load_preset
-from loadgen.sim.request_lengths import Sizes, of_file, of_mix, of_tasks, of_trace, of_workload
+from loadgen.sim.request_lengths import Sizes, of_file, of_mix, of_tasks, of_trace, of_values, of_workload
 from loadgen.sim.virtual_rows import Flights, VirtualRows, outcome, rows_so_far
 from loadgen.stats.quantiles import Histogram
 from loadgen.workload import Workload
@@ -89,6 +89,7 @@ class Course:
         self._in_flight: deque[SimRequest] = deque()  # in order of due time; may contain requests that are done
         self._schedule = schedule
         self._leaving: list[tuple[SimRequest, int]] = []  # requests whose user goes away after so many tokens
+        self._sequences: dict[int, list[SimRequest]] = {}  # number -> of a request for values, those not done
 
     def run(self) -> None:
         """Simulate until every slot has its record."""
@@ -124,6 +125,8 @@ class Course:
             replica = replicas[index]
             for request in replica.finish():
                 number, due_ns = request.key, request.due_ns
+                if not request.asked and not self._is_last(request):
+                    continue
                 add_sent(
                     (number, due_ns, index, request.first, request.from_iteration, request.last, request.input_tokens,
                      request.asked, request.output_tokens, request.cached, 0, -1, request.admitted_ns)
@@ -182,15 +185,20 @@ class Course:
             input_tokens, output_tokens, blocks = self._sizes(number)
             index = self._next_replica()
             replica = replicas[index]
-            if not replica.admissible(input_tokens):
+            lengths: Any = (input_tokens,) if output_tokens else blocks
+            if not all(map(replica.admissible, lengths)):
                 refused = (number, due_ns, index, -1, -1, -1, input_tokens, output_tokens, 0, -1, REFUSED, due_ns, -1)
                 self.flights.sent.extend(refused)
                 dispatcher.finished(number, due_ns, False)
                 continue
-            request = SimRequest(number, due_ns, input_tokens, output_tokens, blocks)
-            request.at = index
-            replica.submit(request)
-            in_flight.append(request)
+            if output_tokens:
+                sequences = [SimRequest(number, due_ns, input_tokens, output_tokens, blocks)]
+            else:  # for values: it is done when the last of its sequences is prefilled
+                sequences = self._sequences[number] = [SimRequest(number, due_ns, one, 0) for one in lengths]
+            for request in sequences:
+                request.at = index
+                replica.submit(request)
+                in_flight.append(request)
             if start.session >= 0:
                 leaving = self._schedule.chains.of(start.session).leaving
                 if leaving is not None and leaving.turn == start.turn:
@@ -199,6 +207,16 @@ class Course:
                 heapq.heappush(ends, (replica.end_ns, index))
                 woken += 1
         return woken
+
+    def _is_last(self, request: SimRequest) -> bool:
+        """Whether with this sequence the whole request is done; then it stands for all of them."""
+        number, sequences = request.key, self._sequences[request.key]
+        sequences.remove(request)
+        if sequences:
+            return False
+        del self._sequences[number]
+        request.input_tokens = self._sizes(number)[0]
+        return True
 
     def _let_go(self, index: int, now_ns: int) -> None:
         """An iteration of a replica has ended: end its requests whose user goes away now, and those beside them."""
@@ -218,6 +236,10 @@ class Course:
         replica = self.replicas[index]
         generated = replica.generated(request)
         replica.cancel(request)
+        if not request.asked:
+            for sequence in self._sequences.pop(request.key):
+                replica.cancel(sequence)
+            request.input_tokens = self._sizes(request.key)[0]
         start = request.from_iteration
         # the last stretch of a paused request is recorded already
         last = start + generated - (request.output_tokens - request.todo) - 1 if start >= 0 else -1
@@ -296,7 +318,9 @@ def run(
     simulated = partial(
         simulate,
         timetable,
-        _sizes(workload.requests, requests, preset.server.tokens_per_block if preset.server.block_reuse else 0),
+        _sizes(
+            workload.requests, requests, preset.server.tokens_per_block if preset.server.block_reuse else 0, settings
+        ),
         costs=preset.costs,
         limits=preset.limits,
         speeds=preset.speeds,
@@ -354,7 +378,7 @@ def _probe_result(preset: Preset, settings: Settings) -> ProbeResult:
         rtt_ms=0.0,
         template_tokens=0,
         token_ratio=1.0,
-        usage=True,
+        usage=not settings.values,
         exact=True,
         tokens_per_event=float(preset.server.stream_interval),
         warnings=(),
@@ -404,13 +428,15 @@ def _final_header(header: Header, preset: Preset, course: Course, requests: prom
     )
 
 
-def _sizes(spec: Any, requests: Any, per_block: int) -> Sizes:
+def _sizes(spec: Any, requests: Any, per_block: int, settings: Settings) -> Sizes:
     """The lengths of requests, computed without building their text if possible."""
     if hasattr(spec, "classes"):
         classes = zip(spec.classes.values(), requests.parts, strict=True)
-        return of_mix(requests, [_sizes(one.requests, part, per_block) for one, part in classes])
+        return of_mix(requests, [_sizes(one.requests, part, per_block, settings) for one, part in classes])
     if hasattr(spec, "steps"):
         return of_tasks(requests, per_block)
+    if settings.values:
+        return of_values(requests)
     if hasattr(spec, "trace"):
         return of_trace(requests, per_block)
     if hasattr(spec, "path"):

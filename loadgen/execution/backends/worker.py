@@ -5,7 +5,7 @@ The same process runs on this machine (`local.py`) and on a node of a cluster (`
     in   the job and the share; then the start instant on this machine's monotonic clock; then STOPPING, if it must stop
     out  READY, or a fault as JSON; STOPPING if a target is down and the run ends for it; at the end the Share as JSON
 
-It ends when the process that started it ends, which closes standard input. IO; `single.work` does the work.
+It ends when the process that started it ends, which closes standard input. IO; `driver.work` does the work.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from time import monotonic_ns
 
 from loadgen import child_process
 from loadgen.errors import Fault, TargetError
-from loadgen.execution.backends.single import Share, work
-from loadgen.execution.driver import Driver
+from loadgen.execution.driver import Driver, Share, work
 from loadgen.execution.plan import Job, build_plan
 from loadgen.execution.shared_counters import SharedCounters
 

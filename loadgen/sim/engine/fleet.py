@@ -106,13 +106,23 @@ class Fleet:
         if output_tokens < 1 or key in self._requests:
             raise ValueError(f"needs a new key and at least one output token: {key!r}, {output_tokens}")
         request = SimRequest(key, now_ns, input_tokens, output_tokens, blocks)
+        self._submit_together([request])
+        return request
+
+    def prefill(self, now_ns: int, keys: Sequence[Hashable], lengths: Sequence[int]) -> SimRequest:
+        """Several sequences arrive at one replica, of which each ends with its prefill. Returns the first one's."""
+        requests = [SimRequest(key, now_ns, tokens, 1) for key, tokens in zip(keys, lengths, strict=True)]
+        self._submit_together(requests)
+        return requests[0]
+
+    def _submit_together(self, requests: Sequence[SimRequest]) -> None:
         at = self._route()
         replica = self.replicas[at]
-        replica.submit(request)
-        self._requests[key] = request, at
+        for request in requests:
+            replica.submit(request)
+            self._requests[request.key] = request, at
         if replica.end_ns == NEVER:
-            self._begin(at, max(now_ns, self._last[at]), [])  # idle: no sequence can be paused
-        return request
+            self._begin(at, max(requests[0].due_ns, self._last[at]), [])  # idle: no sequence can be paused
 
     def next_ns(self) -> int | None:
         """The end of the next iteration, or an emission that is due before it; None: no requests."""

@@ -2,14 +2,14 @@
 
 Nothing here reads a clock: the caller passes the time. Every instant follows from the arrival and from draws that are
 pure functions of the seed. So a late caller gets late *emissions*, but the planned times never drift. The physical
-engine (`fleet.Fleet`) has the same methods: `submit`, `next_ns`, `advance`, `cancel`.
+engine (`fleet.Fleet`) has the same methods: `submit`, `prefill`, `next_ns`, `advance`, `cancel`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from typing import Any
@@ -158,6 +158,11 @@ class Pace:
             self._start(stream, now_ns)
         else:
             self._queue.append(stream)
+
+    def prefill(self, now_ns: int, keys: Sequence[Hashable], lengths: Sequence[int]) -> None:
+        """Several sequences arrive, of which each ends with its first token."""
+        for key, tokens in zip(keys, lengths, strict=True):
+            self.submit(now_ns, key, tokens, 1)
 
     def next_ns(self) -> int | None:
         """When the next emission is due; None: nothing is due."""

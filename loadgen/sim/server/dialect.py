@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 Dialect = Literal["trtllm", "openai"]
-Api = Literal["chat", "completions"]
+Api = Literal["chat", "completions", "responses", "embeddings", "rerank"]
 
 
 WORDS: tuple[bytes, ...] = tuple(
@@ -60,6 +60,9 @@ class ParsedRequest(msgspec.Struct, kw_only=True, gc=False):
     blocks: tuple[int, ...] = ()  # hashes of the prompt's blocks, for the prefix cache
     cached_tokens: int = 0  # prompt tokens found in the cache; known with the first token
     tool: str = ""  # the tool that the answer calls; "": it is text
+    sequences: tuple[int, ...] = ()  # tokens of each sequence that is prefilled, where no token is generated
+    asked: Any = None  # the decoded body, where more of it is needed for the answer
+    content: bytes = b""  # of a response: its prompt, with what was said before it
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------
@@ -109,12 +112,23 @@ def chunk(event: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(event), event)
 
 
+def words(digest: bytes, start: int, stop: int) -> bytes:
+    """The text of tokens `start` to `stop`: words of five bytes, a function of prompt, server seed and index only."""
+    return b"".join([WORDS[number] for number in _numbers(digest, start, stop)])
+
+
+def _numbers(digest: bytes, start: int, stop: int) -> list[int]:
+    return [digest[i & 63] ^ (i >> 6 & 255) for i in range(start, stop)]
+
+
 class Script:
     """All bytes of the response to one request.
 
     `head + WORD + tail` is a complete HTTP chunk of a plain token event. The slower methods are for events with more
     than one token, with usage, or with an ending.
     """
+
+    done = DONE  # the last event of a stream
 
     def __init__(self, ask: ParsedRequest, dialect: Dialect, number: int, created: int) -> None:
         chat, trtllm = ask.api == "chat", dialect == "trtllm"
@@ -161,15 +175,10 @@ class Script:
         return {**self._start, "choices": [choice], **self._no_usage}
 
     def words(self, start: int, stop: int) -> bytes:
-        """The content of tokens `start` to `stop`: text, or token ids if the request has `detokenize` false.
-
-        Each word has five bytes and is a function of prompt, server seed and index only.
-        """
-        digest = self._ask.digest
-        numbers = [digest[i & 63] ^ (i >> 6 & 255) for i in range(start, stop)]
+        """The content of tokens `start` to `stop`: text, or token ids if the request has `detokenize` false."""
         if self._ask.detokenize:
-            return b"".join([WORDS[number] for number in numbers])
-        return b",".join([b"%d" % number for number in numbers])
+            return words(self._ask.digest, start, stop)
+        return b",".join([b"%d" % number for number in _numbers(self._ask.digest, start, stop)])
 
     def event(self, start: int, stop: int, last: bool, filler: bytes = b"") -> bytes:
         """The SSE event (not yet a chunk) with tokens `start` to `stop`.

@@ -32,14 +32,24 @@ from loadgen.sim.server.message import Incoming, head
 from loadgen.sim.server.metrics_pages import Tally, iteration_stats
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.request_parser import RequestRules, parse_request
-from loadgen.sim.server.response import JSON, End, SimAnswer
+from loadgen.sim.server.response import JSON, End, Sequence, SimAnswer
+from loadgen.sim.server.responses_door import KeptResponses, ResponseScript, parse_response
 from loadgen.sim.server.send_log import LoggedRequest, SendLog
+from loadgen.sim.server.value_doors import ValueScript, parse_values
 
 FLOOD_EVENTS = 50  # events in one write when flooding
 TIDY_S = 0.25  # interval of the check for idle connections: they are closed at most this late
 _ET = getattr(select, "EPOLLET", 0)
 _BAD = select.POLLERR | select.POLLHUP
-_APIS: dict[str, dialect.Api] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+_APIS: dict[str, dialect.Api] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    "/v1/embeddings": "embeddings",
+    "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",  # Cohere's path, and that of vLLM's own
+    "/rerank": "rerank",
+}
 _PAGES = frozenset(("/v1/models", "/health", "/version", "/metrics", "/_log", "/_stats"))
 _PROFILER = frozenset(("/start_profile", "/stop_profile"))
 _TIMED_WITH_ANSWER = (1, 3)  # TensorRT-LLM since this version; before it, timings are at /perf_metrics
@@ -97,6 +107,7 @@ class SimServer:
             raise UserError(f"cannot use a file: {error.strerror}", str(error.filename)) from None
         self._idle_close_ns = duration_ns(options.idle_close, "--idle-close")
         self._connections: dict[int, Connection] = {}
+        self._kept = KeptResponses()
         self._later: list[tuple[int, int, SimAnswer]] = []  # responses delayed by slow_first_byte
         self._stopping = False
         self._open()
@@ -238,7 +249,7 @@ class SimServer:
         self._poll.unregister(connection.fd)
         del self._connections[connection.fd]
         if connection.answer is not None:
-            self.pace.cancel(connection.answer)
+            self._forget(connection.answer)
 
     # Requests
 
@@ -280,7 +291,7 @@ class SimServer:
             raise dialect.no_route(self.rules.dialect, 404)
         if incoming.method != allowed and not (incoming.method == "HEAD" and allowed == "GET"):
             raise dialect.no_route(self.rules.dialect, 405, allowed)
-        if self._key and path.startswith("/v1/") and incoming.headers.get(b"authorization") != self._key:
+        if self._key and (api or path.startswith("/v1/")) and incoming.headers.get(b"authorization") != self._key:
             text = "Incorrect API key provided. You can obtain a key from whoever runs this endpoint."
             raise dialect.refused("openai", text, status=401)
         if api:
@@ -361,7 +372,7 @@ class SimServer:
         )
 
     def _answer_generation(self, connection: Connection, incoming: Incoming, api: dialect.Api) -> None:
-        parsed = parse_request(incoming.body, api, self.rules)
+        parsed = self._parsed(incoming.body, api)
         fault = self._fault(incoming, parsed)
         fault_name = fault.name if fault else ""
         if fault_name == "idle_reset":
@@ -378,7 +389,7 @@ class SimServer:
             self._reply(connection, incoming, status, body, headers=retry_headers)
             return
         number = self._number
-        script = Script(parsed, self.rules.dialect, number, int(time.time()))
+        script = self._script(parsed, number)
         per_event, timed = self._per_event, self._timed
         answer = SimAnswer(connection, incoming, parsed, script, number, per_event, fault, timed=timed)
         connection.answer = answer
@@ -387,6 +398,25 @@ class SimServer:
             heapq.heappush(self._later, (incoming.arrival_ns + fault.at, number, answer))
         else:
             self._begin(answer, incoming.arrival_ns)
+
+    def _parsed(self, body: bytes, api: dialect.Api) -> dialect.ParsedRequest:
+        if api == "responses":
+            return parse_response(body, self.rules, self._kept)
+        if api == "embeddings" or api == "rerank":
+            return parse_values(body, api, self.rules)
+        return parse_request(body, api, self.rules)
+
+    def _script(self, parsed: dialect.ParsedRequest, number: int) -> Any:
+        """The bytes of the answer to a request; a response is kept for those that go on from it."""
+        of = self.rules.dialect, number, int(time.time())
+        if parsed.sequences:
+            return ValueScript(parsed, *of)
+        if parsed.api != "responses":
+            return Script(parsed, *of)
+        script = ResponseScript(parsed, *of)
+        if parsed.asked.store is not False:
+            self._kept.keep(script.id, parsed)
+        return script
 
     def _fault(self, incoming: Incoming, parsed: dialect.ParsedRequest) -> faults.PlannedFault | None:
         requested_fault = incoming.headers.get(b"x-sim-fault")
@@ -406,6 +436,9 @@ class SimServer:
             connection.write(data)
         if end:
             self._end(answer, end)
+        elif parsed.sequences and not connection.closed:
+            answer.sequences = [Sequence(answer) for _ in parsed.sequences]
+            answer.served = self.pace.prefill(at_ns, answer.sequences, parsed.sequences)
         elif not connection.closed:
             tokens = parsed.input_tokens, parsed.output_tokens
             if self.fleet is not None:
@@ -425,8 +458,13 @@ class SimServer:
         clock = time.monotonic_ns
         for answer, tokens, finished, due in self.pace.advance(now_ns):
             tokens_sent, connection, first_event = answer.made, answer.connection, answer.sent
-            if connection.closed or connection.answer is not answer:  # ended after this emission was planned
-                continue
+            if connection.closed or connection.answer is not answer:
+                if connection.closed or not isinstance(answer, Sequence) or connection.answer is not answer.answer:
+                    continue  # it ended after this emission was planned
+                sequence, answer = answer, answer.answer
+                answer.sequences.remove(sequence)
+                if answer.sequences:
+                    continue
             if answer.plain and tokens_sent and tokens == 1 and not finished:
                 data = answer.head + WORDS[answer.digest[tokens_sent & 63] ^ (tokens_sent >> 6 & 255)] + answer.tail
                 answer.made = tokens_sent + 1
@@ -460,7 +498,7 @@ class SimServer:
 
     def _end(self, answer: SimAnswer, end: End) -> None:
         connection = answer.connection
-        self.pace.cancel(answer)
+        self._forget(answer)
         if end == "answered":
             connection.answered(answer.keep_alive)
         elif end == "reset":
@@ -469,6 +507,14 @@ class SimServer:
             connection.answered(False)
         else:  # a stall keeps the connection busy until the client disconnects
             connection.answer = end
+
+    def _forget(self, answer: Any) -> None:
+        """The engine works no more for this answer."""
+        self.pace.cancel(answer)
+        if isinstance(answer, SimAnswer):
+            for sequence in answer.sequences:
+                self.pace.cancel(sequence)
+            answer.sequences.clear()  # they refer to it
 
     def close(self) -> None:
         """Write the log, if it has a file, and close everything."""

@@ -167,6 +167,13 @@ _READERS = {
 }
 
 
+def check_model(model: str, rules: RequestRules) -> None:
+    """Raises Refusal for another model than the one that is served: trtllm-serve takes any name."""
+    if rules.dialect == "openai" and model != rules.model:
+        text = f"The model `{model}` does not exist or you do not have access to it."
+        raise refused("openai", text, status=404, code="model_not_found")
+
+
 def count_tokens(text: str) -> int:
     """Tokens of `text` in the simulated model's vocabulary: pieces that begin at a space.
 
@@ -202,14 +209,12 @@ def parse_request(body: bytes, api: Api, rules: RequestRules) -> ParsedRequest:
             raise refused("openai", "Unknown parameter: 'stream_options.continuous_usage_stats'.", "stream_options")
         if request.return_meta_info and request.stream:
             raise refused("openai", "return_meta_info is not supported with streaming.", "return_meta_info")
-        if request.model != rules.model:
-            text = f"The model `{request.model}` does not exist or you do not have access to it."
-            raise refused("openai", text, status=404, code="model_not_found")
+        check_model(request.model, rules)
     input_tokens, content = _prompt(request, api, rules.dialect)
     hasher = hashlib.blake2b(rules.seed.to_bytes(8, "little"), digest_size=64)
     hasher.update(content)
     digest = hasher.digest()
-    output_tokens, finish_reason = _length(request, limit, input_tokens, digest, rules)
+    output_tokens, finish_reason = length_of(request, limit, input_tokens, digest, rules)
     tool = _called_tool(request) if api == "chat" else ""
     if rules.worse:
         digest = _other_words(digest, rules.worse)
@@ -227,7 +232,7 @@ def parse_request(body: bytes, api: Api, rules: RequestRules) -> ParsedRequest:
         detokenize=getattr(request, "detokenize", True),
         include_metrics=getattr(request, "include_metrics", False),
         return_meta_info=getattr(request, "return_meta_info", False),
-        blocks=_blocks(content, input_tokens, rules.tokens_per_block),
+        blocks=blocks_of(content, input_tokens, rules.tokens_per_block),
         tool=tool,
     )
 
@@ -240,7 +245,7 @@ def _called_tool(request: Any) -> str:
     return request.tools[0].function.name if choice == "required" and request.tools else ""
 
 
-def _blocks(content: bytes, tokens: int, per_block: int) -> tuple[int, ...]:
+def blocks_of(content: bytes, tokens: int, per_block: int) -> tuple[int, ...]:
     """One hash per full block of a prompt, covering the prompt up to the block's end. None with `per_block` 0.
 
     Tokens begin at spaces, which are found without splitting the prompt.
@@ -301,7 +306,9 @@ def _other_words(digest: bytes, share: float) -> bytes:
     return bytes(word ^ 0x55 if draw < share * 256 else word for word, draw in zip(digest, draws, strict=True))
 
 
-def _length(request: Any, limit: int | None, input_tokens: int, digest: bytes, rules: RequestRules) -> tuple[int, str]:
+def length_of(
+    request: Any, limit: int | None, input_tokens: int, digest: bytes, rules: RequestRules
+) -> tuple[int, str]:
     """Output length and finish reason.
 
     Without `ignore_eos` an output ends by itself somewhere around the requested length. Raises Refusal if the prompt is

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from loadgen.sim.server import dialect
-from loadgen.sim.server.dialect import DONE, END, WORDS, ParsedRequest, Script
+from loadgen.sim.server.dialect import DONE, END, WORDS, ParsedRequest
 from loadgen.sim.server.faults import PlannedFault
 from loadgen.sim.server.message import Incoming, head
 
@@ -22,10 +22,21 @@ End = Literal["", "answered", "close", "reset", "stall"]
 """What follows the bytes: more bytes, the next request, a close, a reset, or silence for ever."""
 
 
+class Sequence:
+    """One of several sequences that an answer waits for: their key at the engine, which knows no answers."""
+
+    plain = False
+    made = sent = 0
+
+    def __init__(self, answer: SimAnswer) -> None:
+        self.answer, self.connection = answer, answer.connection
+
+
 class SimAnswer:
     """The state of one response. `made`: tokens sent, `sent`: events sent.
 
-    `connection` is stored for the server and never used here.
+    `script`: the bytes of the API at hand (`Script`, `ResponseScript`, `ValueScript`). `connection` is stored for the
+    server and never used here.
     """
 
     def __init__(
@@ -33,7 +44,7 @@ class SimAnswer:
         connection: Any,
         incoming: Incoming,
         ask: ParsedRequest,
-        script: Script,
+        script: Any,
         number: int,
         per_event: int = 1,
         fault: PlannedFault | None = None,
@@ -46,9 +57,10 @@ class SimAnswer:
         self.made = self.sent = self.first_ns = 0
         self.keep_alive = incoming.keep_alive and self.fault.name not in ("close_delimited", "connection_close")
         # Most token events are exactly head + word + tail; the server's fast path uses that.
-        self.plain = ask.stream and ask.detokenize and not ask.continuous_usage and fault is None
+        self.plain = bool(script.head) and ask.stream and ask.detokenize and not ask.continuous_usage and fault is None
         self._script, self._per_event = script, per_event
         self._timed = timed and incoming.headers.get(b"x-trtllm-return-metrics") == b"1"
+        self.sequences: list[Sequence] = []  # where it takes several
         self.served: Any = None  # the engine's request, with its admission time and cached tokens
 
     def opening(self) -> tuple[bytes, End]:
@@ -102,8 +114,8 @@ class SimAnswer:
             return events, ""
         counted = self.made + (WRONG_COUNT if name == "wrong_count" else 0)
         events += script.closing(counted, finish=name != "no_finish", metrics=self._metrics(now_ns))
-        if name != "no_done":
-            events.append(DONE)
+        if name != "no_done" and script.done:
+            events.append(script.done)
         if self._timed:
             events.append(dialect.perf_event(self._timing(now_ns)))
         return events, "answered"
