@@ -12,7 +12,7 @@ import pytest
 
 from loadgen.cli import main
 from loadgen.execution import run
-from loadgen.execution.events import LoadStarted, RunEvent
+from loadgen.execution.events import LoadStarted, RunEvent, StepBegun
 from loadgen.execution.plan import Settings
 from loadgen.results import store
 from loadgen.results.manifest import AdaptivePlan
@@ -276,14 +276,19 @@ def test_an_interrupted_run_says_what_it_knew(tmp_path: Path) -> None:
     )
     workload, steering = adaptive_run.prepared(asked, plan(start=20.0, window_s=1.0, sustain_s=60.0, high=21.0))
 
+    seen: list[list[str]] = []
+
     def hear(event: RunEvent) -> None:
         if isinstance(event, LoadStarted):
             asyncio.get_running_loop().call_later(4.5, event.load.stop)
+        if isinstance(event, StepBegun):  # the folder of a run that is killed now has its steps
+            seen.append([stage.name for stage in store.read_run(tmp_path / "run").header.stages])
 
     summary, folder = run.execute(workload, Settings(out=tmp_path / "run"), hear, steering=steering)
     result = stored(folder)
     assert summary.run.state == "interrupted" and result.answer.reason == "interrupted"
     assert result.steps and result.steps[0].trial.outcome == "under"
+    assert seen[0] == ["bracket", "bracket"]
     assert summary.requests.lost == 0 and summary.warmup.lost == 0
 
 

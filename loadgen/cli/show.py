@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from loadgen import format, seeds
 from loadgen.execution import lane_start, run_header
-from loadgen.execution.events import LoadStarted, ProbeWaits, RunEnded, RunEvent, RunningLoad, RunPlanned, WorkersPlaced
+from loadgen.execution.events import (
+    LoadStarted,
+    ProbeWaits,
+    RunEnded,
+    RunEvent,
+    RunningLoad,
+    RunPlanned,
+    StepBegun,
+    WorkersPlaced,
+)
 from loadgen.report import text
 from loadgen.report.progress import SHORTEST_S, Progress, Steps, step_words
 from loadgen.schedule.forecast import total
@@ -179,6 +188,8 @@ class Show:
                     self._progress.follow(event.load.counters)
                 if self._budget is not None:
                     self._follow_cost(event.load, self._budget)
+            case StepBegun(stages, _):
+                say(f"now: {run_header.words(stages[-1].arrival)}, {stages[-1].name}")
             case RunEnded(stored):
                 if self._budget is not None:
                     self._budget.spent += self._cost_so_far()
@@ -194,12 +205,15 @@ class Show:
     def _forecast(self, planned: RunPlanned) -> None:
         """Say what a run will send and cost, where it is long or paid. Raises UserError over the limit of money."""
         plan, header = planned
-        if plan.job.settings.virtual or plan.steering is not None:
+        if plan.job.settings.virtual:
             return
         load = run_header.forecast_of(plan)
-        cost = None
         if self._budget is not None:
             self._planned = load, header.targets
+        if plan.steering is not None:  # what it will send is known while it goes
+            return
+        cost = None
+        if self._budget is not None:
             cost = self._budget.cost(load, header.targets)
             self._budget.admit(cost or Decimal())
         if self._budget is not None or (not self._quiet and (load.seconds or LONG_S) >= LONG_S):

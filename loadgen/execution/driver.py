@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic_ns
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from loadgen_sdk.dialects.reader import Flow
@@ -32,7 +32,7 @@ from loadgen.errors import TargetError
 from loadgen.execution import step_targets, stop_signals
 from loadgen.execution.bodies import Bodies
 from loadgen.execution.body_prefetch import BodyPrefetch
-from loadgen.execution.events import Counters, LoadStarted, RunningLoad, Tell
+from loadgen.execution.events import Counters, LoadStarted, RunningLoad, StepBegun, Tell
 from loadgen.execution.plan import Job, Plan, Tuning, cap
 from loadgen.execution.probing import client_options
 from loadgen.execution.self_sampling import SECOND_NS, SelfSampling
@@ -45,7 +45,7 @@ from loadgen.schedule import timetable as schedule
 from loadgen.schedule.dispatcher import Dispatcher, Start
 from loadgen.schedule.steered import End, LoadStep, Steered
 from loadgen.schedule.timetable import Schedule
-from loadgen.workload import Closed, Stage
+from loadgen.workload import Closed
 
 AHEAD = 2_000  # bodies kept ready for a load without end
 BURST = 8  # requests started in one turn: a send takes about 20 µs, and reading must not wait long
@@ -58,13 +58,6 @@ SPARE_OPEN = 32  # connections opened before an open-loop run, besides those tha
 MOST_SPARE = 1_000  # most connections opened before an open-loop run
 BUILD_CPU_S = 20.0  # longest time to build bodies in advance; after it, the load starts with a part of them
 M_MMAP_THRESHOLD, LARGE_BLOCK = -3, 1 << 17  # the first is what malloc.h calls it
-
-
-class CarriedOut(NamedTuple):
-    """The stages of a load that was decided while it went, and its timetable."""
-
-    stages: tuple[Stage, ...]
-    timetable: Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +76,7 @@ class Share:
     down: dict[int, float] = field(default_factory=dict)  # target -> when it stopped answering, s from the start
     notes: tuple[str, ...] = ()  # warnings about the workers' machines, found during the run
     cluster: Cluster | None = None  # where the workers were
-    steps: CarriedOut | None = None  # of a load that was decided while it went: what it was
+    steps: StepBegun | None = None  # of a load that was decided while it went: all its stages
 
 
 class Sender(Protocol):
@@ -168,6 +161,7 @@ class Driver:
         self._schedule, self._session_header = schedule, session_header
         self._dispatcher = Dispatcher(schedule, max_in_flight=max_in_flight)
         self.steered = None if steer is None else steer(self._dispatcher)
+        self.on_step: Callable[[StepBegun], None] = lambda steps: None
         self._ended_rows: list[bytes] = []  # since the last look of the steering
         self._bodies, self._clients, self._wire, self._spool = bodies, clients, wire, spool
         self._numbers_by_stage = numbers
@@ -223,9 +217,10 @@ class Driver:
         return {target: round((at_ns - self.start_ns) / SECOND_NS, 3) for target, at_ns in self._selection.down.items()}
 
     @property
-    def timetable(self) -> Schedule:
-        """The timetable as it was carried out so far."""
-        return self._dispatcher.schedule
+    def steps(self) -> StepBegun | None:
+        """Of a load that is decided while it goes: its stages so far."""
+        steered = self.steered
+        return None if steered is None else StepBegun(tuple(steered.stages), self._dispatcher.schedule)
 
     def give_up(self) -> None:
         """Stop because a target stopped answering and the run is configured to end in that case."""
@@ -405,6 +400,8 @@ class Driver:
             span = self._schedule.stages[-1]
             self._timelines.append(Timeline(self.start_ns))
             self._chain_step.append(span.lanes * self._schedule.turns)
+            if (steps := self.steps) is not None:
+                self.on_step(steps)
         elif isinstance(move, End):
             self._load_end_ns = self._drain_end_ns = now  # the steering has waited for what was in flight
         self._set_wake_up()
@@ -498,6 +495,7 @@ async def run(plan: Plan, tell: Tell) -> Share:
         return monotonic_ns() + SETTLE_NS
 
     def begun(driver: Driver) -> None:
+        driver.on_step = tell
         tell(LoadStarted(driver.start_ns, RunningLoad(lambda: driver.counters, driver.stop)))
 
     return await work(plan, 0, 1, gate, begun)
@@ -586,7 +584,7 @@ async def work(
             interrupted=driver.interrupted and not driver.stopped,
             stopped=driver.stopped,
             down=driver.down,
-            steps=None if driver.steered is None else CarriedOut(tuple(driver.steered.stages), driver.timetable),
+            steps=driver.steps,
         )
     except TargetUnusable as error:
         raise TargetError(str(error), job.found[0].target.redacted, error.hint) from None

@@ -26,6 +26,7 @@ from loadgen.execution.events import (
     RunEnded,
     RunEvent,
     RunningLoad,
+    StepBegun,
     Tell,
     WorkersPlaced,
     silent,
@@ -139,6 +140,8 @@ def _over_http(
                         watching = asyncio.get_running_loop().create_task(
                             watch(workload.stop_when, folder, event, until_ns)
                         )
+                elif isinstance(event, StepBegun):  # a run that is killed has its steps
+                    _write(folder, run_header.of_steps(header, plan, *event, goes_on=True))
                 tell(event)
 
             carry_out = (

@@ -111,16 +111,25 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
     )
 
 
-def of_steps(header: manifest.Header, plan: Plan, stages: Sequence[Stage], timetable: Schedule) -> manifest.Header:
-    """The header of a load that was decided while it went: its steps are its stages. The last one is measured."""
-    last = len(stages) - 1
-    spans = tuple(replace(span, measured=i == last) for i, span in enumerate(timetable.stages))
-    timetable = replace(timetable, stages=spans)
+def of_steps(
+    header: manifest.Header, plan: Plan, stages: Sequence[Stage], timetable: Schedule, *, goes_on: bool = False
+) -> manifest.Header:
+    """The header of a load that was decided while it went: its steps are its stages. The last one is measured.
+
+    `goes_on`: how many requests the last one will have is not known yet.
+    """
+    *before, last = timetable.stages
+    last = replace(last, measured=True)
+    if goes_on:
+        last = replace(last, chains=None, slots=None)
+    timetable = replace(timetable, stages=(*(replace(span, measured=False) for span in before), last))
     workload = plan.job.workload.model_copy(update={"stages": tuple(stages)})
     return msgspec.structs.replace(
         header,
         stages=tuple(_stage_plan(workload, timetable, i) for i in range(len(stages))),
-        fingerprints=msgspec.structs.replace(header.fingerprints, timetable=schedule.fingerprint(timetable)),
+        fingerprints=header.fingerprints
+        if goes_on
+        else msgspec.structs.replace(header.fingerprints, timetable=schedule.fingerprint(timetable)),
     )
 
 
