@@ -16,6 +16,7 @@ from loadgen.cli.adaptive import AdaptiveOptions
 from loadgen.cli.options import DryRun, Given, OneWorkload, Strict, takes, typed_again
 
 if TYPE_CHECKING:
+    from loadgen.cli.show import Show
     from loadgen.execution.plan import Settings
     from loadgen.metrics.repeats import Repetition
     from loadgen.metrics.summary import Summary
@@ -77,12 +78,15 @@ def run(
         if how is not None:
             say(f"runs: {how.words}")
         return print_plans(workloads.values(), settings, given.budget(), None if steering is None else steering.plan)
+    show = given.show()
+    if steering is None:
+        show.expect([*workloads.values()] * (1 if how is None else how.at_least), settings)
     given.make_room(settings.out)
     found = None
     if how is not None or len(workloads) > 1:
-        named, whole = _several(given, workloads, settings, how, as_json=as_json)
+        named, whole = _several(given, workloads, settings, how, show, as_json=as_json)
     else:
-        summary, folder = execute(next(iter(workloads.values())), settings, given.show().hear, steering=steering)
+        summary, folder = execute(next(iter(workloads.values())), settings, show.hear, steering=steering)
         named, whole = [(summary.run.workload, summary)], True
         found = None if steering is None else of_adaptive.found(folder)
         if as_json:
@@ -139,6 +143,7 @@ def _several(
     workloads: dict[str, Workload],
     settings: Settings,
     how: Repetition | None,
+    show: Show,
     *,
     as_json: bool,
 ) -> tuple[list[tuple[str, Summary]], bool]:
@@ -160,7 +165,6 @@ def _several(
 
     first = next(iter(workloads.values()))
     named: list[tuple[str, Summary]] = []
-    show = given.show()
     execute = given.execute(show)
     show.begin(len(workloads) if how is None else how.at_most, at_most=how is not None and how.count is None)
 

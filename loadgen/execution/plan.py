@@ -18,7 +18,7 @@ from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.transport.wire import Tls
 
-from loadgen import seeds
+from loadgen import format, seeds
 from loadgen.child_process import FROZEN_S
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.execution import lane_start, resource_limits
@@ -271,11 +271,15 @@ def _check_limits(plan: Plan, *, here: bool) -> None:
     settings, in_flight_limit = job.settings, job.workload.max_in_flight
     faults: list[Fault] = [*resource_limits.unusable(settings.sources), *_faults_of_tasks(job.workload, settings)]
     if here and settings.workers > MOST_PER_CORE * resource_limits.cpus():
-        what = f"{settings.workers:,} worker processes on {resource_limits.cpus()} core(s)"
+        cores = format.counted(resource_limits.cpus(), "core")
+        what = f"{format.counted(settings.workers, 'worker process', 'worker processes')} on {cores}"
         faults.append(UserError(what, f"--workers {settings.workers}", "--workers auto: a core each, if there is work"))
     is_open = any(not span.lanes for span in timetable.stages)
     if in_flight_limit is not None and in_flight_limit < settings.workers and is_open:
-        what = f"{in_flight_limit} requests in flight cannot be spread over {settings.workers} workers"
+        what = (
+            f"{format.counted(in_flight_limit, 'request')} in flight cannot be spread over "
+            f"{format.counted(settings.workers, 'worker')}"
+        )
         hint = f"--workers {in_flight_limit} or fewer: each has its part of the cap"
         faults.append(UserError(what, "--max-in-flight", hint))
     if here:

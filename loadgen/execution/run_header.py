@@ -21,7 +21,6 @@ import msgspec
 from loadgen_sdk.probe.probe import ProbeResult
 
 from loadgen import format, seeds
-from loadgen.errors import Fault
 from loadgen.execution import resource_limits, system_file
 from loadgen.execution.events import RunPlanned, Tell
 from loadgen.execution.lane_start import Begin, by_probe, mean_lengths
@@ -151,13 +150,8 @@ def noted(header: manifest.Header, words: dict[str, manifest.ReasonCode]) -> man
 
 def announce(plan: Plan, header: manifest.Header, tell: Tell) -> None:
     """Write the header and tell that the run begins. Whoever hears it may refuse it with a Fault."""
-    path = plan.job.folder / "run.json"
-    store.replace(path, manifest.encode(header))
-    try:
-        tell(RunPlanned(plan, header))
-    except Fault:
-        path.unlink()
-        raise
+    store.replace(plan.job.folder / "run.json", manifest.encode(header))
+    tell(RunPlanned(plan, header))
 
 
 def forecast_of(plan: Plan) -> Forecast:
@@ -404,7 +398,7 @@ def describe(
         lines.append(f"load: {adaptive_words(adaptive)}")
     for index in () if adaptive is not None else range(len(timetable.stages)):
         stage = _stage_plan(workload, timetable, index)
-        bounds = [f"{stage.slots:,} requests"] if stage.slots is not None else []
+        bounds = [format.counted(stage.slots, "request")] if stage.slots is not None else []
         if stage.end_ns is not None:
             bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")
         lines.append(f"load: {stage.arrival}: {', '.join(bounds)}{'' if stage.measured else ', warm-up, not measured'}")
@@ -418,7 +412,7 @@ def describe(
     output_range = f"{output_tokens[0]:,} to {output_tokens[-1]:,} asked for"
     if not output_tokens[-1]:
         output_range = "answers as long as the server makes them"
-    lines.append(f"first {len(sample)} requests: {prompt_range}, {output_range}")
+    lines.append(f"first {format.counted(len(sample), 'request')}: {prompt_range}, {output_range}")
     load = forecast(timetable, mean_lengths(requests))
     lines.append("expected: known while it goes" if adaptive is not None else f"expected: about {load.words}")
     recipe = recipe_fingerprint(workload, "server", tokenizer.file_sha256)
