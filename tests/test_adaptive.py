@@ -332,7 +332,7 @@ def test_conversations_and_loads_without_an_slo_are_refused(capsys: pytest.Captu
 
 def test_a_dry_run_says_how_the_load_will_grow(capsys: pytest.CaptureFixture[str]) -> None:
     assert ends(*SIM, "--dry-run", "-c", "4", "--max-time", "1h") == 0
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert "from 4 in flight up" in said and "sustained for 20 min" in said and "after 1 h" in said
 
 

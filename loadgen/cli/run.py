@@ -69,6 +69,7 @@ def run(
         raise Faults(faults)
     from loadgen.cli.show import in_color, print_plans, say, write_file
     from loadgen.execution.run import execute
+    from loadgen.execution.steering import words
     from loadgen.metrics.summary import dump_summary, exit_code
     from loadgen.metrics.validity import is_host_busy
     from loadgen.report import outcome, text
@@ -77,7 +78,9 @@ def run(
     if dry_run:
         if how is not None:
             say(f"runs: {how.words}")
-        return print_plans(workloads.values(), settings, given.budget(), None if steering is None else steering.plan)
+        if steering is not None:
+            say(f"{words(steering.plan)}. Its first step, at its longest:")
+        return print_plans(workloads.values(), settings, given.budget())
     show = given.show()
     if steering is None:
         show.expect([*workloads.values()] * (1 if how is None else how.at_least), settings)

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from loadgen import format, seeds
-from loadgen.execution import lane_start, run_header
+from loadgen.execution import lane_start, steering
 from loadgen.execution.events import (
     LoadStarted,
     ProbeWaits,
@@ -24,6 +24,7 @@ from loadgen.execution.events import (
     StepBegun,
     WorkersPlaced,
 )
+from loadgen.execution.run_header import forecast_of
 from loadgen.report import text
 from loadgen.report.progress import SHORTEST_S, Progress, Steps, step_words
 from loadgen.schedule.forecast import Forecast, total
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from loadgen.metrics.summary import Summary
     from loadgen.report.otel import TelemetrySender
     from loadgen.report.reader_process import ReaderProcess
-    from loadgen.results.manifest import AdaptivePlan, Cluster, TargetFacts
+    from loadgen.results.manifest import Cluster, TargetFacts
     from loadgen.workload import Workload
 
 LONG_S = 60.0  # of a run: from here on it is said before what it will send
@@ -64,19 +65,16 @@ def write_file(path: Path, data: str | bytes, flag: str, *, add: bool = False) -
         raise UserError(f"cannot be written: {error.strerror}", f"{flag} {path}") from None
 
 
-def print_plans(
-    workloads: Iterable[Workload], settings: Settings, budget: Budget | None, adaptive: AdaptivePlan | None = None
-) -> int:
+def print_plans(workloads: Iterable[Workload], settings: Settings, budget: Budget | None) -> int:
     """Print what would be sent and, where there are prices, what it would cost; for --dry-run.
 
-    `adaptive`: of a load that is decided while it goes, whose cost is not known before. Raises UserError where all of
-    it goes over the limit of money.
+    Raises UserError where all of it goes over the limit of money.
     """
-    if adaptive is not None:
-        budget = None
+    from loadgen.execution.run_header import describe
+
     loads = []
     for workload in workloads:
-        text, load = run_header.describe(workload, settings, adaptive)
+        text, load = describe(workload, settings)
         loads.append(load)
         print(text)
         if budget is not None:
@@ -162,9 +160,11 @@ class Show:
         Raises UserError where together they go over the limit of money. What a closed loop will cost is known only when
         its target was probed: such runs are refused one by one.
         """
+        from loadgen.execution.run_header import describe
+
         if settings.virtual or len(workloads) < 2:
             return
-        loads = [run_header.describe(workload, settings)[1] for workload in workloads]
+        loads = [describe(workload, settings)[1] for workload in workloads]
         whole = total(loads)
         cost = None if self._budget is None else _cost_of_all(self._budget, loads, settings)
         money = ""
@@ -212,7 +212,9 @@ class Show:
                 if self._budget is not None:
                     self._follow_cost(event.load, self._budget)
             case StepBegun(stages, _):
-                say(f"now: {run_header.words(stages[-1].arrival)}, {stages[-1].name}")
+                from loadgen.execution.run_header import words
+
+                say(f"now: {words(stages[-1].arrival)} ({stages[-1].name})")
             case RunEnded(stored):
                 if self._budget is not None:
                     self._budget.spent += self._cost_so_far()
@@ -230,7 +232,7 @@ class Show:
         plan, header = planned
         if plan.job.settings.virtual:
             return
-        load = run_header.forecast_of(plan)
+        load = forecast_of(plan)
         if self._budget is not None:
             self._planned = load, header.targets
         if plan.steering is not None:  # what it will send is known while it goes
@@ -303,7 +305,7 @@ class Show:
         for other in other_targets:
             self._say_once(f"        {other.name or other.url}")
         if header.adaptive is not None:
-            say(f"load: {run_header.adaptive_words(header.adaptive)}")
+            say(f"load: {steering.words(header.adaptive)}")
         for stage in () if header.adaptive is not None else header.stages:
             bounds = [format.counted(stage.slots, "request") if stage.slots is not None else ""]
             if stage.end_ns is not None:

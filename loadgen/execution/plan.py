@@ -187,10 +187,10 @@ class Plan:
     """
 
     job: Job
+    steering: MakeSteering | None = None
     timetable: Schedule
     requests: Prompts
     tokenizer: tokens.Tokenizer
-    steering: MakeSteering | None = None
 
 
 def build_plan(job: Job) -> Plan:
@@ -227,7 +227,7 @@ def prepare(
         workload=workload, settings=settings, found=found, seed=seed, salt=seeds.salt_of(seed, workload.salt),
         folder=folder, run_id=folder.name, simulated=simulated,
     )  # fmt: skip
-    plan = replace(build_plan(job), steering=steering)
+    plan = build_plan(job)
     answer = answer or lane_start.by_probe(found[0].first_ms, found[0].token_ms)
     started, begins = lane_start.resolve(workload, plan.requests, answer, leave_out=settings.leave_out_first_round)
     if started.stages != workload.stages:
@@ -238,7 +238,7 @@ def prepare(
         settings = replace(settings, workers=most)
         plan = replace(plan, job=replace(plan.job, settings=settings))
     _check_limits(plan, here=cores is None)
-    return plan, begins
+    return replace(plan, steering=steering), begins
 
 
 def workers(timetable: Schedule, requests: Prompts, max_in_flight: int | None, cores: int) -> int:

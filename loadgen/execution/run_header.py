@@ -39,7 +39,7 @@ from loadgen.schedule import timetable as schedule
 from loadgen.schedule.forecast import Forecast, forecast
 from loadgen.schedule.timetable import Schedule
 from loadgen.slo import Slo
-from loadgen.workload import Closed, Gamma, Mix, Ramp, Replay, Stage, Task, Workload, recipe_fingerprint
+from loadgen.workload import Closed, Gamma, Mix, Ramp, Replay, Task, Workload, recipe_fingerprint
 
 MOST_CHUNKS = 30_000  # drawn, to say how often chunks come again
 
@@ -111,7 +111,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
 
 
 def of_steps(
-    header: manifest.Header, plan: Plan, stages: Sequence[Stage], timetable: Schedule, *, goes_on: bool = False
+    header: manifest.Header, plan: Plan, stages: Sequence[Any], timetable: Schedule, *, goes_on: bool = False
 ) -> manifest.Header:
     """The header of a load that was decided while it went: its steps are its stages. The last one is measured.
 
@@ -372,21 +372,7 @@ def words(arrival: Any) -> str:
     return "everything at once" if arrival.rate == float("inf") else f"{arrival.tag} {arrival.rate:g}/s"
 
 
-def adaptive_words(plan: manifest.AdaptivePlan) -> str:
-    """What an adaptive load does, as text."""
-    unit = "/s" if plan.over == "rate" else " in flight"
-    kind = "poisson" if plan.over == "rate" else "closed loop"
-    longest = "" if plan.longest_s is None else f"; no step begins after {format.duration(plan.longest_s)}"
-    return (
-        f"adaptive, {kind}: from {plan.start:g}{unit} up, twice as much while the SLO holds over windows of "
-        f"{format.duration(plan.window_s)}, then closer and closer to its limit; what was found is sustained for "
-        f"{format.duration(plan.sustain_s)}{longest}"
-    )
-
-
-def describe(
-    workload: Workload, settings: Settings, adaptive: manifest.AdaptivePlan | None = None
-) -> tuple[str, Forecast]:
+def describe(workload: Workload, settings: Settings) -> tuple[str, Forecast]:
     """What a run would do, as text and as forecast: load, request sizes, fingerprints. Does not use the network."""
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     timetable = arrivals.build(workload, seed)
@@ -394,9 +380,7 @@ def describe(
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
     requests = build(workload, seed, seeds.salt_number(salt), tokenizer)
     lines = [f"workload: {workload.name}", f"target: {settings.shown}", seeds.words(seed, salt)]
-    if adaptive is not None:
-        lines.append(f"load: {adaptive_words(adaptive)}")
-    for index in () if adaptive is not None else range(len(timetable.stages)):
+    for index in range(len(timetable.stages)):
         stage = _stage_plan(workload, timetable, index)
         bounds = [format.counted(stage.slots, "request")] if stage.slots is not None else []
         if stage.end_ns is not None:
@@ -414,7 +398,7 @@ def describe(
         output_range = "answers as long as the server makes them"
     lines.append(f"first {format.counted(len(sample), 'request')}: {prompt_range}, {output_range}")
     load = forecast(timetable, mean_lengths(requests))
-    lines.append("expected: known while it goes" if adaptive is not None else f"expected: about {load.words}")
+    lines.append(f"expected: about {load.words}")
     recipe = recipe_fingerprint(workload, "server", tokenizer.file_sha256)
     lines.append(f"recipe: {recipe}  timetable: {schedule.fingerprint(timetable)}")
     lines += [f"note: {note}" for note in requests.warnings(timetable.slots or 1000)]
