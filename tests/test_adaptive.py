@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from loadgen.bundle.remake import remade
 from loadgen.cli import main
 from loadgen.execution import run
 from loadgen.execution.events import LoadStarted, RunEvent, StepBegun
@@ -339,3 +340,9 @@ def test_a_dry_run_says_how_the_load_will_grow(capsys: pytest.CaptureFixture[str
 def test_the_plan_is_in_the_header(found: tuple[Path, int]) -> None:
     header = store.read_run(found[0]).header
     assert header.adaptive == plan(start=4.0, window_s=20.0, sustain_s=120.0)
+
+
+def test_a_bundle_makes_the_steps_again(found: tuple[Path, int]) -> None:
+    folder, _ = found
+    made = {one.name: one.data for one in remade(folder)}
+    assert made[adaptive_run.FILE] == (folder / adaptive_run.FILE).read_bytes()
