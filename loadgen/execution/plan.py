@@ -23,6 +23,7 @@ from loadgen.child_process import FROZEN_S
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.execution import lane_start, resource_limits
 from loadgen.execution.profiler import ProfileAsked
+from loadgen.execution.steering import MakeSteering
 from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
 from loadgen.requests.prompts import Prompts
@@ -180,9 +181,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a job sends, and when. Made once in a process: by `prepare`, and in each worker by `build_plan`."""
+    """What a job sends, and when. Made once in a process: by `prepare`, and in each worker by `build_plan`.
+
+    `steering`: of a load that is decided while it goes; the timetable is then that of its first step.
+    """
 
     job: Job
+    steering: MakeSteering | None = None
     timetable: Schedule
     requests: Prompts
     tokenizer: tokens.Tokenizer
@@ -209,6 +214,7 @@ def prepare(
     simulated: bool = False,
     cores: int | None = None,
     answer: lane_start.AnswerTime | None = None,
+    steering: MakeSteering | None = None,
 ) -> tuple[Plan, tuple[lane_start.Begin, ...]]:
     """The plan of a run, and how the lanes of each of its stages begin. Raises Faults.
 
@@ -232,7 +238,7 @@ def prepare(
         settings = replace(settings, workers=most)
         plan = replace(plan, job=replace(plan.job, settings=settings))
     _check_limits(plan, here=cores is None)
-    return plan, begins
+    return replace(plan, steering=steering), begins
 
 
 def workers(timetable: Schedule, requests: Prompts, max_in_flight: int | None, cores: int) -> int:
@@ -299,5 +305,10 @@ def _faults_of_tasks(workload: Workload, settings: Settings) -> Iterator[UserErr
     if any(task.abandoned for task in tasks) and not settings.stream:
         hint = "leave it out, or abandoned: out of the workload"
         yield UserError("nobody goes away in the middle of an answer that comes whole", "--no-stream", hint)
+    if settings.values:
+        for rule in workload.stop_when:
+            if rule.metric not in ("errors", "e2e"):
+                what = f"answers of {settings.api} have no tokens, so this rule would never hold"
+                yield UserError(what, f"--stop-when {rule.metric}", "errors:20%, or e2e:p50:5s")
     if settings.session_header is not None and settings.client == "openai":
         yield UserError("a header per session is not sent by the openai client", "--session-header", "--client wire")

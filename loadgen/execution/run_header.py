@@ -12,6 +12,7 @@ import platform
 import socket
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
     """
     job, timetable, tokenizer = plan.job, plan.timetable, plan.tokenizer
     settings, workload, found = job.settings, job.workload, job.found
-    slo, unjudged = _judged_slo(workload.slo, settings)
+    slo, unjudged = judged_slo(workload.slo, settings)
     classes, unjudged_of_classes = _classes(workload, settings)
     unjudged |= unjudged_of_classes
     source = "server" if all(result.usage for result in found if result.target.api == settings.api) else tokenizer.tag
@@ -80,6 +81,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
         steps=tuple(_steps(workload, settings)),
         limits=ValidityLimits(**workload.limits.model_dump()),
         stages=tuple(_stage_plan(workload, timetable, i, begin) for i, begin in enumerate(begins)),
+        adaptive=None if plan.steering is None else plan.steering.plan,
         fingerprints=manifest.Fingerprints(
             recipe=recipe_fingerprint(asked, source, tokenizer.file_sha256),
             timetable=schedule.fingerprint(asked_timetable),
@@ -105,6 +107,28 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
         host=_host(),
         notes=(*_notes(plan, coded), *unjudged),
         note_codes=coded | unjudged,
+    )
+
+
+def of_steps(
+    header: manifest.Header, plan: Plan, stages: Sequence[Any], timetable: Schedule, *, goes_on: bool = False
+) -> manifest.Header:
+    """The header of a load that was decided while it went: its steps are its stages. The last one is measured.
+
+    `goes_on`: how many requests the last one will have is not known yet.
+    """
+    *before, last = timetable.stages
+    last = replace(last, measured=True)
+    if goes_on:
+        last = replace(last, chains=None, slots=None)
+    timetable = replace(timetable, stages=(*(replace(span, measured=False) for span in before), last))
+    workload = plan.job.workload.model_copy(update={"stages": tuple(stages)})
+    return msgspec.structs.replace(
+        header,
+        stages=tuple(_stage_plan(workload, timetable, i) for i in range(len(stages))),
+        fingerprints=header.fingerprints
+        if goes_on
+        else msgspec.structs.replace(header.fingerprints, timetable=schedule.fingerprint(timetable)),
     )
 
 
@@ -272,7 +296,7 @@ def _host() -> manifest.Host:
     )
 
 
-def _judged_slo(slo: Slo | None, settings: Settings) -> tuple[Slo | None, dict[str, manifest.ReasonCode]]:
+def judged_slo(slo: Slo | None, settings: Settings) -> tuple[Slo | None, dict[str, manifest.ReasonCode]]:
     """The SLO that can be judged, and notes. Terms that the answers of this API do not have are left out."""
     if slo is None or settings.stream:
         return slo, {}
@@ -294,7 +318,7 @@ def _classes(
     plans: list[manifest.ClassPlan] = []
     notes: dict[str, manifest.ReasonCode] = {}
     for name, one in workload.requests.classes.items() if isinstance(workload.requests, Mix) else ():
-        slo, unjudged = _judged_slo(one.slo or workload.slo, settings)
+        slo, unjudged = judged_slo(one.slo or workload.slo, settings)
         notes |= unjudged
         share = float(one.weight)
         plans.append(manifest.ClassPlan(name=name, share=share, model=one.model, priority=one.priority, slo=slo))
