@@ -39,7 +39,7 @@ from loadgen.schedule import timetable as schedule
 from loadgen.schedule.forecast import Forecast, forecast
 from loadgen.schedule.timetable import Schedule
 from loadgen.slo import Slo
-from loadgen.workload import Closed, Gamma, Mix, Ramp, Replay, Task, Workload, recipe_fingerprint
+from loadgen.workload import Closed, Gamma, Mix, Ramp, Replay, Synthetic, Task, Workload, recipe_fingerprint
 
 MOST_CHUNKS = 30_000  # drawn, to say how often chunks come again
 
@@ -331,7 +331,7 @@ def _range(values: Iterable[int]) -> str:
     return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
-def _lengths_words(requests: Prompts, count: int | None) -> Iterator[str]:
+def _lengths_words(workload: Workload, requests: Prompts, count: int | None) -> Iterator[str]:
     """How long the first requests are, the tasks that they make, and the shares of classes."""
     first = lengths.of_first(requests, count)
     prompt_range = f"{_range(one.input_tokens for one in first.values())} prompt tokens"
@@ -339,9 +339,11 @@ def _lengths_words(requests: Prompts, count: int | None) -> Iterator[str]:
     answers = f"{_range(asked)} asked for" if any(asked) else "answers as long as the server makes them"
     yield f"first {len(first):,} requests: {prompt_range}, {answers}, largest context {max(lengths.contexts(first)):,}"
     if tasks := lengths.of_tasks(requests, first):
-        mean = statistics.fmean(one.requests for one in tasks)
+        noun = "conversation" if isinstance(workload.requests, Synthetic) else "task"
+        counts = [one.requests for one in tasks]
+        mean = "" if min(counts) == max(counts) else f" ({statistics.fmean(counts):.1f} on average)"
         yield (
-            f"a task: {_range(one.requests for one in tasks)} requests ({mean:.1f} on average), "
+            f"a {noun}: {_range(counts)} requests{mean}, "
             f"{_range(one.input_tokens for one in tasks)} prompt and {_range(one.output_tokens for one in tasks)} "
             "output tokens"
         )
@@ -380,7 +382,7 @@ def describe(workload: Workload, settings: Settings) -> Described:
         law = workload.stages[index].arrival
         if isinstance(law, Closed) and law.ramp_ns is None and law.concurrency > 1:
             lines.append("      its lanes begin spread over an answer's length, which the probe of the target tells")
-    lines += _lengths_words(requests, timetable.slots)
+    lines += _lengths_words(workload, requests, timetable.slots)
     load = forecast(timetable, mean_lengths(requests))
     lines.append(f"expected: about {load.words}")
     recipe = recipe_fingerprint(workload, "server", tokenizer.file_sha256)
