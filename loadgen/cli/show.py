@@ -23,6 +23,7 @@ from loadgen.search.experiment import figures
 
 if TYPE_CHECKING:
     from loadgen.cost.budget import Budget
+    from loadgen.errors import Fault
     from loadgen.execution.plan import Settings
     from loadgen.metrics.summary import Summary
     from loadgen.report.otel import TelemetrySender
@@ -58,14 +59,20 @@ def write_file(path: Path, data: str | bytes, flag: str, *, add: bool = False) -
 
 def print_plans(workloads: Iterable[Workload], settings: Settings, budget: Budget | None) -> int:
     """Print what would be sent and, where there are prices, what it would cost; for --dry-run."""
+    from loadgen.errors import Faults
     from loadgen.execution.run_header import describe
 
+    refused: dict[str, Fault] = {}
     for workload in workloads:
-        text, load = describe(workload, settings)
-        print(text)
+        described = describe(workload, settings)
+        print(described.text)
         if budget is not None:
-            cost = budget.cost(load, _targets(settings))
+            cost = budget.cost(described.load, _targets(settings))
             print("cost: known once the target was probed" if cost is None else f"cost: about {budget.words(cost)}")
+        if described.refused is not None:
+            refused.setdefault(str(described.refused), described.refused)
+    if refused:
+        raise Faults(list(refused.values()))
     return 0
 
 
@@ -136,7 +143,7 @@ class Show:
 
         if settings.virtual or len(workloads) < 2:
             return
-        loads = [describe(workload, settings)[1] for workload in workloads]
+        loads = [describe(workload, settings).load for workload in workloads]
         whole = total(loads)
         costs = [self._budget.cost(load, _targets(settings)) for load in loads] if self._budget is not None else [None]
         money = ""

@@ -21,6 +21,7 @@ from loadgen_sdk.transport.wire import Tls
 from loadgen import seeds
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.execution import lane_start, resource_limits
+from loadgen.execution.context import TooLong, shortest, too_long
 from loadgen.execution.profiler import ProfileAsked
 from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
@@ -129,6 +130,13 @@ class Settings:
         return self.url is not None and self.url.startswith(SCHEME)
 
     @property
+    def preset(self) -> str | None:
+        """The preset that answers, in virtual time or as the embedded endpoint; None for any other target."""
+        if self.virtual:
+            return (self.url or "").removeprefix(SCHEME)
+        return None if self.url is not None or self.targets else self.embedded.get("preset")
+
+    @property
     def pages(self) -> PagesAsked:
         """Which pages of servers and hardware to read, and with which keys."""
         keys = tuple(endpoint.api_key for endpoint in self.endpoints)
@@ -161,6 +169,7 @@ class Plan:
     timetable: Schedule
     requests: Prompts
     tokenizer: tokens.Tokenizer
+    too_long: TooLong | None = None  # for its targets; known to `prepare` alone
 
 
 def build_plan(job: Job) -> Plan:
@@ -197,6 +206,7 @@ def prepare(
         folder=folder, run_id=folder.name, simulated=simulated,
     )  # fmt: skip
     plan = build_plan(job)
+    plan = replace(plan, too_long=too_long(plan.requests, plan.timetable.slots, shortest(found)))
     answer = answer or lane_start.by_probe(found[0].first_ms, found[0].token_ms)
     started, begins = lane_start.resolve(workload, plan.requests, answer, leave_out=settings.leave_out_first_round)
     if started.stages != workload.stages:
@@ -217,7 +227,9 @@ def workers(timetable: Schedule, requests: Prompts, max_in_flight: int | None, c
     """
     if any(span.dynamic for span in timetable.stages[:-1]):
         return 1
-    output_tokens = [requests[number].max_tokens or 0 for number in requests.numbers(min(timetable.slots or 100, 100))]
+    output_tokens = [
+        requests.asked_output(number) or 0 for number in requests.numbers(min(timetable.slots or 100, 100))
+    ]
     events = statistics.fmean(output_tokens) if output_tokens else 0.0
     useful = 1
     for span in timetable.stages:
@@ -239,6 +251,8 @@ def _check_limits(plan: Plan, *, here: bool) -> None:
     job, timetable = plan.job, plan.timetable
     settings, in_flight_limit = job.settings, job.workload.max_in_flight
     faults: list[Fault] = [*resource_limits.unusable(settings.sources), *_faults_of_tasks(job.workload, settings)]
+    if plan.too_long is not None and (fault := plan.too_long.refused(job.workload, settings.shown)) is not None:
+        faults.append(fault)
     if here and settings.workers > MOST_PER_CORE * resource_limits.cpus():
         what = f"{settings.workers:,} worker processes on {resource_limits.cpus()} core(s)"
         faults.append(UserError(what, f"--workers {settings.workers}", "--workers auto: a core each, if there is work"))

@@ -307,7 +307,8 @@ class SimServer:
     def _page(self, path: str) -> tuple[bytes, str]:
         """Body and content type of a page that is read with GET."""
         if path == "/v1/models":
-            return dialect.models(self.rules.dialect, self.rules.model, int(time.time())), JSON
+            rules = self.rules
+            return dialect.models(rules.dialect, rules.model, int(time.time()), rules.max_seq_len), JSON
         if path == "/version":
             return msgspec.json.encode({"version": self.options.version}), JSON
         if path == "/prometheus/metrics":
