@@ -46,7 +46,7 @@ def test_bodies_are_read_back_in_any_order(monkeypatch: pytest.MonkeyPatch) -> N
     draw = random.Random(1)
     written = [draw.randbytes(draw.choice([0, 1, 300, 3000, 4096, 4097, 40_000])) for _ in range(400)]
     texts = iter(written)
-    kept = bodies.Bodies(prompts, lambda _: next(texts), 1)
+    kept = bodies.Bodies(prompts, lambda *_: next(texts), 1)
     numbers = iter(range(400))
     for part in (1, 150, 249):  # what is built while a load goes lies in a block that was read before
         kept.build(0, numbers, most=part)

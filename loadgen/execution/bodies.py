@@ -66,7 +66,7 @@ class Bodies:
     """First `build` in ascending order, stage by stage. Then `body`, `built` and `answered` for each request."""
 
     def __init__(
-        self, prompts: Prompts, prepare: Callable[[Request], bytes], stages: int, *, linked: bool = False
+        self, prompts: Prompts, prepare: Callable[[int, Request], bytes], stages: int, *, linked: bool = False
     ) -> None:
         """`linked`: a later turn names the answer before it by its id, and sends only what is new."""
         self._prompts, self._prepare, self._linked = prompts, prepare, linked
@@ -95,7 +95,7 @@ class Bodies:
             if number is None:
                 break
             request = self._prompts[number]
-            body = self._prepare(request)
+            body = self._prepare(number, request)
             self.digest.add(number, request)
             self.sent_bytes.add_body(number, body)
             pending.append(body)
@@ -149,7 +149,7 @@ class Bodies:
 
     def _build_now(self, number: int, request: Request) -> bytes:
         self._built_late[number] = built_of(request)
-        return self._prepare(request)
+        return self._prepare(number, request)
 
     def _with_replies(self, number: int) -> bytes:
         turns = self._prompts.turns

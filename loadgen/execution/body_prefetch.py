@@ -22,6 +22,7 @@ from loadgen_sdk.dialects.body import body as make_body
 from loadgen_sdk.request import Request
 
 from loadgen import child_process
+from loadgen.execution import step_targets
 from loadgen.execution.bodies import UNKNOWN, Bodies, built_of
 from loadgen.execution.plan import Job, build_plan
 from loadgen.execution.probing import client_options
@@ -44,7 +45,7 @@ class BodyPrefetch(Bodies):
 
     def __init__(self, job: Job, part: Schedule, prompts: Prompts) -> None:
         linked = job.settings.api == "responses" and getattr(job.workload.requests, "turns", None) is not None
-        super().__init__(prompts, preparer(job), 0, linked=linked)
+        super().__init__(prompts, preparer(job, prompts), 0, linked=linked)
         self._part = part
         self._received: dict[int, tuple[bytes, Built]] = {}
         self._received_bytes = 0
@@ -215,11 +216,19 @@ def _window(part: Schedule, span: StageSpan) -> Iterator[int]:
             yield part.first_number(span.first_chain + chain)
 
 
-def preparer(job: Job) -> Callable[[Request], bytes]:
+def preparer(job: Job, prompts: Prompts) -> Callable[[int, Request], bytes]:
     """A function that builds the body of a request of this job: the same bytes as the client's `prepare`."""
-    probed, settings = job.found[0], job.settings
-    api, extra_body = probed.target.api, client_options(settings, probed)["extra_body"]
-    return lambda request: make_body(request, probed.quirk, api, probed.model, settings.stream, extra_body=extra_body)
+    each = [job.settings.of(endpoint) for endpoint in job.settings.endpoints]
+    extra = [client_options(one, probed)["extra_body"] for one, probed in zip(each, job.found, strict=True)]
+    serving = step_targets.serving(job.settings, prompts)
+
+    def prepare(number: int, request: Request) -> bytes:
+        target = 0 if serving is None else serving(number)[0]
+        probed = job.found[target]
+        api, stream = probed.target.api, each[target].stream
+        return make_body(request, probed.quirk, api, probed.model, stream, extra_body=extra[target])
+
+    return prepare
 
 
 def _run_builder() -> None:
@@ -227,7 +236,7 @@ def _run_builder() -> None:
     os.nice(5)
     job = pickle.loads(_exactly(int.from_bytes(_exactly(8), "little")))
     prompts = build_plan(job).requests
-    prepare = preparer(job)
+    prepare = preparer(job, prompts)
     pending = bytearray()
     while True:
         data = os.read(0, PIPE_BYTES)
@@ -237,7 +246,7 @@ def _run_builder() -> None:
         complete = len(pending) // 8 * 8
         for (number,) in struct.iter_unpack("<q", bytes(pending[:complete])):
             request = prompts[number]
-            body = prepare(request)
+            body = prepare(number, request)
             tokens, source, asked_output = built_of(request)
             header = _FRAME.pack(number, len(body), tokens, asked_output, SOURCES.index(source))
             _send(header + body)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -50,6 +50,9 @@ class Endpoint:
     shape: str = ""
     region: str = ""
     node: str = ""
+    serves: str = ""  # the name by which steps of tasks ask for it; "": all that name no other
+    api: Api | None = None  # of these steps; None: that of the run
+    model: str | None = None  # of these steps; None: the only one that the server lists
 
     @property
     def shown(self) -> str:
@@ -92,6 +95,8 @@ class Settings:
     shape: str = ""
     region: str = ""
     targets: tuple[Endpoint, ...] = ()
+    step_targets: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
+    """(class, step of a task) -> its endpoints, by number; ("", ""): of all others; {}: each endpoint serves all."""
     route: Route = "auto"
     server_metrics: tuple[str, ...] = ("auto",)  # or off, drain, or URLs of pages: `server_metrics.scraper`
     session_header: str | None = None  # a header with the session of each request of a conversation or task
@@ -143,8 +148,13 @@ class Settings:
         return PagesAsked(self.server_metrics, keys, self.headers, self.tls, self.energy, self.server_timing)
 
     def of(self, endpoint: Endpoint) -> Settings:
-        """These settings with `endpoint` as the only target."""
-        return replace(self, url=endpoint.url, api_key=endpoint.api_key, targets=())
+        """These settings with `endpoint` as the only target, asked as it has to be."""
+        only = replace(self, url=endpoint.url, api_key=endpoint.api_key, targets=(), step_targets={})
+        if not endpoint.serves:
+            return only
+        api = endpoint.api or self.api
+        only = replace(only, api=api, model=endpoint.model, server="auto")
+        return replace(only, stream=False, extra_body=None) if api in VALUES else only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +289,7 @@ def _faults_of_tasks(workload: Workload, settings: Settings) -> Iterator[UserErr
     requests = workload.requests
     parts = [one.requests for one in requests.classes.values()] if isinstance(requests, Mix) else [requests]
     tasks = [part for part in parts if isinstance(part, Task)]
-    if any(task.tools for task in tasks) and settings.api != "chat":
+    if any(task.known_tools for task in tasks) and settings.api != "chat":
         yield UserError("calls of tools are messages of a chat", f"--api {settings.api}", "--api chat")
     if any(task.abandoned for task in tasks) and not settings.stream:
         hint = "leave it out, or abandoned: out of the workload"

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+from loadgen_sdk.dialects.quirks import VALUES
 
 from loadgen import run_folder
 from loadgen.errors import UserError
-from loadgen.execution import cache_reset, driver, run_header, server_accounts
+from loadgen.execution import cache_reset, driver, run_header, server_accounts, step_targets
 from loadgen.execution.backends import local
 from loadgen.execution.compactor_process import Compactor
 from loadgen.execution.driver import Share, large
@@ -87,7 +88,7 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
 
     simulated = settings.url is None
     with contextlib.ExitStack() as cleanup:
-        settings = cleanup.enter_context(serving(settings))
+        settings = step_targets.resolved(workload, cleanup.enter_context(serving(settings)))
         cluster = None
         if settings.ray is not None:
             from loadgen.execution.backends import ray
@@ -111,7 +112,7 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
                 span(settings.profile, header.stages)
             run_header.announce(plan, header, tell)
             if settings.reset_cache:
-                runner.run(cache_reset.empty(settings, found))
+                runner.run(cache_reset.empty(settings, [one for one in found if one.target.api not in VALUES]))
             load: RunningLoad | None = None
             watching: asyncio.Task[None] | None = None
 

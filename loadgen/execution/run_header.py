@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from loadgen_sdk.probe.probe import ProbeResult
 
 from loadgen import format, seeds
 from loadgen.errors import Fault
@@ -24,7 +25,7 @@ from loadgen.execution import resource_limits, system_file
 from loadgen.execution.context import of_preset, too_long
 from loadgen.execution.events import RunPlanned, Tell
 from loadgen.execution.lane_start import Begin, by_probe, mean_lengths
-from loadgen.execution.plan import Plan, Settings
+from loadgen.execution.plan import Endpoint, Job, Plan, Settings
 from loadgen.limits import ValidityLimits
 from loadgen.metrics import columns, reasons
 from loadgen.requests import lengths, resonance
@@ -32,6 +33,7 @@ from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
 from loadgen.requests.mix import MixPrompts
 from loadgen.requests.prompts import Prompts, SyntheticPrompts
+from loadgen.requests.task_graphs import TaskGraphs
 from loadgen.results import manifest, store
 from loadgen.results.record import SCHEMA_MINOR
 from loadgen.schedule import arrivals
@@ -53,7 +55,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
     settings, workload, found = job.settings, job.workload, job.found
     slo, unjudged = _judged_slo(workload.slo, settings)
     classes, unjudged_of_classes = _classes(workload, settings)
-    source = "server" if all(result.usage for result in found) else tokenizer.tag
+    source = "server" if all(result.usage for result in found if result.target.api == settings.api) else tokenizer.tag
     coded = _coded_notes(plan, accounts=accounts)
     # how lanes begin by default is the target's doing: fingerprints are of what was asked
     asked_timetable = timetable if asked.stages == workload.stages else arrivals.build(asked, job.seed)
@@ -77,6 +79,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
         stream=settings.stream,
         slo=None if any(one.slo != slo for one in classes) else slo,  # else each class has that, or its own
         classes=classes,
+        steps=tuple(_steps(workload, settings)),
         limits=ValidityLimits(**workload.limits.model_dump()),
         stages=tuple(_stage_plan(workload, timetable, i, begin) for i, begin in enumerate(begins)),
         fingerprints=manifest.Fingerprints(
@@ -145,10 +148,41 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).astimezone().isoformat(timespec="milliseconds")
 
 
+def _target_name(job: Job, result: ProbeResult, endpoint: Endpoint) -> str:
+    if job.simulated and not endpoint.serves:
+        preset = job.settings.embedded.get("preset")
+        return f"embedded simulation: {preset}" if preset else "embedded simulation"
+    return endpoint.name or ("simulation" if result.simulated else "")
+
+
+def _steps(workload: Workload, settings: Settings) -> Iterator[manifest.StepPlan]:
+    """The steps of tasks that all have the same requests."""
+    requests = workload.requests
+    parts = {"": requests}
+    if isinstance(requests, Mix):
+        parts = {name: one.requests for name, one in requests.classes.items()}
+    places = settings.step_targets
+    for of_class, part in parts.items():
+        if not isinstance(part, Task) or not part.fixed_turns or len(part.steps) == 1:
+            continue
+        nodes = TaskGraphs(part, 0)[0]
+        for name, step in part.steps.items():
+            turns = tuple(turn for turn, node in enumerate(nodes) if node.step == name)
+            thinking = ["thinking"] if step.think_time != type(step).model_fields["think_time"].default else []
+            yield manifest.StepPlan(
+                name=name,
+                of_class=of_class,
+                kind=step.kind,
+                targets=places.get((of_class, name), tuple(range(len(settings.endpoints)))),
+                model=step.model,
+                pause=", ".join([*(step.tool or ()), *thinking]),
+                turns=turns,
+                after=tuple(nodes[turn].after for turn in turns),
+            )
+
+
 def _targets(plan: Plan) -> tuple[manifest.TargetFacts, ...]:
     job = plan.job
-    preset = job.settings.embedded.get("preset")
-    embedded_name = f"embedded simulation: {preset}" if preset else "embedded simulation"
     return tuple(
         manifest.TargetFacts(
             url=result.target.redacted,
@@ -158,11 +192,12 @@ def _targets(plan: Plan) -> tuple[manifest.TargetFacts, ...]:
             shape=endpoint.shape,
             region=endpoint.region,
             node=endpoint.node,
-            name=embedded_name if job.simulated else endpoint.name or ("simulation" if result.simulated else ""),
+            name=_target_name(job, result, endpoint),
             simulated=job.simulated or result.simulated,
             version=result.version,
             engine=result.engine,
             precision=result.precision,
+            serves=endpoint.serves,
         )
         for result, endpoint in zip(job.found, job.settings.endpoints, strict=True)
     )
@@ -337,7 +372,9 @@ def _lengths_words(workload: Workload, requests: Prompts, count: int | None) -> 
     prompt_range = f"{_range(one.input_tokens for one in first.values())} prompt tokens"
     asked = [one.output_tokens for one in first.values()]
     answers = f"{_range(asked)} asked for" if any(asked) else "answers as long as the server makes them"
-    yield f"first {len(first):,} requests: {prompt_range}, {answers}, largest context {max(lengths.contexts(first)):,}"
+    contexts = lengths.contexts(first)
+    largest = f", largest context {max(contexts):,}" if contexts else ""
+    yield f"first {len(first):,} requests: {prompt_range}, {answers}{largest}"
     if tasks := lengths.of_tasks(requests, first):
         noun = "conversation" if isinstance(workload.requests, Synthetic) else "task"
         counts = [one.requests for one in tasks]
