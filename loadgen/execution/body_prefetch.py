@@ -32,11 +32,9 @@ from loadgen.schedule.timetable import Schedule, StageSpan
 if TYPE_CHECKING:
     from loadgen.requests.prompts import Prompts
 
-WINDOW = 2_000  # requests of an open loop whose bodies are built before they are sent
 HELD_BYTES = 256 << 20  # bytes of bodies in memory; above this, the window requests no more
 PIPE_BYTES = 1 << 20
 READ_BYTES = 256 << 10  # read in one call: about 50 µs
-FROZEN_S = 20.0  # without CPU time while bodies are waited for: a process that does not move any more
 _FRAME = struct.Struct("<qiiiB")  # number, bytes that follow, built tokens, asked output, index into SOURCES
 
 
@@ -46,7 +44,7 @@ class BodyPrefetch(Bodies):
     def __init__(self, job: Job, part: Schedule, prompts: Prompts) -> None:
         linked = job.settings.api == "responses" and getattr(job.workload.requests, "turns", None) is not None
         super().__init__(prompts, preparer(job, prompts), 0, linked=linked)
-        self._part = part
+        self._part, self._tuning = part, job.settings.tuning
         self._received: dict[int, tuple[bytes, Built]] = {}
         self._received_bytes = 0
         self._requested: set[int] = set()  # numbers requested from the builder and not received yet
@@ -79,13 +77,13 @@ class BodyPrefetch(Bodies):
             self._refill(stage)
 
     async def filled(self) -> None:
-        """Wait until the bodies requested at the start have arrived. A builder that uses no CPU time for FROZEN_S does
-        not move any more: it is killed, and all bodies are built late.
+        """Wait until the bodies requested at the start have arrived. A builder that uses no CPU time for
+        `helper_frozen_s` does not move any more: it is killed, and all bodies are built late.
         """
         if self._requested:
             self._all_received = self._loop.create_future()
             used_s = -1.0
-            while not (await asyncio.wait([self._all_received], timeout=FROZEN_S))[0]:
+            while not (await asyncio.wait([self._all_received], timeout=self._tuning.helper_frozen_s))[0]:
                 before_s, used_s = used_s, child_process.cpu_s(self._process.pid)
                 if used_s == before_s:
                     self._process.kill()
@@ -144,7 +142,7 @@ class BodyPrefetch(Bodies):
 
     def _refill(self, stage: int) -> None:
         window, wanted = self._windows[stage], []
-        while self._window_sizes[stage] < WINDOW and self._received_bytes < HELD_BYTES:
+        while self._window_sizes[stage] < self._tuning.window and self._received_bytes < HELD_BYTES:
             number = next(window, None)
             if number is None:
                 break

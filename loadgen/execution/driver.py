@@ -31,7 +31,7 @@ from loadgen.execution import step_targets, stop_signals
 from loadgen.execution.bodies import Bodies
 from loadgen.execution.body_prefetch import BodyPrefetch
 from loadgen.execution.events import Counters, LoadStarted, RunningLoad, Tell
-from loadgen.execution.plan import Job, Plan, cap
+from loadgen.execution.plan import Job, Plan, Tuning, cap
 from loadgen.execution.probing import client_options
 from loadgen.execution.self_sampling import SECOND_NS, SelfSampling
 from loadgen.execution.target_selection import TargetSelection
@@ -53,8 +53,6 @@ AFTER_STOP_NS = 30 * SECOND_NS  # longest time that requests in flight may go on
 SETTLE_NS = 20_000_000  # from the moment when everything is ready to instant 0
 SPARE_OPEN = 32  # connections opened before an open-loop run, besides those that its first second needs
 MOST_SPARE = 1_000  # most connections opened before an open-loop run
-MOST_AHEAD = 100_000  # requests of a load, up to which all bodies are built before it starts
-LONG_NS = 120_000_000_000  # length of a stage without a count, up to which its bodies are built by the worker itself
 BUILD_CPU_S = 20.0  # longest time to build bodies in advance; after it, the load starts with a part of them
 M_MMAP_THRESHOLD, LARGE_BLOCK = -3, 1 << 17  # the first is what malloc.h calls it
 
@@ -474,13 +472,13 @@ async def work(
         raise TargetError(str(error), "", error.hint) from None
     clients = [_client(job, i, requests.history == "server", wire) for i in range(len(job.found))]
     serving = step_targets.serving(settings, requests)
-    prefetch = large(timetable) and settings.client == "wire"
+    prefetch = large(timetable, settings.tuning) and settings.client == "wire"
     if prefetch:
         bodies: Bodies = BodyPrefetch(job, part, requests)
     else:
         linked = job.settings.api == "responses" and getattr(job.workload.requests, "turns", None) is not None
         bodies = Bodies(requests, preparer(clients, serving), len(part.stages), linked=linked)
-    spool = Spool(job.folder, share)
+    spool = Spool(job.folder, share, settings.tuning.segment_rows)
     secrets = [*(endpoint.api_key for endpoint in settings.endpoints), *header_secrets(settings.headers)]
 
     def redact(text: str) -> str:
@@ -553,11 +551,11 @@ def preparer(clients: Sequence[Any], serving: Callable[[int], Sequence[int]] | N
     return lambda number, request: clients[serving(number)[0]].prepare(request)
 
 
-def large(timetable: Schedule) -> bool:
+def large(timetable: Schedule, tuning: Tuning) -> bool:
     """Whether a separate process builds bodies during the run: too many requests, too long, or too many lanes."""
     endless = [span for span in timetable.stages if span.chains is None]
-    return (timetable.slots is not None and timetable.slots > MOST_AHEAD) or any(
-        (span.length_ns or 0) > LONG_NS or span.lanes > AHEAD // 4 for span in endless
+    return (timetable.slots is not None and timetable.slots > tuning.most_ahead) or any(
+        (span.length_ns or 0) > tuning.long_ns or span.lanes > AHEAD // 4 for span in endless
     )
 
 

@@ -19,6 +19,7 @@ from loadgen_sdk.transport.target import Target
 from loadgen_sdk.transport.wire import Tls
 
 from loadgen import seeds
+from loadgen.child_process import FROZEN_S
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.execution import lane_start, resource_limits
 from loadgen.execution.context import TooLong, shortest, too_long
@@ -26,6 +27,7 @@ from loadgen.execution.profiler import ProfileAsked
 from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
 from loadgen.requests.prompts import Prompts
+from loadgen.results.spool import SEGMENT_ROWS
 from loadgen.schedule import arrivals
 from loadgen.schedule.timetable import Schedule
 from loadgen.server_metrics.scraper import PagesAsked
@@ -65,6 +67,18 @@ class Endpoint:
             return Target.parse(self.url).redacted
         except TargetUnusable:
             return "--url"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """Sizes and waits of a run that a user never has to set."""
+
+    most_ahead: int = 100_000  # requests of a load, up to which all bodies are built before it starts
+    long_ns: int = 120_000_000_000  # length of a stage without a count, up to which the worker itself builds its bodies
+    window: int = 2_000  # requests of an open loop whose bodies are built before they are sent, where a process builds
+    segment_rows: int = SEGMENT_ROWS
+    frozen_s: float = 30.0  # without a sign of life of a worker, which publishes its counters once a second
+    helper_frozen_s: float = FROZEN_S  # the same of the processes that build bodies and store rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +124,7 @@ class Settings:
     command: tuple[str, ...] = ()
     leave_out_first_round: bool = False  # the first request of each lane is not measured, also with a count
     embedded: dict[str, Any] = field(default_factory=PHYSICAL.copy)  # options of the embedded endpoint
+    tuning: Tuning = Tuning()
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:

@@ -135,7 +135,7 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
             carry_out = (
                 cluster.run if cluster is not None else local.run if plan.job.settings.workers > 1 else driver.run
             )
-            compactor = Compactor(folder)
+            compactor = Compactor(folder, frozen_s=settings.tuning.helper_frozen_s)
             try:
                 share = runner.run(carry_out(plan, hear))
             except BaseException:
@@ -159,7 +159,7 @@ def finish(
     """
     folder, timetable = plan.job.folder, plan.timetable
     bodies = ""
-    if large(timetable):
+    if large(timetable, plan.job.settings.tuning):
         fingerprint = prompts.fingerprint(plan.requests, None)
     elif share.prompts_count == timetable.slots:
         fingerprint = prompts.Digest(share.prompts_total, share.prompts_count).hexdigest()
@@ -167,18 +167,18 @@ def finish(
             bodies = prompts.Digest(share.bodies_total, share.prompts_count).hexdigest()
     else:  # a load without end, or a worker died and its part of the digest is missing
         fingerprint = prompts.fingerprint(plan.requests, timetable.slots)
-    late = [f"{share.late} bodies were built in the sending loop, which can delay sends"] if share.late else []
-    notes = [*header.notes, *late, *share.notes]
+    coded = reasons.coded("bodies_late", {"bodies": share.late} if share.late else None)
+    header = run_header.noted(header, coded)
+    header = msgspec.structs.replace(header, notes=(*header.notes, *share.notes))
     for target, at_s in sorted(share.down.items()):
         name = header.targets[target].name or header.targets[target].url
-        notes.append(f"target {name} stopped answering {at_s:.1f} s after the start")
+        header = run_header.noted(header, reasons.coded("target_gone", {"target": name, "at_s": at_s}))
     header = msgspec.structs.replace(
         header,
         ended=run_header.now(),
         state=_state(share, load),
         stopped_by=None if load is None else load.stopped_by,
         fingerprints=msgspec.structs.replace(header.fingerprints, prompts=fingerprint, bodies=bodies),
-        notes=tuple(notes),
         cluster=share.cluster,
     )
     _write(folder, header)
@@ -190,8 +190,7 @@ def finish(
         _write(folder, header)
     summary = run_folder.summary(folder)
     if not (compactor.finish() if compacted is None else compacted):
-        note = f"the process that stores the records {compactor.died}; all records are counted, and kept in spool/"
-        header = msgspec.structs.replace(header, notes=(*header.notes, note))
+        header = run_header.noted(header, reasons.coded("store_died", {"why": compactor.died}))
         _write(folder, header)
         summary = run_folder.summary(folder)
     if summary.requests.unfinished or summary.warmup.unfinished:

@@ -55,6 +55,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
     settings, workload, found = job.settings, job.workload, job.found
     slo, unjudged = _judged_slo(workload.slo, settings)
     classes, unjudged_of_classes = _classes(workload, settings)
+    unjudged |= unjudged_of_classes
     source = "server" if all(result.usage for result in found if result.target.api == settings.api) else tokenizer.tag
     coded = _coded_notes(plan, accounts=accounts)
     # how lanes begin by default is the target's doing: fingerprints are of what was asked
@@ -105,8 +106,8 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
         workers=settings.workers,
         keep=settings.keep,
         host=_host(),
-        notes=(*_notes(plan, coded), *dict.fromkeys((*unjudged, *unjudged_of_classes))),
-        note_codes=coded,
+        notes=(*_notes(plan, coded), *unjudged),
+        note_codes=coded | unjudged,
     )
 
 
@@ -281,28 +282,30 @@ def _host() -> manifest.Host:
     )
 
 
-def _judged_slo(slo: Slo | None, settings: Settings) -> tuple[Slo | None, list[str]]:
+def _judged_slo(slo: Slo | None, settings: Settings) -> tuple[Slo | None, dict[str, manifest.ReasonCode]]:
     """The SLO that can be judged, and notes. Terms that the answers of this API do not have are left out."""
     if slo is None or settings.stream:
-        return slo, []
+        return slo, {}
     lacking = {term.metric for term in slo.terms if term.metric in columns.NEED_A_STREAM}
     if settings.values:
         lacking = {term.metric for term in slo.terms if term.metric != "e2e"}
     judged_terms = tuple(term for term in slo.terms if term.metric not in lacking)
-    skipped_names = ", ".join(term.metric for term in slo.terms if term.metric in lacking)
-    why = f"answers of {settings.api} have no tokens" if settings.values else "answers that are not streamed have none"
-    notes = [f"SLO terms not judged: {skipped_names}: {why}"] if skipped_names else []
+    skipped = [term.metric for term in slo.terms if term.metric in lacking]
+    because = {"because": "no_tokens" if settings.values else "no_stream", "api": settings.api}
+    notes = reasons.coded("not_judged", {"metrics": skipped, **because} if skipped else None)
     judged_slo = Slo(terms=judged_terms, goodput_share=slo.goodput_share, task=slo.task)
     return (judged_slo if judged_slo != Slo() else None), notes
 
 
-def _classes(workload: Workload, settings: Settings) -> tuple[tuple[manifest.ClassPlan, ...], list[str]]:
+def _classes(
+    workload: Workload, settings: Settings
+) -> tuple[tuple[manifest.ClassPlan, ...], dict[str, manifest.ReasonCode]]:
     """The classes of the requests with the SLO that each is judged by, and notes."""
     plans: list[manifest.ClassPlan] = []
-    notes: list[str] = []
+    notes: dict[str, manifest.ReasonCode] = {}
     for name, one in workload.requests.classes.items() if isinstance(workload.requests, Mix) else ():
         slo, unjudged = _judged_slo(one.slo or workload.slo, settings)
-        notes += unjudged
+        notes |= unjudged
         share = float(one.weight)
         plans.append(manifest.ClassPlan(name=name, share=share, model=one.model, priority=one.priority, slo=slo))
     return tuple(plans), notes
