@@ -39,6 +39,11 @@ class Alone:
 def settle(pid: int, core: set[int]) -> None:
     """Put a process (0: this one) where it belongs."""
     os.sched_setaffinity(pid, core)
+    prefer(pid)
+
+
+def prefer(pid: int = 0) -> None:
+    """Give a process (0: this one) real-time priority where that was asked for."""
     if Alone.on:
         os.sched_setscheduler(pid, FIRST_COME, os.sched_param(1))
 

@@ -32,9 +32,9 @@ from typing import Any
 import rig
 import scale_ray
 
-from loadgen.execution import driver, run
+from loadgen.execution import run
 from loadgen.execution.events import LoadStarted, RunEvent, silent
-from loadgen.execution.plan import Endpoint, Settings
+from loadgen.execution.plan import Endpoint, Settings, Tuning
 from loadgen.metrics.summary import Summary
 from loadgen.results import store
 from loadgen.results.parquet import to_table
@@ -52,7 +52,7 @@ RACK_STREAMS = 6_000  # of one worker: 100,000 over 16
 def drive(
     *, workers: int, servers: int, streams: int, itl_ms: float, tokens: int, keep: str = "raw", bundle: int = 1,
     ttft_ms: tuple[float, float] = (500.0, 100.0), out: Path | None = None, on_drive: Any = None,
-    ray: str | None = None, **flags: str | None,
+    ray: str | None = None, tuning: Tuning | None = None, **flags: str | None,
 ) -> tuple[Summary, dict[str, float]]:  # fmt: skip
     """One run; its summary, and what the endpoints used and sent."""
     with ExitStack() as stack, tempfile.TemporaryDirectory() as scratch:
@@ -65,7 +65,7 @@ def drive(
         settings = Settings(
             url=urls[0], targets=tuple(Endpoint(url=url, name=url) for url in urls) if servers > 1 else (),
             model="sim", server="trtllm", workers=workers, keep=keep, ray=ray,
-            out=out or Path(scratch) / "out",
+            out=out or Path(scratch) / "out", tuning=tuning or Tuning(),
         )  # fmt: skip
         given: dict[str, Any] = {"num_requests": str(streams), "warmup": "0", "seed": "1"} | flags
         if "request_rate" not in flags:
@@ -375,12 +375,12 @@ def merge(_: argparse.Namespace) -> None:
 def rolling(flags: argparse.Namespace) -> None:
     rows = []
     for most in (1 << 40, 0):
-        driver.MOST_AHEAD = most
         summary, _ = drive(
+            tuning=Tuning(most_ahead=most),
             workers=1, servers=1, streams=1, itl_ms=20, tokens=10, request_rate=str(flags.rate / 100),
             num_requests=str(int(flags.seconds * flags.rate / 100)), input_tokens="1500",
         )  # fmt: skip
-        late = [note for note in summary.verdict.warnings if "bodies were built" in note]
+        late = [code.values["bodies"] for code in summary.verdict.warning_codes if code.code == "bodies_late"]
         lag = summary.send_lag_ms
         rows.append(["ahead" if most else "while it runs", f"{lag.p50}", f"{lag.p99}", f"{lag.max}", str(late or "0")])
     print(rig.table(["bodies built", "send lag p50 ms", "p99", "max", "late"], rows))

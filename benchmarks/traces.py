@@ -1,6 +1,6 @@
 """What a trace costs before the load, and how near to its instants the load is sent.
 
-    python benchmarks/traces.py [--rows 10000000] [--replay 60]
+    python benchmarks/traces.py [--rows 10000000] [--replay 60] [--alone]
 
 Makes a trace of that many rows (lognormal lengths, Poisson arrivals) as Parquet, and a tenth of them as JSONL of
 Mooncake, with hashes and packed with gzip; reads each in a process of its own, beside a pass over the same file that
@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import rig
 
 READ = """
 import re, sys, time
@@ -78,21 +79,8 @@ def replay(folder: Path, seconds: int) -> None:
     csv = folder / "replayed.csv"
     csv.write_text("timestamp,input_length,output_length\n" + "".join(f"{ms / 1000:.6f},200,10\n" for ms in at_ms))
     out = folder / "run"
-    command = [
-        sys.executable,
-        "-m",
-        "loadgen",
-        "run",
-        "--trace",
-        str(csv),
-        "--seed",
-        "1",
-        "--progress",
-        "off",
-        "-o",
-        str(out),
-    ]
-    subprocess.run(command, check=False, capture_output=True)
+    command = [sys.executable, "-m", "loadgen", "run", "--trace", str(csv), "--seed", "1", "--progress", "off"]
+    subprocess.run([*command, "-o", str(out)], check=False, capture_output=True, preexec_fn=rig.prefer)
     [parquet] = (out / "requests").glob("*.parquet")
     sent = np.sort(pq.read_table(parquet, columns=["sent_ns"])["sent_ns"].to_numpy())
     asked = read_trace(csv).due_ns[: len(sent)]
@@ -105,7 +93,9 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rows", type=int, default=10_000_000)
     options.add_argument("--replay", type=int, default=60, metavar="SECONDS")
+    options.add_argument("--alone", action="store_true", help="replay with real-time priority")
     given = options.parse_args()
+    rig.Alone.on = given.alone
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         print(f"{'file':16}{'rows':>12}{'CPU-s':>8}{'us/row':>8}{'MB':>8}{'B/row':>7}{'bare pass':>11}")

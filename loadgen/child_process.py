@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 LEAVE_S = 5.0  # what a process that was told to end may take for it
+FROZEN_S = 20.0  # without CPU time while it is waited for: a process that does not move any more
 
 
 def command(module: str, *arguments: str) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.metrics.summary import Summary, dump_summary, summarize
+from loadgen.metrics.summary import dump_summary, summarize
 from loadgen.results.manifest import Fingerprints, Header, Host, Second, StagePlan, TargetFacts
 from loadgen.results.record import BIN_NS, DURATIONS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
 from loadgen.slo import Slo, Term
@@ -18,6 +18,8 @@ from loadgen.stats.quantiles import Histogram
 
 DATA = Path(__file__).parent / "data"
 MS, S = 1_000_000, 1_000_000_000
+Inputs = tuple[Header, NDArray[np.void], list[Histogram], list[NDArray[np.int64]], list[Second], list[str]]
+"""What `summarize` takes."""
 HOST = Host(name="load-1", kernel="Linux 6.8.0", python="3.12.4", cpu="AMD EPYC 9V33X", cpus=16, clock="tsc")
 
 
@@ -88,7 +90,7 @@ def samples(until_s: int, workers: int, share: float) -> list[Second]:
     ]
 
 
-def rented_gpus() -> Summary:
+def rented_gpus() -> Inputs:
     """RAG on a rented machine of four GPUs, open loop, Poisson, after a warm-up; valid, SLO met."""
     draw = np.random.default_rng(20)
     warm, n, rate = 200, 1500, 20.0
@@ -152,10 +154,10 @@ def rented_gpus() -> Summary:
         workers=2,
         host=HOST,
     )
-    return summarize(header, rows, gaps, timeline, samples(100, 2, 0.31), [])
+    return header, rows, gaps, timeline, samples(100, 2, 0.31), []
 
 
-def token_priced() -> Summary:
+def token_priced() -> Inputs:
     """Q&A on an API that bills tokens, closed loop, bundled events; too many failures, so INVALID, and the SLO is
     missed.
     """
@@ -228,7 +230,7 @@ def token_priced() -> Summary:
         workers=1,
         host=HOST,
     )
-    return summarize(header, rows, gaps, timeline, samples(120, 1, 0.06), texts)
+    return header, rows, gaps, timeline, samples(120, 1, 0.06), texts
 
 
 EXAMPLES = {"summary_example_rag_gpus.json": rented_gpus, "summary_example_qa_api.json": token_priced}
@@ -236,4 +238,4 @@ EXAMPLES = {"summary_example_rag_gpus.json": rented_gpus, "summary_example_qa_ap
 if __name__ == "__main__":
     DATA.mkdir(exist_ok=True)
     for name, make in EXAMPLES.items():
-        (DATA / name).write_bytes(dump_summary(make()))
+        (DATA / name).write_bytes(dump_summary(summarize(*make())))

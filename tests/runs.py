@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +15,7 @@ from queueing import TOKENS, rows
 
 from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, Tell
 from loadgen.results import manifest
-from loadgen.results.manifest import Fingerprints, Header, Host, Second, StagePlan, TargetFacts
+from loadgen.results.manifest import Fingerprints, Header, Host, ReasonCode, Second, StagePlan, TargetFacts
 from loadgen.results.record import BIN_NS
 from loadgen.results.spool import Spool
 from loadgen.slo import Slo, Term
@@ -28,6 +32,33 @@ def when_started(do: Callable[[RunningLoad], object]) -> Tell:
             do(event.load)
 
     return hear
+
+
+def says(codes: Iterable[ReasonCode], code: str, **values: object) -> bool:
+    """Whether one of the codes of a verdict is this one, with these of its values."""
+    return any(one.code == code and all(one.values[name] == value for name, value in values.items()) for one in codes)
+
+
+@contextlib.contextmanager
+def frozen_at_birth(module: str, count: int) -> Iterator[list[int]]:
+    """While inside, the first `count` children that run `module` are stopped as soon as they are seen; their pids."""
+    frozen: list[int] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while len(frozen) < count and not over.wait(0.001):
+            for pid in map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()):
+                if pid not in frozen and module in Path(f"/proc/{pid}/cmdline").read_text():
+                    os.kill(pid, signal.SIGSTOP)
+                    frozen.append(pid)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield frozen
+    finally:
+        over.set()
+        watching.join()
 
 
 def header(name: str, n: int, **changed: object) -> Header:

@@ -218,7 +218,7 @@ def test_two_tokenizers_are_told_and_token_ids_refused() -> None:
     with serving(said[0]) as one, serving(said[1]) as other:
         ends = [AskTarget(url, model="m", server="openai") for url in (one.url, other.url)]
         refuse_other_tokenizer(*ends, [_question("text")])
-        with pytest.raises(UserError, match="the tokenizers differ: one text is 30 tokens here, 41 there"):
+        with pytest.raises(UserError, match=r"30 .* 41"):
             refuse_other_tokenizer(*ends, ids)
 
 

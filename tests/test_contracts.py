@@ -303,12 +303,13 @@ def test_failures_break_promises_instead_of_making_the_run_invalid() -> None:
 
 def test_what_cannot_be_known_is_neither_pass_nor_failure() -> None:
     few = judged("{tpot: {limit: 1s, at: p95}}", GOOD[:100])
-    assert (few.verdict, few.reason) == (INCONCLUSIVE, "100 samples; p95 is supported from 130")
+    assert (few.verdict, few.code) == (INCONCLUSIVE, "no_figure")
+    assert "100 " in few.reason and "130" in few.reason
     late = GOOD.copy()
     late["sent_ns"] += 50_000_000
     client = judged("{tpot: {limit: 1s, at: p50}}", late)
     assert client.verdict == INCONCLUSIVE
-    assert client.code == "not_judged" and "sent late" in client.reason, "the client was the limit"
+    assert client.code == "not_judged", "the client was the limit"
     assert judged("{errors: 1%}", trouble="nothing listens").reason == "nothing listens"
     whole = GOOD.copy()
     whole["output_tokens"] = 1
@@ -431,7 +432,7 @@ def test_a_tail_that_a_few_swings_made_is_not_decided_by_them() -> None:
     assert [term.verdict for term in told].count(PASS) <= 4
     assert [term.verdict for term in told].count(FAIL) <= 5
     reasons = [term.reason for term in told if term.verdict == INCONCLUSIVE]
-    assert "do not share their fate; p99 needs 368: about" in reasons[0]
+    assert "p99 needs 368" in reasons[0]
     promise = f"{{tpot: {{limit: {truth * 1.15:.5f}ms, at: p99}}}}"
     far = [judged(promise, swinging(seed), horizon="1m") for seed in range(20)]
     assert [term.verdict for term in far].count(PASS) >= 16
@@ -493,10 +494,10 @@ def test_a_pass_says_for_what_it_holds() -> None:
     kept = judged("{tpot: {limit: 12.4ms, at: p50}}", GOOD)
     assert kept.horizon_s == pytest.approx((GOOD["due_ns"][-1] - GOOD["due_ns"][0]) / 1e9 / np.log(40), rel=1e-3)
     assert kept.looks is not None and 10 < kept.looks < 400
-    assert f"for what repeats within {format.duration(kept.horizon_s)};" in kept.reason
-    assert f"{kept.looks:,} independent looks" in kept.reason
+    assert f" {format.duration(kept.horizon_s)};" in kept.reason
+    assert f" {kept.looks:,} " in kept.reason
     for term in ("{errors: 1%}", "{requests: 7/s}", "{goodput: 60%}"):
-        assert "for what repeats within" in judged(term, GOOD).reason, term
+        assert judged(term, GOOD).horizon_s is not None, term
 
 
 def test_a_rate_of_which_nothing_ended_under_load_is_undecided() -> None:
@@ -565,7 +566,7 @@ def test_a_must_term_can_ask_for_runs_apart_in_time(second: str, verdict: str) -
         started=(day.format("12:00:00"), day.format(second)), ended=(day.format("12:10:00"), day.format("12:50:00")),
     )  # fmt: skip
     assert told.verdict == verdict, told.reason
-    assert verdict == PASS or "load/r2 began 1 min 00 s after load/r1 ended" in told.reason
+    assert verdict == PASS or (told.code == "not_judged" and "load/r2" in told.reason)
     alone = repeated("{errors: 5%}", rows(1, 1500), level="repeats: 2, apart: 30m,")
     assert "there is one run" in alone.reason
 
@@ -701,6 +702,7 @@ rented:
 
 AGENT = """\
 name: agent
+seed: 3
 stages: [{arrival: {poisson: 1/s}, count: 60}]
 slo: {task: {within: 14s, wait: 1s}}
 requests:
@@ -838,7 +840,7 @@ def test_no_target_is_inconclusive_and_leaves_its_folder(tmp_path: Path) -> None
     assert judge.exit_code(found) == 3
     assert "nothing listens" in found.levels[0].trouble
     assert validation.verify(folder) == {}
-    with pytest.raises(UserError, match="in use"):
+    with pytest.raises(UserError, match="--> --out "):
         carry(tmp_path, CARRIED.replace("LIMIT", "60ms"), url="http://127.0.0.1:1")
 
 
@@ -930,8 +932,8 @@ def test_a_validation_is_shortened_and_extended(tmp_path: Path, capsys: pytest.C
     )
     tpot, errors, _ = stored.levels[0].terms
     assert (tpot.look, errors.look) == (2, 1), "what was decided at the first look stays as it was"
-    assert "at 97.5 %" in tpot.reason
-    assert "at 95 %" in errors.reason
+    assert " 97.5 %" in tpot.reason
+    assert " 95 %" in errors.reason
     assert validation.again(folder) == stored, "the verdict is a function of what is stored"
     again = validated(f"--extend {folder} --add 1m", capsys)
     assert (again[0], "every term is decided" in again[2]) == (2, True)

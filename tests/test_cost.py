@@ -299,7 +299,7 @@ def test_gpus_that_contradict_the_run_are_refused(results: Path):
     rack = changed(GPUS, target={"gpus": 72})
     (results / "azure" / "summary.json").write_bytes(dump_summary(rack))
     how: dict[str, Any] = {"prices": results / "prices.yaml", "utilization": "1"}
-    with pytest.raises(Faults, match="the run recorded 72 GPUs, and 4 are given") as caught:
+    with pytest.raises(Faults, match=r"72 GPUs.* 4 (.|\n)*--> --gpus") as caught:
         command([results / "azure"], gpus=["azure=4"], **how)
     assert caught.value.exit_code == 2
     assert command([results / "azure"], gpus=["azure=72"], **how) == 0
@@ -357,12 +357,12 @@ def test_an_agentic_task_costs_all_its_turns():
 
 
 def test_utilization_without_a_capacity_is_refused():
-    with pytest.raises(UserError, match="without a capacity"):
+    with pytest.raises(UserError, match="--utilization"):
         priced(GPUS, rent("60"), utilization="0.4")
 
 
 def test_cached_tokens_without_a_price_are_refused():
-    with pytest.raises(UserError, match="24,000 prompt tokens came from a cache") as caught:
+    with pytest.raises(UserError, match=r"24,000 .* P m") as caught:
         priced(GPUS, "per_token: provider: P, model: m, per_million_input: 1, per_million_output: 1")
     assert "per_million_cached" in caught.value.hint
 
@@ -593,7 +593,7 @@ def test_the_command_prints_the_same_figures_in_every_form(results: Path, capsys
 def test_an_invalid_result_is_refused_with_its_line_and_marked_when_allowed(
     results: Path, capsys: pytest.CaptureFixture[str]
 ):
-    with pytest.raises(Faults, match="13 of 320 requests failed") as caught:
+    with pytest.raises(Faults, match=r"13 .* 320 (.|\n)*\(verdict\.valid\)") as caught:
         command([results / "broken"], prices=results / "prices.yaml", utilization="1")
     assert caught.value.exit_code == 3
     at = caught.value.faults[0].where
@@ -606,7 +606,7 @@ def test_an_invalid_result_is_refused_with_its_line_and_marked_when_allowed(
 def test_a_result_that_counted_no_tokens_is_refused_with_its_line(results: Path):
     bare = changed(GPUS, tokens={"output": None})
     (results / "azure" / "summary.json").write_bytes(dump_summary(bare))
-    with pytest.raises(Faults, match="output tokens were counted for") as caught:
+    with pytest.raises(Faults, match=r"1,500 (.|\n)*\(tokens\.output\)") as caught:
         inputs.read_evidence([results / "azure"])
     assert "summary.json:" in caught.value.faults[0].where
 

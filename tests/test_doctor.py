@@ -115,7 +115,7 @@ def test_no_target_is_a_finding_not_an_end(url: str, words: str) -> None:
 def test_a_preset_in_virtual_time_is_named_and_not_connected_to() -> None:
     title, (only,) = doctor.run(Settings(url="sim:gb300-vm"))
     assert "simulated: gb300-vm" in title and "4 x GB300" in only.found and not doctor.failed([only])
-    with pytest.raises(UserError, match='unknown preset "nope"'):
+    with pytest.raises(UserError, match=r'"nope"(.|\n)*--> --url sim:nope'):
         doctor.run(Settings(url="sim:nope"))
 
 

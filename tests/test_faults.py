@@ -43,7 +43,7 @@ def test_everything_wrong_is_told_at_once() -> None:
     with pytest.raises(Faults) as caught:
         parse("explode:0.1,truncate:2,stall:often")
     assert len(caught.value.faults) == 3
-    with pytest.raises(Faults, match="add up"):
+    with pytest.raises(Faults, match="--> --fault"):
         parse("truncate:0.6,stall:0.6")
 
 

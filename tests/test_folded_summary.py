@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from make_examples import blank, stream
 from numpy.typing import NDArray
-from runs import when_started
+from runs import says, when_started
 from test_summary import HEADER, hand_rows
 
 from loadgen import run_folder
 from loadgen.execution import compactor, run
 from loadgen.execution.bodies import UNKNOWN
-from loadgen.execution.plan import Settings
+from loadgen.execution.plan import Settings, Tuning
 from loadgen.metrics import drift
 from loadgen.metrics.accumulator import Accumulator
 from loadgen.metrics.summary import Summary, build, summarize
@@ -87,16 +87,16 @@ def conversations() -> tuple[Any, ...]:
     return header, rows, [Histogram()], [], [], []
 
 
-def examples(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    given: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(make_examples, "summarize", lambda *arguments: given.append(arguments))
-    make_examples.rented_gpus()
-    make_examples.token_priced()
-    header, rows, gaps, _, _, texts = given[-1]
-    given.append((header, rows, gaps, [], [], texts))  # without a timeline
-    given.append((HEADER, hand_rows(), [Histogram()] * 2, [], [], ["", "says no"]))
-    given.append(conversations())
-    return given
+def examples() -> list[tuple[Any, ...]]:
+    priced = make_examples.token_priced()
+    header, rows, gaps, _, _, texts = priced
+    return [
+        make_examples.rented_gpus(),
+        priced,
+        (header, rows, gaps, [], [], texts),  # without a timeline
+        (HEADER, hand_rows(), [Histogram()] * 2, [], [], ["", "says no"]),
+        conversations(),
+    ]
 
 
 def folded(header: Header, rows: NDArray[np.void], texts: list[str], parts: int) -> Accumulator:
@@ -134,8 +134,8 @@ def alike(a: Any, b: Any, path: str = "") -> None:
 
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("which", range(5))
-def test_what_is_folded_says_what_the_rows_say(monkeypatch: pytest.MonkeyPatch, which: int, parts: int) -> None:
-    header, rows, gaps, timeline, seconds, texts = examples(monkeypatch)[which]
+def test_what_is_folded_says_what_the_rows_say(which: int, parts: int) -> None:
+    header, rows, gaps, timeline, seconds, texts = examples()[which]
     real = summarize(header, rows, gaps, timeline, seconds, texts)
     found = build(header, folded(header, rows, texts, parts), gaps, timeline, seconds)
     assert found.sustainable.sustained is None and "not kept" in found.sustainable.why
@@ -238,7 +238,9 @@ def test_in_flight_is_the_sum_over_workers_of_the_same_second() -> None:
 # -- whole runs ----------------------------------------------------------------------------------------------------
 
 
-def go(folder: Path, server: embedded.Embedded, keep: str, workers: int = 1, **flags: str) -> tuple[Summary, Path]:
+def go(
+    folder: Path, server: embedded.Embedded, keep: str, workers: int = 1, segment_rows: int = 100, **flags: str
+) -> tuple[Summary, Path]:
     folder.mkdir(exist_ok=True)
     file = folder / "w.yaml"
     file.write_text(
@@ -246,18 +248,18 @@ def go(folder: Path, server: embedded.Embedded, keep: str, workers: int = 1, **f
     )
     made = load(str(file), read_flags(**({"seed": "7", "warmup": "20req", "slo": ("ttft:60s",)} | flags)))
     told = Settings(
-        url=server.url, model="sim", server="trtllm", out=folder / "out", keep=keep, workers=workers, route="sticky"
-    )
+        url=server.url, model="sim", server="trtllm", out=folder / "out", keep=keep, workers=workers, route="sticky",
+        tuning=Tuning(segment_rows=segment_rows),
+    )  # fmt: skip
     return run.execute(made, told)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("keep", ["raw", "sample", "histogram"])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str, workers: int) -> None:
-    monkeypatch.setattr("loadgen.results.spool.SEGMENT_ROWS", 30)  # of this process: a single worker
+def test_what_is_kept(tmp_path: Path, keep: str, workers: int) -> None:
     with embedded.start(Options(ttft="2ms", itl="0.2ms")) as server:
-        summary, out = go(tmp_path, server, keep, workers, request_rate="300", num_requests="150")
+        summary, out = go(tmp_path, server, keep, workers, 30, request_rate="300", num_requests="150")
     assert summary.requests.ok == summary.requests.scheduled == 300
     assert summary.warmup.ok == 40
     assert summary.sessions is not None
@@ -279,10 +281,9 @@ def test_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str
         assert len(np.unique(store.read_run(out).rows["slot"])) == 340
 
 
-def test_segments_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadgen.results.spool.SEGMENT_ROWS", 10)
+def test_segments_come_and_go(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_bytes(encode(Header(stages=(StagePlan(),))))
-    spool = Spool(tmp_path, 3)
+    spool = Spool(tmp_path, 3, 10)
     keeping = compactor.Raw(tmp_path)
     place = iter(range(1000))
     taken = 0
@@ -308,12 +309,11 @@ def test_segments_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert sorted(recorded(tmp_path, 3, Header())["first"].tolist()) == list(range(29))
 
 
-def test_rows_that_the_compactor_had_not_saved_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_the_compactor_had_not_saved_are_counted(tmp_path: Path) -> None:
     """It dies between two writes of its sums: what it took after the first, and what came later, is in the spool."""
-    monkeypatch.setattr("loadgen.results.spool.SEGMENT_ROWS", 100)
     header = Header(keep="histogram", stages=(StagePlan(),))
     (tmp_path / "run.json").write_bytes(encode(header))
-    spool = Spool(tmp_path, 0)
+    spool = Spool(tmp_path, 0, 100)
     fold = compactor.Fold(tmp_path, header)
     taken = 0
     for part in range(9):
@@ -339,12 +339,11 @@ def test_rows_that_the_compactor_had_not_saved_are_counted(tmp_path: Path, monke
     assert len(segments(tmp_path)) == 2
 
 
-def test_a_sample_is_of_all_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compactor, "SAMPLE_ROWS", 1000)
+def test_a_sample_is_of_all_and_bounded(tmp_path: Path) -> None:
     header = Header(keep="sample", stages=(StagePlan(),))
     Spool(tmp_path, 0).close()
     (tmp_path / "run.json").write_bytes(encode(header))
-    fold = compactor.Fold(tmp_path, header)
+    fold = compactor.Fold(tmp_path, header, 1000)
     segment = segments(tmp_path)[0]
     for i in range(20):
         rows = blank(500)
@@ -382,4 +381,4 @@ def test_a_worker_that_dies_without_rows_kept(tmp_path: Path) -> None:
     assert requests.ok + requests.lost == 300
     assert requests.lost > 50
     assert not summary.verdict.valid
-    assert any("worker 1 died" in reason for reason in summary.verdict.reasons)
+    assert says(summary.verdict.codes, "worker_died", worker=1)

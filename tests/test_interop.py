@@ -89,7 +89,7 @@ def test_what_is_odd_about_a_file_is_said() -> None:
     "data", [b"", b"{", b"[]", b"{}", b"name: x\n", b"null", b"\xff\xfe", b'{"benchmarks": []}', b"3\n"]
 )
 def test_what_no_tool_has_written_gets_a_sentence(data: bytes) -> None:
-    with pytest.raises(UserError, match="not the result of a known tool"):
+    with pytest.raises(UserError, match="--> file"):
         reader.parse_result(data, "file")
 
 

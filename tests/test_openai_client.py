@@ -302,7 +302,7 @@ def test_what_is_sent_is_what_our_own_client_would_send(
 def test_without_the_package_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "openai", None)
     client = OpenAIClient(Target.parse("http://h"), model="m", quirk=QUIRKS["vllm"])
-    with pytest.raises(TargetUnusable, match="openai package"):
+    with pytest.raises(TargetUnusable, match="--client openai"):
         asyncio.run(client.open())
 
 

@@ -116,9 +116,9 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, what: str,
 def test_a_file_cannot_extend_itself_nor_be_missing(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text(f"extends: {own}")
-    with pytest.raises(UserError, match="extends itself"):
+    with pytest.raises(UserError, match=r"own\.yaml \(extends\)"):
         preset.load_preset(str(own))
-    with pytest.raises(UserError, match="cannot read it"):
+    with pytest.raises(UserError, match=r"none\.yaml"):
         preset.load_preset(str(tmp_path / "none.yaml"))
 
 

@@ -171,7 +171,7 @@ def test_any_text_is_prices_or_a_named_fault(text: str):
 
 def test_no_rate_is_inverted_or_invented():
     rate = "exchange: [{from: USD, to: EUR, rate: 0.9, as_of: 2026, source: bank}]\n"
-    with pytest.raises(Faults, match="no exchange rate from EUR to USD") as caught:
+    with pytest.raises(Faults, match=r"EUR .*USD(.|\n)*\(rented\[0\]\.currency\)") as caught:
         parse(RENTED.replace("source: quote", "source: quote\n    currency: EUR") + rate)
     assert len(caught.value.faults) == 1
     (price,) = parse(RENTED + rate, currency="EUR").entries
@@ -179,7 +179,7 @@ def test_no_rate_is_inverted_or_invented():
 
 
 def test_the_sample_needs_to_be_accepted_and_guesses_nothing():
-    with pytest.raises(UserError, match="no prices were given"):
+    with pytest.raises(UserError, match="--> --prices"):
         price_file.load_prices(None)
     with pytest.raises(Faults) as caught:
         price_file.load_prices(price_file.SAMPLE, today=TODAY)
@@ -189,7 +189,7 @@ def test_the_sample_needs_to_be_accepted_and_guesses_nothing():
     assert all(price.as_of and price.source and price.quality for price in book.entries)
     oracle = prices.find(book, TargetFacts(shape="BM.GPU.GB300.4"))[0]
     assert isinstance(oracle, Rented) and oracle.per_gpu_hour == Decimal("18.0")
-    with pytest.raises(UserError, match="azure-gb300 has no price") as unverified:
+    with pytest.raises(UserError, match=r"azure-gb300 (.|\n)*--> prices_sample") as unverified:
         prices.find(book, TargetFacts(shape="ND128isr_GB300_v6"))
     assert "per_gpu_hour" in unverified.value.hint and "prices_sample.yaml" in unverified.value.where
     assert "no public copy of an Azure price" in unverified.value.what and "oracle-gb300" in unverified.value.hint
@@ -218,12 +218,12 @@ def test_a_target_finds_its_price_by_shape_then_model_or_by_name():
     (by_model,) = prices.find(book, TargetFacts(model="M", url="https://x"))
     (by_name,) = prices.find(book, TargetFacts(), "P m")
     assert isinstance(by_shape, Rented) and isinstance(by_model, PerToken) and by_name is by_model
-    with pytest.raises(UserError, match="no price for the shape b200") as missing:
+    with pytest.raises(UserError, match=r"b200(.|\n)*--> prices.yaml") as missing:
         prices.find(book, TargetFacts(shape="b200"))
     assert "shape: b200" in missing.value.hint
-    with pytest.raises(UserError, match="no price for the model other"):
+    with pytest.raises(UserError, match=r"other at https://x(.|\n)*--> prices.yaml"):
         prices.find(book, TargetFacts(model="other", url="https://x"))
-    with pytest.raises(UserError, match='no price is called "Azure gb30"') as named:
+    with pytest.raises(UserError, match=r'"Azure gb30"(.|\n)*--> prices.yaml') as named:
         prices.find(book, TargetFacts(), "Azure gb30")
     assert 'did you mean "Azure gb300"' in named.value.hint
 
@@ -231,6 +231,6 @@ def test_a_target_finds_its_price_by_shape_then_model_or_by_name():
 def test_two_providers_of_one_shape_are_a_choice_of_the_user():
     entry = RENTED.split("rented:\n")[1]
     book = parse(RENTED + entry.replace("Azure", "Other"))
-    with pytest.raises(UserError, match="several prices for the shape gb300") as caught:
+    with pytest.raises(UserError, match=r"gb300(.|\n)*--> prices.yaml") as caught:
         prices.find(book, TargetFacts(shape="gb300"))
     assert "Azure gb300 (prices.yaml:4:5" in caught.value.hint

@@ -337,10 +337,10 @@ class Shaky(InMemory):
 def test_a_server_that_fails_now_and_then_is_asked_again() -> None:
     server = Shaky(healthy(), 3, 500)
     assert any("3 probing requests failed before" in warning for warning in server.probe(model="tiny").warnings)
-    with pytest.raises(TargetUnusable, match="500: out of luck"):
+    with pytest.raises(TargetUnusable, match=" 500: "):
         Shaky(healthy(), 8, 500).probe(model="tiny")
     assert any("1 probing requests failed" in warning for warning in Shaky(healthy(), 1, 429).probe().warnings)
-    with pytest.raises(TargetUnusable, match="429: out of luck"):
+    with pytest.raises(TargetUnusable, match=" 429: "):
         Shaky(healthy(), 8, 429).probe(model="tiny")
 
 
@@ -441,7 +441,7 @@ def test_direct_does_not_wait_for_ever() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
-    with pytest.raises(TargetUnusable, match="no whole answer within"):
+    with pytest.raises(TargetUnusable, match=r" 0\.05 s"):
         ask(silent, timeout_s=0.05)
 
 
@@ -449,9 +449,9 @@ def test_nothing_there() -> None:
     async def run(url: str) -> None:
         await Fetcher(Target.parse(url)).connect()
 
-    with pytest.raises(TargetUnusable, match=r"nothing listens at 127\.0\.0\.1:1$"):
+    with pytest.raises(TargetUnusable, match=r"127\.0\.0\.1:1"):
         asyncio.run(run("http://user:word@127.0.0.1:1/v1"))
-    with pytest.raises(TargetUnusable, match=r"cannot resolve the host 'nosuch\.invalid'"):
+    with pytest.raises(TargetUnusable, match=r"nosuch\.invalid"):
         asyncio.run(run("http://nosuch.invalid"))
 
 
@@ -473,7 +473,7 @@ def test_a_proxy_that_is_not_used_is_named_where_it_may_be_the_cause(
         monkeypatch.delenv(name.upper(), raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(TargetUnusable, match="nothing listens") as caught:
+    with pytest.raises(TargetUnusable, match=r"127\.0\.0\.1:1") as caught:
         asyncio.run(Fetcher(Target.parse("http://127.0.0.1:1")).connect())
     assert ("proxy" in caught.value.hint) is told
 

@@ -8,20 +8,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import when_started
+from runs import frozen_at_birth, says, when_started
 from test_run import children, cli, ended, gone, outcomes, rows_written
 
-from loadgen import child_process, run_folder
+from loadgen import run_folder
 from loadgen.errors import TargetError
-from loadgen.execution import compactor_process, run
-from loadgen.execution.backends import local, worker
+from loadgen.execution import run
 from loadgen.execution.folder_names import taken
-from loadgen.execution.plan import Settings
+from loadgen.execution.plan import Settings, Tuning
 from loadgen.results import manifest, store
 from loadgen.sim.server.embedded import Embedded, start
 from loadgen.sim.server.options import Options
@@ -34,6 +34,10 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="re
 def endpoint() -> Iterator[Embedded]:
     with start(Options(ttft="5ms", itl="0.2ms")) as made:
         yield made
+
+
+def to(endpoint: Embedded, folder: Path) -> Settings:
+    return Settings(url=endpoint.url, model="sim", server="trtllm", out=folder / "out")
 
 
 def of(module: str, parent: int) -> int:
@@ -52,7 +56,7 @@ def test_the_compactor_alone_is_killed(tmp_path: Path, endpoint: Embedded, keep:
     assert code in (0, 3), err
     summary = run_folder.kept_summary(tmp_path / "out")
     assert (summary.requests.scheduled, summary.requests.ok, summary.requests.lost) == (700, 700, 0)
-    assert any("was killed by signal 9" in words for words in summary.verdict.warnings), out
+    assert says(summary.verdict.warning_codes, "store_died"), out
     again = run_folder.summary(tmp_path / "out")
     assert (again.requests, again.ttft_ms) == (summary.requests, summary.ttft_ms)
 
@@ -75,10 +79,7 @@ def test_everything_is_killed(tmp_path: Path, endpoint: Embedded, keep: str) -> 
 
 
 @pytest.mark.processes
-def test_a_frozen_worker_is_ended_and_named(
-    tmp_path: Path, endpoint: Embedded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local, "FROZEN_NS", 3_000_000_000)
+def test_a_frozen_worker_is_ended_and_named(tmp_path: Path, endpoint: Embedded) -> None:
     (tmp_path / "w.yaml").write_text("name: t\nrequests: {input_tokens: 20, output_tokens: 8}\n")
 
     def freeze(_: Any) -> None:
@@ -91,7 +92,7 @@ def test_a_frozen_worker_is_ended_and_named(
         return line if any(name.endswith(f"w{number}.rows") for name in holds) else b""
 
     made = load(str(tmp_path / "w.yaml"), read_flags(seed="7", warmup="0", request_rate="200", num_requests="300"))
-    settings = Settings(url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out", workers=2)
+    settings = replace(to(endpoint, tmp_path), workers=2, tuning=Tuning(frozen_s=3.0))
     summary, out = run.execute(made, settings, when_started(freeze))
     found = outcomes(store.read_run(out).rows)
     assert found["ok", ""] + found["lost", "worker_died"] == 300
@@ -100,42 +101,30 @@ def test_a_frozen_worker_is_ended_and_named(
 
 
 @pytest.mark.processes
-def test_a_worker_frozen_before_it_is_ready_is_ended_and_named(
-    tmp_path: Path, endpoint: Embedded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_frozen_before_it_is_ready_is_ended_and_named(tmp_path: Path, endpoint: Embedded) -> None:
     """Frozen before it has read its job, which is longer than a pipe holds."""
-    monkeypatch.setattr(local, "FROZEN_NS", 500_000_000)
-    monkeypatch.setattr(child_process, "LEAVE_S", 0.5)
-    begin, started = worker.start, list[subprocess.Popen[bytes]]()
-
-    def start_frozen() -> subprocess.Popen[bytes]:
-        started.append(begin())
-        os.kill(started[-1].pid, signal.SIGSTOP)
-        return started[-1]
-
-    monkeypatch.setattr(worker, "start", start_frozen)
     (tmp_path / "w.yaml").write_text(
         f"name: t\ndescription: {'x' * 100_000}\nrequests: {{input_tokens: 20, output_tokens: 8}}\n"
     )
     made = load(str(tmp_path / "w.yaml"), read_flags(seed="7", warmup="0", request_rate="200", num_requests="300"))
-    settings = Settings(url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out", workers=2)
-    with pytest.raises(TargetError, match=r"worker 0 did not move for 0\.5 s before the load, and was killed"):
+    settings = replace(to(endpoint, tmp_path), workers=2, tuning=Tuning(frozen_s=0.5))
+    with (
+        frozen_at_birth("backends.worker", 2) as pids,
+        pytest.raises(TargetError, match=r"worker 0 .* 0\.5 s (.|\n)*--> --workers 2"),
+    ):
         run.execute(made, settings)
-    assert [process.returncode for process in started] == [-signal.SIGKILL] * 2
+    assert [Path(f"/proc/{pid}").exists() for pid in pids] == [False, False]
 
 
 @pytest.mark.processes
-def test_a_frozen_compactor_is_ended_and_said(
-    tmp_path: Path, endpoint: Embedded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compactor_process, "FROZEN_S", 0.5)
+def test_a_frozen_compactor_is_ended_and_said(tmp_path: Path, endpoint: Embedded) -> None:
     (tmp_path / "w.yaml").write_text("name: t\nrequests: {input_tokens: 20, output_tokens: 8}\n")
     made = load(str(tmp_path / "w.yaml"), read_flags(seed="7", warmup="0", request_rate="200", num_requests="100"))
-    settings = Settings(url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out", keep="histogram")
+    settings = replace(to(endpoint, tmp_path), keep="histogram", tuning=Tuning(helper_frozen_s=0.5))
     freeze = when_started(lambda _: os.kill(of("execution.compactor_process", os.getpid()), signal.SIGSTOP))
     summary, _ = run.execute(made, settings, freeze)
     assert summary.requests.ok == 100
-    assert any("did not move for 0.5 s" in words for words in summary.verdict.warnings)
+    assert says(summary.verdict.warning_codes, "store_died", why="did not move for 0.5 s and was killed")
 
 
 @pytest.mark.processes

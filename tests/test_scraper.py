@@ -279,8 +279,6 @@ def test_a_stored_run_is_read_with_what_the_server_said_even_cut_off(tmp_path: P
     (folder / series.FILE).write_bytes(data[:-9])
     summary = run_folder.summary(folder)
     assert summary.server is not None and summary.server.kv_use_max == 0.25
-    assert any("metrics page counts" in warning for warning in summary.verdict.warnings) == (
-        summary.server.output_tokens is not None
-    )
+    assert runs.says(summary.verdict.warning_codes, "server_counts") == (summary.server.output_tokens is not None)
     assert "KV cache 25.0 % full at most" in text.render(summary)
     assert not {KV_USE, HITS} & set(series.curves([]))

@@ -58,7 +58,7 @@ def test_the_probe_waits_as_long_as_a_call_may() -> None:
     """A server that accepts connections, and one that lists its models, and neither generates."""
 
     async def go(url: str) -> None:
-        with pytest.raises(TargetUnusable, match=r"within 0\.2 s"):
+        with pytest.raises(TargetUnusable, match=r" 0\.2 s"):
             await Client(url, timeout_s=0.2).complete("Hi")
 
     models = answer({"data": [{"id": "m"}]})
@@ -213,13 +213,13 @@ def test_the_blocking_face() -> None:
 
 def test_the_blocking_face_raises_as_the_other_one() -> None:
     with serving(BUSY) as server, BlockingClient(server.url, **KNOWN) as client:
-        with pytest.raises(RequestFailed, match="http_429: slow down"):
+        with pytest.raises(RequestFailed, match=r"^http_429: slow"):
             list(client.stream("Hi"))
-        with pytest.raises(WrongUse, match="cannot ask a int"):
+        with pytest.raises(WrongUse, match=" int"):
             client.complete(3)  # type: ignore[arg-type]
     with pytest.raises(TargetUnusable), BlockingClient("http://127.0.0.1:9"):
         pass
-    with pytest.raises(TargetUnusable, match="no scheme"):
+    with pytest.raises(TargetUnusable, match=r"'127\.0\.0\.1:9'"):
         BlockingClient("127.0.0.1:9")
 
 
@@ -238,11 +238,11 @@ def test_what_cannot_be_is_said() -> None:
         Client("http://127.0.0.1:9", **KNOWN)
 
     async def go() -> None:
-        with pytest.raises(WrongUse, match="unknown server 'x'"):
+        with pytest.raises(WrongUse, match="'x'"):
             Client("http://127.0.0.1:9", server="x")
-        with pytest.raises(WrongUse, match="throttle is a int"):
+        with pytest.raises(WrongUse, match=r"throttle .* int"):
             Client("http://127.0.0.1:9", throttle=3)  # type: ignore[arg-type]
-        with pytest.raises(TargetUnusable, match="nothing listens"):
+        with pytest.raises(TargetUnusable, match=r"127\.0\.0\.1:9"):
             await Client("http://127.0.0.1:9").open()
         told: Told = []
         with pytest.raises(TargetUnusable):
@@ -323,7 +323,7 @@ def test_seconds_labels_and_failures_that_are_raised() -> None:
 def test_no_call_waits_for_its_throttle_past_its_timeout() -> None:
     async def use(client: Client) -> Any:
         held = await client.policy.throttle.acquire(model="m")  # type: ignore[union-attr]
-        with pytest.raises(ThrottleTimeout, match=r"within 0.02 s"):
+        with pytest.raises(ThrottleTimeout, match=r" 0\.02 s"):
             await client.complete("Hi")
         held.done()
 

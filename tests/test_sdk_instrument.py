@@ -8,7 +8,7 @@ import json
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import openai
 import pytest
@@ -58,6 +58,7 @@ SAID = {
 }
 WAYS = ("blocking", "async")
 Told = list[Measurement]
+Event = TypeVar("Event")
 
 
 def client(way: str, server: Canned, **options: Any) -> Any:
@@ -311,26 +312,25 @@ def test_the_request_stays_as_the_application_made_it(way: str) -> None:
     assert plain == ours and server.heard[0].body == server.heard[1].body
 
 
-def test_a_package_that_hides_its_headers_is_said_aloud_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A version whose client takes responses elsewhere: calls are measured as before, without the headers."""
-    real = openai.OpenAI._process_response
+class TakesResponsesElsewhere(openai.OpenAI):
+    """A client as a later version of the package may have it: the argument with the response has another name."""
 
-    def renamed(self: Any, *args: Any, taken: Any, **kwargs: Any) -> Any:
-        return real(self, *args, response=taken, **kwargs)
+    def _process_response(self, *args: Any, taken: Any, **kwargs: Any) -> Any:
+        return super()._process_response(*args, response=taken, **kwargs)
 
-    def request(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def request(self, *args: Any, **kwargs: Any) -> Any:
         ours = vars(self).get("_process_response")
         vars(self)["_process_response"] = lambda *more, response, **rest: ours(*more, taken=response, **rest)
         try:
-            return real_request(self, *args, **kwargs)
+            return super().request(*args, **kwargs)
         finally:
             vars(self)["_process_response"] = ours
 
-    real_request = openai.OpenAI.request
-    monkeypatch.setattr(openai.OpenAI, "_process_response", renamed)
-    monkeypatch.setattr(openai.OpenAI, "request", request)
+
+def test_a_package_that_hides_its_headers_is_said_aloud_once() -> None:
+    """Calls are measured as before, without the headers."""
     told: Told = []
-    with serving(SAID["chat", False]) as server, client("blocking", server) as own:
+    with serving(SAID["chat", False]) as server, TakesResponsesElsewhere(base_url=server.url, api_key="k") as own:
         create = instrument(own, told.append).chat.completions.create
         with pytest.warns(RuntimeWarning, match="hides the headers"):
             create(model="m", messages=[])
@@ -709,18 +709,27 @@ def test_observers_that_are_coroutines_are_awaited(way: str) -> None:
     assert noted.wait(5) and told[0].status == "ok"
 
 
-def test_streams_of_another_make_are_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A version of the package that keeps its events elsewhere: the application's stream is observed from outside."""
+class KeepsEventsElsewhere(openai.Stream[Event]):
+    """A stream as a later version of the package may have it."""
 
-    def renamed(self: Any, **options: Any) -> None:
-        real(self, **options)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._events = self.__dict__.pop("_iterator")
 
-    real = openai.Stream.__init__
-    monkeypatch.setattr(openai.Stream, "__init__", renamed)
-    monkeypatch.setattr(openai.Stream, "__iter__", lambda self: self._events)
+    def __iter__(self) -> Iterator[Event]:
+        return self._events
+
+
+class OtherStreams(openai.OpenAI):
+    def request(self, *args: Any, stream_cls: Any = None, **kwargs: Any) -> Any:
+        (kind,) = stream_cls.__args__
+        return super().request(*args, stream_cls=KeepsEventsElsewhere[kind], **kwargs)
+
+
+def test_streams_of_another_make_are_measured_too() -> None:
+    """The application's stream is observed from outside."""
     told: Told = []
-    with serving(SAID["chat", True]) as server, client("blocking", server) as own:
+    with serving(SAID["chat", True]) as server, OtherStreams(base_url=server.url, api_key="k") as own:
         create = instrument(own, told.append).chat.completions.create
         with create(model="m", messages=[], stream=True) as stream:
             assert isinstance(stream, openai.Stream) and stream.response.status_code == 200

@@ -225,10 +225,10 @@ def test_a_pause_that_the_server_asks_for_is_logged_and_its_cut_is_said(caplog: 
 def test_no_call_waits_longer_than_it_may() -> None:
     throttle = Throttle(concurrency=1, max_wait_s=0.01)
     held = throttle.acquire_blocking()
-    with pytest.raises(ThrottleTimeout, match=r"no permit within 0.01 s: 1 calls in flight") as found:
+    with pytest.raises(ThrottleTimeout, match=r" 0\.01 s: 1 ") as found:
         throttle.acquire_blocking()
     assert isinstance(found.value, TimeoutError) and found.value.hint
-    with pytest.raises(ThrottleTimeout, match=r"within 0.001 s"):
+    with pytest.raises(ThrottleTimeout, match=r" 0\.001 s"):
         asyncio.run(throttle.acquire(max_wait_s=0.001))
     assert throttle.waiting() == 0
     held.done()

@@ -247,6 +247,14 @@ def test_a_variable_of_the_environment_starts_it(value: str, calls: int, tmp_pat
 
 
 def test_none_of_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadgen_sdk.app.auto.NAMES", ("no_such_package",))
+    for name in ("openai", "anthropic", "litellm"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
     with pytest.raises(WrongUse, match="none of them is installed"):
         auto()
+
+
+def test_a_package_that_an_application_has_barred_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None in `sys.modules` is how Python is told not to import a package."""
+    monkeypatch.setitem(sys.modules, "litellm", None)
+    with auto() as running:
+        assert running.running

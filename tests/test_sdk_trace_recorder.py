@@ -4,11 +4,14 @@ replayed, whose shape is the recorded one."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,32 +117,30 @@ def test_a_full_disk_never_reaches_the_application() -> None:
     assert shape.lost == 5
 
 
-def test_what_waited_goes_out_when_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
+@contextlib.contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """While inside, no file of this process may grow beyond `size` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
+
+def test_what_waited_goes_out_when_there_is_room(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    room = [0]
-    real = os.write
-
-    def write(fd: int, data: Any) -> int:
-        """A disk with so many bytes left."""
-        if not room[0]:
-            raise OSError(28, "No space left on device")
-        taken = real(fd, data[: room[0]])
-        room[0] -= taken
-        return taken
-
     shape = ShapeRecorder(path)
     with serving(events(*CHAT_EVENTS)) as server, openai.OpenAI(base_url=server.url, api_key="k") as own:
         measured = instrument(own, record=shape)
-        monkeypatch.setattr("loadgen_sdk.app.trace_recorder.os.write", write)
-        with pytest.warns(RuntimeWarning, match="the disk is full"):
-            for _ in range(3):
-                list(measured.chat.completions.create(model="m", messages=[], stream=True))
-            shape.flush()
-            room[0] = 100  # in the middle of a line
-            shape.flush()
-        room[0] = 1 << 20
+        with pytest.warns(RuntimeWarning, match="cannot write"):
+            with room_for(0):
+                for _ in range(3):
+                    list(measured.chat.completions.create(model="m", messages=[], stream=True))
+                shape.flush()
+            with room_for(100):  # in the middle of a line
+                shape.flush()
+        assert path.stat().st_size == 100
         shape.flush()
     shape.close()
     assert len(lines(path)) == 3 and (shape.written, shape.lost) == (3, 0)

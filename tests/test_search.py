@@ -368,12 +368,9 @@ def test_a_server_that_dies_is_invalid_not_over(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_probe_over_sockets_ends_early_in_all_workers(
-    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trials, "LOOK_S", 0.2)
+def test_a_probe_over_sockets_ends_early_in_all_workers(tmp_path: Path, workers: int) -> None:
     with embedded.start(Options(ttft="50ms", itl="1ms")) as one:
-        runs = _probes(tmp_path)
+        runs = _probes(tmp_path, look_s=0.2)
         runs.goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1_000_000),)))
         runs.settings = Settings(url=one.url, workers=workers, server_metrics=("off",))
         told = runs.run(_ask(40.0))

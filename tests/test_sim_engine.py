@@ -91,7 +91,7 @@ def test_without_chunks_a_prompt_waits_until_it_fits_whole() -> None:
     requests = [SimRequest("a", 0, 10, 3), SimRequest("b", 0, 512, 1), SimRequest("c", 0, 10, 1)]
     drive(replica, requests)
     assert [request.first for request in requests] == [0, 3, 4]  # b needs an empty iteration; c waits behind b
-    with pytest.raises(ValueError, match="513 tokens"):
+    with pytest.raises(ValueError, match="513 "):
         replica.submit(SimRequest("d", 0, 513, 1))
 
 

@@ -229,14 +229,14 @@ def test_another_one_does_not_go_on(tmp_path: Path, changed: dict[str, object], 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     runs.write(tmp_path / "r", rows(1, 20))
-    with pytest.raises(UserError, match="holds runs, and no sweep"):
+    with pytest.raises(UserError, match=r"/r(\n|$)"):
         experiment.begin(tmp_path / "r", plan())
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "plan.json").write_text('{"schema": 9}')
-    with pytest.raises(UserError, match="newer loadgen"):
+    with pytest.raises(UserError, match=r"schema 9.* 1"):
         experiment.begin(tmp_path / "s", plan())
     (tmp_path / "s" / "plan.json").write_text('{"schema": 1}')
-    with pytest.raises(UserError, match="not the plan of a search or sweep"):
+    with pytest.raises(UserError, match="`by`"):
         experiment.begin(tmp_path / "s", plan())
 
 

@@ -203,9 +203,9 @@ def test_tables_in_parquet(tmp_path: Path) -> None:
     kept = traces.read_trace(tmp_path / "bad", skip_bad=True)
     assert (kept.due_ns.tolist(), kept.bad_rows) == ([0, 5 * S], 4)
     assert "row 2: input_length is missing" in kept.first_bad
-    with pytest.raises(Fault, match="its columns are a, b"):
+    with pytest.raises(Fault, match="a, b"):
         traces.read_trace(parquet(tmp_path / "o", a=[1], b=[2]))
-    with pytest.raises(Fault, match="holds string"):
+    with pytest.raises(Fault, match=r"timestamp .*string"):
         traces.read_trace(parquet(tmp_path / "t", timestamp=["a"], input_length=[1], output_length=[1]))
     (tmp_path / "cut").write_bytes((tmp_path / "s").read_bytes()[:-20])
     with pytest.raises(Fault, match="cut short or damaged"):
@@ -250,7 +250,7 @@ def test_bad_rows_are_left_out_and_counted_where_asked(tmp_path: Path) -> None:
     assert any(
         f"4 bad rows of the trace are left out, the first {path}:2: input_length is -5" in note for note in notes
     )
-    with pytest.raises(Fault, match="all of its 1 rows are bad"):
+    with pytest.raises(Fault, match=" 1 rows"):
         traces.read_trace(written(tmp_path / "u", mooncake(1, -5, 1)), skip_bad=True)
 
 

@@ -334,7 +334,7 @@ def test_a_workload_may_be_written_as_json(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
-    with pytest.raises(Faults, match="no such workload") as caught:
+    with pytest.raises(Faults, match="--> rga") as caught:
         load("rga")
     assert 'did you mean "rag"?' in caught.value.faults[0].hint and "agentic" in caught.value.faults[0].hint
     with pytest.raises(Faults) as caught:
@@ -521,7 +521,7 @@ def test_a_load_too_large_to_plan_is_refused_before_anything_is_planned(tmp_path
 
 def test_levels() -> None:
     assert levels("1, 2,8") == (1, 2, 8)
-    with pytest.raises(Exception, match="not a number"):
+    with pytest.raises(Exception, match="--> --concurrency 1,,2"):
         levels("1,,2")
 
 
@@ -784,5 +784,5 @@ def test_two_lengths_are_a_workload() -> None:
     assert workload.stages[0].duration_ns == 60 * S
     assert workload.name == "1000 in, 200 out"
     assert (workload.requests.input_tokens.value, workload.requests.output_tokens.value) == (1000, 200)
-    with pytest.raises(Faults, match="no workload"):
+    with pytest.raises(Faults, match="--> loadgen run"):
         loading.given(None, None, read_flags(input_tokens="1000"))

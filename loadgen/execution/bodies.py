@@ -66,7 +66,13 @@ class Bodies:
     """First `build` in ascending order, stage by stage. Then `body`, `built` and `answered` for each request."""
 
     def __init__(
-        self, prompts: Prompts, prepare: Callable[[Request], bytes], stages: int, *, linked: bool = False
+        self,
+        prompts: Prompts,
+        prepare: Callable[[int, Request], bytes],
+        stages: int,
+        *,
+        linked: bool = False,
+        most_blocks: int = MOST_BLOCKS,
     ) -> None:
         """`linked`: a later turn names the answer before it by its id, and sends only what is new."""
         self._prompts, self._prepare, self._linked = prompts, prepare, linked
@@ -75,6 +81,7 @@ class Bodies:
         self._fd = self._file.fileno()
         self._end = 0
         self._blocks: dict[int, bytes] = {}  # of the file, by number
+        self._most_blocks = most_blocks
         self._stored = [_StoredBodies() for _ in range(stages)]
         self._input_source = ""
         self._real_history = prompts.history == "server"
@@ -95,7 +102,7 @@ class Bodies:
             if number is None:
                 break
             request = self._prompts[number]
-            body = self._prepare(request)
+            body = self._prepare(number, request)
             self.digest.add(number, request)
             self.sent_bytes.add_body(number, body)
             pending.append(body)
@@ -142,14 +149,14 @@ class Bodies:
             return os.pread(self._fd, length, offset)
         block = self._blocks.get(number, b"")
         if at + length > len(block):  # not read yet, or before this part of it was written
-            if len(self._blocks) >= MOST_BLOCKS:
+            if len(self._blocks) >= self._most_blocks:
                 del self._blocks[next(iter(self._blocks))]
             block = self._blocks[number] = os.pread(self._fd, READ_BYTES, number * READ_BYTES)
         return block[at : at + length]
 
     def _build_now(self, number: int, request: Request) -> bytes:
         self._built_late[number] = built_of(request)
-        return self._prepare(request)
+        return self._prepare(number, request)
 
     def _with_replies(self, number: int) -> bytes:
         turns = self._prompts.turns

@@ -22,6 +22,7 @@ from loadgen_sdk.dialects.body import body as make_body
 from loadgen_sdk.request import Request
 
 from loadgen import child_process
+from loadgen.execution import step_targets
 from loadgen.execution.bodies import UNKNOWN, Bodies, built_of
 from loadgen.execution.plan import Job, build_plan
 from loadgen.execution.probing import client_options
@@ -31,11 +32,9 @@ from loadgen.schedule.timetable import Schedule, StageSpan
 if TYPE_CHECKING:
     from loadgen.requests.prompts import Prompts
 
-WINDOW = 2_000  # requests of an open loop whose bodies are built before they are sent
 HELD_BYTES = 256 << 20  # bytes of bodies in memory; above this, the window requests no more
 PIPE_BYTES = 1 << 20
 READ_BYTES = 256 << 10  # read in one call: about 50 µs
-FROZEN_S = 20.0  # without CPU time while bodies are waited for: a process that does not move any more
 _FRAME = struct.Struct("<qiiiB")  # number, bytes that follow, built tokens, asked output, index into SOURCES
 
 
@@ -44,8 +43,8 @@ class BodyPrefetch(Bodies):
 
     def __init__(self, job: Job, part: Schedule, prompts: Prompts) -> None:
         linked = job.settings.api == "responses" and getattr(job.workload.requests, "turns", None) is not None
-        super().__init__(prompts, preparer(job), 0, linked=linked)
-        self._part = part
+        super().__init__(prompts, preparer(job, prompts), 0, linked=linked)
+        self._part, self._tuning = part, job.settings.tuning
         self._received: dict[int, tuple[bytes, Built]] = {}
         self._received_bytes = 0
         self._requested: set[int] = set()  # numbers requested from the builder and not received yet
@@ -78,13 +77,13 @@ class BodyPrefetch(Bodies):
             self._refill(stage)
 
     async def filled(self) -> None:
-        """Wait until the bodies requested at the start have arrived. A builder that uses no CPU time for FROZEN_S does
-        not move any more: it is killed, and all bodies are built late.
+        """Wait until the bodies requested at the start have arrived. A builder that uses no CPU time for
+        `helper_frozen_s` does not move any more: it is killed, and all bodies are built late.
         """
         if self._requested:
             self._all_received = self._loop.create_future()
             used_s = -1.0
-            while not (await asyncio.wait([self._all_received], timeout=FROZEN_S))[0]:
+            while not (await asyncio.wait([self._all_received], timeout=self._tuning.helper_frozen_s))[0]:
                 before_s, used_s = used_s, child_process.cpu_s(self._process.pid)
                 if used_s == before_s:
                     self._process.kill()
@@ -143,7 +142,7 @@ class BodyPrefetch(Bodies):
 
     def _refill(self, stage: int) -> None:
         window, wanted = self._windows[stage], []
-        while self._window_sizes[stage] < WINDOW and self._received_bytes < HELD_BYTES:
+        while self._window_sizes[stage] < self._tuning.window and self._received_bytes < HELD_BYTES:
             number = next(window, None)
             if number is None:
                 break
@@ -215,11 +214,19 @@ def _window(part: Schedule, span: StageSpan) -> Iterator[int]:
             yield part.first_number(span.first_chain + chain)
 
 
-def preparer(job: Job) -> Callable[[Request], bytes]:
+def preparer(job: Job, prompts: Prompts) -> Callable[[int, Request], bytes]:
     """A function that builds the body of a request of this job: the same bytes as the client's `prepare`."""
-    probed, settings = job.found[0], job.settings
-    api, extra_body = probed.target.api, client_options(settings, probed)["extra_body"]
-    return lambda request: make_body(request, probed.quirk, api, probed.model, settings.stream, extra_body=extra_body)
+    each = [job.settings.of(endpoint) for endpoint in job.settings.endpoints]
+    extra = [client_options(one, probed)["extra_body"] for one, probed in zip(each, job.found, strict=True)]
+    serving = step_targets.serving(job.settings, prompts)
+
+    def prepare(number: int, request: Request) -> bytes:
+        target = 0 if serving is None else serving(number)[0]
+        probed = job.found[target]
+        api, stream = probed.target.api, each[target].stream
+        return make_body(request, probed.quirk, api, probed.model, stream, extra_body=extra[target])
+
+    return prepare
 
 
 def _run_builder() -> None:
@@ -227,7 +234,7 @@ def _run_builder() -> None:
     os.nice(5)
     job = pickle.loads(_exactly(int.from_bytes(_exactly(8), "little")))
     prompts = build_plan(job).requests
-    prepare = preparer(job)
+    prepare = preparer(job, prompts)
     pending = bytearray()
     while True:
         data = os.read(0, PIPE_BYTES)
@@ -237,7 +244,7 @@ def _run_builder() -> None:
         complete = len(pending) // 8 * 8
         for (number,) in struct.iter_unpack("<q", bytes(pending[:complete])):
             request = prompts[number]
-            body = prepare(request)
+            body = prepare(number, request)
             tokens, source, asked_output = built_of(request)
             header = _FRAME.pack(number, len(body), tokens, asked_output, SOURCES.index(source))
             _send(header + body)

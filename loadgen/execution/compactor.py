@@ -100,8 +100,9 @@ class Raw:
 class Fold:
     """--keep sample or histogram: adds rows to an accumulator, and keeps a sample of them."""
 
-    def __init__(self, folder: Path, header: manifest.Header) -> None:
+    def __init__(self, folder: Path, header: manifest.Header, sample_rows: int = SAMPLE_ROWS) -> None:
         self._folder, self._header, self._accumulator = folder, header, Accumulator(header)
+        self._sample_rows = sample_rows
         self._recorded: dict[int, NDArray[np.void]] = {}  # worker -> ranges of slots that have a row
         self._keep_sample = header.keep == "sample"
         self._sample: list[tuple[int, NDArray[np.void]]] = []  # worker, rows
@@ -114,7 +115,7 @@ class Fold:
         self._mark_recorded(segment.worker, rows)
         if self._keep_sample:
             self._sample.append((segment.worker, self._in_sample(rows)))
-            while sum(len(sampled_rows) for _, sampled_rows in self._sample) > SAMPLE_ROWS:
+            while sum(len(sampled_rows) for _, sampled_rows in self._sample) > self._sample_rows:
                 self._one_in *= 2
                 self._sample = [(worker, self._in_sample(sampled_rows)) for worker, sampled_rows in self._sample]
         if monotonic() > self._saved_at + SAVE_SECONDS:

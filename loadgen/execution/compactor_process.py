@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 
 from loadgen import child_process
+from loadgen.child_process import FROZEN_S
 
 LONG_S = 20.0  # a run that lasts longer than this is compacted while it goes
-FROZEN_S = 20.0  # without CPU time after its input has ended: a process that does not move any more
 NOT_BEGUN = 3  # exit code: the run ended before that
 
 
@@ -29,8 +29,8 @@ class Compactor:
 
     died = ""
 
-    def __init__(self, folder: Path, long_s: float = LONG_S) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, long_s: float = LONG_S, *, frozen_s: float = FROZEN_S) -> None:
+        self._folder, self._frozen_s = folder, frozen_s
         self._process = subprocess.Popen(
             child_process.command("loadgen.execution.compactor_process", str(folder), str(long_s)),
             stdin=subprocess.PIPE,
@@ -48,19 +48,19 @@ class Compactor:
     def close(self) -> int:
         """End the process; returns its exit code. If it had not begun, the rows stay in the spool.
 
-        A process that uses no CPU time for FROZEN_S does not move any more: it is killed.
+        A process that uses no CPU time for `frozen_s` does not move any more: it is killed.
         """
         assert self._process.stdin is not None
         self._process.stdin.close()
         used_s = -1.0
         while self._process.returncode is None:
             try:
-                self._process.wait(FROZEN_S)
+                self._process.wait(self._frozen_s)
             except subprocess.TimeoutExpired:
                 before_s, used_s = used_s, child_process.cpu_s(self._process.pid)
                 if used_s == before_s:
                     self._process.kill()
-                    self.died = f"did not move for {FROZEN_S:g} s and was killed"
+                    self.died = f"did not move for {self._frozen_s:g} s and was killed"
         if (code := self._process.returncode) not in (0, NOT_BEGUN):
             self.died = self.died or (f"was killed by signal {-code}" if code < 0 else f"failed with code {code}")
         return code

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from loadgen_sdk.dialects.quirks import VALUES
 from loadgen_sdk.probe.probe import ProbeResult
 
 from loadgen.errors import UserError
@@ -40,11 +41,11 @@ class TooLong(NamedTuple):
 
 
 def shortest(found: Sequence[ProbeResult]) -> Context | None:
-    """The shortest context of the targets that say theirs; None where none does."""
+    """The shortest context of the targets that generate and say theirs; None where none does."""
     known = [
         Context(one.model, one.max_context, one.template_tokens, one.token_ratio)
         for one in found
-        if one.max_context is not None
+        if one.max_context is not None and one.target.api not in VALUES
     ]
     return min(known, key=lambda one: one.tokens, default=None)
 
@@ -63,7 +64,9 @@ def too_long(requests: Prompts, count: int | None, context: Context | None) -> T
         return None
     first = lengths.of_first(requests, count)
     contexts = lengths.contexts(first, context.template_tokens, context.token_ratio)
-    over, largest = sum(tokens > context.tokens for tokens in contexts), max(contexts, default=0)
+    if not contexts:
+        return None
+    over, largest = sum(tokens > context.tokens for tokens in contexts), max(contexts)
     if not over:
         return None
     of_all = f"the {len(contexts):,}" if len(contexts) == count else f"the first {len(contexts):,}"

@@ -242,7 +242,8 @@ class RunOptions(TypedDict, total=False):
     # fmt: off
     url: Annotated[Texts, Option("--url -u --base-url --target URL",
         "Endpoint, with or without a path prefix and /v1; repeat it for several. sim:PRESET: a simulated one, in "
-        "virtual time.", list[str], parse=_texts, shown="an embedded simulation of a GB300 VM, in real time")]
+        "virtual time. NAME=URL: that of the steps of a task that ask for it by this name.",
+        list[str], parse=_texts, shown="an embedded simulation of a GB300 VM, in real time")]
     targets: Annotated[File, Option("--targets FILE",
         "A YAML list of endpoints: name, url, api_key_env, gpus, shape, region, node.", Path)]
     route: Annotated[str, Option("--route WAY",
@@ -487,7 +488,7 @@ def settings(given: Mapping[str, Any]) -> Settings:
     with collecting(faults):
         if file is not None:
             endpoints = targets.load_targets(Path(file), common=Endpoint(url="", api_key=key, **machine))
-        elif len(urls) > 1:
+        elif len(urls) > 1 or any(map(targets.named, urls)):
             endpoints = targets.from_urls(urls, key, **machine)
     keys = [key, *(endpoint.api_key for endpoint in endpoints), *map(os.environ.get, KEY_VARIABLES)]
     secrets = user_metadata.secrets_of(keys, values.get("headers", ()))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from loadgen_sdk.transport.target import Target
 from loadgen_sdk.transport.wire import Tls
 
 from loadgen import seeds
+from loadgen.child_process import FROZEN_S
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.execution import lane_start, resource_limits
 from loadgen.execution.context import TooLong, shortest, too_long
@@ -26,6 +27,7 @@ from loadgen.execution.profiler import ProfileAsked
 from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
 from loadgen.requests.prompts import Prompts
+from loadgen.results.spool import SEGMENT_ROWS
 from loadgen.schedule import arrivals
 from loadgen.schedule.timetable import Schedule
 from loadgen.server_metrics.scraper import PagesAsked
@@ -50,6 +52,9 @@ class Endpoint:
     shape: str = ""
     region: str = ""
     node: str = ""
+    serves: str = ""  # the name by which steps of tasks ask for it; "": all that name no other
+    api: Api | None = None  # of these steps; None: that of the run
+    model: str | None = None  # of these steps; None: the only one that the server lists
 
     @property
     def shown(self) -> str:
@@ -62,6 +67,18 @@ class Endpoint:
             return Target.parse(self.url).redacted
         except TargetUnusable:
             return "--url"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """Sizes and waits of a run that a user never has to set."""
+
+    most_ahead: int = 100_000  # requests of a load, up to which all bodies are built before it starts
+    long_ns: int = 120_000_000_000  # length of a stage without a count, up to which the worker itself builds its bodies
+    window: int = 2_000  # requests of an open loop whose bodies are built before they are sent, where a process builds
+    segment_rows: int = SEGMENT_ROWS
+    frozen_s: float = 30.0  # without a sign of life of a worker, which publishes its counters once a second
+    helper_frozen_s: float = FROZEN_S  # the same of the processes that build bodies and store rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +109,8 @@ class Settings:
     shape: str = ""
     region: str = ""
     targets: tuple[Endpoint, ...] = ()
+    step_targets: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
+    """(class, step of a task) -> its endpoints, by number; ("", ""): of all others; {}: each endpoint serves all."""
     route: Route = "auto"
     server_metrics: tuple[str, ...] = ("auto",)  # or off, drain, or URLs of pages: `server_metrics.scraper`
     session_header: str | None = None  # a header with the session of each request of a conversation or task
@@ -105,6 +124,7 @@ class Settings:
     command: tuple[str, ...] = ()
     leave_out_first_round: bool = False  # the first request of each lane is not measured, also with a count
     embedded: dict[str, Any] = field(default_factory=PHYSICAL.copy)  # options of the embedded endpoint
+    tuning: Tuning = Tuning()
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -143,8 +163,13 @@ class Settings:
         return PagesAsked(self.server_metrics, keys, self.headers, self.tls, self.energy, self.server_timing)
 
     def of(self, endpoint: Endpoint) -> Settings:
-        """These settings with `endpoint` as the only target."""
-        return replace(self, url=endpoint.url, api_key=endpoint.api_key, targets=())
+        """These settings with `endpoint` as the only target, asked as it has to be."""
+        only = replace(self, url=endpoint.url, api_key=endpoint.api_key, targets=(), step_targets={})
+        if not endpoint.serves:
+            return only
+        api = endpoint.api or self.api
+        only = replace(only, api=api, model=endpoint.model, server="auto")
+        return replace(only, stream=False, extra_body=None) if api in VALUES else only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +304,7 @@ def _faults_of_tasks(workload: Workload, settings: Settings) -> Iterator[UserErr
     requests = workload.requests
     parts = [one.requests for one in requests.classes.values()] if isinstance(requests, Mix) else [requests]
     tasks = [part for part in parts if isinstance(part, Task)]
-    if any(task.tools for task in tasks) and settings.api != "chat":
+    if any(task.known_tools for task in tasks) and settings.api != "chat":
         yield UserError("calls of tools are messages of a chat", f"--api {settings.api}", "--api chat")
     if any(task.abandoned for task in tasks) and not settings.stream:
         hint = "leave it out, or abandoned: out of the workload"

@@ -103,17 +103,16 @@ async def find_all(settings: Settings, known: Known, timeout_s: float, tell: Tel
     waiting.cancel()
     by_endpoint = known | dict(zip(asked, answers, strict=True))
     faults: list[Fault] = []
-    first: tuple[Endpoint, ProbeResult] | None = None
+    first: dict[tuple[str, str | None, str | None], tuple[Endpoint, ProbeResult]] = {}  # by what they serve
     for endpoint in endpoints:
         result = by_endpoint[endpoint]
         if isinstance(result, Fault):
             faults.append(result)
         elif isinstance(result, BaseException):
             raise result
-        elif first is None:
-            first = endpoint, result
         else:
-            faults += _differences(*first, endpoint, result)
+            alike = first.setdefault((endpoint.serves, endpoint.api, endpoint.model), (endpoint, result))
+            faults += _differences(*alike, endpoint, result)
     if len(faults) == 1:
         raise faults[0]
     if faults:

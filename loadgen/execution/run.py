@@ -13,10 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+from loadgen_sdk.dialects.quirks import VALUES
 
 from loadgen import run_folder
 from loadgen.errors import UserError
-from loadgen.execution import cache_reset, driver, run_header, server_accounts
+from loadgen.execution import cache_reset, driver, run_header, server_accounts, step_targets
 from loadgen.execution.backends import local
 from loadgen.execution.compactor_process import Compactor
 from loadgen.execution.driver import Share, large
@@ -87,7 +88,7 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
 
     simulated = settings.url is None
     with contextlib.ExitStack() as cleanup:
-        settings = cleanup.enter_context(serving(settings))
+        settings = step_targets.resolved(workload, cleanup.enter_context(serving(settings)))
         cluster = None
         if settings.ray is not None:
             from loadgen.execution.backends import ray
@@ -111,7 +112,7 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
                 span(settings.profile, header.stages)
             run_header.announce(plan, header, tell)
             if settings.reset_cache:
-                runner.run(cache_reset.empty(settings, found))
+                runner.run(cache_reset.empty(settings, [one for one in found if one.target.api not in VALUES]))
             load: RunningLoad | None = None
             watching: asyncio.Task[None] | None = None
 
@@ -134,7 +135,7 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
             carry_out = (
                 cluster.run if cluster is not None else local.run if plan.job.settings.workers > 1 else driver.run
             )
-            compactor = Compactor(folder)
+            compactor = Compactor(folder, frozen_s=settings.tuning.helper_frozen_s)
             try:
                 share = runner.run(carry_out(plan, hear))
             except BaseException:
@@ -158,7 +159,7 @@ def finish(
     """
     folder, timetable = plan.job.folder, plan.timetable
     bodies = ""
-    if large(timetable):
+    if large(timetable, plan.job.settings.tuning):
         fingerprint = prompts.fingerprint(plan.requests, None)
     elif share.prompts_count == timetable.slots:
         fingerprint = prompts.Digest(share.prompts_total, share.prompts_count).hexdigest()
@@ -166,18 +167,18 @@ def finish(
             bodies = prompts.Digest(share.bodies_total, share.prompts_count).hexdigest()
     else:  # a load without end, or a worker died and its part of the digest is missing
         fingerprint = prompts.fingerprint(plan.requests, timetable.slots)
-    late = [f"{share.late} bodies were built in the sending loop, which can delay sends"] if share.late else []
-    notes = [*header.notes, *late, *share.notes]
+    coded = reasons.coded("bodies_late", {"bodies": share.late} if share.late else None)
+    header = run_header.noted(header, coded)
+    header = msgspec.structs.replace(header, notes=(*header.notes, *share.notes))
     for target, at_s in sorted(share.down.items()):
         name = header.targets[target].name or header.targets[target].url
-        notes.append(f"target {name} stopped answering {at_s:.1f} s after the start")
+        header = run_header.noted(header, reasons.coded("target_gone", {"target": name, "at_s": at_s}))
     header = msgspec.structs.replace(
         header,
         ended=run_header.now(),
         state=_state(share, load),
         stopped_by=None if load is None else load.stopped_by,
         fingerprints=msgspec.structs.replace(header.fingerprints, prompts=fingerprint, bodies=bodies),
-        notes=tuple(notes),
         cluster=share.cluster,
     )
     _write(folder, header)
@@ -189,8 +190,7 @@ def finish(
         _write(folder, header)
     summary = run_folder.summary(folder)
     if not (compactor.finish() if compacted is None else compacted):
-        note = f"the process that stores the records {compactor.died}; all records are counted, and kept in spool/"
-        header = msgspec.structs.replace(header, notes=(*header.notes, note))
+        header = run_header.noted(header, reasons.coded("store_died", {"why": compactor.died}))
         _write(folder, header)
         summary = run_folder.summary(folder)
     if summary.requests.unfinished or summary.warmup.unfinished:

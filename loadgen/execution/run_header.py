@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from loadgen_sdk.probe.probe import ProbeResult
 
 from loadgen import format, seeds
 from loadgen.errors import Fault
@@ -24,7 +25,7 @@ from loadgen.execution import resource_limits, system_file
 from loadgen.execution.context import of_preset, too_long
 from loadgen.execution.events import RunPlanned, Tell
 from loadgen.execution.lane_start import Begin, by_probe, mean_lengths
-from loadgen.execution.plan import Plan, Settings
+from loadgen.execution.plan import Endpoint, Job, Plan, Settings
 from loadgen.limits import ValidityLimits
 from loadgen.metrics import columns, reasons
 from loadgen.requests import lengths, resonance
@@ -32,6 +33,7 @@ from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
 from loadgen.requests.mix import MixPrompts
 from loadgen.requests.prompts import Prompts, SyntheticPrompts
+from loadgen.requests.task_graphs import TaskGraphs
 from loadgen.results import manifest, store
 from loadgen.results.record import SCHEMA_MINOR
 from loadgen.schedule import arrivals
@@ -53,7 +55,8 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
     settings, workload, found = job.settings, job.workload, job.found
     slo, unjudged = _judged_slo(workload.slo, settings)
     classes, unjudged_of_classes = _classes(workload, settings)
-    source = "server" if all(result.usage for result in found) else tokenizer.tag
+    unjudged |= unjudged_of_classes
+    source = "server" if all(result.usage for result in found if result.target.api == settings.api) else tokenizer.tag
     coded = _coded_notes(plan, accounts=accounts)
     # how lanes begin by default is the target's doing: fingerprints are of what was asked
     asked_timetable = timetable if asked.stages == workload.stages else arrivals.build(asked, job.seed)
@@ -77,6 +80,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
         stream=settings.stream,
         slo=None if any(one.slo != slo for one in classes) else slo,  # else each class has that, or its own
         classes=classes,
+        steps=tuple(_steps(workload, settings)),
         limits=ValidityLimits(**workload.limits.model_dump()),
         stages=tuple(_stage_plan(workload, timetable, i, begin) for i, begin in enumerate(begins)),
         fingerprints=manifest.Fingerprints(
@@ -102,8 +106,8 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
         workers=settings.workers,
         keep=settings.keep,
         host=_host(),
-        notes=(*_notes(plan, coded), *dict.fromkeys((*unjudged, *unjudged_of_classes))),
-        note_codes=coded,
+        notes=(*_notes(plan, coded), *unjudged),
+        note_codes=coded | unjudged,
     )
 
 
@@ -145,10 +149,41 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).astimezone().isoformat(timespec="milliseconds")
 
 
+def _target_name(job: Job, result: ProbeResult, endpoint: Endpoint) -> str:
+    if job.simulated and not endpoint.serves:
+        preset = job.settings.embedded.get("preset")
+        return f"embedded simulation: {preset}" if preset else "embedded simulation"
+    return endpoint.name or ("simulation" if result.simulated else "")
+
+
+def _steps(workload: Workload, settings: Settings) -> Iterator[manifest.StepPlan]:
+    """The steps of tasks that all have the same requests."""
+    requests = workload.requests
+    parts = {"": requests}
+    if isinstance(requests, Mix):
+        parts = {name: one.requests for name, one in requests.classes.items()}
+    places = settings.step_targets
+    for of_class, part in parts.items():
+        if not isinstance(part, Task) or not part.fixed_turns or len(part.steps) == 1:
+            continue
+        nodes = TaskGraphs(part, 0)[0]
+        for name, step in part.steps.items():
+            turns = tuple(turn for turn, node in enumerate(nodes) if node.step == name)
+            thinking = ["thinking"] if step.think_time != type(step).model_fields["think_time"].default else []
+            yield manifest.StepPlan(
+                name=name,
+                of_class=of_class,
+                kind=step.kind,
+                targets=places.get((of_class, name), tuple(range(len(settings.endpoints)))),
+                model=step.model,
+                pause=", ".join([*(step.tool or ()), *thinking]),
+                turns=turns,
+                after=tuple(nodes[turn].after for turn in turns),
+            )
+
+
 def _targets(plan: Plan) -> tuple[manifest.TargetFacts, ...]:
     job = plan.job
-    preset = job.settings.embedded.get("preset")
-    embedded_name = f"embedded simulation: {preset}" if preset else "embedded simulation"
     return tuple(
         manifest.TargetFacts(
             url=result.target.redacted,
@@ -158,11 +193,12 @@ def _targets(plan: Plan) -> tuple[manifest.TargetFacts, ...]:
             shape=endpoint.shape,
             region=endpoint.region,
             node=endpoint.node,
-            name=embedded_name if job.simulated else endpoint.name or ("simulation" if result.simulated else ""),
+            name=_target_name(job, result, endpoint),
             simulated=job.simulated or result.simulated,
             version=result.version,
             engine=result.engine,
             precision=result.precision,
+            serves=endpoint.serves,
         )
         for result, endpoint in zip(job.found, job.settings.endpoints, strict=True)
     )
@@ -246,28 +282,30 @@ def _host() -> manifest.Host:
     )
 
 
-def _judged_slo(slo: Slo | None, settings: Settings) -> tuple[Slo | None, list[str]]:
+def _judged_slo(slo: Slo | None, settings: Settings) -> tuple[Slo | None, dict[str, manifest.ReasonCode]]:
     """The SLO that can be judged, and notes. Terms that the answers of this API do not have are left out."""
     if slo is None or settings.stream:
-        return slo, []
+        return slo, {}
     lacking = {term.metric for term in slo.terms if term.metric in columns.NEED_A_STREAM}
     if settings.values:
         lacking = {term.metric for term in slo.terms if term.metric != "e2e"}
     judged_terms = tuple(term for term in slo.terms if term.metric not in lacking)
-    skipped_names = ", ".join(term.metric for term in slo.terms if term.metric in lacking)
-    why = f"answers of {settings.api} have no tokens" if settings.values else "answers that are not streamed have none"
-    notes = [f"SLO terms not judged: {skipped_names}: {why}"] if skipped_names else []
+    skipped = [term.metric for term in slo.terms if term.metric in lacking]
+    because = {"because": "no_tokens" if settings.values else "no_stream", "api": settings.api}
+    notes = reasons.coded("not_judged", {"metrics": skipped, **because} if skipped else None)
     judged_slo = Slo(terms=judged_terms, goodput_share=slo.goodput_share, task=slo.task)
     return (judged_slo if judged_slo != Slo() else None), notes
 
 
-def _classes(workload: Workload, settings: Settings) -> tuple[tuple[manifest.ClassPlan, ...], list[str]]:
+def _classes(
+    workload: Workload, settings: Settings
+) -> tuple[tuple[manifest.ClassPlan, ...], dict[str, manifest.ReasonCode]]:
     """The classes of the requests with the SLO that each is judged by, and notes."""
     plans: list[manifest.ClassPlan] = []
-    notes: list[str] = []
+    notes: dict[str, manifest.ReasonCode] = {}
     for name, one in workload.requests.classes.items() if isinstance(workload.requests, Mix) else ():
         slo, unjudged = _judged_slo(one.slo or workload.slo, settings)
-        notes += unjudged
+        notes |= unjudged
         share = float(one.weight)
         plans.append(manifest.ClassPlan(name=name, share=share, model=one.model, priority=one.priority, slo=slo))
     return tuple(plans), notes
@@ -337,7 +375,9 @@ def _lengths_words(workload: Workload, requests: Prompts, count: int | None) -> 
     prompt_range = f"{_range(one.input_tokens for one in first.values())} prompt tokens"
     asked = [one.output_tokens for one in first.values()]
     answers = f"{_range(asked)} asked for" if any(asked) else "answers as long as the server makes them"
-    yield f"first {len(first):,} requests: {prompt_range}, {answers}, largest context {max(lengths.contexts(first)):,}"
+    contexts = lengths.contexts(first)
+    largest = f", largest context {max(contexts):,}" if contexts else ""
+    yield f"first {len(first):,} requests: {prompt_range}, {answers}{largest}"
     if tasks := lengths.of_tasks(requests, first):
         noun = "conversation" if isinstance(workload.requests, Synthetic) else "task"
         counts = [one.requests for one in tasks]

@@ -23,26 +23,35 @@ class TargetSelection:
     except for one request every RETRY_NS; targets with equal numbers in flight take turns.
     """
 
-    __slots__ = ("_in_flight", "_refusals", "_retry_ns", "_sticky", "_targets", "_turns", "down")
+    __slots__ = ("_all", "_in_flight", "_refusals", "_retry_ns", "_serving", "_sticky", "_turns", "down")
 
-    def __init__(self, route: str, targets: int, turns: int, in_flight: Callable[[int], int]) -> None:
+    def __init__(
+        self,
+        route: str,
+        targets: int,
+        turns: int,
+        in_flight: Callable[[int], int],
+        serving: Callable[[int], Sequence[int]] | None = None,
+    ) -> None:
+        """`serving`: slot number -> the targets among which to choose, where not every target serves every request."""
         self._sticky = route == "sticky" or (route == "auto" and turns > 1)
         self._in_flight = (
             in_flight if route == "least-in-flight" else None
         )  # target -> requests of this worker in flight
-        self._targets, self._turns = targets, turns
+        self._all, self._turns, self._serving = range(targets), turns, serving
         self._refusals = [0] * targets  # successive ones, by target
         self._retry_ns = [0] * targets
         self.down: dict[int, int] = {}  # target -> when it first stopped answering, ns
 
     def choose(self, number: int, now_ns: int) -> int:
         """The target of a slot that starts now (`now_ns`; -1 for a slot that is not sent)."""
-        count, in_flight = self._targets, self._in_flight
+        targets = self._all if self._serving is None else self._serving(number)
+        count, in_flight = len(targets), self._in_flight
         if count == 1:
-            return 0
+            return targets[0]
         if in_flight is None:
-            return (number // self._turns if self._sticky else number) % count
-        up: Sequence[int] = range(count)
+            return targets[(number // self._turns if self._sticky else number) % count]
+        up: Sequence[int] = targets
         if self.down:
             for target in up:
                 if self.is_down(target) and now_ns >= self._retry_ns[target]:
@@ -61,7 +70,7 @@ class TargetSelection:
         if self._in_flight is None:
             down = self.is_down(self.choose(number, -1))
         else:
-            down = all(map(self.is_down, range(self._targets)))
+            down = all(map(self.is_down, self._all if self._serving is None else self._serving(number)))
         return RETRY_NS if down else 0
 
     def is_down(self, target: int) -> bool:

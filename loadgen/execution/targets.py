@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from loadgen_sdk.transport.target import Target
 
 from loadgen.errors import Fault, Faults, Place, UserError
 from loadgen.execution.plan import Endpoint
+from loadgen.workload.tasks import TARGET_NAME
 from loadgen.workload.yaml_marks import Map, Seq, Spot, child, read_yaml, where
 
 _TEXT = {"type": "string"}
@@ -171,11 +173,19 @@ def _key(item: Map, path: Path, env: Mapping[str, str], at: Any, faults: list[Fa
     return common or env.get("OPENAI_API_KEY") or None
 
 
+def named(url: str) -> tuple[str, str] | None:
+    """The name and the URL of `NAME=URL`; None for a URL alone."""
+    name, equals, rest = url.partition("=")
+    return (name, rest) if equals and re.fullmatch(TARGET_NAME, name) else None
+
+
 def from_urls(urls: list[str], api_key: str | None, gpus: int | None, shape: str, region: str) -> tuple[Endpoint, ...]:
-    """Endpoints of a repeated `--url`; the other arguments apply to each. Raises Faults for a bad or repeated URL."""
+    """Endpoints of a repeated `--url`; the other arguments apply to each that has no name. Raises Faults for a bad or
+    repeated URL."""
     endpoints: list[Endpoint] = []
     faults: list[Fault] = []
-    for url in urls:
+    for text in urls:
+        serves, url = named(text) or ("", text)
         if url.startswith("sim:"):
             faults.append(UserError(f"{url} runs in virtual time, beside no other target", "--url", "name it alone"))
             continue
@@ -184,9 +194,12 @@ def from_urls(urls: list[str], api_key: str | None, gpus: int | None, shape: str
         except TargetUnusable as error:
             faults.append(UserError(str(error), "--url", error.hint))
             continue
-        if any(name == endpoint.name for endpoint in endpoints):
+        if any(name == endpoint.name and serves == endpoint.serves for endpoint in endpoints):
             faults.append(UserError(f"{name} is given twice", "--url", "name each target once"))
-        endpoints.append(Endpoint(url=url, name=name, api_key=api_key, gpus=gpus, shape=shape, region=region))
+        endpoint = Endpoint(url=url, name=name, api_key=api_key, gpus=gpus, shape=shape, region=region)
+        if serves:
+            endpoint = Endpoint(url=url, name=name, api_key=api_key, serves=serves)
+        endpoints.append(endpoint)
     if faults:
         raise Faults(faults)
     return tuple(endpoints)

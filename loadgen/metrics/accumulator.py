@@ -18,7 +18,7 @@ from loadgen import seeds
 from loadgen.limits import STALL_NS
 from loadgen.metrics import columns as by_column
 from loadgen.metrics import outcomes, tasks
-from loadgen.metrics.columns import FAILED, OK, UNDEFINED, UNFINISHED, Columns, defined
+from loadgen.metrics.columns import FAILED, OK, UNDEFINED, UNFINISHED, Columns, defined, step_of
 from loadgen.metrics.drift import BLOCKS, FIRST_NS, SHOWN, BlockSamples
 from loadgen.metrics.tasks import TaskColumns
 from loadgen.metrics.windows import first_round, last_round
@@ -169,7 +169,9 @@ class Cell:
         self._add_times(columns, sent, open_loop)
         self._add_tokens(columns, ok)
         self._add_errors(columns, texts)
-        self.count("tpot_undefined", (columns.measure("tpot")[ok] == UNDEFINED).sum())
+        with_output = ok & ~columns.for_values
+        self.count("for_values", (ok & columns.for_values).sum())
+        self.count("tpot_undefined", (columns.measure("tpot")[with_output] == UNDEFINED).sum())
         self.count("stalled", (columns.measure("max_gap")[ok] > STALL_NS).sum())
         if self.slo is not None:
             self._add_outcomes(columns, ok, self.slo)
@@ -203,6 +205,7 @@ class Cell:
         self.count("kernel_stamps", columns["kernel_stamp"][answered].sum())
 
     def _add_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+        with_output = ok & ~columns.for_values
         output, prompt, asked = columns["output_tokens"], columns["input_tokens"], columns["asked_output"]
         for name in ("output_tokens", "input_tokens", "cached_tokens", "reasoning_tokens", "asked_output"):
             self.known(name, columns[name][ok])
@@ -214,7 +217,7 @@ class Cell:
         counted = ok & (output >= 0) & (events > 0)
         for name, values in (("events", events), ("streamed", streamed), ("billed", output)):
             self.count(name, values[counted].sum(dtype=np.int64))
-        comparable = ok & (asked >= 0) & (output >= 0)
+        comparable = ok & (asked > 0) & (output >= 0)
         self.count("comparable", comparable.sum())
         self.count("asked", asked[comparable].sum(dtype=np.int64))
         self.count("asked_got", output[comparable].sum(dtype=np.int64))
@@ -224,14 +227,15 @@ class Cell:
         self.count("told_events", told_events.sum())
         self.count("told_streamed", told_streamed.sum())
         self.count("surplus", np.maximum(told_streamed - told_events - 1, 0).sum())
-        self.count("unsaid", (ok & (columns["first_event_tokens"] == 0)).sum())
+        self.count("unsaid", (with_output & (columns["first_event_tokens"] == 0)).sum())
         built = columns["built_tokens"]
-        both_counted = ok & (columns["input_source"] == SOURCES.index("server")) & (built > 0) & (prompt >= 0)
+        both_counted = with_output & (columns["input_source"] == SOURCES.index("server")) & (built > 0) & (prompt >= 0)
         self.count("both", both_counted.sum())
         self.count("both_built", built[both_counted].sum(dtype=np.int64))
         self.count("both_said", prompt[both_counted].sum(dtype=np.int64))
         for side in ("input", "output"):
-            for code, count in enumerate(np.bincount(columns[f"{side}_source"][ok], minlength=len(SOURCES)).tolist()):
+            of_them = columns[f"{side}_source"][ok if side == "input" else with_output]
+            for code, count in enumerate(np.bincount(of_them, minlength=len(SOURCES)).tolist()):
                 self.count(f"{side}_source_{SOURCES[code] or 'none'}", count)
 
     def _add_errors(self, columns: Columns, texts: Sequence[str]) -> None:
@@ -317,9 +321,12 @@ class Accumulator:
         self.stages = [Cell(self._slo, exact=exact) for _ in self._plans]
         self.targets = [Cell(self._slo, exact=exact) for _ in range(several)]
         self.classes = [Cell(plan.slo, exact=exact) for plan in header.classes]
+        self.steps = [Cell(exact=exact) for _ in header.steps]
+        self._header = header
         # rows of stages that are not measured
         self.other_targets = [Cell(self._slo, exact=exact) for _ in range(several)]
         self.other_classes = [Cell(plan.slo, exact=exact) for plan in header.classes]
+        self.other_steps = [Cell(exact=exact) for _ in header.steps]
         self.blocks: list[BlockSamples] = []
         self.block_ns = FIRST_NS
         # number of a conversation -> what is known of its turns so far, in the order of TaskColumns
@@ -329,7 +336,7 @@ class Accumulator:
     def add(self, rows: NDArray[np.void], texts: Sequence[str]) -> None:
         """Add some rows. `texts`: error texts, indexed by `rows["text"]`."""
         for stage, (plan, cell) in enumerate(zip(self._plans, self.stages, strict=True)):
-            columns = Columns(rows, rows["stage"] == stage, keep_all=bool(self.targets or self.classes))
+            columns = Columns(rows, rows["stage"] == stage, keep_all=bool(self.targets or self.classes or self.steps))
             cell.add(columns, texts, SAMPLES, not plan.closed)
             if not len(columns):
                 continue
@@ -345,6 +352,9 @@ class Accumulator:
             if classes:
                 drawn = self._class_of(columns["request"] // self._turns)
                 self._add_parts(columns, drawn, classes, texts, not plan.closed)
+            if self.steps:
+                own = step_of(self._header, columns["request"], columns["turn"])
+                self._add_parts(columns, own, self.steps if plan.measured else self.other_steps, texts, not plan.closed)
 
     def _add_parts(
         self, columns: Columns, part: NDArray[np.int64], cells: Sequence[Cell], texts: Sequence[str], open_loop: bool
@@ -448,6 +458,8 @@ class Accumulator:
         yield from self.other_targets
         yield from self.classes
         yield from self.other_classes
+        yield from self.steps
+        yield from self.other_steps
 
     def measured(self, measured: bool = True) -> Cell:
         """The cell of all measured stages, or of all others."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from loadgen.metrics import sustainable
 from loadgen.metrics.columns import UNDEFINED, Columns, JoinedColumns
 from loadgen.metrics.windows import Span
-from loadgen.results.manifest import Header
+from loadgen.results.manifest import Header, interchangeable
 from loadgen.stats import components
 from loadgen.stats.intervals import LEVEL
 
@@ -74,6 +74,8 @@ class BetweenNodes(msgspec.Struct, frozen=True, kw_only=True):
 
 def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> BetweenNodes:
     """Compare the nodes of the measured rows of a run."""
+    if not interchangeable(header.targets):
+        return BetweenNodes(why="the targets serve different steps of the tasks")
     requests = JoinedColumns(measured, ok=True)
     unit, names, of_row = _units(requests, header)
     if len(names) < 2:

@@ -53,6 +53,20 @@ def of_class(header: Header, name: str, rows: NDArray[np.void]) -> NDArray[np.bo
     return chosen
 
 
+def step_of(header: Header, requests: NDArray[np.int64], turns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each row the index of its step in `header.steps`, -1 for none. `requests`: numbers of the requests."""
+    names = [plan.name for plan in header.classes] or [""]
+    table = np.full((len(names), header.turns), -1)
+    for index, step in enumerate(header.steps):
+        table[names.index(step.of_class), list(step.turns)] = index
+    drawn: NDArray[np.int64] = np.zeros(len(requests), np.int64)
+    if header.classes:
+        shares = [plan.share for plan in header.classes]
+        drawn = seeds.classes(header.seed or 0, shares, requests // header.turns)
+    found: NDArray[np.int64] = table[drawn, turns]
+    return found
+
+
 class Columns:
     """A view by column of the rows of a run, of a selection of them, or of a selection of other columns.
 
@@ -101,6 +115,12 @@ class Columns:
     def where(self, status: int) -> NDArray[np.bool_]:
         """Which rows have this status: a mask of the length of the columns."""
         mask: NDArray[np.bool_] = self["status"] == status
+        return mask
+
+    @property
+    def for_values(self) -> NDArray[np.bool_]:
+        """Which rows asked for no output, in tasks of which others do: embeddings, or a ranking."""
+        mask: NDArray[np.bool_] = self["asked_output"] == 0
         return mask
 
     @property

@@ -45,6 +45,8 @@ def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
             known = (first >= 0) & (divisor > 0)
             least = np.where(known, (end - first) // np.maximum(divisor, 1), 0)
     over: NDArray[np.bool_] = cut & (least > term.limit_ns)
+    if term.metric != "e2e":
+        over &= ~columns.for_values
     return over
 
 
@@ -67,12 +69,12 @@ def is_undecided(unfinished: int, counted: int) -> bool:
 def meets(columns: Columns, slo: Slo) -> NDArray[np.bool_]:
     """Which requests are ok and within every term that has a value per request: a mask of the length of the columns.
 
-    A request too short to have a TPOT does not miss that term.
+    A request too short to have a TPOT does not miss that term, nor does one that asked for no tokens miss any but E2E.
     """
     good = columns.where(OK)
     for term in slo.terms:
         if term.metric not in POOLED:
             values = columns.measure(term.metric)
-            excused = (values == UNDEFINED) if term.metric in NEED_TWO_TOKENS else False
+            excused = (values == UNDEFINED) & (columns.for_values | (term.metric in NEED_TWO_TOKENS))
             good &= excused | ((values != UNDEFINED) & (values <= term.limit_ns))
     return good

@@ -108,6 +108,14 @@ SENTENCES = {
         "them",
     "undisclosed": "the description of the system under test leaves out what others ask for: {missing:asked}",
     "hardware_differs": "the description of the system says {key} {said}, the hardware's own metrics page {seen}",
+    "bodies_late": "{bodies} bodies were built in the sending loop, which can delay sends",
+    "target_gone": "target {target} stopped answering {at_s:.1f} s after the start",
+    "store_died": "the process that stores the records {why}; all records are counted, and kept in spool/",
+    "not_judged": "SLO terms not judged: {metrics:list}: {because:part}",
+    "virtual_time": "simulated in virtual time: {preset}; no network and no client in it",
+    "extrapolated":
+        "{sequences:,.0f} sequences per iteration on average, below {limit:,.0f}: the model extrapolates here",
+    "paused": "{times:,} times a sequence was paused for want of cache blocks and computed again",
     "note": "{text}",  # known to the run by its words only
 }  # fmt: skip
 _PARTS = {
@@ -120,6 +128,8 @@ _PARTS = {
         "that, or use a host of its own",
     "lanes": "lanes were beginning or ending",
     "warmup": "requests of the warm-up were in flight",
+    "no_stream": "answers that are not streamed have none",
+    "no_tokens": "answers of {api} have no tokens",
     "cache_asked": "{beside:share} were asked for",
     "cache_answers": "by the answers {beside:share}",
     "others": "others use it, or it counts answers that failed",
@@ -181,5 +191,6 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "bundled": lambda value: "" if value is None else f" ({share(value)} of the events came with others in one read)",
     "heaviest": lambda value: f"; the heaviest share has {value:.1%} more output tokens than the mean" if value else "",
     "asked": lambda missing: "; ".join(f"{who} asks for {', '.join(keys)}" for who, keys in missing.items()),
+    "list": ", ".join,
     "families": lambda metrics: ", ".join(_FAMILIES[metric] for metric in metrics),
 }

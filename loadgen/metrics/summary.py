@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from loadgen.errors import UserError
-from loadgen.metrics import between, blocks, causes, drift, splits, stimulus, sustainable, validity
+from loadgen.metrics import between, blocks, causes, drift, splits, steps, stimulus, sustainable, validity
 from loadgen.metrics.accumulator import SAMPLES, Accumulator, Cell
 from loadgen.metrics.between import BetweenNodes
 from loadgen.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, Stalls, Tokens
@@ -23,11 +23,22 @@ from loadgen.metrics.drift import Drift
 from loadgen.metrics.goodput import Goodput, goodput, of_classes, with_tasks
 from loadgen.metrics.load import Load, load
 from loadgen.metrics.splits import SlowRequest, Splits
+from loadgen.metrics.steps import StepTime
 from loadgen.metrics.stimulus import StimulusCheck
 from loadgen.metrics.sustainable import Sustainable
 from loadgen.metrics.validity import Families, Signs, Verdict
 from loadgen.metrics.windows import Window, per_second
-from loadgen.results.manifest import ChunkReuse, ClassPlan, Fingerprints, Host, StagePlan, TargetFacts, refuse_newer
+from loadgen.results.manifest import (
+    ChunkReuse,
+    ClassPlan,
+    Fingerprints,
+    Host,
+    StagePlan,
+    StepPlan,
+    TargetFacts,
+    interchangeable,
+    refuse_newer,
+)
 from loadgen.results.record import SCHEMA_MINOR
 from loadgen.server_metrics import hardware
 from loadgen.server_metrics.energy import EnergyUse
@@ -125,6 +136,30 @@ class ClassSummary(msgspec.Struct, frozen=True, kw_only=True):
     sessions: Sessions | None = None  # null for a class of single requests
 
 
+class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of the tasks: its measured requests, over the window of the whole run.
+
+    The shares are of the time of the tasks that ended ok, all of which add up to 1; null where no records were kept.
+    """
+
+    name: str
+    of_class: str = ""  # "": all requests are of one kind
+    kind: str = "chat"  # chat, embed, rerank
+    targets: tuple[str, ...] = ()  # names of those that serve such steps alone; empty: those of all other requests
+    model: str | None = None
+    requests: RequestCounts
+    bytes: Bytes
+    load: Load
+    tokens: Tokens
+    ttft_ms: Distribution
+    tpot_ms: Distribution
+    e2e_ms: Distribution
+    time_share: float | None = None
+    pause: str = ""  # what passes before its requests: names of tools, "thinking"; "": nothing
+    pause_ms: Distribution = Distribution()
+    pause_share: float | None = None
+
+
 class RackTokens(msgspec.Struct, frozen=True, kw_only=True):
     """Output tokens/s of several targets by two definitions, which differ when the targets do not end together.
 
@@ -196,6 +231,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         None  # which accelerators, driver and power limit metrics pages name; null: none read
     )
     classes: tuple[ClassSummary, ...] = ()  # empty where all requests are of one kind
+    steps: tuple[StepSummary, ...] = ()  # of tasks; empty where there are none, or their numbers of requests are drawn
     cache_reset: bool = False  # the servers' prefix caches were emptied before the load
     chunks: ChunkReuse | None = None  # what prompts with retrieved chunks share; null: there are none
     cache_asked: float | None = None  # beside tokens.cached_share: what the workload asked for with `cache`
@@ -306,6 +342,7 @@ def build(
             zip(header.classes, accumulator.classes, accumulator.other_classes, strict=True)
         )
     )
+    step_times = steps.times(measured.columns, header) if accumulator.exact else [steps.UNKNOWN] * len(header.steps)
     tasks = blocks.sessions(measured, accumulator.cut(), inside)
     whole["goodput"] = with_tasks(whole["goodput"], tasks)
     if header.slo is None:
@@ -334,8 +371,14 @@ def build(
         regions=regions,
         nodes=nodes,
         hardware=hardware.of_samples(server_samples),
-        rack=_rack_of(targets, whole["tokens"].output_per_s),
+        rack=_rack_of(targets, whole["tokens"].output_per_s) if interchangeable(header.targets) else None,
         classes=classes,
+        steps=tuple(
+            parts.of_step(plan, everything, inside, time)
+            for plan, *everything, time in zip(
+                header.steps, accumulator.steps, accumulator.other_steps, step_times, strict=True
+            )
+        ),
         cache_reset=header.cache_reset,
         chunks=header.chunks,
         cache_asked=header.cache_asked,
@@ -356,6 +399,7 @@ def build(
         repeated=blocks.repeated(measured),
         asked=measured.sum("asked"),
         asked_got=measured.sum("asked_got"),
+        for_values=measured.sum("for_values"),
     )
     delivered = stimulus.checks(header, summary, signs, measured.columns)
     return msgspec.structs.replace(summary, verdict=validity.of(header, summary, signs, seconds), stimulus=delivered)
@@ -437,7 +481,15 @@ class _Parts(NamedTuple):
             **figures,
         )
 
-    def _of_part(self, everything: tuple[Cell, Cell], inside: Window, gpus: int | None) -> dict[str, Any]:
+    def of_step(self, plan: StepPlan, everything: Sequence[Cell], inside: Window, time: StepTime) -> StepSummary:
+        """One of the steps of tasks. `everything`: its cell of measured stages, and of the others."""
+        figures = self._of_part(everything, inside, None)
+        del figures["goodput"]  # what was promised is promised of all requests, and of tasks
+        targets = [self.header.targets[number] for number in plan.targets]
+        names = tuple(target.name or target.url for target in targets if target.serves)
+        return StepSummary(**_shared(plan, StepSummary) | {"targets": names}, **figures, **time._asdict())
+
+    def _of_part(self, everything: Sequence[Cell], inside: Window, gpus: int | None) -> dict[str, Any]:
         cell = everything[0]
         parts = self._replace(seconds=(), undecided={**_NO_GAPS_BY_PART, **self.undecided})
         figures = parts.figures(cell, everything, inside, "", (), gpus, Histogram(), 0)
@@ -479,7 +531,7 @@ def withhold(summary: Summary) -> Summary:
     if "tpot" in unsound:
         changes["drift"] = drift.without_tpot(summary.drift)
     changes["between"] = between.without(summary.between, unsound)
-    for name in ("stages", "targets", "regions", "nodes", "classes"):
+    for name in ("stages", "targets", "regions", "nodes", "classes", "steps"):
         changes[name] = tuple(msgspec.structs.replace(part, **without(part)) for part in getattr(summary, name))
     return msgspec.structs.replace(summary, **changes)
 
@@ -498,7 +550,11 @@ def _shared(facts: msgspec.Struct, block: type[msgspec.Struct]) -> dict[str, Any
 
 
 def whole_target(targets: Sequence[TargetFacts]) -> TargetFacts:
-    """All targets described as one: the values they have in common, and the sum of their GPUs."""
+    """All targets described as one: the values they have in common, and the sum of their GPUs.
+
+    Where steps of tasks have targets of their own, those of all other requests.
+    """
+    targets = [target for target in targets if not target.serves] or targets
     if not targets:
         return TargetFacts()
     if len(targets) == 1:

@@ -294,6 +294,10 @@ def _stages_and_targets(sheet: page.Page, summary: Summary) -> None:
         ]
         columns = ("class", "share asked", "share", "model", "priority", "SLO: its terms, and what was measured")
         sheet.table(columns, asked, "words")
+    if summary.steps:
+        sheet.section("Steps of a task", id="steps")
+        sheet.table(("step", *run_headline.STEP_HEAD), run_headline.step_rows(summary))
+        sheet.say(f"{run_headline.STEPS_WORDS.capitalize()}. Latencies in ms.", "soft")
     if summary.targets:
         sheet.section("Targets", id="targets")
         parts("target", ((run_headline.target_name(part), part) for part in summary.targets))

@@ -248,6 +248,39 @@ def part_cells(part: StageSummary | TargetSummary | ClassSummary) -> tuple[str, 
     )
 
 
+STEP_HEAD = ("asks", "ok", "failed", "requests/s", "E2E p50", "E2E p99", "TTFT p50", "tokens in", "out", "of the time")
+"""The columns of a table of the steps of tasks, behind the name of each."""
+
+
+STEPS_WORDS = "of the time: of tasks that ended ok, each instant of which belongs to the step that was waited for"
+
+
+def step_rows(summary: Summary) -> list[tuple[str, ...]]:
+    """One row for each step of the tasks, after the one for what passes before it: a tool, or a user who thinks."""
+    rows = []
+    for step in summary.steps:
+        name = f"{step.of_class}: {step.name}" if step.of_class else step.name
+        if step.pause:
+            quantiles = [quantile_ms(step.pause_ms, quantile) for quantile in ("p50", "p99")]
+            share = format.percent(step.pause_share)
+            none = format.NONE
+            rows.append((f"{step.pause}, before {name}", *[none] * 4, *quantiles, *[none] * 3, share))
+        asks = " ".join(filter(None, (step.kind, ", ".join(step.targets), step.model)))
+        rows.append((
+            name,
+            asks,
+            format.count(step.requests.ok),
+            format.count(step.requests.failed + step.requests.lost),
+            format.quantity(step.load.completed_rps),
+            *(quantile_ms(step.e2e_ms, quantile) for quantile in ("p50", "p99")),
+            quantile_ms(step.ttft_ms, "p50"),
+            format.count(step.tokens.input),
+            format.count(step.tokens.output) if step.kind == "chat" else format.NONE,
+            format.percent(step.time_share),
+        ))  # fmt: skip
+    return rows
+
+
 def target_name(part: TargetSummary) -> str:
     """The name of a target, with its region where that is given."""
     region = f" ({part.target.region})" if part.target.region else ""

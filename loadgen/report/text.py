@@ -13,6 +13,8 @@ from loadgen.metrics.reasons import STATES
 from loadgen.metrics.validity import is_host_busy
 from loadgen.report import nodes, stimulus, table
 from loadgen.report.run_headline import (
+    STEP_HEAD,
+    STEPS_WORDS,
     about_latency,
     class_share,
     client_use,
@@ -23,6 +25,7 @@ from loadgen.report.run_headline import (
     part_cells,
     quantile_ms,
     request_counts,
+    step_rows,
     target_name,
     tasks,
     term_cells,
@@ -305,6 +308,9 @@ def parts(summary: Summary) -> Iterator[str]:
         cells = [(textwrap.shorten(name, 28, placeholder="..."), *part_cells(part)) for name, part in named]
         return table.text((title, *head), cells)
 
+    if summary.steps:
+        yield from table.text(("Steps of a task", *STEP_HEAD), step_rows(summary))
+        yield from wrapped(STEPS_WORDS)
     stages = [stage for stage in summary.stages if stage.measured]
     if len(stages) > 1:
         yield from rows("Stages", [(stage.name or stage.arrival, stage) for stage in stages])

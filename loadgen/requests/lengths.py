@@ -17,6 +17,7 @@ class AskedLengths(NamedTuple):
     requests: int
     input_tokens: int
     output_tokens: int
+    for_values: int = 0  # of these requests; embeddings and rankings, whose sequences stand alone
 
 
 class ClassShare(NamedTuple):
@@ -31,21 +32,24 @@ class ClassShare(NamedTuple):
 def of_first(prompts: Prompts, requests: int | None) -> dict[int, AskedLengths]:
     """Number -> lengths of the first requests of a load of so many (None: not known). 0 where nobody says a length."""
     numbers = prompts.numbers(min(requests or LOOKED_AT, LOOKED_AT))
-    return {
-        number: AskedLengths(1, prompts.asked_input(number) or 0, prompts.asked_output(number) or 0)
-        for number in numbers
-    }
+    first: dict[int, AskedLengths] = {}
+    for number in numbers:
+        output = prompts.asked_output(number)
+        first[number] = AskedLengths(1, prompts.asked_input(number) or 0, output or 0, output == 0)
+    return first
 
 
 def contexts(
     first: dict[int, AskedLengths], template_tokens: int | None = None, token_ratio: float | None = None
 ) -> list[int]:
-    """Prompt and answer of each request together, in tokens as a server counts them.
+    """Prompt and answer of each request together, in tokens as a server counts them; not of those for values.
 
     `template_tokens`, `token_ratio`: what it adds to a prompt, and its count of our tokens over ours; None: not known.
     """
     ratio, template = token_ratio or 1.0, template_tokens or 0
-    return [round(one.input_tokens * ratio) + template + one.output_tokens for one in first.values()]
+    return [
+        round(one.input_tokens * ratio) + template + one.output_tokens for one in first.values() if not one.for_values
+    ]
 
 
 def of_tasks(prompts: Prompts, first: dict[int, AskedLengths]) -> list[AskedLengths]:

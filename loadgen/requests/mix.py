@@ -114,3 +114,15 @@ class MixPrompts:
     def warnings(self, n: int) -> list[str]:
         named = zip(self.names, self.parts, self.shares, strict=True)
         return [f"class {name}: {words}" for name, part, share in named for words in part.warnings(round(n * share))]
+
+
+def step_of(prompts: Prompts, number: int) -> tuple[str, str]:
+    """The class of a request, and its step if it is one of a task; "" where there are none."""
+    name = ""
+    if isinstance(prompts, MixPrompts):
+        index, number = prompts.of_class(number)
+        name, prompts = prompts.names[index], prompts.parts[index]
+    if not isinstance(prompts, TaskPrompts):
+        return name, ""
+    task, turn = prompts.turn_of(number)
+    return name, prompts.graphs[task][turn].step

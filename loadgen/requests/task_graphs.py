@@ -28,6 +28,8 @@ class Node(NamedTuple):
     tool: str  # the kind of tool whose result it brings; "": none
     message: bool  # whether it brings a message of the user
     pause_ns: int  # from the end of the last request it waits for: the tool's work, or the user's thinking
+    asks: int = -1  # the earlier request whose message it brings again; -1: none
+    first: bool = True  # of the turns of its step
 
 
 class Leaving(NamedTuple):
@@ -45,7 +47,7 @@ class TaskGraphs:
         self._key = key(seed)
         self._counts = {name: (law(step.turns), law(step.parallel)) for name, step in task.steps.items()}
         self._think = {name: _delay(step.think_time) for name, step in task.steps.items()}
-        self._output = {name: law(step.output_tokens) for name, step in task.steps.items()}
+        self._output = {name: law(step.output_tokens) for name, step in task.steps.items() if step.output_tokens}
         self._kinds = {name: _choice(step.tool) for name, step in task.steps.items() if step.tool}
         self._tool_times = {kind: _delay(tool.time) for kind, tool in task.tools.items()}
         self._graph = functools.lru_cache(maxsize=GRAPHS_KEPT)(self._draw)
@@ -54,8 +56,9 @@ class TaskGraphs:
         return self._graph(number)
 
     def output_tokens(self, number: int, turn: int) -> int:
-        """Tokens asked for as the answer of a request."""
-        return self._output[self[number][turn].step](self._key, "output", number * self.width + turn)
+        """Tokens asked for as the answer of a request; 0 of one for embeddings or a ranking."""
+        length = self._output.get(self[number][turn].step)
+        return 0 if length is None else length(self._key, "output", number * self.width + turn)
 
     def leaving(self, number: int) -> Leaving | None:
         """Where the user of this task goes away; None for one that stays to the end."""
@@ -63,7 +66,8 @@ class TaskGraphs:
         if not share or int.from_bytes(draw(self._key, "leaves", number, 8), "little") * 2.0**-64 >= share:
             return None
         choice = int.from_bytes(draw(self._key, "leaves at", number, 16), "little")
-        turn, rest = choice % (size := len(self[number])), choice // size
+        chats = [turn for turn in range(len(self[number])) if self.output_tokens(number, turn)]
+        turn, rest = chats[choice % len(chats)], choice // len(chats)
         return Leaving(turn, 1 + rest % max(1, self.output_tokens(number, turn) - 1))
 
     def _draw(self, number: int) -> tuple[Node, ...]:
@@ -76,7 +80,7 @@ class TaskGraphs:
             lasts = []
             for _ in range(copies):
                 for turn in range(turns):
-                    nodes.append(self._node(number, len(nodes), name, step, before if not turn else None, ends))
+                    nodes.append(self._node(number, nodes, name, step, before if not turn else None, ends))
                 lasts.append(len(nodes) - 1)
             ends[name] = tuple(lasts)
         return tuple(nodes)
@@ -86,25 +90,36 @@ class TaskGraphs:
         return (turns, "turns"), (parallel, "parallel")
 
     def _node(
-        self, number: int, turn: int, name: str, step: TaskStep, before: tuple[int, ...] | None,
+        self, number: int, nodes: list[Node], name: str, step: TaskStep, before: tuple[int, ...] | None,
         ends: dict[str, tuple[int, ...]],
     ) -> Node:  # fmt: skip
-        """`before`: what the first request of a step waits for; None for its later ones."""
-        first = before is not None
-        begins = first and (not before or step.context == "new")
+        """`nodes`: those so far. `before`: what the first request of a step waits for; None for its later ones."""
+        first, turn, steps = before is not None, len(nodes), self.task.steps
         after = before if before is not None else (turn - 1,)
+        for_values = step.kind != "chat"
+        goes_on = before and step.context != "new" and not for_values and steps[step.after[0]].kind == "chat"
+        begins = first and not goes_on
         context = -1 if begins else ends[step.after[0]][0] if first else turn - 1
-        message = step.input_tokens is not None and (first or not step.tool)
+        with_result = bool(step.tool) and all(kind in self.task.known_tools for kind in step.tool or ())
+        message = step.input_tokens is not None and (first or not with_result)
+        chats = [one for one in after if steps[nodes[one].step].kind == "chat"]
         # a context begins with its message, if it has one
-        joined = tuple(one for one in after if one != context) if first and not (begins and message) else ()
+        joined: tuple[int, ...] = ()
+        if first and not for_values and not (begins and message):
+            joined = tuple(one for one in chats if one != context)
+        asks = -1
+        if first and after and not message and (for_values or len(chats) < len(after)):
+            asks = next((one for one in after if one not in chats), after[0])
+            while not nodes[asks].message:
+                asks = nodes[asks].asks if nodes[asks].asks >= 0 else nodes[asks].after[0]
         place = number * self.width + turn
-        tool = ""
-        if step.tool and not message and not begins:
+        tool, pause_ns = "", 0
+        if step.tool and not (with_result and (message or begins)):
             tool = list(step.tool)[self._kinds[name](self._key, "tool", place)]
-        pause_ns = self._tool_times[tool](self._key, "tool time", place) if tool else 0
+            pause_ns = self._tool_times[tool](self._key, "tool time", place)
         if message and after:
-            pause_ns = self._think[name](self._key, "think time", place)
-        return Node(name, after, context, joined, tool, message, pause_ns)
+            pause_ns += self._think[name](self._key, "think time", place)
+        return Node(name, after, context, joined, tool if with_result else "", message, pause_ns, asks, first)
 
 
 def _delay(delay: Any) -> Law:

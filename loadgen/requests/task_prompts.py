@@ -1,5 +1,7 @@
 """The requests of tasks: messages, calls of tools and their results, growing along the graph of each task. Pure.
 
+A step for embeddings or a ranking is a text, with the documents that are ranked.
+
 Request `task * width + place` is the same on every worker, in any order, at any time, as in `prompts`. The place of a
 request is its turn; of the last request of a task it is the last place, whatever the turns before it.
 """
@@ -15,13 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadgen_sdk.request import Request
 
+from loadgen.requests.chunks import Corpus
 from loadgen.requests.laws import draw, law
 from loadgen.requests.prompts import AssistantTurn, SyntheticPrompts
 from loadgen.requests.task_graphs import Node, TaskGraphs
 from loadgen.requests.tokenizer import Tokenizer
+from loadgen.workload.tasks import most
 
 if TYPE_CHECKING:
-    from loadgen.workload.tasks import Task
+    from loadgen.workload.tasks import Task, TaskStep
 
 
 class _Context(NamedTuple):
@@ -44,9 +48,12 @@ class TaskPrompts(SyntheticPrompts):
         self.turns, self.history = self.graphs.width, task.history
         self._task = task
         self._messages = {name: law(step.input_tokens) for name, step in task.steps.items() if step.input_tokens}
-        self._results = {kind: law(tool.result_tokens) for kind, tool in task.tools.items()}
-        self._tools = [self._definition(kind, tool.schema_tokens) for kind, tool in task.tools.items()]
-        self._tools_tokens = sum(tool.schema_tokens for tool in task.tools.values())
+        known = task.known_tools
+        self._results = {kind: law(tool.result_tokens) for kind, tool in known.items()}
+        self._tools = [self._definition(kind, tool.schema_tokens) for kind, tool in known.items()]
+        self._tools_tokens = sum(tool.schema_tokens for tool in known.values())
+        self._corpora = {name: _corpus(step, self._lengths_key) for name, step in task.steps.items() if step.documents}
+        self._documents = {name: law(task.steps[name].documents.count) for name in self._corpora}  # type: ignore[union-attr]
 
     def __getitem__(self, number: int) -> Request:
         return self._built(number, {})
@@ -56,6 +63,8 @@ class TaskPrompts(SyntheticPrompts):
 
     def asked_input(self, number: int) -> int:
         task, turn = self.turn_of(number)
+        if self._is_for_values(task, turn):
+            return sum(self.sequences(number))
         return self._tools_tokens + self._asked(task, turn)
 
     def asked_output(self, number: int) -> int:
@@ -71,11 +80,23 @@ class TaskPrompts(SyntheticPrompts):
             raise IndexError(number)
         return task, place
 
-    def stretches(self, number: int) -> Iterator[tuple[str | int, int]]:
+    def _is_for_values(self, task: int, turn: int) -> bool:
+        return self._task.steps[self.graphs[task][turn].step].kind != "chat"
+
+    def sequences(self, number: int) -> tuple[int, ...]:
+        """The tokens of each sequence of a request for values; () of a chat."""
+        task, turn = self.turn_of(number)
+        if not self._is_for_values(task, turn):
+            return ()
+        text, (chunks, tokens) = self._message_tokens(task, turn), self._documents_of(task, turn)
+        return (text + tokens,) * len(chunks) or (text,)
+
+    def stretches(self, number: int) -> Iterator[tuple[str | int | tuple[int, ...], int]]:
         """Where each part of a prompt comes from, in order: its owner and its content tokens.
 
         The owner is a step (its system message and the tools' definitions, equal in all tasks), or the number of the
-        request of this task that brought or generated it. Prompts with equal stretches at their beginning share them.
+        request of this task that brought or generated it; of documents, these and those before them. Prompts with equal
+        stretches at their beginning share them.
         """
         task, turn = self.turn_of(number)
         nodes, path = self.graphs[task], [turn]
@@ -84,12 +105,16 @@ class TaskPrompts(SyntheticPrompts):
         begun = nodes[path[-1]].step
         yield begun, self._tools_tokens + self._task.steps[begun].system_tokens
         for one in reversed(path):
-            yield task * self.turns + one, self._new_tokens(task, one) + (self._output(task, one) if one != turn else 0)
+            chunks, tokens = self._documents_of(task, one)
+            for place in range(len(chunks)):
+                yield chunks[: place + 1], tokens
+            own = self._new_tokens(task, one) - len(chunks) * tokens
+            yield task * self.turns + one, own + (self._output(task, one) if one != turn else 0)
 
     def follows_replies(self, number: int) -> bool:
         task, turn = self.turn_of(number)
         node = self.graphs[task][turn]
-        return self.history == "server" and (node.context >= 0 or len(node.joined) > 0)
+        return self.history == "server" and (node.context >= 0 or len(node.joined) > 0)  # never one for values
 
     def numbers(self, count: int) -> Iterator[int]:
         return islice((number for task in itertools.count() for number in self.numbers_of(task)), count)
@@ -114,13 +139,46 @@ class TaskPrompts(SyntheticPrompts):
         tokens = sum(self._output(task, one) for one in node.joined)
         if node.tool:
             tokens += self._results[node.tool](self._lengths_key, "tool", place)
-        if node.message:
-            tokens += self._message_tokens(node, place)
-        return tokens
+        if node.message or node.asks >= 0:
+            tokens += self._message_tokens(task, turn)
+        chunks, of_each = self._documents_of(task, turn)
+        return tokens + len(chunks) * of_each
 
-    def _message_tokens(self, node: Node, place: int) -> int:
-        tokens = self._messages[node.step](self._lengths_key, "input", place)
-        return self._without_template(tokens) if node.context < 0 else tokens
+    def _message_tokens(self, task: int, turn: int) -> int:
+        """Of the message that a request brings, its own or that of the request whose question it asks again."""
+        asks = self.graphs[task][turn].asks
+        asked = turn if asks < 0 else asks
+        node = self.graphs[task][asked]
+        tokens = self._messages[node.step](self._lengths_key, "input", task * self.turns + asked)
+        is_first_of_chat = node.context < 0 and not self._is_for_values(task, asked)
+        return self._without_template(tokens) if is_first_of_chat else tokens
+
+    def _message(self, task: int, turn: int) -> tuple[str, int]:
+        node = self.graphs[task][turn]
+        place = task * self.turns + (turn if node.asks < 0 else node.asks)
+        return self._exact_text("user", place, self._message_tokens(task, turn))
+
+    def _documents_of(self, task: int, turn: int) -> tuple[tuple[int, ...], int]:
+        """The chunks that a request has, and the tokens of each: retrieved for it, or the best of those ranked before.
+
+        Which ones are the best is drawn: it is not read from the ranking.
+        """
+        graph = self.graphs[task]
+        node = graph[turn]
+        step = self._task.steps[node.step]
+        if step.best is not None and node.first:
+            ranked = next(one for one in node.after if self._task.steps[graph[one].step].kind == "rerank")
+            chunks, tokens = self._documents_of(task, ranked)
+            return chunks[: step.best], tokens
+        if step.documents is None or not node.first:
+            return (), 0
+        place = task * self.turns + turn
+        count = self._documents[node.step](self._lengths_key, "documents", place)
+        return self._corpora[node.step].of(place)[:count], step.documents.tokens
+
+    def _document_texts(self, task: int, turn: int) -> list[tuple[str, int]]:
+        chunks, tokens = self._documents_of(task, turn)
+        return [self._shared_text("chunk", chunk, tokens) for chunk in chunks]
 
     def _asked(self, task: int, turn: int) -> int:
         node = self.graphs[task][turn]
@@ -133,6 +191,8 @@ class TaskPrompts(SyntheticPrompts):
 
     def _built(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
         task, turn = self.turn_of(number)
+        if self._is_for_values(task, turn):
+            return self._for_values(number, task, turn)
         context = self._context(task, turn, replies)
         extra: dict[str, Any] = {"tools": self._tools} if self._tools else {}
         if self._task.tool_choice is not None and self._calls_tool(task, turn):
@@ -144,6 +204,23 @@ class TaskPrompts(SyntheticPrompts):
             input_tokens=None if replies else context.tokens + self._tools_tokens,
             input_source="" if replies else self._tokenizer.tag,
             extra=extra,
+            session=task,
+            turn=turn,
+        )
+
+    def _for_values(self, number: int, task: int, turn: int) -> Request:
+        """A text to embed, or a query with the documents to rank. No output is asked for."""
+        text, tokens = self._message(task, turn)
+        documents = self._document_texts(task, turn)
+        if documents:
+            tokens = sum(tokens + of_document for _, of_document in documents)  # the query goes with each document
+        return Request(
+            id=f"{self._id}-{number}",
+            prompt=text,
+            max_tokens=0,
+            input_tokens=tokens,
+            input_source=self._tokenizer.tag,
+            extra={"documents": [text for text, _ in documents]} if documents else {},
             session=task,
             turn=turn,
         )
@@ -162,9 +239,9 @@ class TaskPrompts(SyntheticPrompts):
         if node.tool:
             text, tokens = self._exact_text("tool", place, self._results[node.tool](self._lengths_key, "tool", place))
             results.append((node.tool, text, tokens))
-        said: list[tuple[str, int]] = []
-        if node.message:
-            said.append(self._exact_text("user", place, self._message_tokens(node, place)))
+        said = self._document_texts(task, turn)
+        if node.message or node.asks >= 0:
+            said.append(self._message(task, turn))
         if node.context < 0:
             return self._new_context(node, [*said, *((text, tokens) for _, text, tokens in results)])
         before = self._context(task, node.context, replies)
@@ -235,6 +312,11 @@ class TaskPrompts(SyntheticPrompts):
             words += difference
         text, _ = self._exact_text("definition " + kind, 0, max(1, best))
         return with_description(text)
+
+
+def _corpus(step: TaskStep, key: bytes) -> Corpus:
+    documents: Any = step.documents
+    return Corpus(documents.model_copy(update={"count": most(documents.count)}), key)
 
 
 # The real lengths come from the steps.

@@ -5,6 +5,7 @@ Pure: bytes in, values out. These types must never hold a secret: they are store
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -33,6 +34,7 @@ class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""  # of the server: "0.32.0"
     engine: str = ""  # that runs the model behind the server: "pytorch"
     precision: str = ""  # of weights, and of the KV cache where it says so: "nvfp4, KV cache fp8"
+    serves: str = ""  # the name by which steps of tasks ask for it; "": it serves all that ask for no other
 
     @property
     def software(self) -> list[str]:
@@ -83,6 +85,19 @@ class ClassPlan(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None  # null: that of the target
     priority: int | None = None
     slo: Slo | None = None  # its own, or that of the workload
+
+
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of the tasks of a run, where all tasks have the same requests. Rows name it by their turn."""
+
+    name: str = ""
+    of_class: str = ""  # "": all requests are of one kind
+    kind: str = "chat"  # chat, embed, rerank
+    targets: tuple[int, ...] = ()  # indices of those that serve it
+    model: str | None = None  # null: that of the target
+    pause: str = ""  # what passes before its requests: names of tools, "thinking"; "": nothing
+    turns: tuple[int, ...] = ()  # of its requests
+    after: tuple[tuple[int, ...], ...] = ()  # for each of these: the turns that it waits for
 
 
 class ChunkReuse(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,6 +182,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     limits: ValidityLimits = ValidityLimits()
     stages: tuple[StagePlan, ...] = ()
     classes: tuple[ClassPlan, ...] = ()  # empty: all requests are of one kind
+    steps: tuple[StepPlan, ...] = ()  # of tasks; empty where there are none, or their numbers of requests are drawn
     fingerprints: Fingerprints = Fingerprints()
     rtt_ms: float | None = None  # connect time without load
     tokenizer: str = ""
@@ -195,6 +211,11 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()  # warnings, most of them known before the first request; they become warnings of the verdict
     note_codes: dict[str, ReasonCode] = {}  # note -> its code and values, where it has some
     stopped_by: ReasonCode | None = None  # the rule of `stop_when` that ended the run
+
+
+def interchangeable(targets: Sequence[TargetFacts]) -> bool:
+    """Whether each target serves all requests: not where steps of tasks have targets of their own."""
+    return not any(target.serves for target in targets)
 
 
 class Second(msgspec.Struct, frozen=True, kw_only=True):

@@ -92,10 +92,10 @@ class Timeline:
 class Spool:
     """The files that one worker appends to. It collects in memory; `flush` writes the new data, one call per file."""
 
-    def __init__(self, folder: Path, worker: int) -> None:
+    def __init__(self, folder: Path, worker: int, segment_rows: int = SEGMENT_ROWS) -> None:
         (folder / "spool").mkdir(parents=True, exist_ok=True)
         (folder / "flows").mkdir(exist_ok=True)
-        self._folder, self._worker = folder, worker
+        self._folder, self._worker, self._segment_rows = folder, worker, segment_rows
         existing = segments(folder, worker)
         self._segment_start = existing[-1].first if existing else 0
         self._row_fd = self._open(existing[-1].path.name.partition(".")[2] if existing else "rows")
@@ -146,7 +146,7 @@ class Spool:
             _write(self._row_fd, b"".join(self._new_rows))
             self._rows_in_segment += len(self._new_rows)
             self._new_rows.clear()
-            if self._rows_in_segment >= SEGMENT_ROWS:
+            if self._rows_in_segment >= self._segment_rows:
                 os.close(self._row_fd)
                 self._segment_start += self._rows_in_segment
                 self._row_fd = self._open(f"{self._segment_start:012d}.rows")

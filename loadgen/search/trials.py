@@ -66,7 +66,8 @@ class Trials:
     """The folder of an experiment, and how its trials are made.
 
     `make(ask)`: the workload of a trial. `seeded`: each trial gets its own seed. `watched`: a trial may end before its
-    full length. `name(ask)`: the name of its folder. `tell` hears the events of its runs.
+    full length; it is looked at every `look_s`. `name(ask)`: the name of its folder. `tell` hears the events of its
+    runs.
     """
 
     folder: Path
@@ -78,6 +79,7 @@ class Trials:
     watched: bool = True
     name: Callable[[NextTrial], str] = called
     tell: Tell = silent
+    look_s: float = LOOK_S
     execute: Execute = field(default_factory=lambda: partial(run.execute, known={}))
 
     def run(self, ask: NextTrial) -> TrialResult:
@@ -99,7 +101,7 @@ class Trials:
             rows = np.zeros(0, ROW)
             with contextlib.closing(Tail(folder)) as tail:
                 while decision is None:
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(self.look_s)
                     rows = np.concatenate((rows, _finished(tail.rows())))
                     decision = watch.look(int(rows["done_ns"].max(initial=0)), rows)
             load.decided = True
@@ -122,7 +124,7 @@ class Trials:
                 following.cancel()
         if watch is not None and settings.virtual:
             rows = store.read_run(folder).rows
-            decision = _first_decision(watch, _finished(rows[np.argsort(rows["done_ns"], kind="stable")]))
+            decision = _first_decision(watch, _finished(rows[np.argsort(rows["done_ns"], kind="stable")]), self.look_s)
             if decision is not None and decision.at_ns < int(watch.due_ns[-1]):
                 shutil.rmtree(folder)
                 summary, folder = self.execute(_shortened(workload, decision.at_ns), settings)
@@ -261,9 +263,9 @@ def _finished(rows: NDArray[np.void]) -> NDArray[np.void]:
     return finished
 
 
-def _first_decision(watch: Watch, rows: NDArray[np.void]) -> Decision | None:
+def _first_decision(watch: Watch, rows: NDArray[np.void], look_s: float) -> Decision | None:
     """When a watch over a run that is finished would have decided. `rows`: in the order in which the requests ended."""
-    step = round(LOOK_S * S) * (1 + len(rows) // MANY)
+    step = round(look_s * S) * (1 + len(rows) // MANY)
     for now in range(step, int(rows["done_ns"].max(initial=0)), step):
         if decision := watch.look(now, rows[: np.searchsorted(rows["done_ns"], now, "right")]):
             return decision

@@ -115,16 +115,25 @@ def _with_chunks(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
 
 
 def of_tasks(prompts: TaskPrompts, per_block: int) -> Sizes:
-    """Lengths of the requests of tasks. A block belongs to whoever brought its last token: a step, or a request."""
+    """Lengths of the requests of tasks. A block belongs to whoever brought its last token: a step, or a request.
+
+    Of documents it belongs to these and all before them, whichever task they are in.
+    """
     first_block = {step: _GROUP * (1 + index) for index, step in enumerate(prompts.graphs.task.steps)}
 
     def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
-        blocks: list[int] = []
+        if sequences := prompts.sequences(number):
+            return sum(sequences), 0, sequences
+        blocks: list[Hashable] = []
         end = 0
         for owner, tokens in prompts.stretches(number):
             end += tokens
-            first = first_block[owner] if isinstance(owner, str) else _CONVERSATION + (owner << 24)
-            if per_block:
+            if not per_block:
+                continue
+            if isinstance(owner, tuple):
+                blocks += [(owner, place) for place in range(len(blocks), end // per_block)]
+            else:
+                first = first_block[owner] if isinstance(owner, str) else _CONVERSATION + (owner << 24)
                 blocks += range(first + len(blocks), first + end // per_block)
         return end, prompts.asked_output(number), blocks
 

@@ -279,7 +279,7 @@ def _set_sent_rows(
     rows["finish_reason"] = np.where(failed, FINISH[""], np.where(for_values, FINISH["stop"], FINISH["length"]))
     rows["max_gap_ns"] = largest
     rows["input_tokens"] = rows["built_tokens"] = columns["input"]
-    rows["asked_output"] = np.where(columns["asked"] == 0, -1, columns["asked"])
+    rows["asked_output"] = columns["asked"]
     rows["output_tokens"] = np.where(failed & (columns["got"] == 0), -1, columns["got"])
     rows["cached_tokens"] = columns["cached"] if kept_cache else -1
     rows["reasoning_tokens"] = -1

@@ -690,6 +690,16 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
         for name in ("cache", "chunks", "images"):  # so that fingerprints from before these existed stay equal
             if requests.get(name, 0) is None:
                 del requests[name]
+        for step in requests.get("steps", {}).values():
+            del step["target"], step["model"]  # where it is sent, as a run's own target
+            for name in (
+                "documents",
+                "best",
+            ):  # so that fingerprints from before these and other kinds existed stay equal
+                if step[name] is None:
+                    del step[name]
+            if step["kind"] == "chat":
+                del step["kind"]
     for slo in (recipe["slo"], *(one["slo"] for one in classes)):
         if slo is not None and slo["task"] is None:  # so that fingerprints from before `task` existed stay equal
             del slo["task"]

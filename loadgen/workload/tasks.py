@@ -1,4 +1,6 @@
-"""Tasks of agents as a workload file writes them: steps that wait for each other, and the tools between them.
+"""Tasks as a workload file writes them: steps that wait for each other, and the tools between them.
+
+Of agents all steps are chats; of a pipeline some ask for embeddings or a ranking, each at an endpoint of its own.
 
 This module checks that the steps are a graph that begins once, ends once and gets there. What a task of a given number
 looks like is drawn in `requests/task_graphs.py`.
@@ -10,7 +12,7 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, Strict, ValidationInfo, field_validator, model_validator
 
 from loadgen import units
 from loadgen.errors import Fault, UserError, meant
@@ -30,16 +32,46 @@ from loadgen.workload.fields import (
 from loadgen.workload.yaml_marks import Map, Seq, Spot, child, where
 
 MOST_REQUESTS = 10_000  # of one task
+MOST_DOCUMENTS = 1_000
+TARGET_NAME = r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$"  # that a URL cannot be taken for
 SMALLEST_SCHEMA = 48  # tokens of the definition of a tool without a description
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"  # what servers take as the name of a function
 
 
 class Tool(Part):
-    """A kind of tool: what its definition adds to every prompt, how long it works, and what it gives back."""
+    """A kind of tool: what its definition adds to every prompt, how long it works, and what it gives back.
+
+    Without `result_tokens` no model knows it: it is a part of the pipeline (a vector search), of which the time counts.
+    """
 
     schema_tokens: Annotated[Tokens, Field(ge=SMALLEST_SCHEMA)] = 100  # of its definition in the field `tools`
     time: Delay = Fixed[Duration](value=0)
-    result_tokens: Length
+    result_tokens: Length | None = None
+
+
+class Documents(Part):
+    """What a retrieval brings: chunks of a corpus, drawn by popularity (Zipf), none twice."""
+
+    count: Length = Fixed[OneTokenOrMore](value=20)
+    tokens: OneTokenOrMore = 384  # of each
+    corpus: Annotated[int, Strict(), Field(ge=1, le=10_000_000)] = 10_000  # chunks in it
+    zipf: Annotated[float, Strict(), Field(ge=0, le=10)] = 1.0  # chunk k in proportion to 1 / k^zipf; 0: evenly
+
+    @model_validator(mode="after")
+    def _drawable(self) -> Documents:
+        largest = most(self.count)
+        if largest is None or largest > MOST_DOCUMENTS:
+            raise units.Wrong(f"has a count that may be over {MOST_DOCUMENTS}", "count: {uniform: {min: 3, max: 20}}")
+        if largest > self.corpus:
+            raise units.Wrong(f"draws {largest} different chunks from {self.corpus}", "a larger corpus")
+        return self
+
+
+class StepTarget(Part):
+    """The endpoint of a step, where the workload itself names it."""
+
+    url: Annotated[str, Field(min_length=1)]
+    api_key_env: str | None = None  # the environment variable with its key; None: the key of the run
 
 
 def _as_tuple(value: Any) -> Any:
@@ -53,9 +85,16 @@ def _as_weights(value: Any) -> Any:
 class TaskStep(Part):
     """A step of a task: `turns` requests one after the other, `parallel` times side by side.
 
-    Each request begins with something new: a message of the user, or the result of a tool that the answer before it
-    called, or the answers of other steps.
+    Each request of a chat begins with something new: a message of the user, or the result of a tool that the answer
+    before it called, or the answers of other steps. One for embeddings or a ranking is a text alone. What has no
+    message and nothing to go on from asks the question of the step before it.
     """
+
+    kind: Literal["chat", "embed", "rerank"] = "chat"
+    target: Annotated[str, Field(pattern=TARGET_NAME)] | StepTarget | None = (
+        None  # a name that --url or --targets gives
+    )
+    model: Annotated[str, Field(min_length=1)] | None = None  # None: that of the target
 
     after: Annotated[
         tuple[str, ...],
@@ -71,7 +110,9 @@ class TaskStep(Part):
         BeforeValidator(_as_weights),
         JsonSchema(anyOf=[{"type": "string"}, {"type": "object", "additionalProperties": {"type": "number"}}]),
     ] = None  # the kinds of tools that run before its requests, each drawn by weight
-    output_tokens: Length
+    documents: Documents | None = None  # that a rerank ranks, or that stand at the start of a chat's message
+    best: Annotated[int, Strict(), Field(ge=1)] | None = None  # so many of a rerank's documents stand there
+    output_tokens: Length | None = None
     turns: Length = Fixed[OneTokenOrMore](value=1)
     parallel: Length = Fixed[OneTokenOrMore](value=1)
 
@@ -92,7 +133,7 @@ def most(length: Any) -> int | None:
 
 
 class Task(Part):
-    """Tasks of an agent: a graph of steps with one request at its beginning and one at its end."""
+    """A graph of steps with one request at its beginning and one at its end: an agent's task, or a pipeline."""
 
     steps: Annotated[dict[Annotated[str, Field(pattern=_NAME)], TaskStep], Field(min_length=1)]
     tools: dict[Annotated[str, Field(pattern=_NAME)], Tool] = Field({})  # every request carries the definitions of all
@@ -105,7 +146,7 @@ class Task(Part):
     def _is_a_graph(cls, data: Any, info: ValidationInfo) -> Any:
         if isinstance(info.context, Source) and isinstance(data, Map) and isinstance(data.get("steps"), Map):
             tools = data.get("tools", {})
-            known = list(tools) if isinstance(tools, dict) else []
+            known = tools if isinstance(tools, dict) else {}
             info.context.faults.extend(_faults(data["steps"], known, info.context))
         return data
 
@@ -114,9 +155,20 @@ class Task(Part):
         if self.width > MOST_REQUESTS:
             problem = f"may have {self.width:,} requests, more than {MOST_REQUESTS:,}"
             raise units.Wrong(problem, "lower the max of turns or parallel")
-        if self.tool_choice is not None and not self.tools:
+        if self.tool_choice is not None and not self.known_tools:
             raise units.Wrong("has tool_choice, and no tools", "tools: {search: {time: 1s, result_tokens: 500}}")
         return self
+
+    @property
+    def known_tools(self) -> dict[str, Tool]:
+        """The tools that the model knows, by name."""
+        return {name: tool for name, tool in self.tools.items() if tool.result_tokens is not None}
+
+    @property
+    def fixed_turns(self) -> bool:
+        """Whether all tasks have the same requests, which differ in their lengths alone."""
+        lengths = [length for step in self.steps.values() for length in (step.turns, step.parallel)]
+        return all(isinstance(length, Fixed) for length in lengths)
 
     @property
     def width(self) -> int:
@@ -142,7 +194,7 @@ class Task(Part):
         return tuple(TopologicalSorter({name: step.after for name, step in self.steps.items()}).static_order())
 
 
-def _faults(steps: Map, tools: list[str], source: Source) -> Iterator[Fault]:
+def _faults(steps: Map, tools: Any, source: Source) -> Iterator[Fault]:
     """What makes these steps, as they are written, no graph that can be carried out; with the place of each."""
     after = {name: _names(steps[name]) for name in steps}
 
@@ -173,6 +225,11 @@ def _faults(steps: Map, tools: list[str], source: Source) -> Iterator[Fault]:
     if len(last) > 1:
         problem = f'a task ends with one step, and nothing waits for "{last[0]}" and "{last[1]}"'
         yield fault(last[0], "", problem, f"let one wait for all others: after: [{', '.join(last[:-1])}]")
+    for name, does in ((first[0], "begins"), (last[0], "ends")):
+        if isinstance(steps[name], Map) and steps[name].get("parallel", 1) != 1:
+            problem = f'a task {does} with one request, and "{name}" runs several times side by side'
+            hint = "a step before it" if does == "begins" else "a step after it, which waits for all of them"
+            yield fault(name, "parallel", problem, hint)
 
 
 def _waiting_and_awaited(after: dict[str, list[str]]) -> tuple[set[str], set[str]]:
@@ -191,19 +248,26 @@ def _names(step: Any) -> list[str]:
     )
 
 
-def _faults_of_step(name: str, step: Any, steps: Map, tools: list[str], fault: Any) -> Iterator[Fault]:
+def _faults_of_step(name: str, step: Any, steps: Map, tools: Any, fault: Any) -> Iterator[Fault]:
     if not isinstance(step, Map):
         return
     after, tool = _names(step), step.get("tool")
-    for kind in [tool] if isinstance(tool, str) else list(tool) if isinstance(tool, Map) else []:
+    kinds = [tool] if isinstance(tool, str) else list(tool) if isinstance(tool, Map) else []
+    for kind in kinds:
         if kind not in tools:
-            known = meant(kind, tools) if tools else f"tools: {{{kind}: {{time: 1s, result_tokens: 500}}}}"
+            known = meant(kind, list(tools)) if tools else f"tools: {{{kind}: {{time: 1s, result_tokens: 500}}}}"
             yield fault(name, "tool", f'unknown tool "{kind}"', known)
-    begins = not after or "context" in step
+    before = [steps[one] for one in after if isinstance(steps.get(one), Map)]
+    of_chats = [_kind(one) == "chat" for one in before]
+    begins = not after or "context" in step or _kind(step) != "chat" or not all(of_chats[:1])
     message, several = "input_tokens" in step, step.get("turns", 1) != 1
+    with_result = ["result_tokens" in tools[kind] for kind in kinds if isinstance(tools.get(kind), Map)]
+    known_tool = any(with_result)
+    if known_tool and not all(with_result):
+        yield fault(name, "tool", "tools with and without result_tokens", "a step of each")
     if not message and not after:
         yield fault(name, "", f'step "{name}" begins the task, without a message', "input_tokens: 500")
-    elif not message and not tool and (several or (len(after) < 2 and not begins)):
+    elif _kind(step) == "chat" and not message and not known_tool and (several or (len(after) < 2 and not begins)):
         later = "" if len(after) < 2 and not begins else " after its first request"
         hint = "input_tokens: 500 (a message), or tool: (the result of one)"
         yield fault(name, "", f'step "{name}" sends nothing new{later}', hint)
@@ -212,6 +276,29 @@ def _faults_of_step(name: str, step: Any, steps: Map, tools: list[str], fault: A
     if not begins and "system_tokens" in step:
         problem = f'step "{name}" continues the context of "{after[0]}", which has its system message'
         yield fault(name, "system_tokens", problem, "leave it out, or add context: new")
-    if not begins and isinstance(before := steps.get(after[0]), Map) and before.get("parallel", 1) != 1:
+    if not begins and before and before[0].get("parallel", 1) != 1:
         problem = f'step "{name}" cannot continue the context of "{after[0]}", which runs several times side by side'
         yield fault(name, "after", problem, "name first the step whose context goes on, or add context: new")
+    yield from _faults_of_kind(name, step, before, fault)
+
+
+def _faults_of_kind(name: str, step: Map, before: list[Map], fault: Any) -> Iterator[Fault]:
+    """What a step says that those of its kind do not have, or does not say that they need."""
+    kind = _kind(step)
+    if kind == "chat" and "output_tokens" not in step:
+        yield fault(name, "", f'step "{name}" has no output_tokens', "output_tokens: 300")
+    if kind in ("embed", "rerank"):
+        lacking = [key for key in ("output_tokens", "system_tokens", "turns", "context", "best") if key in step]
+        for key in lacking if kind == "rerank" else [*lacking, *(["documents"] if "documents" in step else [])]:
+            yield fault(name, key, f"a step of kind {kind} has no {key}", "leave it out")
+        if kind == "rerank" and "documents" not in step:
+            yield fault(name, "", f'step "{name}" has no documents to rank', "documents: {count: 20, tokens: 384}")
+    ranked = any(_kind(one) == "rerank" for one in before)
+    if kind == "chat" and "best" in step and not ranked:
+        yield fault(name, "best", "there is no rerank right before it", "after: the step that ranks, or documents: {}")
+    if kind == "chat" and "best" in step and "documents" in step:
+        yield fault(name, "best", "has both best and documents", "best takes those of the rerank before it")
+
+
+def _kind(step: Map) -> str:
+    return str(step.get("kind", "chat"))

@@ -22,17 +22,15 @@ from loadgen.execution.events import LoadStarted, RunningLoad, Tell
 from loadgen.execution.plan import Plan
 from loadgen.execution.shared_counters import SharedCounters
 
-FROZEN_NS = 30_000_000_000  # a worker that runs publishes its counters once a second
-
 
 async def run(plan: Plan, tell: Tell) -> Share:
     """Carry out a plan on its worker processes. Unfinished slots of a worker that dies are recorded as `lost`; one that
-    publishes nothing for FROZEN_NS does not move any more, and is ended.
+    publishes nothing for `frozen_s` does not move any more, and is ended.
 
     Raises TargetError if a worker could not start. SIGINT and SIGTERM are passed on to all workers: after the first
     they stop and drain, after the second they end at once.
     """
-    job, workers = plan.job, plan.job.settings.workers
+    job, workers, frozen_s = plan.job, plan.job.settings.workers, plan.job.settings.tuning.frozen_s
     (job.folder / "spool").mkdir(exist_ok=True)
     data = pickle.dumps(job)
     processes = [worker.start() for _ in range(workers)]
@@ -46,7 +44,7 @@ async def run(plan: Plan, tell: Tell) -> Share:
 
     try:
         with stop_signals.calling(pass_on):
-            await _all_ready(processes, data, threads)
+            await _all_ready(processes, data, threads, frozen_s)
             start_ns = monotonic_ns() + worker.HEAD_START_NS
             tell(LoadStarted(start_ns, RunningLoad(counters.sum, lambda: pass_on(signal.SIGINT))))
             for process in processes:
@@ -59,8 +57,8 @@ async def run(plan: Plan, tell: Tell) -> Share:
             while not (await asyncio.wait([reports], timeout=1))[0]:
                 for i, process in enumerate(processes):
                     moved_ns = max(counters.updated_ns(i), start_ns)
-                    if process.poll() is None and monotonic_ns() > moved_ns + FROZEN_NS:
-                        reasons[i] = f"worker {i} did not move for {FROZEN_NS / 1e9:g} s and was killed"
+                    if process.poll() is None and monotonic_ns() > moved_ns + frozen_s * 1e9:
+                        reasons[i] = f"worker {i} did not move for {frozen_s:g} s and was killed"
                         process.kill()
             return merge.total(plan, reports.result(), reasons)
     finally:
@@ -72,10 +70,12 @@ async def run(plan: Plan, tell: Tell) -> Share:
         threads.shutdown()
 
 
-async def _all_ready(processes: list[subprocess.Popen[bytes]], job: bytes, threads: ThreadPoolExecutor) -> None:
+async def _all_ready(
+    processes: list[subprocess.Popen[bytes]], job: bytes, threads: ThreadPoolExecutor, frozen_s: float
+) -> None:
     """Give every worker its share, and wait until all are ready. Raises TargetError for one that could not start.
 
-    One that uses no CPU time for FROZEN_NS does not move any more: connections are opened in less.
+    One that uses no CPU time for `frozen_s` does not move any more: connections are opened in less.
     """
 
     def ready(i: int) -> None:
@@ -91,7 +91,7 @@ async def _all_ready(processes: list[subprocess.Popen[bytes]], job: bytes, threa
     used_s = [-1.0] * len(processes)
     frozen: set[int] = set()
     while not all(start.done() for start in starts):
-        done, _ = await asyncio.wait(starts, timeout=FROZEN_NS / 1e9, return_when=asyncio.FIRST_EXCEPTION)
+        done, _ = await asyncio.wait(starts, timeout=frozen_s, return_when=asyncio.FIRST_EXCEPTION)
         if any(start.exception() for start in done):
             break
         for i, start in enumerate(starts):
@@ -100,7 +100,7 @@ async def _all_ready(processes: list[subprocess.Popen[bytes]], job: bytes, threa
                 frozen.add(i)
                 processes[i].kill()
     if frozen:
-        what = f"worker {min(frozen)} did not move for {FROZEN_NS / 1e9:g} s before the load, and was killed"
+        what = f"worker {min(frozen)} did not move for {frozen_s:g} s before the load, and was killed"
         raise TargetError(what, f"--workers {len(processes)}", "is this host out of memory, or its disk stuck?")
     for start in starts:
         if start.done():

@@ -7,7 +7,7 @@ import ipaddress
 import os
 import platform
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,7 +80,29 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def is_loopback(host: str) -> bool:
+def elsewhere(local: NodeFacts, nodes: Iterable[tuple[str, NodeFacts]]) -> list[str]:
+    """The places of the nodes that do not share this machine's loopback interface. `nodes`: place and facts of each."""
+    return sorted({where for where, facts in nodes if facts.loopback != local.loopback})
+
+
+def unreachable(job: Job, elsewhere: Sequence[str], where: str) -> Iterator[Fault]:
+    """A fault if workers `elsewhere` cannot reach the target."""
+    if elsewhere and job.simulated:
+        what = f"the embedded simulation listens on this machine alone, and workers run on {elsewhere[0]}"
+        yield UserError(what, where, "start `loadgen sim` with --host and name it with --url")
+
+
+def notes(job: Job, elsewhere: Sequence[str]) -> Iterator[str]:
+    """A note for each target that is another server for workers `elsewhere`."""
+    for probed in job.found:
+        if elsewhere and _is_loopback(probed.target.host):
+            yield (
+                f"{probed.target.redacted} is the loopback address of each machine, and workers run on "
+                f"{', '.join(elsewhere)}: each sends to its own machine"
+            )
+
+
+def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -173,23 +173,11 @@ class RayCluster:
                 faults += node_facts.differences(local_facts, answer, member.where)
         if not faults:
             faults += _limit_faults(plan, known)
-        remote_nodes = sorted({member.where for member, facts in known if facts.loopback != local_facts.loopback})
-        notes = []
-        if remote_nodes and job.simulated:
-            what = f"the embedded simulation listens on this machine alone, and workers run on {remote_nodes[0]}"
-            faults.append(
-                UserError(what, f"--ray {self.address}", "start `loadgen sim` with --host and name it with --url")
-            )
-        elif remote_nodes:
-            notes = [
-                f"{probed.target.redacted} is the loopback address of each machine, and workers run on "
-                f"{', '.join(remote_nodes)}: each sends to its own machine"
-                for probed in job.found
-                if node_facts.is_loopback(probed.target.host)
-            ]
+        elsewhere = node_facts.elsewhere(local_facts, [(member.where, facts) for member, facts in known])
+        faults += node_facts.unreachable(job, elsewhere, f"--ray {self.address}")
         if faults:
             raise Faults(list({str(fault): fault for fault in faults}.values()))
-        return notes
+        return list(node_facts.notes(job, elsewhere))
 
     def _spread(self, workers: int) -> list[tuple[str, str, str]]:
         """Reserve a CPU for each worker, spread over the nodes; returns id, name and address of each worker's node."""

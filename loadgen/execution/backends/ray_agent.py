@@ -64,7 +64,8 @@ class Taken(NamedTuple):
 class RayAgent:
     """One worker on a node. The driver calls all its methods; none of them waits for the worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, take_bytes: int = TAKE_BYTES) -> None:
+        self._take_bytes = take_bytes
         self._lines: list[bytes] = []
         self._called_at = monotonic()
         self._folder = Path()
@@ -130,7 +131,7 @@ class RayAgent:
         self._called_at = monotonic()
         ended = self._ended
         new_lines = self._lines[lines:]
-        room = TAKE_BYTES
+        room = self._take_bytes
         rows: list[Piece] = []
         for segment in segments(self._folder, self._i):
             name = f"spool/{segment.path.name}"

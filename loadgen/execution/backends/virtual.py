@@ -312,8 +312,7 @@ def run(workload: Workload, settings: Settings, folder: Path, tell: Tell) -> Sum
         header = msgspec.structs.replace(header, state="stopped", stopped_by=stopped_by)
     if preset.routing == "round_robin":
         values = resonance.found(workload.requests, requests, len(course.replicas), "replica", len(results.rows))
-        codes = reasons.coded("resonance", values)
-        header = msgspec.structs.replace(header, notes=(*header.notes, *codes), note_codes=header.note_codes | codes)
+        header = run_header.noted(header, reasons.coded("resonance", values))
     seconds = [_own_second(results, course, process_time() - started)]
     summary = summarize(header, results.rows, results.gaps, results.timeline, seconds, list(TEXTS), _no_errors(results))
     if (results.rows["status"] == STATUS["unfinished"]).any():
@@ -357,34 +356,31 @@ def _with_target(header: Header, preset: Preset, settings: Settings) -> Header:
         simulated=True,
         gpus=settings.gpus or preset.gpus,
     )
-    notes = (
-        f"simulated in virtual time: {preset.words}; no network and no client in it",
-        *preset.notes,
-        *header.notes,
+    coded = reasons.coded("virtual_time", {"preset": preset.words})
+    return msgspec.structs.replace(
+        header,
+        targets=(target,),
+        client="virtual",
+        rtt_ms=None,
+        notes=(*coded, *preset.notes, *header.notes),
+        note_codes=coded | header.note_codes,
     )
-    return msgspec.structs.replace(header, targets=(target,), client="virtual", rtt_ms=None, notes=notes)
 
 
 def _final_header(header: Header, preset: Preset, course: Course, requests: prompts.Prompts) -> Header:
-    notes = header.notes
     replicas = course.replicas
     steps = sum(len(replica.ends) for replica in replicas)
     mean_batch = sum(replica.decoded for replica in replicas) / steps if steps else 0.0
     minimum = preset.valid_from_sequences.value
     if mean_batch < minimum:
-        notes = (
-            *notes,
-            f"{mean_batch:,.0f} sequences per iteration on average, below {minimum:,.0f}: the model extrapolates here",
-        )
+        header = run_header.noted(header, reasons.coded("extrapolated", {"sequences": mean_batch, "limit": minimum}))
     pauses = sum(replica.pauses for replica in replicas)
-    if pauses:
-        notes = (*notes, f"{pauses:,} times a sequence was paused for want of cache blocks and computed again")
+    header = run_header.noted(header, reasons.coded("paused", {"times": pauses} if pauses else None))
     return msgspec.structs.replace(
         header,
         ended=run_header.now(),
         state="finished",
         fingerprints=msgspec.structs.replace(header.fingerprints, prompts=prompts.fingerprint(requests, None)),
-        notes=notes,
     )
 
 

@@ -45,8 +45,8 @@ class Auto:
         self._clients: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self.running = True
         for name in NAMES:
-            if name in sys.modules:
-                self.wrap(sys.modules[name])
+            if (module := sys.modules.get(name)) is not None:
+                self.wrap(module)
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
@@ -131,7 +131,7 @@ def auto(
     For frameworks that make their own clients. The arguments are those of `instrument`. Call it before they do; one
     `auto` at a time. Raises WrongUse when none of these packages is installed, or `auto` is on already.
     """
-    if all(name not in sys.modules and importlib.util.find_spec(name) is None for name in NAMES):
+    if all(sys.modules.get(name) is None and importlib.util.find_spec(name) is None for name in NAMES):
         raise WrongUse(f"auto() measures clients of {', '.join(NAMES)}: none of them is installed")
     policy = make_policy(on_measurement, prices, throttle, retry, record, keep_content, labels)
     if _active and _active[0].running:

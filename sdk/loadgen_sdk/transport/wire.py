@@ -37,7 +37,6 @@ from .receiver import Inbox, Receiver, error_text
 
 SO_TIMESTAMPNS = 35  # asm-generic/socket.h; the socket module does not name it
 IP_BIND_ADDRESS_NO_PORT = 24  # linux/in.h: connect chooses the port, so several targets can share one port
-SLICE_NS = 200_000  # longest time that decoding may delay the next read of the sockets
 TICK_NS = 100_000_000  # housekeeping: timeouts, idle connections
 # The shortest wait that epoll supports. It is used only when `Wire.idle` has work for idle moments. Otherwise the wait
 # has no timeout: arming a kernel timer for each wait costs more than the read, and our own timer ends it at the tick.
@@ -133,6 +132,7 @@ class Wire:
 
     `hold_ns`: above 0, a turn stays in its own poll for that long while there is traffic. This is for a load generator,
     because going back to the event loop costs as much as a read. 0: other tasks of the loop run after every turn.
+    `slice_ns`: longest time that decoding may delay the next read of the sockets.
     `wake(now)` is called when the instant given to `wake_at` has come, and again in each turn until it is moved.
     `tick(now)` is called about every TICK_NS. `idle()` is called after HOLD_POLL_MS without traffic, and again for as
     long as it returns true. `awaited` is the set of requests in flight: while it is not empty and `hold_ns` is above
@@ -158,6 +158,7 @@ class Wire:
         self.tick: Callable[[int], None] | None = None
         self.idle: Callable[[], bool] | None = None
         self.hold_ns = 0
+        self.slice_ns = 200_000
         self.awaited: set[object] = set()
         self.turns = 0
         self._poll.register(self._timer.fileno(), select.EPOLLIN)
@@ -361,10 +362,10 @@ class Wire:
             connection.peer.arrived(connection, reads)
 
     def _hand_over_queued(self) -> int:
-        """Hand over what waits, connection by connection, for at most SLICE_NS; returns the time (ns)."""
+        """Hand over what waits, connection by connection, for at most `slice_ns`; returns the time (ns)."""
         queue, receiver = self._queue, self._receiver
         now = monotonic_ns()
-        slice_ends = now + SLICE_NS
+        slice_ends = now + self.slice_ns
         handed = 0
         while queue:
             connection = queue.popleft()
