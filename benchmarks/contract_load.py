@@ -17,11 +17,11 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from loadgen.contracts import lint, prediction, verdict
+from loadgen.contracts import planning, prediction, verdict
 from loadgen.contracts.evaluate import MeasuredLevel
 from loadgen.contracts.load import load_contract
-from loadgen.contracts.run import read_run
 from loadgen.contracts.schema import Checked, Planned
+from loadgen.contracts.stored import read_run
 from loadgen.execution.plan import Settings
 from loadgen.execution.run import execute
 
@@ -35,7 +35,7 @@ def decided(checked: Checked, planned: Planned, load_s: float, seed: int) -> lis
     settings = replace(prediction.on(Settings()), gpus=checked.contract.gpus)
     for number in range(planned.level.repeats):
         with tempfile.TemporaryDirectory() as folder:
-            workload = lint.lasting(planned.workload, round(load_s * 1e9 / planned.level.repeats))
+            workload = planning.lasting(planned.workload, round(load_s * 1e9 / planned.level.repeats))
             workload = workload.model_copy(update={"seed": 1000 * seed + number})
             _, kept = execute(workload, replace(settings, out=Path(folder) / "run"))
             runs.append(read_run(kept, Path(folder)))

@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from queueing import rows, run
 
 from loadgen.contracts.evaluate import MeasuredLevel
-from loadgen.contracts.run import read_run
 from loadgen.contracts.schema import parse
 from loadgen.contracts.steady_samples import RecordedRun, latencies
+from loadgen.contracts.stored import read_run
 from loadgen.contracts.verdict import levels
 from loadgen.execution.plan import SCHEME, Settings
 from loadgen.execution.run import execute

@@ -40,6 +40,15 @@ def count(value: int | None) -> str:
     return NONE if value is None else f"{value:,}"
 
 
+def counted(number: int | float | None, noun: str, plural: str = "") -> str:
+    """A number of things with its noun, and its verb where one follows: 1 GPU, 2 GPUs, 1 body was, 2 bodies were.
+
+    `plural`: where it is not the noun and an s.
+    """
+    shown = NONE if number is None else f"{number:,}" if isinstance(number, int) else f"{number:,g}"
+    return f"{shown} {noun if number == 1 else plural or noun + 's'}"
+
+
 def rate(value: float | None, unit: str = "/s") -> str:
     """A rate with its unit: 19.9/s, 24,070/s."""
     return NONE if value is None else quantity(value) + unit
@@ -110,6 +119,11 @@ def said(metadata: Mapping[str, str]) -> dict[str, list[str]]:
 def pairs(values: Mapping[str, str]) -> str:
     """Metadata as text: `driver=580.65, rack=7`; "" for none."""
     return ", ".join(f"{key}={value}" for key, value in values.items())
+
+
+def document(value: Any) -> bytes:
+    """A value as a JSON document that people read too: indented, ending in a newline."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
 
 
 def shortened(value: Any) -> str:

@@ -48,6 +48,11 @@ class Wrong(ValueError):
         self.hint = hint
 
 
+def seconds(text: str) -> float:
+    """Seconds of `30s`, `2m` or a bare `30`. Raises `Wrong`."""
+    return duration_ns(text, bare="s") / 1e9
+
+
 def duration_ns(text: str, bare: str | None = None) -> int:
     """Nanoseconds of `30s`, `250ms`, `2m`, `1h`; at most one year. Raises `Wrong`.
 

@@ -19,7 +19,8 @@ from loadgen.answers.questions import Question, read_questions
 from loadgen.bundle import verify as bundle
 from loadgen.cli import app
 from loadgen.contracts.load import load_contract
-from loadgen.contracts.run import again, run
+from loadgen.contracts.run import run
+from loadgen.contracts.stored import again
 from loadgen.errors import Faults, TargetError, UserError
 from loadgen.execution.plan import Settings
 from loadgen.execution.run import execute

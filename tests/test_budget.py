@@ -99,6 +99,31 @@ def test_a_run_over_the_limit_does_not_start(prices: Path, capsys: pytest.Captur
     assert "add --prices FILE" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "whole"),
+    [
+        (("sweep", "--rate", "1,2,4", "-d", "1h"), "these 3 runs will cost about 108.00 USD"),
+        (("run", "--rate", "1", "-d", "1h", "--repeat", "2"), "these 2 runs will cost about 72.00 USD"),
+    ],
+)
+def test_the_limit_is_on_all_runs_of_a_command_and_before_the_first(
+    command: tuple[str, ...], whole: str, prices: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = prices.parent / "out"
+    load = (*command, "--isl", "20", "--osl", "5", "--gpus", "4", "--shape", "four", "--prices", str(prices))
+    each_fits = (*load, "--max-cost", "40", "-o", str(out), "--url", "http://127.0.0.1:9")
+    assert ends(*each_fits) == 2
+    assert whole in capsys.readouterr().err and not out.exists()
+
+
+def test_a_dry_run_over_the_limit_says_so(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load = ("sweep", "--rate", "1,2", "-d", "1h", "--isl", "20", "--osl", "5", "--gpus", "4", "--shape", "four")
+    paid = (*load, "--prices", str(prices), "--dry-run", "--max-cost")
+    assert ends(*paid, "73") == 0
+    assert "cost of all 2 runs: about 72.00 USD" in capsys.readouterr().out
+    assert ends(*paid, "71") == 2
+
+
 def test_a_load_is_stopped_where_the_limit_is_reached(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
     counters, stopped = Counters(), []
     counters.sent, counters.events = 1000, 100_000

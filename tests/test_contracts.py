@@ -24,6 +24,7 @@ from loadgen.contracts import verdict as judge
 from loadgen.contracts.evaluate import MeasuredLevel
 from loadgen.contracts.load import load_contract
 from loadgen.contracts.schema import parse
+from loadgen.contracts.stored import again, read_run, verify
 from loadgen.contracts.verdict import FAIL, INCONCLUSIVE, PASS, Judgement, Validation
 from loadgen.errors import Faults, UserError
 from loadgen.execution import run as runs
@@ -623,8 +624,8 @@ def test_a_contract_in_virtual_time(tmp_path: Path, limit: str, verdict: str, co
     found, folder = carry(tmp_path, CARRIED.replace("LIMIT", limit), url="sim:gb300-vm")
     assert (found.verdict, judge.exit_code(found)) == (verdict, code), found.sentence
     assert found.simulated
-    assert validation.verify(folder) == {}
-    assert validation.again(folder) == found, "the verdict is a function of what is stored"
+    assert verify(folder) == {}
+    assert again(folder) == found, "the verdict is a function of what is stored"
     suite = ElementTree.parse(folder / "junit.xml").getroot().find("testsuite")
     assert suite is not None
     assert (suite.get("tests"), suite.get("failures")) == ("2", str(code))
@@ -638,7 +639,7 @@ def test_a_contract_in_virtual_time(tmp_path: Path, limit: str, verdict: str, co
     (folder / "verdict.json").write_text("{}")
     (folder / "contract.yaml").unlink()
     with pytest.raises(Faults) as raised:
-        validation.again(folder)
+        again(folder)
     assert {fault.what for fault in raised.value.faults} == {"changed", "gone"}
 
 
@@ -686,10 +687,10 @@ def test_a_folder_whose_manifest_was_made_anew_still_shows_no_traceback(tmp_path
             ]
             (folder / "SHA256SUMS").write_text("".join(sums))
         if not name:
-            assert validation.again(folder).levels[0].runs == ("steady/r1",)
+            assert again(folder).levels[0].runs == ("steady/r1",)
             continue
         with pytest.raises((UserError, Faults)) as raised:
-            validation.again(folder)
+            again(folder)
         assert Path(name).name in str(raised.value)
 
 
@@ -818,7 +819,7 @@ def test_contracts_against_the_embedded_endpoint_with_injected_faults(tmp_path: 
     assert found.levels[0].trouble == ""
     assert found.levels[0].terms[0].verdict == FAIL, verdict_page.text(found)
     assert (folder / "doctor.json").is_file()
-    measured = {"load": MeasuredLevel(runs=(validation.read_run(folder / "load" / "r1", folder),))}
+    measured = {"load": MeasuredLevel(runs=(read_run(folder / "load" / "r1", folder),))}
     share = found.levels[0].terms[0].value
     assert share is not None
     for term, verdict in (
@@ -839,7 +840,7 @@ def test_no_target_is_inconclusive_and_leaves_its_folder(tmp_path: Path) -> None
     found, folder = carry(tmp_path, CARRIED.replace("LIMIT", "60ms"), url="http://127.0.0.1:1")
     assert judge.exit_code(found) == 3
     assert "nothing listens" in found.levels[0].trouble
-    assert validation.verify(folder) == {}
+    assert verify(folder) == {}
     with pytest.raises(UserError, match="--> --out "):
         carry(tmp_path, CARRIED.replace("LIMIT", "60ms"), url="http://127.0.0.1:1")
 
@@ -934,9 +935,9 @@ def test_a_validation_is_shortened_and_extended(tmp_path: Path, capsys: pytest.C
     assert (tpot.look, errors.look) == (2, 1), "what was decided at the first look stays as it was"
     assert " 97.5 %" in tpot.reason
     assert " 95 %" in errors.reason
-    assert validation.again(folder) == stored, "the verdict is a function of what is stored"
-    again = validated(f"--extend {folder} --add 1m", capsys)
-    assert (again[0], "every term is decided" in again[2]) == (2, True)
+    assert again(folder) == stored, "the verdict is a function of what is stored"
+    once_more = validated(f"--extend {folder} --add 1m", capsys)
+    assert (once_more[0], "every term is decided" in once_more[2]) == (2, True)
     assert validated(f"{tmp_path}/c.yaml --url sim:gb300-vm --add 1m", capsys)[0] == 2
 
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.errors import FAULTS_SHOWN, Faults, UserError
-from loadgen.mlperf import dataset, rules
+from loadgen.mlperf import dataset, pickle_reader, rules
 
 DATA = Path(__file__).parent / "data"
 LLAMA = rules.rules().benchmarks["llama2-70b"]
@@ -105,6 +105,13 @@ class Sneaky:
 
     def __reduce__(self) -> Any:
         return np.ndarray.tofile, ()
+
+
+def test_a_gzipped_pickle_is_unpacked_to_a_bound(tmp_path: Path) -> None:
+    (tmp_path / "a.pkl").write_bytes(gzip.compress(pickle.dumps([{"text": "x" * 1_000_000}])))
+    assert len(pickle_reader.read_pickle(tmp_path / "a.pkl")["text"][0]) == 1_000_000
+    with pytest.raises(UserError, match=r"unpacks to more than 100 kB"):
+        pickle_reader.read_pickle(tmp_path / "a.pkl", most_bytes=100_000)
 
 
 @pytest.mark.parametrize("op", [pickle.BYTEARRAY8, pickle.BINBYTES8, pickle.BINUNICODE8, pickle.FRAME])

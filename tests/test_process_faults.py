@@ -114,6 +114,7 @@ def test_a_worker_frozen_before_it_is_ready_is_ended_and_named(tmp_path: Path, e
     ):
         run.execute(made, settings)
     assert [Path(f"/proc/{pid}").exists() for pid in pids] == [False, False]
+    assert not (tmp_path / "out").exists(), "nothing was sent: the same command can be given again"
 
 
 @pytest.mark.processes

@@ -17,6 +17,7 @@ from loadgen.cli import main
 from loadgen.cli import repeats as flags
 from loadgen.contracts import run as validation
 from loadgen.contracts.load import load_contract
+from loadgen.contracts.stored import again
 from loadgen.errors import Faults
 from loadgen.execution import run as execution
 from loadgen.execution.plan import Settings
@@ -172,7 +173,7 @@ def test_a_contract_repeats_its_levels_apart(tmp_path: Path) -> None:
     )
     assert found.levels[0].runs == ("load/r1", "load/r2") and found.verdict == "PASS", found.levels[0].terms
     assert any("nothing to wait for" in line for line in said)
-    assert validation.again(folder) == found
+    assert again(folder) == found
     spread = json.loads((folder / "repeats.json").read_bytes())["levels"]["load"]
     assert spread["runs"] == ["load/r1", "load/r2"] and spread["figures"]
     assert "How the runs of a level differ" in (folder / "verdict.html").read_text()

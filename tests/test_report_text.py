@@ -1,6 +1,7 @@
 """What a reader of the terminal sees: every line within its width, nothing claimed that the sample cannot carry."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,6 +27,32 @@ def test_lines_fit_and_colour_changes_no_word(summary: Summary) -> None:
     assert plain.endswith("\n")
     assert not re.search(r"None|nan|\x1b|\u00a0|[ \t]$", plain, flags=re.M)
     assert re.sub(r"\x1b\[\d+m", "", text.render(summary, color=True)) == plain
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (0, "0 GPUs"),
+        (1, "1 GPU"),
+        (2, "2 GPUs"),
+        (1234, "1,234 GPUs"),
+        (None, "- GPUs"),
+        (1.0, "1 GPU"),
+        (2.5, "2.5 GPUs"),
+    ],
+)
+def test_a_count_has_the_noun_that_goes_with_it(number: float | None, words: str) -> None:
+    assert format.counted(number, "GPU") == words
+    assert format.counted(number, "GPU is", "GPUs are") == words + (" is" if number == 1 else " are")
+
+
+def test_a_run_on_one_gpu_is_of_one_gpu() -> None:
+    per_gpu = replace(RAG.tokens, output_per_s_per_gpu=RAG.tokens.output_per_s)
+    one = replace(RAG, target=replace(RAG.target, gpus=1), tokens=per_gpu)
+    shown = text.render(one)
+    assert "1 GPU," in shown and "1 GPUs" not in shown and "GPUs" not in shown
+    for source in Path(text.__file__).parent.parent.rglob("*.py"):
+        assert "'s' if" not in source.read_text("utf-8"), f"{source}: format.counted"
 
 
 def test_a_valid_run_reads_as_one() -> None:

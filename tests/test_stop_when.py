@@ -18,7 +18,8 @@ from loadgen.results.record import KIND, ROW, STATUS
 from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
 from loadgen.workload import load, read_flags
-from loadgen.workload.schema import recipe_fingerprint, stop_rule
+from loadgen.workload.fingerprints import recipe_fingerprint
+from loadgen.workload.slo_fields import stop_rule
 
 S = 1_000_000_000
 ERRORS, SLOW = stop_rule("errors:20%"), stop_rule("ttft:p50:2s")

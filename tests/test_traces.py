@@ -250,7 +250,7 @@ def test_bad_rows_are_left_out_and_counted_where_asked(tmp_path: Path) -> None:
     assert any(
         f"4 bad rows of the trace are left out, the first {path}:2: input_length is -5" in note for note in notes
     )
-    with pytest.raises(Fault, match=" 1 rows"):
+    with pytest.raises(Fault, match="1 bad row"):
         traces.read_trace(written(tmp_path / "u", mooncake(1, -5, 1)), skip_bad=True)
 
 
@@ -298,7 +298,7 @@ def test_many_rows_at_once_are_the_same_rows(rows: list[dict[str, Any]]) -> None
     ("rows", "words"),
     [
         (["", "  "], "no requests in the trace"),
-        ([mooncake(0, 5, 0)], "none of its 1 rows has an answer"),
+        ([mooncake(0, 5, 0)], "1 row without an answer"),
         ([{"prompt": "Hello"}], "(?s)these are prompts, not a trace.*--dataset"),
         ([{"a": 1}], "(?s)not a trace that is known here.*Mooncake"),
         (["a,b", "1,2"], "not a trace that is known here"),

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from loadgen import format
 from loadgen.answers.comparison import AnswersResult, ScoredPrompt, judge, score
 from loadgen.answers.questions import Question
 from loadgen.errors import UserError
@@ -101,7 +102,7 @@ def _read_lines(file: Path, kind: type[_Row]) -> list[_Row]:
 
 
 def _document(result: AnswersResult) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"
+    return format.document(result)
 
 
 def _lines(rows: Sequence[msgspec.Struct]) -> bytes:

@@ -15,6 +15,7 @@ import msgspec
 from loadgen import run_folder
 from loadgen.answers import folder as answers
 from loadgen.contracts import run as contracts
+from loadgen.contracts.stored import CONTRACT, PLACE, PRICES, RESOLVED
 from loadgen.errors import Faults, UserError
 from loadgen.metrics import repeats
 from loadgen.metrics.summary import dump_summary
@@ -30,8 +31,8 @@ QUERIES = "the queries of the official LoadGen, by our stamps"
 
 
 KEPT = {
-    "run.json", "seconds.jsonl", series.FILE, experiment.PLAN, mlperf.REQUESTS, mlperf.QUERIES, contracts.CONTRACT,
-    contracts.RESOLVED, contracts.PRICES, contracts.DOCTOR, contracts.PLACE, checksums.FILE, checksums.BEFORE,
+    "run.json", "seconds.jsonl", series.FILE, experiment.PLAN, mlperf.REQUESTS, mlperf.QUERIES, CONTRACT,
+    RESOLVED, PRICES, contracts.DOCTOR, PLACE, checksums.FILE, checksums.BEFORE,
     answers.SCORES, answers.TEXTS,
 }  # fmt: skip
 KEPT_IN = {"requests", "sample", "flows", "spool"}
@@ -54,7 +55,7 @@ class Remade(NamedTuple):
 
 def kind_of(folder: Path) -> str:
     """What a folder holds. Raises UserError where it is no result."""
-    if (folder / contracts.PLACE).is_file():
+    if (folder / PLACE).is_file():
         return "validation"
     if (folder / experiment.PLAN).is_file():
         try:
@@ -82,7 +83,7 @@ def remade(folder: Path) -> Iterator[Remade]:
     """Every derived file of the folder, the runs in it first."""
     makers = {
         "run.json": _summary, mlperf.RESULT: _mlperf, repeats.FILE: _repeats,
-        experiment.PLAN: _experiment, answers.FILE: _answers, contracts.PLACE: _validation,
+        experiment.PLAN: _experiment, answers.FILE: _answers, PLACE: _validation,
     }  # fmt: skip
     for name, make in makers.items():
         for file in sorted(folder.rglob(name)):

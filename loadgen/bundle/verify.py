@@ -16,6 +16,7 @@ from typing import Literal
 
 import msgspec
 
+from loadgen import format
 from loadgen.answers import folder as answers
 from loadgen.bundle import archive, remake, signature
 from loadgen.bundle.archive import MANIFEST, RESULT, SIGNATURE, SUMS, Manifest
@@ -109,7 +110,7 @@ def bundle(folder: Path, out: Path, *, key: Path | None = None, content: bool = 
         content=content,
         left_out=left_out,
     )
-    files[MANIFEST] = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
+    files[MANIFEST] = format.document(manifest)
     sums = "".join(f"{_sha256(content)}  {name}\n" for name, content in files.items()).encode()
     signed = {} if key is None else {SIGNATURE: signature.sign(key, sums)}
     archive.write(out, {**files, SUMS: sums, **signed})
@@ -261,7 +262,7 @@ def text(found: Verification) -> str:
     given, redefined = sum(one.given for one in made), sum(one.redefined for one in made)
     rows = [
         ("bundle", f"{found.bundle}: {manifest.kind} {manifest.name}, by loadgen {manifest.version}, {manifest.made}"),
-        ("hashes", f"of {found.files:,} files"),
+        ("hashes", f"of {format.counted(found.files, 'file')}"),
         ("made again", f"{sum(one.same for one in made):,} values and lines of {len(made)} files: {sources}"),
         *([("as stored", f"{given:,} values that nothing kept gives, like what a trial was asked")] if given else []),
         *([("as stored", _redefined(found))] if redefined else []),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loadgen.cli.options import TARGET, Given, takes
+from loadgen.execution.options import typed
 
 if TYPE_CHECKING:
     from loadgen.answers.ask import AskTarget
@@ -62,10 +63,7 @@ def answers(
     settings = given.settings()
     if settings.targets or settings.virtual:
         raise UserError("this command asks one endpoint over HTTP", "--url", "--against is the second one")
-    try:
-        loss = None if within is None else units.share(within)
-    except units.Wrong as wrong:
-        raise UserError(f"it {wrong}", f"--within {within}", wrong.hint) from None
+    loss = typed("--within", within, units.share)
     if loss is not None and (against is None or not 0 <= loss < 1):
         raise UserError("a share of B's scores, and there is no B" if against is None else "not a share", "--within",
                         "--against URL --within 1%")  # fmt: skip

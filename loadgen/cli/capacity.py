@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loadgen.errors import OK, UserError, meant
+from loadgen.execution.options import typed
 
 if TYPE_CHECKING:
     from loadgen.cost.capacity_planning import MeasuredRate
@@ -48,10 +49,7 @@ def capacity(
     if users is not None and results is None:
         hint = "--results DIR: a run of this profile under its SLO; an Offline rate says nothing about users"
         raise UserError("how many users a machine carries needs a run", "--results", hint)
-    try:
-        think_s = units.duration_ns(think, "s") / 1e9
-    except units.Wrong as wrong:
-        raise UserError(f'"{think}" {wrong}', "--think", wrong.hint) from None
+    think_s = typed("--think", think, units.seconds) or 0.0
     if results is not None:
         say_changed(results)
     evidence = None if results is None else inputs.read_evidence([results], allow_invalid=allow_invalid)[0]

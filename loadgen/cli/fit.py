@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +12,7 @@ import typer
 
 from loadgen import units
 from loadgen.errors import OK, UserError
+from loadgen.execution.options import typed
 
 
 def fit(
@@ -39,12 +41,7 @@ def fit(
     from loadgen.workload import fit as fitting
     from loadgen.workload.traces import read_trace
 
-    part = None
-    if trace_slice is not None:
-        try:
-            part = units.time_slice(trace_slice, bare="s")
-        except units.Wrong as wrong:
-            raise UserError(f'"{trace_slice}" {wrong}', "--trace-slice", wrong.hint) from None
+    part = typed("--trace-slice", trace_slice, partial(units.time_slice, bare="s"))
     fitted = fitting.fit(read_trace(trace, part=part, skip_bad=on_bad_row == "skip"))
     workload = fitting.as_yaml(fitted, trace.name.partition(".")[0] or "trace")
     words = report.words(fitted)

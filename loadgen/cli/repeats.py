@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 def repetition(repeat: str | None, most: int | None, within: str | None, pause: str | None) -> Repetition | None:
     """The repetition that these flags ask for; None without any. Raises Faults with everything that is wrong."""
     from loadgen import units
-    from loadgen.errors import Fault, Faults, UserError
+    from loadgen.errors import Fault, Faults, UserError, collecting
+    from loadgen.execution.options import typed
     from loadgen.metrics import repeats
 
     companions = {"most": most, "within": within, "pause": pause}
@@ -35,31 +37,25 @@ def repetition(repeat: str | None, most: int | None, within: str | None, pause: 
             faults.append(UserError(what, f"--repeat {repeat}", "--repeat auto, or without --repeat-most, -within"))
     if most is not None and not repeats.FEWEST <= most <= 100:
         faults.append(UserError("no number of runs", f"--repeat-most {most}", f"from {repeats.FEWEST} to 100"))
-    share, pause_ns = repeats.WITHIN, 0
-    try:
-        share = units.share(within) if within is not None else share
-        if share <= 0:
-            raise units.Wrong("is reached by no number of runs", "5%")
-    except units.Wrong as wrong:
-        faults.append(UserError(f"{within} {wrong}", "--repeat-within", wrong.hint))
-    try:
-        pause_ns = units.duration_ns(pause, "s") if pause is not None else 0
-    except units.Wrong as wrong:
-        faults.append(UserError(f"{pause} {wrong}", "--repeat-pause", wrong.hint))
+    with collecting(faults):
+        share = typed("--repeat-within", within, units.share)
+        if share is not None and share <= 0:
+            raise UserError("reached by no number of runs", f"--repeat-within {within}", "5%")
+    with collecting(faults):
+        pause_ns = typed("--repeat-pause", pause, partial(units.duration_ns, bare="s")) or 0
     if faults:
         raise Faults(faults)
-    return repeats.Repetition(count=count, most=most or repeats.MOST, within=share, pause_ns=pause_ns)
+    return repeats.Repetition(count=count, most=most or repeats.MOST, within=share or repeats.WITHIN, pause_ns=pause_ns)
 
 
 def finish(parent: Path, how: Repetition, named: Sequence[tuple[str, Summary]]) -> RepeatSummary:
     """Store the summary over the repeats in their folder."""
-    import msgspec
-
+    from loadgen import format
     from loadgen.metrics import repeats
     from loadgen.results import checksums, store
 
     checksums.begin(parent)
     made = repeats.summarize_repeats(named, within=how.within if how.count is None else None)
-    store.replace(parent / repeats.FILE, msgspec.json.format(msgspec.json.encode(made), indent=2) + b"\n")
+    store.replace(parent / repeats.FILE, format.document(made))
     checksums.write(parent)
     return made

@@ -14,6 +14,7 @@ import typer
 from loadgen.cli.options import DryRun, Given, OneWorkload, Strict, takes, typed_again
 
 if TYPE_CHECKING:
+    from loadgen.cli.show import Show
     from loadgen.execution.plan import Settings
     from loadgen.metrics.repeats import Repetition
     from loadgen.metrics.summary import Summary
@@ -78,11 +79,13 @@ def run(
         if how is not None:
             say(f"runs: {how.words}")
         return print_plans(workloads.values(), settings, given.budget())
+    show = given.show()
+    show.expect([*workloads.values()] * (1 if how is None else how.at_least), settings)
     given.make_room(settings.out)
     if how is not None or len(workloads) > 1:
-        named, whole = _several(given, workloads, settings, how, as_json=as_json)
+        named, whole = _several(given, workloads, settings, how, show, as_json=as_json)
     else:
-        summary, folder = execute(next(iter(workloads.values())), settings, given.show().hear)
+        summary, folder = execute(next(iter(workloads.values())), settings, show.hear)
         named, whole = [(summary.run.workload, summary)], True
         if as_json:
             sys.stdout.buffer.write(dump_summary(summary))
@@ -115,6 +118,7 @@ def _several(
     workloads: dict[str, Workload],
     settings: Settings,
     how: Repetition | None,
+    show: Show,
     *,
     as_json: bool,
 ) -> tuple[list[tuple[str, Summary]], bool]:
@@ -136,7 +140,6 @@ def _several(
 
     first = next(iter(workloads.values()))
     named: list[tuple[str, Summary]] = []
-    show = given.show()
     execute = given.execute(show)
     show.begin(len(workloads) if how is None else how.at_most, at_most=how is not None and how.count is None)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from loadgen.cli.options import Given, OneWorkload, takes, typed_again
+from loadgen.execution.options import typed
 
 if TYPE_CHECKING:
     from loadgen.cli.show import Show
@@ -115,11 +117,10 @@ def search(
             raise UserError(
                 "no SLO to search under", workload or "loadgen search", "give --slo ttft:2s --slo tpot:200ms"
             )
-    try:
-        trial_ns = units.duration_ns(given["duration"], bare="s")
-        longest_s = units.duration_ns(max_time, bare="s") / 1e9 if max_time else None
-    except units.Wrong as wrong:
-        faults.append(UserError(f"it {wrong}", "--duration, --max-time", wrong.hint))
+    with collecting(faults):
+        trial_ns = typed("--duration", given["duration"], partial(units.duration_ns, bare="s")) or 0
+    with collecting(faults):
+        longest_s = typed("--max-time", max_time, units.seconds)
     if low and high and low >= high:
         faults.append(UserError("the lowest load is not below the highest", f"--low {low:g} --high {high:g}", ""))
     if resume is not None:
@@ -195,12 +196,9 @@ def spread_of_runs(text: str | None, settings: Settings) -> float | None:
     from loadgen import units
     from loadgen.errors import UserError
 
-    if text is None:
+    share = typed("--run-spread", text, units.share)
+    if share is None:
         return 0.0 if settings.virtual else None
-    try:
-        share = units.share(text)
-    except units.Wrong as wrong:
-        raise UserError(f"it {wrong}", f"--run-spread {text}", wrong.hint) from None
     if not 0 <= share <= 0.2:
         raise UserError("a variation of more than 20 %", f"--run-spread {text}", "a share, like 3%")
     return share
@@ -241,18 +239,21 @@ def perform(
     earlier_trials = experiment.begin(trial_runner.folder, plan)
     resume(load_search, earlier_trials)
     if earlier_trials:
-        say(f"going on with {trial_runner.folder}: {len(earlier_trials)} probes are done")
+        say(
+            f"going on with {trial_runner.folder}: {format.counted(len(earlier_trials), 'probe is', 'probes are')} done"
+        )
     simulated = trial_runner.settings.url is None or trial_runner.settings.virtual
     if simulated:
         say("SIMULATED: no real server is measured")
     elif (target_count := len(trial_runner.settings.endpoints)) > 1:
-        say(f"load over {target_count} targets: every rate is that of all of them together")
+        say(f"load over {format.counted(target_count, 'target')}: every rate is that of all of them together")
     say(f"search in {trial_runner.folder}: {', '.join(trial_runner.goal.names)}")
     say(f"seed: {trial_runner.seed}")
     if not trial_runner.settings.virtual and (left := load_search.most_probes - len(earlier_trials)) > 0:
         whole = min(left * trial_s, load_search.most_s or math.inf)
         length = format.duration(trial_s)
-        say(f"expected: {left} probes at most, of {length} of load or less each: {format.duration(whole)} at most")
+        probes = format.counted(left, "probe")
+        say(f"expected: {probes} at most, of {length} of load or less each: {format.duration(whole)} at most")
     trial_runner.tell = show.hear
     show.begin(load_search.most_probes - len(earlier_trials), at_most=True)
     try:

@@ -18,7 +18,7 @@ from loadgen.execution.events import LoadStarted, ProbeWaits, RunEnded, RunEvent
 from loadgen.execution.run_header import forecast_of
 from loadgen.report import text
 from loadgen.report.progress import SHORTEST_S, Progress, Steps, step_words
-from loadgen.schedule.forecast import total
+from loadgen.schedule.forecast import Forecast, total
 from loadgen.search.experiment import figures
 
 if TYPE_CHECKING:
@@ -58,13 +58,18 @@ def write_file(path: Path, data: str | bytes, flag: str, *, add: bool = False) -
 
 
 def print_plans(workloads: Iterable[Workload], settings: Settings, budget: Budget | None) -> int:
-    """Print what would be sent and, where there are prices, what it would cost; for --dry-run."""
+    """Print what would be sent and, where there are prices, what it would cost; for --dry-run.
+
+    Raises UserError where all of it goes over the limit of money, and Faults where the target takes no such requests.
+    """
     from loadgen.errors import Faults
     from loadgen.execution.run_header import describe
 
     refused: dict[str, Fault] = {}
+    loads = []
     for workload in workloads:
         described = describe(workload, settings)
+        loads.append(described.load)
         print(described.text)
         if budget is not None:
             cost = budget.cost(described.load, _targets(settings))
@@ -73,7 +78,17 @@ def print_plans(workloads: Iterable[Workload], settings: Settings, budget: Budge
             refused.setdefault(str(described.refused), described.refused)
     if refused:
         raise Faults(list(refused.values()))
+    if budget is not None and (cost := _cost_of_all(budget, loads, settings)) is not None:
+        if len(loads) > 1:
+            print(f"cost of all {len(loads)} runs: about {budget.words(cost)}")
+        budget.admit(cost, "this run" if len(loads) == 1 else f"these {len(loads)} runs")
     return 0
+
+
+def _cost_of_all(budget: Budget, loads: Sequence[Forecast], settings: Settings) -> Decimal | None:
+    """What several loads cost together; None where it is not known of each before its target was probed."""
+    costs = [budget.cost(load, _targets(settings)) for load in loads]
+    return None if None in costs else sum(filter(None, costs), Decimal())
 
 
 def _targets(settings: Settings) -> list[TargetFacts]:
@@ -138,19 +153,24 @@ class Show:
         self._printed: set[str] = set()
 
     def expect(self, workloads: Sequence[Workload], settings: Settings) -> None:
-        """Say what several runs will send and cost together, before the first; nothing of runs in virtual time."""
+        """Say what several runs will send and cost together, before the first; nothing of runs in virtual time.
+
+        Raises UserError where together they go over the limit of money. What a closed loop will cost is known only when
+        its target was probed: such runs are refused one by one.
+        """
         from loadgen.execution.run_header import describe
 
         if settings.virtual or len(workloads) < 2:
             return
         loads = [describe(workload, settings).load for workload in workloads]
         whole = total(loads)
-        costs = [self._budget.cost(load, _targets(settings)) for load in loads] if self._budget is not None else [None]
+        cost = None if self._budget is None else _cost_of_all(self._budget, loads, settings)
         money = ""
-        if self._budget is not None and None not in costs:
-            money = f", {self._budget.words(sum(filter(None, costs), Decimal()))}"
+        if self._budget is not None and cost is not None:
+            self._budget.admit(cost, f"these {len(loads)} runs")
+            money = f", {self._budget.words(cost)}"
         if money or (whole.seconds or LONG_S) >= LONG_S:
-            say(f"expected in all: {len(loads)} runs, about {whole.words}{money}")
+            say(f"expected in all: {format.counted(len(loads), 'run')}, about {whole.words}{money}")
 
     def begin(self, of: int, *, at_most: bool = False) -> None:
         """Several runs follow, each after `step`."""
@@ -275,7 +295,7 @@ class Show:
         for other in other_targets:
             self._say_once(f"        {other.name or other.url}")
         for stage in header.stages:
-            bounds = [f"{stage.slots:,} requests" if stage.slots is not None else ""]
+            bounds = [format.counted(stage.slots, "request") if stage.slots is not None else ""]
             if stage.end_ns is not None:
                 bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")
             note = "" if stage.measured else ", warm-up, not measured"
@@ -303,5 +323,6 @@ class Show:
 
     def _announce_cluster(self, cluster: Cluster) -> None:
         nodes = ", ".join(dict.fromkeys(f"{worker.node} ({worker.address})" for worker in cluster.workers))
-        say(f"cluster: {len(cluster.workers)} worker(s) on {cluster.nodes} node(s): {nodes}")
+        workers, hosts = format.counted(len(cluster.workers), "worker"), format.counted(cluster.nodes, "node")
+        say(f"cluster: {workers} on {hosts}: {nodes}")
         say(f"start: common to all workers within ±{cluster.start_bound_ms:.3f} ms, by exchanges with their clocks")

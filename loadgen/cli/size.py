@@ -10,6 +10,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ import typer
 
 from loadgen.cli.options import Given, takes
 from loadgen.errors import OK, Fault, Faults, UserError, meant
+from loadgen.execution.options import typed
 
 if TYPE_CHECKING:
     from loadgen.cost.capacity_planning import MeasuredRate
@@ -136,23 +138,14 @@ def _need(
 
     if (users is None) == (rate is None):
         raise UserError("users or a rate, one of the two", "--users, --rate", "like --users 5000, or --rate 50")
-    read = {}
-    for flag, text in (("--think", think), ("--answer", answer)):
-        try:
-            read[flag] = None if text is None else units.duration_ns(text, "s") / 1e9
-        except units.Wrong as wrong:
-            raise UserError(f'"{text}" {wrong}', flag, wrong.hint) from None
-    try:
-        per_s = None if rate is None else units.rate_per_s(rate, bare=True)
-    except units.Wrong as wrong:
-        raise UserError(f'"{rate}" {wrong}', "--rate", wrong.hint) from None
+    per_s = typed("--rate", rate, partial(units.rate_per_s, bare=True))
     if per_s is not None and not 0 < per_s < float("inf"):
         raise UserError(f'"{rate}" is not a load to carry', "--rate", "like 50 or 600/min")
     return Need(
         users=users,
-        think_s=read["--think"] or 0.0,
+        think_s=typed("--think", think, units.seconds) or 0.0,
         rate_per_s=per_s,
-        answer_s=read["--answer"],
+        answer_s=typed("--answer", answer, units.seconds),
         spare=spare,
         hours_per_day=hours_per_day,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from loadgen import format
 from loadgen.cli.options import DryRun, Given, OneWorkload, Strict, takes
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def sweep(
     """
     from datetime import datetime
 
+    from loadgen import run_folder
     from loadgen.cli.show import print_json, print_plans, say
     from loadgen.errors import INTERRUPTED, Fault, Faults, UserError, collecting
     from loadgen.execution.folder_names import alone, run_id
@@ -81,7 +83,12 @@ def sweep(
     asked = _Sweep(
         workload or str(given["trace"] or given["dataset"]), grid, kind, flags, settings, parent, given.show()
     )
-    asked.show.expect([*grid.values()] * (1 if how is None else how.at_least), settings)
+    left = [
+        workload
+        for amount, workload in grid.items()
+        if given["force"] or not run_folder.is_run(parent / levels.name(kind, amount))
+    ]
+    asked.show.expect(left * (1 if how is None else how.at_least), settings)
     given.make_room(settings.out)
     with alone(parent):
         if how is not None:
@@ -215,7 +222,7 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
     folders_done = {trial.folder for trial in trials_done}
     if folders_done:
         count = sum(levels.name(asked.kind, amount) in folders_done for amount in grid)
-        say(f"going on with {parent}: {count} of {len(grid)} levels are done")
+        say(f"going on with {parent}: {count} of {format.counted(len(grid), 'level')} are done")
     trial_runner = trials.Trials(
         folder=parent,
         goal=Goal(slo=first_workload.slo or Slo(terms=())),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 
 from loadgen.cli.answers import AgainstKey, AgainstModel, other_endpoint
 from loadgen.cli.options import OF_THE_LOAD, Given, takes, typed_again
+from loadgen.execution.options import typed
 
 if TYPE_CHECKING:
     from loadgen.contracts.schema import Checked
@@ -74,20 +76,20 @@ def validate(
     Example: loadgen validate contract.yaml --url http://HOST:8000 --repeat 3
     """
     from loadgen.cli.bundle import write as write_bundle
-    from loadgen.contracts import run, verdict
-    from loadgen.contracts.lint import planned_words
+    from loadgen.contracts import run, stored, verdict
     from loadgen.contracts.load import load_contract
+    from loadgen.contracts.planning import planned_words
     from loadgen.errors import Fault, Faults, UserError, collecting
     from loadgen.execution.folder_names import alone
     from loadgen.metrics.repeats import Repetition
     from loadgen.workload.loading import packaged
 
     if contract is None and extend is not None:
-        return given.call(typed_again(run.command_of(extend), given.arguments))
+        return given.call(typed_again(stored.command_of(extend), given.arguments))
     if contract is None:
         raise UserError("no contract", "loadgen validate", f"a file, a folder, or: {', '.join(packaged('contracts'))}")
     if contract.is_dir():
-        result = run.again(contract)
+        result = stored.again(contract)
         _print(result, as_json)
         if bundle is not None:
             write_bundle(contract, bundle)
@@ -138,6 +140,8 @@ def validate(
 
     show = given.show()
     if extend is None:
+        repeats = {level.level.name: how.at_least if how else level.level.repeats for level in checked_contract.levels}
+        show.expect([one.workload for one in checked_contract.levels for _ in range(repeats[one.level.name])], settings)
         given.make_room(settings.out)
     execute = given.execute(show)
     runs = (how or Repetition(count=level.level.repeats) for level in checked_contract.levels)
@@ -152,9 +156,6 @@ def validate(
     for planned in checked_contract.levels:
         if planned.shortened_from_ns is not None:
             say("\n".join(planned_words(planned)))
-    if extend is None:
-        repeats = {level.level.name: how.at_least if how else level.level.repeats for level in checked_contract.levels}
-        show.expect([one.workload for one in checked_contract.levels for _ in range(repeats[one.level.name])], settings)
     carry_out: dict[str, Any] = {
         "perform": perform, "say": say, "seed": overrides.seed, "salt": overrides.salt, "repetition": how,
     }  # fmt: skip
@@ -178,13 +179,8 @@ def _time(text: str | None, flag: str) -> int | None:
     from loadgen import units
     from loadgen.errors import UserError
 
-    if text is None:
-        return None
-    try:
-        length_ns = units.duration_ns(text, bare="s")
-    except units.Wrong as wrong:
-        raise UserError(f"it {wrong}", f"{flag} {text}", wrong.hint) from None
-    if not length_ns:
+    length_ns = typed(flag, text, partial(units.duration_ns, bare="s"))
+    if length_ns == 0:
         raise UserError("no time at all", f"{flag} {text}", f"{flag} 10m")
     return length_ns
 
@@ -202,8 +198,9 @@ def _print(result: Any, as_json: bool) -> None:
 def _predict(checked: Checked, settings: Settings, seed: int | None, as_json: bool) -> int:
     """Print what each term of a contract needs, from a simulation; the exit code."""
     from loadgen.cli.show import print_json, say
-    from loadgen.contracts import prediction, run
-    from loadgen.contracts.lint import answers_words, planned_words
+    from loadgen.contracts import prediction, stored
+    from loadgen.contracts.lint import answers_words
+    from loadgen.contracts.planning import planned_words
     from loadgen.cost.price_file import load_prices
     from loadgen.errors import OK
     from loadgen.execution.run import execute
@@ -218,7 +215,7 @@ def _predict(checked: Checked, settings: Settings, seed: int | None, as_json: bo
     simulated = prediction.on(settings)
     say(f"simulating {simulated.shown.removeprefix('simulated: ')} in virtual time; this may take a minute")
     prices = None if checked.contract.prices is None else load_prices(checked.folder / checked.contract.prices)
-    money = None if prices is None else run.money(prices)
+    money = None if prices is None else stored.money(prices)
     forecast = prediction.predict(checked, simulated, perform=execute, money=money, seed=seed)
     if as_json:
         print_json({"simulated": simulated.shown, "levels": forecast})

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from loadgen import format
 from loadgen.answers import ask, folder
 from loadgen.answers.ask import AskTarget
 from loadgen.answers.comparison import ScoredGroup, judge
@@ -56,7 +57,7 @@ def read(out: Path, trouble: str, level: float) -> ScoredAnswers:
     groups = judge(folder.read_scores(out), level=level)
     notes = list(result.notes)
     if result.failed:
-        notes.append(f"{result.failed:,} of {result.prompts:,} prompts had no answer: they score 0")
+        notes.append(f"{result.failed:,} of {format.counted(result.prompts, 'prompt')} had no answer: they score 0")
     if result.failed_against:
         notes.append(f"{result.failed_against:,} prompts had no answer of the other endpoint: they are not compared")
     other = f", against {result.against_model} at {result.against}" if result.against else ""

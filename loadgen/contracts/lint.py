@@ -10,9 +10,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from loadgen import format
+from loadgen.contracts import planning
 from loadgen.contracts.schema import (
     ANSWER_KINDS,
     KINDS,
@@ -25,7 +26,6 @@ from loadgen.contracts.schema import (
     ContractLevel,
     Draft,
     Planned,
-    PlannedClass,
     Promise,
     time_words,
     words,
@@ -33,17 +33,15 @@ from loadgen.contracts.schema import (
 from loadgen.contracts.steady_samples import NEARLY, horizon_s
 from loadgen.errors import Fault, Faults, UserError, meant
 from loadgen.limits import FEWEST_ANSWERS
-from loadgen.schedule.chains import of_requests
 from loadgen.stats import intervals
 from loadgen.stats.quantiles import support
-from loadgen.workload import Closed, Mix, Poisson, Ramp, Replay, Slo, Stage, Workload
+from loadgen.workload import Closed, Mix, Poisson, Slo, Workload
 from loadgen.workload import load as load_workload
 from loadgen.workload.loading import packaged
 from loadgen.workload.messages import locate
 from loadgen.workload.overrides import Overrides
 from loadgen.workload.yaml_marks import Map, where
 
-DRAWN = 200  # starts of a class, to know how many requests one has on average
 RATES_NEED = 30  # least number of requests for a rate with an interval
 POOLED_REPEATS = 3  # pooled gaps are correlated within a run, so each repeat counts as one sample
 WINDOWS = 2  # a drift compares the first window with the last
@@ -99,7 +97,7 @@ def check(
     for draft in drafts:
         planned_level = _planned_level(draft, contract.slo, folder, report, env)
         if planned_level is not None and longest_ns is not None:
-            planned_level = _shortened(planned_level, longest_ns)
+            planned_level = planning.shortened(planned_level, longest_ns)
         has_slo = planned_level is None or planned_level.workload.slo is not None
         _check_classes(draft, planned_level, report)
         _check_contradictions(draft, planned_level, report)
@@ -160,59 +158,7 @@ def _planned_level(
     slo = level.slo or slo or workload.slo
     limits = workload.limits.model_copy(update={"failure_share": 1.0})  # the contract judges failures itself
     workload = workload.model_copy(update={"slo": slo, "limits": limits})
-    return _planned(level, workload)
-
-
-def _planned(level: ContractLevel, workload: Workload) -> Planned:
-    starts, duration_ns = expected(workload)
-    classes = _classes(workload)
-    requests = None if starts is None else starts * sum(one.share * one.requests_each for one in classes)
-    rate = None if requests is None or duration_ns is None else requests / (duration_ns / 1e9)
-    return Planned(
-        level=level,
-        workload=workload,
-        classes=classes,
-        starts=starts,
-        requests=None if requests is None else round(requests),
-        rate=rate,
-        duration_ns=duration_ns,
-    )
-
-
-def _shortened(plan: Planned, longest_ns: int) -> Planned:
-    """The level with a load of at most this length."""
-    if plan.duration_ns is not None and plan.duration_ns <= longest_ns:
-        return plan
-    shorter = _planned(plan.level, lasting(plan.workload, longest_ns))
-    return replace(shorter, shortened_from_ns=plan.duration_ns or 0)
-
-
-def lasting(workload: Workload, length_ns: int) -> Workload:
-    """The workload with measured stages of this length together, in their old proportion.
-
-    Where the length was not known before, each measured stage ends after it, or earlier by its count.
-    """
-    _, before_ns = expected(workload)
-    factor = None if before_ns is None else length_ns / before_ns
-    stages = [stage if not stage.measured else _scaled(stage, factor, length_ns) for stage in workload.stages]
-    return workload.model_copy(update={"stages": tuple(stages)})
-
-
-def _scaled(stage: Stage, factor: float | None, length_ns: int) -> Stage:
-    if factor is None or isinstance(stage.arrival, Replay):
-        return stage.model_copy(update={"duration_ns": length_ns})
-    changed: dict[str, Any] = {}
-    if stage.duration_ns is not None:
-        changed["duration_ns"] = max(round(stage.duration_ns * factor), 1)
-    if stage.count is not None:
-        changed["count"] = max(round(stage.count * factor), 1)
-    if least := stage.at_least:
-        scaled = {
-            "duration_ns": max(round(least.duration_ns * factor), 1),
-            "count": max(round(least.count * factor), 1),
-        }
-        changed["at_least"] = least.model_copy(update=scaled)
-    return stage.model_copy(update=changed)
+    return planning.planned(level, workload)
 
 
 def _workload_path(name: str, folder: Path) -> str | None:
@@ -231,58 +177,6 @@ def _overrides(level: ContractLevel) -> Overrides:
         grace=level.grace_ns,
         warmup_ns=level.warmup_ns,
     )
-
-
-def expected(workload: Workload) -> tuple[float | None, int | None]:
-    """Expected measured starts (tasks, conversations, single requests), and their duration in ns; None where it is not
-    known before.
-    """
-    starts, length_s = 0.0, 0.0
-    for stage in workload.stages:
-        if not stage.measured:
-            continue
-        law = stage.arrival
-        if isinstance(law, Closed):
-            if stage.count is None:
-                return None, stage.duration_ns
-            starts, length_s = starts + stage.count, math.nan
-            continue
-        if isinstance(law, Replay):
-            return None, stage.duration_ns  # the trace decides
-        rate = (law.from_rate + law.to_rate) / 2 if isinstance(law, Ramp) else law.rate
-        by_time = math.inf if stage.duration_ns is None else rate * stage.duration_ns / 1e9
-        of_stage = min(by_time, stage.count or math.inf)
-        if stage.at_least is not None:
-            of_stage = max(rate * stage.at_least.duration_ns / 1e9, stage.at_least.count)
-        starts += of_stage
-        length_s += of_stage / rate if math.isfinite(rate) else 0.0
-    return starts, round(length_s * 1e9) if math.isfinite(length_s) and length_s > 0 else None
-
-
-def _classes(workload: Workload) -> tuple[PlannedClass, ...]:
-    """The classes of a workload; one without a name for a workload that has none."""
-    requests = workload.requests
-    classes = (
-        [(name, float(one.weight), one.slo or workload.slo, one.requests) for name, one in requests.classes.items()]
-        if isinstance(requests, Mix)
-        else [("", 1.0, workload.slo, requests)]
-    )
-    planned = []
-    for name, share, slo, of_class in classes:
-        chains = of_requests(of_class, 0)
-        planned.append(PlannedClass(name, share, slo, chains.slots(0, DRAWN) / DRAWN, chains.turns > 1))
-    return tuple(planned)
-
-
-def _of_term(term: Promise, plan: Planned) -> list[PlannedClass]:
-    return [one for one in plan.classes if not term.class_name or one.name == term.class_name]
-
-
-def _each(term: Promise, plan: Planned) -> float:
-    """How many of what a term is about, requests or tasks, a start brings on average."""
-    if term.kind in OF_TASKS:
-        return sum(one.share for one in _of_term(term, plan) if one.is_session)
-    return sum(one.share * one.requests_each for one in _of_term(term, plan))
 
 
 # -- contradictions ----------------------------------------------------------------------------------------------
@@ -334,7 +228,7 @@ def _check_offered_rate(term: Promise, loc: Where, plan: Planned, report: _Fault
     closed = any(isinstance(stage.arrival, Closed) for stage in plan.workload.stages if stage.measured)
     if closed or plan.starts is None or plan.duration_ns is None:
         return
-    offered = plan.starts * _each(term, plan) / (plan.duration_ns / 1e9)
+    offered = plan.starts * planning.each(term, plan) / (plan.duration_ns / 1e9)
     if term.limit > offered * (1 + 1e-9):
         what = f"{words(term)}: more than the {format.quantity(offered)}/s that this level offers"
         report.fault(loc, what, "no server can answer more than it is asked: raise the level's rate")
@@ -352,7 +246,7 @@ def _check_classes(draft: Draft, plan: Planned | None, report: _FaultReport) -> 
             hint = meant(term.class_name, list(classes)) if classes else "its requests are all of one kind"
             report.fault(loc, f'{plan.level.workload} has no class "{term.class_name}"', hint)
             continue
-        parts = _of_term(term, plan)
+        parts = planning.of_term(term, plan)
         if term.kind in OF_TASKS and not any(part.is_session for part in parts):
             of_class = f" of class {term.class_name}" if term.class_name else ""
             what = f"{words(term)}: the requests{of_class} of {plan.level.workload} stand alone, there are no tasks"
@@ -433,7 +327,9 @@ def _check_samples(draft: Draft, plan: Planned, contract: Contract, report: _Fau
         if term.kind in POOLED and level.repeats < POOLED_REPEATS:
             what = f"{words(term)}: gaps within an answer hang together, so one run has no interval for them"
             report.fault(loc, what, f"repeats: {POOLED_REPEATS} or more; or promise tpot, which is per request")
-        elif _each(term, plan) and (lacking := _too_short(term, plan, contract) or _too_few(term, plan, contract)):
+        elif planning.each(term, plan) and (
+            lacking := _too_short(term, plan, contract) or _too_few(term, plan, contract)
+        ):
             what, hint = lacking
             if plan.shortened_from_ns is None:
                 report.fault(loc, what, hint)
@@ -454,7 +350,7 @@ def _too_few(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str
         return what, f"duration: {math.ceil(WINDOWS * term.window_ns / 1e9)}s or more"
     if plan.starts is None:
         return None  # a closed loop limited by time: the number is known only after the run
-    each = _each(term, plan)
+    each = planning.each(term, plan)
     available = round(plan.starts * each * level.repeats)
     if windowed and plan.rate is not None:
         available = int(plan.rate * term.window_ns / 1e9)
@@ -484,7 +380,7 @@ def _too_short(term: Promise, plan: Planned, contract: Contract) -> tuple[str, s
         f"{format.duration(horizon)}; there are {format.duration(length_s)}"
         + (f" in {repeats} runs" if repeats > 1 else "")
     )
-    starts_s = needed(term, confidence) / _each(term, plan) * length_s / repeats / (plan.starts or math.inf)
+    starts_s = needed(term, confidence) / planning.each(term, plan) * length_s / repeats / (plan.starts or math.inf)
     each_s = math.ceil(max(needed_s, starts_s) / repeats)
     seen_s = math.floor(intervals.recurrence(length_s, confidence) * 10) / 10
     hint = f"duration: {each_s}s or more; or a lower percentile; or, to promise less, horizon: {seen_s:g}s"
@@ -591,31 +487,9 @@ def _prompts_needed(term: Promise, confidence: float) -> int:
 # -- words ------------------------------------------------------------------------------------------------------
 
 
-def planned_words(planned: Planned) -> list[str]:
-    """A level's load as lines of text, to show before the run."""
-    level = planned.level
-    each = "" if planned.requests is None else f", {planned.requests:,} requests"
-    tasks = sum(one.share for one in planned.classes if one.is_session) * (planned.starts or 0)
-    each = f", {tasks:,.0f} tasks{each}" if tasks else each
-    length = "" if planned.duration_ns is None else f", {format.duration(planned.duration_ns / 1e9)}"
-    runs = f"{level.repeats} run{'s' if level.repeats > 1 else ''}"
-    lines = [f"level {level.name}: {level.workload}{each}{length}, {runs}"]
-    lines += [f"  {shortened}"] if (shortened := shortened_words(planned)) else []
-    lines += [f"  can no longer pass: {', '.join(planned.undecidable)}"] if planned.undecidable else []
-    return lines
-
-
-def shortened_words(planned: Planned) -> str:
-    """By how much a level's load is shorter than in the contract; "" when it is not."""
-    if planned.shortened_from_ns is None or planned.duration_ns is None:
-        return ""
-    before = "its own end" if not planned.shortened_from_ns else format.duration(planned.shortened_from_ns / 1e9)
-    return f"{format.duration(planned.duration_ns / 1e9)} of load instead of {before} (--duration)"
-
-
 def answers_words(asked: AnswersAsked) -> list[str]:
     """What is asked about answers, and its terms, as lines of text."""
-    rows = "" if asked.rows is None else f", the first {asked.rows:,} rows"
+    rows = "" if asked.rows is None else f", the first {format.counted(asked.rows, 'row')}"
     other = "" if asked.against is None else f", against {asked.against}"
     terms = (("must", asked.must), ("should", asked.should))
     listed = [f"  {kind:<6} {words(term)}" for kind, of_kind in terms for term in of_kind]

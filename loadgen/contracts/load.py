@@ -23,12 +23,11 @@ from loadgen.contracts.schema import (
     plain,
     read_document,
     text_of,
-    validated,
 )
 from loadgen.cost import price_file
 from loadgen.errors import Faults
 from loadgen.workload.fields import Source
-from loadgen.workload.messages import in_order
+from loadgen.workload.messages import in_order, validated
 from loadgen.workload.yaml_marks import Map
 
 
@@ -62,7 +61,7 @@ def load_contract(
         for _, level in written:
             level["repeats"] = repeats
     source = Source(file=label, folder=file.parent, faults=yaml_faults)
-    contract = validated(document, source)
+    contract = validated(Contract, document, source)
     scratch = Source(file=label, folder=file.parent)
     drafts = [_draft(i, level, scratch) for i, level in written]
     top, prices = _top(document, scratch), price_file.load_prices

@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from loadgen.contracts import lint, verdict
+from loadgen.contracts import planning, verdict
 from loadgen.contracts.evaluate import MeasuredLevel, Money
-from loadgen.contracts.run import read_run
 from loadgen.contracts.schema import Checked, Planned
 from loadgen.contracts.steady_samples import RecordedRun
+from loadgen.contracts.stored import read_run
 from loadgen.contracts.verdict import INCONCLUSIVE, LevelForecast, LevelVerdict, NeededLoad
 from loadgen.errors import Faults, TargetError
 from loadgen.execution.plan import SCHEME, Settings
@@ -81,7 +81,7 @@ def _simulated(
         ahead = max(1.0, min(longest, MOST_REQUESTS / (planned.requests * planned.level.repeats)))
     workload = planned.workload
     if planned.duration_ns is not None:
-        workload = lint.lasting(workload, round(planned.duration_ns * ahead))
+        workload = planning.lasting(workload, round(planned.duration_ns * ahead))
     found = []
     for number in range(planned.level.repeats):
         with tempfile.TemporaryDirectory() as folder:

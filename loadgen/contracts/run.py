@@ -3,36 +3,32 @@
 IO. The folder holds `contract.yaml` (and `contract.resolved.yaml`), `prices.yaml` if it names one, `doctor.json`,
 `target.json`, a folder per level with its runs, `repeats.json` where a level has several, `verdict.json`,
 `verdict.html`, `junit.xml`, and `SHA256SUMS` in the format of `sha256sum -c`.
-`again` recomputes the verdict from the records; `extend` adds runs to a stored validation.
+`stored.again` recomputes the verdict from the records; `extend` adds runs to a stored validation.
 """
 
 from __future__ import annotations
 
 import datetime
-import hashlib
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
-from loadgen import run_folder
-from loadgen.contracts import answers, lint, schema, verdict
-from loadgen.contracts.evaluate import MeasuredLevel, Money
+from loadgen import format, run_folder
+from loadgen.contracts import answers, planning, stored, verdict
 from loadgen.contracts.schema import AnswersAsked, Checked, Contract, ContractLevel, Planned
-from loadgen.contracts.steady_samples import RecordedRun
+from loadgen.contracts.stored import CONTRACT, PLACE, PRICES, RESOLVED, ValidationFacts
 from loadgen.contracts.verdict import LevelVerdict, Validation
 from loadgen.errors import Fault, Faults, TargetError, UserError
 from loadgen.execution.folder_names import alone, run_id
 from loadgen.execution.plan import Settings
 from loadgen.execution.repeats import pause, seeded
 from loadgen.execution.run import Execute
-from loadgen.execution.run_header import version
 from loadgen.metrics import repeats
 from loadgen.metrics.repeats import RepeatSummary, Repetition
 from loadgen.metrics.summary import Summary
@@ -40,37 +36,14 @@ from loadgen.preflight.target_checks import FAULT, WARNING, Finding
 from loadgen.report import junit
 from loadgen.report import validation as verdict_page
 from loadgen.report.validation import cases
-from loadgen.results import checksums, manifest, store
-from loadgen.results.manifest import TargetFacts
-from loadgen.stats.intervals import Bounds
-from loadgen.stats.quantiles import Histogram
+from loadgen.results import checksums, store
 from loadgen.workload import placed
 
 if TYPE_CHECKING:
     from loadgen.answers.ask import AskTarget
-    from loadgen.cost.prices import Prices
     from loadgen.workload import Workload
 
-CONTRACT, PRICES, DOCTOR, VERDICT = "contract.yaml", "prices.yaml", "doctor.json", "verdict.json"
-RESOLVED = "contract.resolved.yaml"  # where the contract names environment variables: with their values
-PAGE, JUNIT, PLACE = "verdict.html", "junit.xml", "target.json"
-
-_USE_ORIGINAL = "take the folder as it was handed over; whoever holds SHA256SUMS can tell which file is the true one"
-
-
-class _RunFacts(msgspec.Struct, frozen=True):
-    """The content of `target.json`: facts about the whole validation that its verdict repeats."""
-
-    target: str
-    started: str
-    ended: str
-    interrupted: bool
-    trouble: dict[str, str]  # level -> why it could not be run
-    preflight: tuple[str, ...]
-    metadata: dict[str, str] = {}
-    findings: tuple[Finding, ...] = ()  # of the preflight, for the page
-    shortened: dict[str, str] = {}  # level -> by how much its load is shorter than in the contract, in words
-    looks: tuple[dict[str, int], ...] = ()  # level -> its runs at each look, where the validation was extended
+DOCTOR, VERDICT, PAGE, JUNIT = "doctor.json", "verdict.json", "verdict.html", "junit.xml"
 
 
 def run(
@@ -99,20 +72,18 @@ def run(
     folder = _folder(out, checked.contract.name)
     with alone(folder):
         _folder(folder, checked.contract.name)  # nobody was quicker
-        return _carry_out(checked, settings, folder, perform, say, seed, salt, repetition, other, wait), folder
+        runs = partial(_runs_of_level, folder, perform=perform, say=say, seed=seed, salt=salt, wait=wait)
+        return _carry_out(checked, settings, folder, say, repetition, other, runs), folder
 
 
 def _carry_out(
     checked: Checked,
     settings: Settings,
     folder: Path,
-    perform: Execute,
     say: Callable[[str], None],
-    seed: int | None,
-    salt: str | None,
     repetition: Repetition | None,
     other: AskTarget | None,
-    wait: Callable[[float], None],
+    runs: Callable[[Planned, Repetition, Settings], tuple[list[Summary], bool, str]],
 ) -> Validation:
     started = _now()
     (folder / CONTRACT).write_text(checked.text, encoding="utf-8")
@@ -132,9 +103,7 @@ def _carry_out(
             trouble[name] = f"the target cannot be used: {'; '.join(faults)}" if faults else "the user broke it off"
             continue
         how = _repetition(planned.level, repetition)
-        summaries, interrupted, problem = _runs_of_level(
-            planned, how, folder, settings, perform=perform, say=say, seed=seed, salt=salt, wait=wait
-        )
+        summaries, interrupted, problem = runs(planned, how, settings)
         if problem:
             trouble[name] = problem
         elif interrupted and not how.enough(summaries):
@@ -146,7 +115,7 @@ def _carry_out(
             interrupted, problem = _answers(checked, checked.contract.answers, settings, other, folder)
         if problem:
             trouble[answers.FOLDER] = problem
-    facts = _RunFacts(
+    facts = ValidationFacts(
         target=settings.shown,
         started=started,
         ended=_now(),
@@ -155,7 +124,9 @@ def _carry_out(
         preflight=_warnings(findings),
         metadata=dict(settings.metadata),
         findings=tuple(findings),
-        shortened={planned.level.name: words for planned in checked.levels if (words := lint.shortened_words(planned))},
+        shortened={
+            planned.level.name: words for planned in checked.levels if (words := planning.shortened_words(planned))
+        },
     )
     return _judge_and_write(folder, checked.contract, facts)
 
@@ -177,9 +148,9 @@ def _answers(
 
 
 def _runs_of_level(
+    folder: Path,
     planned: Planned,
     how: Repetition,
-    folder: Path,
     settings: Settings,
     *,
     perform: Execute,
@@ -232,8 +203,8 @@ def extend(
 
     Raises UserError or Faults for a folder, contract or target that does not fit, and where nothing can be gained.
     """
-    validation = again(folder)
-    contract, facts = _read(folder)
+    validation = stored.again(folder)
+    contract, facts = stored.read(folder)
     _check_extension(folder, checked, settings, validation, facts)
     levels = [level for level in validation.levels if level.name != answers.FOLDER]  # prompts are asked once
     undecided = {level.name: _undecided(contract, level) for level in levels if not level.trouble}
@@ -253,24 +224,14 @@ def extend(
     if faults := [finding for finding in findings if finding.state == FAULT]:
         checksums.write(folder)
         raise Faults([UserError(f"{one.check}: {one.found}", settings.shown, one.meaning) for one in faults])
+    runs = partial(_runs_of_level, folder, perform=perform, say=say, seed=seed, salt=salt, wait=wait)
     counts = {level.name: len(level.runs) for level in levels}
     added = dict(counts)
     for planned in chosen:
         name = planned.level.name
-        longer = planned if add_ns is None else replace(planned, workload=lint.lasting(planned.workload, add_ns))
+        longer = planned if add_ns is None else replace(planned, workload=planning.lasting(planned.workload, add_ns))
         how = _repetition(planned.level, repetition)
-        summaries, interrupted, problem = _runs_of_level(
-            longer,
-            how,
-            folder,
-            settings,
-            perform=perform,
-            say=say,
-            seed=seed,
-            salt=salt,
-            wait=wait,
-            before=counts[name],
-        )
+        summaries, interrupted, problem = runs(longer, how, settings, before=counts[name])
         finished = sum(summary.run.state != "interrupted" for summary in summaries)
         added[name] += finished
         for broken in (folder / name).glob("r*"):
@@ -288,25 +249,8 @@ def extend(
     return msgspec.structs.replace(extended, interrupted=True) if interrupted else extended
 
 
-def command_of(folder: Path) -> list[str]:
-    """The command line of a stored validation, without the program and its --bundle. Raises UserError."""
-    run_file = next(folder.glob("*/r*/run.json"), None)
-    if not (folder / PLACE).is_file() or run_file is None:
-        raise UserError(
-            "no validation with a run in this folder", str(folder), "the folder that loadgen validate named"
-        )
-    words = iter(manifest.decode(run_file.read_bytes(), str(run_file)).command[1:])
-    kept = []
-    for word in words:
-        if word == "--bundle":
-            next(words, None)
-        elif not word.startswith("--bundle="):
-            kept.append(word)
-    return kept
-
-
 def _check_extension(
-    folder: Path, checked: Checked, settings: Settings, validation: Validation, facts: _RunFacts
+    folder: Path, checked: Checked, settings: Settings, validation: Validation, facts: ValidationFacts
 ) -> None:
     """Raises Faults for a contract or target other than that of the folder, and UserError for a broken promise."""
     faults: list[Fault] = []
@@ -353,34 +297,9 @@ def _repetition(level: ContractLevel, asked: Repetition | None) -> Repetition:
     return replace(how, pause_ns=max(how.pause_ns, level.apart_ns or 0))
 
 
-def again(folder: Path) -> Validation:
-    """The verdict on the folder of an earlier validation, recomputed from its records. Writes nothing.
-
-    Raises UserError for a folder without a validation, Faults for files that differ from its hashes.
-    """
-    if not (folder / PLACE).is_file():
-        what = "no validation in this folder" if folder.is_dir() else "no such folder"
-        raise UserError(what, str(folder), "give the folder that `loadgen validate` named")
-    changed = verify(folder)
-    if changed:
-        raise Faults([UserError(what, str(folder / name), _USE_ORIGINAL) for name, what in changed.items()])
-    return _verdict(folder, *_read(folder))
-
-
-def _read(folder: Path) -> tuple[Contract, _RunFacts]:
-    """What a validation keeps beside its runs. Raises UserError or Faults for files that are none of one."""
-    resolved = folder / RESOLVED
-    file = resolved if resolved.is_file() else folder / CONTRACT
-    contract = schema.parse(schema.text_of(file, str(file)), str(file))
-    try:
-        return contract, msgspec.json.decode((folder / PLACE).read_bytes(), type=_RunFacts)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"not a file of a validation: {error}", str(folder / PLACE), _USE_ORIGINAL) from None
-
-
-def _judge_and_write(folder: Path, contract: Contract, facts: _RunFacts) -> Validation:
-    (folder / PLACE).write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
-    validation = _verdict(folder, contract, facts)
+def _judge_and_write(folder: Path, contract: Contract, facts: ValidationFacts) -> Validation:
+    (folder / PLACE).write_bytes(format.document(facts))
+    validation = stored.judge(folder, contract, facts)
     for name, data in _outputs(folder, validation, contract, facts).items():
         store.replace(folder / name, data, shared=name != VERDICT)
     if spread := _spread(folder, validation):
@@ -400,81 +319,22 @@ def _spread(folder: Path, validation: Validation) -> dict[str, RepeatSummary]:
 
 def outputs_again(folder: Path, version: str) -> dict[str, bytes]:
     """`verdict.json`, the page and JUnit of a stored validation, made again. `version`: of the loadgen that judged."""
-    contract, facts = _read(folder)
+    contract, facts = stored.read(folder)
     return _outputs(
-        folder, msgspec.structs.replace(_verdict(folder, contract, facts), version=version), contract, facts
+        folder, msgspec.structs.replace(stored.judge(folder, contract, facts), version=version), contract, facts
     )
 
 
-def _outputs(folder: Path, validation: Validation, contract: Contract, facts: _RunFacts) -> dict[str, bytes]:
+def _outputs(folder: Path, validation: Validation, contract: Contract, facts: ValidationFacts) -> dict[str, bytes]:
     runs = {run: run_folder.kept_summary(folder / run) for level in validation.levels for run in level.runs}
     text = (folder / CONTRACT).read_text("utf-8")
     return {
-        VERDICT: msgspec.json.format(msgspec.json.encode(validation)) + b"\n",
+        VERDICT: format.document(validation),
         PAGE: verdict_page.render(
             validation, contract, text, runs, facts.findings, _spread(folder, validation)
         ).encode(),
         JUNIT: junit.render(contract.name, cases(validation)).encode(),
     }
-
-
-def _verdict(folder: Path, contract: Contract, facts: _RunFacts) -> Validation:
-    measured = {level.name: _level_runs(folder, level.name, facts.trouble) for level in contract.levels}
-    prices = _prices(folder, contract)
-    level_verdicts = verdict.after_looks(contract, measured, facts.looks, None if prices is None else money(prices))
-    level_verdicts = tuple(
-        msgspec.structs.replace(level, notes=(facts.shortened[level.name], *level.notes))
-        if level.name in facts.shortened
-        else level
-        for level in level_verdicts
-    )
-    if contract.answers is not None:
-        scored = answers.read(folder / answers.FOLDER, facts.trouble.get(answers.FOLDER, ""), contract.confidence)
-        level_verdicts = (*level_verdicts, verdict.of_answers(contract, contract.answers, scored))
-    target = next((level.runs[0].summary.target for level in measured.values() if level.runs), TargetFacts())
-    return Validation(
-        contract=contract.name,
-        contract_sha256=hashlib.sha256((folder / CONTRACT).read_bytes()).hexdigest(),
-        verdict=verdict.together([level.verdict for level in level_verdicts]),
-        sentence=verdict.sentence(level_verdicts),
-        confidence=contract.confidence,
-        looks=max(len(facts.looks), 1),
-        target=facts.target,
-        model=target.model,
-        server=target.server,
-        region=target.region,
-        metadata=facts.metadata,
-        simulated=target.simulated,
-        started=facts.started,
-        ended=facts.ended,
-        version=version(),
-        levels=level_verdicts,
-        interrupted=facts.interrupted,
-        preflight=facts.preflight,
-    )
-
-
-def _level_runs(folder: Path, level: str, trouble: dict[str, str]) -> MeasuredLevel:
-    run_files = [path for path in (folder / level).glob("r*/run.json") if path.parent.name[1:].isdecimal()]
-    ordered_files = sorted(run_files, key=lambda path: int(path.parent.name[1:]))
-    return MeasuredLevel(
-        runs=tuple(read_run(path.parent, folder) for path in ordered_files if (path.parent / "summary.json").is_file()),
-        trouble=trouble.get(level, ""),
-    )
-
-
-def read_run(folder: Path, under: Path) -> RecordedRun:
-    """One run of a validation, read from its records. `under` is the folder of the validation."""
-    stored = store.read_run(folder)
-    summary = run_folder.kept_summary(folder)
-    pooled_gaps = Histogram()
-    for stage, gaps in zip(stored.header.stages, stored.gaps, strict=False):
-        if stage.measured:
-            pooled_gaps.merge(gaps)
-    rows: np.ndarray[tuple[int], np.dtype[np.void]] = stored.rows
-    return RecordedRun(
-        folder=str(folder.relative_to(under)), header=stored.header, summary=summary, rows=rows, gaps=pooled_gaps
-    )
 
 
 def _preflight(settings: Settings, folder: Path, say: Callable[[str], None]) -> list[Finding]:
@@ -498,49 +358,8 @@ def _preflight(settings: Settings, folder: Path, say: Callable[[str], None]) -> 
         all_findings += findings
         if bad := [finding for finding in findings if finding.state in (FAULT, WARNING)]:
             say(target_checks.render(title, bad).rstrip())
-    (folder / DOCTOR).write_bytes(msgspec.json.format(msgspec.json.encode(reports)) + b"\n")
+    (folder / DOCTOR).write_bytes(format.document(reports))
     return all_findings
-
-
-# -- money -------------------------------------------------------------------------------------------------------
-
-
-def _prices(folder: Path, contract: Contract) -> Prices | None:
-    if not contract.prices:
-        return None
-    from loadgen.cost import price_file
-
-    return price_file.load_prices(folder / PRICES, accept_sample=True)
-
-
-def money(prices: Prices) -> Money:
-    """The cost function under `prices`, per thousand good requests; the highest cost where several prices fit."""
-
-    def cost(run: RecordedRun, good_rate: Bounds) -> tuple[Bounds, str]:
-        from loadgen.cost import prices as pricing
-        from loadgen.cost import unit_cost
-        from loadgen.cost.evidence import Evidence
-
-        evidence = Evidence(name=run.folder, folder=run.folder, summaries=(run.summary,))
-        measured_basis = unit_cost.basis(evidence)
-        rate = Decimal(repr(good_rate.value))
-        basis = replace(
-            measured_basis,
-            rates={**measured_basis.rates, unit_cost.GOOD: rate},
-            low=Decimal(repr(max(good_rate.low, good_rate.value / 1e6))) / rate,
-            high=Decimal(repr(good_rate.high)) / rate,
-        )
-        costs = []
-        for price in pricing.find(prices, run.summary.target):
-            unit_price = unit_cost.cost(basis, price, run.summary.target.gpus, unit_cost.GOOD)
-            if unit_price is None or unit_price.low is None or unit_price.high is None:
-                raise UserError("nobody says how many GPUs there are", run.folder, "--gpus")
-            costs.append(
-                Bounds(*(float(amount * 1000) for amount in (unit_price.total, unit_price.low, unit_price.high)))
-            )
-        return max(costs), prices.currency
-
-    return cost
 
 
 # -- the folder --------------------------------------------------------------------------------------------------
@@ -557,13 +376,3 @@ def _folder(out: Path | None, name: str) -> Path:
         hint = "a verdict has one folder: give a new one; or --force, which keeps this one under a dated name"
         raise UserError("this folder is in use", f"--out {out}", hint)
     return out
-
-
-def verify(folder: Path) -> dict[str, str]:
-    """Check a folder against its list of hashes. Returns file -> what is wrong with it; {} when nothing is."""
-    if checksums.read(folder) is None:
-        return {checksums.FILE: "there is no list of hashes: nothing vouches for this folder"}
-    return checksums.changed(folder) | dict.fromkeys(checksums.unlisted(folder), "not in the list of hashes")
-
-
-__all__ = ["again", "command_of", "extend", "money", "read_run", "run", "verify"]

@@ -20,7 +20,6 @@ from pydantic import (
     Field,
     PlainValidator,
     Strict,
-    ValidationError,
     create_model,
 )
 
@@ -32,8 +31,8 @@ from loadgen.units import Wrong
 from loadgen.workload import Workload
 from loadgen.workload.fields import Duration, FiniteRate, Part, Quantile, Share, Source, Tagged, Whole, one_of
 from loadgen.workload.loading import packaged, read_text
-from loadgen.workload.messages import fault, in_order
-from loadgen.workload.schema import checked_slo
+from loadgen.workload.messages import in_order, validated
+from loadgen.workload.slo_fields import checked_slo
 from loadgen.workload.yaml_marks import Map, read_yaml
 
 Of = Literal["ttft", "ttft_from_sent", "first_answer", "tpot", "e2e", "max_gap"]
@@ -388,19 +387,10 @@ def parse(text: str, label: str, env: Mapping[str, str] = os.environ) -> Contrac
     """Parse the text of a contract that was checked before its runs. Checks shape and units only. Raises Faults."""
     document, faults = read_document(text, label, env)
     source = Source(file=label, folder=Path(), faults=faults)
-    contract = validated(document, source)
+    contract = validated(Contract, document, source)
     if contract is None or source.faults:
         raise Faults(in_order(source.faults))
     return contract
-
-
-def validated(document: Map, source: Source) -> Contract | None:
-    """The contract, or None; its faults are in `source` then."""
-    try:
-        return Contract.model_validate(document, context=source)
-    except ValidationError as invalid:
-        source.faults.extend(fault(detail, document, source.file) for detail in invalid.errors(include_url=False))
-        return None
 
 
 def plain(value: Any) -> str | None:

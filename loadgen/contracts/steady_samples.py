@@ -199,7 +199,7 @@ def supported(values: Series, p: float, what: str) -> None:
     if n == 0:
         raise Missing(f"no request has a {what}")
     if n < least:
-        raise Missing(f"{n:,} samples; p{p * 100:g} is supported from {least:,}")
+        raise Missing(f"{format.counted(n, 'sample')}; p{p * 100:g} is supported from {least:,}")
 
 
 def horizon_s(p: float, asked_s: float | None = None) -> float:

@@ -28,12 +28,12 @@ class Budget:
         """An amount with its currency."""
         return f"{amount:,.2f} {self.prices.currency}"
 
-    def admit(self, cost: Decimal) -> None:
-        """Raises UserError for a run that would go over the limit."""
+    def admit(self, cost: Decimal, what: str = "this run") -> None:
+        """Raises UserError for `what`, a run or several together, that would go over the limit."""
         if self.limit is not None and self.spent + cost > self.limit:
             before = f", after {self.words(self.spent)} so far" if self.spent else ""
             hint = "a shorter or lighter load, or a higher limit"
-            raise UserError(f"this run will cost about {self.words(cost)}{before}", f"--max-cost {self.limit}", hint)
+            raise UserError(f"{what} will cost about {self.words(cost)}{before}", f"--max-cost {self.limit}", hint)
 
     def cost(self, load: Forecast, targets: Sequence[TargetFacts]) -> Decimal | None:
         """What a load costs; None where its requests or its length are not known. The highest of several commitments.

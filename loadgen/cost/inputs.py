@@ -81,7 +81,8 @@ def gpus_of(evidence: Evidence, said: int | None, flag: str) -> int | None:
     recorded = evidence.summary.target.gpus
     if said is None or recorded is None or said == recorded:
         return recorded if said is None else said
-    what = f"the run recorded {recorded} GPUs, and {said} are given: its rates are those of {recorded}"
+    had = format.counted(recorded, "GPU")
+    what = f"the run recorded {had}, and {said} are given: its rates are those of {recorded}"
     hint = "leave the flag out; a run that recorded a wrong number is run again"
     raise UserError(what, f"{flag}, {evidence.folder}", hint)
 

@@ -13,8 +13,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from loadgen.cost.prices import (
     NOT_VERIFIED,
     UNDATED,
@@ -31,7 +29,7 @@ from loadgen.cost.prices import (
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.workload.fields import Source
 from loadgen.workload.loading import read_text
-from loadgen.workload.messages import fault, in_order, locate
+from loadgen.workload.messages import in_order, locate, validated
 from loadgen.workload.yaml_marks import Map, child, read_yaml, where
 
 SAMPLE = Path(__file__).parent.parent / "data" / "prices_sample.yaml"
@@ -82,11 +80,9 @@ def parse(
     """The prices in the text of a price file, as `load_prices`. Pure but for the defaults of `today` and `env`."""
     document, faults = read_yaml(text, label, env, kind="price file", smallest=f"like {EXAMPLE}")
     source = Source(file=label, folder=Path(), faults=faults)
-    try:
-        written = WrittenPrices.model_validate(document, context=source)
-    except ValidationError as error:
-        source.faults.extend(_with_hint(fault(detail, document, label)) for detail in error.errors(include_url=False))
-        raise Faults(in_order(source.faults)) from None
+    written = validated(WrittenPrices, document, source)
+    if written is None:
+        raise Faults(in_order([_with_hint(one) for one in source.faults]))
     faults = source.faults
     if written.sample and not accept_sample:
         hint = "write down what you pay; or --accept-sample-prices, and every figure will say that it rests on a sample"

@@ -14,6 +14,7 @@ from decimal import ROUND_HALF_EVEN, Decimal
 
 import msgspec
 
+from loadgen import format
 from loadgen.cost.evidence import Evidence, notes
 from loadgen.cost.prices import NO_SOURCE, UNDATED, Energy, Owned, PerToken, Price, Rented
 from loadgen.errors import UserError
@@ -443,10 +444,12 @@ def _notes(evidence: Evidence, basis: Basis, price: Price, gpus: int | None) -> 
         failed = sum(summary.requests.failed + summary.requests.lost for summary in evidence.summaries)
         if failed:
             counted = sum(summary.tokens.failed_input + summary.tokens.failed_output for summary in evidence.summaries)
-            yield f"{failed:,} failed requests: {counted:,} tokens of theirs are known and in the price"
+            known = format.counted(counted, "token of theirs is", "tokens of theirs are")
+            yield f"{format.counted(failed, 'failed request')}: {known} known and in the price"
     resent = sum(summary.requests.resent for summary in evidence.summaries)
     if resent:
-        yield f"{resent:,} requests were sent again after a reset; what the first sending cost is not known"
+        again = format.counted(resent, "request was", "requests were")
+        yield f"{again} sent again after a reset; what the first sending cost is not known"
     if price.as_of == UNDATED:
         yield "the price has no date"
     if price.source == NO_SOURCE:
@@ -506,9 +509,11 @@ def _machine_notes(evidence: Evidence, basis: Basis, price: Rented | Owned, gpus
         yield "the price does not say how many GPUs a machine has: paid by the GPU; whole machines may cost more"
     machine_count = machines(price, gpus)
     if isinstance(price, Rented) and price.gpus is not None and machine_count * price.gpus != gpus:
-        yield f"{gpus} GPUs were used, {machine_count * price.gpus} are paid: machines are rented whole"
+        used = format.counted(gpus, "GPU was", "GPUs were")
+        yield f"{used} used, {machine_count * price.gpus} are paid: machines are rented whole"
     if isinstance(price, Owned) and gpus != price.gpus:
-        yield f"pays {gpus} of the {price.gpus} GPUs that were bought"
+        bought = format.counted(price.gpus, "GPU that was", "GPUs that were")
+        yield f"pays {gpus} of the {bought} bought"
     steady_s, answer_p50_ms = summary.window.steady.duration_s, summary.e2e_ms.p50
     is_short = steady_s is not None and answer_p50_ms is not None and answer_p50_ms / 1e3 * SHORT_WINDOW > steady_s
     if not basis.is_capacity and not evidence.at_once and is_short and not summary.warmup.scheduled:

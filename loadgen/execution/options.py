@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, TypeVar, get_type_hints
 
 from loadgen import units
 from loadgen.errors import Fault, Faults, UserError, collecting
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from loadgen.execution.plan import Settings
     from loadgen.execution.profiler import ProfileAsked
 
+T = TypeVar("T")
 Text = str | int | float | None
 Texts = str | Sequence[str] | None
 File = str | os.PathLike[str] | None
@@ -441,6 +442,14 @@ PANELS = {
 
 
 # -- what they say ---------------------------------------------------------------------------------------------------
+
+
+def typed(flag: str, text: str | None, read: Callable[[str], T]) -> T | None:
+    """What was typed after a flag, read by a parser of `units`; None where nothing was. Raises UserError."""
+    try:
+        return None if text is None else read(text)
+    except units.Wrong as wrong:
+        raise UserError(f'"{text}" {wrong}', f"{flag} {text}", wrong.hint) from None
 
 
 def settings(given: Mapping[str, Any]) -> Settings:

@@ -18,7 +18,7 @@ from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.transport.wire import Tls
 
-from loadgen import seeds
+from loadgen import format, seeds
 from loadgen.child_process import FROZEN_S
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.execution import lane_start, resource_limits
@@ -279,11 +279,15 @@ def _check_limits(plan: Plan, *, here: bool) -> None:
     if plan.too_long is not None and (fault := plan.too_long.refused(job.workload, settings.shown)) is not None:
         faults.append(fault)
     if here and settings.workers > MOST_PER_CORE * resource_limits.cpus():
-        what = f"{settings.workers:,} worker processes on {resource_limits.cpus()} core(s)"
+        cores = format.counted(resource_limits.cpus(), "core")
+        what = f"{format.counted(settings.workers, 'worker process', 'worker processes')} on {cores}"
         faults.append(UserError(what, f"--workers {settings.workers}", "--workers auto: a core each, if there is work"))
     is_open = any(not span.lanes for span in timetable.stages)
     if in_flight_limit is not None and in_flight_limit < settings.workers and is_open:
-        what = f"{in_flight_limit} requests in flight cannot be spread over {settings.workers} workers"
+        what = (
+            f"{format.counted(in_flight_limit, 'request')} in flight cannot be spread over "
+            f"{format.counted(settings.workers, 'worker')}"
+        )
         hint = f"--workers {in_flight_limit} or fewer: each has its part of the cap"
         faults.append(UserError(what, "--max-in-flight", hint))
     if here:

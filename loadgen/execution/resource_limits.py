@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from loadgen import format
 from loadgen.errors import UserError
 from loadgen.schedule.timetable import Schedule
 
@@ -85,8 +86,8 @@ def faults(
     if room.files is not None and per_worker > room.files:
         needed = -(-total // max(room.files - SPARE, 1))
         yield UserError(
-            f"{total:,} connections at once are {per_worker:,} open files in each of {workers} worker(s), "
-            f"but a process may open {room.files:,} here",
+            f"{total:,} connections at once are {per_worker:,} open files in each of "
+            f"{format.counted(workers, 'worker')}, but a process may open {room.files:,} here",
             "--concurrency or --max-in-flight",
             f"--workers {needed}, or raise the hard limit: ulimit -Hn {per_worker} (LimitNOFILE= of a service)",
         )

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 from loadgen_sdk.dialects.quirks import VALUES
 
 from loadgen import run_folder
-from loadgen.errors import UserError
+from loadgen.errors import Fault, Faults, UserError
 from loadgen.execution import cache_reset, driver, run_header, server_accounts, step_targets
 from loadgen.execution.backends import local
 from loadgen.execution.compactor_process import Compactor
@@ -68,19 +68,40 @@ def execute(
     stored = None
     try:
         now = datetime.datetime.now().astimezone()
-        with contextlib.nullcontext(own) if own else taken(settings.out, workload.name, now) as folder:
+        with (
+            contextlib.nullcontext(own) if own else taken(settings.out, workload.name, now) as folder,
+            _no_header_without_load(folder, tell) as hear,
+        ):
             if settings.virtual:
                 from loadgen.execution.backends import virtual
 
-                summary = virtual.run(workload, settings, folder, tell)
+                summary = virtual.run(workload, settings, folder, hear)
             else:
-                summary = _over_http(workload, settings, folder, tell, {} if known is None else known)
+                summary = _over_http(workload, settings, folder, hear, {} if known is None else known)
         if remote is not None:
             remote.put(folder)
             stored = settings.store
     finally:
         tell(RunEnded(stored))
     return summary, folder
+
+
+@contextlib.contextmanager
+def _no_header_without_load(folder: Path, tell: Tell) -> Iterator[Tell]:
+    """Yields `tell`. A Fault raised inside before the load has started removes the header: nothing was measured."""
+    started = False
+
+    def hear(event: RunEvent) -> None:
+        nonlocal started
+        started = started or isinstance(event, LoadStarted)
+        tell(event)
+
+    try:
+        yield hear
+    except (Fault, Faults):
+        if not started:
+            (folder / "run.json").unlink(missing_ok=True)
+        raise
 
 
 def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell, known: Known) -> Summary:

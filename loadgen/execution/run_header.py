@@ -129,13 +129,8 @@ def noted(header: manifest.Header, words: dict[str, manifest.ReasonCode]) -> man
 
 def announce(plan: Plan, header: manifest.Header, tell: Tell) -> None:
     """Write the header and tell that the run begins. Whoever hears it may refuse it with a Fault."""
-    path = plan.job.folder / "run.json"
-    store.replace(path, manifest.encode(header))
-    try:
-        tell(RunPlanned(plan, header))
-    except Fault:
-        path.unlink()
-        raise
+    store.replace(plan.job.folder / "run.json", manifest.encode(header))
+    tell(RunPlanned(plan, header))
 
 
 def forecast_of(plan: Plan) -> Forecast:
@@ -359,8 +354,8 @@ def words(arrival: Any) -> str:
 
 
 def _noun_of_starts(requests: Any) -> str:
-    """What the chains of a timetable are."""
-    return "tasks" if isinstance(requests, Task) else "starts" if isinstance(requests, Mix) else "conversations"
+    """What a chain of a timetable is."""
+    return "task" if isinstance(requests, Task) else "start" if isinstance(requests, Mix) else "conversation"
 
 
 def _range(values: Iterable[int]) -> str:
@@ -377,7 +372,7 @@ def _lengths_words(workload: Workload, requests: Prompts, count: int | None) -> 
     answers = f"{_range(asked)} asked for" if any(asked) else "answers as long as the server makes them"
     contexts = lengths.contexts(first)
     largest = f", largest context {max(contexts):,}" if contexts else ""
-    yield f"first {len(first):,} requests: {prompt_range}, {answers}{largest}"
+    yield f"first {format.counted(len(first), 'request')}: {prompt_range}, {answers}{largest}"
     if tasks := lengths.of_tasks(requests, first):
         noun = "conversation" if isinstance(workload.requests, Synthetic) else "task"
         counts = [one.requests for one in tasks]
@@ -413,9 +408,9 @@ def describe(workload: Workload, settings: Settings) -> Described:
     lines = [f"workload: {workload.name}", f"target: {settings.shown}", seeds.words(seed, salt)]
     for index in range(len(timetable.stages)):
         stage = _stage_plan(workload, timetable, index)
-        bounds = [] if stage.slots is None else [f"{stage.slots:,} requests"]
+        bounds = [] if stage.slots is None else [format.counted(stage.slots, "request")]
         if timetable.turns > 1 and (chains := timetable.stages[index].chains) is not None:
-            bounds.insert(0, f"{chains:,} {_noun_of_starts(workload.requests)}")
+            bounds.insert(0, format.counted(chains, _noun_of_starts(workload.requests)))
         if stage.end_ns is not None:
             bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")
         lines.append(f"load: {stage.arrival}: {', '.join(bounds)}{'' if stage.measured else ', warm-up, not measured'}")

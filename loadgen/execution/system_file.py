@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from loadgen.errors import Faults, UserError
 from loadgen.format import SYSTEM
 from loadgen.results.manifest import TargetFacts
 from loadgen.workload.fields import Part, Source, Whole
 from loadgen.workload.loading import read_text
-from loadgen.workload.messages import fault, in_order
+from loadgen.workload.messages import in_order, validated
 from loadgen.workload.yaml_marks import read_yaml
 
 _SMALLEST = "name: node-7\naccelerator: {model: NVIDIA H200, per_node: 8}"
@@ -121,12 +121,8 @@ def load(path: Path, env: Mapping[str, str] = os.environ) -> dict[str, str]:
         raise Faults([error]) from None
     document, faults = read_yaml(text, str(path), env, kind="system file", smallest=_SMALLEST)
     source = Source(file=str(path), folder=path.parent, faults=faults)
-    try:
-        system = SystemUnderTest.model_validate(document, context=source)
-    except ValidationError as invalid:
-        source.faults.extend(fault(detail, document, source.file) for detail in invalid.errors(include_url=False))
-        raise Faults(in_order(source.faults)) from None
-    if source.faults:
+    system = validated(SystemUnderTest, document, source)
+    if system is None or source.faults:
         raise Faults(in_order(source.faults))
     return {SYSTEM + key: value for key, value in _flat(system.model_dump(exclude_none=True))}
 

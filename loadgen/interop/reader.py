@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from loadgen import format
 from loadgen.errors import UserError
 from loadgen.interop import tools
 from loadgen.interop.loadgen_log import as_result
@@ -52,7 +53,7 @@ def parse_result(data: bytes, where: str = "") -> ForeignResult:
     if not parsed.figures:
         raise UserError(f"a result of {parsed.tool} without one figure", where, "did its run finish?")
     if line_count:
-        note = f"the last of {line_count} results in the file"
+        note = f"the last of {format.counted(line_count, 'result')} in the file"
         parsed = msgspec.structs.replace(parsed, notes=(*parsed.notes, note))
     return parsed
 

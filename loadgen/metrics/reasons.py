@@ -10,36 +10,40 @@ import string
 from collections.abc import Callable
 from typing import Any
 
+from loadgen import format
 from loadgen.results.manifest import ReasonCode
 
 _RATIO = "{value_ms:.3g} ms is {share:of} {basis} ({basis_ms:.3g} ms), limit {limit:share}: {remedy:part}"
 _CUT = (
-    "{unfinished} of {requests} requests ({share:share}) were unfinished when the drain ended{drain_s:after}: they are "
-    "neither ok nor failed, and no latency holds them"
+    "{unfinished:,} of {requests:request|requests} ({share:share}) were unfinished when the drain ended{drain_s:after}"
+    ": they are neither ok nor failed, and no latency holds them"
 )
 SENTENCES = {
     # why a run is not valid
     "all_unfinished":
-        "all {unfinished} measured requests were unfinished when the drain ended: give a longer --grace, or none",
-    "all_cancelled": "all {cancelled} measured requests were cancelled: nothing was measured",
+        "all {unfinished:measured request was|measured requests were} unfinished when the drain ended: give a longer "
+        "--grace, or none",
+    "all_cancelled": "all {cancelled:measured request was|measured requests were} cancelled: nothing was measured",
     "none_due": "no measured request was due: nothing was measured",
-    "none_ok": "not one of {requests} requests succeeded",
-    "too_few": "too few: {requests} measured requests support no quantile, not even p50; {needed} are needed",
+    "none_ok": "not one of {requests:request|requests} succeeded",
+    "too_few":
+        "too few: {requests:measured request supports|measured requests support} no quantile, not even p50; {needed} "
+        "are needed",
     "sent_late": f"requests were sent late: {{quantile}} send lag {_RATIO}",
     "arrivals_unsure": f"arrival times are unsure: {{quantile}} stamp error {_RATIO}",
     "generator_busy":
         "the load generator was busy: worker {worker} used {cpu_share:share} of a core in the second up to "
         "{at_s:.0f} s, limit {limit:share}: add workers",
-    "failures": "{failed} of {requests} requests failed or were lost ({share:share}), limit {limit:share}",
+    "failures": "{failed:,} of {requests:request|requests} failed or were lost ({share:share}), limit {limit:share}",
     "worker_died": "worker {worker} died: the rest of its requests are lost",
     "interrupted": "the run was interrupted: it shows a part of the load that was planned",
     "stopped": "the run ended early, as asked for when a target stops answering (--on-target-failure stop)",
     "stopped_by_errors":
-        "stopped {at_s:.0f} s after the start by the rule {rule}: {failed} of the {requests} requests that ended in "
-        "{window_s:.0f} s failed. The run shows a part of the load that was planned",
+        "stopped {at_s:.0f} s after the start by the rule {rule}: {failed:,} of the {requests:request|requests} that "
+        "ended in {window_s:.0f} s failed. The run shows a part of the load that was planned",
     "stopped_by_latency":
-        "stopped {at_s:.0f} s after the start by the rule {rule}: {over} of the {requests} requests that ended in "
-        "{window_s:.0f} s were over that. The run shows a part of the load that was planned",
+        "stopped {at_s:.0f} s after the start by the rule {rule}: {over:,} of the {requests:request|requests} that "
+        "ended in {window_s:.0f} s were over that. The run shows a part of the load that was planned",
     # caveats: what belongs beside VALID
     "withheld": "{metrics:families} withheld, arrival times are unsure: {why}",
     "shortened":
@@ -56,8 +60,10 @@ SENTENCES = {
         f"{_CUT}; above {{limit:share}} no SLO term can be called met: give a longer --grace (`grace:` in a file), or "
         "none: then the drain lasts as long as a request may (--timeout{timeout_s:as_long})",
     "limit_changed": "validity limit {limit} was changed to {value:share} (default {default:share})",
-    "usage_missing": "usage is missing in {missing} of {ok} ok answers: their tokens are counted another way",
-    "counts_estimated": "token counts of {estimated} of {ok} ok requests are estimates by the packaged vocabulary",
+    "usage_missing":
+        "usage is missing in {missing:,} of {ok:ok answer|ok answers}: their tokens are counted another way",
+    "counts_estimated":
+        "token counts of {estimated:,} of {ok:ok request|ok requests} are estimates by the packaged vocabulary",
     "prompt_counts_differ":
         "prompt token counts disagree: the server's differ from ours by {share:signed}, limit {limit:share}"
         "{template_known:template}",
@@ -78,9 +84,10 @@ SENTENCES = {
         "forced length",
     "first_event_unknown":
         "events carry several tokens and the server does not say how many the first one has: TPOT takes it as one",
-    "prompts_repeated": "{requests} requests repeat a prompt that was sent before: a prefix cache may have served them",
+    "prompts_repeated":
+        "{requests:request repeats|requests repeat} a prompt that was sent before: a prefix cache may have served them",
     "slo_samples":
-        "SLO term {metric} at p{percentile:g} rests on {samples} samples; {needed} are needed to support it",
+        "SLO term {metric} at p{percentile:g} rests on {samples:sample|samples}; {needed} are needed to support it",
     "lanes_unfilled":
         "{requests:,} requests for {lanes:,} lanes: so many were never in flight; give at least {needed:,} requests",
     "never_steady": "no steady figures: {because:part} as long as measured requests were due; give a longer load",
@@ -94,7 +101,8 @@ SENTENCES = {
     "profile_failed": "the profiler did not start: {servers}",
     "profile_left": "the profiler may still run: send POST /stop_profile to {servers}",
     "page_failed":
-        "{failed} of {reads} reads of {page} failed (slow, refused, damaged or gone): what rests on it has holes",
+        "{failed:,} of {reads:read|reads} of {page} failed (slow, refused, damaged or gone): what rests on it "
+        "has holes",
     "accounts_unjoined":
         "{unjoined} of {accounts} accounts of requests that the server kept (/perf_metrics) are of no request of this "
         "run that could be told: of others, or lost with a read that failed; theirs stay without one",
@@ -108,7 +116,7 @@ SENTENCES = {
         "them",
     "undisclosed": "the description of the system under test leaves out what others ask for: {missing:asked}",
     "hardware_differs": "the description of the system says {key} {said}, the hardware's own metrics page {seen}",
-    "bodies_late": "{bodies} bodies were built in the sending loop, which can delay sends",
+    "bodies_late": "{bodies:body was|bodies were} built in the sending loop, which can delay sends",
     "target_gone": "target {target} stopped answering {at_s:.1f} s after the start",
     "store_died": "the process that stores the records {why}; all records are counted, and kept in spool/",
     "not_judged": "SLO terms not judged: {metrics:list}: {because:part}",
@@ -161,7 +169,8 @@ def coded(code: str, values: dict[str, Any] | None) -> dict[str, ReasonCode]:
 
 
 class _Sentence(string.Formatter):
-    """Adds the formats of this table to those of Python; a part may name any of the values."""
+    """Adds the formats of this table to those of Python, and `{n:body was|bodies were}` for a number of things; a part
+    may name any of the values."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
@@ -169,6 +178,8 @@ class _Sentence(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if format_spec == "part":
             return self.vformat(_PARTS[value], (), self.values)
+        if "|" in format_spec:
+            return format.counted(value, *format_spec.split("|"))
         if written := _FORMATS.get(format_spec):
             return written(value)
         text: str = super().format_field(value, format_spec)

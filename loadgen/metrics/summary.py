@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from loadgen import format
 from loadgen.errors import UserError
 from loadgen.metrics import between, blocks, causes, drift, splits, steps, stimulus, sustainable, validity
 from loadgen.metrics.accumulator import SAMPLES, Accumulator, Cell
@@ -563,7 +564,7 @@ def whole_target(targets: Sequence[TargetFacts]) -> TargetFacts:
     values = {name: {getattr(target, name) for target in targets} for name in TargetFacts.__struct_fields__}
     common = {name: found.pop() for name, found in values.items() if len(found) == 1}
     return TargetFacts(**common | {
-        "name": f"{len(targets)} targets",
+        "name": format.counted(len(targets), 'target'),
         "gpus": sum(gpus) if len(gpus) == len(targets) else None,
         "simulated": any(target.simulated for target in targets),
     })  # fmt: skip
@@ -614,7 +615,7 @@ def dump_summary(summary: Summary) -> bytes:
     """The bytes of `summary.json`: UTF-8, indented by two, with a final newline. Unknown values are null, never left
     out.
     """
-    return msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
+    return format.document(summary)
 
 
 def load_summary(data: bytes, where: str = "summary.json") -> Summary:

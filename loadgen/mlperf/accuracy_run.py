@@ -6,8 +6,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
+from loadgen import format
 from loadgen.answers.ask import AskTarget, ask, shown
 from loadgen.answers.comparison import judge, score
 from loadgen.answers.questions import Question
@@ -98,7 +97,7 @@ def run(
         simulated=simulated,
         warnings=tuple(warnings),
     )
-    files.replace(out / FILE, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    files.replace(out / FILE, format.document(result))
     return result, asked.reasons
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from loadgen import seeds
+from loadgen import format, seeds
 from loadgen.errors import Fault, Faults, UserError, enough
 from loadgen.mlperf import pickle_reader
 from loadgen.mlperf.rules import Benchmark, Test
@@ -226,7 +226,7 @@ def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
         if prompt is None:
             faults.append(UserError(f"no prompt: {type(value).__name__}", where, "token ids, or a text"))
         elif isinstance(prompt, list) and len(prompt) > spec.max_input:
-            problem = f"a prompt of {len(prompt):,} tokens"
+            problem = f"a prompt of {format.counted(len(prompt), 'token')}"
             faults.append(UserError(problem, where, f"{benchmark} has at most {spec.max_input:,} tokens in"))
         else:
             samples.append(DatasetSample(prompt, _count(counts[row]) if row < len(counts) else None))
@@ -238,7 +238,7 @@ def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
         raise Faults(faults)
     right = next((table[name] for name in REFERENCES if name in table), [None] * len(samples))[: len(samples)]
     references = tuple(text if isinstance(text, str) else None for text in right)
-    name = f"{path.name}, {len(samples):,} of {rows:,} rows, {spec.samples:,} in the official set"
+    name = f"{path.name}, {len(samples):,} of {format.counted(rows, 'row')}, {spec.samples:,} in the official set"
     return File(samples=tuple(samples), name=name, references=references)
 
 

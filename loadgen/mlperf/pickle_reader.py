@@ -18,7 +18,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from loadgen import format
 from loadgen.errors import UserError
+
+MOST_BYTES = 2_000_000_000  # of a gzipped pickle once it is unpacked
 
 
 class _Inert:
@@ -137,12 +140,19 @@ class _Reader(pickle._Unpickler):
         return type(stand_in.__name__, (stand_in,), {})
 
 
-def read_pickle(path: Path) -> dict[str, Sequence[Any]]:
-    """The columns of the table in a pickle, gzipped or not: name -> cells. Raises UserError for everything else."""
+def read_pickle(path: Path, most_bytes: int = MOST_BYTES) -> dict[str, Sequence[Any]]:
+    """The columns of the table in a pickle, gzipped or not: name -> cells. Raises UserError for everything else.
+
+    `most_bytes`: of a gzipped one once it is unpacked, since a few kB may unpack to any size.
+    """
     data = path.read_bytes()
     try:
         if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+                data = packed.read(most_bytes + 1)
+            if len(data) > most_bytes:
+                what = f"it unpacks to more than {format.size(most_bytes)}"
+                raise UserError(what, str(path), "is it a table of prompts? a .parquet file is read as well")
         return _table(_Reader(io.BytesIO(data), path).load())
     except UserError:
         raise

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from loadgen import format
 from loadgen.errors import OK, SLO_MISSED, UNSOUND
 from loadgen.results.record import STATUS
 from loadgen.stats.early_stopping import needed
@@ -272,7 +273,7 @@ def _reasons(
         if not check.early_stopping_met:
             text = (
                 f"{name} early stopping: {check.over:,} of {check.count:,} queries over the limit; at least "
-                f"{check.more:,} more queries, all under it, would be needed"
+                f"{format.counted(check.more, 'more query', 'more queries')}, all under it, would be needed"
             )
             yield Reason(kind="limit", text=text)
 

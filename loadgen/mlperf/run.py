@@ -118,12 +118,7 @@ def workload(
     else:
         least = AtLeast(duration_ns=test.min_duration_ns, count=test.min_queries, passes_of=test.samples)
         stage = Stage(name="load", arrival=Poisson(rate=qps), duration_ns=None, at_least=least)
-        assert test.ttft_ns is not None and test.tpot_ns is not None
-        terms = (
-            Term(metric="ttft", limit_ns=test.ttft_ns, quantile=test.percentile),
-            Term(metric="tpot_mlperf", limit_ns=test.tpot_ns, quantile=test.percentile),
-        )
-        slo = Slo(terms=terms)
+        slo = _limits(test)
     return Workload(
         name=f"mlperf-{test.benchmark}-{test.scenario}",
         description=f"{mlperf.DISCLOSURE} Data: {data.name}.",
@@ -138,6 +133,13 @@ def workload(
         stall_timeout_ns=STALL_NS,
         source_text=f"# made by loadgen mlperf: {test.benchmark} {test.scenario}, round {test.round}\n",
     )
+
+
+def _limits(test: rules.Test) -> Slo:
+    """The limits of Server and Interactive."""
+    assert test.ttft_ns is not None and test.tpot_ns is not None
+    limits = (("ttft", test.ttft_ns), ("tpot_mlperf", test.tpot_ns))
+    return Slo(terms=tuple(Term(metric=name, limit_ns=ns, quantile=test.percentile) for name, ns in limits))
 
 
 def probe(test: rules.Test, qps: float) -> rules.Test:
@@ -157,12 +159,6 @@ def peak(
 
     Returns the search, the runner of its trials, and the plan that identifies the search when it is resumed.
     """
-    assert test.ttft_ns is not None and test.tpot_ns is not None
-    terms = (
-        Term(metric="ttft", limit_ns=test.ttft_ns, quantile=test.percentile),
-        Term(metric="tpot_mlperf", limit_ns=test.tpot_ns, quantile=test.percentile),
-    )
-
     seed = experiment.seed_of(folder, data.seed)
 
     def make(trial: NextTrial) -> Workload:
@@ -172,7 +168,7 @@ def peak(
 
     runs = trials.Trials(
         folder=folder,
-        goal=Goal(slo=Slo(terms=terms), mlperf=True),
+        goal=Goal(slo=_limits(test), mlperf=True),
         make=make,
         settings=settings,
         seed=seed,
@@ -399,9 +395,7 @@ def _outputs(
     result: mlperf.MlperfResult, test: rules.Test, sut: str, version: str, started: datetime
 ) -> dict[str, bytes]:
     logs = log_files.texts(result, test, sut=sut, version=version, started=started)
-    return {RESULT: msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"} | {
-        name: text.encode() for name, text in logs.items()
-    }
+    return {RESULT: format.document(result)} | {name: text.encode() for name, text in logs.items()}
 
 
 def read(folder: Path) -> mlperf.MlperfResult:

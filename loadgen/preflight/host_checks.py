@@ -56,7 +56,7 @@ def host(machine: Machine) -> Iterator[Finding]:
         observed = f"{facts.files:,} open files" + (f", {facts.ports:,} local ports" if facts.ports is not None else "")
         max_in_flight = min(facts.files, facts.ports or facts.files)
         if max_in_flight < FILES:
-            meaning = f"at most about {max_in_flight:,} requests can be in flight from one process"
+            meaning = f"at most about {format.counted(max_in_flight, 'request')} can be in flight from one process"
             yield Finding("files", WARNING, observed, meaning, "raise it: ulimit -n 65536")
         else:
             yield Finding("files", OK, observed, f"room for about {max_in_flight:,} requests in flight to one address")
@@ -67,7 +67,7 @@ def host(machine: Machine) -> Iterator[Finding]:
 
 def _cpu(facts: Machine) -> Finding:
     cores = facts.cpus if facts.cpu_quota is None or facts.cpus is None else min(facts.cpus, facts.cpu_quota)
-    observed = f"{cores:g} cores" if cores is not None else "number of cores unknown"
+    observed = format.counted(cores, "core") if cores is not None else "number of cores unknown"
     observed += f", load average {facts.load_average:.1f}" if facts.load_average is not None else ""
     observed += f", governor {facts.governor}" if facts.governor else ""
     if cores is not None and facts.load_average is not None and facts.load_average > 0.5 * cores:

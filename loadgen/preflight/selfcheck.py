@@ -22,6 +22,7 @@ import numpy as np
 from loadgen_sdk.probe.fetch import Fetcher
 from loadgen_sdk.transport.target import Target
 
+from loadgen import format
 from loadgen.metrics.summary import Summary, summarize
 from loadgen.results.manifest import ReasonCode
 from loadgen.stats.quantiles import element
@@ -255,7 +256,8 @@ def sentence(sound_level: SoundLevel) -> str:
 
 def render(result: SelfcheckResult) -> str:
     """The results as text for people."""
-    lines = [f"One worker on this host ({result.cpus} cores, shared with the endpoint in these steps) can carry:"]
+    cores = format.counted(result.cpus, "core")
+    lines = [f"One worker on this host ({cores}, shared with the endpoint in these steps) can carry:"]
     lines += [f"  {sentence(sound_level)}" for sound_level in result.levels]
     if result.hot_path == "python":
         lines.append(

@@ -180,7 +180,7 @@ def forced(quirk: Quirk, with_force: Trial, free: Trial, tried: str = "") -> Fin
         meaning = "without a count from the server it cannot be seen whether lengths are honoured"
         return Finding("length", UNKNOWN, f"{fields} sent, no count came back", meaning)
     natural = "" if free.failure or free.output is None else f", {free.output} when left to end by itself"
-    words = f"{fields or 'max_tokens alone'}: {with_force.output} of {asked} tokens came{natural}"
+    words = f"{fields or 'max_tokens alone'}: {with_force.output} of {format.counted(asked, 'token')} came{natural}"
     if with_force.output > asked:
         meaning = "more than max_tokens allows: one of the two is not true, and TPOT and tokens per second rest on it"
         return Finding("length", WARNING, words, meaning, "give --tokenizer, and compare the counts")
@@ -204,16 +204,16 @@ def streaming(trial: Trial) -> Finding:
     """Whether tokens arrive one by one, judged by their counts and arrival instants."""
     events = len(trial.instants_ns)
     if trial.failure or events < 2:
-        tokens = "?" if trial.output is None else trial.output
-        words = trial.failure or f"{events} output events for {tokens} tokens"
+        tokens = "? tokens" if trial.output is None else format.counted(trial.output, "token")
+        words = trial.failure or f"{format.counted(events, 'output event')} for {tokens}"
         meaning = "there is nothing between a first and a last token: no TPOT, no ITL, and TTFT is the whole answer"
         return Finding("streaming", WARNING, words, meaning, "check that nothing in between waits for the whole answer")
     arrivals = 1 + sum(later > before for before, later in zip(trial.instants_ns, trial.instants_ns[1:], strict=False))
     span_ms = (trial.instants_ns[-1] - trial.instants_ns[0]) / 1e6
-    words = f"{events} events in {arrivals} arrivals over {format.quantity(span_ms)} ms"
+    words = f"{format.counted(events, 'event')} in {arrivals} arrivals over {format.quantity(span_ms)} ms"
     per_event = trial.output / events if trial.output else None
     if per_event is not None:
-        words = f"{trial.output} tokens in {words}"
+        words = f"{format.counted(trial.output, 'token')} in {words}"
     if per_event is not None and per_event > BUNDLED:
         meaning = f"about {per_event:.1f} tokens per event: gaps are not inter-token latency, and ITL is left out"
         return Finding("streaming", WARNING, words, meaning, "for ITL set the server's stream interval to 1")
@@ -257,7 +257,7 @@ def cache(again: Trial, prompt_tokens: int) -> Finding:
     if again.failure or again.cached is None:
         meaning = "prompts of a run are made unique anyway; what a cache has served cannot be seen here"
         return Finding("cache", UNKNOWN, "the server does not say what its cache has served", meaning)
-    words = f"{again.cached} of about {prompt_tokens} prompt tokens from cache when sent again"
+    words = f"{again.cached} of about {format.counted(prompt_tokens, 'prompt token')} from cache when sent again"
     if again.cached:
         meaning = "a repeated seed is served from cache, and its TTFT is no prefill: compare runs of different seeds, "
         return Finding("cache", NOTE, words, meaning + "or give --salt fresh")

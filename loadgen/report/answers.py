@@ -18,11 +18,11 @@ def render(result: AnswersResult, reasons: Sequence[str] = ()) -> str:
     where = f"A: {result.model} at {result.url}" + (
         f"; B: {result.against_model} at {result.against}" if result.against else ""
     )
-    lines += [f"{result.dataset}: {result.prompts:,} prompts, greedy. {where}"]
+    lines += [f"{result.dataset}: {format.counted(result.prompts, 'prompt')}, greedy. {where}"]
     unanswered = ((result.failed, "A", "they score 0"), (result.failed_against, "B", "they are not compared"))
     for count, name, worth in unanswered:
         if count:
-            lines.append(f"! {count:,} of {result.prompts:,} prompts had no answer of {name}: {worth}")
+            lines.append(f"! {count:,} of {format.counted(result.prompts, 'prompt')} had no answer of {name}: {worth}")
     lines += [f"  {reason}" for reason in reasons] + [f"! {note}" for note in result.notes]
     for part in result.parts:
         lines += ["", *_part(part, result)]

@@ -36,7 +36,7 @@ def _measured(evidence: Evidence | None, measured: MeasuredRate | None, plan: Ca
     yield f"From a run under the SLO: {mark}{measured.name}"
     words = [
         f"{measured.basis}: {'at least ' if measured.lower_bound else ''}{_span(measured.rate)} {measured.noun}/s of "
-        f"{measured.workload} on {measured.gpus} GPUs, SLO: {slo_words(evidence.summary)}; "
+        f"{measured.workload} on {format.counted(measured.gpus, 'GPU')}, SLO: {slo_words(evidence.summary)}; "
         f"mean answer {measured.response_s:.3g} s; from {measured.folder}"
     ]
     words += [f"! {note}" for note in notes(evidence)]
@@ -48,7 +48,8 @@ def _measured(evidence: Evidence | None, measured: MeasuredRate | None, plan: Ca
 
 def _machines(plan: CapacityPlan) -> Iterator[str]:
     vm, rack = _span(plan.per_vm), _span(plan.per_rack)
-    yield f"one VM of {plan.gpus_per_vm} GPUs: {vm}/s; one rack of {plan.vms_per_rack} independent VMs: {rack}/s"
+    gpus, vms = format.counted(plan.gpus_per_vm, "GPU"), format.counted(plan.vms_per_rack, "independent VM")
+    yield f"one VM of {gpus}: {vm}/s; one rack of {vms}: {rack}/s"
     yield _loss(plan.rack_lost, "of a full rack")
 
 
@@ -57,14 +58,14 @@ def _users(plan: CapacityPlan, *, at_most: bool) -> Iterator[str]:
         yield "how many users that is: --users N --think 30s"
         return
     yield (
-        f"{plan.users:,} users, each waiting {plan.response_s:.3g} s for an answer and thinking {plan.think_s:g} s: "
-        f"{format.quantity(plan.demand_per_s)} interactions/s"
+        f"{format.counted(plan.users, 'user')}, each waiting {plan.response_s:.3g} s for an answer and thinking "
+        f"{plan.think_s:g} s: {format.quantity(plan.demand_per_s)} interactions/s"
     )
     has_range = plan.vms_low is not None and plan.vms_low != plan.vms_high
     vms_range = f" ({plan.vms_low:,} to {plan.vms_high:,} by the interval)" if has_range else ""
     most, least = ("at most ", "at least ") if at_most else ("", "")
     machines = f"VMs: {most}{plan.vms:,}{vms_range}; racks: {most}{plan.racks:,}"
-    yield f"{machines}; one full rack carries {least}{plan.rack_users:,} such users"
+    yield f"{machines}; one full rack carries {least}{format.counted(plan.rack_users, 'such user')}"
     yield _loss(plan.lost, "of these")
     enough = plan.lost.share is not None and plan.lost.share >= 1
     yield (
@@ -76,9 +77,10 @@ def _users(plan: CapacityPlan, *, at_most: bool) -> Iterator[str]:
 
 def _loss(loss: Loss, vms_of: str) -> str:
     share = f", {format.percent(loss.share)} of the demand" if loss.share is not None else ""
-    users = f", {loss.users:,} users" if loss.users is not None else ""
+    users = f", {format.counted(loss.users, 'user')}" if loss.users is not None else ""
     return (
-        f"with one fault domain of {loss.gpus} GPUs lost, {loss.vms - 1:,} of {loss.vms:,} VMs {vms_of} carry "
+        f"with one fault domain of {format.counted(loss.gpus, 'GPU')} lost, {loss.vms - 1:,} of "
+        f"{format.counted(loss.vms, 'VM')} {vms_of} carry "
         f"{format.quantity(loss.carried_per_s)}/s{share}{users}"
     )
 

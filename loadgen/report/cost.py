@@ -56,14 +56,14 @@ def _step(amount: Decimal, digits: int) -> Decimal:
     return Decimal(1).scaleb(place)
 
 
-def apportioned(cost: Cost, by: int, digits: int = DIGITS) -> tuple[Decimal, dict[str, Decimal]]:
+def apportioned(cost: Cost, by: int) -> tuple[Decimal, dict[str, Decimal]]:
     """The total cost of `by` units and its parts, rounded to the last printed digit of the total.
 
     The rounded parts add up to the rounded total: parts are rounded down, and the remaining steps go to the parts that
     lost most (largest remainder).
     """
     total = cost.total * by
-    step = _step(total, digits)
+    step = _step(total, DIGITS)
     total = total.quantize(step, rounding=ROUND_HALF_EVEN)
     exact = {part: amount * by for part, amount in cost.parts.items()}
     parts = {part: amount.quantize(step, rounding=ROUND_FLOOR) for part, amount in exact.items()}
@@ -136,7 +136,7 @@ def measured(offer: Offer) -> str:
         words = f"{rate} of {workload}{confirmed}{shown}"
         return f"capacity by {capacity.method}: {words}; under {limits}; from {place}"
     if isinstance(offer.price, PerToken):
-        counted = f"{summary.requests.ok:,} requests of {workload}, tokens as counted"
+        counted = f"{format.counted(summary.requests.ok, 'request')} of {workload}, tokens as counted"
         return f"{basis.label}: {counted}; SLO: {limits}; from {place}"
     request_rate = basis.rates[REQUEST]
     rate = f"{format.quantity(float(request_rate))}/s" if request_rate else NONE

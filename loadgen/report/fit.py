@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from loadgen.format import duration
+from loadgen import format
 from loadgen.stats.fitting import Fit
 from loadgen.workload.fit import TraceFit
 
@@ -16,8 +16,8 @@ def words(fitted: TraceFit) -> list[str]:
     """The lines of the report."""
     trace = fitted.trace
     lines = [
-        f"{trace.path.name}: {trace.format}, {len(trace):,} requests in {duration(trace.end_ns / 1e9)}, "
-        f"{trace.rate:.4g} per second",
+        f"{trace.path.name}: {trace.format}, {format.counted(len(trace), 'request')} in "
+        f"{format.duration(trace.end_ns / 1e9)}, {trace.rate:.4g} per second",
         f"{'arrivals':{WIDTH}}{_arrivals(fitted)}",
         *_compared(fitted.gaps),
         f"{'input tokens':{WIDTH}}{_length(fitted.input_tokens[0])}",
@@ -102,7 +102,7 @@ def _lost(fitted: TraceFit) -> list[str]:
             "asks for that share of the cache"
         )
     if fitted.sessions:
-        found.append(f"{fitted.sessions:,} conversations: every request stands alone")
+        found.append(f"{format.counted(fitted.sessions, 'conversation')}: every request stands alone")
     if fitted.trace.bad_rows:
-        found.append(f"{fitted.trace.bad_rows:,} bad rows, the first {fitted.trace.first_bad}")
+        found.append(f"{format.counted(fitted.trace.bad_rows, 'bad row')}, the first {fitted.trace.first_bad}")
     return found

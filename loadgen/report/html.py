@@ -87,7 +87,7 @@ def _first_screen(sheet: page.Page, summary: Summary, mlperf: MlperfResult | Non
         sheet.say(mlperf_text.sentence(mlperf), f"sentence {'good' if mlperf.valid else 'bad'}")
         numbers = tuple(_with_rates(numbers, mlperf, target.gpus))
     sheet.tiles(numbers)
-    gpus = f"{target.gpus} GPU{'s' if target.gpus != 1 else ''}" if target.gpus is not None else ""
+    gpus = "" if target.gpus is None else format.counted(target.gpus, "GPU")
     window = summary.window
     sheet.facts(
         Target=(target.name, target.url),
@@ -150,9 +150,9 @@ def _lasted(duration_s: float | None, suffix: str = "") -> str:
 def _without_errors(summary: Summary) -> str:
     requests = summary.requests
     if requests.ok == requests.scheduled:
-        return f"every one of {format.count(requests.scheduled)} requests is ok"
+        return f"every one of {format.counted(requests.scheduled, 'request')} is ok"
     unfinished = f"{format.count(requests.unfinished)} unfinished when the drain ended"
-    return f"{format.count(requests.ok)} of {format.count(requests.scheduled)} requests are ok, {unfinished}"
+    return f"{format.count(requests.ok)} of {format.counted(requests.scheduled, 'request')} are ok, {unfinished}"
 
 
 def _latency(sheet: page.Page, summary: Summary, figures: Figures | None) -> None:
@@ -246,7 +246,7 @@ def _lengths(sheet: page.Page, summary: Summary, figures: Figures) -> None:
         )
     for subject, cloud in (("prompts have", figures.ttft_by_input), ("answers have", figures.e2e_by_output)):
         if cloud.count > 1 and cloud.x[0] == cloud.x[1]:
-            sentences.append(f"All {subject} {format.count(round(cloud.x[0]))} tokens.")
+            sentences.append(f"All {subject} {format.counted(round(cloud.x[0]), 'token')}.")
     sheet.say(" ".join(sentences))
     sheet.charts(run_charts.lengths(figures))
 

@@ -39,7 +39,7 @@ def _lines(result: MlperfResult, gpus: int | None, parts: tuple[str, ...]) -> It
     yield from wrapped(f"Data       {result.dataset}", rest=INDENT)
     length = f"{result.scheduled_s:,.3f} s scheduled, {result.min_duration_s:g} s needed"
     if result.scenario == "offline":
-        length = f"one query of {result.queries:,} samples"
+        length = f"one query of {format.counted(result.queries, 'sample')}"
     yield f"Queries    {result.queries:,} ({result.resolved:,} completed), {length}"
     yield f"Tokens     {result.tokens:,}, {result.one_token_replies:,} one-token replies (counted, left out of TPOT)"
     yield ""

@@ -35,7 +35,7 @@ def render_text(repeats: RepeatSummary) -> str:
                 *(_value(one, value) for value in values),
             )
         )
-    lines = [f"{count} run{'s' if count > 1 else ''} of one load{' (SIMULATED)' if repeats.simulated else ''}"]
+    lines = [f"{format.counted(count, 'run')} of one load{' (SIMULATED)' if repeats.simulated else ''}"]
     lines += table.text(head, rows)
     if not repeats.valid:
         lines += wrapped("Not every run is valid: these means say nothing certain.")

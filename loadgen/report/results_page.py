@@ -71,7 +71,7 @@ def render(
     sheet = page.Page(f"Results in {title}", f"loadgen {version}" + (" ui" if served else " report of a folder"))
     if any(level.simulated for result in drawn for level in _levels(result)):
         sheet.mark("SIMULATED", "some of these were answered by a model of a server: not hardware")
-    sheet.heading(f"{title}: {len(results):,} result{'' if len(results) == 1 else 's'}")
+    sheet.heading(f"{title}: {format.counted(len(results), 'result')}")
     if not results:
         sheet.say("No results yet. Runs, sweeps, searches and validations appear here when they end.")
     sheet.charts(_charts(drawn, currency))

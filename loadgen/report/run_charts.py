@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 QUANTILE_COLORS = {"p50": "c1", "p90": "c3", "p99": "c2", "max": "c6"}
 
 
-def _value_axis(values: Sequence[float | None], label: str = "ms") -> Axis:
+def _ms_axis(values: Sequence[float | None]) -> Axis:
     """A logarithmic axis where the values differ so much (30 times) that no other shows them all."""
     known = [value for value in values if value is not None and value > 0]
     if known and max(known) > 30 * min(known):
-        return Axis(label=f"{label}, log", unit=label, log=True)
-    return Axis(label=label, unit=label, min=0)
+        return Axis(label="ms, log", unit="ms", log=True)
+    return Axis(label="ms", unit="ms", min=0)
 
 
 # -- percentile curves ---------------------------------------------------------------------------------------------
@@ -51,12 +51,12 @@ def curves(figures: Figures, summary: Summary) -> Iterator[Chart]:
         last_place = max(curve.nines[-1] for _, curve in named_curves)
         values = [value for _, curve in named_curves for value in curve.ms]
         main = named_curves[0][1]
-        note = f"{format.count(main.count)} samples carry it up to p{_percent(main.carried)}"
+        note = f"{format.counted(main.count, 'sample')} carry it up to p{_percent(main.carried)}"
         yield Chart(
             title=title,
             note=f"{note}; dashed beyond" if main.carried < main.nines[-1] else note,
             x=Axis(label="percentile", format="nines", min=0, max=last_place),
-            y=_value_axis(values),
+            y=_ms_axis(values),
             series=tuple(
                 Series(
                     name=curve.name,
@@ -147,7 +147,7 @@ def over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
             for t in summary.goodput.slo
             if t.metric == name and t.limit_ms < 3 * max(values)
         )
-        yield lines(title, bins, _value_axis(values), f"per {bins.width_s:g} s, {basis}", limits)
+        yield lines(title, bins, _ms_axis(values), f"per {bins.width_s:g} s, {basis}", limits)
     if figures.gaps and "inter_chunk" not in summary.unsound:
         yield _gap_heat_chart(figures)
 
@@ -243,7 +243,7 @@ def _cloud_chart(title: str, cloud: Cloud, x: Axis, unit: str) -> Iterator[Chart
         return
     x = msgspec.structs.replace(x, min=cloud.x[0], max=cloud.x[1], pad=False)
     y = msgspec.structs.replace(y, min=cloud.y[0], max=cloud.y[1], pad=False)
-    note = f"{format.count(cloud.count)} requests, counted in cells: darker is more (log)"
+    note = f"{format.counted(cloud.count, 'request')}, counted in cells: darker is more (log)"
     yield Chart(kind="cells", title=title, note=note, x=x, y=y, cells=cloud.cells)
 
 
@@ -308,4 +308,4 @@ def client(figures: Figures, summary: Summary) -> Iterator[Chart]:
         yield _lines_over_time(figures, "CPU of the busiest worker", share, (line,), marks=marks)
     if any(value is not None for value in lag):
         line = Series(x=centres, y=lag, color="c2")
-        yield _lines_over_time(figures, "Largest send lag", _value_axis(lag), (line,), note=f"per {bins.width_s:g} s")
+        yield _lines_over_time(figures, "Largest send lag", _ms_axis(lag), (line,), note=f"per {bins.width_s:g} s")

@@ -110,10 +110,11 @@ def sentence(summary: Summary) -> str:
         share = format.percent(requests.ok / requests.decided if requests.decided else None)
         return (
             f"A sound measurement without a promise to hold it against: {format.count(requests.ok)} of "
-            f"{format.count(requests.decided)} requests succeeded ({share})."
+            f"{format.counted(requests.decided, 'request')} succeeded ({share})."
         )
     good_requests = (
-        f"{format.count(goodput.good)} of {format.count(goodput.counted)} requests ({format.percent(goodput.share)})"
+        f"{format.count(goodput.good)} of {format.counted(goodput.counted, 'request')} "
+        f"({format.percent(goodput.share)})"
     )
     if goodput.met:
         promises = " and ".join(term.promise for term in goodput.slo)
@@ -123,9 +124,9 @@ def sentence(summary: Summary) -> str:
         return f"SLO undecided: no term is missed, and this run cannot decide every term ({reasons})."
     if goodput.met is None:
         return (
-            f"SLO undecided: {format.count(requests.unfinished)} of {format.count(requests.scheduled)} requests were "
-            f"unfinished when the drain ended; {good_requests} of the others were within every limit. Give a longer "
-            "--grace, or none."
+            f"SLO undecided: {format.count(requests.unfinished)} of {format.counted(requests.scheduled, 'request')} "
+            f"were unfinished when the drain ended; {good_requests} of the others were within every limit. Give a "
+            "longer --grace, or none."
         )
     missed = [_missed_term(term) for term in goodput.slo if term.met is False]
     if tasks_kept is not None and tasks_kept.met is False:
@@ -189,7 +190,7 @@ def _latency_number(summary: Summary, metric: str, name: str, distribution: Dist
     value = quantile_ms(distribution, quantile)
     beside = f"p50 {format.milliseconds(distribution.p50)} ms"
     if quantile == "p50":
-        beside = f"{format.count(distribution.count)} samples"
+        beside = format.counted(distribution.count, "sample")
     if value.startswith("~"):
         beside += f"; too few samples for {quantile}"
     return Number(f"{name} {quantile.replace('_', '.')}", value, "ms", beside)
@@ -341,7 +342,7 @@ def request_counts(summary: Summary) -> list[str]:
 def client_use(summary: Summary) -> list[str]:
     """What the load generator itself used: workers, CPU, memory, bytes."""
     client = summary.client
-    used = [f"{client.workers} worker{'s' if client.workers != 1 else ''}"]
+    used = [format.counted(client.workers, "worker")]
     if client.cpu_s is not None:
         used.append(f"{format.quantity(client.cpu_s)} CPU-s")
     if client.cpu_share_max is not None:
@@ -376,8 +377,8 @@ def about_latency(summary: Summary) -> Iterator[str]:
     elif not summary.run.stream:
         yield "Answers were not streamed: TTFT is the whole answer, and there is no TPOT."
     elif summary.tpot_undefined:
-        yield f"{format.count(summary.tpot_undefined)} answers were too short to have a TPOT."
+        yield f"{format.counted(summary.tpot_undefined, 'answer was', 'answers were')} too short to have a TPOT."
     if summary.stalls.requests:
         over = format.duration(summary.stalls.over_ms / 1000)
         share = format.percent(summary.stalls.share)
-        yield f"{format.count(summary.stalls.requests)} answers ({share}) stood still for more than {over}."
+        yield f"{format.counted(summary.stalls.requests, 'answer')} ({share}) stood still for more than {over}."

@@ -99,7 +99,7 @@ def _lines(
         yield from wrapped(f"{label:<11}{text}", rest=INDENT)
     spent = answer.spent_s - answer.confirming_s
     confirming = f"{format.duration(answer.confirming_s)} confirming"
-    yield f"Spent      {format.duration(spent)} in {answer.probes} probes, {confirming}"
+    yield f"Spent      {format.duration(spent)} in {format.counted(answer.probes, 'probe')}, {confirming}"
     ended = f"Ended      {ENDINGS.get(answer.reason, answer.reason)}"
     yield from wrapped(ended, rest=INDENT)
     invalid = next((result for result in results if result.outcome == "invalid"), None)

@@ -36,8 +36,8 @@ def _answer(size: Size, evidence: Evidence | None, need: Need, currency: str) ->
     marks = ("SIMULATED, " if evidence is not None and evidence.simulated else "") + (
         "" if evidence is not None else "AN ESTIMATE from published figures, "
     )
-    load = f"{need.users:,} users of" if need.users is not None else f"{format.quantity(size.demand_per_s)}/s of"
-    words = f"{marks}{size.source.name}: {load} {size.source.workload} need "
+    load = f"{format.quantity(size.demand_per_s)}/s" if need.users is None else format.counted(need.users, "user")
+    words = f"{marks}{size.source.name}: {load} of {size.source.workload} need "
     if size.machines is None:
         words += "no machines of yours"
     else:
@@ -53,7 +53,7 @@ def _answer(size: Size, evidence: Evidence | None, need: Need, currency: str) ->
 
 
 def _machines(count: int, gpus: int) -> str:
-    return f"{count:,} machine{'s' if count != 1 else ''} of {gpus} GPU{'s' if gpus != 1 else ''}"
+    return f"{format.counted(count, 'machine')} of {format.counted(gpus, 'GPU')}"
 
 
 def _noun(size: Size) -> str:
@@ -107,7 +107,8 @@ def _span(mid: Any, low: Any, high: Any, text: Callable[[Any], str]) -> str:
 
 def _rests_on(size: Size, evidence: Evidence | None, need: Need) -> Iterator[str]:
     source = size.source
-    yield f"{source.name}: {source.basis}, {format.quantity(source.rate.mid)}/s on {source.gpus} GPUs; {source.folder}"
+    gpus = format.counted(source.gpus, "GPU")
+    yield f"{source.name}: {source.basis}, {format.quantity(source.rate.mid)}/s on {gpus}; {source.folder}"
     if need.users is not None and size.response_s:
         yield (
             f"each user waits {format.duration(size.response_s)} for an answer and thinks {need.think_s:g} s: "
@@ -115,8 +116,8 @@ def _rests_on(size: Size, evidence: Evidence | None, need: Need) -> Iterator[str
         )
     if size.machines is not None and size.gpus_per_machine != source.gpus:
         yield (
-            f"rates are scaled from {source.gpus} to {size.gpus_per_machine} GPUs: machines are taken as independent, "
-            "and a router in front of them as free"
+            f"rates are scaled from {gpus} to {size.gpus_per_machine}: machines are taken as independent, and a router "
+            "in front of them as free"
         )
     if need.spare and size.machines is not None and size.used is not None:
         up = f"with all up they are used to {format.percent(size.used)}"
@@ -130,7 +131,8 @@ def _rests_on(size: Size, evidence: Evidence | None, need: Need) -> Iterator[str
         yield from (f"! {note}" for note in notes(evidence))
     if evidence is not None and evidence.simulated and size.machines is not None:
         least = needed(size.demand_per_s, size.per_machine.mid * (1 - MODEL_ERROR[1])) + need.spare
-        yield f"! the model is wrong by {model_error()}: with so much less a machine it is {least:,} machines"
+        machines = format.counted(least, "machine")
+        yield f"! the model is wrong by {model_error()}: with so much less a machine it is {machines}"
     if size.price is not None:
         yield f"price: {size.price.name}, {dated(size.price)}{_paid(size.price, need)}"
 

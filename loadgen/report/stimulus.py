@@ -42,7 +42,7 @@ def _asked_and_seen(check: StimulusCheck) -> tuple[str, str]:
     if check.code == "rate":
         return format.rate(asked), format.rate(seen)
     if check.code == "classes":
-        return format.percent(asked), f"{format.percent(seen)} of {check.n:,} requests"
+        return format.percent(asked), f"{format.percent(seen)} of {format.counted(check.n, 'request')}"
     if check.code == "outputs":
         return f"{asked:,.0f} tokens", f"{seen:,.0f} tokens"
     if check.code == "prompts":

@@ -104,11 +104,12 @@ def _without_best(curve: SweepCurve) -> Iterator[str]:
         yield f"Nothing is known about the SLO ({curve.slo}): no level is a valid measurement that decides it."
     if unsound:
         verb = "is" if len(unsound) == 1 else "are"
-        counted = f"{len(unsound)} of {len(curve.levels)} levels {verb} not valid or too short"
+        counted = f"{len(unsound)} of {format.counted(len(curve.levels), 'level')} {verb} not valid or too short"
         within = f", {kept} of them within every limit" if kept else ""
         yield f"{counted}{within}: see why with loadgen report on the folder of a level."
     if undecided:
-        yield f"In {undecided} of {len(curve.levels)} levels the SLO is undecided: they need more requests."
+        all_levels = format.counted(len(curve.levels), "level")
+        yield f"In {undecided} of {all_levels} the SLO is undecided: they need more requests."
 
 
 def _table(curve: SweepCurve) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -138,7 +139,7 @@ def _said(curve: SweepCurve) -> list[str]:
 def render_markdown(curve: SweepCurve) -> str:
     """The same content as Markdown."""
     head, rows = _table(curve)
-    gpus = f", {curve.gpus} GPUs" if curve.gpus else ""
+    gpus = f", {format.counted(curve.gpus, 'GPU')}" if curve.gpus else ""
     mark = "SIMULATED: " if any(level.simulated for level in curve.levels) else ""
     said = "".join(f", {words}" for words in _said(curve))
     made_by = f"loadgen {curve.version}, {curve.started[:10]}"
@@ -149,13 +150,14 @@ def render_markdown(curve: SweepCurve) -> str:
 
 def render_html(curve: SweepCurve) -> str:
     """The HTML page: the result, the charts (with the Pareto front), the table of levels."""
-    sheet = page.Page(f"{curve.workload}: {len(curve.levels)} levels", f"loadgen {curve.version} report of a sweep")
+    all_levels = format.counted(len(curve.levels), "level")
+    sheet = page.Page(f"{curve.workload}: {all_levels}", f"loadgen {curve.version} report of a sweep")
     if any(level.simulated for level in curve.levels):
         sheet.mark("SIMULATED", "a model of a server answered: nothing here was measured on hardware")
     invalid = [level.load or level.name for level in curve.levels if not level.valid]
     if invalid:
         sheet.mark("INVALID", f"do not rely on: {', '.join(invalid)}", "bad")
-    sheet.heading(" · ".join(filter(None, (curve.workload, curve.model, f"{len(curve.levels)} levels"))))
+    sheet.heading(" · ".join(filter(None, (curve.workload, curve.model, all_levels))))
     for sentence in sentences(curve):
         sheet.say(sentence, "sentence")
     sheet.facts(

@@ -127,7 +127,7 @@ def _heading(summary: Summary, paint: Callable[[str, str], str]) -> Iterator[str
     target, run = summary.target, summary.run
     mark = paint("SIMULATED, not a real server:", "yellow") + " " if target.simulated else ""
     yield mark + paint(" · ".join(filter(None, (_target_name(target), target.model, summary.load.arrival))), "bold")
-    gpus = f"{target.gpus} GPU{'s' if target.gpus != 1 else ''}" if target.gpus is not None else ""
+    gpus = "" if target.gpus is None else format.counted(target.gpus, "GPU")
     rtt = f"connect time {format.milliseconds(summary.rtt_ms)} ms without load" if summary.rtt_ms is not None else ""
     seed = f"seed {run.seed}" if run.seed is not None else ""
     yield from _labelled("Run", [f"{run.workload or run.name}: {run.id}", seed, f"loadgen {run.version}"])
@@ -245,7 +245,7 @@ def _tokens(summary: Summary) -> Iterator[str]:
         each = [f"{format.rate(tokens.output_per_s_per_gpu)} output per GPU"]
         if tokens.steady_output_per_s_per_gpu is not None:
             each.append(f"while load was offered {format.rate(tokens.steady_output_per_s_per_gpu)} output per GPU")
-        yield from _labelled("", [*each, f"{format.count(summary.target.gpus)} GPUs"])
+        yield from _labelled("", [*each, format.counted(summary.target.gpus, "GPU")])
     yield from _labelled("Client", client_use(summary))
     if summary.server is not None:
         yield from _labelled("Server", server_says(summary.server))
@@ -277,7 +277,7 @@ def energy_says(used: EnergyUse) -> list[str]:
         phrases.append(f"memory {format.quantity(used.memory_used_gib)} GiB at most")
     if used.host_joules is not None and used.window_s:
         phrases.append(f"host {format.quantity(used.host_joules / used.window_s)} W")
-    devices = "" if used.devices is None else f", {used.devices} GPU{'s' if used.devices != 1 else ''}"
+    devices = "" if used.devices is None else f", {format.counted(used.devices, 'GPU')}"
     return [*phrases, f"by {used.source}{devices}"]
 
 
@@ -289,7 +289,7 @@ def server_says(server: Served) -> list[str]:
         client_phrase = "the client as many"
         if server_count != client_count:
             client_phrase = f"the client {format.count(client_count)} ({format.difference(client_count, server_count)})"
-        phrases.append(f"{format.count(server_count)} output tokens by its own count, {client_phrase}")
+        phrases.append(f"{format.counted(server_count, 'output token')} by its own count, {client_phrase}")
     if server.running_max is not None:
         phrases.append(f"at most {format.count(server.running_max)} running")
     if server.waiting_max is not None:
@@ -297,7 +297,7 @@ def server_says(server: Served) -> list[str]:
     if server.kv_use_max is not None:
         phrases.append(f"KV cache {format.percent(server.kv_use_max)} full at most")
     reads, failed = (sum(getattr(page, name) for page in server.pages) for name in ("reads", "failed"))
-    return [*phrases, f"{format.count(reads)} reads" + (f", {format.count(failed)} of them failed" if failed else "")]
+    return [*phrases, format.counted(reads, "read") + (f", {format.count(failed)} of them failed" if failed else "")]
 
 
 def parts(summary: Summary) -> Iterator[str]:
@@ -368,7 +368,7 @@ def _slo(goodput: Goodput, paint: Callable[[str, str], str]) -> Iterator[str]:
         if goodput.met is False:
             text = f"{result}: how many requests were within every limit is not known{share_limit}"
     else:
-        text = f"{result}: {format.count(goodput.good)} of {format.count(goodput.counted)} requests within {limits}"
+        text = f"{result}: {format.count(goodput.good)} of {format.counted(goodput.counted, 'request')} within {limits}"
         text += f" ({format.percent(goodput.share)}{share_limit})"
     text += f", {format.count(goodput.unfinished)} unfinished left out" if goodput.unfinished else ""
     first, *others = _labelled("SLO", [text, f"goodput {format.rate(goodput.rps)}"])
@@ -416,8 +416,8 @@ def _verdict(summary: Summary, paint: Callable[[str, str], str]) -> Iterator[str
         yield f"{paint('INVALID', 'yellow')}: this host was too busy to measure with"
         yield from _bullets(verdict.reasons)
         yield from _bullets([
-            f"measured: {format.count(requests.ok)} of {format.count(requests.scheduled)} requests were answered, with "
-            f"{format.count(tokens.output)} output tokens; counts and errors stand",
+            f"measured: {format.count(requests.ok)} of {format.counted(requests.scheduled, 'request')} were answered, "
+            f"with {format.counted(tokens.output, 'output token')}; counts and errors stand",
             "not measured: latencies, and what rests on them; they say as much of this host as of the server",
         ])  # fmt: skip
     else:

@@ -186,7 +186,7 @@ def _conditions(sheet: page.Page, validation: Validation, runs: Mapping[str, Sum
         Server=validation.server,
         Software=target.software,
         Hardware=[] if first is None or first.hardware is None else first.hardware.words,
-        Machine=(f"{target.gpus} GPUs" if target.gpus is not None else "", target.shape),
+        Machine=("" if target.gpus is None else format.counted(target.gpus, "GPU"), target.shape),
         Region=validation.region,
         **format.said(validation.metadata),
         When=f"{validation.started} to {validation.ended}".replace("T", " "),

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from loadgen_sdk.request import Request
 
+from loadgen import format
 from loadgen.requests import images
 from loadgen.requests.chunks import Corpus
 from loadgen.requests.laws import draw, key, law, together
@@ -408,7 +409,8 @@ class FilePrompts:
         messages = [*self.rows.notes]
         if n > len(self.rows):
             messages.append(
-                f"{n:,} requests from {len(self.rows):,} rows: prompts repeat, and a server's prefix cache will notice"
+                f"{format.counted(n, 'request')} from {format.counted(len(self.rows), 'row')}: prompts repeat, and a "
+                "server's prefix cache will notice"
             )
         if self.rows.ignored:
             messages.append(f"fields of {self.rows.path.name} that are not sent: {', '.join(self.rows.ignored)}")

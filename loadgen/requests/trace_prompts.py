@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 from loadgen_sdk.request import Request
 
+from loadgen import format
 from loadgen.requests.prompts import SyntheticPrompts
 from loadgen.requests.tokenizer import Tokenizer
 from loadgen.workload.trace_sessions import TraceSessions
@@ -120,13 +121,14 @@ class TracePrompts(SyntheticPrompts):
     def warnings(self, n: int) -> list[str]:
         messages = []
         if n > len(self.trace):
-            messages.append(f"{n:,} requests from a trace of {len(self.trace):,}: it comes again with other text")
+            asked = format.counted(n, "request")
+            messages.append(f"{asked} from a trace of {len(self.trace):,}: it comes again with other text")
         if self.trace.skipped:
-            messages.append(f"{self.trace.skipped:,} rows of the trace had no answer and are left out")
+            skipped = format.counted(self.trace.skipped, "row of the trace had", "rows of the trace had")
+            messages.append(f"{skipped} no answer: left out")
         if self.trace.bad_rows:
-            messages.append(
-                f"{self.trace.bad_rows:,} bad rows of the trace are left out, the first {self.trace.first_bad}"
-            )
+            bad = format.counted(self.trace.bad_rows, "bad row of the trace is", "bad rows of the trace are")
+            messages.append(f"{bad} left out, the first {self.trace.first_bad}")
         return messages
 
     def _block_text(self, cycle: int, block: int, n: int, first: bool) -> str:

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from loadgen import format
 from loadgen.errors import UserError
 from loadgen.results.manifest import refuse_newer
 from loadgen.stats import intervals
@@ -59,7 +60,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def dump(capacity: Capacity) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(capacity), indent=2) + b"\n"
+    return format.document(capacity)
 
 
 def load_capacity(data: bytes, where: str = FILE) -> Capacity:

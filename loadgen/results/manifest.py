@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from loadgen import format
 from loadgen.errors import UserError
 from loadgen.limits import ValidityLimits
 from loadgen.results.record import SCHEMA, WITH_UNFINISHED
@@ -236,7 +237,7 @@ class Second(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode(header: Header) -> bytes:
     """The bytes of `run.json`, indented for readers."""
-    return msgspec.json.format(msgspec.json.encode(header), indent=2) + b"\n"
+    return format.document(header)
 
 
 def decode(data: bytes, where: str = "run.json") -> Header:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from loadgen import run_folder, seeds
+from loadgen import format, run_folder, seeds
 from loadgen.errors import UserError
 from loadgen.metrics.blocks import per_gpu
 from loadgen.results import capacity, checksums, store
@@ -132,7 +132,7 @@ def begin(folder: Path, plan: ExperimentPlan) -> list[TrialResult]:
     folder.mkdir(parents=True, exist_ok=True)
     checksums.begin(folder)
     if not path.is_file():
-        store.replace(path, msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n")
+        store.replace(path, format.document(plan))
     return told(folder)
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from loadgen import run_folder, seeds
+from loadgen import format, run_folder, seeds
 from loadgen.errors import UserError
 from loadgen.execution import run
 from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, RunPlanned, Tell, silent
@@ -189,7 +189,7 @@ class Trials:
             metadata=dict(self.settings.metadata),
             settings=search.settings,
         )
-        store.replace(self.folder / ANSWER, msgspec.json.format(msgspec.json.encode(stored), indent=2) + b"\n")
+        store.replace(self.folder / ANSWER, format.document(stored))
         checksums.write(self.folder)
         return answer
 
@@ -242,7 +242,7 @@ def _outcome(
     left_out = np.zeros(len(missed), int) if undecided else (unfinished & ~misses).sum(axis=1)
     allowed = [goal.allowed(len(finished) - int(out))[i] for i, out in enumerate(left_out)]
     over = [
-        f"{count:,} of {len(finished):,} requests miss {name}, {max(most, 0):,} allowed"
+        f"{count:,} of {format.counted(len(finished), 'request')} miss {name}, {max(most, 0):,} allowed"
         for name, count, most in zip(goal.names, missed, allowed, strict=True)
         if count > most
     ]

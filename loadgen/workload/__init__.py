@@ -1,11 +1,13 @@
 """The workload file and the flags over it: what is sent, when, and what was promised. Every check of it is here.
 
-`loading.py`, `traces.py`, `dataset.py` and `data_files.py` read, everything else is values: nothing is drawn, no
-prompt is made, no clock is read. What the words mean is in docs/workloads.md.
+`loading.py`, `traces.py`, `dataset.py` and `data_files.py` read, `fingerprints.py` hashes files, everything else is
+values: nothing is drawn, no prompt is made, no clock is read. What the words mean is in docs/workloads.md.
 """
 
 from loadgen.slo import Slo, Term
 from loadgen.workload.fields import Delay, Empirical, Fixed, Length, Listed, LogNormal, Normal, Uniform
+from loadgen.workload.file_schema import json_schema, schema_of
+from loadgen.workload.fingerprints import recipe_fingerprint, request_fingerprint
 from loadgen.workload.loading import load, of_trace, packaged
 from loadgen.workload.overrides import Overrides, levels, placed, read_flags
 from loadgen.workload.schema import (
@@ -24,9 +26,5 @@ from loadgen.workload.schema import (
     Synthetic,
     Turns,
     Workload,
-    json_schema,
-    recipe_fingerprint,
-    request_fingerprint,
-    schema_of,
 )
 from loadgen.workload.tasks import Task, TaskStep, Tool

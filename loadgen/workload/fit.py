@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen import units
+from loadgen import format, units
 from loadgen.errors import UserError
 from loadgen.stats import fitting
 from loadgen.stats.fitting import Fit
@@ -48,7 +48,7 @@ class TraceFit:
 def fit(trace: Trace) -> TraceFit:
     """Raises UserError for a trace with too few requests, or with no time between them."""
     if len(trace) < LEAST or not trace.end_ns:
-        problem = f"{len(trace):,} requests" if len(trace) < LEAST else "all requests at the same time"
+        problem = format.counted(len(trace), "request") if len(trace) < LEAST else "all requests at the same time"
         raise UserError(f"nothing can be fitted to {problem}", str(trace.path), f"a trace of {LEAST} requests or more")
     hour = trace.due_ns // HOUR_NS
     counts = np.bincount(hour)

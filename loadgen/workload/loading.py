@@ -12,12 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from loadgen.errors import Faults, UserError, meant
 from loadgen.units import NS_PER_S
 from loadgen.workload.fields import Source
-from loadgen.workload.messages import fault, in_order
+from loadgen.workload.messages import in_order, validated
 from loadgen.workload.overrides import Overrides, apply
 from loadgen.workload.schema import Workload, Written
 from loadgen.workload.yaml_marks import read_yaml
@@ -133,12 +131,10 @@ def _checked(
 ) -> Workload:
     top, faults_of_yaml = read_yaml(text, label, env)
     source = Source(file=label, folder=folder, faults=faults_of_yaml)
-    try:
-        written = Written.model_validate(top, context=source)
-    except ValidationError as error:
-        source.faults.extend(fault(item, top, label) for item in error.errors(include_url=False))
-        raise Faults(in_order(source.faults) + list(overrides.faults)) from None
-    if overrides.faults:  # a flag may supply what the file lacks, so check that only with valid flags
+    written = validated(Written, top, source)
+    if (
+        written is None or overrides.faults
+    ):  # a flag may supply what the file lacks, so check that only with valid flags
         raise Faults(in_order(source.faults) + list(overrides.faults))
     values = {name: getattr(written, name) for name in Written.model_fields} | dict(changes or {})
     workload = Workload.model_construct(**values, source_text=text)

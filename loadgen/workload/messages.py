@@ -5,13 +5,17 @@ Pure: takes an error of pydantic and the positions of the file, returns a `Fault
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from loadgen import units
 from loadgen.errors import Fault, Place, UserError, meant
 from loadgen.slo import METRIC_ALIASES
-from loadgen.workload.fields import NOTHING_FITS
+from loadgen.workload.fields import NOTHING_FITS, Source
 from loadgen.workload.yaml_marks import Map, Seq, Spot, child, where
+
+M = TypeVar("M", bound=BaseModel)
 
 
 def in_order(faults: list[Fault]) -> list[Fault]:
@@ -29,6 +33,15 @@ def in_order(faults: list[Fault]) -> list[Fault]:
         if not missing or (at.path, missing) not in mistyped:
             by_place.setdefault((fault.where, missing), (fault, at))
     return [fault for fault, _ in sorted(by_place.values(), key=lambda told: (told[1].line, told[1].column))]
+
+
+def validated(model: type[M], document: Any, source: Source) -> M | None:
+    """What a file says, checked; None where it is wrong: the faults are in `source` then."""
+    try:
+        return model.model_validate(document, context=source)
+    except ValidationError as invalid:
+        source.faults.extend(fault(detail, document, source.file) for detail in invalid.errors(include_url=False))
+        return None
 
 
 LONGEST_SHOWN = 60  # characters shown of a wrong value

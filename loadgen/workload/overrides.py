@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from loadgen import seeds, units
+from loadgen import format, seeds, units
 from loadgen.errors import Fault, Faults, UserError, closest
 from loadgen.slo import METRIC_ALIASES, METRICS, Slo, StopRule, Term
 from loadgen.workload.fields import SALT_PATTERN, Fixed, OneTokenOrMore
@@ -34,8 +34,8 @@ from loadgen.workload.schema import (
     Synthetic,
     Workload,
     Written,
-    stop_rule,
 )
+from loadgen.workload.slo_fields import stop_rule
 from loadgen.workload.tasks import Task
 from loadgen.workload.yaml_marks import Map, where
 
@@ -379,7 +379,7 @@ def _stages(workload: Written, flags: Overrides, faults: list[Fault], file: str,
     if len(workload.stages) > MOST_STAGES:
         spot, path, _ = locate(top, ("stages",))
         hint = f"at most {MOST_STAGES:,}; a load that changes all the time is a trace (--trace)"
-        faults.append(UserError(f"{len(workload.stages):,} stages", where(file, spot, path), hint))
+        faults.append(UserError(format.counted(len(workload.stages), "stage"), where(file, spot, path), hint))
         return ()
     stages = [_replaying(stage, flags) for stage in _with_names(workload.stages, faults, file, top)]
     if law is not None:

@@ -1,20 +1,17 @@
 """The types of a checked workload and the values each field accepts. Durations are integer ns, rates floats per second.
 
-This module reads no file, except to hash the prompt and trace files that are part of a fingerprint.
+This module reads no file. How an SLO is written is in `slo_fields.py`, what makes two workloads equal in
+`fingerprints.py`.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import msgspec
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     Discriminator,
     Field,
@@ -30,7 +27,6 @@ from pydantic import (
 
 from loadgen import units
 from loadgen.limits import ValidityLimits
-from loadgen.slo import METRIC_ALIASES, METRICS, Slo, StopRule, TaskTerm, Term
 from loadgen.workload.fields import (
     Delay,
     Duration,
@@ -43,7 +39,6 @@ from loadgen.workload.fields import (
     OneTokenOrMore,
     Part,
     Positive,
-    Quantile,
     Rate,
     Salt,
     Seed,
@@ -54,6 +49,7 @@ from loadgen.workload.fields import (
     Whole,
     one_of,
 )
+from loadgen.workload.slo_fields import WorkloadSlo, WrittenStopRule
 from loadgen.workload.tasks import Task
 from loadgen.workload.yaml_marks import Map
 
@@ -372,132 +368,6 @@ class Stage(Part):
         return {**schema, "not": {"required": ["measured", "warmup"]}}
 
 
-# ---------------------------------------------------------------------------------------------------------------- slo
-
-
-class WrittenTerm(Part):
-    """`2s`, or `{limit: 2s, at: p95}`."""
-
-    limit_ns: Annotated[Duration, Field(gt=0)] = Field(validation_alias="limit")
-    quantile: Quantile | None = Field(None, validation_alias="at")
-
-    @classmethod
-    def unwrap(cls, data: Any) -> Any:
-        return data if isinstance(data, dict) else {"limit": data}
-
-    @classmethod
-    def as_written(cls, schema: dict[str, Any]) -> dict[str, Any]:
-        return {"anyOf": [schema["properties"]["limit"], schema]}
-
-
-class WrittenTaskTerm(Part):
-    """What was promised of tasks and conversations as a whole."""
-
-    within_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="within")
-    wait_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="wait")  # for each first token
-    goodput: Share = 0.99  # of the tasks that keep both
-
-    @model_validator(mode="after")
-    def _has_a_limit(self) -> WrittenTaskTerm:
-        if self.within_ns is None and self.wait_ns is None:
-            raise units.Wrong("has no limit", "task: {within: 90s, wait: 2s, goodput: 95%}")
-        return self
-
-
-def stop_rule(text: str) -> StopRule:
-    """`errors:20%`, `ttft:p50:30s`. Raises `Wrong`."""
-    known = f"errors:20%, or a latency at a percentile, ttft:p50:30s; known: errors, {', '.join(METRICS)}"
-    name, *parts = text.strip().split(":")
-    metric = METRIC_ALIASES.get(name, name)
-    if name == "errors" and len(parts) == 1:
-        limit, quantile = units.share(parts[0]), None
-    elif metric in METRICS and len(parts) == 2:
-        quantile, limit = units.quantile(parts[0]), float(units.duration_ns(parts[1], bare="s"))
-    else:
-        raise units.Wrong("is no rule to stop by", known)
-    if not limit:
-        raise units.Wrong("stops every run", known)
-    return StopRule(metric=metric, limit=limit, quantile=quantile)
-
-
-def _stop_rule(value: Any) -> StopRule:
-    if isinstance(value, StopRule):
-        return value
-    if not isinstance(value, str):
-        raise units.Wrong("is no rule to stop by", "errors:20%, or ttft:p50:30s")
-    return stop_rule(value)
-
-
-WrittenStopRule = Annotated[
-    StopRule,
-    PlainValidator(_stop_rule),
-    PlainSerializer(msgspec.to_builtins),
-    JsonSchema(type="string", examples=["errors:20%", "ttft:p50:30s"]),
-]
-
-
-class WrittenSlo(Part):
-    """The terms as they are written, one key each."""
-
-    synonyms: ClassVar[dict[str, str]] = METRIC_ALIASES
-    ttft: WrittenTerm | None = None
-    ttft_from_sent: WrittenTerm | None = None
-    first_answer: WrittenTerm | None = None
-    tpot: WrittenTerm | None = None
-    e2e: WrittenTerm | None = None
-    at: Quantile = 0.99
-    goodput: Share | None = None
-    task: WrittenTaskTerm | None = None
-
-    @classmethod
-    def unwrap(cls, data: Any) -> Any:
-        if not isinstance(data, Map):
-            return data
-        seen = set[str]()
-        for key in data:
-            if (name := METRIC_ALIASES.get(key, key)) in seen:
-                raise units.Wrong(f"has {name} twice", f"{key} is another name of {name}")
-            seen.add(name)
-        return data.renamed(METRIC_ALIASES)
-
-    @classmethod
-    def as_written(cls, schema: dict[str, Any]) -> dict[str, Any]:
-        terms = schema["properties"]
-        terms |= {alias: terms[metric] for alias, metric in METRIC_ALIASES.items()}
-        return schema
-
-    def checked(self) -> Slo:
-        written = {name: term for name in METRICS if (term := getattr(self, name))}
-        terms = [Term(metric=m, limit_ns=t.limit_ns, quantile=t.quantile or self.at) for m, t in written.items()]
-        task = None
-        if self.task is not None:
-            task = TaskTerm(within_ns=self.task.within_ns, wait_ns=self.task.wait_ns, share=self.task.goodput)
-        if not terms and (task is None or self.goodput is not None):
-            raise units.Wrong("has no term", "slo: {ttft: 2s, tpot: 200ms, at: p99}")
-        return Slo(terms=tuple(terms), goodput_share=self.goodput, task=task)
-
-
-def checked_slo(value: Any, info: ValidationInfo) -> Slo | None:
-    """An SLO from what a file says; None where that is wrong, as the faults of the source say then."""
-    if value is None or isinstance(value, Slo):
-        return value
-    if not isinstance(info.context, Source):  # of a checked workload, dumped
-        return msgspec.convert(value, Slo)
-    faults_before = len(info.context.faults)
-    written = WrittenSlo.model_validate(value, context=info.context)
-    return written.checked() if len(info.context.faults) == faults_before else None  # the fault is in the list already
-
-
-class _SloSchema:
-    """For the JSON Schema: an SLO is written as `WrittenSlo` says."""
-
-    @staticmethod
-    def __get_pydantic_json_schema__(core_schema: Any, handler: Any) -> Any:
-        return {"anyOf": [handler(WrittenSlo.__pydantic_core_schema__), {"type": "null"}]}
-
-
-WorkloadSlo = Annotated[Slo | None, PlainValidator(checked_slo), PlainSerializer(msgspec.to_builtins), _SloSchema()]
-
 # -------------------------------------------------------------------------------------------------------------- classes
 
 MOST_CLASSES = 100
@@ -647,133 +517,3 @@ class Workload(Written):
     def drain_ns(self) -> int:
         """How long requests in flight may go on after the end of the load: `grace`, or as long as a request may."""
         return self.timeout_ns if self.grace_ns is None else self.grace_ns
-
-
-def recipe_fingerprint(workload: Workload, count_source: str, tokenizer_sha256: str = "") -> str:
-    """16 hex digits, equal exactly when two workloads have the same load, SLO and way of counting tokens (metrics.md).
-
-    The fingerprint covers the checked values, so `30s` and `0.5m` are equal. It ignores seeds, salt, names, the
-    description and the source text. `count_source` is the tag of the token counts that the results use (server,
-    tokenizer, estimate, events). `tokenizer_sha256`: of the tokenizer file; "" for the packaged vocabulary. For prompt
-    and trace files the fingerprint covers the bytes of the file, which is read here, not its name.
-    """
-    return _recipe_hash(_recipe(workload, count_source, tokenizer_sha256))
-
-
-def request_fingerprint(workload: Workload, count_source: str, tokenizer_sha256: str = "") -> str:
-    """Like `recipe_fingerprint`, but without the amount of load: equal for two capacity searches of the same kind.
-
-    Of each measured stage only the arrival law counts (poisson, closed, ...), not its rate, lanes, duration or count.
-    """
-    recipe = _recipe(workload, count_source, tokenizer_sha256)
-    recipe["stages"] = sorted({stage["law"] for stage in recipe["stages"] if stage["measured"]})
-    return _recipe_hash(recipe)
-
-
-def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dict[str, Any]:
-    excluded = {"name", "description", "seed", "schedule_seed", "salt", "source_text", "stop_when"}
-    recipe: dict[str, Any] = workload.model_dump(mode="json", exclude=excluded)
-    if recipe["grace_ns"] is None:  # so that fingerprints from when 30 s was the default stay equal
-        recipe["grace_ns"] = 30 * units.NS_PER_S
-    for stage in recipe["stages"]:
-        del stage["name"]
-        if stage["at_least"] is None:  # so that fingerprints from before `at_least` existed stay equal
-            del stage["at_least"]
-    for name in ("event_error_share", "tpot_error_share"):  # fingerprints from before these limits existed stay equal
-        if recipe["limits"][name] == getattr(ValidityLimits(), name):
-            del recipe["limits"][name]
-    classes = recipe["requests"].get("classes", {}).values()
-    if isinstance(workload.requests, FromTrace):
-        _without_defaults(recipe["requests"], workload.requests)
-    for requests in (recipe["requests"], *(one["requests"] for one in classes)):
-        _hash_file(requests)
-        for name in ("cache", "chunks", "images"):  # so that fingerprints from before these existed stay equal
-            if requests.get(name, 0) is None:
-                del requests[name]
-        for step in requests.get("steps", {}).values():
-            del step["target"], step["model"]  # where it is sent, as a run's own target
-            for name in (
-                "documents",
-                "best",
-            ):  # so that fingerprints from before these and other kinds existed stay equal
-                if step[name] is None:
-                    del step[name]
-            if step["kind"] == "chat":
-                del step["kind"]
-    for slo in (recipe["slo"], *(one["slo"] for one in classes)):
-        if slo is not None and slo["task"] is None:  # so that fingerprints from before `task` existed stay equal
-            del slo["task"]
-    for stage_recipe, stage in zip(recipe["stages"], workload.stages, strict=True):
-        stage_recipe["law"] = stage.arrival.tag
-        if isinstance(stage.arrival, Replay):
-            replay = stage_recipe["arrival"]["trace"]
-            replay["file"] = _file_sha256(stage.arrival.file)
-            _without_defaults(replay, stage.arrival)
-        # All lanes at once: as before ramps existed, and so is the fingerprint.
-        if isinstance(stage.arrival, Closed) and stage.arrival.ramp_ns == 0:
-            del stage_recipe["arrival"]["closed"]["ramp_ns"]
-    recipe["count_source"] = count_source
-    if tokenizer_sha256:  # the packaged vocabulary is left out, as it was before tokenizer files counted
-        recipe["tokenizer"] = tokenizer_sha256
-    return recipe
-
-
-def _without_defaults(recipe: dict[str, Any], of: FromTrace | Replay) -> None:
-    """Remove what was not asked of a trace, so that fingerprints from before this could be asked stay equal."""
-    for name in ("slice_ns", "loop", "on_bad_row", "replay"):
-        if name in recipe and getattr(of, name) == type(of).model_fields[name].default:
-            del recipe[name]
-
-
-def _recipe_hash(recipe: dict[str, Any]) -> str:
-    text = json.dumps(recipe, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _hash_file(requests: dict[str, Any]) -> None:
-    """Put the hash of a file of prompts, or of a trace, in place of its name."""
-    for name in requests.keys() & {"path", "trace"}:
-        requests[name] = _file_sha256(Path(requests[name]))
-
-
-def _file_sha256(path: Path) -> str:
-    state = path.stat()
-    return _sha256(path, state.st_size, state.st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=16)  # of a trace: its requests and its arrivals are the same file
-def _sha256(path: Path, size: int, changed_ns: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def schema_of(model: type[BaseModel], title: str) -> dict[str, Any]:
-    """The JSON Schema of a file that this model describes; values with units are strings with a pattern."""
-    schema = model.model_json_schema(by_alias=True)
-    for generated_name, definition in list(schema["$defs"].items()):  # generic types are named by repr
-        own_title = definition.get("title", generated_name)
-        if own_title != generated_name:
-            schema = json.loads(json.dumps(schema).replace(json.dumps(generated_name)[1:-1], own_title))
-    _remove_defaults(schema)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": title}
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a workload file, for editors."""
-    schema = schema_of(Written, "A workload of loadgen")
-    del schema["properties"]["slo"]["title"]  # pydantic gives one to types that are not its own
-    schema["properties"]["classes"] = {"$ref": "#/$defs/Mix/properties/classes"}
-    schema["required"].remove("requests")
-    schema["oneOf"] = [{"required": ["requests"]}, {"required": ["classes"]}]
-    return schema
-
-
-def _remove_defaults(schema: Any) -> None:
-    """Remove the defaults: they are in checked units (ns, shares), not as a user writes them. See docs/workloads.md."""
-    if isinstance(schema, dict):
-        schema.pop("default", None)  # no field of a workload has this name
-        for inner in schema.values():
-            _remove_defaults(inner)
-    elif isinstance(schema, list):
-        for inner in schema:
-            _remove_defaults(inner)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Strict, ValidationInfo, field_validator, model_validator
 
-from loadgen import units
+from loadgen import format, units
 from loadgen.errors import Fault, UserError, meant
 from loadgen.workload.fields import (
     Delay,
@@ -153,7 +153,7 @@ class Task(Part):
     @model_validator(mode="after")
     def _fits(self) -> Task:
         if self.width > MOST_REQUESTS:
-            problem = f"may have {self.width:,} requests, more than {MOST_REQUESTS:,}"
+            problem = f"may have {format.counted(self.width, 'request')}, more than {MOST_REQUESTS:,}"
             raise units.Wrong(problem, "lower the max of turns or parallel")
         if self.tool_choice is not None and not self.known_tools:
             raise units.Wrong("has tool_choice, and no tools", "tools: {search: {time: 1s, result_tokens: 500}}")

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen import format
 from loadgen.errors import Fault, Faults, UserError, enough
 from loadgen.units import LONGEST_NS, Wrong
 from loadgen.workload import trace_files, trace_formats
@@ -303,8 +304,10 @@ class _Index:
         if self._faults and not self._skip_bad:
             raise Faults(self._faults)
         if not self._at:
-            reason = f": none of its {self._skipped:,} rows has an answer" if self._skipped else ""
-            reason = f": all of its {self._bad:,} rows are bad" if self._bad and not self._skipped else reason
+            reason = f": {format.counted(self._skipped, 'row')} without an answer" if self._skipped else ""
+            reason = (
+                f": {format.counted(self._bad, 'bad row')}, and no other" if self._bad and not self._skipped else reason
+            )
             raise UserError(f"no requests in the trace{reason}", str(self.path), trace_formats.KNOWN)
         n = len(self._at)
         at_ns, read, write = (_view(column) for column in (self._at, self._read, self._write))

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic, monotonic_ns, sleep
 from typing import Any
 
+from loadgen import format
 from loadgen.errors import Fault, Faults, TargetError, UserError
 from loadgen.execution import resource_limits, stop_signals
 from loadgen.execution.backends import clock_sync, merge, node_facts, ray_agent, worker
@@ -134,7 +135,8 @@ class RayCluster:
         free = self.cores
         if workers > free:
             busy = "" if free == total else f", {total - free} of {total} are taken by others"
-            what = f"{workers} workers need a CPU each; the cluster has {free} free on {len(nodes)} node(s){busy}"
+            needy, hosts = format.counted(workers, "worker needs", "workers need"), format.counted(len(nodes), "node")
+            what = f"{needy} a CPU each; the cluster has {free} free on {hosts}{busy}"
             hint = f"--workers {free}, or --workers auto" if free else "add nodes: ray start --address=HEAD:6379"
             raise UserError(what, f"--workers {workers} --ray {self.address}", hint)
 
@@ -198,7 +200,8 @@ class RayCluster:
                     (node["NodeID"], node["NodeManagerHostname"], node["NodeManagerAddress"]) for node in placed_nodes
                 ]
             remove_placement_group(group)
-        what = f"no room for {workers} workers within {PLACED_S:g} s: free CPUs are not whole, or taken meanwhile"
+        asked = format.counted(workers, "worker")
+        what = f"no room for {asked} within {PLACED_S:g} s: free CPUs are not whole, or taken meanwhile"
         raise UserError(what, f"--workers {workers} --ray {self.address}", "fewer workers, or wait: `ray status`")
 
     async def _facts(self, member: _Member, files: Sequence[str]) -> NodeFacts | Fault:

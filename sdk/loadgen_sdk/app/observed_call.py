@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-import inspect
 import logging
 import sys
 import time
@@ -270,23 +269,25 @@ def measured(
         if blocking and not setting.warned and asyncio._get_running_loop() is not None:
             setting.warned = True
             message = "a blocking OpenAI client was called inside a running event loop: every other task stands still"
-            warnings.warn(f"{message}; use AsyncOpenAI, or asyncio.to_thread", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{message}; use AsyncOpenAI, or asyncio.to_thread", RuntimeWarning, stacklevel=5)
         return ObservedCall(api, setting, kwargs if arguments_of is None else arguments_of(kwargs))
 
-    def call_blocking(*args: Any, **kwargs: Any) -> Any:
+    acquire = None if throttle is None else throttle.acquire_blocking if blocking else throttle.acquire
+
+    def steps(*args: Any, **kwargs: Any) -> Steps[Any]:
         if (observed := begin(kwargs)) is None:
-            return method(*args, **kwargs)
+            return (yield partial(method, *args, **kwargs))
         wait_s: float | None = None
         while True:
             try:
                 if wait_s:
-                    time.sleep(wait_s)
-                if throttle is not None:
-                    permit = throttle.acquire_blocking(**observed.throttle_arguments(kwargs.get("timeout", _NOT_GIVEN)))
-                    observed.call.permit = permit
+                    yield partial(time.sleep if blocking else asyncio.sleep, wait_s)
+                if acquire is not None:
+                    arguments = observed.throttle_arguments(kwargs.get("timeout", _NOT_GIVEN))
+                    observed.call.permit = yield partial(acquire, **arguments)
                 with observed:
-                    answer = method(*args, **kwargs)
-                result = answer.parse() if observed.raw_asked else answer
+                    answer = yield partial(method, *args, **kwargs)
+                result = (yield answer.parse) if observed.raw_asked else answer
                 break
             except BaseException as error:
                 wait_s = observed.attempt_failed(error)
@@ -296,32 +297,7 @@ def measured(
                     raise
         return observed.answered(answer, result, blocking)
 
-    async def call_waiting(*args: Any, **kwargs: Any) -> Any:
-        if (observed := begin(kwargs)) is None:
-            return await method(*args, **kwargs)
-        wait_s: float | None = None
-        while True:
-            try:
-                if wait_s:
-                    await asyncio.sleep(wait_s)
-                if throttle is not None:
-                    permit = await throttle.acquire(**observed.throttle_arguments(kwargs.get("timeout", _NOT_GIVEN)))
-                    observed.call.permit = permit
-                with observed:
-                    answer = await method(*args, **kwargs)
-                result = answer.parse() if observed.raw_asked else answer
-                if observed.raw_asked and inspect.isawaitable(result):
-                    result = await result
-                break
-            except BaseException as error:
-                wait_s = observed.attempt_failed(error)
-                if wait_s is None:
-                    if isinstance(error, ThrottleTimeout):
-                        raise _timeout_of(sys.modules[setting.package], error) from error
-                    raise
-        return observed.answered(answer, result, blocking)
-
-    return functools.wraps(method)(call_blocking if blocking else call_waiting)
+    return functools.wraps(method)(runner(steps, blocking))
 
 
 def head_arrived(headers: Any, hidden_retries: int = 0) -> None:

@@ -19,6 +19,7 @@ from .call import Setting
 from .measurement import Api
 from .observed_call import head_arrived, measured, seconds_of
 from .policy import Policy
+from .steps import Steps, runner
 
 
 class Options(NamedTuple):
@@ -170,17 +171,14 @@ def measured_litellm(litellm: ModuleType, options: Options) -> dict[str, Callabl
 def _measured_function(
     function: Callable[..., Any], api: Api, setting: Setting, blocking: bool, places: tuple[str, str]
 ) -> Callable[..., Any]:
-    def call(**kwargs: Any) -> Any:
-        answer = function(**kwargs)
-        _tell_head_of(answer)
+    def steps(**kwargs: Any) -> Steps[Any]:
+        answer = yield partial(function, **kwargs)
+        headers = getattr(answer, "_response_headers", None)
+        if isinstance(headers, Mapping):
+            head_arrived(headers)
         return answer
 
-    async def call_async(**kwargs: Any) -> Any:
-        answer = await function(**kwargs)
-        _tell_head_of(answer)
-        return answer
-
-    send = measured(functools.wraps(function)(call if blocking else call_async), api, setting, blocking)
+    send = measured(functools.wraps(function)(runner(steps, blocking)), api, setting, blocking)
 
     @functools.wraps(function)
     def by_name(*args: Any, **kwargs: Any) -> Any:
@@ -189,9 +187,3 @@ def _measured_function(
         return send(**dict(zip(places, args, strict=False)), **kwargs)
 
     return by_name
-
-
-def _tell_head_of(answer: Any) -> None:
-    headers = getattr(answer, "_response_headers", None)
-    if isinstance(headers, Mapping):
-        head_arrived(headers)

@@ -1,0 +1,202 @@
+"""The folder of a validation, read again: its contract, its runs, and the verdict on them. Writes nothing.
+
+`run.py` makes the folder, and says which files are in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from loadgen import run_folder
+from loadgen.contracts import answers, schema, verdict
+from loadgen.contracts.evaluate import MeasuredLevel, Money
+from loadgen.contracts.schema import Contract
+from loadgen.contracts.steady_samples import RecordedRun
+from loadgen.contracts.verdict import Validation
+from loadgen.errors import Faults, UserError
+from loadgen.execution.run_header import version
+from loadgen.preflight.target_checks import Finding
+from loadgen.results import checksums, manifest, store
+from loadgen.results.manifest import TargetFacts
+from loadgen.stats.intervals import Bounds
+from loadgen.stats.quantiles import Histogram
+
+if TYPE_CHECKING:
+    from loadgen.cost.prices import Prices
+
+CONTRACT, PRICES = "contract.yaml", "prices.yaml"
+RESOLVED = "contract.resolved.yaml"  # where the contract names environment variables: with their values
+PLACE = "target.json"
+
+_USE_ORIGINAL = "take the folder as it was handed over; whoever holds SHA256SUMS can tell which file is the true one"
+
+
+class ValidationFacts(msgspec.Struct, frozen=True):
+    """The content of `target.json`: facts about the whole validation that its verdict repeats."""
+
+    target: str
+    started: str
+    ended: str
+    interrupted: bool
+    trouble: dict[str, str]  # level -> why it could not be run
+    preflight: tuple[str, ...]
+    metadata: dict[str, str] = {}
+    findings: tuple[Finding, ...] = ()  # of the preflight, for the page
+    shortened: dict[str, str] = {}  # level -> by how much its load is shorter than in the contract, in words
+    looks: tuple[dict[str, int], ...] = ()  # level -> its runs at each look, where the validation was extended
+
+
+def command_of(folder: Path) -> list[str]:
+    """The command line of a stored validation, without the program and its --bundle. Raises UserError."""
+    run_file = next(folder.glob("*/r*/run.json"), None)
+    if not (folder / PLACE).is_file() or run_file is None:
+        raise UserError(
+            "no validation with a run in this folder", str(folder), "the folder that loadgen validate named"
+        )
+    words = iter(manifest.decode(run_file.read_bytes(), str(run_file)).command[1:])
+    kept = []
+    for word in words:
+        if word == "--bundle":
+            next(words, None)
+        elif not word.startswith("--bundle="):
+            kept.append(word)
+    return kept
+
+
+def again(folder: Path) -> Validation:
+    """The verdict on the folder of an earlier validation, recomputed from its records. Writes nothing.
+
+    Raises UserError for a folder without a validation, Faults for files that differ from its hashes.
+    """
+    if not (folder / PLACE).is_file():
+        what = "no validation in this folder" if folder.is_dir() else "no such folder"
+        raise UserError(what, str(folder), "give the folder that `loadgen validate` named")
+    changed = verify(folder)
+    if changed:
+        raise Faults([UserError(what, str(folder / name), _USE_ORIGINAL) for name, what in changed.items()])
+    return judge(folder, *read(folder))
+
+
+def read(folder: Path) -> tuple[Contract, ValidationFacts]:
+    """What a validation keeps beside its runs. Raises UserError or Faults for files that are none of one."""
+    resolved = folder / RESOLVED
+    file = resolved if resolved.is_file() else folder / CONTRACT
+    contract = schema.parse(schema.text_of(file, str(file)), str(file))
+    try:
+        return contract, msgspec.json.decode((folder / PLACE).read_bytes(), type=ValidationFacts)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"not a file of a validation: {error}", str(folder / PLACE), _USE_ORIGINAL) from None
+
+
+def judge(folder: Path, contract: Contract, facts: ValidationFacts) -> Validation:
+    measured = {level.name: _level_runs(folder, level.name, facts.trouble) for level in contract.levels}
+    prices = _prices(folder, contract)
+    level_verdicts = verdict.after_looks(contract, measured, facts.looks, None if prices is None else money(prices))
+    level_verdicts = tuple(
+        msgspec.structs.replace(level, notes=(facts.shortened[level.name], *level.notes))
+        if level.name in facts.shortened
+        else level
+        for level in level_verdicts
+    )
+    if contract.answers is not None:
+        scored = answers.read(folder / answers.FOLDER, facts.trouble.get(answers.FOLDER, ""), contract.confidence)
+        level_verdicts = (*level_verdicts, verdict.of_answers(contract, contract.answers, scored))
+    target = next((level.runs[0].summary.target for level in measured.values() if level.runs), TargetFacts())
+    return Validation(
+        contract=contract.name,
+        contract_sha256=hashlib.sha256((folder / CONTRACT).read_bytes()).hexdigest(),
+        verdict=verdict.together([level.verdict for level in level_verdicts]),
+        sentence=verdict.sentence(level_verdicts),
+        confidence=contract.confidence,
+        looks=max(len(facts.looks), 1),
+        target=facts.target,
+        model=target.model,
+        server=target.server,
+        region=target.region,
+        metadata=facts.metadata,
+        simulated=target.simulated,
+        started=facts.started,
+        ended=facts.ended,
+        version=version(),
+        levels=level_verdicts,
+        interrupted=facts.interrupted,
+        preflight=facts.preflight,
+    )
+
+
+def _level_runs(folder: Path, level: str, trouble: dict[str, str]) -> MeasuredLevel:
+    run_files = [path for path in (folder / level).glob("r*/run.json") if path.parent.name[1:].isdecimal()]
+    ordered_files = sorted(run_files, key=lambda path: int(path.parent.name[1:]))
+    return MeasuredLevel(
+        runs=tuple(read_run(path.parent, folder) for path in ordered_files if (path.parent / "summary.json").is_file()),
+        trouble=trouble.get(level, ""),
+    )
+
+
+def read_run(folder: Path, under: Path) -> RecordedRun:
+    """One run of a validation, read from its records. `under` is the folder of the validation."""
+    stored = store.read_run(folder)
+    summary = run_folder.kept_summary(folder)
+    pooled_gaps = Histogram()
+    for stage, gaps in zip(stored.header.stages, stored.gaps, strict=False):
+        if stage.measured:
+            pooled_gaps.merge(gaps)
+    rows: np.ndarray[tuple[int], np.dtype[np.void]] = stored.rows
+    return RecordedRun(
+        folder=str(folder.relative_to(under)), header=stored.header, summary=summary, rows=rows, gaps=pooled_gaps
+    )
+
+
+def verify(folder: Path) -> dict[str, str]:
+    """Check a folder against its list of hashes. Returns file -> what is wrong with it; {} when nothing is."""
+    if checksums.read(folder) is None:
+        return {checksums.FILE: "there is no list of hashes: nothing vouches for this folder"}
+    return checksums.changed(folder) | dict.fromkeys(checksums.unlisted(folder), "not in the list of hashes")
+
+
+# -- money -------------------------------------------------------------------------------------------------------
+
+
+def _prices(folder: Path, contract: Contract) -> Prices | None:
+    if not contract.prices:
+        return None
+    from loadgen.cost import price_file
+
+    return price_file.load_prices(folder / PRICES, accept_sample=True)
+
+
+def money(prices: Prices) -> Money:
+    """The cost function under `prices`, per thousand good requests; the highest cost where several prices fit."""
+
+    def cost(run: RecordedRun, good_rate: Bounds) -> tuple[Bounds, str]:
+        from loadgen.cost import prices as pricing
+        from loadgen.cost import unit_cost
+        from loadgen.cost.evidence import Evidence
+
+        evidence = Evidence(name=run.folder, folder=run.folder, summaries=(run.summary,))
+        measured_basis = unit_cost.basis(evidence)
+        rate = Decimal(repr(good_rate.value))
+        basis = replace(
+            measured_basis,
+            rates={**measured_basis.rates, unit_cost.GOOD: rate},
+            low=Decimal(repr(max(good_rate.low, good_rate.value / 1e6))) / rate,
+            high=Decimal(repr(good_rate.high)) / rate,
+        )
+        costs = []
+        for price in pricing.find(prices, run.summary.target):
+            unit_price = unit_cost.cost(basis, price, run.summary.target.gpus, unit_cost.GOOD)
+            if unit_price is None or unit_price.low is None or unit_price.high is None:
+                raise UserError("nobody says how many GPUs there are", run.folder, "--gpus")
+            costs.append(
+                Bounds(*(float(amount * 1000) for amount in (unit_price.total, unit_price.low, unit_price.high)))
+            )
+        return max(costs), prices.currency
+
+    return cost
