@@ -22,7 +22,7 @@ from loadgen.metrics.summary import dump_summary
 from loadgen.mlperf import run as mlperf
 from loadgen.report import sweep as sweep_report
 from loadgen.results import capacity, checksums, store
-from loadgen.search import experiment, sweep, trials
+from loadgen.search import adaptive_run, experiment, sweep, trials
 from loadgen.search.load_search import LoadSearch, TrialResult, resume
 from loadgen.server_metrics import series
 
@@ -105,6 +105,8 @@ def _summary(folder: Path) -> Iterator[Remade]:
         return
     basis = RECORDS if store.has_rows(folder) else HISTOGRAMS
     yield Remade(run_folder.SUMMARY, dump_summary(run_folder.summary(folder)), basis)
+    if (folder / adaptive_run.FILE).is_file() and (found := adaptive_run.read(folder)) is not None:
+        yield Remade(adaptive_run.FILE, adaptive_run.dump(found), RECORDS)
 
 
 def _mlperf(folder: Path) -> Iterator[Remade]:

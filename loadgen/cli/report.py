@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from loadgen.cli import adaptive as of_adaptive
+
 if TYPE_CHECKING:
+    from loadgen.cli.adaptive import Found
     from loadgen.metrics.summary import Summary
     from loadgen.mlperf.result import MlperfResult
     from loadgen.search.experiment import StoredSearch
@@ -56,7 +59,9 @@ def report(
         return _collected(folder, html)
     say_changed(folder)
     opened = open_result(folder, page=not no_html and (html is not None or not as_json), color=in_color())
-    if as_json:
+    if as_json and opened.adaptive is not None:
+        sys.stdout.buffer.write(opened.adaptive.data)
+    elif as_json:
         documents = [dump_summary(summary).decode().rstrip() for summary in opened.summaries]
         print("[" + ",\n".join(documents) + "]" if opened.several else documents[0])
     else:
@@ -65,7 +70,7 @@ def report(
         _write(opened.page, html, folder / "report.html")
     if opened.search is not None:
         return UNSOUND if opened.search.answer.reason == "interrupted" else search_code(opened.search.answer)
-    return max(
+    worst = max(
         exit_code(
             interrupted=False,
             valid=summary.verdict.valid,
@@ -75,6 +80,9 @@ def report(
         )
         for summary in opened.summaries
     )
+    if opened.adaptive is not None:
+        worst = max(worst, of_adaptive.code(opened.adaptive.stored, strict=strict))
+    return worst
 
 
 class Opened(NamedTuple):
@@ -85,6 +93,7 @@ class Opened(NamedTuple):
     summaries: list[Summary]
     several: bool
     search: StoredSearch | None
+    adaptive: Found | None = None
 
 
 def open_result(folder: Path, *, page: bool, color: bool = False) -> Opened:
@@ -98,6 +107,7 @@ def open_result(folder: Path, *, page: bool, color: bool = False) -> Opened:
 
     folders = [] if run_folder.is_run(folder) else run_folder.runs_in(folder)
     loaded = [_read(run, page=page and not folders) for run in folders or [folder]]
+    adaptive = None if folders else of_adaptive.found(folder)
     summaries = [summary for summary, _ in loaded]
     sheet = loaded[0][1]
     named = [(run.name, summary) for run, summary in zip(folders, summaries, strict=False)]
@@ -112,9 +122,11 @@ def open_result(folder: Path, *, page: bool, color: bool = False) -> Opened:
         answer += "\n" + repeats_table.render_text(repeats.summarize_repeats(named))
     else:
         answer = text.render(summaries[0], color=color) + _mlperf_text(folder, summaries[0])
+        if adaptive is not None:
+            answer += f"\n{adaptive.text}\n"
     if folders:
         answer += _mlperf_text(folder, summaries[0])
-    return Opened(answer, sheet, summaries, bool(folders), search)
+    return Opened(answer, sheet, summaries, bool(folders), search, adaptive)
 
 
 def _collected(folder: Path, html: Path | None) -> int:
@@ -159,12 +171,15 @@ def _read(folder: Path, *, page: bool) -> tuple[Summary, str | None]:
     summary, stored = run_folder.open_run(folder)
     if not page:
         return summary, None
-    result = _mlperf_result(folder)
+    result, steps = _mlperf_result(folder), of_adaptive.found(folder)
+    adaptive = None if steps is None else steps.stored
     if stored is None:
         return summary, html.render(summary, mlperf=result)
     chart_data = figures(*stored, store.heat(folder), HEAT_EDGES_NS)
     other_definitions = reported(summary, stored.header, stored.rows, stored.gaps)
-    return summary, html.render(summary, stored.header, chart_data, other_definitions, store.server(folder), result)
+    return summary, html.render(
+        summary, stored.header, chart_data, other_definitions, store.server(folder), result, adaptive
+    )
 
 
 def _search(

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from loadgen.cli import adaptive as of_adaptive
+from loadgen.cli.adaptive import AdaptiveOptions
 from loadgen.cli.options import DryRun, Given, OneWorkload, Strict, takes, typed_again
 
 if TYPE_CHECKING:
@@ -24,8 +26,11 @@ if TYPE_CHECKING:
 @takes()
 def run(
     given: Given,
+    adaptive: AdaptiveOptions,
     workload: OneWorkload = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of the table.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print summary.json (--adaptive: adaptive.json) instead of the table.")
+    ] = False,
     strict: Strict = False,
     dry_run: DryRun = False,
     junit: Annotated[Path | None, typer.Option("--junit", help="Write verdict and SLO as JUnit XML too.")] = None,
@@ -42,10 +47,9 @@ def run(
     """
     from loadgen.errors import INTERRUPTED, Fault, Faults, UserError, collecting
     from loadgen.execution.folder_names import check_empty
-    from loadgen.workload import levels, placed
-    from loadgen.workload.loading import given as load
 
     faults: list[Fault] = []
+    how, steering = None, None
     with collecting(faults):
         how = given.repetition()
     with collecting(faults):
@@ -53,16 +57,11 @@ def run(
         if settings.out is not None and not given["force"]:
             check_empty(settings.out)
     with collecting(faults):
-        steps = levels(given["concurrency"]) if given["concurrency"] else [None]
-        workloads = {
-            f"c{level}": load(workload, given["trace"], given.overrides(concurrency=level), given["dataset"])
-            for level in steps
-        }
-        if len(steps) > 1:  # levels of one seed must not send each other's prompts
-            workloads = {name: placed(level, name) for name, level in workloads.items()}
-        if len(workloads) > 1 and given["repeat"] is not None:
-            hint = "loadgen sweep ... --repeat runs several levels again and again; or give one level"
-            raise UserError("several levels, each to be repeated", f"--repeat {given['repeat']}", hint)
+        if adaptive.asked and not faults:
+            only, steering = of_adaptive.prepared(given, adaptive, workload, settings)
+            workloads = {only.name: only}
+        else:
+            workloads = _levels(given, workload)
     page = os.environ.get("GITHUB_STEP_SUMMARY")
     if github and not page:
         faults.append(UserError("this is no step of a GitHub workflow", "--github", "GITHUB_STEP_SUMMARY is not set"))
@@ -70,6 +69,7 @@ def run(
         raise Faults(faults)
     from loadgen.cli.show import in_color, print_plans, say, write_file
     from loadgen.execution.run import execute
+    from loadgen.execution.steering import words
     from loadgen.metrics.summary import dump_summary, exit_code
     from loadgen.metrics.validity import is_host_busy
     from loadgen.report import outcome, text
@@ -78,19 +78,26 @@ def run(
     if dry_run:
         if how is not None:
             say(f"runs: {how.words}")
+        if steering is not None:
+            say(f"{words(steering.plan)}. Its first step, at its longest:")
         return print_plans(workloads.values(), settings, given.budget())
     show = given.show()
-    show.expect([*workloads.values()] * (1 if how is None else how.at_least), settings)
+    if steering is None:
+        show.expect([*workloads.values()] * (1 if how is None else how.at_least), settings)
     given.make_room(settings.out)
+    found = None
     if how is not None or len(workloads) > 1:
         named, whole = _several(given, workloads, settings, how, show, as_json=as_json)
     else:
-        summary, folder = execute(next(iter(workloads.values())), settings, show.hear)
+        summary, folder = execute(next(iter(workloads.values())), settings, show.hear, steering=steering)
         named, whole = [(summary.run.workload, summary)], True
+        found = None if steering is None else of_adaptive.found(folder)
         if as_json:
-            sys.stdout.buffer.write(dump_summary(summary))
+            sys.stdout.buffer.write(dump_summary(summary) if found is None else found.data)
         else:
             print(text.render(summary, color=in_color()))
+            if found is not None:
+                print(found.text)
             say(f"results in {folder}")
             if is_host_busy(summary.verdict):
                 say(next_step(given.arguments, settings))
@@ -99,7 +106,28 @@ def run(
     if github and page:
         write_file(Path(page), outcome.markdown(named), "--github", add=True)
     codes = [exit_code(summary, strict=strict) for _, summary in named]
+    if found is not None:
+        codes.append(of_adaptive.code(found.stored, strict=strict))
     return max(codes) if whole else max(*codes, INTERRUPTED)
+
+
+def _levels(given: Given, workload: str | None) -> dict[str, Workload]:
+    """The workloads to run one after the other: several where --concurrency is a list. Raises Faults."""
+    from loadgen.errors import UserError
+    from loadgen.workload import levels, placed
+    from loadgen.workload.loading import given as load
+
+    steps = levels(given["concurrency"]) if given["concurrency"] else [None]
+    workloads = {
+        f"c{level}": load(workload, given["trace"], given.overrides(concurrency=level), given["dataset"])
+        for level in steps
+    }
+    if len(steps) > 1:  # levels of one seed must not send each other's prompts
+        workloads = {name: placed(level, name) for name, level in workloads.items()}
+    if len(workloads) > 1 and given["repeat"] is not None:
+        hint = "loadgen sweep ... --repeat runs several levels again and again; or give one level"
+        raise UserError("several levels, each to be repeated", f"--repeat {given['repeat']}", hint)
+    return workloads
 
 
 def next_step(typed: Sequence[str], settings: Settings) -> str:

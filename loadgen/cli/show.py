@@ -13,8 +13,17 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from loadgen import format, seeds
-from loadgen.execution import lane_start
-from loadgen.execution.events import LoadStarted, ProbeWaits, RunEnded, RunEvent, RunningLoad, RunPlanned, WorkersPlaced
+from loadgen.execution import lane_start, steering
+from loadgen.execution.events import (
+    LoadStarted,
+    ProbeWaits,
+    RunEnded,
+    RunEvent,
+    RunningLoad,
+    RunPlanned,
+    StepBegun,
+    WorkersPlaced,
+)
 from loadgen.execution.run_header import forecast_of
 from loadgen.report import text
 from loadgen.report.progress import SHORTEST_S, Progress, Steps, step_words
@@ -209,6 +218,10 @@ class Show:
                     self._progress.follow(event.load.counters)
                 if self._budget is not None:
                     self._follow_cost(event.load, self._budget)
+            case StepBegun(stages, _):
+                from loadgen.execution.run_header import words
+
+                say(f"now: {words(stages[-1].arrival)} ({stages[-1].name})")
             case RunEnded(stored):
                 if self._budget is not None:
                     self._budget.spent += self._cost_so_far()
@@ -227,9 +240,12 @@ class Show:
         if plan.job.settings.virtual:
             return
         load = forecast_of(plan)
-        cost = None
         if self._budget is not None:
             self._planned = load, header.targets
+        if plan.steering is not None:  # what it will send is known while it goes
+            return
+        cost = None
+        if self._budget is not None:
             cost = self._budget.cost(load, header.targets)
             self._budget.admit(cost or Decimal())
         if self._budget is not None or (not self._quiet and (load.seconds or LONG_S) >= LONG_S):
@@ -279,7 +295,8 @@ class Show:
             return
         drain_ns = None if header.grace_s is None else round(header.grace_s * 1e9)
         as_json = self._form == "json"
-        self._progress = Progress(timetable.slots, timetable.horizon_ns, drain_ns=drain_ns, as_json=as_json)
+        ends = (None, None) if plan.steering is not None else (timetable.slots, timetable.horizon_ns)
+        self._progress = Progress(*ends, drain_ns=drain_ns, as_json=as_json)
 
     def _announce(self, planned: RunPlanned) -> None:
         plan, header = planned
@@ -294,7 +311,9 @@ class Show:
         self._say_once(f"target: {target_text}, model {target.model}, server {target.server}, api {header.api}")
         for other in other_targets:
             self._say_once(f"        {other.name or other.url}")
-        for stage in header.stages:
+        if header.adaptive is not None:
+            say(f"load: {steering.words(header.adaptive)}")
+        for stage in () if header.adaptive is not None else header.stages:
             bounds = [format.counted(stage.slots, "request") if stage.slots is not None else ""]
             if stage.end_ns is not None:
                 bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")

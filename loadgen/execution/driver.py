@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any, Protocol
 
+import numpy as np
 from loadgen_sdk.dialects.reader import Flow
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.request import Completion, Failure, Request
@@ -30,17 +32,18 @@ from loadgen.errors import TargetError
 from loadgen.execution import step_targets, stop_signals
 from loadgen.execution.bodies import Bodies
 from loadgen.execution.body_prefetch import BodyPrefetch
-from loadgen.execution.events import Counters, LoadStarted, RunningLoad, Tell
+from loadgen.execution.events import Counters, LoadStarted, RunningLoad, StepBegun, Tell
 from loadgen.execution.plan import Job, Plan, Tuning, cap
 from loadgen.execution.probing import client_options
 from loadgen.execution.self_sampling import SECOND_NS, SelfSampling
 from loadgen.execution.target_selection import TargetSelection
 from loadgen.execution.trace_context import TraceContext
 from loadgen.results.manifest import Cluster
-from loadgen.results.record import CUTS, Built, RowPlace, row, unsent_row
+from loadgen.results.record import CUTS, ROW, Built, RowPlace, row, unsent_row
 from loadgen.results.spool import Spool, Timeline
 from loadgen.schedule import timetable as schedule
 from loadgen.schedule.dispatcher import Dispatcher, Start
+from loadgen.schedule.steered import End, LoadStep, Steered
 from loadgen.schedule.timetable import Schedule
 from loadgen.workload import Closed
 
@@ -73,6 +76,7 @@ class Share:
     down: dict[int, float] = field(default_factory=dict)  # target -> when it stopped answering, s from the start
     notes: tuple[str, ...] = ()  # warnings about the workers' machines, found during the run
     cluster: Cluster | None = None  # where the workers were
+    steps: StepBegun | None = None  # of a load that was decided while it went: all its stages
 
 
 class Sender(Protocol):
@@ -151,9 +155,14 @@ class Driver:
         trace: TraceContext | None = None,
         session_header: str | None = None,
         redact: Callable[[str], str] = str,
+        steer: Callable[[Dispatcher], Steered] | None = None,
     ) -> None:
+        """`steer`: of a load that is decided while it goes. Its bodies are those of one stage."""
         self._schedule, self._session_header = schedule, session_header
         self._dispatcher = Dispatcher(schedule, max_in_flight=max_in_flight)
+        self.steered = None if steer is None else steer(self._dispatcher)
+        self.on_step: Callable[[StepBegun], None] = lambda steps: None
+        self._ended_rows: list[bytes] = []  # since the last look of the steering
         self._bodies, self._clients, self._wire, self._spool = bodies, clients, wire, spool
         self._numbers_by_stage = numbers
         self._sent_by_stage = [0] * len(schedule.stages)
@@ -166,7 +175,7 @@ class Driver:
         self._trace = trace
         self._redact = redact
         self._timelines = [Timeline(start_ns) for _ in schedule.stages]
-        horizon = schedule.horizon_ns
+        horizon = None if self.steered is not None else schedule.horizon_ns
         self._load_end_ns = FOREVER if horizon is None else start_ns + horizon
         self._drain_end_ns = FOREVER if horizon is None else start_ns + horizon + drain_ns
         self._is_rest_recorded = False  # the slots that will never be sent have their records
@@ -183,7 +192,7 @@ class Driver:
         wire.hold_ns = hold_ns
         wire.wake = self._on_wake
         wire.tick = self._on_tick
-        if schedule.slots is None:  # bodies of a load without end are built during the run
+        if schedule.slots is None or self.steered is not None:  # bodies of a load without end are built during the run
             wire.idle = self._build_ahead
 
     async def run(self) -> None:
@@ -207,6 +216,12 @@ class Driver:
         """Targets that stopped answering -> when they first did, s from the start."""
         return {target: round((at_ns - self.start_ns) / SECOND_NS, 3) for target, at_ns in self._selection.down.items()}
 
+    @property
+    def steps(self) -> StepBegun | None:
+        """Of a load that is decided while it goes: its stages so far."""
+        steered = self.steered
+        return None if steered is None else StepBegun(tuple(steered.stages), self._dispatcher.schedule)
+
     def give_up(self) -> None:
         """Stop because a target stopped answering and the run is configured to end in that case."""
         if not self.interrupted:
@@ -229,6 +244,8 @@ class Driver:
             self._finish()
             return
         self.interrupted = True
+        if self.steered is not None:
+            self.steered.stop(now - self.start_ns)
         self._dispatcher.stop()
         self._record_rest("interrupted")
         self._drain_end_ns = min(self._drain_end_ns, now + min(self._drain_ns, AFTER_STOP_NS))
@@ -251,14 +268,14 @@ class Driver:
         self._wire.wake_at(FOREVER if due is None else self.start_ns + due)
 
     def _send(self, start: Start) -> None:
-        number = start.number
-        self._sent_by_stage[start.stage] += 1
+        number, of_bodies = start.number, self._of_bodies(start)
+        self._sent_by_stage[of_bodies] += 1
         self.counters.sent += 1
         self.counters.in_flight += 1
         target = self._selection.choose(number, monotonic_ns())
         self._in_flight[number] = (target, None)
-        body = self._bodies.body(start.stage, number)
-        built = self._bodies.built(start.stage, number)
+        body = self._bodies.body(of_bodies, number)
+        built = self._bodies.built(of_bodies, number)
         more = self._of_session(start) if start.session >= 0 else {}
         if self._trace is not None:
             more["more"] = self._trace.header(number) + more.get("more", b"")
@@ -274,6 +291,10 @@ class Driver:
         )
         if number in self._in_flight:  # not there if it failed at once because no socket was free
             self._in_flight[number] = (target, exchange)
+
+    def _of_bodies(self, start: Start) -> int:
+        """The stage whose bodies those of this slot are among."""
+        return start.stage if self.steered is None else 0
 
     def _of_session(self, start: Start) -> dict[str, Any]:
         """What is said with a request of a conversation or task: its session, and where its user goes away."""
@@ -331,7 +352,10 @@ class Driver:
                 self.give_up()
             text = self._spool.text(self._redact(failure.text))
         place = self._place(start, target)
-        self._spool.row(row(place, done, self.start_ns, text=text, built=built))
+        written = row(place, done, self.start_ns, text=text, built=built)
+        self._spool.row(written)
+        if self.steered is not None:
+            self._ended_rows.append(written)
         self._bodies.answered(number, done)
         dispatcher = self._dispatcher
         pause = 0
@@ -352,16 +376,35 @@ class Driver:
         self.counters.dropped += 1
         place = self._place(start, self._selection.choose(start.number, -1))
         status = CUTS.get(start.dropped, "dropped")
-        built = self._bodies.built(start.stage, start.number)
-        self._spool.row(unsent_row(place, start.due_ns, start.dropped, status, built))
+        built = self._bodies.built(self._of_bodies(start), start.number)
+        written = unsent_row(place, start.due_ns, start.dropped, status, built)
+        self._spool.row(written)
+        if self.steered is not None:
+            self._ended_rows.append(written)
 
     def _place(self, start: Start, target: int) -> RowPlace:
         number, session = start.number, start.session
         return RowPlace(number, number, start.stage, self._worker, target, session, start.turn, start.lane)
 
     def _check_finished(self) -> None:
-        if self._dispatcher.done and not self._finished.done():
+        if self._dispatcher.done and not self._finished.done() and (self.steered is None or self.steered.over):
             self._finish()
+
+    def _look(self, steered: Steered, now: int) -> None:
+        """Let the steering see what has ended since it looked last, and go on as it says."""
+        rows = np.frombuffer(b"".join(self._ended_rows), ROW)
+        self._ended_rows.clear()
+        move = steered.look(now - self.start_ns, rows)
+        if isinstance(move, LoadStep):
+            self._schedule = self._dispatcher.schedule
+            span = self._schedule.stages[-1]
+            self._timelines.append(Timeline(self.start_ns))
+            self._chain_step.append(span.lanes * self._schedule.turns)
+            if (steps := self.steps) is not None:
+                self.on_step(steps)
+        elif isinstance(move, End):
+            self._load_end_ns = self._drain_end_ns = now  # the steering has waited for what was in flight
+        self._set_wake_up()
 
     def _finish(self) -> None:
         if not self._finished.done():
@@ -403,6 +446,9 @@ class Driver:
     def _on_tick(self, now: int) -> None:
         for client in self._clients:
             client.tick(now)
+        steered = self.steered
+        if steered is not None and not steered.over and now - self.start_ns >= steered.next_look_ns:
+            self._look(steered, now)
         if now >= self._drain_end_ns and not self._dispatcher.done and not self._is_start_due(now):
             self._drain_end_ns = FOREVER
             self._end_drain()
@@ -449,6 +495,7 @@ async def run(plan: Plan, tell: Tell) -> Share:
         return monotonic_ns() + SETTLE_NS
 
     def begun(driver: Driver) -> None:
+        driver.on_step = tell
         tell(LoadStarted(driver.start_ns, RunningLoad(lambda: driver.counters, driver.stop)))
 
     return await work(plan, 0, 1, gate, begun)
@@ -472,7 +519,8 @@ async def work(
         raise TargetError(str(error), "", error.hint) from None
     clients = [_client(job, i, requests.history == "server", wire) for i in range(len(job.found))]
     serving = step_targets.serving(settings, requests)
-    prefetch = large(timetable, settings.tuning) and settings.client == "wire"
+    make_steering = plan.steering
+    prefetch = large(timetable, settings.tuning) and settings.client == "wire" and make_steering is None
     if prefetch:
         bodies: Bodies = BodyPrefetch(job, part, requests)
     else:
@@ -487,9 +535,14 @@ async def work(
         return text
 
     try:
-        numbers = []
+        numbers: list[Iterator[int]] = []
+        steer = None
         if isinstance(bodies, BodyPrefetch):
             await bodies.filled()
+        elif make_steering is not None:
+            numbers = [itertools.count()]
+            bodies.build(0, numbers[0], most=AHEAD, cpu_s=BUILD_CPU_S)
+            steer = partial(Steered, make_steering(), stage=workload.stages[0], seed=job.seed)
         else:
             numbers = [part.stage_numbers(span) for span in part.stages]
             for stage, span in enumerate(part.stages):
@@ -517,6 +570,7 @@ async def work(
                 trace=TraceContext(job.run_id) if job.settings.traceparent else None,
                 session_header=settings.session_header,
                 redact=redact,
+                steer=steer,
             )
             begun(driver)
             with stop_signals.calling(lambda _: driver.stop()):
@@ -530,6 +584,7 @@ async def work(
             interrupted=driver.interrupted and not driver.stopped,
             stopped=driver.stopped,
             down=driver.down,
+            steps=driver.steps,
         )
     except TargetUnusable as error:
         raise TargetError(str(error), job.found[0].target.redacted, error.hint) from None

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from loadgen.execution.plan import Plan
     from loadgen.results.manifest import Cluster, Header, ReasonCode
+    from loadgen.schedule.timetable import Schedule
+    from loadgen.workload import Stage
 
 RECENT = 2_000  # number of latencies kept for the progress line
 
@@ -65,13 +67,20 @@ class LoadStarted(NamedTuple):
     load: RunningLoad
 
 
+class StepBegun(NamedTuple):
+    """A load that is decided while it goes has begun its next step. `stages`, `timetable`: so far."""
+
+    stages: tuple[Stage, ...]
+    timetable: Schedule
+
+
 class RunEnded(NamedTuple):
     """The run is over, finished or not. `stored`: where its folder was copied to."""
 
     stored: str | None = None
 
 
-RunEvent = ProbeWaits | RunPlanned | WorkersPlaced | LoadStarted | RunEnded
+RunEvent = ProbeWaits | RunPlanned | WorkersPlaced | LoadStarted | StepBegun | RunEnded
 Tell = Callable[[RunEvent], None]
 
 

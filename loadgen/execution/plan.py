@@ -24,6 +24,7 @@ from loadgen.errors import Fault, Faults, UserError
 from loadgen.execution import lane_start, resource_limits
 from loadgen.execution.context import TooLong, shortest, too_long
 from loadgen.execution.profiler import ProfileAsked
+from loadgen.execution.steering import MakeSteering
 from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
 from loadgen.requests.prompts import Prompts
@@ -188,9 +189,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a job sends, and when. Made once in a process: by `prepare`, and in each worker by `build_plan`."""
+    """What a job sends, and when. Made once in a process: by `prepare`, and in each worker by `build_plan`.
+
+    `steering`: of a load that is decided while it goes; the timetable is then that of its first step.
+    """
 
     job: Job
+    steering: MakeSteering | None = None
     timetable: Schedule
     requests: Prompts
     tokenizer: tokens.Tokenizer
@@ -218,6 +223,7 @@ def prepare(
     simulated: bool = False,
     cores: int | None = None,
     answer: lane_start.AnswerTime | None = None,
+    steering: MakeSteering | None = None,
 ) -> tuple[Plan, tuple[lane_start.Begin, ...]]:
     """The plan of a run, and how the lanes of each of its stages begin. Raises Faults.
 
@@ -242,7 +248,7 @@ def prepare(
         settings = replace(settings, workers=most)
         plan = replace(plan, job=replace(plan.job, settings=settings))
     _check_limits(plan, here=cores is None)
-    return plan, begins
+    return replace(plan, steering=steering), begins
 
 
 def workers(timetable: Schedule, requests: Prompts, max_in_flight: int | None, cores: int) -> int:

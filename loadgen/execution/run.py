@@ -26,6 +26,7 @@ from loadgen.execution.events import (
     RunEnded,
     RunEvent,
     RunningLoad,
+    StepBegun,
     Tell,
     WorkersPlaced,
     silent,
@@ -34,6 +35,7 @@ from loadgen.execution.folder_names import taken
 from loadgen.execution.plan import Plan, Settings, prepare
 from loadgen.execution.probing import Known, find_all, serving
 from loadgen.execution.profiler import Profiler, span
+from loadgen.execution.steering import MakeSteering
 from loadgen.execution.stop_watch import watch
 from loadgen.metrics import reasons
 from loadgen.metrics.summary import Summary, dump_summary
@@ -56,11 +58,13 @@ def execute(
     *,
     known: Known | None = None,
     own: Path | None = None,
+    steering: MakeSteering | None = None,
 ) -> tuple[Summary, Path]:
     """Carry out one run; returns its summary and its folder. Raises Fault or Faults if the run is not possible.
 
     `tell` hears the events of the run. `known`: what was found out about targets, for all runs of one command, each of
     which adds to it and asks no target again. `own`: the folder of the run, where the caller has taken it.
+    `steering`: decides the load while it goes; the workload has its first step.
     """
     if settings.profile is not None and settings.virtual:
         raise UserError("a run in virtual time has no server whose profiler could run", "--profile", "leave it out")
@@ -75,9 +79,11 @@ def execute(
             if settings.virtual:
                 from loadgen.execution.backends import virtual
 
-                summary = virtual.run(workload, settings, folder, hear)
+                summary = virtual.run(workload, settings, folder, hear, steering)
             else:
-                summary = _over_http(workload, settings, folder, hear, {} if known is None else known)
+                summary = _over_http(workload, settings, folder, hear, {} if known is None else known, steering)
+            if steering is not None:
+                steering.finish(folder)
         if remote is not None:
             remote.put(folder)
             stored = settings.store
@@ -104,7 +110,9 @@ def _no_header_without_load(folder: Path, tell: Tell) -> Iterator[Tell]:
         raise
 
 
-def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell, known: Known) -> Summary:
+def _over_http(
+    workload: Workload, settings: Settings, folder: Path, tell: Tell, known: Known, steering: MakeSteering | None
+) -> Summary:
     import uvloop
 
     simulated = settings.url is None
@@ -122,7 +130,9 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
             if settings.profile is not None:
                 profiler = cleanup.enter_context(contextlib.closing(Profiler(settings.pages, found)))
             cores = None if cluster is None else cluster.cores
-            plan, begins = prepare(workload, settings, found, folder=folder, simulated=simulated, cores=cores)
+            plan, begins = prepare(
+                workload, settings, found, folder=folder, simulated=simulated, cores=cores, steering=steering
+            )
             pages = scraper.found()
             header = run_header.header(plan, workload, begins, accounts=bool(pages.accounts))
             if cluster is not None:
@@ -147,10 +157,12 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
                         profiler.begin(event.start_ns, header.stages, settings.profile)
                     load = event.load
                     if workload.stop_when:
-                        until_ns = plan.timetable.horizon_ns
+                        until_ns = None if steering is not None else plan.timetable.horizon_ns
                         watching = asyncio.get_running_loop().create_task(
                             watch(workload.stop_when, folder, event, until_ns)
                         )
+                elif isinstance(event, StepBegun):  # a run that is killed has its steps
+                    _write(folder, run_header.of_steps(header, plan, *event, goes_on=True))
                 tell(event)
 
             carry_out = (
@@ -180,7 +192,10 @@ def finish(
     """
     folder, timetable = plan.job.folder, plan.timetable
     bodies = ""
-    if large(timetable, plan.job.settings.tuning):
+    if share.steps is not None:
+        timetable = share.steps.timetable
+        header = run_header.of_steps(header, plan, *share.steps)
+    if large(timetable, plan.job.settings.tuning) or share.steps is not None:
         fingerprint = prompts.fingerprint(plan.requests, None)
     elif share.prompts_count == timetable.slots:
         fingerprint = prompts.Digest(share.prompts_total, share.prompts_count).hexdigest()

@@ -12,6 +12,7 @@ import platform
 import socket
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,6 +84,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
         steps=tuple(_steps(workload, settings)),
         limits=ValidityLimits(**workload.limits.model_dump()),
         stages=tuple(_stage_plan(workload, timetable, i, begin) for i, begin in enumerate(begins)),
+        adaptive=None if plan.steering is None else plan.steering.plan,
         fingerprints=manifest.Fingerprints(
             recipe=recipe_fingerprint(asked, source, tokenizer.file_sha256),
             timetable=schedule.fingerprint(asked_timetable),
@@ -108,6 +110,28 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
         host=_host(),
         notes=(*_notes(plan, coded), *unjudged),
         note_codes=coded | unjudged,
+    )
+
+
+def of_steps(
+    header: manifest.Header, plan: Plan, stages: Sequence[Any], timetable: Schedule, *, goes_on: bool = False
+) -> manifest.Header:
+    """The header of a load that was decided while it went: its steps are its stages. The last one is measured.
+
+    `goes_on`: how many requests the last one will have is not known yet.
+    """
+    *before, last = timetable.stages
+    last = replace(last, measured=True)
+    if goes_on:
+        last = replace(last, chains=None, slots=None)
+    timetable = replace(timetable, stages=(*(replace(span, measured=False) for span in before), last))
+    workload = plan.job.workload.model_copy(update={"stages": tuple(stages)})
+    return msgspec.structs.replace(
+        header,
+        stages=tuple(_stage_plan(workload, timetable, i) for i in range(len(stages))),
+        fingerprints=header.fingerprints
+        if goes_on
+        else msgspec.structs.replace(header.fingerprints, timetable=schedule.fingerprint(timetable)),
     )
 
 

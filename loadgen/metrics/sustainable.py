@@ -16,6 +16,7 @@ import numpy as np
 from loadgen.metrics import columns as metrics
 from loadgen.metrics.columns import OK, Columns, JoinedColumns
 from loadgen.metrics.windows import Window
+from loadgen.results.manifest import Header
 from loadgen.stats import trend
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loadgen.results.manifest import Header, StagePlan
+    from loadgen.results.manifest import StagePlan
 
 BLOCKS = 16
 INSTANTS = 8  # per block, at which requests in flight are counted
@@ -71,6 +72,15 @@ def of_rows(measured: Sequence[Columns], others: Sequence[Columns], inside: Wind
         needed = 2 * STAYS * stay_ns / 1e9
         return Sustainable(why=f"too short: requests last {stay_ns / 1e9:.3g} s (p50), so {needed:.3g} s are needed")
     return _judge(list(_parts(measured, others, span, header)), span)
+
+
+def of_span(measured: Columns, others: Columns, start_ns: float, end_ns: float) -> Sustainable:
+    """Judge a span of a load that goes on, by the rows known so far; not known where it lasts too short a time."""
+    e2e = metrics.defined(measured.measure("e2e")[measured.where(OK)])
+    if not len(e2e) or end_ns - start_ns < STAYS * float(np.median(e2e)):
+        return Sustainable(why="too short")
+    span = _Span(start_ns, end_ns)
+    return _judge(list(_parts([measured], [others], span, Header())), span)
 
 
 def _not_judged(stages: Sequence[StagePlan], header: Header) -> str:

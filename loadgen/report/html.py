@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from loadgen import format
 from loadgen.mlperf.log_files import checker_text
+from loadgen.report import adaptive as adaptive_text
 from loadgen.report import mlperf as mlperf_text
 from loadgen.report import nodes, page, run_charts, run_headline, splits, stimulus
 from loadgen.report.definitions import DEFINITIONS
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from loadgen.mlperf.result import MlperfResult
     from loadgen.report.run_data import Figures
     from loadgen.results.manifest import Header
+    from loadgen.search.adaptive import StoredAdaptive
     from loadgen.server_metrics.series import MetricSample
     from loadgen.stats.quantiles import Distribution
 
@@ -41,17 +43,21 @@ def render(
     others: Sequence[ToolFigures] = (),
     said: Sequence[MetricSample] = (),
     mlperf: MlperfResult | None = None,
+    adaptive: StoredAdaptive | None = None,
 ) -> str:
     """The text of the page. Without `header` and `figures` (when only a summary was kept), it has tables but no charts.
 
     `others`: the figures that other tools would have reported for the same rows. `said`: samples of the servers' own
     metrics during the run. `mlperf`: the result of an MLPerf-style run, whose rates stand on the first screen then.
+    `adaptive`: the steps of a load that found its own limit.
     """
     run = summary.run
     sheet = page.Page(f"{run.workload or run.name}: {run.id}", f"loadgen {run.version} report")
     _first_screen(sheet, summary, mlperf)
     if mlperf is not None:
         mlperf_section(sheet, mlperf)
+    if adaptive is not None:
+        adaptive_text.section(sheet, adaptive)
     _latency(sheet, summary, figures)
     splits.section(sheet, summary, () if figures is None else run_charts.slow(figures, summary))
     if figures is not None:

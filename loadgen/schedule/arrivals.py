@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen import seeds
-from loadgen.schedule.chains import of_requests
+from loadgen.schedule.chains import Chains, of_requests
 from loadgen.schedule.timetable import RESERVED, Schedule, StageSpan
 from loadgen.workload import Closed, Constant, Gamma, Poisson, Ramp, Replay, Stage, Workload, trace_sessions
 
@@ -53,36 +54,69 @@ def build(workload: Workload, seed: int) -> Schedule:
     start_ns: int | None = 0
     first_chain = 0
     for index, stage in enumerate(workload.stages):
-        if isinstance(stage.arrival, Closed):
-            if stage.duration_ns is None and stage.count is None:
-                raise ValueError(f"stage {stage.name!r} has neither a duration nor a count")
-            lanes, offsets = stage.arrival.concurrency, np.zeros(0, np.int64)
-            length_ns, count = stage.duration_ns, stage.count
-        else:
-            base_seed = seed if schedule_seed is None else schedule_seed
-            rng = seeds.stream(base_seed, "arrivals", index)
-            loadgen_seed = base_seed if index == explicit_seed_stage else seeds.derived(base_seed, "arrivals", index)
-            lanes, (offsets, length_ns) = 0, _arrivals(stage, rng, loadgen_seed)
-            count = len(offsets)
-        span = StageSpan(
-            index=index,
-            name=stage.name,
-            measured=stage.measured,
-            start_ns=start_ns,
-            length_ns=length_ns,
-            first_chain=first_chain,
-            chains=count,
-            lanes=lanes,
-            offsets=offsets,
-            slots=None if count is None else made.slots(first_chain, count),
-            turns=made.turns,
-            ramp_ns=getattr(stage.arrival, "ramp_ns", None) or 0,
-            taken_over=min(spans[-1].lanes, spans[-1].chains or spans[-1].lanes) if spans and lanes else 0,
-        )
+        base_seed = seed if schedule_seed is None else schedule_seed
+        loadgen_seed = base_seed if index == explicit_seed_stage else seeds.derived(base_seed, "arrivals", index)
+        span = _span(
+            stage, made, index=index, start_ns=start_ns, first_chain=first_chain, seed=base_seed,
+            loadgen_seed=loadgen_seed, taken_over=_lanes_left(spans[-1]) if spans else 0,
+        )  # fmt: skip
         spans.append(span)
-        start_ns = None if start_ns is None or span.dynamic or length_ns is None else start_ns + length_ns
-        first_chain += RESERVED if count is None else count
+        start_ns = None if start_ns is None or span.dynamic or span.length_ns is None else start_ns + span.length_ns
+        first_chain += RESERVED if span.chains is None else span.chains
     return Schedule(stages=tuple(spans), chains=made)
+
+
+def _span(
+    stage: Stage, made: Chains, *, index: int, start_ns: int | None, first_chain: int, seed: int, loadgen_seed: int,
+    taken_over: int,
+) -> StageSpan:  # fmt: skip
+    if isinstance(stage.arrival, Closed):
+        if stage.duration_ns is None and stage.count is None:
+            raise ValueError(f"stage {stage.name!r} has neither a duration nor a count")
+        lanes, offsets = stage.arrival.concurrency, np.zeros(0, np.int64)
+        length_ns, count = stage.duration_ns, stage.count
+    else:
+        lanes, (offsets, length_ns) = 0, _arrivals(stage, seeds.stream(seed, "arrivals", index), loadgen_seed)
+        count = len(offsets)
+    return StageSpan(
+        index=index,
+        name=stage.name,
+        measured=stage.measured,
+        start_ns=start_ns,
+        length_ns=length_ns,
+        first_chain=first_chain,
+        chains=count,
+        lanes=lanes,
+        offsets=offsets,
+        slots=None if count is None else made.slots(first_chain, count),
+        turns=made.turns,
+        ramp_ns=getattr(stage.arrival, "ramp_ns", None) or 0,
+        taken_over=taken_over if lanes else 0,
+    )
+
+
+def _lanes_left(before: StageSpan) -> int:
+    """Lanes that the stage after this one can take over."""
+    return min(before.lanes, before.chains or before.lanes)
+
+
+def at_load(stage: Stage, load: float) -> Stage:
+    """The stage at another load: the rate of an open loop, or the lanes of a closed one."""
+    law = stage.arrival
+    changed = {"concurrency": round(load)} if isinstance(law, Closed) else {"rate": load}
+    return stage.model_copy(update={"arrival": law.model_copy(update=changed)})
+
+
+def extended(schedule: Schedule, stage: Stage, seed: int, *, start_ns: int, first_chain: int) -> Schedule:
+    """The schedule with one more stage, whose arrivals are a function of the seed and of how many stages there are."""
+    last, index = schedule.stages[-1], len(schedule.stages)
+    assert last.start_ns is not None and last.length_ns is not None
+    follows = start_ns == last.start_ns + last.length_ns
+    span = _span(
+        stage, schedule.chains, index=index, start_ns=start_ns, first_chain=first_chain, seed=seed,
+        loadgen_seed=seeds.derived(seed, "arrivals", index), taken_over=_lanes_left(last) if follows else 0,
+    )  # fmt: skip
+    return replace(schedule, stages=(*schedule.stages, span))
 
 
 def _arrivals(stage: Stage, rng: np.random.Generator, loadgen_seed: int) -> Arrivals:

@@ -27,12 +27,13 @@ from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, RunPlan
 from loadgen.execution.run import Execute
 from loadgen.metrics import columns, outcomes, reasons
 from loadgen.results import checksums, store
-from loadgen.results.record import KIND, ROW
+from loadgen.results.record import ROW
 from loadgen.results.spool import Tail
+from loadgen.schedule.arrivals import at_load
 from loadgen.search import experiment
 from loadgen.search.experiment import StoredSearch
 from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer, TrialResult
-from loadgen.search.watch import Decision, Goal, Watch
+from loadgen.search.watch import BROKEN, Decision, Goal, Watch
 from loadgen.slo import Slo
 from loadgen.workload import Closed, Poisson, placed
 
@@ -48,8 +49,6 @@ LOOK_S = 5.0
 MANY = 400_000  # requests: above this the virtual watch looks less often, since each look reads all rows
 ANSWER = experiment.ANSWER
 S = 1_000_000_000
-BROKEN = tuple(KIND[name] for name in ("dns", "connect", "tls", "reset", "truncated", "http_5xx", "empty"))
-"""Kinds of failure of a server that is gone or broken. An overloaded server answers 429, or late."""
 
 
 class Interrupted(Exception):
@@ -330,17 +329,14 @@ def loaded(workload: Workload, load: float) -> Workload:
 
     Raises UserError for a stage without a rate.
     """
-    stages = []
     for stage in workload.stages:
-        law = stage.arrival
-        if isinstance(law, Closed):
-            law = law.model_copy(update={"concurrency": round(load)})
-        elif hasattr(law, "rate"):
-            law = law.model_copy(update={"rate": load}) if stage.measured else law
-        else:
+        if not isinstance(stage.arrival, Closed) and not hasattr(stage.arrival, "rate"):
             raise UserError(f"stage {stage.name!r} has no rate to search over", "stages", "give it poisson or constant")
-        stages.append(stage.model_copy(update={"arrival": law}))
-    return workload.model_copy(update={"stages": tuple(stages)})
+    stages = tuple(
+        at_load(stage, load) if stage.measured or isinstance(stage.arrival, Closed) else stage
+        for stage in workload.stages
+    )
+    return workload.model_copy(update={"stages": stages})
 
 
 def lasting(workload: Workload, lengths: float) -> Workload:

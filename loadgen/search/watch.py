@@ -14,6 +14,7 @@ import numpy as np
 from loadgen.metrics import columns as metrics
 from loadgen.metrics import outcomes, sustainable
 from loadgen.metrics.columns import Columns
+from loadgen.results.record import KIND
 from loadgen.slo import Slo
 from loadgen.stats import early_stopping, intervals, trend
 from loadgen.stats.quantiles import element, support
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Outcome = Literal["over", "under", "invalid"]
+BROKEN = tuple(KIND[name] for name in ("dns", "connect", "tls", "reset", "truncated", "http_5xx", "empty"))
+"""Kinds of failure of a server that is gone or broken. An overloaded server answers 429, or late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

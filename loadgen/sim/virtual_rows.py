@@ -104,6 +104,31 @@ def outcome(
     return VirtualRows(rows, gaps, timeline)
 
 
+def rows_so_far(sent: array[int], ends: Sequence[Sequence[int]], schedule: Schedule) -> NDArray[np.void]:
+    """The rows of requests that have ended, while the run goes on, from some of `Flights.sent`.
+
+    They know nothing of gaps and events.
+    """
+    columns = _columns(sent, FLIGHT)
+    count = len(columns["number"])
+    instants = [
+        ends[replica][iteration] if iteration >= 0 else -1
+        for name in ("first", "last")
+        for replica, iteration in zip(columns["replica"].tolist(), columns[name].tolist(), strict=True)
+    ]
+    place = np.arange(count)
+    only = {
+        "first": np.where(columns["first"] >= 0, place, -1), "last": np.where(columns["last"] >= 0, count + place, -1),
+    }  # fmt: skip
+    rows = np.zeros(count, ROW)
+    _set_slots(rows, columns["number"], schedule)
+    none = np.zeros(count, np.int64)
+    values = {**columns, **only, "replica": none}
+    _set_sent_rows(rows, values, [np.array(instants, np.int64)], none, none, "estimate", kept_cache=False)
+    rows["replica"] = columns["replica"]
+    return rows
+
+
 def _columns(flat: array[int], names: tuple[str, ...]) -> dict[str, Ints]:
     return dict(zip(names, np.array(flat, np.int64).reshape(-1, len(names)).T.copy(), strict=True))
 

@@ -11,7 +11,7 @@ import gc
 import heapq
 import resource
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from time import process_time
@@ -28,6 +28,7 @@ from loadgen.execution.driver import AFTER_STOP_NS
 from loadgen.execution.events import Tell
 from loadgen.execution.lane_start import AnswerTime
 from loadgen.execution.plan import SCHEME, Settings, prepare
+from loadgen.execution.steering import MakeSteering
 from loadgen.execution.stop_watch import LOOK_NS
 from loadgen.metrics import reasons
 from loadgen.metrics.stop_rules import first_breach
@@ -38,12 +39,13 @@ from loadgen.results.manifest import Header, Second
 from loadgen.results.record import KIND, STATUS, WITH_UNFINISHED
 from loadgen.results.spool import STAMPS
 from loadgen.schedule.dispatcher import Dispatcher
+from loadgen.schedule.steered import End, Steered
 from loadgen.schedule.timetable import Schedule
 from loadgen.sim.engine.replica import DONE, NEVER, Costs, Replica, ServerLimits, SimRequest
 from loadgen.sim.engine.routing import Route, route
 from loadgen.sim.presets.preset import Preset, load_preset
 from loadgen.sim.request_lengths import Sizes, of_file, of_mix, of_tasks, of_trace, of_values, of_workload
-from loadgen.sim.virtual_rows import Flights, VirtualRows, outcome
+from loadgen.sim.virtual_rows import Flights, VirtualRows, outcome, rows_so_far
 from loadgen.stats.quantiles import Histogram
 from loadgen.workload import Workload
 
@@ -72,12 +74,15 @@ class Course:
         timeout_ns: int = NEVER,
         drain_ns: int = NEVER,
         stop_ns: int = NEVER,
+        steer: Callable[[Dispatcher], Steered] | None = None,
     ) -> None:
         self.flights = Flights()
         self.replicas = replicas
         self._dispatcher = Dispatcher(schedule, max_in_flight=max_in_flight)
+        self.steered = None if steer is None else steer(self._dispatcher)
+        self._seen = 0  # values of `flights.sent` that the steering has seen
         self._sizes, self._next_replica = sizes, next_replica
-        horizon = schedule.horizon_ns
+        horizon = None if steer is not None else schedule.horizon_ns
         self._end_ns = NEVER if horizon is None or drain_ns >= NEVER else horizon + drain_ns
         self._timeout_ns, self._stop_ns = timeout_ns, stop_ns
         self._end_of_stop_ns = stop_ns + min(drain_ns, AFTER_STOP_NS)
@@ -95,16 +100,24 @@ class Course:
         ends: list[tuple[int, int]] = []  # a heap of (end of the iteration in progress, replica)
         idle = len(replicas)
         stop_ns, cut = self._stop_ns, "unfinished"
+        look_ns = NEVER if self.steered is None else self.steered.next_look_ns
         while True:
             due = dispatcher.next_ns()
             end = ends[0][0] if ends else NEVER
+            if look_ns < end and look_ns < stop_ns and (due is None or due > look_ns):
+                end_of_run = min(end_of_run, self._look(look_ns))
+                look_ns = NEVER if self.steered is None or self.steered.over else self.steered.next_look_ns
+                continue
             if end > stop_ns and (due is None or due > stop_ns):
+                if self.steered is not None:
+                    self.steered.stop(stop_ns)
+                    look_ns = NEVER
                 dispatcher.stop()
                 due, stop_ns, cut = None, NEVER, "interrupted"
                 end_of_run = min(end_of_run, self._end_of_stop_ns)
             if due is not None and due <= end and due <= end_of_run:
                 # While a replica is idle, an arrival may begin an iteration that ends before the next arrival.
-                idle -= self._start(due if idle else min(end, end_of_run, stop_ns), ends)
+                idle -= self._start(due if idle else min(end, end_of_run, stop_ns, look_ns), ends)
                 continue
             if end >= NEVER or end > end_of_run:
                 break
@@ -146,6 +159,19 @@ class Course:
         for start in dispatcher.unsent():  # nobody interrupts a virtual run: the end of the drain left these
             kind = cut if start.dropped == "interrupted" else start.dropped
             flights.unsent.extend((start.number, start.due_ns, KIND[kind]))
+
+    def _look(self, now_ns: int) -> int:
+        """Let the steering see what has ended since it looked last; returns when the run ends at the latest."""
+        steered, sent = self.steered, self.flights.sent
+        assert steered is not None
+        rows = rows_so_far(sent[self._seen :], [replica.ends for replica in self.replicas], self._dispatcher.schedule)
+        self._seen = len(sent)
+        return now_ns if isinstance(steered.look(now_ns, rows), End) else NEVER
+
+    @property
+    def timetable(self) -> Schedule:
+        """The timetable as it was carried out."""
+        return self._dispatcher.schedule
 
     def _start(self, until_ns: int, ends: list[tuple[int, int]]) -> int:
         """Start the requests that are due until `until_ns`; returns how many replicas were idle and are busy now."""
@@ -241,15 +267,17 @@ def simulate(
     timeout_ns: int = NEVER,
     drain_ns: int = NEVER,
     stop_ns: int = NEVER,
+    steer: Callable[[Dispatcher], Steered] | None = None,
 ) -> tuple[VirtualRows, Course]:
     """Simulate a schedule on replicas with these costs and speeds; returns the rows of the run, and the simulation.
 
-    `stop_ns`: when the load is stopped; what is in flight then may end within the drain.
+    `stop_ns`: when the load is stopped; what is in flight then may end within the drain. `steer`: of a load that is
+    decided while it goes; the schedule is that of its first step.
     """
     replicas = [Replica(costs.at_speed(speed), limits) for speed in speeds]
     course = Course(
         schedule, sizes, replicas, route(speeds, routing),
-        max_in_flight=max_in_flight, timeout_ns=timeout_ns, drain_ns=drain_ns, stop_ns=stop_ns,
+        max_in_flight=max_in_flight, timeout_ns=timeout_ns, drain_ns=drain_ns, stop_ns=stop_ns, steer=steer,
     )  # fmt: skip
     collecting = gc.isenabled()
     gc.disable()  # requests create no cycles, and a collection would scan hundreds of thousands of them
@@ -260,12 +288,14 @@ def simulate(
             gc.enable()
     ends = [replica.ends for replica in replicas]
     results = outcome(
-        course.flights, ends, schedule, interval=interval, source=source, kept_cache=limits.block_reuse
+        course.flights, ends, course.timetable, interval=interval, source=source, kept_cache=limits.block_reuse
     )  # fmt: skip
     return results, course
 
 
-def run(workload: Workload, settings: Settings, folder: Path, tell: Tell) -> Summary:
+def run(
+    workload: Workload, settings: Settings, folder: Path, tell: Tell, steering: MakeSteering | None = None
+) -> Summary:
     """Carry out one simulated run in `folder`. Raises Fault or Faults if the run is not possible.
 
     A prompt has exactly the tokens that the workload asks for; the chat template adds none. Client and network take no
@@ -281,7 +311,7 @@ def run(workload: Workload, settings: Settings, folder: Path, tell: Tell) -> Sum
     started = process_time()
     settings = dataclasses.replace(settings, embedded={}, workers=1, keep="raw")
     found, answer = (_probe_result(preset, settings),), AnswerTime(preset.answer_ns, "preset")
-    plan, begins = prepare(workload, settings, found, folder=folder, simulated=True, answer=answer)
+    plan, begins = prepare(workload, settings, found, folder=folder, simulated=True, answer=answer, steering=steering)
     requests, timetable = plan.requests, plan.timetable
     header = _with_target(run_header.header(plan, workload, begins), preset, settings)
     run_header.announce(plan, header, tell)
@@ -301,13 +331,24 @@ def run(workload: Workload, settings: Settings, folder: Path, tell: Tell) -> Sum
         timeout_ns=workload.timeout_ns,
         drain_ns=workload.drain_ns,
     )
-    results, course = simulated()
+
+    def carried_out(stop_ns: int = NEVER) -> tuple[VirtualRows, Course]:
+        if steering is None:
+            return simulated(stop_ns=stop_ns)
+        return simulated(
+            stop_ns=stop_ns, steer=partial(Steered, steering(), stage=plan.job.workload.stages[0], seed=plan.job.seed)
+        )
+
+    results, course = carried_out()
     stopped_by = None
-    horizon = NEVER if timetable.horizon_ns is None else timetable.horizon_ns
-    if (first := first_breach(workload.stop_when, results.rows, LOOK_NS)) and first[0] < horizon:
+    horizon = course.timetable.horizon_ns
+    first = first_breach(workload.stop_when, results.rows, LOOK_NS)
+    if first is not None and (horizon is None or first[0] < horizon):
         stopped_by = first[1]
-        results, course = simulated(stop_ns=first[0])
+        results, course = carried_out(first[0])
     header = _final_header(header, preset, course, requests)
+    if course.steered is not None:
+        header = run_header.of_steps(header, plan, course.steered.stages, course.timetable)
     if stopped_by is not None:
         header = msgspec.structs.replace(header, state="stopped", stopped_by=stopped_by)
     if preset.routing == "round_robin":

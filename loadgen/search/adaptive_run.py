@@ -1,0 +1,128 @@
+"""Runs a load that finds its own limit, and reads one back. IO; `adaptive.py` decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from loadgen import run_folder
+from loadgen.errors import Fault, UserError
+from loadgen.execution.plan import Settings
+from loadgen.results import checksums, store
+from loadgen.results.manifest import AdaptivePlan, Header
+from loadgen.search.adaptive import SUSTAIN, Adaptive, StoredAdaptive, replayed
+from loadgen.search.watch import Goal
+from loadgen.slo import Slo
+from loadgen.workload import Closed, Poisson, Workload
+
+FILE = "adaptive.json"
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveSteering:
+    """Steers a run, and stores what it found (`execution.steering.MakeSteering`)."""
+
+    plan: AdaptivePlan
+    goal: Goal
+    drain_ns: int
+
+    def __call__(self) -> Adaptive:
+        return Adaptive(self.goal, self.plan, self.drain_ns)
+
+    def finish(self, folder: Path) -> None:
+        """Store what the run in this folder found."""
+        stored = read(folder)
+        assert stored is not None
+        store.replace(folder / FILE, dump(stored))
+        checksums.write(folder)
+
+
+def dump(stored: StoredAdaptive) -> bytes:
+    """The bytes of `adaptive.json`."""
+    return msgspec.json.format(msgspec.json.encode(stored), indent=2) + b"\n"
+
+
+def prepared(workload: Workload, plan: AdaptivePlan) -> tuple[Workload, AdaptiveSteering]:
+    """The workload with the first step as its only stage, and what steers it."""
+    steering = AdaptiveSteering(plan, Goal(slo=workload.slo or Slo(terms=())), workload.drain_ns)
+    first = steering().first
+    law = (
+        Closed(concurrency=round(first.load), ramp_ns=_ramp_ns(workload))
+        if plan.over == "concurrency"
+        else Poisson(rate=first.load)
+    )
+    stage = next(stage for stage in workload.stages if stage.measured).model_copy(
+        update={
+            "name": first.name, "arrival": law, "duration_ns": first.length_ns, "count": None, "at_least": None,
+            "measured": False,
+        }
+    )  # fmt: skip
+    return workload.model_copy(update={"stages": (stage,)}), steering
+
+
+def _ramp_ns(workload: Workload) -> int | None:
+    laws = [stage.arrival for stage in workload.stages if isinstance(stage.arrival, Closed)]
+    return laws[-1].ramp_ns if laws else None
+
+
+def faults(workload: Workload, settings: Settings) -> list[Fault]:
+    """What of a workload and its settings an adaptive run cannot have."""
+    found: list[Fault] = []
+    if workload.slo is None or not (workload.slo.terms or workload.slo.goodput_share):
+        found.append(UserError("no SLO whose limit could be found", "--adaptive", "give --slo ttft:2s --slo tpot:50ms"))
+    if hasattr(workload.requests, "steps") or getattr(workload.requests, "turns", None) is not None:
+        hint = "loadgen search finds their highest rate"
+        found.append(UserError("conversations and tasks last longer than a step", "--adaptive", hint))
+    if settings.workers != 1 or settings.ray is not None:
+        flag = "--ray" if settings.ray is not None else f"--workers {settings.workers}"
+        hint = "leave it out; or loadgen search, which takes any number of workers"
+        found.append(UserError("the load of an adaptive run is decided in one process", flag, hint))
+    if settings.keep != "raw":
+        hint = "leave it out: its steps are judged, and judged again, by the record of every request"
+        found.append(UserError("an adaptive run keeps all records", f"--keep {settings.keep}", hint))
+    return found
+
+
+def read(folder: Path) -> StoredAdaptive | None:
+    """What an adaptive run found, made again from its records; None of another run."""
+    if not (folder / "run.json").is_file():
+        return None
+    stored = store.read_run(folder)
+    header = stored.header
+    if header.adaptive is None:
+        return None
+    goal = Goal(slo=header.slo or Slo(terms=()))
+    controller = Adaptive(goal, header.adaptive, round((header.grace_s or 0) * 1e9))
+    replayed(controller, header.stages, stored.rows, interrupted=header.state != "finished")
+    if header.state != "finished":
+        controller.search.stop("stopped" if header.state == "stopped" else "interrupted")
+    _agree(controller, folder)
+    sustained = [step for step in controller.steps if step.trial.ask.kind == SUSTAIN and step.trial.outcome == "under"]
+    return StoredAdaptive(
+        plan=header.adaptive,
+        goal=goal.names,
+        answer=controller.search.answer,
+        steps=tuple(controller.steps),
+        sustained_s=header.adaptive.sustain_s if sustained else None,
+        simulated=_simulated(header),
+        seed=header.seed,
+    )
+
+
+def _agree(controller: Adaptive, folder: Path) -> None:
+    """Whether the last load grew is said by the summary of the run, which is of that load."""
+    last = controller.steps[-1] if controller.steps else None
+    if last is None or last.trial.ask.kind != SUSTAIN or last.trial.outcome != "under":
+        return
+    if not (folder / run_folder.SUMMARY).is_file():
+        return
+    standing = run_folder.kept_summary(folder).sustainable
+    trial = msgspec.structs.replace(last.trial, sustained=standing.sustained, sustained_why=standing.why)
+    controller.search.told[-1] = trial
+    controller.steps[-1] = msgspec.structs.replace(last, trial=trial)
+
+
+def _simulated(header: Header) -> bool:
+    return any(target.simulated for target in header.targets)
