@@ -6,14 +6,16 @@ import dataclasses
 import json
 import math
 import urllib.request
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from canned import events, serving
 
-from loadgen import seeds
+from loadgen import run_folder, seeds
 from loadgen.compare.comparison import Side, compare
 from loadgen.compare.inputs import read_run
 from loadgen.contracts.load import load_contract
@@ -34,6 +36,7 @@ from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import parse_log
 from loadgen.workload import Workload, load, read_flags, recipe_fingerprint
+from loadgen.workload.loading import of_mapping
 
 SHARES = {"qa": 0.6, "rag": 0.25, "summary": 0.1, "bystander": 0.05}
 LENGTHS = {"qa": (150, 20), "rag": (1302, 120), "summary": (3000, 40), "bystander": (16, 4)}
@@ -193,6 +196,43 @@ def test_over_http_the_server_counts_what_each_class_asked_for(tmp_path: Path) -
     header = msgspec.json.decode((folder / "run.json").read_bytes())
     assert [plan["share"] for plan in header["classes"]] == list(SHARES.values())
     assert header["shares_prompts"] is True
+
+
+@pytest.mark.processes
+def test_each_model_has_a_row_that_is_what_the_server_heard(tmp_path: Path) -> None:
+    """Two classes ask for one adapter, one for another, one for the target's model."""
+    said = events(
+        {"choices": [{"delta": {"content": "a"}}]},
+        {"choices": [{"delta": {"content": "b"}, "finish_reason": "stop"}],
+         "usage": {"prompt_tokens": 10, "completion_tokens": 2}},
+    )  # fmt: skip
+    requests = {"input_tokens": 8, "output_tokens": 2}
+    models = {"a": "lora-1", "b": "lora-2", "c": "lora-1", "d": None}
+    classes = {
+        name: {"weight": weight, "requests": requests, **({"model": model} if model else {})}
+        for weight, (name, model) in enumerate(models.items(), 1)
+    }
+    file = {"name": "w", "classes": classes, "slo": {"ttft": "5s"},
+            "stages": [{"arrival": {"poisson": "100/s"}, "count": 60}]}  # fmt: skip
+    with serving(said) as server:
+        asked = Settings(url=server.url, model="base", server="openai", out=tmp_path / "out", server_metrics=("off",))
+        summary, folder = execute(of_mapping(file, read_flags(seed=2)), asked)
+        heard = Counter(one.body["model"] for one in server.heard if one.body and "hello" not in str(one.body))
+    found = {part.model: part for part in summary.models}
+    assert {model: part.requests.ok for model, part in found.items()} == dict(heard)
+    assert {model: part.classes for model, part in found.items()} == {
+        "lora-1": ("a", "c"), "lora-2": ("b",), "base": ("d",)}  # fmt: skip
+    rows = store.read_run(folder).rows
+    share = [plan.share for plan in store.read_run(folder).header.classes]
+    drawn = seeds.classes(2, share, rows["request"])
+    for model, part in found.items():
+        own = rows[np.isin(drawn, [place for place, name in enumerate(models) if (models[name] or "base") == model])]
+        waits = np.sort(own["first_token_ns"] - own["due_ns"]) / 1e6
+        assert part.ttft_ms.max == pytest.approx(waits[-1]) and part.ttft_ms.count == len(waits) == part.goodput.good
+        assert part.tokens.output == 2 * len(own) and part.load.completed_rps
+    assert sum(part.load.completed_rps or 0 for part in summary.models) == pytest.approx(summary.load.completed_rps)
+    assert "Models" in text.render(summary) and "lora-1 (a, c)" in html.render(summary)
+    assert run_folder.open_run(folder).summary.models == summary.models
 
 
 def test_runs_are_compared_class_by_class(tmp_path: Path) -> None:

@@ -310,7 +310,8 @@ class Show:
             target_text = f"{target.name} (a SIMULATED server, not a measurement of any real one)"
         self._say_once(f"target: {target_text}, model {target.model}, server {target.server}, api {header.api}")
         for other in other_targets:
-            self._say_once(f"        {other.name or other.url}")
+            own = f"{other.serves} of the tasks: {other.url}, model {other.model}, server {other.server}"
+            self._say_once(f"        {own if other.serves else other.name or other.url}")
         if header.adaptive is not None:
             say(f"load: {steering.words(header.adaptive)}")
         for stage in () if header.adaptive is not None else header.stages:

@@ -319,5 +319,10 @@ def _faults_of_tasks(workload: Workload, settings: Settings) -> Iterator[UserErr
     if any(task.abandoned for task in tasks) and not settings.stream:
         hint = "leave it out, or abandoned: out of the workload"
         yield UserError("nobody goes away in the middle of an answer that comes whole", "--no-stream", hint)
+    if settings.values:
+        for rule in workload.stop_when:
+            if rule.metric not in ("errors", "e2e"):
+                what = f"answers of {settings.api} have no tokens, so this rule would never hold"
+                yield UserError(what, f"--stop-when {rule.metric}", "errors:20%, or e2e:p50:5s")
     if settings.session_header is not None and settings.client == "openai":
         yield UserError("a header per session is not sent by the openai client", "--session-header", "--client wire")

@@ -54,7 +54,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
     """
     job, timetable, tokenizer = plan.job, plan.timetable, plan.tokenizer
     settings, workload, found = job.settings, job.workload, job.found
-    slo, unjudged = _judged_slo(workload.slo, settings)
+    slo, unjudged = judged_slo(workload.slo, settings)
     classes, unjudged_of_classes = _classes(workload, settings)
     unjudged |= unjudged_of_classes
     source = "server" if all(result.usage for result in found if result.target.api == settings.api) else tokenizer.tag
@@ -301,7 +301,7 @@ def _host() -> manifest.Host:
     )
 
 
-def _judged_slo(slo: Slo | None, settings: Settings) -> tuple[Slo | None, dict[str, manifest.ReasonCode]]:
+def judged_slo(slo: Slo | None, settings: Settings) -> tuple[Slo | None, dict[str, manifest.ReasonCode]]:
     """The SLO that can be judged, and notes. Terms that the answers of this API do not have are left out."""
     if slo is None or settings.stream:
         return slo, {}
@@ -323,7 +323,7 @@ def _classes(
     plans: list[manifest.ClassPlan] = []
     notes: dict[str, manifest.ReasonCode] = {}
     for name, one in workload.requests.classes.items() if isinstance(workload.requests, Mix) else ():
-        slo, unjudged = _judged_slo(one.slo or workload.slo, settings)
+        slo, unjudged = judged_slo(one.slo or workload.slo, settings)
         notes |= unjudged
         share = float(one.weight)
         plans.append(manifest.ClassPlan(name=name, share=share, model=one.model, priority=one.priority, slo=slo))

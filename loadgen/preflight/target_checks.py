@@ -243,6 +243,17 @@ def first_token(trials: Sequence[Trial]) -> Finding | None:
     return Finding("first token", WARNING, words, meaning, advice)
 
 
+def values(api: str, trials: Sequence[Trial]) -> Finding:
+    """Whether a short text is answered with numbers, and how soon: embeddings, or a ranking."""
+    if failed := [trial.failure for trial in trials if trial.failure]:
+        return Finding(
+            "answer", FAULT, failed[0], "every request of a load would end like this", "see the server's log"
+        )
+    soonest_ms = min(trial.head_ns - trial.sent_ns for trial in trials) / 1e6
+    words = f"{format.quantity(soonest_ms)} ms to the answer of {api} to a short text"
+    return Finding("answer", OK, words, "no E2E under load can be expected below it; there are no tokens, and no TTFT")
+
+
 def usage(probe_result: ProbeResult, streamed: bool) -> Finding:
     """Whether answers (streamed or not, as in the run) carry token counts."""
     kind = "streamed answers" if streamed else "answers"
