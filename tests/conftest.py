@@ -3,6 +3,8 @@ properties hold at any speed, and the kernel stamps every packet."""
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -12,15 +14,20 @@ import pytest
 from hypothesis import HealthCheck, settings
 from loadgen_sdk.transport.wire import SO_TIMESTAMPNS
 
-# How fast this machine is at the moment is no property of the code.
-settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How fast this machine is at the moment is no property of the code. CI draws more examples than the inner loop.
+settings.register_profile(
+    "any speed",
+    deadline=None,
+    max_examples=100 if "CI" in os.environ else 40,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("any speed")
 
 _unmarked = ""  # the test that runs, unless it has the mark
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
-    if _unmarked and event in ("subprocess.Popen", "os.fork", "os.posix_spawn"):
+    if _unmarked and event in ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"):
         test, program = _unmarked, arguments[0] if arguments else ""
         raise RuntimeError(f"{test} starts a process ({program}): put @pytest.mark.processes on it")
 
@@ -37,6 +44,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_teardown() -> None:
     global _unmarked  # noqa: PLW0603
     _unmarked = ""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts_arrive() -> None:
+    """A shell starts what it puts into the background with SIGINT ignored, which a run respects."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -278,15 +278,13 @@ def test_names_that_lead_elsewhere(tmp_path: Path, entries: list[tuple[str, byte
 
 
 def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
-    """Two gigabytes of zeros in two megabytes; the directory of the archive says so before a byte is read."""
+    """A gigabyte of zeros in five megabytes: the directory of the archive says so before a byte is read."""
     path = tmp_path / "bomb.zip"
-    zeros = bytes(1 << 20)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+    with zipfile.ZipFile(path, "w") as file:
         file.writestr("bundle.json", "{}")
-        with file.open("result/zeros", "w", force_zip64=True) as entry:
-            for _ in range(1100):
-                entry.write(zeros)
-    with pytest.raises(UserError, match=r"1\.15 GB.* 229 "):
+        file.writestr("result/zeros", bytes(5 << 20))
+        file.filelist[1].file_size = 1100 << 20  # as if they were compressed
+    with pytest.raises(UserError, match=r"1\.15 GB.* 220 "):
         archive.unpack(path, tmp_path)
 
 

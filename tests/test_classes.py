@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import urllib.request
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from canned import events, serving
 
-from loadgen import seeds
+from loadgen import run_folder, seeds
 from loadgen.compare.comparison import Side, compare
 from loadgen.compare.inputs import read_run
 from loadgen.contracts.load import load_contract
@@ -26,9 +31,12 @@ from loadgen.requests.build import build
 from loadgen.requests.mix import MixPrompts
 from loadgen.requests.tokenizer import load_tokenizer
 from loadgen.results import store
+from loadgen.schedule import arrivals
 from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
+from loadgen.sim.server.send_log import parse_log
 from loadgen.workload import Workload, load, read_flags, recipe_fingerprint
+from loadgen.workload.loading import of_mapping
 
 SHARES = {"qa": 0.6, "rag": 0.25, "summary": 0.1, "bystander": 0.05}
 LENGTHS = {"qa": (150, 20), "rag": (1302, 120), "summary": (3000, 40), "bystander": (16, 4)}
@@ -190,6 +198,43 @@ def test_over_http_the_server_counts_what_each_class_asked_for(tmp_path: Path) -
     assert header["shares_prompts"] is True
 
 
+@pytest.mark.processes
+def test_each_model_has_a_row_that_is_what_the_server_heard(tmp_path: Path) -> None:
+    """Two classes ask for one adapter, one for another, one for the target's model."""
+    said = events(
+        {"choices": [{"delta": {"content": "a"}}]},
+        {"choices": [{"delta": {"content": "b"}, "finish_reason": "stop"}],
+         "usage": {"prompt_tokens": 10, "completion_tokens": 2}},
+    )  # fmt: skip
+    requests = {"input_tokens": 8, "output_tokens": 2}
+    models = {"a": "lora-1", "b": "lora-2", "c": "lora-1", "d": None}
+    classes = {
+        name: {"weight": weight, "requests": requests, **({"model": model} if model else {})}
+        for weight, (name, model) in enumerate(models.items(), 1)
+    }
+    file = {"name": "w", "classes": classes, "slo": {"ttft": "5s"},
+            "stages": [{"arrival": {"poisson": "100/s"}, "count": 60}]}  # fmt: skip
+    with serving(said) as server:
+        asked = Settings(url=server.url, model="base", server="openai", out=tmp_path / "out", server_metrics=("off",))
+        summary, folder = execute(of_mapping(file, read_flags(seed=2)), asked)
+        heard = Counter(one.body["model"] for one in server.heard if one.body and "hello" not in str(one.body))
+    found = {part.model: part for part in summary.models}
+    assert {model: part.requests.ok for model, part in found.items()} == dict(heard)
+    assert {model: part.classes for model, part in found.items()} == {
+        "lora-1": ("a", "c"), "lora-2": ("b",), "base": ("d",)}  # fmt: skip
+    rows = store.read_run(folder).rows
+    share = [plan.share for plan in store.read_run(folder).header.classes]
+    drawn = seeds.classes(2, share, rows["request"])
+    for model, part in found.items():
+        own = rows[np.isin(drawn, [place for place, name in enumerate(models) if (models[name] or "base") == model])]
+        waits = np.sort(own["first_token_ns"] - own["due_ns"]) / 1e6
+        assert part.ttft_ms.max == pytest.approx(waits[-1]) and part.ttft_ms.count == len(waits) == part.goodput.good
+        assert part.tokens.output == 2 * len(own) and part.load.completed_rps
+    assert sum(part.load.completed_rps or 0 for part in summary.models) == pytest.approx(summary.load.completed_rps)
+    assert "Models" in text.render(summary) and "lora-1 (a, c)" in html.render(summary)
+    assert run_folder.open_run(folder).summary.models == summary.models
+
+
 def test_runs_are_compared_class_by_class(tmp_path: Path) -> None:
     sides = []
     for name, preset in (("a", "gb300-vm"), ("b", "h100x8")):
@@ -225,3 +270,35 @@ def test_a_contract_promises_for_a_class_and_judges_by_its_requests_alone(tmp_pa
     with pytest.raises(Faults, match=r'mix\.yaml .*"rga"(.|\n)*\(levels\[0\]\.must\[3\]\)') as caught:
         load_contract(contract)
     assert 'did you mean "rag"?' in str(caught.value)
+
+
+@pytest.mark.processes
+def test_of_a_class_from_a_trace_a_server_hears_its_share_lengths_and_instants(tmp_path: Path) -> None:
+    rows = [{"timestamp": 50 * i, "input_length": 30 + i, "output_length": 3 + i % 5} for i in range(40)]
+    (tmp_path / "traffic.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "w.yaml").write_text(
+        "name: w\nclasses:\n  chat: {weight: 60%, requests: {input_tokens: 25, output_tokens: 9}}\n"
+        "  traffic: {weight: 40%, requests: {trace: traffic.jsonl}}\nstages: [{arrival: {poisson: 80/s}, count: 120}]\n"
+    )
+    one = load(str(tmp_path / "w.yaml"), read_flags(seed="5"))
+    with start(Options(ttft="1ms", itl="0.2ms", log_events="ends")) as server:
+        summary, folder = execute(one, Settings(url=server.url, out=tmp_path / "out"))
+        log = parse_log(urllib.request.urlopen(server.url + "/_log").read())
+    made: Any = build(one, 5, 1, load_tokenizer())
+    due_ns = arrivals.build(one, 5).columns().due_ns
+    heard = {int(entry.id.rpartition("-")[2]): entry for entry in log.requests if "-" in entry.id}
+    assert sorted(heard) == list(range(120))
+    of_trace = [number for number in heard if made.of_class(number)[0] == 1]
+    assert abs(len(of_trace) - 48) < 3 * (120 * 0.4 * 0.6) ** 0.5
+    assert [part.starts for part in summary.classes] == [120 - len(of_trace), len(of_trace)]
+    for number, entry in heard.items():
+        row = rows[number % len(rows)]
+        asked = (row["input_length"], row["output_length"]) if number in of_trace else (25, 9)
+        assert (entry.input_tokens, entry.output_tokens) == asked, "the server's count, template and all"
+    sent = {int(row["slot"]): row for row in store.read_run(folder).rows}
+    assert all(sent[number]["due_ns"] == due_ns[number] for number in heard), (
+        "by the law, not the instants of the trace"
+    )
+    first = min(heard)
+    ahead_ns = heard[first].arrival_ns - due_ns[first] - int(sent[first]["sent_ns"] - sent[first]["due_ns"])
+    assert all(entry.arrival_ns - ahead_ns > due_ns[number] - 100_000_000 for number, entry in heard.items()), "early"

@@ -106,7 +106,7 @@ def test_progress_as_json_says_which_step_of_how_many(tmp_path: Path, capsys: py
         "--request-rate",
         "10,20",
         "-d",
-        "20s",
+        "8s",
         "-o",
         str(tmp_path / "s"),
     ]
@@ -117,7 +117,8 @@ def test_progress_as_json_says_which_step_of_how_many(tmp_path: Path, capsys: py
         ("level r10", 1, 2), ("level r20", 2, 2),
     ]  # fmt: skip
     assert lines[1]["finished"]["valid"] and lines[1]["finished"]["ttft_p50_ms"] > 0
-    assert ends(["search", "qa", "--url", "sim:gb300-vm", "-d", "60s", "-o", str(tmp_path / "p")]) == 0
+    search = ["search", "qa", "--url", "sim:gb300-vm", "-d", "20s", "--low", "20", "--high", "30", "--precision", "0.2"]
+    assert ends([*search, "-o", str(tmp_path / "p")]) == 0
     told = capsys.readouterr().err
     assert re.search(r"probe 1: .*: 2 of at most 40", told)
     assert ends([*command[:-1], str(tmp_path / "off"), "--progress", "off"]) == 0

@@ -48,7 +48,7 @@ def endpoint() -> Iterator[Embedded]:
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(asyncio.wait_for(work, 15))
+        return runner.run(asyncio.wait_for(work, 120))
 
 
 def request(tokens: int = TOKENS, text: str = " tell me more") -> Request:
@@ -486,7 +486,7 @@ def test_the_next_address_is_tried_when_one_refuses(endpoint: Embedded, connecti
         loop = runner.get_loop()
         assert isinstance(loop, TwoAddresses)
         loop.live, loop.dead = int(endpoint.url.rpartition(":")[2]), closed_port()
-        runner.run(asyncio.wait_for(work(), 30))
+        runner.run(asyncio.wait_for(work(), 120))
 
 
 @pytest.mark.processes

@@ -286,7 +286,7 @@ def test_a_sweep_finds_what_a_search_finds_or_says_that_it_is_a_bound(
     profile = (Path(__file__).parent.parent / "workloads" / "rag.yaml").read_text()
     short.write_text(re.sub(r"output_tokens: *\d+", "output_tokens: 128", profile))
     common = (str(short), *VM, "--slo", "ttft:2s:p95", "--slo", "tpot:40ms:p95")
-    search = ("search", *common, "-d", "40s", "--low", "20", "--high", "400", "--precision", "0.1")
+    search = ("search", *common, "-d", "25s", "--low", "20", "--high", "400", "--precision", "0.1")
     assert exits(*search, "-o", str(tmp_path / "search")) == 0
     found = capacity.load_capacity((tmp_path / "search" / capacity.FILE).read_bytes())
     evidence = load_summary((tmp_path / "search" / found.evidence / "summary.json").read_bytes())

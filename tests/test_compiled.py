@@ -362,7 +362,7 @@ def learn(data: bytes) -> None:
         pass
 
 
-@settings(RELAXED, max_examples=300)
+@settings(RELAXED, max_examples=3 * settings().max_examples)
 @given(st.lists(PIECE, max_size=8))
 def test_reads_of_plain_events_are_those_of_its_chunks(pieces: list[bytes]) -> None:
     for data in [*pieces, b"".join(pieces)]:
@@ -395,7 +395,7 @@ def plainly(events: list[Any]) -> list[Any]:
     return out
 
 
-@settings(RELAXED, max_examples=400)
+@settings(RELAXED, max_examples=4 * settings().max_examples)
 @given(st.lists(st.one_of(WHOLE, WHOLE, PIECE), max_size=6), st.booleans())
 def test_whole_chunks_are_what_http_and_the_grammar_say(pieces: list[bytes], templated: bool) -> None:
     data = b"".join(pieces)
@@ -414,7 +414,7 @@ def test_whole_chunks_are_what_http_and_the_grammar_say(pieces: list[bytes], tem
     assert not templated or b";" in data or data.startswith(b"0") or used >= known
 
 
-@settings(RELAXED, max_examples=200)
+@settings(RELAXED, max_examples=2 * settings().max_examples)
 @given(st.lists(st.one_of(LINE, st.integers(1, 9), st.just(sse.Named(b"a", b"b"))), max_size=8), st.integers(0, 9))
 def test_the_same_runs(events: list[Any], start: int) -> None:
     found = compiled.plain_run(events, start, BEFORE, AFTER)

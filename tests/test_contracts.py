@@ -371,23 +371,23 @@ def test_repeats_give_pooled_gaps_an_interval() -> None:
 
 
 @pytest.mark.parametrize("off", [0.9, 1.1])
-def test_ten_percent_off_is_told_right_over_a_hundred_seeds(off: float) -> None:
+def test_ten_percent_off_is_told_right_over_forty_seeds(off: float) -> None:
     """TPOT p50 and E2E p50 of a queue at 65 % load; the truth is of 400,000 requests (benchmarks/contract_power)."""
     truth = {"tpot": 11.80, "e2e": 2472.7}
     terms = ", ".join(f"{{{name}: {{limit: {value * off:.4f}ms, at: p50}}}}" for name, value in truth.items())
     contract = parse(f"name: c\nlevels:\n  - {{name: load, workload: qa, must: [{terms}]}}\n", "c.yaml", {})
     verdicts = [
         term.verdict
-        for seed in range(1, 101)
+        for seed in range(1, 41)
         for term in judge.levels(contract, {"load": MeasuredLevel(runs=(run(rows(seed, 2000, 8.0)),))})[0].terms
     ]
-    assert len(verdicts) == 200
+    assert len(verdicts) == 80
     if off < 1:
         assert PASS not in verdicts
-        assert verdicts.count(FAIL) >= 180
+        assert verdicts.count(FAIL) >= 72
     else:
-        assert verdicts.count(FAIL) <= 10
-        assert verdicts.count(PASS) >= 180
+        assert verdicts.count(FAIL) <= 4
+        assert verdicts.count(PASS) >= 72
 
 
 def ramped(grow: float, *, over: float, n: int = 6000) -> NDArray[np.void]:
@@ -429,14 +429,14 @@ def swinging(seed: int, n: int = 3000, keep: float = np.exp(-1 / 80)) -> NDArray
 def test_a_tail_that_a_few_swings_made_is_not_decided_by_them() -> None:
     """A promise that is the truth itself: 11 ms * exp(0.02 * 2.326). Requests by the thousand, swings by the dozen."""
     truth = 11 * np.exp(0.02 * 2.3263)
-    told = [judged(f"{{tpot: {{limit: {truth:.5f}ms, at: p99}}}}", swinging(seed), horizon="1m") for seed in range(60)]
-    assert [term.verdict for term in told].count(PASS) <= 4
-    assert [term.verdict for term in told].count(FAIL) <= 5
+    told = [judged(f"{{tpot: {{limit: {truth:.5f}ms, at: p99}}}}", swinging(seed), horizon="1m") for seed in range(24)]
+    assert [term.verdict for term in told].count(PASS) <= 2
+    assert [term.verdict for term in told].count(FAIL) <= 2
     reasons = [term.reason for term in told if term.verdict == INCONCLUSIVE]
     assert "p99 needs 368" in reasons[0]
     promise = f"{{tpot: {{limit: {truth * 1.15:.5f}ms, at: p99}}}}"
-    far = [judged(promise, swinging(seed), horizon="1m") for seed in range(20)]
-    assert [term.verdict for term in far].count(PASS) >= 16
+    far = [judged(promise, swinging(seed), horizon="1m") for seed in range(10)]
+    assert [term.verdict for term in far].count(PASS) >= 8
     assert "from the spread of its swings" in next(term.reason for term in far if term.verdict == PASS)
 
 

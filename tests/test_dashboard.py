@@ -167,7 +167,7 @@ def test_the_process_draws_and_leaves(tmp_path: Path) -> None:
             told += os.read(ours, 65536)
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
     plain = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", told).decode()
     assert "load" in plain and "of 200 done" in plain
     os.close(ours)

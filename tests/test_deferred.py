@@ -157,7 +157,7 @@ def test_what_real_servers_said_in_any_split(file: Path, places: list[int], gaps
     assert_same(cut(file.read_bytes(), places, gaps), groups)
 
 
-@settings(RELAXED, max_examples=300)
+@settings(RELAXED, max_examples=3 * settings().max_examples)
 @given(
     st.lists(st.one_of(TEXTS.map(event), TEXTS.map(event), TEXTS.map(event), ODD), max_size=30),
     st.integers(1, 3),

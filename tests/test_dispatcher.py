@@ -104,7 +104,6 @@ bounded_stages = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     stages=bounded_stages,
     turns=st.integers(1, 4),
@@ -404,7 +403,6 @@ def most_in_flight(run: Run, since_ns: int = 0) -> int:
     return most
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     laws=st.lists(
         st.tuples(st.integers(1, 9), st.sampled_from([0, 1, 400]), st.none() | st.integers(1, 40)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+import urllib.request
 import zlib
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from loadgen_sdk.dialects.quirks import QUIRKS
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.request import Request
 
+from loadgen.cli import main
 from loadgen.errors import Fault, Faults
 from loadgen.execution.options import settings
 from loadgen.execution.plan import Settings
@@ -23,6 +25,9 @@ from loadgen.metrics.summary import Summary
 from loadgen.report import text
 from loadgen.requests.build import build
 from loadgen.requests.tokenizer import load_tokenizer
+from loadgen.sim.server.embedded import start
+from loadgen.sim.server.options import Options
+from loadgen.sim.server.send_log import parse_log
 from loadgen.workload import read_flags
 from loadgen.workload.loading import of_mapping
 
@@ -177,6 +182,49 @@ def test_images_are_of_their_size_and_no_two_are_alike() -> None:
         build(asked, 1, 2, load_tokenizer(), 0, "completions")
 
 
+def typed(words: list[str]) -> Any:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    return ended.value.code
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("answers {rows} --api embeddings", "answers are scored as texts, and an answer of embeddings is numbers"),
+        ("mlperf offline -b llama2-70b --api rerank", "the rules are about generated tokens"),
+        ("mlperf accuracy -b llama2-70b --dataset {rows} --api embeddings", "accuracy is scored over texts"),
+        ("search qa --api embeddings --url sim:gb300-vm", "nothing of the SLO can be judged"),
+        ("validate chatbot --api embeddings --url sim:gb300-vm --dry-run", "have no tokens: ttft at p50 within 500 ms"),
+        ("run qa --api embeddings --url sim:gb300-vm --stop-when ttft:p50:1s", "this rule would never hold"),
+        ("run agentic --api embeddings --url sim:gb300-vm", "no text that a later request could go on from"),
+        ("run coding-agent --api rerank --url sim:gb300-vm", "no text that a later request could go on from"),
+        ("run qa --api rerank --url sim:gb300-vm", "there are no documents to rerank"),
+    ],
+)
+def test_an_api_without_texts_is_refused_where_they_are_needed(
+    command: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
+    assert typed(command.format(rows="rows.jsonl").split()) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert told in said and "Traceback" not in said and "hint: " in said
+
+
+def test_doctor_and_search_take_embeddings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with start(Options(ttft="5ms")) as endpoint:
+        assert typed(["doctor", "--url", endpoint.url, "--api", "rerank"]) == 0
+    said = capsys.readouterr().out
+    assert "to the answer of rerank to a short text" in " ".join(said.split()) and "tokens arrive" not in said
+    asked = ["search", "qa", "--api", "embeddings", "--url", "sim:gb300-vm", "--slo", "e2e:60ms:p90", "--seed", "1"]
+    assert typed([*asked, "-d", "20s", "--max-probes", "12", "--out", str(tmp_path / "s"), "--progress", "off"]) in (
+        0,
+        1,
+    )
+    assert "e2e p90" in capsys.readouterr().out
+
+
 def test_what_an_api_does_not_take_is_refused() -> None:
     with pytest.raises(Faults) as found:
         settings({"api": "rerank", "url": ["http://a"], "client": "openai"})
@@ -187,3 +235,23 @@ def test_what_an_api_does_not_take_is_refused() -> None:
     for api in ("chat", "responses"):
         with pytest.raises(TargetUnusable, match="token ids"):
             body(ids, QUIRKS["vllm"], api, "m", False)
+
+
+@pytest.mark.parametrize("api", ["chat", "completions", "responses", "embeddings"])
+def test_a_prompt_has_the_tokens_that_were_asked_for_by_the_servers_count(tmp_path: Path, api: Any) -> None:
+    (tmp_path / "ids.jsonl").write_text('{"prompt": [11, 12, 13, 14, 15, 16, 17], "output_tokens": 5}\n')
+    counted: dict[str, set[int]] = {}
+    with start(Options(ttft="1ms", itl="0.2ms", log_events="ends")) as server:
+        loads: dict[str, dict[str, Any]] = {"text": {"input_tokens": 130, "output_tokens": 5}}
+        if api in ("chat", "responses"):
+            loads["image"] = loads["text"] | {"images": {"width": 32, "height": 32}}
+        if api != "responses":  # it has no field for them
+            loads["ids"] = {"from": str(tmp_path / "ids.jsonl")}
+        for name, requests in loads.items():
+            asked = Settings(url=server.url, api=api, stream=api != "embeddings", out=tmp_path / name)
+            summary, _ = execute(workload(requests, count=4), asked)
+            assert summary.requests.ok == 4, summary.requests.by_error
+            log = parse_log(urllib.request.urlopen(server.url + "/_log").read())
+            counted[name] = {entry.input_tokens for entry in log.requests if "-" in entry.id}
+            assert summary.tokens.input == 4 * sum(counted[name]), "one length, and the run has it"
+    assert counted == {name: {7 if name == "ids" else 130} for name in loads}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import runs
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from queueing import fail, rows
 
@@ -104,7 +104,6 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 PLACES = {name: places(value)[1:] for name, value in VALUES.items()}
 
 
-@settings(max_examples=300)
 @given(st.data())
 def test_damaged_files_are_read_or_refused_in_words(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(VALUES)))

@@ -28,13 +28,14 @@ LOST_S = 2.0  # of what was finished before the kill
 ORPHANS_S = 15.0
 LOAD = ("--request-rate", "150/s", "--warmup", "0", "--workers", "2", "--grace", "1s")
 COMMANDS = {
-    "run": ("run", "qa", *LOAD, "-n", "4000"),
+    "run": ("run", "qa", *LOAD, "-n", "1500"),
     "soak": ("run", "qa", *LOAD, "-d", "10m"),  # a load without an end in sight, as a soak test is
     "sweep": (
         "sweep", "qa", "--request-rate", "100,150,200", "-d", "2s", "--warmup", "0", "--grace", "1s", "--seed", "5",
     ),
     "search": (
-        "search", "qa", "--slo", "ttft:1s:p90", "--start", "100", "-d", "3s", "--grace", "1s", "--seed", "5",
+        "search", "qa", "--slo", "ttft:1s:p90", "--start", "100", "--max-probes", "6", "-d", "3s", "--grace", "1s",
+        "--seed", "5",
     ),
     "validate": ("validate", "{contract}", "--seed", "5"),
 }  # fmt: skip

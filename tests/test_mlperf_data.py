@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.errors import FAULTS_SHOWN, Faults, UserError
@@ -161,7 +161,6 @@ def test_long_rows_are_told_all_at_once(tmp_path: Path) -> None:
     assert len(caught.value.faults) == FAULTS_SHOWN + 1
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_damaged_pickles_raise_nothing_else(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     good = bytearray((DATA / "mlperf_pandas2.pkl").read_bytes())

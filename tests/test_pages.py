@@ -52,7 +52,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     assert call("compare", *levels, "--anyway", "--html", at / "compare.html", "--fail-on", "ttft_ms.p50 > 1s") == 0
     prices = Path(__file__).parent.parent / "docs" / "prices.example.yaml"
     assert call("cost", *levels[1:], "--prices", prices, "--html", at / "cost.html") == 0
-    goal = ["--slo", "tpot:60ms:p95", "--slo", "ttft:2s:p95", "--low", "10", "--high", "200", "-d", "20s"]
+    goal = ["--slo", "tpot:60ms:p95", "--slo", "ttft:2s:p95", "--low", "15", "--high", "120", "-d", "12s"]
     assert call("search", "rag", *SIMULATED, *goal, "--precision", "0.1", "--out", at / "search") == 0
     assert call("report", at / "search") == 0
     (at / "contract.yaml").write_text(CONTRACT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,12 @@ import pytest
 from canned import Heard, answer, events, serving
 
 from loadgen import run_folder
+from loadgen.compare.comparison import compare
+from loadgen.compare.inputs import read_sides
+from loadgen.cost import price_file
+from loadgen.cost.evidence import Evidence
+from loadgen.cost.step_cost import with_steps
+from loadgen.cost.unit_cost import TASK, offer
 from loadgen.errors import Fault, Faults
 from loadgen.execution.options import settings
 from loadgen.execution.plan import Endpoint, Settings
@@ -41,12 +48,18 @@ STEPS: dict[str, Any] = {
     },
     "answer": {"after": "rank", "system_tokens": 9, "best": 3, "output_tokens": 2},
 }  # fmt: skip
-TASK = {"steps": STEPS, "tools": {"search": {"time": "20ms"}}}
+PRICES = """
+currency: USD
+per_token:
+  - {provider: x, model: m, per_million_input: 1, per_million_output: 2, as_of: 2026-11-01, source: test}
+  - {provider: x, model: e, per_million_input: 3, per_million_output: 3, as_of: 2026-11-01, source: test}
+"""
+RAG = {"steps": STEPS, "tools": {"search": {"time": "20ms"}}}
 
 
 def workload(requests: dict[str, Any] | None = None, count: int = 6, **more: Any) -> Any:
     stages = [{"arrival": {"poisson": "50/s"}, "count": count}]
-    return of_mapping({"name": "w", "requests": requests or TASK, "stages": stages, **more}, read_flags(seed=1))
+    return of_mapping({"name": "w", "requests": requests or RAG, "stages": stages, **more}, read_flags(seed=1))
 
 
 def steps_of(summary: Summary) -> dict[str, Any]:
@@ -72,7 +85,7 @@ def test_each_step_asks_its_own_endpoint_and_the_question_stays_the_same(
         asked = settings({"targets": file, "model": "m", "server": "openai", "server_metrics": "off",
                           "extra_body": {"temperature": 0}, "out": tmp_path / "out", "api_key": "sk-run"})  # fmt: skip
         steps = STEPS | {"embed": STEPS["embed"] | {"model": "e"}}
-        summary, _ = execute(workload(TASK | {"steps": steps}, slo={"ttft": "5s"}), asked)
+        summary, _ = execute(workload(RAG | {"steps": steps}, slo={"ttft": "5s"}), asked)
     texts = {one.body["input"] for one in loads(embedder.heard)}
     assert len(loads(embedder.heard)) == len(loads(ranker.heard)) == len(loads(model.heard)) == len(texts) == 6
     assert {one.path for one in embedder.heard if one.body} == {"/v1/embeddings"}
@@ -95,6 +108,14 @@ def test_each_step_asks_its_own_endpoint_and_the_question_stays_the_same(
     assert summary.goodput.share == 1.0 and summary.rack is None
     assert "usage_missing" not in [code.code for code in summary.verdict.warning_codes]
     assert sum(part.requests.ok for part in summary.targets) == 18 == summary.requests.ok
+    book = price_file.parse(PRICES, "prices.yaml", env={})
+    evidence = Evidence(name="run", folder="", summaries=(summary,))
+    priced = with_steps(offer(evidence, book.entries[0], "run", "", gpus=None, utilization=Decimal(1)), book)
+    per_task = {name: step.per_task for name, step in priced.steps.items()}
+    prompt, text_length = found["answer"].tokens.input or 0, found["embed"].tokens.input or 0
+    assert per_task["answer"] == Decimal(prompt + 2 * 12) / 6 / 10**6 == getattr(priced.costs[TASK], "total", 0)
+    assert (per_task["embed"], per_task["rank"]) == (Decimal(text_length) * 3 / 6 / 10**6, None)
+    assert priced.steps["rank"].why.startswith("no price for the model r")
     shown = text.render(summary)
     assert "search, before rank" in shown and "rerank ranker r" in shown
     assert "Steps of a task" in html.render(summary)
@@ -107,7 +128,7 @@ def test_a_step_that_fails_ends_the_task_and_is_counted_there(tmp_path: Path) ->
         urls = [model.url, f"embedder={embedder.url}", f"ranker={ranker.url}"]
         asked = settings({"url": urls, "server_metrics": "off", "out": tmp_path / "out", "model": "m"})
         steps = {name: step | {"model": "x"} for name, step in STEPS.items()}
-        summary, _ = execute(workload(TASK | {"steps": steps}, 30), asked)
+        summary, _ = execute(workload(RAG | {"steps": steps}, 30), asked)
     found = steps_of(summary)
     answered, failed = found["rank"].requests.ok, found["rank"].requests.failed
     assert found["embed"].requests.ok == 30 == answered + failed and failed >= 20
@@ -164,7 +185,7 @@ def test_the_shares_are_of_the_tasks_time_and_add_up(tmp_path: Path) -> None:
         "end": {"after": ["answer", "check"], "input_tokens": 5, "output_tokens": 8},
     }
     steps = {name: {key: value for key, value in step.items() if key != "model"} for name, step in steps.items()}
-    summary, folder = execute(workload(TASK | {"steps": steps}, 30), Settings(url="sim:gb300-vm", out=tmp_path / "o"))
+    summary, folder = execute(workload(RAG | {"steps": steps}, 30), Settings(url="sim:gb300-vm", out=tmp_path / "o"))
     found, expected = steps_of(summary), by_hand(folder, summary)
     for name, step in found.items():
         assert step.time_share == pytest.approx(expected.get(name, 0.0))
@@ -176,9 +197,21 @@ def test_the_shares_are_of_the_tasks_time_and_add_up(tmp_path: Path) -> None:
     assert run_folder.open_run(folder).summary.steps == summary.steps
 
 
+def test_steps_are_compared_with_intervals_of_their_own(tmp_path: Path) -> None:
+    for name, url in (("a", "sim:gb300-vm"), ("b", "sim:h100x8")):
+        execute(workload(RAG, 200), Settings(url=url, out=tmp_path / name))
+    sides = read_sides([tmp_path / "a", tmp_path / "b"], lambda path: pytest.fail(str(path)))
+    found = {one.metric: one for one in compare(sides).differences if one.metric.startswith("steps.")}
+    assert {one.split(".")[1] for one in found} == set(STEPS) and "steps.embed.tokens.output_per_s" not in found
+    summaries = [run_folder.kept_summary(tmp_path / name) for name in ("a", "b")]
+    ranked = found["steps.rank.e2e_ms.p50"]
+    assert [ranked.before, ranked.after] == [steps_of(summary)["rank"].e2e_ms.p50 for summary in summaries]
+    assert ranked.low is not None
+
+
 def test_steps_of_a_class_are_told_from_those_of_another(tmp_path: Path) -> None:
     classes = {
-        "rag": {"weight": 1, "requests": TASK},
+        "rag": {"weight": 1, "requests": RAG},
         "chat": {"weight": 2, "requests": {"input_tokens": 50, "output_tokens": 3}},
         "agent": {"weight": 1, "requests": {"steps": {"a": {"input_tokens": 9, "output_tokens": 2},
                                                       "embed": {"after": "a", "input_tokens": 9, "output_tokens": 2}}}},
@@ -274,8 +307,8 @@ def test_where_steps_go() -> None:
     assert (of_main.model, of_main.extra_body, of_rank.model, of_rank.extra_body) == ("m", {"x": 1}, "r", None)
     steps = STEPS | {"embed": STEPS["embed"] | {"target": {"url": "http://e", "api_key_env": "E_KEY"}}}
     with pytest.raises(Faults, match="E_KEY is not set"):
-        resolved(workload({**TASK, "steps": steps}), targets("http://a"), {})
-    own = resolved(workload({**TASK, "steps": steps}), targets("http://a"), {"E_KEY": "k"})
+        resolved(workload({**RAG, "steps": steps}), targets("http://a"), {})
+    own = resolved(workload({**RAG, "steps": steps}), targets("http://a"), {"E_KEY": "k"})
     assert own.endpoints[1] == Endpoint(url="http://e", api_key="k", name="embed", api="embeddings", serves="embed")
     several = resolved(workload(), targets("http://a", "embedder=http://b", "embedder=http://c", "ranker=http://d"))
     assert several.step_targets["", "embed"] == (1, 2)

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 from loadgen_sdk.transport.target import Target
 from runs import says, when_started
@@ -59,7 +59,6 @@ ways = some.lists(some.tuples(some.integers(0, 10**8), some.integers(0, 10**8)),
 
 
 @given(ahead=some.integers(-(10**15), 10**15), ways=ways)
-@settings(max_examples=200, deadline=None)
 def test_the_truth_is_within_the_bound(ahead: int, ways: list[tuple[int, int]]) -> None:
     exchanges, now = [], 10**12
     for there, back in ways:

@@ -159,7 +159,7 @@ def test_the_pause_is_waited_for_and_can_be_broken_off() -> None:
 CONTRACT = """\
 name: twice
 levels:
-  - {name: load, workload: qa, rate: 8/s, requests: 2400, repeats: 2, apart: 30m,
+  - {name: load, workload: qa, rate: 8/s, requests: 1200, repeats: 2, apart: 30m,
      must: [{tpot: {limit: 60ms, at: p50}}]}
 """
 

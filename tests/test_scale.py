@@ -103,7 +103,7 @@ def test_merged_quantiles_are_those_of_the_whole(values: list[int], parts: int) 
     workers=some.integers(1, 7),
     lazily=some.booleans(),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_files_of_many_workers_say_what_one_would(seed: int, count: int, workers: int, lazily: bool) -> None:
     """Through all that a record goes through: spool, recorder, one Parquet file, summary. In no order, some failed."""
     draw = np.random.default_rng(seed)

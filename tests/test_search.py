@@ -110,7 +110,7 @@ def test_failed_and_dropped_requests_miss_everything() -> None:
 # -- watching ----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10**6), st.floats(70, 140))
 def test_over_is_never_wrong(seed: int, rate: float) -> None:
     rows = queue(rate, seed)
@@ -127,7 +127,7 @@ def test_far_above_the_limit_a_probe_ends_early() -> None:
 
 
 def test_far_below_it_ends_early_as_under_and_is_right() -> None:
-    for seed in range(5):
+    for seed in range(3):
         rows = queue(60, seed, 300)
         outcome, at = decided(rows)
         assert (outcome, passes(rows)) == ("under", True)
@@ -137,7 +137,7 @@ def test_far_below_it_ends_early_as_under_and_is_right() -> None:
 def test_a_queue_that_grows_is_not_taken_for_steady() -> None:
     """Some 4 % above capacity nothing misses for a minute or so; a coin-flip bound would call all of them under."""
     wrong = 0
-    for seed in range(20):
+    for seed in range(10):
         rows = queue(104, seed, 240)
         outcome, _ = decided(rows)
         wrong += outcome == "under" and not passes(rows)
@@ -176,7 +176,7 @@ def psychometric(asking: LoadSearch, theta: float, sigma: float, seed: int) -> L
 
 def test_the_interval_covers_the_truth_and_the_answer_is_near() -> None:
     covered = near = 0
-    for seed in range(100):
+    for seed in range(30):  # more of them: benchmarks/search_truth.py coverage
         theta = 100 * 2 ** float(seeds.stream(seed, "theta").uniform(-0.8, 0.8))
         answer = psychometric(LoadSearch(low=50, high=200, precision=0.01), theta, 0.004, seed).answer
         assert answer.interval is not None and answer.load is not None
@@ -184,8 +184,8 @@ def test_the_interval_covers_the_truth_and_the_answer_is_near() -> None:
         near += abs(answer.load / theta - 1) <= 0.01
         assert answer.reason in ("found", "unconfirmed")
         assert answer.probes < 25
-    assert covered >= 90
-    assert near >= 90
+    assert covered >= 27
+    assert near >= 27
 
 
 def _tell(asking: LoadSearch, outcome: str, **changed: Any) -> NextTrial:
@@ -314,7 +314,7 @@ def _ask(load: float, number: int = 0, early: bool = False) -> NextTrial:
 
 def test_probes_in_virtual_time_are_stored_and_read_back(tmp_path: Path) -> None:
     runs = _probes(tmp_path)
-    told = [runs.run(_ask(20.0)), runs.run(_ask(4000.0, 1))]
+    told = [runs.run(_ask(20.0)), runs.run(_ask(2000.0, 1))]
     assert [one.outcome for one in told] == ["under", "over"]
     assert told[1].early and told[1].spent_s < 60
     assert experiment.told(tmp_path) == told
@@ -376,8 +376,8 @@ def test_a_probe_over_sockets_ends_early_in_all_workers(tmp_path: Path, workers:
         told = runs.run(_ask(40.0))
     assert told.figures["simulated"]
     assert (told.outcome, told.early) == ("over", True) or told.outcome == "invalid"  # a busy host's sender is late
-    assert told.spent_s < 20  # of 60
     if told.outcome == "over":  # the search ended it, not the user: what it stored is no interrupted run
+        assert told.spent_s < 20  # of 60
         assert manifest.decode((runs.folder / told.folder / "run.json").read_bytes()).state == "decided"
 
 
@@ -442,7 +442,8 @@ def test_the_watch_of_mlperf_terms() -> None:
 
 def test_a_search_is_taken_up_without_its_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(tmp_path / "s")
-    command = ["search", "qa", "--url", "sim:gb300-vm", "-d", "60s", "--slo", "ttft:400ms:p95", "--seed", "3"]
+    command = ["search", "qa", "--url", "sim:gb300-vm", "-d", "20s", "--slo", "ttft:400ms:p95", "--seed", "3"]
+    command += ["--start", "100", "--precision", "0.2"]
 
     def exits(*arguments: str) -> int:
         with pytest.raises(SystemExit) as left:

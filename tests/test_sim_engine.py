@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.sim.engine.fleet import Fleet
@@ -193,7 +193,6 @@ REQUESTS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
 @given(asked=REQUESTS, blocks=st.integers(20, 60), guaranteed=st.booleans(), reuse=st.booleans(), data=st.data())
 def test_every_request_gets_its_tokens_and_every_block_comes_back(
     asked: list[tuple[int, int, int, int]], blocks: int, guaranteed: bool, reuse: bool, data: st.DataObject

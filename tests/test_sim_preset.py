@@ -39,7 +39,7 @@ def ask(
     endpoint: Embedded, method: str, path: str, body: Any = None, **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
     host, port = endpoint.url.split("//")[1].split(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=20)
+    connection = http.client.HTTPConnection(host, int(port), timeout=60)
     try:
         data = None if body is None else json.dumps(body)
         connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})

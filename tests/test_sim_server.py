@@ -50,7 +50,7 @@ def completion(tokens: int = 4, prompt: Any = " tell me more", **fields: Any) ->
 
 def connect(endpoint: Embedded) -> socket.socket:
     host, port = endpoint.url.split("//")[1].split(":")
-    sock = socket.create_connection((host, int(port)), timeout=20)
+    sock = socket.create_connection((host, int(port)), timeout=60)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 
@@ -570,7 +570,7 @@ def test_the_endpoint_ends_with_its_parent() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         host, port = parent.stdout.readline().decode().strip().split("//")[1].split(":")
-        with socket.create_connection((host, int(port)), timeout=20) as sock:
+        with socket.create_connection((host, int(port)), timeout=60) as sock:
             sock.sendall(wire("GET", "/health"))
             assert answer(sock)[0] == 200
             parent.kill()

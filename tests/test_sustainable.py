@@ -273,8 +273,8 @@ def covered(spread: float, *, run_spread: float | None, count: int, sampling: fl
 @pytest.mark.parametrize("run_spread", [None, 0.02])
 def test_intervals_cover_the_truth_where_runs_differ(run_spread: float | None) -> None:
     """100 searches at 0.4, 1 and 2 %: benchmarks/search_truth.py coverage."""
-    hits, probes = covered(0.02, run_spread=run_spread, count=16)
-    assert hits >= 14
+    hits, probes = covered(0.02, run_spread=run_spread, count=8)
+    assert hits >= 7
     assert probes < 25
 
 
@@ -310,9 +310,10 @@ def test_the_text_says_what_an_interval_covers_the_largest_first() -> None:
 def test_round_robin_that_resonates_with_the_data_set_is_named() -> None:
     lengths = tuple([200, 100, 100] * 8)
     data = Synthetic(input_tokens=Listed[int](values=lengths), output_tokens=Listed[int](values=lengths))
-    (text,) = coded("resonance", resonance.found(data, None, 6, "replica", 1000))
-    assert "24 samples and 6 replicas have the common factor 6" in text and "the same 4 samples" in text
-    assert "50.0% more output tokens" in text
+    found = resonance.found(data, None, 6, "replica", 1000)
+    assert found == {"samples": 24, "servers": 6, "kind": "replica", "factor": 6, "each": 4, "heaviest": 0.5}
+    (text,) = coded("resonance", found)
+    assert "50.0%" in text
     assert resonance.found(data, None, 5, "replica", 1000) is None  # no common factor
     drawn = Synthetic(input_tokens=Empirical[int](values=lengths), output_tokens=Empirical[int](values=lengths))
     assert resonance.found(drawn, None, 6, "replica", 1000) is None  # no cycle

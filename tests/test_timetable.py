@@ -156,7 +156,7 @@ any_stages = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(stages=any_stages, turns=st.integers(1, 4), n=st.integers(1, 6), m=st.integers(1, 3), seed=st.integers(0, 99))
 def test_shares_are_whole_chains_and_together_the_whole(stages, turns: int, n: int, m: int, seed: int) -> None:
     tool_time = Uniform(min=0, max=S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.errors import Fault, Faults
+from loadgen.errors import Fault, Faults, UserError
 from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
 from loadgen.requests.trace_prompts import TracePrompts
 from loadgen.schedule import arrivals
-from loadgen.workload import FromTrace, Replay, load, of_trace, read_flags, recipe_fingerprint, trace_formats, traces
+from loadgen.workload import (
+    FromTrace,
+    Replay,
+    load,
+    of_trace,
+    read_flags,
+    recipe_fingerprint,
+    trace_files,
+    trace_formats,
+    traces,
+)
 
 MS, S = 1_000_000, 1_000_000_000
 
@@ -227,6 +238,17 @@ def test_compressed_files_and_such_as_are_cut_short(compression: str, tmp_path: 
     with pytest.raises(Fault, match=f"the {compression} file is cut short or damaged") as found:
         traces.read_trace(packed)
     assert "t.packed" in str(found.value) and "copy it again" in str(found.value)
+
+
+def test_a_compressed_line_is_read_to_a_bound(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress(b"{}\n" + b"x" * 1_000_000))
+    with trace_files.opened(tmp_path / "t.jsonl.gz", longest=1_000_000) as lines:
+        assert [number for number, _ in lines] == [1, 2]
+    with (
+        pytest.raises(UserError, match=r"more than 1,000 characters(.|\n)*t\.jsonl\.gz:2"),
+        trace_files.opened(tmp_path / "t.jsonl.gz", longest=1_000) as lines,
+    ):
+        list(lines)
 
 
 def test_bad_rows_are_left_out_and_counted_where_asked(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def answers(
     from loadgen.report.answers import render
     from loadgen.sim.server import embedded
 
-    settings = given.settings()
+    settings = given.settings(needs_text="answers are scored as texts")
     if settings.targets or settings.virtual:
         raise UserError("this command asks one endpoint over HTTP", "--url", "--against is the second one")
     loss = typed("--within", within, units.share)

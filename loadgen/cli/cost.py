@@ -54,6 +54,7 @@ def cost(
     from loadgen.cli.show import say_changed, write_file
     from loadgen.cost import comparison, inputs, price_file
     from loadgen.cost.prices import find
+    from loadgen.cost.step_cost import with_steps
     from loadgen.cost.unit_cost import offer
     from loadgen.errors import Fault
     from loadgen.report import cost as report
@@ -77,7 +78,9 @@ def cost(
             matching = find(book, result.summary.target, chosen.get(result.name, ""), result.name)
             for at in matching:
                 name = result.name if len(matching) == 1 else f"{result.name} ({at.commitment or at.name})"
-                priced.append(offer(result, at, name, book.at[at.name], gpus=gpu_count, utilization=share))
+                place = book.at[at.name]
+                made = offer(result, at, name, place, gpus=gpu_count, utilization=share)
+                priced.append(with_steps(made, book))
         except Fault as fault:
             faults.append(fault)
     if faults:

@@ -217,7 +217,7 @@ def accuracy(
 
     rules_of_accuracy.reference(benchmark)
     test = rules.test(benchmark, "offline", round_name)
-    settings = given.settings()
+    settings = given.settings(needs_text="accuracy is scored over texts")
     if settings.targets or settings.virtual:
         raise UserError("accuracy mode asks one endpoint over HTTP", "--url", "--url http://HOST:8000")
     folder = out or _new_name(test)
@@ -306,7 +306,7 @@ def _checked(
             raise UserError("which benchmark?", "--benchmark", f"give -b with one of {known}")
         test = rules.test(common.benchmark, scenario, common.round_name, min_duration_s=common.min_duration or 0)
     with collecting(faults):
-        settings = given.settings()
+        settings = given.settings(needs_text="the rules are about generated tokens")
         if common.harness == "loadgen":
             faults += _official_loadgen_faults(given, settings, find_peak=find_peak)
     if common.harness not in ("own", "loadgen"):

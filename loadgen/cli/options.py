@@ -61,10 +61,10 @@ class Given:
     def __getitem__(self, name: str) -> Any:
         return self.options.get(name)
 
-    def settings(self, *, to_store: bool = False) -> Settings:
+    def settings(self, *, to_store: bool = False, needs_text: str = "") -> Settings:
         """`options.settings`, with the command line without its secrets. Raises Faults.
 
-        to_store: --out may be an object store.
+        to_store: --out may be an object store. needs_text: for what the answers have to be texts; "": they need not.
         """
         faults: list[Fault] = []
         with collecting(faults):
@@ -72,6 +72,9 @@ class Given:
             if made.store and not to_store:
                 what = "only loadgen run copies its results to a store"
                 raise UserError(what, f"--out {made.store}", "give a folder")
+            if made.values and needs_text:
+                what = f"{needs_text}, and an answer of {made.api} is numbers"
+                raise UserError(what, f"--api {made.api}", "--api chat, completions or responses")
         with collecting(faults):
             self._prometheus()
             self._otel()

@@ -84,6 +84,7 @@ def search(
 
     from loadgen import units
     from loadgen.errors import Fault, Faults, UserError, collecting
+    from loadgen.execution import run_header
     from loadgen.execution.folder_names import alone, run_id
     from loadgen.search import experiment, trials
     from loadgen.search.load_search import LoadSearch
@@ -128,6 +129,11 @@ def search(
             experiment.plan_of(resume)
     if faults:
         raise Faults(faults)
+    judged, why = run_header.judged_slo(slo_of_workload, settings)
+    if judged is None:
+        raise UserError(
+            f"nothing of the SLO can be judged. {next(iter(why))}", f"--api {settings.api}", "--slo e2e:500ms"
+        )
     trial_workload = trials.probing(checked, trial_ns)
     if resume is None:
         given.make_room(settings.out)
@@ -135,7 +141,7 @@ def search(
     lowest = 1.0 if closed else low or min(first_load, 1e-3)
     trial_runner = trials.Trials(
         folder=folder,
-        goal=Goal(slo=slo_of_workload),
+        goal=Goal(slo=judged),
         make=lambda ask: trials.loaded(trials.lasting(trial_workload, ask.lengths), ask.load),
         settings=settings,
         seed=experiment.seed_of(folder, checked.seed),

@@ -82,11 +82,12 @@ def validate(
     from loadgen.errors import Fault, Faults, UserError, collecting
     from loadgen.execution.folder_names import alone
     from loadgen.metrics.repeats import Repetition
+    from loadgen.workload.loading import packaged
 
     if contract is None and extend is not None:
         return given.call(typed_again(stored.command_of(extend), given.arguments))
     if contract is None:
-        raise UserError("no contract", "loadgen validate", "a file, a folder, or: chatbot, rag, summarization, agentic")
+        raise UserError("no contract", "loadgen validate", f"a file, a folder, or: {', '.join(packaged('contracts'))}")
     if contract.is_dir():
         result = stored.again(contract)
         _print(result, as_json)
@@ -120,6 +121,8 @@ def validate(
         )
     if faults:
         raise Faults(faults)
+    if settings.values:
+        _check_values(checked_contract, settings)
     asked = checked_contract.contract.answers
     if asked is None and against is not None:
         raise UserError(
@@ -171,6 +174,21 @@ def validate(
     if bundle is not None:
         write_bundle(folder, bundle)
     return verdict.exit_code(result)
+
+
+def _check_values(checked: Checked, settings: Settings) -> None:
+    """Raises Faults for promises about tokens, where answers have none."""
+    from loadgen.contracts.schema import LATENCIES, words
+    from loadgen.errors import Fault, Faults, UserError
+
+    faults: list[Fault] = []
+    for planned in checked.levels:
+        for term in (*planned.level.must, *planned.level.should):
+            if term.kind in LATENCIES and term.kind != "e2e":
+                what = f"answers of {settings.api} have no tokens: {words(term)} could never be decided"
+                faults.append(UserError(what, f"--api {settings.api}", "promise e2e, or leave --api out"))
+    if faults:
+        raise Faults(faults)
 
 
 def _time(text: str | None, flag: str) -> int | None:

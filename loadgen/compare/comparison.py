@@ -18,7 +18,7 @@ from loadgen.compare import block_errors
 from loadgen.compare.block_errors import Known
 from loadgen.limits import CACHED_SHARE
 from loadgen.metrics import outcomes
-from loadgen.metrics.columns import OK, Columns, is_measured, of_class
+from loadgen.metrics.columns import OK, Columns, is_measured, of_class, step_of
 from loadgen.metrics.reasons import STATES
 from loadgen.metrics.registry import SHARES, SHOWN, Metric, figure, metric
 from loadgen.stats import intervals
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loadgen.metrics.summary import Summary
-    from loadgen.results.manifest import Header, ReasonCode, TargetFacts
+    from loadgen.metrics.summary import StepSummary, Summary
+    from loadgen.results.manifest import Header, ReasonCode, StepPlan, TargetFacts
 
 UNLIKE = "not the same work"
 POWER = 0.9  # probability of finding the smallest detectable change
@@ -142,6 +142,7 @@ def compare(
             why = f"{' and '.join(invalid)} {'is' if len(invalid) == 1 else 'are'} not valid"
         differences += _differences(first, other, metrics_compared, also, confidence, why)
         differences += _of_classes(first, other, metrics_compared, confidence, why)
+        differences += _of_steps(first, other, metrics_compared, confidence, why)
     all_unlike = tuple(dict.fromkeys(text for other in sides[1:] for text in _unlike(first, other)))
     unknown = any(side.told or not side.runs or not side.runs[0].summary.fingerprints.recipe for side in sides)
     return Comparison(
@@ -334,6 +335,47 @@ def _of_classes(
             for one in _differences(a, b, metrics_compared, (), confidence, why)
         ]
     return made
+
+
+_OF_STEP = ("requests", "bytes", "load", "tokens", "ttft_ms", "tpot_ms", "e2e_ms")
+
+
+def _of_steps(
+    first: Side, other: Side, metrics_compared: Sequence[Metric], confidence: float, why: str
+) -> list[Difference]:
+    """The differences of each step of tasks that both sides have; those of one step share a risk of their own."""
+    made: list[Difference] = []
+    metrics_compared = [one for one in metrics_compared if one.path.startswith((*_OF_STEP, "ok_share"))]
+    for part in first.runs[0].summary.steps if first.runs else ():
+        key = part.of_class, part.name
+        if any(key not in [_key(one) for one in run.summary.steps] for run in (*first.runs, *other.runs)):
+            continue
+        a, b = _only_step(first, key), _only_step(other, key)
+        name = ".".join(filter(None, key))
+        shown = [one for one in metrics_compared if part.kind == "chat" or not one.path.startswith("tokens")]
+        made += [
+            msgspec.structs.replace(one, metric=f"steps.{name}.{one.metric}", name=f"{name}: {one.name}")
+            for one in _differences(a, b, shown, (), confidence, why)
+        ]
+    return made
+
+
+def _key(step: StepSummary | StepPlan) -> tuple[str, str]:
+    return step.of_class, step.name
+
+
+def _only_step(side: Side, key: tuple[str, str]) -> Side:
+    """A side with the requests and the figures of one step."""
+    runs = []
+    for run in side.runs:
+        part = next(one for one in run.summary.steps if _key(one) == key)
+        summary = msgspec.structs.replace(run.summary, **{block: getattr(part, block) for block in _OF_STEP})
+        header, rows = run.header, run.rows
+        if header is not None and rows is not None:
+            index = [_key(plan) for plan in header.steps].index(key)
+            rows = rows[step_of(header, rows["request"], rows["turn"]) == index]
+        runs.append(ComparedRun(name=run.name, summary=summary, header=header, rows=rows))
+    return msgspec.structs.replace(side, runs=tuple(runs))
 
 
 def _only(side: Side, name: str) -> Side:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from loadgen.metrics.summary import Summary
 from loadgen.results.capacity import STILL_KEPT, Capacity
 
@@ -73,3 +75,21 @@ def notes(evidence: Evidence) -> Iterator[str]:
         )
     elif not summaries[0].goodput.has_slo:
         yield "no SLO: nothing says which requests were good"
+
+
+def own_target(summary: Summary) -> Summary:
+    """The summary without the tokens and bytes of steps at endpoints of their own, which have prices of their own."""
+    apart = [step for step in summary.steps if step.targets]
+    if not apart:
+        return summary
+    tokens, sent = summary.tokens, summary.bytes
+
+    def without(name: str) -> float | int | None:
+        values = [getattr(step.tokens, name) for step in apart]
+        whole = getattr(tokens, name)
+        return None if whole is None else whole - sum(value or 0 for value in values)
+
+    names = ("input", "cached", "output", "failed_input", "failed_output", "total_per_s", "steady_total_per_s")
+    tokens = msgspec.structs.replace(tokens, **{name: without(name) for name in names})
+    received = sent.received - sum(step.bytes.received for step in apart)
+    return msgspec.structs.replace(summary, tokens=tokens, bytes=msgspec.structs.replace(sent, received=received))

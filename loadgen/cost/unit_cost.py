@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import ROUND_HALF_EVEN, Decimal
 
 import msgspec
 
 from loadgen import format
-from loadgen.cost.evidence import Evidence, notes
+from loadgen.cost.evidence import Evidence, notes, own_target
 from loadgen.cost.prices import NO_SOURCE, UNDATED, Energy, Owned, PerToken, Price, Rented
 from loadgen.errors import UserError
 from loadgen.metrics.blocks import Sessions
@@ -96,6 +96,15 @@ class ClassCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """A step's part of the cost of a task that ended ok. `per_task` None: `why` says what is missing."""
+
+    price: Price | None
+    per_task: Decimal | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredEnergy:
     """What the accelerators of the runs used while the load was steady: beside `Power`, which is by the price file.
 
@@ -127,6 +136,7 @@ class Offer:
     measured: MeasuredEnergy | None
     notes: tuple[str, ...]
     classes: Mapping[str, ClassCost]  # {} where all requests are of one kind
+    steps: Mapping[str, StepCost] = field(default_factory=dict)  # of tasks: `step_cost.with_steps`
 
 
 def decimal(number: float) -> Decimal:
@@ -166,7 +176,7 @@ def basis(evidence: Evidence) -> Basis:
 
 def _rates(summary: Summary, *, whole: bool) -> dict[str, float | None]:
     """The steady rates of a run; `whole`: those from the first due request to the last output, LoadGen's of Offline."""
-    load, goodput, sessions, tokens = summary.load, summary.goodput, _tasks(summary), summary.tokens
+    load, goodput, sessions, tokens = summary.load, summary.goodput, _tasks(summary), own_target(summary).tokens
     if whole:
         requests, good, output, total = load.completed_rps, goodput.rps, tokens.output_per_s, tokens.total_per_s
         tasks = sessions.ok_per_s if sessions is not None else None
@@ -189,7 +199,8 @@ def _tasks(summary: Summary) -> Sessions | None:
 
 
 def _totals(summaries: tuple[Summary, ...]) -> Basis:
-    """Counts and amounts summed over all runs; without rates."""
+    """Counts and amounts summed over all runs; without rates, and without steps that have prices of their own."""
+    summaries = tuple(map(own_target, summaries))
 
     def added(values: list[int | None]) -> Decimal | None:
         return None if any(value is None for value in values) else Decimal(sum(value or 0 for value in values))
@@ -436,6 +447,8 @@ def _measured(summaries: tuple[Summary, ...], priced: Energy | None) -> Measured
 
 def _notes(evidence: Evidence, basis: Basis, price: Price, gpus: int | None) -> Iterator[str]:
     yield from notes(evidence)
+    if apart := [step.name for step in evidence.summary.steps if step.targets]:
+        yield f"{', '.join(apart)}: at endpoints of their own, and not in these costs: see those of the steps"
     if not isinstance(price, PerToken) and gpus is not None:
         yield from _machine_notes(evidence, basis, price, gpus)
     if isinstance(price, PerToken):

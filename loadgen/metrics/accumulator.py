@@ -170,7 +170,7 @@ class Cell:
         self._add_tokens(columns, ok)
         self._add_errors(columns, texts)
         with_output = ok & ~columns.for_values
-        self.count("for_values", (ok & columns.for_values).sum())
+        self.count("output_source_unasked", (ok & columns.for_values).sum())
         self.count("tpot_undefined", (columns.measure("tpot")[with_output] == UNDEFINED).sum())
         self.count("stalled", (columns.measure("max_gap")[ok] > STALL_NS).sum())
         if self.slo is not None:
@@ -478,6 +478,14 @@ class Accumulator:
         """The cells of several targets: of measured stages, and of the others."""
         measured, others = (self._merged([cells[i] for i in numbers]) for cells in (self.targets, self.other_targets))
         return measured, others
+
+    def of_classes(self, numbers: Sequence[int]) -> tuple[Cell, Cell]:
+        """The cells of several classes, without their SLOs: of measured stages, and of the others."""
+        totals = Cell(exact=self.exact), Cell(exact=self.exact)
+        for total, cells in zip(totals, (self.classes, self.other_classes), strict=True):
+            for number in numbers:
+                total.merge(cells[number])
+        return totals
 
     def to_bytes(self) -> bytes:
         """The accumulator as bytes that `from_bytes` decodes; 0.5 to 2 MB. Not of an exact one."""

@@ -270,7 +270,8 @@ def per_gpu(rate: float | None, gpus: int | None) -> float | None:
 
 
 def _sources(cell: Cell, side: str) -> dict[str, int]:
-    return {tag or "none": count for tag in SOURCES if (count := cell.sum(f"{side}_source_{tag or 'none'}"))}
+    tags = (*(tag or "none" for tag in SOURCES), "unasked")
+    return {tag: count for tag in tags if (count := cell.sum(f"{side}_source_{tag}"))}
 
 
 def tokens_over_time(measured: Cell, timeline: Sequence[NDArray[np.int64]]) -> Callable[[Span], float | None]:

@@ -137,6 +137,21 @@ class ClassSummary(msgspec.Struct, frozen=True, kw_only=True):
     sessions: Sessions | None = None  # null for a class of single requests
 
 
+class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several models or adapters that the classes of a run ask for: the requests of these classes together."""
+
+    model: str
+    classes: tuple[str, ...]
+    requests: RequestCounts
+    bytes: Bytes
+    load: Load
+    tokens: Tokens
+    ttft_ms: Distribution
+    tpot_ms: Distribution
+    e2e_ms: Distribution
+    goodput: Goodput  # each class under its own SLO
+
+
 class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One step of the tasks: its measured requests, over the window of the whole run.
 
@@ -232,6 +247,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         None  # which accelerators, driver and power limit metrics pages name; null: none read
     )
     classes: tuple[ClassSummary, ...] = ()  # empty where all requests are of one kind
+    models: tuple[ModelSummary, ...] = ()  # empty where classes do not ask for several
     steps: tuple[StepSummary, ...] = ()  # of tasks; empty where there are none, or their numbers of requests are drawn
     cache_reset: bool = False  # the servers' prefix caches were emptied before the load
     chunks: ChunkReuse | None = None  # what prompts with retrieved chunks share; null: there are none
@@ -343,6 +359,13 @@ def build(
             zip(header.classes, accumulator.classes, accumulator.other_classes, strict=True)
         )
     )
+    by_model: dict[str, list[int]] = {}
+    for i, plan in enumerate(header.classes):
+        by_model.setdefault(plan.model or target.model, []).append(i)
+    models = tuple(
+        parts.of_model(model, accumulator.of_classes(numbers), inside, [classes[i] for i in numbers])
+        for model, numbers in (by_model.items() if len(by_model) > 1 else ())
+    )
     step_times = steps.times(measured.columns, header) if accumulator.exact else [steps.UNKNOWN] * len(header.steps)
     tasks = blocks.sessions(measured, accumulator.cut(), inside)
     whole["goodput"] = with_tasks(whole["goodput"], tasks)
@@ -374,6 +397,7 @@ def build(
         hardware=hardware.of_samples(server_samples),
         rack=_rack_of(targets, whole["tokens"].output_per_s) if interchangeable(header.targets) else None,
         classes=classes,
+        models=models,
         steps=tuple(
             parts.of_step(plan, everything, inside, time)
             for plan, *everything, time in zip(
@@ -400,7 +424,6 @@ def build(
         repeated=blocks.repeated(measured),
         asked=measured.sum("asked"),
         asked_got=measured.sum("asked_got"),
-        for_values=measured.sum("for_values"),
     )
     delivered = stimulus.checks(header, summary, signs, measured.columns)
     return msgspec.structs.replace(summary, verdict=validity.of(header, summary, signs, seconds), stimulus=delivered)
@@ -482,6 +505,13 @@ class _Parts(NamedTuple):
             **figures,
         )
 
+    def of_model(
+        self, model: str, everything: tuple[Cell, Cell], inside: Window, classes: Sequence[ClassSummary]
+    ) -> ModelSummary:
+        """One of several models. `everything`: the cells of its classes, of measured stages and of the others."""
+        figures = self._of_part(everything, inside, None) | {"goodput": of_classes([part.goodput for part in classes])}
+        return ModelSummary(model=model, classes=tuple(part.name for part in classes), **figures)
+
     def of_step(self, plan: StepPlan, everything: Sequence[Cell], inside: Window, time: StepTime) -> StepSummary:
         """One of the steps of tasks. `everything`: its cell of measured stages, and of the others."""
         figures = self._of_part(everything, inside, None)
@@ -532,7 +562,7 @@ def withhold(summary: Summary) -> Summary:
     if "tpot" in unsound:
         changes["drift"] = drift.without_tpot(summary.drift)
     changes["between"] = between.without(summary.between, unsound)
-    for name in ("stages", "targets", "regions", "nodes", "classes", "steps"):
+    for name in ("stages", "targets", "regions", "nodes", "classes", "models", "steps"):
         changes[name] = tuple(msgspec.structs.replace(part, **without(part)) for part in getattr(summary, name))
     return msgspec.structs.replace(summary, **changes)
 

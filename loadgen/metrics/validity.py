@@ -63,7 +63,6 @@ class Signs(NamedTuple):
     repeated: int
     asked: int  # output tokens asked for, of ok requests whose answers were counted too
     asked_got: int  # output tokens of the same requests
-    for_values: int = 0  # ok requests that asked for no output
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -364,7 +363,7 @@ def _not_steady(header: Header, summary: Any, sends: int) -> Iterator[ReasonCode
 def _of_token_counts(header: Header, summary: Any, signs: Signs, *, shortened: bool) -> Iterator[ReasonCode]:
     """Token counts that are missing, estimated or contradictory, or of tokens that a cache served."""
     tokens, ok, sources = summary.tokens, summary.requests.ok, summary.tokens.sources
-    if header.usage_asked and (missing := ok - signs.for_values - sources.output.get("server", 0)):
+    if header.usage_asked and (missing := ok - sources.output.get("unasked", 0) - sources.output.get("server", 0)):
         yield _code("usage_missing", missing=missing, ok=ok)
     if estimated := max(sources.input.get("estimate", 0), sources.output.get("estimate", 0)):
         yield _code("counts_estimated", estimated=estimated, ok=ok)

@@ -87,9 +87,15 @@ async def _examine_target(settings: Settings, report: Callable[[Finding], None])
         return
     probe_result, long_prompt = await _probe(settings, target, fetcher)
     report(target_checks.models(probe_result))
+    report(target_checks.context(probe_result))
     report(target_checks.make(probe_result))
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
     report(target_checks.tokenizer(probe_result, tokenizer.name, tokenizer.tag == "tokenizer"))
+    if settings.values:
+        report(await _answer_of_values(settings, probe_result))
+        pages = {path: await _optional_page(fetcher, target, headers, settings, path) for path in PAGES}
+        report(target_checks.metrics_pages(pages))
+        return
     report(target_checks.usage(probe_result, settings.stream))
     trials = await _trials(settings, probe_result, long_prompt)
     report(target_checks.forced(probe_result.quirk, trials.forced, trials.free, trials.tried))
@@ -164,6 +170,12 @@ async def _trials(settings: Settings, probe_result: ProbeResult, long_prompt: st
     questions = [(QUESTION, TRIAL_TOKENS, False), (long_prompt, 8, False), (QUESTION, 1, False)]
     free = await _send_trials(settings, probe_result, probe_result.quirk, questions)
     return _Trials(forced, free[0], free[1], any(trial.reused for trial in free), tried)
+
+
+async def _answer_of_values(settings: Settings, probe_result: ProbeResult) -> Finding:
+    """One text to embed, or a query with one document, twice: whether numbers come, and how soon."""
+    trials = await _send_trials(settings, probe_result, probe_result.quirk, [(QUESTION, 1, False)] * 2)
+    return target_checks.values(settings.api, trials)
 
 
 async def _send_trials(

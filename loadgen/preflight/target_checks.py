@@ -128,6 +128,15 @@ def models(probe_result: ProbeResult) -> Finding:
     return Finding("model", OK, words, "requests name it, and another name would be refused")
 
 
+def context(probed: ProbeResult) -> Finding:
+    """How long prompt and answer may be together."""
+    if probed.max_context is None:
+        meaning = "whether the longest request of a workload fits shows only when it is refused"
+        return Finding("context", UNKNOWN, "its list of models does not say how long a context it takes", meaning)
+    meaning = "a workload with longer requests is refused before its load; loadgen run --dry-run says how long they are"
+    return Finding("context", OK, f"takes {probed.max_context:,} tokens of prompt and answer together", meaning)
+
+
 def make(probed: ProbeResult) -> Finding:
     """The detected make of server: which entry of the quirks table applies."""
     words = f"{probed.quirk.title}{' ' + probed.version if probed.version else ''} ({'; '.join(probed.evidence)})"
@@ -232,6 +241,17 @@ def first_token(trials: Sequence[Trial]) -> Finding | None:
         meaning = "the head comes at once and the token late: other load, a slow prefill or a stream that is held back"
         meaning, advice = meaning + "; every TTFT holds it", "make sure that nobody else uses it"
     return Finding("first token", WARNING, words, meaning, advice)
+
+
+def values(api: str, trials: Sequence[Trial]) -> Finding:
+    """Whether a short text is answered with numbers, and how soon: embeddings, or a ranking."""
+    if failed := [trial.failure for trial in trials if trial.failure]:
+        return Finding(
+            "answer", FAULT, failed[0], "every request of a load would end like this", "see the server's log"
+        )
+    soonest_ms = min(trial.head_ns - trial.sent_ns for trial in trials) / 1e6
+    words = f"{format.quantity(soonest_ms)} ms to the answer of {api} to a short text"
+    return Finding("answer", OK, words, "no E2E under load can be expected below it; there are no tokens, and no TTFT")
 
 
 def usage(probe_result: ProbeResult, streamed: bool) -> Finding:

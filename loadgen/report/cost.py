@@ -170,6 +170,7 @@ def render_text(comparison: OfferComparison) -> str:
         [*in_columns(*costs(comparison)), *(f"  {line}" for line in explained(comparison))],
         in_columns(*parts(comparison)),
         _classes(comparison),
+        table.text(*steps(comparison)) if any(offer.steps for offer in comparison.offers) else (),
         _power(comparison),
         _listed(*ratios(comparison)),
         _swings(comparison),
@@ -223,6 +224,21 @@ def _classes(comparison: OfferComparison) -> Iterator[str]:
         head = (f"{comparison.prices.currency} of a class", "tokens", *(f"per {PER[unit][1]}" for unit in shown))
         yield from table.text(head, rows)
         yield "  a class pays for its own tokens, or for the machines by its share of all tokens"
+
+
+def steps(comparison: OfferComparison) -> Rows:
+    """What each step of a task costs, under the price of its endpoint, and all of them together."""
+    rows: list[tuple[str, ...]] = []
+    for offer in comparison.offers:
+        for name, step in offer.steps.items():
+            known = f"{money(step.per_task)}" if step.per_task is not None else NONE
+            rows.append((f"{offer.name}: {name}", known, step.price.name if step.price is not None else step.why))
+        known_ones = [step.per_task for step in offer.steps.values() if step.per_task is not None]
+        if offer.steps:
+            lacking = len(offer.steps) - len(known_ones)
+            words = "all steps" if not lacking else f"without {lacking} of its steps, whose price is not known"
+            rows.append((f"{offer.name}: a task", money(sum(known_ones, Decimal(0))), words))
+    return (f"{comparison.prices.currency} of a step", "per task", "price"), rows
 
 
 def explained(comparison: OfferComparison) -> Iterator[str]:

@@ -128,6 +128,13 @@ def _offer_json(offer: Offer, differences: Sequence[str]) -> dict[str, Any]:
             }
             for name, part in offer.classes.items()
         },
+        "steps": {
+            name: {
+                **_fields(step, "per_task", "why"),
+                "price": None if step.price is None else step.price.name,
+            }
+            for name, step in offer.steps.items()
+        },
         "power": None
         if power is None
         else _fields(power, "watts", "joules_per_output_token", "output_tokens_per_s_per_mw", "kwh"),

@@ -37,6 +37,8 @@ def render(comparison: OfferComparison) -> str:
     sheet.section(f"{prices.currency} per {PER[comparison.unit][1]}, and what it is made of")
     _cost_bars(sheet, comparison)
     sheet.table(*words.parts(comparison))
+    if any(offer.steps for offer in comparison.offers):
+        sheet.table(*words.steps(comparison))
     sheet.table(*words.power(comparison))
     sheet.table(*words.measured_energy(comparison))
     ratio, sentences = words.ratios(comparison)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from loadgen.interop.other_definitions import ToolFigures
-    from loadgen.metrics.summary import ClassSummary, StageSummary, Summary, TargetSummary
+    from loadgen.metrics.summary import ClassSummary, ModelSummary, StageSummary, Summary, TargetSummary
     from loadgen.mlperf.result import MlperfResult
     from loadgen.report.run_data import Figures
     from loadgen.results.manifest import Header
@@ -235,7 +235,7 @@ def _lengths(sheet: page.Page, summary: Summary, figures: Figures) -> None:
     sentences = [f"{format.count(tokens.input)} prompt tokens and {format.count(tokens.output)} output tokens in all."]
     counters = {"server": "the server", "tokenizer": "the model's tokenizer"}
     counters |= {"estimate": "an estimate", "events": "events"}
-    sources = [counters.get(tag, "nobody") for tag in tokens.sources.output]
+    sources = [counters.get(tag, "nobody") for tag in tokens.sources.output if tag != "unasked"]
     if sources:
         sentences.append(f"Output was counted by {' and '.join(sources)}.")
     if tokens.asked_output is None:
@@ -273,7 +273,9 @@ def _stages_and_targets(sheet: page.Page, summary: Summary) -> None:
     """Tables of stages and of targets when there are several, and of classes."""
     head = ("ok", "failed", "req/s", "out tok/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "goodput")
 
-    def parts(title: str, named: Iterable[tuple[str, StageSummary | TargetSummary | ClassSummary]]) -> None:
+    def parts(
+        title: str, named: Iterable[tuple[str, StageSummary | TargetSummary | ClassSummary | ModelSummary]]
+    ) -> None:
         cells = [(name, *run_headline.part_cells(part), format.percent(part.goodput.share)) for name, part in named]
         sheet.table((title, *head), cells)
 
@@ -287,6 +289,8 @@ def _stages_and_targets(sheet: page.Page, summary: Summary) -> None:
     if summary.classes:
         sheet.section("Classes", id="classes")
         parts("class", ((part.name, part) for part in summary.classes))
+        if summary.models:
+            parts("model", ((f"{part.model} ({', '.join(part.classes)})", part) for part in summary.models))
         asked = [
             (
                 part.name,
@@ -309,8 +313,9 @@ def _stages_and_targets(sheet: page.Page, summary: Summary) -> None:
         parts("target", ((run_headline.target_name(part), part) for part in summary.targets))
         parts("region", ((part.target.region or "not given", part) for part in summary.regions))
         parts("node", ((part.target.node or "not given", part) for part in summary.nodes))
-        columns = ("over the targets", "min", "max", "mean", "median", "sum")
-        sheet.table(columns, _target_statistics(summary.targets))
+        if summary.rack is not None:  # else they serve different steps of tasks
+            columns = ("over the targets", "min", "max", "mean", "median", "sum")
+            sheet.table(columns, _target_statistics(summary.targets))
         sheet.say(
             "Rates of all targets are over one clock, the window of the whole run, so their sum is the rate of the "
             "whole.",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from loadgen.metrics.blocks import Sessions, TaskGoodput
     from loadgen.metrics.goodput import TermResult
-    from loadgen.metrics.summary import ClassSummary, StageSummary, Summary, TargetSummary
+    from loadgen.metrics.summary import ClassSummary, ModelSummary, StageSummary, Summary, TargetSummary
     from loadgen.stats.quantiles import Distribution
 
 
@@ -238,7 +238,7 @@ def class_term(term: TermResult) -> str:
     return f"{term.promise}: {value}"
 
 
-def part_cells(part: StageSummary | TargetSummary | ClassSummary) -> tuple[str, ...]:
+def part_cells(part: StageSummary | TargetSummary | ClassSummary | ModelSummary) -> tuple[str, ...]:
     """Requests ok and failed, requests/s, output tokens/s, p50 and p99 of TTFT and TPOT."""
     return (
         format.count(part.requests.ok),

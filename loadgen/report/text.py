@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from loadgen.metrics.blocks import RequestCounts
     from loadgen.metrics.drift import Drift
     from loadgen.metrics.goodput import Goodput
-    from loadgen.metrics.summary import ClassSummary, StageSummary, Summary, TargetSummary
+    from loadgen.metrics.summary import ClassSummary, ModelSummary, StageSummary, Summary, TargetSummary
     from loadgen.metrics.sustainable import Sustainable
     from loadgen.results.manifest import TargetFacts
     from loadgen.server_metrics.energy import EnergyUse
@@ -144,7 +144,7 @@ def _heading(summary: Summary, paint: Callable[[str, str], str]) -> Iterator[str
 
 def _target_name(target: TargetFacts) -> str:
     server = f" ({target.server})" if target.server else ""
-    if target.name and target.url:
+    if target.name and target.url and target.name != target.url:
         return f"{target.name} at {target.url}{server}"
     return (target.name or target.url or "unknown target") + server
 
@@ -233,7 +233,7 @@ def _tokens(summary: Summary) -> Iterator[str]:
     if summary.chunks is not None:
         chunks = f"chunks: {format.percent(summary.chunks.reused_share)} came before, "
         chunks += f"{format.percent(summary.chunks.leading_share)} after the same chunks"
-    counters = " + ".join(tag for tag in tokens.sources.output if tag != "none")
+    counters = " + ".join(tag for tag in tokens.sources.output if tag not in ("none", "unasked"))
     totals = [f"{format.count(tokens.input)} in{cached}", f"{format.count(tokens.output)} out{requested}"]
     yield from _labelled("Tokens", [*totals, chunks, f"output counted by: {counters}" if counters else ""])
     rates = [f"{format.rate(tokens.output_per_s)} output", f"{format.rate(tokens.total_per_s)} input + output"]
@@ -304,7 +304,9 @@ def parts(summary: Summary) -> Iterator[str]:
     """Lines about stages, when several are measured, classes, and targets with both totals, when there are several."""
     head = ("ok", "failed", "requests/s", "output tokens/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
 
-    def rows(title: str, named: Sequence[tuple[str, StageSummary | TargetSummary | ClassSummary]]) -> list[str]:
+    def rows(
+        title: str, named: Sequence[tuple[str, StageSummary | TargetSummary | ClassSummary | ModelSummary]]
+    ) -> list[str]:
         cells = [(textwrap.shorten(name, 28, placeholder="..."), *part_cells(part)) for name, part in named]
         return table.text((title, *head), cells)
 
@@ -316,6 +318,8 @@ def parts(summary: Summary) -> Iterator[str]:
         yield from rows("Stages", [(stage.name or stage.arrival, stage) for stage in stages])
     if summary.classes:
         yield from rows("Classes", [(part.name, part) for part in summary.classes])
+        if summary.models:
+            yield from rows("Models", [(part.model, part) for part in summary.models])
         shares = (
             f"{part.name} {format.percent(class_share(summary, part))} ({format.percent(part.share)} asked)"
             for part in summary.classes

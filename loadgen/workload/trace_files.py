@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from loadgen.errors import UserError
 from loadgen.workload.trace_formats import KNOWN
 
+LONGEST_LINE = 100_000_000
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -19,13 +21,16 @@ def is_parquet(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Iterator[tuple[int, str]]]:
-    """The lines of a text file that are not empty, with their numbers. Compression is told by the first bytes."""
+def opened(path: Path, longest: int = LONGEST_LINE) -> Iterator[Iterator[tuple[int, str]]]:
+    """The lines of a text file that are not empty, with their numbers. Compression is told by the first bytes.
+
+    `longest`: characters of a line, since a few compressed kB may be one line of any size. Raises UserError.
+    """
     head = _beginning(path)
     compression = next((name for mark, name in _COMPRESSED.items() if head.startswith(mark)), None)
     try:
         with io.TextIOWrapper(_stream(path, compression), encoding="utf-8-sig", newline="") as text:
-            yield _numbered(text)
+            yield _numbered(text, path, longest)
     except UnicodeDecodeError:
         raise UserError("not a text file (UTF-8)", str(path), KNOWN) from None
     except OSError as error:
@@ -51,7 +56,9 @@ def _beginning(path: Path) -> bytes:
         raise UserError(f"cannot read the trace: {error.strerror}", str(path)) from None
 
 
-def _numbered(text: io.TextIOWrapper) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(text, 1):
-        if line and not line.isspace():
+def _numbered(text: io.TextIOWrapper, path: Path, longest: int) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(iter(partial(text.readline, longest + 1), ""), 1):
+        if len(line) > longest:
+            raise UserError(f"a line of more than {longest:,} characters", f"{path}:{number}", KNOWN)
+        if not line.isspace():
             yield number, line
