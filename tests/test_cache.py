@@ -188,3 +188,39 @@ def test_the_servers_counters_are_asked_too() -> None:
     assert cache_disputed(vllm, 0.2, 0.59) is None  # of answers and asked, `cache_differs` speaks
     assert cache_disputed(vllm, 0.6, 0.2) == {"share": 0.6, "beside": 0.2, "of": "cache_answers"}
     assert cache_disputed(counts, 0.6, None) == {"share": 0.25, "beside": 0.6, "of": "cache_asked"}
+
+
+@pytest.mark.parametrize(("tokens", "asked"), [(150, 0.6), (150, 1.0), (1302, 0.6), (2000, 0.6), (2000, 0.0)])
+def test_of_each_profile_the_whole_blocks_are_found_again(tmp_path: Path, tokens: int, asked: float) -> None:
+    """Of short prompts that is less than was asked for, and the run says so."""
+    shape = f"input_tokens: {tokens}, output_tokens: 20"
+    cache = {0.6: "{hit_rate: 60%}", 1.0: "warm", 0.0: "cold"}[asked]
+    one = workload(tmp_path, f", cache: {cache}", shape, seed="3")
+    summary, _ = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    built = min(round(asked * tokens), tokens - 4)  # four tokens make each prompt different
+    whole_blocks = built // 32 * 32 / tokens
+    assert summary.tokens.cached_share == pytest.approx(whole_blocks, abs=0.02)
+    differs = "cache_differs" in [code.code for code in summary.verdict.warning_codes]
+    assert differs == (asked - whole_blocks > 0.1)
+
+
+@pytest.mark.processes
+def test_a_simulated_server_really_empties_its_prefix_cache(tmp_path: Path) -> None:
+    from loadgen.sim.server.embedded import start
+    from loadgen.sim.server.options import Options
+
+    shares: dict[str, float | None] = {}
+    one = workload(tmp_path, "", "input_tokens: 700, output_tokens: 4", seed="3", num_requests="12", request_rate="40")
+    (tmp_path / "one.yaml").write_text("extends: gb300-vm\nname: one\ngpus_per_vm: 1\n")  # no replica that knows less
+    with start(Options(preset=str(tmp_path / "one.yaml"))) as server:
+        for name, more in {
+            "first": {},
+            "again": {},
+            "trtllm": {"reset_cache": True},
+            "sglang": {"reset_cache": True, "server": "sglang"},
+        }.items():
+            summary, _ = execute(one, Settings(url=server.url, out=tmp_path / name, **more))  # type: ignore[arg-type]
+            assert summary.requests.ok == 12 and summary.cache_reset == bool(more)
+            shares[name] = summary.tokens.cached_share
+    assert shares["first"] == shares["trtllm"] == shares["sglang"] == 0
+    assert (shares["again"] or 0) > 0.9

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import urllib.request
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,8 +31,10 @@ from loadgen.requests.build import build
 from loadgen.requests.mix import MixPrompts
 from loadgen.requests.tokenizer import load_tokenizer
 from loadgen.results import store
+from loadgen.schedule import arrivals
 from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
+from loadgen.sim.server.send_log import parse_log
 from loadgen.workload import Workload, load, read_flags, recipe_fingerprint
 from loadgen.workload.loading import of_mapping
 
@@ -265,3 +270,35 @@ def test_a_contract_promises_for_a_class_and_judges_by_its_requests_alone(tmp_pa
     with pytest.raises(Faults, match=r'mix\.yaml .*"rga"(.|\n)*\(levels\[0\]\.must\[3\]\)') as caught:
         load_contract(contract)
     assert 'did you mean "rag"?' in str(caught.value)
+
+
+@pytest.mark.processes
+def test_of_a_class_from_a_trace_a_server_hears_its_share_lengths_and_instants(tmp_path: Path) -> None:
+    rows = [{"timestamp": 50 * i, "input_length": 30 + i, "output_length": 3 + i % 5} for i in range(40)]
+    (tmp_path / "traffic.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "w.yaml").write_text(
+        "name: w\nclasses:\n  chat: {weight: 60%, requests: {input_tokens: 25, output_tokens: 9}}\n"
+        "  traffic: {weight: 40%, requests: {trace: traffic.jsonl}}\nstages: [{arrival: {poisson: 80/s}, count: 120}]\n"
+    )
+    one = load(str(tmp_path / "w.yaml"), read_flags(seed="5"))
+    with start(Options(ttft="1ms", itl="0.2ms", log_events="ends")) as server:
+        summary, folder = execute(one, Settings(url=server.url, out=tmp_path / "out"))
+        log = parse_log(urllib.request.urlopen(server.url + "/_log").read())
+    made: Any = build(one, 5, 1, load_tokenizer())
+    due_ns = arrivals.build(one, 5).columns().due_ns
+    heard = {int(entry.id.rpartition("-")[2]): entry for entry in log.requests if "-" in entry.id}
+    assert sorted(heard) == list(range(120))
+    of_trace = [number for number in heard if made.of_class(number)[0] == 1]
+    assert abs(len(of_trace) - 48) < 3 * (120 * 0.4 * 0.6) ** 0.5
+    assert [part.starts for part in summary.classes] == [120 - len(of_trace), len(of_trace)]
+    for number, entry in heard.items():
+        row = rows[number % len(rows)]
+        asked = (row["input_length"], row["output_length"]) if number in of_trace else (25, 9)
+        assert (entry.input_tokens, entry.output_tokens) == asked, "the server's count, template and all"
+    sent = {int(row["slot"]): row for row in store.read_run(folder).rows}
+    assert all(sent[number]["due_ns"] == due_ns[number] for number in heard), (
+        "by the law, not the instants of the trace"
+    )
+    first = min(heard)
+    ahead_ns = heard[first].arrival_ns - due_ns[first] - int(sent[first]["sent_ns"] - sent[first]["due_ns"])
+    assert all(entry.arrival_ns - ahead_ns > due_ns[number] - 100_000_000 for number, entry in heard.items()), "early"

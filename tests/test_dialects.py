@@ -111,6 +111,8 @@ def test_token_ids_go_only_where_they_are_taken(name: str, api: Api) -> None:
     if api in ("completions", "embeddings") and QUIRKS[name].prompt_ids:
         field = "prompt" if api == "completions" else "input"
         assert sent(name, api, messages=None, prompt=[1, 2, 3])[field] == [1, 2, 3]
+    elif api == "chat" and QUIRKS[name].chat_ids:
+        assert sent(name, api, messages=None, prompt=[1, 2, 3])["prompt_token_ids"] == [1, 2, 3]
     else:
         with pytest.raises(TargetUnusable, match="token ids"):
             sent(name, api, messages=None, prompt=[1, 2, 3])

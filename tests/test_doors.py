@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+import urllib.request
 import zlib
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from loadgen.requests.build import build
 from loadgen.requests.tokenizer import load_tokenizer
 from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
+from loadgen.sim.server.send_log import parse_log
 from loadgen.workload import read_flags
 from loadgen.workload.loading import of_mapping
 
@@ -233,3 +235,23 @@ def test_what_an_api_does_not_take_is_refused() -> None:
     for api in ("chat", "responses"):
         with pytest.raises(TargetUnusable, match="token ids"):
             body(ids, QUIRKS["vllm"], api, "m", False)
+
+
+@pytest.mark.parametrize("api", ["chat", "completions", "responses", "embeddings"])
+def test_a_prompt_has_the_tokens_that_were_asked_for_by_the_servers_count(tmp_path: Path, api: Any) -> None:
+    (tmp_path / "ids.jsonl").write_text('{"prompt": [11, 12, 13, 14, 15, 16, 17], "output_tokens": 5}\n')
+    counted: dict[str, set[int]] = {}
+    with start(Options(ttft="1ms", itl="0.2ms", log_events="ends")) as server:
+        loads: dict[str, dict[str, Any]] = {"text": {"input_tokens": 130, "output_tokens": 5}}
+        if api in ("chat", "responses"):
+            loads["image"] = loads["text"] | {"images": {"width": 32, "height": 32}}
+        if api != "responses":  # it has no field for them
+            loads["ids"] = {"from": str(tmp_path / "ids.jsonl")}
+        for name, requests in loads.items():
+            asked = Settings(url=server.url, api=api, stream=api != "embeddings", out=tmp_path / name)
+            summary, _ = execute(workload(requests, count=4), asked)
+            assert summary.requests.ok == 4, summary.requests.by_error
+            log = parse_log(urllib.request.urlopen(server.url + "/_log").read())
+            counted[name] = {entry.input_tokens for entry in log.requests if "-" in entry.id}
+            assert summary.tokens.input == 4 * sum(counted[name]), "one length, and the run has it"
+    assert counted == {name: {7 if name == "ids" else 130} for name in loads}

@@ -47,6 +47,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("trace_slice", "20m..10m", "ends before it begins"),
     ("trace_loop", 0, "not a number of that kind"),
     ("on_bad_row", "drop", "known: fail, skip"),
+    ("trace_replay", "chains", "known: instants"),
     ("request_rate", "fast", '"fast" is not a rate'),
     ("burstiness", -1, "not a number above zero"),
     ("concurrency", 0, "not a number of that kind"),
@@ -184,7 +185,7 @@ def test_the_table_agrees_with_what_it_becomes() -> None:
     for name, option in OPTIONS.items():
         assert option.default is None or option.default == kept[name]
     of_load = {name for name, option in OPTIONS.items() if option.part == "load"}
-    words = {"slo", "goodput", "limit", "stop_when", "trace_slice", "on_bad_row"}
+    words = {"slo", "goodput", "limit", "stop_when", "trace_slice", "on_bad_row", "trace_replay"}
     assert not read_flags(**dict.fromkeys(of_load - words, "1")).faults
     assert of_load == set(FLAGS)
     assert read_flags(slo="ttft:2s", duration=None, seed=3, url="x") == read_flags(slo=("ttft:2s",), seed=3)

@@ -10,7 +10,7 @@ from loadgen.errors import UserError
 from loadgen.mlperf import published
 from loadgen.sim.presets import preset
 
-ALL = ["b200x8", "gb200-vm", "gb300-rack", "gb300-vm", "h100x8", "h200x8"]
+ALL = ["b200x8", "gb200-vm", "gb300-rack", "gb300-vm", "gb300-vm-128k", "h100x8", "h200x8"]
 
 
 def test_the_packaged_ones() -> None:

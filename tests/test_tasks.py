@@ -25,6 +25,7 @@ from loadgen.metrics.accumulator import Accumulator
 from loadgen.metrics.summary import build as build_summary
 from loadgen.metrics.summary import exit_code
 from loadgen.report.cost import render_text as cost_text
+from loadgen.report.text import render
 from loadgen.requests.build import build as build_requests
 from loadgen.requests.mix import MixPrompts
 from loadgen.requests.task_graphs import TaskGraphs
@@ -289,6 +290,9 @@ def test_on_the_simulated_rack_due_instants_and_cached_tokens_are_those_of_the_g
             assert row["due_ns"] == max(ends) + node.pause_ns
     assert summary.sessions is not None and summary.sessions.count == summary.sessions.ok == 40
     assert summary.requests.scheduled == len(rows)
+    for slow in summary.slowest:
+        assert (slow.session, slow.turn) == made.turn_of(slow.slot)
+        assert f"session {slow.session}, turn {(slow.turn or 0) + 1}" in render(summary) or slow.by == "e2e"
     first = {task: by_number[task * made.turns]["due_ns"] for task in range(40)}
     times = sorted(by_number[task * made.turns + made.turns - 1]["end_ns"] - first[task] for task in range(40))
     assert summary.sessions.duration_ms.max == times[-1] / 1e6

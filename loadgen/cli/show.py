@@ -32,6 +32,7 @@ from loadgen.search.experiment import figures
 
 if TYPE_CHECKING:
     from loadgen.cost.budget import Budget
+    from loadgen.errors import Fault
     from loadgen.execution.plan import Settings
     from loadgen.metrics.summary import Summary
     from loadgen.report.otel import TelemetrySender
@@ -68,18 +69,24 @@ def write_file(path: Path, data: str | bytes, flag: str, *, add: bool = False) -
 def print_plans(workloads: Iterable[Workload], settings: Settings, budget: Budget | None) -> int:
     """Print what would be sent and, where there are prices, what it would cost; for --dry-run.
 
-    Raises UserError where all of it goes over the limit of money.
+    Raises UserError where all of it goes over the limit of money, and Faults where the target takes no such requests.
     """
+    from loadgen.errors import Faults
     from loadgen.execution.run_header import describe
 
+    refused: dict[str, Fault] = {}
     loads = []
     for workload in workloads:
-        text, load = describe(workload, settings)
-        loads.append(load)
-        print(text)
+        described = describe(workload, settings)
+        loads.append(described.load)
+        print(described.text)
         if budget is not None:
-            cost = budget.cost(load, _targets(settings))
+            cost = budget.cost(described.load, _targets(settings))
             print("cost: known once the target was probed" if cost is None else f"cost: about {budget.words(cost)}")
+        if described.refused is not None:
+            refused.setdefault(str(described.refused), described.refused)
+    if refused:
+        raise Faults(list(refused.values()))
     if budget is not None and (cost := _cost_of_all(budget, loads, settings)) is not None:
         if len(loads) > 1:
             print(f"cost of all {len(loads)} runs: about {budget.words(cost)}")
@@ -164,7 +171,7 @@ class Show:
 
         if settings.virtual or len(workloads) < 2:
             return
-        loads = [describe(workload, settings)[1] for workload in workloads]
+        loads = [describe(workload, settings).load for workload in workloads]
         whole = total(loads)
         cost = None if self._budget is None else _cost_of_all(self._budget, loads, settings)
         money = ""

@@ -82,11 +82,12 @@ def validate(
     from loadgen.errors import Fault, Faults, UserError, collecting
     from loadgen.execution.folder_names import alone
     from loadgen.metrics.repeats import Repetition
+    from loadgen.workload.loading import packaged
 
     if contract is None and extend is not None:
         return given.call(typed_again(stored.command_of(extend), given.arguments))
     if contract is None:
-        raise UserError("no contract", "loadgen validate", "a file, a folder, or: chatbot, rag, summarization, agentic")
+        raise UserError("no contract", "loadgen validate", f"a file, a folder, or: {', '.join(packaged('contracts'))}")
     if contract.is_dir():
         result = stored.again(contract)
         _print(result, as_json)

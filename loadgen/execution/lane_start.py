@@ -107,11 +107,11 @@ def _has_own_start(stage: Stage, begin: Begin, leave_out: bool) -> bool:
 def mean_lengths(requests: Any) -> tuple[float, float]:
     """Mean prompt and asked output tokens of the first requests."""
     numbers = list(requests.numbers(SAMPLE))
-    if hasattr(requests, "asked_output"):
-        return fmean(map(requests.asked_input, numbers)), fmean(map(requests.asked_output, numbers))
-    sample = [requests[number] for number in numbers]
-    output_tokens = [request.max_tokens or UNKNOWN_TOKENS for request in sample]
-    return fmean(requests.input_tokens(number) or 0 for number in numbers), fmean(output_tokens)
+    output_tokens = (requests.asked_output(number) for number in numbers)
+    return (
+        fmean(requests.asked_input(number) or 0 for number in numbers),
+        fmean(UNKNOWN_TOKENS if tokens is None else tokens for tokens in output_tokens),
+    )
 
 
 def words(ramp_s: float | None, source: str, lanes: int | None) -> str:

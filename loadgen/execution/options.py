@@ -274,6 +274,9 @@ class RunOptions(TypedDict, total=False):
         "Only what came in this time: 10m..20m, 10m.. or ..20m, from the first request of the trace.", shown="all")]
     trace_loop: Annotated[Text, _of_load("--trace-loop N",
         "Play the trace so many times, one after the other, with new text each time.", shown="1")]
+    trace_replay: Annotated[Text, _of_load("--trace-replay WHAT",
+        "instants: each request when it came; sessions: each after the answers that it waited for in its session, and "
+        "the recorded time of tools and users.", shown="instants")]
     on_bad_row: Annotated[Text, _of_load("--on-bad-row WHAT",
         "A row of the trace with something wrong in it: fail, or skip (leave it out, and count it).", shown="fail")]
     request_rate: Annotated[Text, _of_load("--request-rate --rate RATE",
@@ -423,9 +426,9 @@ OPTIONS = _table(RunOptions)
 COMMAND_OPTIONS = _table(CommandOptions)
 PANELS = {
     "Load": (
-        "trace", "trace_speed", "trace_slice", "trace_loop", "on_bad_row", "dataset", "request_rate", "burstiness",
-        "concurrency", "concurrency_ramp", "num_requests", "duration", "warmup", "num_warmups", "input_tokens",
-        "output_tokens", "seed", "repeat", "repeat_most", "repeat_within", "repeat_pause",
+        "trace", "trace_speed", "trace_slice", "trace_loop", "trace_replay", "on_bad_row", "dataset", "request_rate",
+        "burstiness", "concurrency", "concurrency_ramp", "num_requests", "duration", "warmup", "num_warmups",
+        "input_tokens", "output_tokens", "seed", "repeat", "repeat_most", "repeat_within", "repeat_pause",
     ),
     "Adaptive": (),  # of `loadgen run` alone: cli/adaptive.py
     "Target": (

@@ -22,6 +22,7 @@ from loadgen import format, seeds
 from loadgen.child_process import FROZEN_S
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.execution import lane_start, resource_limits
+from loadgen.execution.context import TooLong, shortest, too_long
 from loadgen.execution.profiler import ProfileAsked
 from loadgen.execution.steering import MakeSteering
 from loadgen.requests import tokenizer as tokens
@@ -150,6 +151,13 @@ class Settings:
         return self.url is not None and self.url.startswith(SCHEME)
 
     @property
+    def preset(self) -> str | None:
+        """The preset that answers, in virtual time or as the embedded endpoint; None for any other target."""
+        if self.virtual:
+            return (self.url or "").removeprefix(SCHEME)
+        return None if self.url is not None or self.targets else self.embedded.get("preset")
+
+    @property
     def pages(self) -> PagesAsked:
         """Which pages of servers and hardware to read, and with which keys."""
         keys = tuple(endpoint.api_key for endpoint in self.endpoints)
@@ -191,6 +199,7 @@ class Plan:
     timetable: Schedule
     requests: Prompts
     tokenizer: tokens.Tokenizer
+    too_long: TooLong | None = None  # for its targets; known to `prepare` alone
 
 
 def build_plan(job: Job) -> Plan:
@@ -228,6 +237,7 @@ def prepare(
         folder=folder, run_id=folder.name, simulated=simulated,
     )  # fmt: skip
     plan = build_plan(job)
+    plan = replace(plan, too_long=too_long(plan.requests, plan.timetable.slots, shortest(found)))
     answer = answer or lane_start.by_probe(found[0].first_ms, found[0].token_ms)
     started, begins = lane_start.resolve(workload, plan.requests, answer, leave_out=settings.leave_out_first_round)
     if started.stages != workload.stages:
@@ -248,7 +258,9 @@ def workers(timetable: Schedule, requests: Prompts, max_in_flight: int | None, c
     """
     if any(span.dynamic for span in timetable.stages[:-1]):
         return 1
-    output_tokens = [requests[number].max_tokens or 0 for number in requests.numbers(min(timetable.slots or 100, 100))]
+    output_tokens = [
+        requests.asked_output(number) or 0 for number in requests.numbers(min(timetable.slots or 100, 100))
+    ]
     events = statistics.fmean(output_tokens) if output_tokens else 0.0
     useful = 1
     for span in timetable.stages:
@@ -270,6 +282,8 @@ def _check_limits(plan: Plan, *, here: bool) -> None:
     job, timetable = plan.job, plan.timetable
     settings, in_flight_limit = job.settings, job.workload.max_in_flight
     faults: list[Fault] = [*resource_limits.unusable(settings.sources), *_faults_of_tasks(job.workload, settings)]
+    if plan.too_long is not None and (fault := plan.too_long.refused(job.workload, settings.shown)) is not None:
+        faults.append(fault)
     if here and settings.workers > MOST_PER_CORE * resource_limits.cpus():
         cores = format.counted(resource_limits.cpus(), "core")
         what = f"{format.counted(settings.workers, 'worker process', 'worker processes')} on {cores}"

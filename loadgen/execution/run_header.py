@@ -15,22 +15,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from loadgen_sdk.probe.probe import ProbeResult
 
 from loadgen import format, seeds
+from loadgen.errors import Fault
 from loadgen.execution import resource_limits, system_file
+from loadgen.execution.context import of_preset, too_long
 from loadgen.execution.events import RunPlanned, Tell
 from loadgen.execution.lane_start import Begin, by_probe, mean_lengths
 from loadgen.execution.plan import Endpoint, Job, Plan, Settings
 from loadgen.limits import ValidityLimits
 from loadgen.metrics import columns, reasons
-from loadgen.requests import resonance
+from loadgen.requests import lengths, resonance
 from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
-from loadgen.requests.prompts import SyntheticPrompts
+from loadgen.requests.mix import MixPrompts
+from loadgen.requests.prompts import Prompts, SyntheticPrompts
 from loadgen.requests.task_graphs import TaskGraphs
 from loadgen.results import manifest, store
 from loadgen.results.record import SCHEMA_MINOR
@@ -39,7 +42,7 @@ from loadgen.schedule import timetable as schedule
 from loadgen.schedule.forecast import Forecast, forecast
 from loadgen.schedule.timetable import Schedule
 from loadgen.slo import Slo
-from loadgen.workload import Closed, Gamma, Mix, Ramp, Replay, Task, Workload, recipe_fingerprint
+from loadgen.workload import Closed, Gamma, Mix, Ramp, Replay, Synthetic, Task, Workload, recipe_fingerprint
 
 MOST_CHUNKS = 30_000  # drawn, to say how often chunks come again
 
@@ -234,6 +237,8 @@ def _notes(plan: Plan, coded: Iterable[str]) -> Iterator[str]:
         )
     if not settings.tls.verify and any(result.target.tls for result in job.found):
         yield "the server's certificate was not verified (--insecure): whoever is on the way can read key and prompts"
+    if plan.too_long is not None:
+        yield f"{plan.too_long.words}; these will fail"
     yield from coded
     yield from dict.fromkeys(note for result in job.found for note in result.warnings)
     yield from requests.warnings(timetable.slots or 1000)
@@ -372,34 +377,78 @@ def words(arrival: Any) -> str:
     return "everything at once" if arrival.rate == float("inf") else f"{arrival.tag} {arrival.rate:g}/s"
 
 
-def describe(workload: Workload, settings: Settings) -> tuple[str, Forecast]:
-    """What a run would do, as text and as forecast: load, request sizes, fingerprints. Does not use the network."""
+def _noun_of_starts(requests: Any) -> str:
+    """What a chain of a timetable is."""
+    return "task" if isinstance(requests, Task) else "start" if isinstance(requests, Mix) else "conversation"
+
+
+def _range(values: Iterable[int]) -> str:
+    ordered = sorted(values)
+    least, most = ordered[0], ordered[-1]
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+
+
+def _lengths_words(workload: Workload, requests: Prompts, count: int | None) -> Iterator[str]:
+    """How long the first requests are, the tasks that they make, and the shares of classes."""
+    first = lengths.of_first(requests, count)
+    prompt_range = f"{_range(one.input_tokens for one in first.values())} prompt tokens"
+    asked = [one.output_tokens for one in first.values()]
+    answers = f"{_range(asked)} asked for" if any(asked) else "answers as long as the server makes them"
+    contexts = lengths.contexts(first)
+    largest = f", largest context {max(contexts):,}" if contexts else ""
+    yield f"first {format.counted(len(first), 'request')}: {prompt_range}, {answers}{largest}"
+    if tasks := lengths.of_tasks(requests, first):
+        noun = "conversation" if isinstance(workload.requests, Synthetic) else "task"
+        counts = [one.requests for one in tasks]
+        mean = "" if min(counts) == max(counts) else f" ({statistics.fmean(counts):.1f} on average)"
+        yield (
+            f"a {noun}: {_range(counts)} requests{mean}, "
+            f"{_range(one.input_tokens for one in tasks)} prompt and {_range(one.output_tokens for one in tasks)} "
+            "output tokens"
+        )
+    if isinstance(requests, MixPrompts):
+        for one in lengths.of_classes(requests, first):
+            yield (
+                f"class {one.name}: {format.percent(one.starts)} of all starts, {format.percent(one.requests)} of "
+                f"these requests, {format.percent(one.tokens)} of their tokens"
+            )
+
+
+class Described(NamedTuple):
+    """What a run would do, as text and as forecast; and why its target, where that is simulated here, refuses it."""
+
+    text: str
+    load: Forecast
+    refused: Fault | None
+
+
+def describe(workload: Workload, settings: Settings) -> Described:
+    """What a run would do: load, request sizes, fingerprints. Does not use the network."""
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     timetable = arrivals.build(workload, seed)
     salt = seeds.salt_of(seed, workload.salt)
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
-    requests = build(workload, seed, seeds.salt_number(salt), tokenizer)
+    requests = build(workload, seed, seeds.salt_number(salt), tokenizer, api=settings.api)
     lines = [f"workload: {workload.name}", f"target: {settings.shown}", seeds.words(seed, salt)]
     for index in range(len(timetable.stages)):
         stage = _stage_plan(workload, timetable, index)
-        bounds = [format.counted(stage.slots, "request")] if stage.slots is not None else []
+        bounds = [] if stage.slots is None else [format.counted(stage.slots, "request")]
+        if timetable.turns > 1 and (chains := timetable.stages[index].chains) is not None:
+            bounds.insert(0, format.counted(chains, _noun_of_starts(workload.requests)))
         if stage.end_ns is not None:
             bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")
         lines.append(f"load: {stage.arrival}: {', '.join(bounds)}{'' if stage.measured else ', warm-up, not measured'}")
         law = workload.stages[index].arrival
         if isinstance(law, Closed) and law.ramp_ns is None and law.concurrency > 1:
             lines.append("      its lanes begin spread over an answer's length, which the probe of the target tells")
-    sample = list(requests.numbers(min(timetable.slots or 100, 100)))
-    input_tokens = sorted(requests.input_tokens(number) or 0 for number in sample)
-    output_tokens = sorted(requests[number].max_tokens or 0 for number in sample)
-    prompt_range = f"{input_tokens[0]:,} to {input_tokens[-1]:,} prompt tokens"
-    output_range = f"{output_tokens[0]:,} to {output_tokens[-1]:,} asked for"
-    if not output_tokens[-1]:
-        output_range = "answers as long as the server makes them"
-    lines.append(f"first {format.counted(len(sample), 'request')}: {prompt_range}, {output_range}")
+    lines += _lengths_words(workload, requests, timetable.slots)
     load = forecast(timetable, mean_lengths(requests))
     lines.append(f"expected: about {load.words}")
     recipe = recipe_fingerprint(workload, "server", tokenizer.file_sha256)
     lines.append(f"recipe: {recipe}  timetable: {schedule.fingerprint(timetable)}")
     lines += [f"note: {note}" for note in requests.warnings(timetable.slots or 1000)]
-    return "\n".join(lines), load
+    known = None if settings.preset is None else of_preset(settings.preset)
+    long = too_long(requests, timetable.slots, known)
+    refused = None if long is None else long.refused(workload, settings.shown)
+    lines += [f"note: {long.words}; these will fail"] if long is not None and refused is None else []
+    return Described("\n".join(lines), load, refused)

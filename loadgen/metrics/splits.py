@@ -87,6 +87,8 @@ class SlowRequest(msgspec.Struct, frozen=True, kw_only=True):
     by: str  # ttft, e2e: by which it is one of the slowest
     slot: int
     id: str  # sent as X-Request-Id; "": not sent
+    session: int | None = None  # of a conversation or task, with its turn from 0; null of a request that stands alone
+    turn: int | None = None
     target: str = ""
     due_s: float
     ttft_ms: float | None = None
@@ -232,6 +234,8 @@ def _slow(by: str, place: int, requests: JoinedColumns, everything: JoinedColumn
         by=by,
         slot=of("slot"),
         id=f"{header.run}-{of('slot')}" if header.client != "virtual" else "",
+        session=count("session"),
+        turn=of("turn") if of("session") >= 0 else None,
         target="" if facts is None else facts.name or facts.url,
         due_s=due / 1e9,
         ttft_ms=ms(first - due) if first >= 0 else None,

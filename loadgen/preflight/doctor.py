@@ -87,6 +87,7 @@ async def _examine_target(settings: Settings, report: Callable[[Finding], None])
         return
     probe_result, long_prompt = await _probe(settings, target, fetcher)
     report(target_checks.models(probe_result))
+    report(target_checks.context(probe_result))
     report(target_checks.make(probe_result))
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
     report(target_checks.tokenizer(probe_result, tokenizer.name, tokenizer.tag == "tokenizer"))

@@ -128,6 +128,15 @@ def models(probe_result: ProbeResult) -> Finding:
     return Finding("model", OK, words, "requests name it, and another name would be refused")
 
 
+def context(probed: ProbeResult) -> Finding:
+    """How long prompt and answer may be together."""
+    if probed.max_context is None:
+        meaning = "whether the longest request of a workload fits shows only when it is refused"
+        return Finding("context", UNKNOWN, "its list of models does not say how long a context it takes", meaning)
+    meaning = "a workload with longer requests is refused before its load; loadgen run --dry-run says how long they are"
+    return Finding("context", OK, f"takes {probed.max_context:,} tokens of prompt and answer together", meaning)
+
+
 def make(probed: ProbeResult) -> Finding:
     """The detected make of server: which entry of the quirks table applies."""
     words = f"{probed.quirk.title}{' ' + probed.version if probed.version else ''} ({'; '.join(probed.evidence)})"

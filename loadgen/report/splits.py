@@ -64,7 +64,10 @@ def _slow_table(slowest: Sequence[SlowRequest], title: str) -> _Table:
 
 
 def _name(request: SlowRequest) -> str:
-    return f"{request.id or request.slot}{f' {request.target}' if request.target else ''}"
+    name = request.id or str(request.slot)
+    if request.session is not None and request.turn is not None:
+        name = f"session {request.session}, turn {request.turn + 1}"
+    return f"{name} {request.target}".strip()
 
 
 def split_lines(splits: Splits) -> Iterator[str]:
@@ -103,7 +106,7 @@ def section(sheet: Page, summary: Summary, charts: Iterable[Chart] = ()) -> None
     sheet.say(
         "From the due instant: the client's lateness (red), waiting for a new connection (yellow), the server's queue, "
         "its prefill, the network and what else came before the first token (grey), then the output. The name is the "
-        "X-Request-Id that was sent.",
+        "X-Request-Id that was sent, or session and turn: summary.json has both.",
         "soft",
     )
     for by, title in (("ttft", "slowest by TTFT"), ("e2e", "slowest by E2E")):

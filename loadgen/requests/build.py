@@ -16,7 +16,7 @@ from loadgen.requests.prompts import FilePrompts, Prompts, SyntheticPrompts
 from loadgen.requests.task_prompts import TaskPrompts
 from loadgen.requests.tokenizer import Tokenizer
 from loadgen.requests.trace_prompts import TracePrompts
-from loadgen.workload import traces
+from loadgen.workload import trace_sessions, traces
 
 
 def build(
@@ -38,7 +38,9 @@ def build(
         hint = "kind: embed or kind: rerank in a step of a task" if hasattr(requests, "steps") else "leave out turns"
         raise UserError(f"an answer of {api} is no text that a later request could go on from", f"--api {api}", hint)
     if hasattr(requests, "trace") and api != "rerank":
-        return TracePrompts(traces.replayed(requests), seed, salt, tokenizer, template_tokens, api)
+        trace = traces.replayed(requests)
+        sessions = trace_sessions.sessions_of(trace) if requests.replay == "sessions" else None
+        return TracePrompts(trace, seed, salt, tokenizer, template_tokens, api, sessions)
     if hasattr(requests, "path"):
         return FilePrompts(requests, seed, tokenizer)
     if hasattr(requests, "steps"):

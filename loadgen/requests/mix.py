@@ -34,7 +34,7 @@ class MixPrompts:
         self.names, self.parts = tuple(classes), parts
         self.turns = max(part.turns for part in parts)
         self.history = "server" if any(part.history == "server" for part in parts) else "scripted"
-        self._weights = [one.weight for one in classes.values()]
+        self.shares = [float(one.weight) for one in classes.values()]  # of all starts
         self._extras = [
             {name: value for name in ("model", "priority") if (value := getattr(one, name)) is not None}
             for one in classes.values()
@@ -43,7 +43,7 @@ class MixPrompts:
         @functools.lru_cache(maxsize=BLOCKS)
         def block(index: int) -> list[int]:
             numbers = np.arange(index * BLOCK, (index + 1) * BLOCK)
-            drawn: list[int] = seeds.classes(seed, self._weights, numbers).tolist()
+            drawn: list[int] = seeds.classes(seed, self.shares, numbers).tolist()
             return drawn
 
         self._block = block
@@ -99,8 +99,20 @@ class MixPrompts:
         index, own_number = self.of_class(number)
         return self.parts[index].input_tokens(own_number)
 
+    def asked_input(self, number: int) -> int | None:
+        index, own_number = self.of_class(number)
+        return self.parts[index].asked_input(own_number)
+
+    def asked_output(self, number: int) -> int | None:
+        index, own_number = self.of_class(number)
+        return self.parts[index].asked_output(own_number)
+
+    def stands_alone(self, number: int) -> bool:
+        """Whether a request is no part of a task or conversation."""
+        return self.parts[self.of_class(number)[0]].turns == 1
+
     def warnings(self, n: int) -> list[str]:
-        named = zip(self.names, self.parts, self._weights, strict=True)
+        named = zip(self.names, self.parts, self.shares, strict=True)
         return [f"class {name}: {words}" for name, part, share in named for words in part.warnings(round(n * share))]
 
 

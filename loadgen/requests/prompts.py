@@ -62,6 +62,12 @@ class Prompts(Protocol):
     def input_tokens(self, number: int) -> int | None:
         """Content tokens of the prompt; counts the text if the request has no count. None if they are unknown."""
 
+    def asked_input(self, number: int) -> int | None:
+        """Content tokens of the prompt that the workload asks for, without building it; None if they are unknown."""
+
+    def asked_output(self, number: int) -> int | None:
+        """Tokens asked for as its answer: 0 where answers are values; None where no length is asked for."""
+
     def warnings(self, n: int) -> list[str]:
         """Warnings for the user about the first `n` requests, as sentences."""
 
@@ -141,7 +147,7 @@ class SyntheticPrompts:
         return tokens
 
     def asked_output(self, number: int) -> int:
-        return self._output_length(self._lengths_key, "output", number)
+        return 0 if self._api in ("embeddings", "rerank") else self._output_length(self._lengths_key, "output", number)
 
     def asked(self, numbers: range) -> tuple[list[int], list[int]]:
         """Return `asked_input` and `asked_output` of each number, faster than singly; only without conversations."""
@@ -383,6 +389,12 @@ class FilePrompts:
     def input_tokens(self, number: int) -> int | None:
         """Content tokens of the texts of the row; None if it has parts that are not text (images, audio)."""
         return counted(self[number], self._tokenizer)
+
+    def asked_input(self, number: int) -> int | None:
+        return self.input_tokens(number)
+
+    def asked_output(self, number: int) -> int | None:
+        return self[number].max_tokens
 
     def sequences(self, number: int) -> tuple[int, ...]:
         """The tokens of each sequence that a row has as a request for values: its text, or each document with it."""

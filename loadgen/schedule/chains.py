@@ -17,7 +17,20 @@ from loadgen import seeds
 from loadgen.requests.laws import log_mean
 from loadgen.requests.task_graphs import Leaving, TaskGraphs
 from loadgen.units import LONGEST_NS
-from loadgen.workload import Empirical, Fixed, LogNormal, Mix, Normal, Synthetic, Task, Uniform
+from loadgen.workload import (
+    Empirical,
+    Fixed,
+    FromTrace,
+    LogNormal,
+    Mix,
+    Normal,
+    Synthetic,
+    Task,
+    Uniform,
+    trace_sessions,
+    traces,
+)
+from loadgen.workload.trace_sessions import TraceSessions
 
 Ints = NDArray[np.int64]
 _PAUSES_DRAWN = 1024  # drawn at a time; 75 µs for a lognormal distribution
@@ -180,6 +193,43 @@ class Tasks:
         )
 
 
+class TraceChains:
+    """Each chain is a session of a trace; after the last one the first comes again."""
+
+    def __init__(self, sessions: TraceSessions) -> None:
+        self._sessions = sessions
+        self.turns, self.side_by_side = sessions.turns, sessions.side_by_side
+        self.of = functools.lru_cache(maxsize=_CHAINS_KEPT)(self._chain)
+
+    def _chain(self, chain: int) -> Chain:
+        session = chain % len(self._sessions)
+        if not self._sessions.is_session[session]:
+            return SINGLE
+        waits, pauses = self._sessions.graph(session)
+        followers: list[list[int]] = [[] for _ in waits]
+        for turn, before in enumerate(waits):
+            for one in before:
+                followers[one].append(turn)
+        return Chain(tuple(map(len, waits)), tuple(map(tuple, followers)), pauses)
+
+    def sizes(self, first: int, count: int) -> Ints:
+        sizes: Ints = self._sessions.sizes[np.arange(first, first + count) % len(self._sessions)]
+        return sizes
+
+    def slots(self, first: int, count: int) -> int:
+        return int(self.sizes(first, count).sum())
+
+    def columns(self, first: int, count: int) -> ChainColumns:
+        sessions = np.arange(first, first + count) % len(self._sessions)
+        graphs = [self._sessions.graph(session) for session in sessions.tolist()]
+        return ChainColumns(
+            sizes=self.sizes(first, count),
+            is_session=self._sessions.is_session[sessions],
+            after=np.array([max(before, default=-1) for graph in graphs for before in graph.waits], np.int64),
+            pause_ns=np.array([pause for graph in graphs for pause in graph.pauses], np.int64),
+        )
+
+
 class ClassChains:
     """The chains of several classes: each chain is that of its class, which seed and number decide."""
 
@@ -232,6 +282,8 @@ def of_requests(requests: Any, seed: int) -> Chains:
         return parts if parts.turns > 1 else Singles()
     if isinstance(requests, Task):
         return Tasks(requests, seed)
+    if isinstance(requests, FromTrace) and requests.replay == "sessions":
+        return TraceChains(trace_sessions.sessions_of(traces.replayed(requests)))
     if isinstance(requests, Synthetic) and requests.turns is not None and requests.turns.count > 1:
         return Conversations(seed, requests.turns.tool_time, requests.turns.count)
     return Singles()

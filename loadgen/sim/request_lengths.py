@@ -149,7 +149,7 @@ def of_trace(prompts: TracePrompts, per_block: int) -> Sizes:
     trace = prompts.trace
 
     def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
-        cycle, row = divmod(number, len(trace))
+        cycle, row = prompts.place(number)
         tokens = prompts.asked_input(number)
         blocks: list[Hashable] = []
         end = 0

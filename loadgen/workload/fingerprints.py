@@ -50,6 +50,8 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
     if isinstance(workload.requests, FromTrace):
         _without_defaults(recipe["requests"], workload.requests)
     for requests in (recipe["requests"], *(one["requests"] for one in classes)):
+        if requests.get("replay") == "instants":  # as of a class before sessions could be replayed
+            del requests["replay"]
         _hash_file(requests)
         for name in ("cache", "chunks", "images"):  # so that fingerprints from before these existed stay equal
             if requests.get(name, 0) is None:
@@ -81,7 +83,7 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
 
 def _without_defaults(recipe: dict[str, Any], of: FromTrace | Replay) -> None:
     """Remove what was not asked of a trace, so that fingerprints from before this could be asked stay equal."""
-    for name in ("slice_ns", "loop", "on_bad_row"):
+    for name in ("slice_ns", "loop", "on_bad_row", "replay"):
         if name in recipe and getattr(of, name) == type(of).model_fields[name].default:
             del recipe[name]
 

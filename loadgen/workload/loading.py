@@ -57,7 +57,9 @@ def of_trace(trace: str | Path, overrides: Overrides = NONE, base: str | None = 
     if base is None:
         name = path.name.partition(".")[0] or "trace"
         return _checked(f"name: {json.dumps(name)}\n{parts}", str(trace), path.parent, overrides, {})
-    of_the_trace = {name: getattr(overrides, name) for name in ("trace_slice", "trace_loop", "on_bad_row")}
+    of_the_trace = {
+        name: getattr(overrides, name) for name in ("trace_slice", "trace_loop", "on_bad_row", "trace_replay")
+    }
     replayed = _checked(f"name: trace\n{parts}", str(trace), path.parent, Overrides(**of_the_trace), {})
     changes = {"requests": replayed.requests, "stages": replayed.stages}
     return load(base, overrides, changes=changes)

@@ -42,6 +42,7 @@ from loadgen.workload.yaml_marks import Map, where
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from loadgen.workload.trace_sessions import TraceSessions
     from loadgen.workload.traces import Trace
 
 _LOAD_HINT = "give --request-rate 10 (open loop) or --concurrency 8 (closed loop), or write stages into the file"
@@ -81,6 +82,7 @@ class Overrides:
     trace_slice: tuple[int, int | None] | None = None
     trace_loop: int | None = None
     on_bad_row: Literal["fail", "skip"] | None = None
+    trace_replay: Literal["instants", "sessions"] | None = None
     stop_when: tuple[StopRule, ...] = ()
     limits: Mapping[str, float] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
@@ -178,6 +180,15 @@ def _on_bad_row(text: str) -> str:
     return text
 
 
+def _trace_replay(text: str) -> str:
+    if text not in ("instants", "sessions"):
+        hint = (
+            "known: instants (each request when it came), sessions (after what it waited for, and the recorded pause)"
+        )
+        raise units.Wrong("is not known", hint)
+    return text
+
+
 def _seconds(text: str) -> int:
     return units.duration_ns(text, bare="s")
 
@@ -249,6 +260,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "trace_slice": lambda text: units.time_slice(text, bare="s"),
     "trace_loop": _count(1, 1_000_000),
     "on_bad_row": _on_bad_row,
+    "trace_replay": _trace_replay,
     "input_tokens": _count(1, units.MOST_TOKENS),
     "output_tokens": _count(1, units.MOST_TOKENS),
 }
@@ -318,7 +330,7 @@ def _requests(
 
 def _of_trace(flags: Overrides) -> dict[str, Any]:
     """What the flags say of a trace, for its requests and for its arrivals."""
-    said = {"slice_ns": flags.trace_slice, "on_bad_row": flags.on_bad_row}
+    said = {"slice_ns": flags.trace_slice, "on_bad_row": flags.on_bad_row, "replay": flags.trace_replay}
     return {name: value for name, value in said.items() if value is not None}
 
 
@@ -331,6 +343,7 @@ def _faults_without_a_trace(requests: Any, stages: Sequence[Stage], flags: Overr
     flag_of = {
         "slice_ns": "--trace-slice",
         "on_bad_row": "--on-bad-row",
+        "replay": "--trace-replay",
         "speed": "--trace-speed",
         "loop": "--trace-loop",
     }
@@ -381,12 +394,13 @@ def _stages(workload: Written, flags: Overrides, faults: list[Fault], file: str,
         stages = [stage.model_copy(update=bounds) if stage.measured else stage for stage in stages]
     if flags.warmup_ns is not None or flags.warmup_count is not None:
         stages = _with_warmup(stages, flags)
-    if isinstance(workload.requests, FromFile | FromTrace) or any(isinstance(s.arrival, Replay) for s in stages):
-        requests = workload.requests
+    requests = workload.requests
+    if isinstance(requests, FromFile | FromTrace) or any(isinstance(s.arrival, Replay) for s in stages):
         if isinstance(requests, FromTrace):
             requests = requests.model_copy(update=_of_trace(flags))
+            stages = [_as_the_requests(stage, requests) for stage in stages]
         stages = _with_missing_counts(stages, requests, faults)
-    faults.extend(_faults_of_stages(stages, _draws_tasks(workload.requests), file, top))
+    faults.extend(_faults_of_stages(stages, _draws_tasks(requests), file, top))
     return tuple(stages)
 
 
@@ -459,6 +473,13 @@ def _replaying(stage: Stage, flags: Overrides) -> Stage:
     return stage.model_copy(update={"arrival": stage.arrival.model_copy(update=changes)})
 
 
+def _as_the_requests(stage: Stage, requests: FromTrace) -> Stage:
+    """A stage whose arrivals are those of the sessions of a trace, where the requests are."""
+    if not isinstance(stage.arrival, Replay):
+        return stage
+    return stage.model_copy(update={"arrival": stage.arrival.model_copy(update={"replay": requests.replay})})
+
+
 def _with_burstiness(stage: Stage, burstiness: float, faults: list[Fault]) -> Stage:
     law = stage.arrival
     if isinstance(law, Poisson | Gamma | Constant) and not math.isinf(law.rate):
@@ -498,7 +519,7 @@ def _with_missing_counts(
     rows: int | None = None
     try:
         if isinstance(requests, FromTrace):
-            rows = len(_trace_of(requests))
+            rows = len(_starts_of(requests))
         elif isinstance(requests, FromFile):
             rows = _rows_of(requests.path) if any(one.duration_ns is None for one in measured) else None
         result = []
@@ -506,7 +527,7 @@ def _with_missing_counts(
             count = None
             if stage.duration_ns is None and stage.count is None:
                 if isinstance(stage.arrival, Replay):
-                    count = len(_trace_of(stage.arrival)) * stage.arrival.loop
+                    count = len(_starts_of(stage.arrival)) * stage.arrival.loop
                 elif stage.measured and len(measured) == 1:
                     count = rows
             result.append(stage.model_copy(update={"count": count}) if count else stage)
@@ -529,6 +550,12 @@ def _trace_of(by: FromTrace | Replay) -> Trace:
     from loadgen.workload.traces import replayed
 
     return replayed(by)
+
+
+def _starts_of(by: FromTrace | Replay) -> Trace | TraceSessions:
+    from loadgen.workload.trace_sessions import starts_of
+
+    return starts_of(by)
 
 
 def _with_names(stages: tuple[Stage, ...], faults: list[Fault], file: str, top: Map) -> list[Stage]:
@@ -559,8 +586,8 @@ def _planned_starts(stage: Stage) -> float:
     if isinstance(law, Closed):
         return 0
     if stage.count is None and isinstance(law, Replay):
-        trace = _trace_of(law)
-        return min(len(trace) * law.loop, trace.rate * law.speed * (stage.duration_ns or 0) / 1e9 + len(trace))
+        trace, starts = _trace_of(law), len(_starts_of(law))
+        return min(starts * law.loop, trace.rate * law.speed * (stage.duration_ns or 0) / 1e9 + starts)
     if stage.count is not None or stage.duration_ns is None:
         return stage.count or 0
     assert not isinstance(law, Replay)
@@ -570,7 +597,7 @@ def _planned_starts(stage: Stage) -> float:
 
 def _draws_tasks(requests: Any) -> bool:
     parts = [one.requests for one in requests.classes.values()] if isinstance(requests, Mix) else [requests]
-    return any(isinstance(part, Task) for part in parts)
+    return any(isinstance(part, Task) or getattr(part, "replay", "") == "sessions" for part in parts)
 
 
 def _faults_of_stages(stages: list[Stage], of_tasks: bool, file: str, top: Map) -> list[Fault]:

@@ -217,6 +217,7 @@ TimeSlice = Annotated[
     ),
 ]
 OnBadRow = Literal["fail", "skip"]
+TraceReplay = Literal["instants", "sessions"]
 
 
 class FromTrace(Part):
@@ -226,6 +227,7 @@ class FromTrace(Part):
     trace: Annotated[Path, BeforeValidator(_existing_file)]
     slice_ns: TimeSlice | None = Field(None, validation_alias="slice")  # only what came in this time
     on_bad_row: OnBadRow = "fail"  # skip: rows with faults are left out and counted
+    replay: TraceReplay = "instants"  # sessions: a request waits for those of its session that it waited for
 
 
 def _request_kind(value: Any) -> str:
@@ -295,6 +297,7 @@ class Replay(Tagged):
     slice_ns: TimeSlice | None = Field(None, validation_alias="slice")  # only what came in this time
     loop: Annotated[int, Strict(), Field(ge=1, le=1_000_000)] = 1  # how often it is played, one after the other
     on_bad_row: OnBadRow = "fail"
+    replay: TraceReplay = "instants"  # sessions: when its sessions began; of requests from a trace, as these have it
 
 
 if TYPE_CHECKING:
@@ -399,6 +402,14 @@ class RequestClass(Part):
     ]  # of a checked workload: its share of all starts: single requests, conversations and tasks alike
     requests: Requests
     slo: WorkloadSlo = None  # None: that of the workload
+
+    @field_validator("requests")
+    @classmethod
+    def _no_sessions_of_a_trace(cls, requests: Any) -> Any:
+        if isinstance(requests, FromTrace) and requests.replay == "sessions":
+            raise units.Wrong("replays the sessions of a trace as one class of several", "replay: instants")
+        return requests
+
     model: Annotated[str, Field(min_length=1)] | None = None  # or a LoRA adapter; None: the target's model
     priority: Annotated[int, Strict()] | None = None  # sent as `priority`
 

@@ -43,8 +43,11 @@ class TraceRow(NamedTuple):
     output_tokens: int
     hashes: Sequence[int] = ()
     block: float = 0.0  # tokens per hash; 0: use the size inferred for the whole file
-    session: str = ""
+    session: str = ""  # of an agent: a sub-agent has its own
     turn: int = 0
+    group: str = ""  # the whole session, where the trace names it beside its parts; "": as `session`
+    took_ns: int = -1  # from the request to the end of its answer; -1: not told, as is the next
+    pause_ns: int = -1  # from the end of the answer before in this session
 
 
 class TraceColumns(NamedTuple):
@@ -176,7 +179,12 @@ _PLAIN_ROWS = msgspec.json.Decoder(list[_PlainRow])
 
 
 def _mooncake_row(scale: float, row: dict[str, Any]) -> TraceRow:
-    return _row(row, time_ns(row.get("timestamp"), scale), session=str(row.get("session_id") or ""))
+    return _row(
+        row,
+        time_ns(row.get("timestamp"), scale),
+        session=str(row.get("session_id") or ""),
+        pause_ns=_length_ns(row, "delay", 1e6),
+    )
 
 
 def _row(row: dict[str, Any], at_ns: int, **more: Any) -> TraceRow:
@@ -194,7 +202,8 @@ def _sdk_shape_row(row: dict[str, Any]) -> TraceRow:
     microseconds = (time_ns(row.get("timestamp"), 1e6) + 500) // 1000
     block = float(row["block_size"]) if _is_number(row.get("block_size")) else 0.0
     turn = token_count(row["turn"], "turn", 0) if "turn" in row else 0
-    return _row(row, microseconds * 1000, block=block, session=str(row.get("session_id") or ""), turn=turn)
+    session, pause_ns = str(row.get("session_id") or ""), _length_ns(row, "delay", 1e6)
+    return _row(row, microseconds * 1000, block=block, session=session, turn=turn, pause_ns=pause_ns)
 
 
 def _bailian_row(chats: dict[str, tuple[str, int]], row: dict[str, Any]) -> TraceRow:
@@ -241,10 +250,10 @@ def _weka_rows(trace: dict[str, Any]) -> Iterator[TraceRow]:
             since_marker = bool(instants) and min(instants) < begin  # else they count from the start of the trace
             session = f"{name}::{request.get('agent_id')}"
             for turn, (call, at_ns) in enumerate(zip(inner, instants, strict=True)):
-                yield _weka_row(call, at_ns + begin * since_marker, float(size), own_hashes, session, turn)
+                yield _weka_row(call, at_ns + begin * since_marker, float(size), own_hashes, session, turn, name)
         else:
             at_ns = time_ns(request.get("t"), 1e9)
-            yield _weka_row(request, at_ns, float(size), own_hashes, name, next(own_turns))
+            yield _weka_row(request, at_ns, float(size), own_hashes, name, next(own_turns), name)
 
 
 def _requests(of: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -257,7 +266,9 @@ def _requests(of: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield request
 
 
-def _weka_row(call: dict[str, Any], at_ns: int, block: float, own_hashes: int, session: str, turn: int) -> TraceRow:
+def _weka_row(
+    call: dict[str, Any], at_ns: int, block: float, own_hashes: int, session: str, turn: int, group: str
+) -> TraceRow:
     return TraceRow(
         at_ns=at_ns,
         input_tokens=token_count(call.get("in"), "in", 1),
@@ -266,6 +277,9 @@ def _weka_row(call: dict[str, Any], at_ns: int, block: float, own_hashes: int, s
         block=block,
         session=session,
         turn=turn,
+        group=group,
+        took_ns=_length_ns(call, "api_time", 1e9),
+        pause_ns=_length_ns(call, "think_time", 1e9),
     )
 
 
@@ -278,7 +292,7 @@ class _TraceLab:
         self._next = 0
 
     def row(self, row: dict[str, Any]) -> TraceRow:
-        at_ns = self._sent_ns(row)
+        at_ns, ended_ns = self._sent_and_ended_ns(row)
         total = token_count(row.get("input_tokens_total"), "input_tokens_total", 1)
         known = token_count(row.get("prefix_tokens"), "prefix_tokens", 0)
         session = str(row.get("session_id") or "")
@@ -289,18 +303,19 @@ class _TraceLab:
         self._next += fresh
         self._sessions[session] = turn + 1, blocks
         written = token_count(row.get("output_tokens") or 0, "output_tokens", 0)  # reasoning is counted in it
-        return TraceRow(at_ns, total, written, blocks, float(TRACELAB_BLOCK), session, turn + 1)
+        took_ns = max(0, ended_ns - at_ns) if ended_ns else -1
+        return TraceRow(at_ns, total, written, blocks, float(TRACELAB_BLOCK), session, turn + 1, took_ns=took_ns)
 
     @staticmethod
-    def _sent_ns(row: dict[str, Any]) -> int:
-        """When its last input was there; without one, its first output."""
+    def _sent_and_ended_ns(row: dict[str, Any]) -> tuple[int, int]:
+        """When its last input was there, without one its first output; and its last output, 0 without one."""
         events = row.get("timing_events")
         events = [event for event in events if isinstance(event, dict)] if isinstance(events, list) else []
         inputs = [utc_date_ns(str(e.get("timestamp"))) for e in events if e.get("event_type") in _TRACELAB_INPUTS]
         outputs = [utc_date_ns(str(e.get("timestamp"))) for e in events if e.get("event_type") in _TRACELAB_OUTPUTS]
         if not inputs and not outputs:
             raise Wrong("timing_events has no instant", "a user_message or a tool_result with a timestamp")
-        return max(inputs) if inputs else min(outputs)
+        return max(inputs) if inputs else min(outputs), max(outputs, default=0)
 
 
 _TRACELAB_INPUTS = ("user_message", "tool_result")
@@ -330,11 +345,14 @@ def _span_rows(line: dict[str, Any]) -> Iterator[TraceRow]:
         input_tokens, output_tokens = (
             (1, 0) if usage[0] is None else (usage[0], usage[1] or 0)
         )  # a failed call has none
+        start_ns, end_ns = _span_ns(span, "start"), _span_ns(span, "end")
+        assert start_ns is not None
         yield TraceRow(
-            _span_start_ns(span),
+            start_ns,
             token_count(input_tokens, "gen_ai.usage.input_tokens", 1),
             token_count(output_tokens, "gen_ai.usage.output_tokens", 0),
             session=str(session),
+            took_ns=-1 if end_ns is None else max(0, end_ns - start_ns),
         )
 
 
@@ -364,13 +382,15 @@ def _attributes(value: Any) -> dict[str, Any]:
     return found
 
 
-def _span_start_ns(span: dict[str, Any]) -> int:
-    start = span.get("startTimeUnixNano")
-    if start is None:
-        return utc_date_ns(str(span.get("start_time")))
-    if isinstance(start, str) and start.isdecimal() and len(start) < 20:
-        return int(start)
-    return time_ns(start, 1.0)
+def _span_ns(span: dict[str, Any], side: str) -> int | None:
+    """When a span started or ended; None for an end that is not told."""
+    instant = span.get(f"{side}TimeUnixNano")
+    if instant is None:
+        text = span.get(f"{side}_time")
+        return utc_date_ns(str(text)) if text is not None or side == "start" else None
+    if isinstance(instant, str) and instant.isdecimal() and len(instant) < 20:
+        return int(instant)
+    return time_ns(instant, 1.0)
 
 
 def _sagemaker_row(row: dict[str, Any]) -> TraceRow:
@@ -424,6 +444,16 @@ def time_ns(value: Any, scale: float) -> int:
     if not isinstance(value, int | float) or not _is_number(value) or abs(value) * scale > _LATEST_NS:
         raise Wrong(f"timestamp is {shortened(value)}", "a number")
     return int(value) * int(scale) + round((value - int(value)) * scale)
+
+
+def _length_ns(row: dict[str, Any], name: str, scale: float) -> int:
+    """A length of time of a row; -1 where it is not told."""
+    value = row.get(name)
+    if value is None:
+        return -1
+    if not isinstance(value, int | float) or not _is_number(value) or not 0 <= value * scale < _LATEST_NS:
+        raise Wrong(f"{name} is {shortened(value)}", "a length of time, zero or more")
+    return round(value * scale)
 
 
 def _seconds_ns(text: str) -> int:

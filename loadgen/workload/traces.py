@@ -51,6 +51,9 @@ class Trace:
     hashes: Ints
     starts: Ints  # index into `hashes` where each request begins; one extra entry at the end
     tokens_of: dict[int, int]  # tokens that each hash covers
+    group: Ints  # number of the session that it belongs to with its sub-agents, -1 if none
+    took_ns: Ints  # from the request to the end of its answer; -1 if not told, as is the next
+    pause_ns: Ints  # from the end of the answer before in its session
     skipped: int = 0  # rows without output tokens, which are left out
     bad_rows: int = 0  # rows left out because something is wrong with them
     first_bad: str = ""  # what is wrong with the first of them, and where
@@ -88,6 +91,9 @@ class Trace:
             output_tokens=self.output_tokens[kept],
             session=self.session[kept],
             turn=self.turn[kept],
+            group=self.group[kept],
+            took_ns=self.took_ns[kept],
+            pause_ns=self.pause_ns[kept],
             starts=self.starts[first : last + 1],
         )
 
@@ -109,7 +115,12 @@ def read_trace(path: str | Path, *, part: Slice | None = None, skip_bad: bool = 
 def replayed(by: FromTrace | Replay) -> Trace:
     """The trace that requests or arrivals replay."""
     path = by.trace if isinstance(by, FromTrace) else by.file
-    return read_trace(path, part=by.slice_ns, skip_bad=by.on_bad_row == "skip")
+    return _part(read_trace(path, skip_bad=by.on_bad_row == "skip"), by.slice_ns)
+
+
+@functools.lru_cache(maxsize=4)
+def _part(trace: Trace, part: Slice | None) -> Trace:
+    return trace if part is None else trace.within(*part)
 
 
 @functools.lru_cache(maxsize=4)
@@ -175,6 +186,10 @@ class _Index:
         self._session: array[int] | None = None
         self._turn: array[int] | None = None
         self._block: array[float] | None = None
+        self._group: array[int] | None = None
+        self._took: array[int] | None = None
+        self._pause: array[int] | None = None
+        self._groups: dict[str, int] = {}
         self._starts: array[int] | None = None
         self._hashes = array("q")
         self._sessions: dict[str, int] = {}
@@ -185,7 +200,8 @@ class _Index:
 
     def add(self, row: TraceRow) -> None:
         """Add a row that was checked by itself. Raises Wrong where its time does not fit those before it."""
-        at_ns, input_tokens, output_tokens, hashes, block, session, turn = row
+        at_ns, input_tokens, output_tokens, hashes, block, session, turn, group, took_ns, pause_ns = row
+        group = group or session
         if self._first_ns is None:
             self._first_ns = self._latest_ns = at_ns
         if at_ns < self._latest_ns and self._in_order:
@@ -205,6 +221,12 @@ class _Index:
             self._session, self._turn = array("q", [-1]) * before, array("q", [0]) * before
         if block and self._block is None:
             self._block = array("d", [0.0]) * before
+        if group and self._group is None:
+            self._group = array("q", [-1]) * before
+        if took_ns >= 0 and self._took is None:
+            self._took = array("q", [-1]) * before
+        if pause_ns >= 0 and self._pause is None:
+            self._pause = array("q", [-1]) * before
         self._at.append(at_ns)
         self._read.append(input_tokens)
         self._write.append(output_tokens)
@@ -216,6 +238,12 @@ class _Index:
             self._turn.append(turn)
         if self._block is not None:
             self._block.append(block)
+        if self._group is not None:
+            self._group.append(self._groups.setdefault(group, len(self._groups)) if group else -1)
+        if self._took is not None:
+            self._took.append(took_ns)
+        if self._pause is not None:
+            self._pause.append(pause_ns)
 
     def follows(self, at_ns: Ints) -> bool:
         """Whether these times go on from those so far, so that `add_columns` may take them."""
@@ -247,6 +275,9 @@ class _Index:
             self._turn.extend([0] * added)
         if self._block is not None:
             self._block.extend([0.0] * added)
+        for told in (self._group, self._took, self._pause):
+            if told is not None:
+                told.extend([-1] * added)
         if self._starts is not None:
             ends = np.cumsum(hash_counts) if hashes else np.zeros(added, np.int64)
             self._starts.frombytes((len(self._hashes) + ends).astype(np.int64).tobytes())
@@ -284,10 +315,14 @@ class _Index:
         turn = _same(0, n) if self._turn is None else _view(self._turn)
         starts = _same(0, n + 1) if self._starts is None else _view(self._starts)
         block = _same(0, n) if self._block is None else _view(self._block)
+        group, took, pause = (
+            _same(-1, n) if told is None else _view(told) for told in (self._group, self._took, self._pause)
+        )
         hashes = _view(self._hashes)
         if (at_ns[1:] < at_ns[:-1]).any():
             order = np.argsort(at_ns, kind="stable")
-            at_ns, read, write, session, turn, block = (c[order] for c in (at_ns, read, write, session, turn, block))
+            columns = (at_ns, read, write, session, turn, block, group, took, pause)
+            at_ns, read, write, session, turn, block, group, took, pause = (column[order] for column in columns)
             hashes, starts = _reordered(hashes, starts, order)
         at_ns -= at_ns[0]
         return Trace(
@@ -298,6 +333,9 @@ class _Index:
             output_tokens=write,
             session=session,
             turn=turn,
+            group=group,
+            took_ns=took,
+            pause_ns=pause,
             hashes=hashes,
             starts=starts,
             tokens_of=_tokens_of(hashes, starts, read, block),

@@ -383,6 +383,7 @@ def _probe_result(preset: Preset, settings: Settings) -> ProbeResult:
         warnings=(),
         engine="simulated",
         precision=preset.precision,
+        max_context=preset.limits.max_seq_len,
         account=True,
     )
 

@@ -263,6 +263,10 @@ class Replica:
             return before + max(0, min(self.iteration - 1, request.last) - request.from_iteration + 1)
         return request.output_tokens - request.todo
 
+    def reset_cache(self) -> None:
+        """Forget the shared blocks that no request uses; those in use stay until they are free."""
+        self._cache.clear()
+
     # -- blocks --------------------------------------------------------------------------------------------------
 
     def _admit(self, request: SimRequest) -> bool:

@@ -307,10 +307,11 @@ def _split(value: dict[str, Any]) -> tuple[bytes, bytes]:
 # Other paths ----------------------------------------------------------------------------------------------------------
 
 
-def models(dialect: Dialect, model: str, created: int) -> bytes:
+def models(dialect: Dialect, model: str, created: int, max_context: int) -> bytes:
     """`GET /v1/models`."""
     owner = "tensorrt_llm" if dialect == "trtllm" else "loadgen-sim"
-    return _json({"object": "list", "data": [{"id": model, "object": "model", "created": created, "owned_by": owner}]})
+    row = {"id": model, "object": "model", "created": created, "owned_by": owner, "max_model_len": max_context}
+    return _json({"object": "list", "data": [row]})
 
 
 def perf_headers(arrival_ns: int, first_ns: int, done_ns: int, queue_ns: int = 0) -> dict[str, str]:

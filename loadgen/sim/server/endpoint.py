@@ -51,6 +51,7 @@ _APIS: dict[str, dialect.Api] = {
     "/rerank": "rerank",
 }
 _PAGES = frozenset(("/v1/models", "/health", "/version", "/metrics", "/_log", "/_stats"))
+_RESETS = frozenset(("/reset_prefix_cache", "/flush_cache"))
 _PROFILER = frozenset(("/start_profile", "/stop_profile"))
 _TIMED_WITH_ANSWER = (1, 3)  # TensorRT-LLM since this version; before it, timings are at /perf_metrics
 
@@ -286,7 +287,8 @@ class SimServer:
         path = incoming.path.rstrip("/") or "/"
         api = _APIS.get(path)
         profiles = path in _PROFILER and self.rules.dialect == "trtllm"
-        allowed = "POST" if api or profiles else "GET" if path in self._pages else ""
+        resets = path in _RESETS and self.rules.dialect == "trtllm"
+        allowed = "POST" if api or profiles or resets else "GET" if path in self._pages else ""
         if not allowed:
             raise dialect.no_route(self.rules.dialect, 404)
         if incoming.method != allowed and not (incoming.method == "HEAD" and allowed == "GET"):
@@ -299,15 +301,29 @@ class SimServer:
         elif profiles:
             self._profiling, self._profiles = path == "/start_profile", self._profiles + (path == "/start_profile")
             self._reply(connection, incoming, 200, b"")
+        elif resets:
+            self._reply(connection, incoming, *self._reset_cache(path))
         elif path == "/energy_metrics" and not self.options.watts:
             self._reply(connection, incoming, 503, b'{"error":"Energy monitoring is not available"}')
         else:
             self._reply(connection, incoming, 200, *self._page(path))
 
+    def _reset_cache(self, path: str) -> tuple[int, bytes]:
+        """Empty the prefix cache, if there is one: as TensorRT-LLM and vLLM, or as SGLang, which refuses under load."""
+        fleet = self.fleet
+        if self.options.cores > 1:
+            return 400, b'{"success":false,"error":"each process has replicas of its own: simulate with one"}'
+        if fleet is not None and path == "/flush_cache" and (fleet.active or fleet.queued):
+            return 400, b"Cache not flushed because there are pending requests."
+        for replica in fleet.replicas if fleet is not None else ():
+            replica.reset_cache()
+        return 200, b'{"success":true}'
+
     def _page(self, path: str) -> tuple[bytes, str]:
         """Body and content type of a page that is read with GET."""
         if path == "/v1/models":
-            return dialect.models(self.rules.dialect, self.rules.model, int(time.time())), JSON
+            rules = self.rules
+            return dialect.models(rules.dialect, rules.model, int(time.time()), rules.max_seq_len), JSON
         if path == "/version":
             return msgspec.json.encode({"version": self.options.version}), JSON
         if path == "/prometheus/metrics":

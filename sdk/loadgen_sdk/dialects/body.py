@@ -16,6 +16,7 @@ from ..request import Request
 from .quirks import MAX_FIELDS, VALUES, Api, Quirk
 
 _encode = msgspec.json.Encoder().encode
+_NO_MESSAGE = [{"role": "user", "content": ""}]  # a chat must have one
 
 
 def body(
@@ -48,7 +49,9 @@ def body(
         )
         return _encode(merge({"model": model, **made}, extra))
     fields: dict[str, Any] = {"model": model}
-    if api == "chat":
+    if api == "chat" and isinstance(request.prompt, list) and quirk.chat_ids:
+        fields |= {"messages": _NO_MESSAGE, "prompt_token_ids": request.prompt}
+    elif api == "chat":
         fields["messages"] = _messages(request)
     else:
         fields["prompt"] = _prompt(request, quirk)

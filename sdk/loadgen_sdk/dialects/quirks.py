@@ -39,6 +39,7 @@ class Quirk(msgspec.Struct, frozen=True, kw_only=True):
     forces: tuple[str, ...] = ()  # the fields that force the exact output length; (): not possible
     continuous_usage: bool = False  # accepts stream_options.continuous_usage_stats: cumulative usage on every event
     prompt_ids: bool = True  # completions accept a list of token ids as prompt
+    chat_ids: bool = False  # a chat accepts token ids in the place of its messages, as `prompt_token_ids`
     checks_model: bool = True  # an unknown model name is an error; False: any name is served
     timing_headers: tuple[tuple[str, str], ...] = ()  # ask for its own account of a request (server_account.py)
     timing_fields: dict[str, Any] = {}  # the same as fields of the body; neither: it gives one unasked, or not at all
@@ -61,7 +62,7 @@ _QUIET = (("include_usage", True), ("include_obfuscation", False))  # else rando
 _ROWS = (
     Quirk(  # the header has no effect unless the server runs with return_perf_metrics: true
         name="trtllm", title="TensorRT-LLM trtllm-serve", forces=_EXACT, continuous_usage=True, checks_model=False,
-        timing_headers=(("X-TRTLLM-return-metrics", "1"),), reset_path="/reset_prefix_cache",
+        chat_ids=True, timing_headers=(("X-TRTLLM-return-metrics", "1"),), reset_path="/reset_prefix_cache",
         reset_hint="only some versions of trtllm-serve have it (NVIDIA/TensorRT-LLM#14970, #15313): else restart it",
     ),
     Quirk(  # the field has no effect unless the server runs with --enable-per-request-metrics

@@ -74,7 +74,12 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     precision: str = ""  # of weights and KV cache, as it says; "": not reported
     first_ms: float | None = None  # time of an answer of one token, without load and with a short prompt
     token_ms: float | None = None  # time of each further token; None: not to be told from the two answers
+    max_context: int | None = None  # tokens of prompt and answer together that its list of models says it takes
     account: bool = False  # its answers carry its own account of their time (dialects/server_account.py)
+
+
+CONTEXT_FIELDS = ("max_model_len", "context_window", "context_length", "max_context_length")
+"""What servers call their context in the list of models: vLLM and SGLang; Dynamo and Groq; OpenRouter; Mistral."""
 
 
 class Sign(NamedTuple):
@@ -200,6 +205,7 @@ async def probe(
         simulated=models_answer.headers.get("server", "").startswith(SIMULATION),
         first_ms=asker.took_ns[1] / 1e6 if asker.took_ns.get(1) else None,
         token_ms=_token_ms(asker.took_ns, usage.output),
+        max_context=_max_context(models_answer, chosen_model),
         account=asker.account,
     )
 
@@ -402,16 +408,31 @@ def _text(answer: HttpAnswer) -> str:
     return answer.body.decode("utf-8", "replace") if answer.status == 200 else ""
 
 
-def _models(answer: HttpAnswer) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(ids of all listed models, ids of those that are no adapters). An adapter names a listed parent."""
+def _rows(answer: HttpAnswer) -> list[dict[str, Any]]:
+    """The listed models; [] where the answer is no list of models."""
     try:
         rows = msgspec.json.decode(answer.body)["data"] if answer.status == 200 else []
     except (ValueError, KeyError, TypeError, RecursionError):
         rows = []
     rows = rows if isinstance(rows, list) else []
-    rows = [row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str) and row["id"].isprintable()]
+    return [row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str) and row["id"].isprintable()]
+
+
+def _models(answer: HttpAnswer) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(ids of all listed models, ids of those that are no adapters). An adapter names a listed parent."""
+    rows = _rows(answer)
     ids = tuple(row["id"] for row in rows)
     return ids, tuple(row["id"] for row in rows if row.get("parent") not in ids)
+
+
+def _max_context(answer: HttpAnswer, model: str) -> int | None:
+    """The context of a model by its row in the list; an adapter has that of its parent."""
+    rows = {row["id"]: row for row in _rows(answer)}
+    for row in (rows.get(model, {}), rows.get(str(rows.get(model, {}).get("parent")), {})):
+        for name in CONTEXT_FIELDS:
+            if type(tokens := row.get(name)) is int and tokens > 0:
+                return tokens
+    return None
 
 
 def _default_model(
