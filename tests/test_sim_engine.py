@@ -320,21 +320,22 @@ def test_routing_gives_shares_of_the_speed_without_bunching() -> None:
 
 
 @pytest.mark.parametrize("apart_ns", [0, 20_000])
-def test_a_caller_who_is_late_gets_the_same_timetable(apart_ns: int) -> None:
-    """HTTP face: the schedule is absolute, however seldom it is asked."""
+@pytest.mark.parametrize("every_ns", [7 * MS, 200 * MS, 2_000 * MS])  # busy; some gaps; each alone
+def test_a_caller_who_is_late_gets_the_same_timetable(apart_ns: int, every_ns: int) -> None:
+    """HTTP face: the schedule is absolute, however seldom it is asked, and requests are read before it is asked."""
 
     def emitted(step_ns: int) -> list[Any]:
         fleet = Fleet(costs=COSTS, limits=WIDE, speeds=(1.0, 0.9), interval=3, apart_ns=apart_ns)
-        arrivals = [(i * 7 * MS, i, 40 + i % 90, 5 + i % 40) for i in range(60)]
+        arrivals = [(i * every_ns, i, 40 + i % 90, 5 + i % 40) for i in range(60)]
         out: list[Any] = []
         now = 0
         while arrivals or fleet.next_ns() is not None:
             now += step_ns
             while arrivals and arrivals[0][0] <= now:
-                at, key, prompt, tokens = arrivals.pop(0)
-                out += fleet.advance(at - 1)
-                fleet.submit(at, key, prompt, tokens)
+                fleet.submit(*arrivals.pop(0))
             out += fleet.advance(now)
         return sorted(out, key=lambda one: (one[3], one[0]))
 
-    assert emitted(1 * MS) == emitted(250 * MS)
+    emissions = emitted(1 * MS)
+    assert {key for key, _, finished, _ in emissions if finished} == set(range(60))
+    assert emissions == emitted(250 * MS) == emitted(5_000 * MS)

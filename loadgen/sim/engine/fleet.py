@@ -196,7 +196,10 @@ class Fleet:
         del replica.ends[:-1]  # only the virtual-time driver needs the history of iterations
         if not replica.begin(now_ns):
             self._last[at] = now_ns
-            return
+            if not replica.waiting:
+                return
+            now_ns = replica.waiting[0].due_ns  # it came while the replica was idle, before the caller asked again
+            replica.begin(now_ns)
         self._begun[at] = now_ns
         heapq.heappush(self._ends, (replica.end_ns, at))
         for request, first, last in replica.paused:
