@@ -206,12 +206,17 @@ def test_a_request_is_cut_at_its_own_timeout(tmp_path: Path) -> None:
 
 
 def test_a_prompt_beyond_the_context_is_refused_and_an_answer_clamped(tmp_path: Path) -> None:
-    text = "requests: {input_tokens: 4000, output_tokens: 500}\nstages: [{arrival: {constant: 2/s}, count: 4}]"
-    summary, _ = ran(workload(tmp_path, text), tmp_path / "a")
-    assert summary.requests.ok == 4 and summary.tokens.output == 4 * 96
-    text = "requests: {input_tokens: 4096, output_tokens: 5}\nstages: [{arrival: {constant: 2/s}, count: 4}]"
-    summary, _ = ran(workload(tmp_path, text), tmp_path / "b")
-    assert summary.requests.failed == 4 and "http_4xx" in summary.requests.by_error
+    """A load with few such requests is sent as asked; one with more is refused before it begins."""
+    text = (
+        "requests: {input_tokens: {empirical: {values: [100, 4000, 4096], weights: [8, 1, 1]}}, output_tokens: 500}\n"
+        "stages: [{arrival: {constant: 20/s}, count: 100}]\nlimits: {failure_share: 50%}"
+    )
+    summary, folder = ran(workload(tmp_path, text), tmp_path)
+    rows = store.read_run(folder).rows
+    output = {asked: rows[rows["built_tokens"] == asked]["output_tokens"] for asked in (100, 4000, 4096)}
+    assert all(len(tokens) for tokens in output.values())
+    assert (output[100] == 500).all() and (output[4000] == 96).all()
+    assert summary.requests.failed == len(output[4096]) and "http_4xx" in summary.requests.by_error
 
 
 def test_own_prompts_are_counted_and_repeated_rows_cached(tmp_path: Path) -> None:
