@@ -251,6 +251,13 @@ def test_a_compressed_line_is_read_to_a_bound(tmp_path: Path) -> None:
         list(lines)
 
 
+def test_a_date_beyond_64_bits_is_a_fault_with_its_line(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens", "1103-11-16 18:15:46.805900,374,44")
+    with pytest.raises(Faults) as found:
+        traces.read_trace(path)
+    assert f"{path}:2" in str(found.value)
+
+
 def test_bad_rows_are_left_out_and_counted_where_asked(tmp_path: Path) -> None:
     rows = [
         mooncake(1, 5, 1),

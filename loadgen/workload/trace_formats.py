@@ -490,4 +490,7 @@ def utc_date_ns(text: str) -> int:
     if date.tzinfo is None:
         date = date.replace(tzinfo=datetime.UTC)
     since_epoch = date - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-    return (since_epoch.days * 86_400 + since_epoch.seconds) * 10**9 + int((digits + "000000000")[:9])
+    at_ns = (since_epoch.days * 86_400 + since_epoch.seconds) * 10**9 + int((digits + "000000000")[:9])
+    if abs(at_ns) > _LATEST_NS:
+        raise Wrong(f"timestamp is {text!r}", "a date like 2023-11-16 18:15:46.6805900")
+    return at_ns
