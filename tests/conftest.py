@@ -1,4 +1,4 @@
-"""A test that starts a process carries the mark `processes`, so that `pytest -m "not processes"` stays quick; and
+"""A test that starts a process carries the mark `processes`, so that the inner loop (CONTRIBUTING.md) stays quick; and
 properties hold at any speed, and the kernel stamps every packet."""
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ from loadgen.slo import Slo, Term
 from loadgen.workload import Closed, Fixed, Poisson, Stage, Synthetic, Workload, read_flags
 from loadgen.workload.loading import given as load
 
+pytestmark = pytest.mark.commands
+
 S = 1_000_000_000
 SIM = (
     "run", "qa", "--adaptive", "--url", "sim:gb300-vm", "--slo", "ttft:200ms:p90", "--slo", "tpot:200ms:p90",

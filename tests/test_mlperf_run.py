@@ -27,6 +27,8 @@ from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 from loadgen.workload import Closed
 
+pytestmark = pytest.mark.commands
+
 SERVER = rules.test("llama2-70b", "server")
 QUICK = Options(ttft="2ms", itl="0.02ms")
 SMALL = dataclasses.replace(SERVER, samples=300, min_queries=100, min_duration_ns=5 * 10**9)

@@ -15,6 +15,8 @@ from browser import Browser, find
 
 from loadgen.cli import main
 
+pytestmark = pytest.mark.commands
+
 SIMULATED = ["--url", "sim:gb300-vm", "--seed", "1", "--gpus", "4"]
 CONTRACT = """\
 name: Answers that people read along

@@ -28,6 +28,8 @@ from loadgen.report import repeats as table
 from loadgen.results import checksums
 from loadgen.stats import intervals
 
+pytestmark = pytest.mark.commands
+
 SIM = ("--url", "sim:gb300-vm", "--request-rate", "20", "--duration", "30s")
 
 

@@ -35,6 +35,8 @@ from loadgen.slo import Slo, Term
 from loadgen.stats.early_stopping import allowed
 from loadgen.workload import Closed, Fixed, Poisson, Stage, Synthetic, Workload
 
+pytestmark = pytest.mark.commands
+
 S = 1_000_000_000
 TTFT = Term(metric="ttft", limit_ns=2 * S)
 GOAL = Goal(slo=Slo(terms=(TTFT,)))

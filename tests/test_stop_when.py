@@ -21,6 +21,8 @@ from loadgen.workload import load, read_flags
 from loadgen.workload.fingerprints import recipe_fingerprint
 from loadgen.workload.slo_fields import stop_rule
 
+pytestmark = pytest.mark.commands
+
 S = 1_000_000_000
 ERRORS, SLOW = stop_rule("errors:20%"), stop_rule("ttft:p50:2s")
 

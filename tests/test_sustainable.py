@@ -36,6 +36,8 @@ from loadgen.slo import Slo, Term
 from loadgen.stats import trend
 from loadgen.workload import Empirical, Listed, Synthetic
 
+pytestmark = pytest.mark.commands
+
 S = 1_000_000_000
 GOAL = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=2 * S),)))
 

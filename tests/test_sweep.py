@@ -25,6 +25,8 @@ from loadgen.search import experiment, sweep
 from loadgen.search.load_search import NextTrial, TrialResult
 from loadgen.search.sweep import SweepLevel
 
+pytestmark = pytest.mark.commands
+
 
 def exits(*arguments: str) -> int:
     with pytest.raises(SystemExit) as left:

@@ -33,6 +33,8 @@ from loadgen.results.record import KINDS, SOURCES, STATUSES
 from loadgen.search.watch import Goal
 from loadgen.slo import Slo, Term
 
+pytestmark = pytest.mark.commands
+
 MS, S = 1_000_000, 1_000_000_000
 SLO = Slo(
     terms=(Term(metric="ttft", limit_ns=2 * S, quantile=0.95), Term(metric="e2e", limit_ns=60 * S, quantile=0.95))
