@@ -205,6 +205,18 @@ def test_a_request_is_cut_at_its_own_timeout(tmp_path: Path) -> None:
     assert (over >= 0).all() and (over < 100 * MS).all()  # at the end of the iteration in which its time was over
 
 
+def test_the_load_of_conversations_ends_with_the_last_that_starts(tmp_path: Path) -> None:
+    """What follows is due when the server has answered: it is the tail of the run, however much is due in it."""
+    text = (
+        "requests: {input_tokens: 100, output_tokens: 500, turns: {count: 4, tool_result_tokens: 10, tool_time: 1s}}\n"
+        "stages: [{arrival: {constant: 2/s}, count: 20}]"
+    )
+    summary, folder = ran(workload(tmp_path, text), tmp_path)
+    rows = store.read_run(folder).rows
+    assert summary.window.steady.end_s == rows["due_ns"][rows["turn"] == 0].max() / 1e9
+    assert rows["due_ns"].max() / 1e9 > 2 * summary.window.steady.end_s
+
+
 def test_a_prompt_beyond_the_context_is_refused_and_an_answer_clamped(tmp_path: Path) -> None:
     """A load with few such requests is sent as asked; one with more is refused before it begins."""
     text = (

@@ -189,6 +189,7 @@ class Cell:
     def _add_times(self, columns: Columns, sent: NDArray[np.bool_], open_loop: bool) -> None:
         due = columns["due_ns"][columns.attempted]
         self.span("due", due)
+        self.reach("start", columns["due_ns"][columns.attempted & (columns["turn"] <= 0)])
         if open_loop:
             self.span("open_due", due)
         before = self.latest("sent")

@@ -164,7 +164,8 @@ def window(cell: Cell, everything: Sequence[Cell], full: tuple[int, int] = (-1, 
     whole = span(0, max(part.latest("done_ns") for part in everything))
     if not cell.sum("due"):
         return Window(whole=whole)
-    first, last, end = cell.least["due"], cell.most["due"], cell.most["last_token_ns"]
+    first, end = cell.least["due"], cell.most["last_token_ns"]
+    last = cell.latest("start")  # of conversations and tasks what follows is an answer to the server's own pace
     issued = cell.latest("issued_end")
     inside = span(first, end if end >= 0 else cell.most["done_ns"])
     return Window(

@@ -33,8 +33,9 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     """The intervals that rates are divided by.
 
     `start_s` to `end_s` is the measured window: first measured due instant to last measured `last_token`. `steady`:
-    first to last measured due instant, less the time in which requests of an earlier stage are in flight and, in a
-    closed loop, in which lanes have still to begin or (LANES_ENDED of them) nothing more to send. `last_issued`: first
+    first to last measured due instant (of conversations and tasks: of their first requests), less the time in which
+    requests of an earlier stage are in flight and, in a closed loop, in which lanes have still to begin or (LANES_ENDED
+    of them) nothing more to send. `last_issued`: first
     measured due instant to the end of the request that was issued last (MLPerf LoadGen's definition). `whole`: start of
     the run to the last end of a body, warm-up included.
     """
