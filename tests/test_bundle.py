@@ -20,6 +20,8 @@ from loadgen.cli import main
 from loadgen.errors import UserError
 from loadgen.results.record import SCHEMA_MINOR
 
+pytestmark = pytest.mark.commands
+
 FOLDERS = Path(__file__).parent / "data" / "oracle" / "folders"
 SIM = ("--url", "sim:gb300-vm", "--seed", "3")
 CONTRACT = """

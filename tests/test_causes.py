@@ -19,6 +19,8 @@ from loadgen.metrics.columns import Columns
 from loadgen.results.manifest import Header
 from loadgen.server_metrics.series import UP, MetricSample
 
+pytestmark = pytest.mark.commands
+
 
 def _benchmark() -> ModuleType:
     """benchmarks/causes.py, which is in no package."""

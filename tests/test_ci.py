@@ -16,6 +16,8 @@ from loadgen.metrics.validity import note, verdict
 from loadgen.report import outcome
 from loadgen.run_folder import kept_summary
 
+pytestmark = pytest.mark.commands
+
 ROOT = Path(__file__).parent.parent
 RUN = ("run", "qa", "--url", "sim:gb300-vm", "--seed", "3", "-n", "300", "--slo", "ttft:1s:p95")
 pytest_plugins = ["pytester"]
