@@ -165,7 +165,8 @@ def window(cell: Cell, everything: Sequence[Cell], full: tuple[int, int] = (-1, 
     if not cell.sum("due"):
         return Window(whole=whole)
     first, end = cell.least["due"], cell.most["last_token_ns"]
-    last = cell.latest("start")  # of conversations and tasks what follows is an answer to the server's own pace
+    # of conversations and tasks what follows goes by the pace of the server; an older ledger does not know the starts
+    last = cell.most.get("start", cell.most["due"])
     issued = cell.latest("issued_end")
     inside = span(first, end if end >= 0 else cell.most["done_ns"])
     return Window(
