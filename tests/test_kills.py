@@ -111,6 +111,9 @@ def check(folder: Path, endpoint: Embedded, command: str, killed: str, keep: str
     wait(lambda: not any(map(alive, family)) or monotonic() > deadline)
     assert not [pid for pid in family if alive(pid)], "a process goes on"
 
+    if not out.exists():  # killed before the load: it could not begin, and leaves no folder
+        assert killed == "worker" and process.returncode == 3 and not answered(log(endpoint), at_ns), err.decode()
+        return
     assert any(out.rglob("w*.rows")) or any(out.rglob("summary.json")), err.decode()
     seen = log(endpoint)
     runs = [path.parent for path in out.rglob("run.json")]
