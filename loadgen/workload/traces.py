@@ -182,7 +182,7 @@ class _Told:
         self._unknown, self._typecode = unknown, typecode
         self._values: array[Any] | None = None
 
-    def add(self, value: float, rows: int) -> None:
+    def add(self, value: Any, rows: int) -> None:
         """Add the value of one row, after so many others."""
         if self._values is None:
             if value == self._unknown:
