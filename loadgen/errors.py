@@ -154,6 +154,12 @@ class Faults(Exception):
         return "\n".join(str(fault) for fault in self.faults)
 
 
+def codes(raised: Fault | Faults) -> tuple[Code, ...]:
+    """The codes of all that was raised, each once."""
+    faults = raised.faults if isinstance(raised, Faults) else (raised,)
+    return tuple(dict.fromkeys(fault.code for fault in faults))
+
+
 @contextmanager
 def collecting(faults: list[Fault]) -> Iterator[None]:
     """Add what is raised inside to `faults`, so that the checks after it are made too."""
