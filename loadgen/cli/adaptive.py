@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from loadgen import errors, units
 from loadgen.cli.options import Given
+from loadgen.errors import Fault, Faults, UserError, collecting
+from loadgen.execution.options import COMMAND_OPTIONS
 
 if TYPE_CHECKING:
     from loadgen.execution.plan import Settings
@@ -67,8 +70,6 @@ def prepared(
     given: Given, asked: AdaptiveOptions, name: str | None, settings: Settings
 ) -> tuple[Workload, AdaptiveSteering]:  # fmt: skip
     """The workload of an adaptive run, and what steers it. Raises Faults."""
-    from loadgen import units
-    from loadgen.errors import Fault, Faults, UserError, collecting
     from loadgen.results.manifest import AdaptivePlan
     from loadgen.search import adaptive_run
     from loadgen.search.load_search import PRECISION
@@ -141,8 +142,6 @@ def _of_own_kind(given: Given, name: str | None) -> dict[str, Any]:
 
 
 def _flag(name: str) -> str:
-    from loadgen.execution.options import COMMAND_OPTIONS
-
     return COMMAND_OPTIONS[name].names[0]
 
 
@@ -165,8 +164,6 @@ def found(folder: Path) -> Found | None:
 
 def code(stored: StoredAdaptive, *, strict: bool) -> int:
     """The exit code of what was found, beside that of the summary: 1 where no load was sustained."""
-    from loadgen import errors
-
     answer = stored.answer
     if answer.reason == "invalid":
         return errors.UNSOUND

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -37,8 +38,6 @@ def save(
 
     Example: loadgen baseline save main results/qa-20261122-101500-1a2b
     """
-    import shutil
-
     from loadgen import run_folder
 
     folder = _folder(kept, name)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from loadgen import units
+from loadgen.cli.output import say_changed
 from loadgen.errors import OK, UserError, meant
 from loadgen.execution.options import typed
 
@@ -37,8 +39,6 @@ def capacity(
 
     Example: loadgen capacity --profile rag --results search --users 5000
     """
-    from loadgen import units
-    from loadgen.cli.show import say_changed
     from loadgen.cost import capacity_planning, inputs
     from loadgen.mlperf import published
     from loadgen.report import capacity as report

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from loadgen.cli.output import in_color, print_json, say_changed, write_file
+from loadgen.errors import OK, SLO_MISSED, UNSOUND, UserError
+
 
 def compare(
     results: Annotated[
@@ -41,9 +44,7 @@ def compare(
 
     Example: loadgen compare before after --fail-on 'ttft_ms.p99 > +5%'
     """
-    from loadgen.cli.show import in_color, print_json, say_changed, write_file
     from loadgen.compare import comparison, inputs, thresholds
-    from loadgen.errors import OK, SLO_MISSED, UNSOUND, UserError
     from loadgen.interop import reader
     from loadgen.report import compare as render_module
     from loadgen.report.junit import render
@@ -80,8 +81,6 @@ def compare(
 
 
 def _confidence(text: str) -> float:
-    from loadgen.errors import UserError
-
     digits, percent = (text[:-1], True) if text.endswith("%") else (text, False)
     try:
         level = float(digits) / (100 if percent else 1)

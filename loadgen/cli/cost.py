@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loadgen.errors import OK, Faults, UserError
+from loadgen.cli.output import say_changed, write_file
+from loadgen.errors import OK, Fault, Faults, UserError
 
 if TYPE_CHECKING:
     pass
@@ -51,12 +52,10 @@ def cost(
 
     Example: loadgen cost results/azure results/aws --prices prices.yaml
     """
-    from loadgen.cli.show import say_changed, write_file
     from loadgen.cost import comparison, inputs, price_file
     from loadgen.cost.prices import find
     from loadgen.cost.step_cost import with_steps
     from loadgen.cost.unit_cost import offer
-    from loadgen.errors import Fault
     from loadgen.report import cost as report
     from loadgen.report import cost_data
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from loadgen.cli.options import TARGET, Given, takes
+from loadgen.errors import OK, UNSOUND, UserError
 
 
 @takes(
@@ -23,7 +24,6 @@ def doctor(
 
     Example: loadgen doctor --url http://HOST:8000
     """
-    from loadgen.errors import OK, UNSOUND, UserError
     from loadgen.preflight import doctor as checks
     from loadgen.preflight.target_checks import render
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from datetime import datetime
+from decimal import Decimal
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from loadgen.cli.repeats import repetition
 from loadgen.errors import Fault, Faults, UserError, collecting
 from loadgen.execution import options
 from loadgen.execution.options import COMMAND_OPTIONS, OPTIONS, PANELS, Option
@@ -93,7 +96,6 @@ class Given:
 
     def make_room(self, out: Path | None) -> None:
         """With --force: what the folder holds is kept beside it. Raises UserError while a command works in it."""
-        from datetime import datetime
 
         from loadgen.execution.folder_names import keep_aside
 
@@ -128,7 +130,6 @@ class Given:
                 where = f"--max-cost {self['max_cost']:g}"
                 raise UserError("a limit of money, and no prices", where, "add --prices FILE")
             return None
-        from decimal import Decimal
 
         from loadgen.cost.budget import Budget
         from loadgen.cost.price_file import load_prices
@@ -144,7 +145,6 @@ class Given:
 
     def repetition(self) -> Repetition | None:
         """What --repeat and its companions ask for; None without them. Raises Faults."""
-        from loadgen.cli.repeats import repetition
 
         return repetition(*(self[name] for name in ("repeat", "repeat_most", "repeat_within", "repeat_pause")))
 

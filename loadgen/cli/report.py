@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from loadgen.cli import adaptive as of_adaptive
+from loadgen.cli.output import in_color, print_json, say_changed
+from loadgen.cli.results_list import is_collection, results_in
+from loadgen.cli.search import code as search_code
+from loadgen.errors import OK, UNSOUND, UserError
 
 if TYPE_CHECKING:
     from loadgen.cli.adaptive import Found
@@ -42,11 +46,7 @@ def report(
 
     Example: loadgen report results/qa-20261122-101500-1a2b --html page.html
     """
-    from loadgen.cli.results_list import is_collection
-    from loadgen.cli.search import code as search_code
-    from loadgen.cli.show import in_color, say_changed
     from loadgen.compare import inputs
-    from loadgen.errors import UNSOUND
     from loadgen.metrics.summary import dump_summary
     from loadgen.metrics.validity import exit_code
     from loadgen.search import experiment
@@ -133,8 +133,6 @@ def _collected(folder: Path, html: Path | None) -> int:
     """List the results of several commands in one folder, and write the page over them."""
     from importlib.metadata import version
 
-    from loadgen.cli.results_list import results_in
-    from loadgen.errors import OK
     from loadgen.report import results_page
 
     results = results_in(folder)
@@ -212,8 +210,6 @@ def _levels(named_summaries: list[tuple[str, Summary]], page: bool) -> tuple[str
 
 def _reported(file: Path, html: Path | None, *, as_json: bool) -> int:
     """Print a result file of another tool, with its own definitions; write a page only if `html` is given."""
-    from loadgen.cli.show import print_json
-    from loadgen.errors import OK
     from loadgen.interop import application_calls, reader
     from loadgen.report import other_tools
 
@@ -238,7 +234,6 @@ def _reported(file: Path, html: Path | None, *, as_json: bool) -> int:
 
 def _write(page: str, chosen: Path | None, default: Path) -> None:
     """Write the page to `chosen`, else to `default`, and print its path to stderr. Raises UserError."""
-    from loadgen.errors import UserError
     from loadgen.results import checksums
 
     path = chosen if chosen is not None else default

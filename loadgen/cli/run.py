@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +16,9 @@ import typer
 from loadgen.cli import adaptive as of_adaptive
 from loadgen.cli.adaptive import AdaptiveOptions
 from loadgen.cli.options import DryRun, Given, OneWorkload, Strict, takes, typed_again
+from loadgen.cli.output import in_color, print_json, say, write_file
+from loadgen.cli.repeats import finish
+from loadgen.errors import INTERRUPTED, Fault, Faults, UserError, collecting
 
 if TYPE_CHECKING:
     from loadgen.cli.show import Show
@@ -45,7 +50,6 @@ def run(
 
     Example: loadgen run qa --url http://HOST:8000 -c 16 -d 2m --slo ttft:2s --slo tpot:50ms
     """
-    from loadgen.errors import INTERRUPTED, Fault, Faults, UserError, collecting
     from loadgen.execution.folder_names import check_empty
 
     faults: list[Fault] = []
@@ -67,7 +71,7 @@ def run(
         faults.append(UserError("this is no step of a GitHub workflow", "--github", "GITHUB_STEP_SUMMARY is not set"))
     if faults:
         raise Faults(faults)
-    from loadgen.cli.show import in_color, print_plans, say, write_file
+    from loadgen.cli.show import print_plans
     from loadgen.execution.run import execute
     from loadgen.execution.steering import words
     from loadgen.metrics.summary import dump_summary, exit_code
@@ -113,7 +117,6 @@ def run(
 
 def _levels(given: Given, workload: str | None) -> dict[str, Workload]:
     """The workloads to run one after the other: several where --concurrency is a list. Raises Faults."""
-    from loadgen.errors import UserError
     from loadgen.workload import levels, placed
     from loadgen.workload.loading import given as load
 
@@ -132,8 +135,6 @@ def _levels(given: Given, workload: str | None) -> dict[str, Workload]:
 
 def next_step(typed: Sequence[str], settings: Settings) -> str:
     """What to do after a run on a host that was too busy: for a simulation the same load in virtual time."""
-    import shlex
-
     if settings.url is not None:
         return "next: the same from a host of its own; loadgen doctor --url ... says what disturbs this one"
     target = ["run", "--url", f"sim:{settings.embedded['preset']}"]
@@ -154,10 +155,6 @@ def _several(
 
     Returns the runs, and whether they are all that was asked for.
     """
-    from datetime import datetime
-
-    from loadgen.cli.repeats import finish
-    from loadgen.cli.show import in_color, print_json, say
     from loadgen.execution.folder_names import taken
     from loadgen.execution.repeats import repeat, seeded
     from loadgen.metrics.summary import dump_summary

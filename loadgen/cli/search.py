@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from loadgen import errors, format, units
 from loadgen.cli.options import Given, OneWorkload, takes, typed_again
+from loadgen.cli.output import say
+from loadgen.errors import Fault, Faults, TargetError, UserError, collecting
 from loadgen.execution.options import typed
 
 if TYPE_CHECKING:
@@ -79,11 +84,6 @@ def search(
 
     Example: loadgen search rag --url http://HOST:8000 --slo ttft:2s --slo tpot:50ms -d 5m
     """
-    import math
-    from datetime import datetime
-
-    from loadgen import units
-    from loadgen.errors import Fault, Faults, UserError, collecting
     from loadgen.execution import run_header
     from loadgen.execution.folder_names import alone, run_id
     from loadgen.search import experiment, trials
@@ -199,9 +199,6 @@ def spread_of_runs(text: str | None, settings: Settings) -> float | None:
 
     None: not told, to be learned. In virtual time a run repeats itself: 0.
     """
-    from loadgen import units
-    from loadgen.errors import UserError
-
     share = typed("--run-spread", text, units.share)
     if share is None:
         return 0.0 if settings.virtual else None
@@ -232,11 +229,6 @@ def perform(
     Continues from the trials already in the folder, which the caller has taken (`folder_names.alone`). trial_s: length
     of the load of a probe. silent: print no answer on stdout.
     """
-    import math
-
-    from loadgen import format
-    from loadgen.cli.show import say
-    from loadgen.errors import TargetError
     from loadgen.report import search as report
     from loadgen.search import experiment
     from loadgen.search.load_search import resume
@@ -303,7 +295,6 @@ def _go_on(answer: SearchAnswer, folder: Path, plan: ExperimentPlan) -> str:
 
 def code(answer: SearchAnswer) -> int:
     """The exit code of a search."""
-    from loadgen import errors
 
     endings: dict[str, Any] = {
         "found": errors.OK,

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from loadgen import units
+from loadgen.cli.capacity import measured_rate
 from loadgen.cli.options import Given, takes
 from loadgen.errors import OK, Fault, Faults, UserError, meant
 from loadgen.execution.options import typed
@@ -133,7 +135,6 @@ def size(
 def _need(
     users: int | None, think: str, rate: str | None, answer: str | None, spare: int, hours_per_day: float
 ) -> Need:
-    from loadgen import units
     from loadgen.cost.sizing import Need
 
     if (users is None) == (rate is None):
@@ -176,7 +177,6 @@ def _source(
     allow_invalid: bool,
 ) -> tuple[MeasuredRate, Evidence | None]:
     """What a source was seen to carry, and the evidence; None of a published figure."""
-    from loadgen.cli.capacity import measured_rate
     from loadgen.cost import inputs
 
     if source.startswith(PUBLISHED):

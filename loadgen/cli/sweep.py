@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,8 @@ import typer
 
 from loadgen import format
 from loadgen.cli.options import DryRun, Given, OneWorkload, Strict, takes
+from loadgen.cli.output import print_json, say
+from loadgen.errors import INTERRUPTED, OK, UNSOUND, Fault, Faults, UserError, collecting
 
 if TYPE_CHECKING:
     from loadgen.cli.show import Show
@@ -47,11 +50,8 @@ def sweep(
 
     Example: loadgen sweep rag --url http://HOST:8000 --concurrency 1,2,4,...,64 -d 1m -o sweep
     """
-    from datetime import datetime
-
     from loadgen import run_folder
-    from loadgen.cli.show import print_json, print_plans, say
-    from loadgen.errors import INTERRUPTED, Fault, Faults, UserError, collecting
+    from loadgen.cli.show import print_plans
     from loadgen.execution.folder_names import alone, run_id
     from loadgen.report import sweep as sweep_report
     from loadgen.search import sweep as levels
@@ -119,7 +119,6 @@ class _Sweep:
 
 def _level(given: Given, name: str | None, kind: Kind, amount: float) -> Workload:
     """The workload at one level. A closed loop without a given length gets at least PER_LANE requests per lane."""
-    from loadgen.errors import UserError
     from loadgen.workload.loading import given as load
 
     def at_level(**changed: str) -> Workload:
@@ -147,8 +146,6 @@ def _repeated(how: Repetition, asked: _Sweep, *, as_json: bool, strict: bool) ->
     import msgspec
 
     from loadgen import run_folder
-    from loadgen.cli.show import say
-    from loadgen.errors import INTERRUPTED, UserError
     from loadgen.execution.repeats import repeat, seeded
     from loadgen.metrics.repeats import FILE, summarize_repeats
     from loadgen.report import repeats as table
@@ -193,9 +190,7 @@ def _repeated(how: Repetition, asked: _Sweep, *, as_json: bool, strict: bool) ->
 
 def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
     """Run the levels that are not in the folder yet; write its files. The curve, and whether the user stopped it."""
-
     from loadgen import run_folder
-    from loadgen.cli.show import say
     from loadgen.report import sweep as sweep_report
     from loadgen.results import checksums, store
     from loadgen.search import experiment, trials
@@ -258,8 +253,6 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
 
 
 def _code(curve: SweepCurve, interrupted: bool, *, strict: bool) -> int:
-    from loadgen.errors import INTERRUPTED, OK, UNSOUND
-
     if interrupted:
         return INTERRUPTED
     undecided = strict and any(level.slo_undecided for level in curve.levels)

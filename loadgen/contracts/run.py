@@ -40,7 +40,6 @@ from loadgen.results import checksums, store
 from loadgen.workload import placed
 
 if TYPE_CHECKING:
-    from loadgen.answers.ask import AskTarget
     from loadgen.workload import Workload
 
 DOCTOR, VERDICT, PAGE, JUNIT = "doctor.json", "verdict.json", "verdict.html", "junit.xml"
@@ -56,7 +55,7 @@ def run(
     seed: int | None = None,
     salt: str | None = None,
     repetition: Repetition | None = None,
-    other: AskTarget | None = None,
+    other: Settings | None = None,
     wait: Callable[[float], None] = time.sleep,
 ) -> tuple[Validation, Path]:
     """Run a checked contract and judge it; returns the verdict and the folder. `say` gets lines of progress.
@@ -82,7 +81,7 @@ def _carry_out(
     folder: Path,
     say: Callable[[str], None],
     repetition: Repetition | None,
-    other: AskTarget | None,
+    other: Settings | None,
     runs: Callable[[Planned, Repetition, Settings], tuple[list[Summary], bool, str]],
 ) -> Validation:
     started = _now()
@@ -132,7 +131,7 @@ def _carry_out(
 
 
 def _answers(
-    checked: Checked, asked: AnswersAsked, settings: Settings, other: AskTarget | None, folder: Path
+    checked: Checked, asked: AnswersAsked, settings: Settings, other: Settings | None, folder: Path
 ) -> tuple[bool, str]:
     """Ask the prompts. Returns whether the user broke it off, and why it could not be done ("" when it was done)."""
     try:
