@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from loadgen.cli.options import TARGET, Given, takes
+from loadgen.cli.output import print_json
 from loadgen.errors import OK, UNSOUND, UserError
 
 
@@ -32,9 +33,7 @@ def doctor(
         raise UserError("this command takes one endpoint", "--url", "several: loadgen run, or one address for all")
     title, findings = checks.run(settings)
     if as_json:
-        import msgspec
-
-        print(msgspec.json.encode({"title": title, "findings": findings}).decode())
+        print_json({"title": title, "findings": findings})
     else:
         print(render(title, findings), end="")
     return UNSOUND if checks.failed(findings) else OK

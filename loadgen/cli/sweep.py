@@ -143,8 +143,6 @@ def _level(given: Given, name: str | None, kind: Kind, amount: float) -> Workloa
 
 def _repeated(how: Repetition, asked: _Sweep, *, as_json: bool, strict: bool) -> int:
     """The whole sweep several times, as r1, r2, ... of one folder: each level's runs lie as far apart as can be."""
-    import msgspec
-
     from loadgen import run_folder
     from loadgen.execution.repeats import repeat, seeded
     from loadgen.metrics.repeats import FILE, summarize_repeats
@@ -181,9 +179,9 @@ def _repeated(how: Repetition, asked: _Sweep, *, as_json: bool, strict: bool) ->
     made = [(level, summarize_repeats(runs, within=within)) for level, runs in by_level.items() if runs]
     if not made:
         return INTERRUPTED
-    document = msgspec.json.format(msgspec.json.encode({"levels": dict(made)}), indent=2)
-    store.replace(parent / FILE, document + b"\n")
-    print(document.decode() if as_json else table.render_levels(made), end="\n" if as_json else "", flush=True)
+    document = format.document({"levels": dict(made)})
+    store.replace(parent / FILE, document)
+    print(document.decode() if as_json else table.render_levels(made), end="", flush=True)
     say(f"results in {parent}: a sweep each in {', '.join(f'r{i + 1}' for i in range(len(codes)))}")
     return max(codes) if whole else max(*codes, INTERRUPTED)
 

@@ -5,7 +5,6 @@ Pure: takes table names, returns a string. No figure is shown without the notes 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,15 +51,14 @@ def render_json(names: Sequence[str]) -> str:
     document = {}
     for name in names:
         source: published.Table[Any] = published.profiles() if name == "capacity" else getattr(published, name)()
-        stored = msgspec.to_builtins(source)
-        stored["note_texts"] = published.notes_of(source)
+        stored = msgspec.structs.asdict(source) | {"note_texts": published.notes_of(source)}
         if name == "nodes":
-            stored["worked_out"] = msgspec.to_builtins(rack)
+            stored["worked_out"] = rack
         if name == "capacity":
-            stored["worked_out"] = [msgspec.to_builtins(published.arithmetic(row, rack)) for row in source.rows]
+            stored["worked_out"] = [published.arithmetic(row, rack) for row in source.rows]
             stored["ignored"] = list(published.IGNORED)
         document[name] = stored
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    return format.document(document).decode()
 
 
 def told(section: Section) -> Iterator[str]:
