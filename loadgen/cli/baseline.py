@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from loadgen.cli.compare import BeyondNoise, FailOn
 from loadgen.cli.compare import compare as compare_results
 from loadgen.cli.help import Command, in_order
 from loadgen.errors import OK, UserError
@@ -57,12 +58,8 @@ def compare(
     name: Name,
     results: Annotated[list[Path], typer.Argument(help="Folders of runs or of repeats, to hold against it.")],
     kept: Kept = Path("baselines"),
-    fail_on: Annotated[
-        list[str] | None, typer.Option("--fail-on", help="As of `loadgen compare`: 'ttft_ms.p99 > +5%'. Repeatable.")
-    ] = None,
-    beyond_noise: Annotated[
-        bool, typer.Option("--beyond-noise", help="--fail-on only where the whole interval is beyond the limit.")
-    ] = False,
+    fail_on: FailOn = None,
+    beyond_noise: BeyondNoise = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     junit: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML to this file too.")] = None,

@@ -10,6 +10,18 @@ import typer
 from loadgen.cli.output import in_color, print_json, say_changed, write_file
 from loadgen.errors import OK, SLO_MISSED, UNSOUND, UserError
 
+FailOn = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fail-on",
+        help="Exit 1 when it holds: 'ttft_ms.p99 > +5%' (a change; needs repeats on both sides), "
+        "'goodput.share < 99%' (a value). Repeatable.",
+    ),
+]
+BeyondNoise = Annotated[
+    bool, typer.Option("--beyond-noise", help="--fail-on only where the whole interval is beyond the limit.")
+]
+
 
 def compare(
     results: Annotated[
@@ -18,17 +30,8 @@ def compare(
             help="Folders of runs, folders of repeats, or result files of other tools; the first is the base."
         ),
     ],
-    fail_on: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--fail-on",
-            help="Exit 1 when it holds: 'ttft_ms.p99 > +5%' (a change; needs repeats on both sides), "
-            "'goodput.share < 99%' (a value). Repeatable.",
-        ),
-    ] = None,
-    beyond_noise: Annotated[
-        bool, typer.Option("--beyond-noise", help="--fail-on only where the whole interval is beyond the limit.")
-    ] = False,
+    fail_on: FailOn = None,
+    beyond_noise: BeyondNoise = False,
     confidence: Annotated[str, typer.Option("--confidence", help="Of all metrics together.")] = "95%",
     anyway: Annotated[bool, typer.Option("--anyway", help="Judge although the work differs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

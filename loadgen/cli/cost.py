@@ -9,23 +9,19 @@ import re
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from loadgen.cli.options import AcceptSamplePrices, AllowInvalid
 from loadgen.cli.output import say_changed, write_file
 from loadgen.errors import OK, Fault, Faults, UserError
-
-if TYPE_CHECKING:
-    pass
 
 
 def cost(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs, of repeats of a run, or of a search.")],
     prices: Annotated[Path | None, typer.Option("--prices", help="Your prices: see docs/prices.example.yaml.")] = None,
-    accept_sample_prices: Annotated[
-        bool, typer.Option("--accept-sample-prices", help="Use list prices that others have copied, for want of yours.")
-    ] = False,
+    accept_sample_prices: AcceptSamplePrices = False,
     price: Annotated[
         list[str] | None, typer.Option("--price", metavar="DIR=NAME", help="Which price a result is under.")
     ] = None,
@@ -38,9 +34,7 @@ def cost(
     currency: Annotated[
         str | None, typer.Option("--currency", help="Of the figures; the price file has the exchange rates.")
     ] = None,
-    allow_invalid: Annotated[
-        bool, typer.Option("--allow-invalid", help="Price results whose measurement is not valid, marked.")
-    ] = False,
+    allow_invalid: AllowInvalid = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,

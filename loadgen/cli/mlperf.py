@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 
 from loadgen.cli.answers import tell
 from loadgen.cli.help import Command, in_order
-from loadgen.cli.options import OF_THE_LOAD, TARGET, Given, takes, typed_again
+from loadgen.cli.options import OF_THE_LOAD, TARGET, Given, new_folder, takes, typed_again
 from loadgen.cli.output import print_json, say
 from loadgen.cli.search import RunSpread, Sustain, longer, perform, spread_of_runs
 from loadgen.errors import INTERRUPTED, UNSOUND, Fault, Faults, UserError, collecting
@@ -338,10 +337,7 @@ def _official_loadgen_faults(given: Given, settings: Settings, *, find_peak: boo
 
 
 def _new_name(test: Test) -> Path:
-    """A name for the folder of the results, where none is given."""
-    from loadgen.execution.folder_names import run_id
-
-    return Path("results") / run_id(f"mlperf-{test.benchmark}-{test.scenario}", datetime.now().astimezone())
+    return new_folder(f"mlperf-{test.benchmark}-{test.scenario}")
 
 
 def _prepared(

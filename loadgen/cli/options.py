@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from loadgen.execution.plan import Settings
     from loadgen.execution.run import Execute
     from loadgen.metrics.repeats import Repetition
-    from loadgen.workload import Overrides
+    from loadgen.workload import Overrides, Workload
 
 TARGET = (
     "url", "model", "server", "api", "tokenizer", "extra_body", "headers", "api_key_file", "cacert", "cert", "key",
@@ -43,6 +43,12 @@ OneWorkload = Annotated[
 ]
 
 
+AllowInvalid = Annotated[
+    bool, typer.Option("--allow-invalid", help="Use a result whose measurement is not valid, marked.")
+]
+AcceptSamplePrices = Annotated[
+    bool, typer.Option("--accept-sample-prices", help="Use list prices that others have copied, for want of yours.")
+]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Exit 3 where a run cannot decide the SLO; without it that exits 0.")
 ]
@@ -102,6 +108,12 @@ class Given:
         if out is not None and self["force"]:
             keep_aside(out, datetime.now().astimezone())
 
+    def workload(self, name: str | None, **changed: Any) -> Workload:
+        """The workload that is asked for, as the options change it. Raises Fault or Faults."""
+        from loadgen.workload.loading import given
+
+        return given(name, self["trace"], self.overrides(**changed), self["dataset"])
+
     def overrides(self, **changed: Any) -> Overrides:
         """What the options say of the load, with other values for some."""
         from loadgen.workload import read_flags
@@ -147,6 +159,13 @@ class Given:
         """What --repeat and its companions ask for; None without them. Raises Faults."""
 
         return repetition(*(self[name] for name in ("repeat", "repeat_most", "repeat_within", "repeat_pause")))
+
+
+def new_folder(name: str) -> Path:
+    """The folder of a command's results, where the user has named none."""
+    from loadgen.execution.folder_names import run_id
+
+    return Path("results") / run_id(name, datetime.now().astimezone())
 
 
 def takes(

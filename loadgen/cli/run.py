@@ -76,8 +76,10 @@ def run(
     from loadgen.execution.steering import words
     from loadgen.metrics.summary import dump_summary, exit_code
     from loadgen.metrics.validity import is_host_busy
+    from loadgen.report import adaptive as adaptive_text
     from loadgen.report import outcome, text
     from loadgen.report.junit import render
+    from loadgen.search import adaptive_run
 
     if dry_run:
         if how is not None:
@@ -95,13 +97,13 @@ def run(
     else:
         summary, folder = execute(next(iter(workloads.values())), settings, show.hear, steering=steering)
         named, whole = [(summary.run.workload, summary)], True
-        found = None if steering is None else of_adaptive.found(folder)
+        found = None if steering is None else adaptive_run.read(folder)
         if as_json:
-            sys.stdout.buffer.write(dump_summary(summary) if found is None else found.data)
+            sys.stdout.buffer.write(dump_summary(summary) if found is None else adaptive_run.dump(found))
         else:
             print(text.render(summary, color=in_color()))
             if found is not None:
-                print(found.text)
+                print(adaptive_text.render(found))
             say(f"results in {folder}")
             if is_host_busy(summary.verdict):
                 say(next_step(given.arguments, settings))
@@ -111,20 +113,16 @@ def run(
         write_file(Path(page), outcome.markdown(named), "--github", add=True)
     codes = [exit_code(summary, strict=strict) for _, summary in named]
     if found is not None:
-        codes.append(of_adaptive.code(found.stored, strict=strict))
+        codes.append(of_adaptive.code(found, strict=strict))
     return max(codes) if whole else max(*codes, INTERRUPTED)
 
 
 def _levels(given: Given, workload: str | None) -> dict[str, Workload]:
     """The workloads to run one after the other: several where --concurrency is a list. Raises Faults."""
     from loadgen.workload import levels, placed
-    from loadgen.workload.loading import given as load
 
     steps = levels(given["concurrency"]) if given["concurrency"] else [None]
-    workloads = {
-        f"c{level}": load(workload, given["trace"], given.overrides(concurrency=level), given["dataset"])
-        for level in steps
-    }
+    workloads = {f"c{level}": given.workload(workload, concurrency=level) for level in steps}
     if len(steps) > 1:  # levels of one seed must not send each other's prompts
         workloads = {name: placed(level, name) for name, level in workloads.items()}
     if len(workloads) > 1 and given["repeat"] is not None:

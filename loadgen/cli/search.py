@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loadgen import errors, format, units
-from loadgen.cli.options import Given, OneWorkload, takes, typed_again
+from loadgen.cli.options import Given, OneWorkload, new_folder, takes, typed_again
 from loadgen.cli.output import say
 from loadgen.errors import Fault, Faults, TargetError, UserError, collecting
 from loadgen.execution.options import typed
@@ -85,12 +84,11 @@ def search(
     Example: loadgen search rag --url http://HOST:8000 --slo ttft:2s --slo tpot:50ms -d 5m
     """
     from loadgen.execution import run_header
-    from loadgen.execution.folder_names import alone, run_id
+    from loadgen.execution.folder_names import alone
     from loadgen.search import experiment, trials
     from loadgen.search.load_search import LoadSearch
     from loadgen.search.watch import Goal
     from loadgen.workload import Closed
-    from loadgen.workload.loading import given as load
 
     own_workload = (workload, given["trace"], given["dataset"], given["input_tokens"]) != (None,) * 4
     if resume is not None and not own_workload and (command := experiment.plan_of(resume).command):
@@ -110,9 +108,7 @@ def search(
     if over not in ("rate", "concurrency"):
         faults.append(UserError(f"nothing to search over: {over!r}", "--over", "known: rate, concurrency"))
     with collecting(faults):
-        checked = load(
-            workload, given["trace"], given.overrides(slo=terms, warmup=0, **at_first_load), given["dataset"]
-        )
+        checked = given.workload(workload, slo=terms, warmup=0, **at_first_load)
         slo_of_workload = checked.slo
         if slo_of_workload is None:
             raise UserError(
@@ -137,7 +133,7 @@ def search(
     trial_workload = trials.probing(checked, trial_ns)
     if resume is None:
         given.make_room(settings.out)
-    folder = resume or settings.out or Path("results") / run_id(f"search-{checked.name}", datetime.now().astimezone())
+    folder = resume or settings.out or new_folder(f"search-{checked.name}")
     lowest = 1.0 if closed else low or min(first_load, 1e-3)
     trial_runner = trials.Trials(
         folder=folder,

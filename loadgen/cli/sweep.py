@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from loadgen import format
-from loadgen.cli.options import DryRun, Given, OneWorkload, Strict, takes
+from loadgen.cli.options import DryRun, Given, OneWorkload, Strict, new_folder, takes
 from loadgen.cli.output import print_json, say
 from loadgen.errors import INTERRUPTED, OK, UNSOUND, Fault, Faults, UserError, collecting
 
@@ -52,7 +51,7 @@ def sweep(
     """
     from loadgen import run_folder
     from loadgen.cli.show import print_plans
-    from loadgen.execution.folder_names import alone, run_id
+    from loadgen.execution.folder_names import alone
     from loadgen.report import sweep as sweep_report
     from loadgen.search import sweep as levels
     from loadgen.workload.overrides import of_the_load
@@ -75,9 +74,7 @@ def sweep(
         raise Faults(faults)
     if dry_run:
         return print_plans(grid.values(), settings, given.budget())
-    parent = settings.out or Path("results") / run_id(
-        f"sweep-{next(iter(grid.values())).name}", datetime.now().astimezone()
-    )
+    parent = settings.out or new_folder(f"sweep-{next(iter(grid.values())).name}")
     flags = {name: str(value) for name, value in of_the_load(given.options).items() if name not in KINDS}
     settings = replace(settings, out=parent, leave_out_first_round=kind == "concurrency")
     asked = _Sweep(
@@ -119,15 +116,9 @@ class _Sweep:
 
 def _level(given: Given, name: str | None, kind: Kind, amount: float) -> Workload:
     """The workload at one level. A closed loop without a given length gets at least PER_LANE requests per lane."""
-    from loadgen.workload.loading import given as load
 
     def at_level(**changed: str) -> Workload:
-        return load(
-            name,
-            given["trace"],
-            given.overrides(**dict.fromkeys(KINDS) | {kind: f"{amount:g}"} | changed),
-            given["dataset"],
-        )
+        return given.workload(name, **dict.fromkeys(KINDS) | {kind: f"{amount:g}"} | changed)
 
     workload = at_level()
     count = next((stage.count for stage in workload.stages if stage.measured), None)
