@@ -190,7 +190,7 @@ def _search(
     from loadgen.search import experiment
 
     unit = experiment.unit_of(folder)
-    text = report.render(search.answer, search.told, search, unit=unit, simulated=search.simulated)
+    text = report.render(search.answer, search.told, search.names, unit=unit, simulated=search.simulated)
     if not page:
         return text, None
     file = folder / capacity.FILE

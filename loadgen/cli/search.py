@@ -272,7 +272,7 @@ def perform(
     else:
         if plan.metadata:
             print(f"metadata: {format.pairs(plan.metadata)}")
-        print(report.render(answer, load_search.told, trial_runner.goal, unit=unit, simulated=simulated), end="")
+        print(report.render(answer, load_search.told, trial_runner.goal.names, unit=unit, simulated=simulated), end="")
         say(f"results in {trial_runner.folder}{_go_on(answer, trial_runner.folder, plan)}")
     return code(answer)
 

@@ -327,11 +327,11 @@ def outputs_again(folder: Path, version: str) -> dict[str, bytes]:
 def _outputs(folder: Path, validation: Validation, contract: Contract, facts: ValidationFacts) -> dict[str, bytes]:
     runs = {run: run_folder.kept_summary(folder / run) for level in validation.levels for run in level.runs}
     text = (folder / CONTRACT).read_text("utf-8")
+    findings = [(one.state, one.check, one.found, one.meaning) for one in facts.findings]
+    page = verdict_page.render(validation, contract, text, runs, findings, _spread(folder, validation))
     return {
         VERDICT: format.document(validation),
-        PAGE: verdict_page.render(
-            validation, contract, text, runs, facts.findings, _spread(folder, validation)
-        ).encode(),
+        PAGE: page.encode(),
         JUNIT: junit.render(contract.name, cases(validation)).encode(),
     }
 

@@ -50,7 +50,7 @@ def render(
         sheet.mark(word, disclosure)
     sheet.heading(" · ".join(filter(None, (levels.workload, levels.model, "highest load within the SLO"))))
     kind = "good" if answer.reason == "found" else "bad" if answer.reason == "none" else "warn"
-    sheet.say(words.headline(answer, search, unit), f"sentence {kind}")
+    sheet.say(words.headline(answer, search.names, unit), f"sentence {kind}")
     if mlperf is not None:
         tokens, _ = mlperf_text.rates(mlperf, levels.gpus)
         said = ", ".join(filter(None, (f"{tokens.value} output tokens/s {tokens.window}", tokens.per_gpu)))
