@@ -48,7 +48,7 @@ def ask(
     try:
         return asyncio.run(_ask(endpoint, questions, lanes, max_tokens, tell))
     except TargetUnusable as error:
-        raise TargetError(str(error), shown(endpoint), error.hint) from None
+        raise TargetError(error.code, str(error), shown(endpoint), error.hint) from None
 
 
 def ask_all(
@@ -95,6 +95,7 @@ def refuse_other_tokenizer(endpoint: Settings, other: Settings, questions: Seque
     )
     if of_one is not None and of_other is not None and of_one != of_other:
         raise UserError(
+            "mismatch",
             f"prompts are token ids, and the tokenizers differ: one text is {of_one} tokens here, {of_other} there",
             f"{shown(endpoint)} and {shown(other)}",
             "give the prompts as texts: the ids of one tokenizer are other words in another",

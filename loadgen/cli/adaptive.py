@@ -76,7 +76,9 @@ def prepared(
 
     found: list[Fault] = []
     if not asked.adaptive:
-        found.append(UserError("it is of an adaptive run", "--window, --high, --max-time", "add --adaptive"))
+        found.append(
+            UserError("no_effect", "it is of an adaptive run", "--window, --high, --max-time", "add --adaptive")
+        )
 
     def seconds(flag: str, text: str) -> float:
         with collecting(found):
@@ -84,19 +86,21 @@ def prepared(
         return 0.0
 
     found += [
-        UserError("the run decides that itself", _flag(option), f"leave out --adaptive or {_flag(option)}")
+        UserError("conflict", "the run decides that itself", _flag(option), f"leave out --adaptive or {_flag(option)}")
         for option in NOT_WITH
         if given[option] is not None
     ]
     if "," in str(given["concurrency"] or ""):
         where = f"--concurrency {given['concurrency']}"
-        found.append(UserError("several levels, and a load that finds its own", where, "give the first one alone"))
+        found.append(
+            UserError("conflict", "several levels, and a load that finds its own", where, "give the first one alone")
+        )
     window_s = seconds("--window", asked.window or WINDOW)
     sustain_s = seconds("--duration", given["duration"] or SUSTAINED)
     longest_s = None if asked.max_time is None else seconds("--max-time", asked.max_time)
     if not found and sustain_s < window_s:
         where, hint = f"--duration {sustain_s:g}s", f"at least --window, {window_s:g}s"
-        found.append(UserError("a load cannot be sustained for less than a step", where, hint))
+        found.append(UserError("out_of_range", "a load cannot be sustained for less than a step", where, hint))
     workload = None
     with collecting(found):
         changed: dict[str, Any] = {"warmup": 0, "duration": f"{sustain_s or 1:g}s"}
@@ -112,7 +116,11 @@ def prepared(
         high = asked.high or (float(1 << 20) if closed else 1e6)
         if not start < high:
             hint = "a first load below it: --request-rate, or --concurrency"
-            found.append(UserError(f"the first load, {start:g}, is not below the highest", f"--high {high:g}", hint))
+            found.append(
+                UserError(
+                    "out_of_range", f"the first load, {start:g}, is not below the highest", f"--high {high:g}", hint
+                )
+            )
         plan = AdaptivePlan(
             over="concurrency" if closed else "rate",
             start=start,

@@ -53,7 +53,9 @@ def read(path: Path) -> list[Calls]:
             calls.append({name: call[name] for name in _NEEDED})
         except (msgspec.DecodeError, TypeError, KeyError):
             hint = "each line is a Measurement of loadgen_sdk (to_json)"
-            raise UserError("this line is no call of an application", f"{path}:{number}", hint) from None
+            raise UserError(
+                "wrong_format", "this line is no call of an application", f"{path}:{number}", hint
+            ) from None
     names = sorted({name for call in calls for name in call["labels"]})
     return [_group("", ALL, calls), *(group for name in names for group in _by_value(name, calls))]
 
