@@ -10,7 +10,7 @@ import msgspec
 
 from loadgen import format
 from loadgen.answers.comparison import AnswersResult, ScoredPrompt, judge, score
-from loadgen.answers.questions import Judged, Question
+from loadgen.answers.questions import AnswerKey, Question
 from loadgen.errors import UserError, of_reading
 from loadgen.results import files
 
@@ -19,7 +19,7 @@ _Row = TypeVar("_Row")
 _USE_ORIGINAL = "take the folder as it was handed over"
 
 
-class KeptTexts(Judged, frozen=True, kw_only=True):
+class KeptTexts(AnswerKey, frozen=True, kw_only=True):
     """A line of `texts.jsonl`: the two answers to one prompt, and what they are scored by. It holds no prompt."""
 
     a: str | None

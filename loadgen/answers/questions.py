@@ -14,7 +14,7 @@ REFERENCES = ("reference", "answer", "output", "response", "target")
 """Keys under which data sets keep the right answer; the first one that a row has counts."""
 
 
-class Judged(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerKey(msgspec.Struct, frozen=True, kw_only=True):
     """How an answer is judged.
 
     `reference`: a right answer, None where none is known. `choice`: the reference is the letter of a choice. `json`:
@@ -27,7 +27,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""
 
 
-class Question(Judged, frozen=True, kw_only=True):
+class Question(AnswerKey, frozen=True, kw_only=True):
     """One prompt, and how its answer is judged."""
 
     row: DatasetRow

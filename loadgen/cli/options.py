@@ -9,6 +9,7 @@ from datetime import datetime
 from decimal import Decimal
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,8 +20,6 @@ from loadgen.execution import options
 from loadgen.execution.options import COMMAND_OPTIONS, OPTIONS, PANELS, Option
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from loadgen.cli.show import Show
     from loadgen.cost.budget import Budget
     from loadgen.execution.plan import Settings
