@@ -43,6 +43,8 @@ def _above_zero(value: Decimal) -> Decimal:
         raise Wrong("is zero: nothing is free by default", "the price you pay; leave the key out where nothing is paid")
     if value < 0:
         raise Wrong("is negative", "an amount above zero, like 10.50")
+    if value > 10**15:
+        raise Wrong("is more money than there is", "an amount, like 10.50")
     return value
 
 
