@@ -61,7 +61,7 @@ def cost(
     from loadgen.report import cost_data
 
     if as_json + as_markdown + as_csv > 1:
-        raise UserError("several formats at once", "--json, --markdown, --csv", "choose one")
+        raise UserError("conflict", "several formats at once", "--json, --markdown, --csv", "choose one")
     chosen = _pairs(price or [], "--price")
     gpu_counts = _gpu_counts(_pairs(gpus or [], "--gpus"))
     share = _share(utilization)
@@ -108,7 +108,7 @@ def _pairs(texts: Sequence[str], flag: str) -> dict[str, str]:
     for text in texts:
         folder, equals, value = text.partition("=")
         if not (folder and equals and value):
-            raise UserError(f'"{text}" is not DIR=VALUE', flag, f"like {flag} azure-gb300=...")
+            raise UserError("invalid_value", f'"{text}" is not DIR=VALUE', flag, f"like {flag} azure-gb300=...")
         values_by_name[Path(folder).name if "/" in folder else folder] = value
     return values_by_name
 
@@ -116,13 +116,15 @@ def _pairs(texts: Sequence[str], flag: str) -> dict[str, str]:
 def _check_names(by_name: dict[str, str] | dict[str, int], names: Sequence[str], flag: str) -> None:
     for name in by_name:
         if name not in names:
-            raise UserError(f'no result is called "{name}"', flag, f"results: {', '.join(names)}")
+            raise UserError("unknown_name", f'no result is called "{name}"', flag, f"results: {', '.join(names)}")
 
 
 def _gpu_counts(texts_by_name: dict[str, str]) -> dict[str, int]:
     for name, text in texts_by_name.items():
         if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
-            raise UserError(f'"{text}" is not a number of GPUs', f"--gpus {name}", "a whole number above zero")
+            raise UserError(
+                "invalid_value", f'"{text}" is not a number of GPUs', f"--gpus {name}", "a whole number above zero"
+            )
     return {name: int(text) for name, text in texts_by_name.items()}
 
 
@@ -130,5 +132,7 @@ def _share(text: str) -> Decimal:
     match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?|\.[0-9]{1,6}) ?(%?)", text.strip())
     value = Decimal(match[1]) / (100 if match[2] else 1) if match else Decimal(0)
     if not 0 < value <= 1:
-        raise UserError(f'"{text}" is not a share', "--utilization", "above 0 and at most 1, like 0.4 or 40%")
+        raise UserError(
+            "invalid_value", f'"{text}" is not a share', "--utilization", "above 0 and at most 1, like 0.4 or 40%"
+        )
     return value
