@@ -68,11 +68,9 @@ def read(path: Path) -> list[Calls]:
             calls.append(msgspec.json.decode(line, type=_Call))
         except (ValueError, RecursionError) as error:
             hint = "each line is a Measurement of loadgen_sdk (to_json)"
-            calls.append(msgspec.json.decode(line, type=_Call))
-        except (ValueError, RecursionError) as error:
-            hint = "each line is a Measurement of loadgen_sdk (to_json)"
             what = f"this line is no call of an application: {error}"
             raise UserError("wrong_format", what, f"{path}:{number}", hint) from None
+    names = sorted({name for call in calls for name in call.labels})
     return [_group("", ALL, calls), *(group for name in names for group in _by_value(name, calls))]
 
 
