@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -171,8 +172,9 @@ def _planned_level(
 
 def _workload_path(name: str, folder: Path) -> str | None:
     file = folder / name
-    if file.is_file():
-        return str(file)
+    with suppress(OSError):  # no name of a file: too long, for one
+        if file.is_file():
+            return str(file)
     return name if name in packaged() else None
 
 

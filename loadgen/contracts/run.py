@@ -40,7 +40,6 @@ from loadgen.results import checksums, store
 from loadgen.workload import placed
 
 if TYPE_CHECKING:
-    from loadgen.answers.ask import AskTarget
     from loadgen.workload import Workload
 
 DOCTOR, VERDICT, PAGE, JUNIT = "doctor.json", "verdict.json", "verdict.html", "junit.xml"
@@ -56,7 +55,7 @@ def run(
     seed: int | None = None,
     salt: str | None = None,
     repetition: Repetition | None = None,
-    other: AskTarget | None = None,
+    other: Settings | None = None,
     wait: Callable[[float], None] = time.sleep,
 ) -> tuple[Validation, Path]:
     """Run a checked contract and judge it; returns the verdict and the folder. `say` gets lines of progress.
@@ -104,7 +103,7 @@ def _carry_out(
     folder: Path,
     say: Callable[[str], None],
     repetition: Repetition | None,
-    other: AskTarget | None,
+    other: Settings | None,
     runs: Callable[[Planned, Repetition, Settings], tuple[list[Summary], bool, _Trouble | None]],
 ) -> Validation:
     started = _now()
@@ -155,7 +154,7 @@ def _carry_out(
 
 
 def _answers(
-    checked: Checked, asked: AnswersAsked, settings: Settings, other: AskTarget | None, folder: Path
+    checked: Checked, asked: AnswersAsked, settings: Settings, other: Settings | None, folder: Path
 ) -> tuple[bool, _Trouble | None]:
     """Ask the prompts. Returns whether the user broke it off, and why it could not be done (None when it was done)."""
     try:
@@ -362,11 +361,11 @@ def outputs_again(folder: Path, version: str) -> dict[str, bytes]:
 def _outputs(folder: Path, validation: Validation, contract: Contract, facts: ValidationFacts) -> dict[str, bytes]:
     runs = {run: run_folder.kept_summary(folder / run) for level in validation.levels for run in level.runs}
     text = (folder / CONTRACT).read_text("utf-8")
+    findings = [(one.state, one.check, one.found, one.meaning) for one in facts.findings]
+    page = verdict_page.render(validation, contract, text, runs, findings, _spread(folder, validation))
     return {
         VERDICT: format.document(validation),
-        PAGE: verdict_page.render(
-            validation, contract, text, runs, facts.findings, _spread(folder, validation)
-        ).encode(),
+        PAGE: page.encode(),
         JUNIT: junit.render(contract.name, cases(validation)).encode(),
     }
 

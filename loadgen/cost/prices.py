@@ -49,6 +49,8 @@ def _above_zero(value: Decimal) -> Decimal:
         )
     if value < 0:
         raise Wrong("out_of_range", "is negative", "an amount above zero, like 10.50")
+    if value > 10**15:
+        raise Wrong("out_of_range", "is more money than there is", "an amount, like 10.50")
     return value
 
 

@@ -155,6 +155,7 @@ def _mooncake_together(scale: float, lines: Sequence[str]) -> TraceColumns | Non
         text = "[" + ",".join(lines) + "]"
         rows = _PLAIN_ROWS.decode(text)
         at = np.array([row.timestamp for row in rows])
+        latest_ns = float(np.abs(at).max()) * scale  # infinite, where numpy would warn
         read = np.array([row.input_length for row in rows], np.int64)
         write = np.array([row.output_length for row in rows], np.int64)
         lists = [row.hash_ids or () for row in rows] if '"hash_ids"' in text else ()
@@ -163,7 +164,7 @@ def _mooncake_together(scale: float, lines: Sequence[str]) -> TraceColumns | Non
         return None
     if (
         len(rows) != len(lines)
-        or np.abs(at).max() * scale > _LATEST_NS
+        or latest_ns > _LATEST_NS
         or read.min() < 1
         or write.min() < 0
         or max(read.max(), write.max()) > MOST_TOKENS

@@ -20,8 +20,8 @@ BITS = {"nvfp4": 4.5, "fp8": 8.0, "fp16": 16.0, "bf16": 16.0, "int8": 8.0, "int4
 """Bits per number, including shared scales: NVFP4 has one 8-bit scale per 16 numbers of 4 bits."""
 
 Routing = Literal["round_robin", "weighted"]
-Count = Annotated[int, msgspec.Meta(ge=1)]
-Positive = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+Positive = Annotated[float, msgspec.Meta(ge=1e-9, le=1e12)]  # so that no cost of an iteration is 0 or infinite
 AtLeastZero = Annotated[float, msgspec.Meta(ge=0)]
 
 
@@ -314,6 +314,8 @@ def _find_faults(preset: Preset) -> list[str]:
         faults.append(f"vm_speeds has {len(preset.vm_speeds)} speeds for {preset.vms} VMs")
     if server.max_num_tokens < server.max_batch_size:
         faults.append("server.max_num_tokens must be at least server.max_batch_size")
+    if faults:
+        return faults
     limits = preset.limits
     if limits.kv_blocks * limits.tokens_per_block < server.max_seq_len:
         capacity_tokens = limits.kv_blocks * limits.tokens_per_block
