@@ -21,7 +21,7 @@ from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.transport.target import Target
 from pydantic import AfterValidator, Field
 
-from loadgen.errors import Fault, Faults, UserError
+from loadgen.errors import Faults, Place, UserError, of_reading
 from loadgen.execution.plan import Endpoint
 from loadgen.units import Wrong
 from loadgen.workload.fields import Part, Source, Whole
@@ -36,7 +36,7 @@ def _usable(url: str) -> str:
     try:
         Target.parse(url)
     except TargetUnusable as error:
-        raise Wrong(f"cannot be used: {error}", error.hint) from None
+        raise Wrong(error.code, f"cannot be used: {error}", error.hint) from None
     return url
 
 
@@ -76,34 +76,35 @@ def load_targets(path: Path, env: Mapping[str, str] = os.environ, common: Endpoi
     except (OSError, UnicodeDecodeError) as error:
         reason = (error.strerror or "").lower() if isinstance(error, OSError) else "it is not UTF-8 text"
         hint = "give a YAML list: - {name: vm-01, url: http://...}"
-        raise Faults([UserError(f"cannot read the targets: {reason}", f"--targets {path}", hint)]) from None
+        raise Faults(
+            [UserError(of_reading(error), f"cannot read the targets: {reason}", f"--targets {path}", hint)]
+        ) from None
     top, faults = read_yaml(text, str(path), env, kind="targets file", smallest=_SMALLEST, list_as="targets")
     source = Source(file=str(path), folder=path.parent, faults=faults)
     written = validated(WrittenTargets, top, source)
     if written is None:
         raise Faults(in_order(source.faults))
     if not written.targets:
-        source.faults.append(_fault(top, source, (), "no targets in it", _SMALLEST))
+        source.faults.append(UserError("empty_file", "no targets in it", _place(top, source), _SMALLEST))
     endpoints: list[Endpoint] = []
     for i, target in enumerate(written.targets):
         endpoint = _endpoint(target, i, top, source, env, common)
         if any(other.name == endpoint.name for other in endpoints):
             what = f"a second target named {endpoint.name!r}"
-            source.faults.append(_fault(top, source, (i,), what, "give each its own name"))
+            source.faults.append(UserError("duplicate", what, _place(top, source, i), "give each its own name"))
         if (double := next((other for other in endpoints if _is_same(other, endpoint)), None)) is not None:
             what = f"the same endpoint and key as {double.name!r}"
-            source.faults.append(
-                _fault(top, source, (i, "url"), what, "name each once: its load would be counted as two")
-            )
+            hint = "name each once: its load would be counted as two"
+            source.faults.append(UserError("duplicate", what, _place(top, source, i, "url"), hint))
         endpoints.append(endpoint)
     if source.faults:
         raise Faults(in_order(source.faults))
     return tuple(endpoints)
 
 
-def _fault(top: Map, source: Source, loc: tuple[str | int, ...], what: str, hint: str) -> Fault:
+def _place(top: Map, source: Source, *loc: str | int) -> Place:
     spot, path, _ = locate(top, ("targets", *loc))
-    return UserError(what, where(source.file, spot, path), hint)
+    return where(source.file, spot, path)
 
 
 def _is_same(one: Endpoint, other: Endpoint) -> bool:
@@ -117,15 +118,17 @@ def _endpoint(
     key = common.api_key or env.get("OPENAI_API_KEY")
     if target.api_key_env is not None:
         if not (key := env.get(target.api_key_env)):
-            what = f"{target.api_key_env} is not set"
-            source.faults.append(_fault(top, source, (i, "api_key_env"), what, f"export {target.api_key_env}=..."))
+            name, place = target.api_key_env, _place(top, source, i, "api_key_env")
+            source.faults.append(
+                UserError("unset_variable", f"{name} is not set", place, f"export {name}=...", key=name)
+            )
     elif target.api_key_file is not None:
         file = source.folder / target.api_key_file
         try:
             key = file.read_text().strip()
         except OSError as error:
-            what = f"{file}: {error.strerror}"
-            source.faults.append(_fault(top, source, (i, "api_key_file"), what, "a file with the key"))
+            what, place = f"{file}: {error.strerror}", _place(top, source, i, "api_key_file")
+            source.faults.append(UserError(of_reading(error), what, place, "a file with the key"))
     return Endpoint(
         url=target.url,
         name=target.name or Target.parse(target.url).address,
@@ -151,15 +154,17 @@ def from_urls(urls: list[str], api_key: str | None, gpus: int | None, shape: str
     for text in urls:
         serves, url = named(text) or ("", text)
         if url.startswith("sim:"):
-            faults.append(UserError(f"{url} runs in virtual time, beside no other target", "--url", "name it alone"))
+            faults.append(
+                UserError("conflict", f"{url} runs in virtual time, beside no other target", "--url", "name it alone")
+            )
             continue
         try:
             name = Target.parse(url).redacted
         except TargetUnusable as error:
-            faults.append(UserError(str(error), "--url", error.hint))
+            faults.append(UserError(error.code, str(error), "--url", error.hint))
             continue
         if any(name == endpoint.name and serves == endpoint.serves for endpoint in endpoints):
-            faults.append(UserError(f"{name} is given twice", "--url", "name each target once"))
+            faults.append(UserError("duplicate", f"{name} is given twice", "--url", "name each target once"))
         endpoint = Endpoint(url=url, name=name, api_key=api_key, gpus=gpus, shape=shape, region=region)
         if serves:
             endpoint = Endpoint(url=url, name=name, api_key=api_key, serves=serves)
