@@ -21,7 +21,7 @@ from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.transport.target import Target
 from pydantic import AfterValidator, Field
 
-from loadgen.errors import Faults, Place, UserError, of_reading
+from loadgen.errors import Fault, Faults, Place, UserError, of_reading
 from loadgen.execution.plan import Endpoint
 from loadgen.units import Wrong
 from loadgen.workload.fields import Part, Source, Whole
