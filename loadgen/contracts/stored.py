@@ -99,12 +99,9 @@ def read(folder: Path) -> tuple[Contract, ValidationFacts]:
     resolved = folder / RESOLVED
     file = resolved if resolved.is_file() else folder / CONTRACT
     contract = schema.parse(schema.text_of(file, str(file)), str(file))
-    try:
-        return contract, msgspec.json.decode((folder / PLACE).read_bytes(), type=ValidationFacts)
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            "damaged_file", f"not a file of a validation: {error}", str(folder / PLACE), _USE_ORIGINAL
-        ) from None
+    place = folder / PLACE
+    what = "a file of a validation"
+    return contract, manifest.decoded(place.read_bytes(), ValidationFacts, str(place), what, _USE_ORIGINAL)
 
 
 def judge(folder: Path, contract: Contract, facts: ValidationFacts) -> Validation:

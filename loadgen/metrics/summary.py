@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 
 from loadgen import format
-from loadgen.errors import UserError
 from loadgen.metrics import between, blocks, causes, drift, splits, steps, stimulus, sustainable, validity
 from loadgen.metrics.accumulator import SAMPLES, Accumulator, Cell, CellPair
 from loadgen.metrics.between import BetweenNodes
@@ -37,8 +36,8 @@ from loadgen.results.manifest import (
     StagePlan,
     StepPlan,
     TargetFacts,
+    decoded,
     interchangeable,
-    refuse_newer,
 )
 from loadgen.results.record import SCHEMA_MINOR
 from loadgen.server_metrics import hardware
@@ -634,13 +633,8 @@ def load_summary(data: bytes, where: str = "summary.json") -> Summary:
 
     Raises UserError for data that is no summary, and for a summary of a newer schema.
     """
-    refuse_newer(data, SCHEMA, where)
-    try:
-        summary = msgspec.json.decode(data, type=Summary)
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            "damaged_file", f"not a summary of a run: {error}", where, "`loadgen report DIR` makes it again"
-        ) from None
+    hint = "`loadgen report DIR` makes it again"
+    summary = decoded(data, Summary, where, "a summary of a run", hint, schema=SCHEMA)
     verdict = validity.with_codes(summary.verdict)
     state = validity.state_reasons(summary.run.state)
     if verdict.valid and state:  # older versions called an interrupted run valid
