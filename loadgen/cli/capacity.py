@@ -71,7 +71,7 @@ def measured_rate(evidence: Evidence, profile: str, gpus: int | None) -> Measure
     summary = evidence.summary
     if summary.run.workload != profile:
         problem = f'the run is of the workload "{summary.run.workload}", not of {profile}'
-        raise UserError(problem, evidence.folder, f"--profile {summary.run.workload}, or a run of {profile}")
+        raise UserError(problem, evidence.folder, f"ask for {summary.run.workload}, or give a run of {profile}")
     gpu_count = gpus_of(evidence, gpus, "--gpus")
     if gpu_count is None:
         raise UserError("the run does not say how many GPUs it used", evidence.folder, "--gpus 4")

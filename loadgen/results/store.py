@@ -73,7 +73,8 @@ def read_run(folder: Path, *, lazily: bool = False) -> Stored:
     path = folder / "run.json"
     if not path.is_file():
         hint = "give the folder that `loadgen run` named in its first lines"
-        raise UserError(f"{folder} is not the folder of a run: it has no run.json", str(folder), hint)
+        what = "not the folder of a run: it has no run.json" if folder.is_dir() else "no such folder"
+        raise UserError(what, str(folder), hint)
     header = manifest.decode(path.read_bytes(), str(path))
     with undamaged(folder):
         if lazily:

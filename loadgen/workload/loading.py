@@ -37,9 +37,24 @@ def load(
     file and the flags, in the order of the lines of the file.
     """
     file = _workload_path(path_or_name)
-    text = _read_text(file, path_or_name)
+    text = text_of(path_or_name)
     label = path_or_name if file == Path(path_or_name) else str(file)
     return _checked(text, label, file.parent, overrides, env, changes)
+
+
+def text_of(path_or_name: str) -> str:
+    """The text of a workload file or of a packaged workload. Raises `Faults`."""
+    return _read_text(_workload_path(path_or_name), path_or_name)
+
+
+def name_of(path_or_name: str) -> str:
+    """The `name:` of a workload file; a word that is no file is a name itself. Raises `Faults`."""
+    if not _workload_path(path_or_name).is_file():
+        return path_or_name
+    top, faults = read_yaml(text_of(path_or_name), path_or_name, {})
+    if faults:
+        raise Faults(faults)
+    return str(top.get("name", path_or_name))
 
 
 def of_trace(trace: str | Path, overrides: Overrides = NONE, base: str | None = None) -> Workload:
