@@ -134,5 +134,5 @@ def test_lengths_of_a_load_are_those_of_the_requests_that_it_sends() -> None:
 def test_no_prompt_of_a_refused_load_is_sent(tmp_path: Path) -> None:
     with pytest.raises(Faults) as raised:
         execute(load("coding-agent", read_flags(seed="1")), Settings(url="sim:gb300-vm", out=tmp_path / "out"))
-    assert [fault.code for fault in raised.value.faults] == ["context"]
+    assert [fault.code for fault in raised.value.faults] == ["over_context"]
     assert not (tmp_path / "out" / "run.json").exists()

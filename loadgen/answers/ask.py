@@ -75,7 +75,7 @@ def ask(
     try:
         return asyncio.run(_ask(endpoint, questions, lanes, max_tokens, tell))
     except TargetUnusable as error:
-        raise TargetError(str(error), shown(endpoint.url), error.hint) from None
+        raise TargetError(error.code, str(error), shown(endpoint.url), error.hint) from None
 
 
 def ask_all(
@@ -121,6 +121,7 @@ def refuse_other_tokenizer(endpoint: AskTarget, other: AskTarget, questions: Seq
     )
     if of_one is not None and of_other is not None and of_one != of_other:
         raise UserError(
+            "mismatch",
             f"prompts are token ids, and the tokenizers differ: one text is {of_one} tokens here, {of_other} there",
             f"{shown(endpoint.url)} and {shown(other.url)}",
             "give the prompts as texts: the ids of one tokenizer are other words in another",

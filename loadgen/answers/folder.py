@@ -11,7 +11,7 @@ import msgspec
 from loadgen import format
 from loadgen.answers.comparison import AnswersResult, ScoredPrompt, judge, score
 from loadgen.answers.questions import Question
-from loadgen.errors import UserError
+from loadgen.errors import UserError, of_reading
 from loadgen.results import files
 from loadgen.workload.dataset import DatasetRow
 
@@ -86,7 +86,12 @@ def read(folder: Path) -> AnswersResult:
     try:
         return msgspec.json.decode((folder / FILE).read_bytes(), type=AnswersResult)
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"not a result of `loadgen answers`: {error}", str(folder / FILE), _USE_ORIGINAL) from None
+        raise UserError(
+            of_reading(error, "damaged_file"),
+            f"not a result of `loadgen answers`: {error}",
+            str(folder / FILE),
+            _USE_ORIGINAL,
+        ) from None
 
 
 def read_scores(folder: Path) -> list[ScoredPrompt]:
@@ -98,7 +103,9 @@ def _read_lines(file: Path, kind: type[_Row]) -> list[_Row]:
     try:
         return msgspec.json.decode(b"[" + b",".join(file.read_bytes().splitlines()) + b"]", type=list[kind])  # type: ignore[valid-type]
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"not the scores of answers: {error}", str(file), _USE_ORIGINAL) from None
+        raise UserError(
+            of_reading(error, "damaged_file"), f"not the scores of answers: {error}", str(file), _USE_ORIGINAL
+        ) from None
 
 
 def _document(result: AnswersResult) -> bytes:

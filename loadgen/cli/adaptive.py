@@ -77,29 +77,33 @@ def prepared(
 
     found: list[Fault] = []
     if not asked.adaptive:
-        found.append(UserError("it is of an adaptive run", "--window, --high, --max-time", "add --adaptive"))
+        found.append(
+            UserError("no_effect", "it is of an adaptive run", "--window, --high, --max-time", "add --adaptive")
+        )
 
     def seconds(text: str | None, flag: str, default: str = "") -> float:
         with collecting(found):
             try:
                 return units.duration_ns(text or default, bare="s") / 1e9
             except units.Wrong as wrong:
-                raise UserError(f"it {wrong}", f"{flag} {text}", wrong.hint) from None
+                raise UserError(wrong.code, f"it {wrong}", f"{flag} {text}", wrong.hint) from None
         return 0.0
 
     found += [
-        UserError("the run decides that itself", _flag(option), f"leave out --adaptive or {_flag(option)}")
+        UserError("conflict", "the run decides that itself", _flag(option), f"leave out --adaptive or {_flag(option)}")
         for option in NOT_WITH
         if given[option] is not None
     ]
     if "," in str(given["concurrency"] or ""):
         where = f"--concurrency {given['concurrency']}"
-        found.append(UserError("several levels, and a load that finds its own", where, "give the first one alone"))
+        found.append(
+            UserError("conflict", "several levels, and a load that finds its own", where, "give the first one alone")
+        )
     window_s, sustain_s = seconds(asked.window, "--window", WINDOW), seconds(given["duration"], "--duration", SUSTAINED)
     longest_s = seconds(asked.max_time, "--max-time") if asked.max_time else None
     if not found and sustain_s < window_s:
         where, hint = f"--duration {sustain_s:g}s", f"at least --window, {window_s:g}s"
-        found.append(UserError("a load cannot be sustained for less than a step", where, hint))
+        found.append(UserError("out_of_range", "a load cannot be sustained for less than a step", where, hint))
     workload = None
     with collecting(found):
         changed: dict[str, Any] = {"warmup": 0, "duration": f"{sustain_s or 1:g}s"}
@@ -115,7 +119,11 @@ def prepared(
         high = asked.high or (float(1 << 20) if closed else 1e6)
         if not start < high:
             hint = "a first load below it: --request-rate, or --concurrency"
-            found.append(UserError(f"the first load, {start:g}, is not below the highest", f"--high {high:g}", hint))
+            found.append(
+                UserError(
+                    "out_of_range", f"the first load, {start:g}, is not below the highest", f"--high {high:g}", hint
+                )
+            )
         plan = AdaptivePlan(
             over="concurrency" if closed else "rate",
             start=start,

@@ -62,13 +62,17 @@ def answers(
 
     settings = given.settings(needs_text="answers are scored as texts")
     if settings.targets or settings.virtual:
-        raise UserError("this command asks one endpoint over HTTP", "--url", "--against is the second one")
+        raise UserError(
+            "unsupported", "this command asks one endpoint over HTTP", "--url", "--against is the second one"
+        )
     loss = typed("--within", within, units.share)
-    if loss is not None and (against is None or not 0 <= loss < 1):
-        raise UserError("a share of B's scores, and there is no B" if against is None else "not a share", "--within",
-                        "--against URL --within 1%")  # fmt: skip
+    if loss is not None and against is None:
+        hint = "--against URL --within 1%"
+        raise UserError("no_effect", "a share of B's scores, and there is no B", "--within", hint)
+    if loss is not None and not 0 <= loss < 1:
+        raise UserError("out_of_range", "not a share", "--within", "--against URL --within 1%")
     if keep_content and out is None:
-        raise UserError("the texts need a folder", "--keep-content", "-o FOLDER")
+        raise UserError("missing_option", "the texts need a folder", "--keep-content", "-o FOLDER")
     asked = questions.read_questions(dataset, rows)
     second = other_endpoint(settings, against, against_model, against_key_file)
     with contextlib.ExitStack() as stack:
@@ -88,7 +92,7 @@ def answers(
                 simulated=settings.url is None,
             )
         except OSError as error:
-            raise UserError(f"cannot be written: {error.strerror}", f"--out {out}") from None
+            raise UserError("unwritable_file", f"cannot be written: {error.strerror}", f"--out {out}") from None
     if as_json:
         print_json(result)
     else:
@@ -108,12 +112,12 @@ def other_endpoint(settings: Settings, url: str | None, model: str | None, key_f
     if url is None:
         if model is not None or key_file is not None:
             flag = "--against-model" if model is not None else "--against-key-file"
-            raise UserError("of endpoint B, and there is none", flag, "add --against URL")
+            raise UserError("no_effect", "of endpoint B, and there is none", flag, "add --against URL")
         return None
     try:
         key = settings.api_key if key_file is None else key_of_file(key_file)
     except units.Wrong as wrong:
-        raise UserError(str(wrong), f"--against-key-file {key_file}", "a file with the key alone") from None
+        raise UserError(wrong.code, str(wrong), f"--against-key-file {key_file}", "a file with the key alone") from None
     return ask.endpoint(settings, url)._replace(model=model, api_key=key, server="auto")
 
 

@@ -43,10 +43,12 @@ def save(
 
     folder = _folder(kept, name)
     if not run_folder.is_run(result) and not run_folder.runs_in(result):
-        raise UserError("neither a run nor a folder of repeats", str(result), "give what loadgen run -o wrote")
+        raise UserError(
+            "no_result", "neither a run nor a folder of repeats", str(result), "give what loadgen run -o wrote"
+        )
     if folder.exists():
         if not force:
-            raise UserError("there is a baseline of this name", str(folder), "another name, or --force")
+            raise UserError("file_exists", "there is a baseline of this name", str(folder), "another name, or --force")
         shutil.rmtree(folder)
     shutil.copytree(result, folder, ignore=shutil.ignore_patterns("*.html", "spool"))
     print(folder)
@@ -77,7 +79,12 @@ def compare(
     folder = _folder(kept, name)
     if not folder.is_dir():
         known = ", ".join(sorted(path.name for path in kept.glob("*/"))) or "none"
-        raise UserError(f'no baseline is called "{name}"', str(kept), f"known: {known}; loadgen baseline save NAME DIR")
+        raise UserError(
+            "unknown_name",
+            f'no baseline is called "{name}"',
+            str(kept),
+            f"known: {known}; loadgen baseline save NAME DIR",
+        )
     return compare_results(
         [folder, *results],
         fail_on=fail_on,
@@ -90,5 +97,5 @@ def compare(
 
 def _folder(kept: Path, name: str) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-        raise UserError(f'"{name}" is no name of a baseline', "baseline", "letters, digits, . _ -")
+        raise UserError("invalid_value", f'"{name}" is no name of a baseline', "baseline", "letters, digits, . _ -")
     return kept / name

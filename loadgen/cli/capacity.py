@@ -45,10 +45,10 @@ def capacity(
 
     known = [row.profile for row in published.profiles().rows]
     if profile not in known:
-        raise UserError(f'no profile is called "{profile}"', "--profile", meant(profile, known))
+        raise UserError("unknown_name", f'no profile is called "{profile}"', "--profile", meant(profile, known))
     if users is not None and results is None:
         hint = "--results DIR: a run of this profile under its SLO; an Offline rate says nothing about users"
-        raise UserError("how many users a machine carries needs a run", "--results", hint)
+        raise UserError("missing_option", "how many users a machine carries needs a run", "--results", hint)
     think_s = typed("--think", think, units.seconds) or 0.0
     if results is not None:
         say_changed(results)
@@ -71,8 +71,9 @@ def measured_rate(evidence: Evidence, profile: str, gpus: int | None) -> Measure
     summary = evidence.summary
     if summary.run.workload != profile:
         problem = f'the run is of the workload "{summary.run.workload}", not of {profile}'
-        raise UserError(problem, evidence.folder, f"ask for {summary.run.workload}, or give a run of {profile}")
+        hint = f"ask for {summary.run.workload}, or give a run of {profile}"
+        raise UserError("mismatch", problem, evidence.folder, hint)
     gpu_count = gpus_of(evidence, gpus, "--gpus")
     if gpu_count is None:
-        raise UserError("the run does not say how many GPUs it used", evidence.folder, "--gpus 4")
+        raise UserError("missing_option", "the run does not say how many GPUs it used", evidence.folder, "--gpus 4")
     return measured(evidence, gpu_count)

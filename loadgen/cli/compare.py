@@ -49,7 +49,9 @@ def compare(
     from loadgen.report.junit import render
 
     if len(results) < 2:
-        raise UserError("one result alone compares with nothing", " ".join(map(str, results)), "give two or more")
+        raise UserError(
+            "too_few", "one result alone compares with nothing", " ".join(map(str, results)), "give two or more"
+        )
     for folder in results:
         say_changed(folder)
     level = _confidence(confidence)
@@ -88,5 +90,5 @@ def _confidence(text: str) -> float:
     except ValueError:
         level = 0.0
     if not 0.5 <= level < 1:
-        raise UserError("no level of confidence", f"--confidence {text}", "from 50% to 99.9%")
+        raise UserError("invalid_value", "no level of confidence", f"--confidence {text}", "from 50% to 99.9%")
     return level

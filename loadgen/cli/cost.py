@@ -63,7 +63,7 @@ def cost(
     from loadgen.report import cost_data
 
     if as_json + as_markdown + as_csv > 1:
-        raise UserError("several formats at once", "--json, --markdown, --csv", "choose one")
+        raise UserError("conflict", "several formats at once", "--json, --markdown, --csv", "choose one")
     chosen = _pairs(price or [], "--price", folders)
     gpu_counts = _gpu_counts(_pairs(gpus or [], "--gpus", folders))
     share = _share(utilization)
@@ -113,7 +113,8 @@ def _pairs(texts: Sequence[str], flag: str, folders: Sequence[Path]) -> dict[str
         if not equals and len(folders) == 1:
             folder, value = str(folders[0]), text
         if not (folder and value):
-            raise UserError(f'"{text}" does not say which result it is of', flag, f"like {flag} {folders[0]}=...")
+            what = f'"{text}" does not say which result it is of'
+            raise UserError("invalid_value", what, flag, f"like {flag} {folders[0]}=...")
         values_by_name[Path(folder).name if "/" in folder else folder] = value
     return values_by_name
 
@@ -121,13 +122,15 @@ def _pairs(texts: Sequence[str], flag: str, folders: Sequence[Path]) -> dict[str
 def _check_names(by_name: dict[str, str] | dict[str, int], names: Sequence[str], flag: str) -> None:
     for name in by_name:
         if name not in names:
-            raise UserError(f'no result is called "{name}"', flag, f"results: {', '.join(names)}")
+            raise UserError("unknown_name", f'no result is called "{name}"', flag, f"results: {', '.join(names)}")
 
 
 def _gpu_counts(texts_by_name: dict[str, str]) -> dict[str, int]:
     for name, text in texts_by_name.items():
         if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
-            raise UserError(f'"{text}" is not a number of GPUs', f"--gpus {name}", "a whole number above zero")
+            raise UserError(
+                "invalid_value", f'"{text}" is not a number of GPUs', f"--gpus {name}", "a whole number above zero"
+            )
     return {name: int(text) for name, text in texts_by_name.items()}
 
 
@@ -135,5 +138,7 @@ def _share(text: str) -> Decimal:
     match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?|\.[0-9]{1,6}) ?(%?)", text.strip())
     value = Decimal(match[1]) / (100 if match[2] else 1) if match else Decimal(0)
     if not 0 < value <= 1:
-        raise UserError(f'"{text}" is not a share', "--utilization", "above 0 and at most 1, like 0.4 or 40%")
+        raise UserError(
+            "invalid_value", f'"{text}" is not a share', "--utilization", "above 0 and at most 1, like 0.4 or 40%"
+        )
     return value

@@ -29,7 +29,9 @@ def doctor(
 
     settings = given.settings()
     if settings.targets:
-        raise UserError("this command takes one endpoint", "--url", "several: loadgen run, or one address for all")
+        raise UserError(
+            "unsupported", "this command takes one endpoint", "--url", "several: loadgen run, or one address for all"
+        )
     title, findings = checks.run(settings)
     if as_json:
         import msgspec

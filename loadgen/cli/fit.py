@@ -50,7 +50,7 @@ def fit(
         try:
             out.write_text(text)
         except OSError as error:
-            raise UserError(f"cannot be written: {error.strerror}", f"--out {out}", "") from None
+            raise UserError("unwritable_file", f"cannot be written: {error.strerror}", f"--out {out}", "") from None
         words.append(f"wrote {out}: loadgen run {out}")
     if as_json:
         print(json.dumps(report.data(fitted, workload), indent=2))

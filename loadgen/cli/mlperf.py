@@ -116,14 +116,14 @@ def limited(
     if resume is not None and common.benchmark is None and (command := experiment.plan_of(resume).command):
         if command[1:3] != ("mlperf", given.command):
             where = f"--resume {resume}"
-            raise UserError("not a search of this command", where, f"it was: {' '.join(command[:3])}")
+            raise UserError("mismatch", "not a search of this command", where, f"it was: {' '.join(command[:3])}")
         return given.call(["mlperf", *typed_again(command[2:], given.arguments[1:])])
     scenario: Scenario = "interactive" if given.command == "interactive" else "server"
     test, settings, overrides = _checked(given, common, scenario, find_peak=find_peak)
     if target_qps is None and not find_peak:
-        raise UserError("no rate", "--target-qps", "give --target-qps 182, or --find-peak")
+        raise UserError("missing_option", "no rate", "--target-qps", "give --target-qps 182, or --find-peak")
     if resume is not None and not find_peak:
-        raise UserError("only a search can be resumed", "--resume", "give --find-peak as well")
+        raise UserError("no_effect", "only a search can be resumed", "--resume", "give --find-peak as well")
     if resume is not None:
         experiment.plan_of(resume)
     spread = spread_of_runs(run_spread, settings)
@@ -219,7 +219,7 @@ def accuracy(
     test = rules.test(benchmark, "offline", round_name)
     settings = given.settings(needs_text="accuracy is scored over texts")
     if settings.targets or settings.virtual:
-        raise UserError("accuracy mode asks one endpoint over HTTP", "--url", "--url http://HOST:8000")
+        raise UserError("unsupported", "accuracy mode asks one endpoint over HTTP", "--url", "--url http://HOST:8000")
     folder = out or _new_name(test)
     check_empty(folder)
     with contextlib.ExitStack() as stack:
@@ -303,21 +303,25 @@ def _checked(
     with collecting(faults):
         if common.benchmark is None:
             known = ", ".join(rules.rules().benchmarks)
-            raise UserError("which benchmark?", "--benchmark", f"give -b with one of {known}")
+            raise UserError("missing_option", "which benchmark?", "--benchmark", f"give -b with one of {known}")
         test = rules.test(common.benchmark, scenario, common.round_name, min_duration_s=common.min_duration or 0)
     with collecting(faults):
         settings = given.settings(needs_text="the rules are about generated tokens")
         if common.harness == "loadgen":
             faults += _official_loadgen_faults(given, settings, find_peak=find_peak)
     if common.harness not in ("own", "loadgen"):
-        faults.append(UserError(f"unknown harness {common.harness!r}", "--harness", "known: own, loadgen"))
+        faults.append(
+            UserError("unknown_name", f"unknown harness {common.harness!r}", "--harness", "known: own, loadgen")
+        )
     if common.dataset is not None and (common.mean_output or common.mean_input):
-        faults.append(UserError("the means are of the synthetic set", "--dataset", "leave --mean-output out"))
+        faults.append(
+            UserError("conflict", "the means are of the synthetic set", "--dataset", "leave --mean-output out")
+        )
     overrides = given.overrides()
     faults += overrides.faults
     if common.dataset is not None:
         faults += [
-            UserError("the data set is sent as it stands", f"--{name} {given[name]}", f"leave --{name} out")
+            UserError("conflict", "the data set is sent as it stands", f"--{name} {given[name]}", f"leave --{name} out")
             for name in ("seed", "salt")
             if given[name] is not None
         ]
@@ -344,7 +348,7 @@ def _official_loadgen_faults(given: Given, settings: Settings, *, find_peak: boo
         ),
     )
     return [
-        UserError(f"the official LoadGen: {problem}", "--harness loadgen", f"{hint}; or --harness own")
+        UserError("unsupported", f"the official LoadGen: {problem}", "--harness loadgen", f"{hint}; or --harness own")
         for wrong, problem, hint in checks
         if wrong
     ]
@@ -405,7 +409,10 @@ def _measured_rate(load: _Load, folder: Path, lanes: int | None) -> float | None
         rate_and_length = mlperf_run.offline_rate(trial_folder)
         if rate_and_length is None:
             raise UserError(
-                "the trial pass completed nothing", str(trial_folder), "give --target-qps: expected samples/s"
+                "no_figure",
+                "the trial pass completed nothing",
+                str(trial_folder),
+                "give --target-qps: expected samples/s",
             )
         qps, length_s = rate_and_length
         say(f"expected: {qps:,.4g} samples/s, from {length_s:,.3g} s in {trial_folder}")

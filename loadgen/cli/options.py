@@ -71,10 +71,10 @@ class Given:
             made = options.settings(self.options)
             if made.store and not to_store:
                 what = "only loadgen run copies its results to a store"
-                raise UserError(what, f"--out {made.store}", "give a folder")
+                raise UserError("unsupported", what, f"--out {made.store}", "give a folder")
             if made.values and needs_text:
                 what = f"{needs_text}, and an answer of {made.api} is numbers"
-                raise UserError(what, f"--api {made.api}", "--api chat, completions or responses")
+                raise UserError("unsupported", what, f"--api {made.api}", "--api chat, completions or responses")
         with collecting(faults):
             self._prometheus()
             self._otel()
@@ -126,7 +126,7 @@ class Given:
         if self["prices"] is None:
             if self["max_cost"] is not None:
                 where = f"--max-cost {self['max_cost']:g}"
-                raise UserError("a limit of money, and no prices", where, "add --prices FILE")
+                raise UserError("missing_option", "a limit of money, and no prices", where, "add --prices FILE")
             return None
         from decimal import Decimal
 
@@ -221,7 +221,12 @@ def typed_again(before: Sequence[str], now: Sequence[str]) -> list[str]:
         elif not equals and name not in switches:
             next(rest)
     if hidden := next((flag for flag, word in pairwise(kept) if "***" in word), None):
-        raise UserError("the command that is gone on with had a secret, which is not stored", hidden, "give it again")
+        raise UserError(
+            "missing_option",
+            "the command that is gone on with had a secret, which is not stored",
+            hidden,
+            "give it again",
+        )
     return [*kept, *now[1:]]
 
 

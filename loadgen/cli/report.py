@@ -247,6 +247,6 @@ def _write(page: str, chosen: Path | None, default: Path) -> None:
         path.write_text(page, "utf-8")
     except OSError as error:
         hint = "give another place with --html FILE, or --no-html"
-        raise UserError(f"cannot write the page: {error.strerror}", str(path), hint) from None
+        raise UserError("unwritable_file", f"cannot write the page: {error.strerror}", str(path), hint) from None
     checksums.renew(path.parent, path)
     print(f"page: {path}", file=sys.stderr)

@@ -64,7 +64,11 @@ def run(
             workloads = _levels(given, workload)
     page = os.environ.get("GITHUB_STEP_SUMMARY")
     if github and not page:
-        faults.append(UserError("this is no step of a GitHub workflow", "--github", "GITHUB_STEP_SUMMARY is not set"))
+        faults.append(
+            UserError(
+                "unset_variable", "this is no step of a GitHub workflow", "--github", "GITHUB_STEP_SUMMARY is not set"
+            )
+        )
     if faults:
         raise Faults(faults)
     from loadgen.cli.show import in_color, print_plans, say, write_file
@@ -126,7 +130,7 @@ def _levels(given: Given, workload: str | None) -> dict[str, Workload]:
         workloads = {name: placed(level, name) for name, level in workloads.items()}
     if len(workloads) > 1 and given["repeat"] is not None:
         hint = "loadgen sweep ... --repeat runs several levels again and again; or give one level"
-        raise UserError("several levels, each to be repeated", f"--repeat {given['repeat']}", hint)
+        raise UserError("conflict", "several levels, each to be repeated", f"--repeat {given['repeat']}", hint)
     return workloads
 
 

@@ -109,7 +109,9 @@ def search(
         settings = given.settings()
         spread = spread_of_runs(run_spread, settings)
     if over not in ("rate", "concurrency"):
-        faults.append(UserError(f"nothing to search over: {over!r}", "--over", "known: rate, concurrency"))
+        faults.append(
+            UserError("unknown_name", f"nothing to search over: {over!r}", "--over", "known: rate, concurrency")
+        )
     with collecting(faults):
         checked = load(
             workload, given["trace"], given.overrides(slo=terms, warmup=0, **at_first_load), given["dataset"]
@@ -117,14 +119,16 @@ def search(
         slo_of_workload = checked.slo
         if slo_of_workload is None:
             raise UserError(
-                "no SLO to search under", workload or "loadgen search", "give --slo ttft:2s --slo tpot:200ms"
+                "no_slo", "no SLO to search under", workload or "loadgen search", "give --slo ttft:2s --slo tpot:200ms"
             )
     with collecting(faults):
         trial_ns = typed("--duration", given["duration"], partial(units.duration_ns, bare="s")) or 0
     with collecting(faults):
         longest_s = typed("--max-time", max_time, units.seconds)
     if low and high and low >= high:
-        faults.append(UserError("the lowest load is not below the highest", f"--low {low:g} --high {high:g}", ""))
+        faults.append(
+            UserError("out_of_range", "the lowest load is not below the highest", f"--low {low:g} --high {high:g}", "")
+        )
     if resume is not None:
         with collecting(faults):
             experiment.plan_of(resume)
@@ -133,7 +137,7 @@ def search(
     judged, why = run_header.judged_slo(slo_of_workload, settings)
     if judged is None:
         raise UserError(
-            f"nothing of the SLO can be judged. {next(iter(why))}", f"--api {settings.api}", "--slo e2e:500ms"
+            "no_slo", f"nothing of the SLO can be judged. {next(iter(why))}", f"--api {settings.api}", "--slo e2e:500ms"
         )
     trial_workload = trials.probing(checked, trial_ns)
     if resume is None:
@@ -207,7 +211,7 @@ def spread_of_runs(text: str | None, settings: Settings) -> float | None:
     if share is None:
         return 0.0 if settings.virtual else None
     if not 0 <= share <= 0.2:
-        raise UserError("a variation of more than 20 %", f"--run-spread {text}", "a share, like 3%")
+        raise UserError("out_of_range", "a variation of more than 20 %", f"--run-spread {text}", "a share, like 3%")
     return share
 
 

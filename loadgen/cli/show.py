@@ -63,7 +63,7 @@ def write_file(path: Path, data: str | bytes, flag: str, *, add: bool = False) -
         with path.open("ab" if add else "wb") as file:
             file.write(data if isinstance(data, bytes) else data.encode())
     except OSError as error:
-        raise UserError(f"cannot be written: {error.strerror}", f"{flag} {path}") from None
+        raise UserError("unwritable_file", f"cannot be written: {error.strerror}", f"{flag} {path}") from None
 
 
 def print_plans(workloads: Iterable[Workload], settings: Settings, budget: Budget | None) -> int:

@@ -68,7 +68,7 @@ def sweep(
     with collecting(faults):
         if (concurrency is None) == (request_rate is None):
             hint = "either --concurrency 1,2,4,...,64 or --request-rate 1,2,4,...,64"
-            raise UserError("one kind of levels is needed", "loadgen sweep", hint)
+            raise UserError("missing_option", "one kind of levels is needed", "loadgen sweep", hint)
         for amount in levels.grid(given[kind], f"--{kind.replace('_', '-')}", kind):
             grid[amount] = _level(given, workload, kind, amount)
     if faults:
@@ -136,7 +136,9 @@ def _level(given: Given, name: str | None, kind: Kind, amount: float) -> Workloa
         return workload
     if given["num_requests"] is not None and count < amount:
         what = f"{count:,} requests are fewer than {amount:,.0f} lanes: so many would never be in flight"
-        raise UserError(what, f"--num-requests {count}", f"--num-requests {PER_LANE * amount:g}, or leave it out")
+        raise UserError(
+            "out_of_range", what, f"--num-requests {count}", f"--num-requests {PER_LANE * amount:g}, or leave it out"
+        )
     if given["num_requests"] is None and given["duration"] is None and count < PER_LANE * amount:
         return at_level(num_requests=f"{PER_LANE * amount:g}")
     return workload
@@ -157,7 +159,9 @@ def _repeated(how: Repetition, asked: _Sweep, *, as_json: bool, strict: bool) ->
 
     parent = asked.folder
     if (parent / "plan.json").is_file():
-        raise UserError("the folder holds a sweep that is not repeated", f"--out {parent}", "give another --out")
+        raise UserError(
+            "mismatch", "the folder holds a sweep that is not repeated", f"--out {parent}", "give another --out"
+        )
     by_level: dict[str, list[tuple[str, Summary]]] = {levels.name(asked.kind, amount): [] for amount in asked.grid}
     codes: list[int] = []
 

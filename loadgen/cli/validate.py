@@ -87,7 +87,12 @@ def validate(
     if contract is None and extend is not None:
         return given.call(typed_again(stored.command_of(extend), given.arguments))
     if contract is None:
-        raise UserError("no contract", "loadgen validate", f"a file, a folder, or: {', '.join(packaged('contracts'))}")
+        raise UserError(
+            "missing_option",
+            "no contract",
+            "loadgen validate",
+            f"a file, a folder, or: {', '.join(packaged('contracts'))}",
+        )
     if contract.is_dir():
         result = stored.again(contract)
         _print(result, as_json)
@@ -108,9 +113,9 @@ def validate(
     with collecting(faults):
         add_ns = _time(add, "--add")
     if add is not None and extend is None:
-        faults.append(UserError("says how much to add, and to nothing", f"--add {add}", "--extend FOLDER"))
+        faults.append(UserError("no_effect", "says how much to add, and to nothing", f"--add {add}", "--extend FOLDER"))
     if bundle is not None and bundle.exists():
-        faults.append(UserError("this file exists", f"--bundle {bundle}", "give another name"))
+        faults.append(UserError("file_exists", "this file exists", f"--bundle {bundle}", "give another name"))
     with collecting(faults):
         checked_contract = load_contract(
             contract,
@@ -126,11 +131,17 @@ def validate(
     asked = checked_contract.contract.answers
     if asked is None and against is not None:
         raise UserError(
-            "this contract asks nothing about answers", "--against", "answers: {dataset: FILE, must: [...]}"
+            "no_effect",
+            "this contract asks nothing about answers",
+            "--against",
+            "answers: {dataset: FILE, must: [...]}",
         )
     if asked is not None and settings.virtual and not dry_run:
         raise UserError(
-            "a simulation in virtual time gives no answers", "--url", "leave it out for the embedded endpoint"
+            "unsupported",
+            "a simulation in virtual time gives no answers",
+            "--url",
+            "leave it out for the embedded endpoint",
         )
     other = None
     if asked is not None:
@@ -186,7 +197,9 @@ def _check_values(checked: Checked, settings: Settings) -> None:
         for term in (*planned.level.must, *planned.level.should):
             if term.kind in LATENCIES and term.kind != "e2e":
                 what = f"answers of {settings.api} have no tokens: {words(term)} could never be decided"
-                faults.append(UserError(what, f"--api {settings.api}", "promise e2e, or leave --api out"))
+                faults.append(
+                    UserError("unsupported", what, f"--api {settings.api}", "promise e2e, or leave --api out")
+                )
     if faults:
         raise Faults(faults)
 
@@ -198,7 +211,7 @@ def _time(text: str | None, flag: str) -> int | None:
 
     length_ns = typed(flag, text, partial(units.duration_ns, bare="s"))
     if length_ns == 0:
-        raise UserError("no time at all", f"{flag} {text}", f"{flag} 10m")
+        raise UserError("out_of_range", "no time at all", f"{flag} {text}", f"{flag} 10m")
     return length_ns
 
 

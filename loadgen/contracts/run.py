@@ -217,13 +217,18 @@ def extend(
             "no term is undecided for want of load" if validation.verdict != verdict.PASS else "every term is decided"
         )
         raise UserError(
-            what, str(folder), "nothing is gained by more load; loadgen validate with a new folder runs anew"
+            "already_decided",
+            what,
+            str(folder),
+            "nothing is gained by more load; loadgen validate with a new folder runs anew",
         )
     settings = _with_gpus(settings, contract.gpus)
     findings = _preflight(settings, folder, say)
     if faults := [finding for finding in findings if finding.state == FAULT]:
         checksums.write(folder)
-        raise Faults([UserError(f"{one.check}: {one.found}", settings.shown, one.meaning) for one in faults])
+        raise Faults(
+            [UserError("failed_check", f"{one.check}: {one.found}", settings.shown, one.meaning) for one in faults]
+        )
     runs = partial(_runs_of_level, folder, perform=perform, say=say, seed=seed, salt=salt, wait=wait)
     counts = {level.name: len(level.runs) for level in levels}
     added = dict(counts)
@@ -255,14 +260,22 @@ def _check_extension(
     """Raises Faults for a contract or target other than that of the folder, and UserError for a broken promise."""
     faults: list[Fault] = []
     if checked.text != (folder / CONTRACT).read_text("utf-8"):
-        faults.append(UserError(f"is not the contract in {folder}", checked.file, f"extend with {folder / CONTRACT}"))
+        faults.append(
+            UserError("mismatch", f"is not the contract in {folder}", checked.file, f"extend with {folder / CONTRACT}")
+        )
     if settings.shown != facts.target:
         faults.append(
-            UserError(f"this validation is of {facts.target}", settings.shown, "a new folder for this target")
+            UserError(
+                "mismatch", f"this validation is of {facts.target}", settings.shown, "a new folder for this target"
+            )
         )
     if validation.verdict == verdict.FAIL:
         what = "a promise is broken, and stays so: more load takes no verdict back"
-        faults.append(UserError(what, str(folder), "after a change of the server: loadgen validate with a new folder"))
+        faults.append(
+            UserError(
+                "already_decided", what, str(folder), "after a change of the server: loadgen validate with a new folder"
+            )
+        )
     if faults:
         raise Faults(faults)
 
@@ -374,5 +387,5 @@ def _folder(out: Path | None, name: str) -> Path:
         out = Path("results") / run_id(f"validate-{name}", datetime.datetime.now().astimezone())
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         hint = "a verdict has one folder: give a new one; or --force, which keeps this one under a dated name"
-        raise UserError("this folder is in use", f"--out {out}", hint)
+        raise UserError("folder_in_use", "this folder is in use", f"--out {out}", hint)
     return out

@@ -58,7 +58,10 @@ def command_of(folder: Path) -> list[str]:
     run_file = next(folder.glob("*/r*/run.json"), None)
     if not (folder / PLACE).is_file() or run_file is None:
         raise UserError(
-            "no validation with a run in this folder", str(folder), "the folder that loadgen validate named"
+            "no_result",
+            "no validation with a run in this folder",
+            str(folder),
+            "the folder that loadgen validate named",
         )
     words = iter(manifest.decode(run_file.read_bytes(), str(run_file)).command[1:])
     kept = []
@@ -77,10 +80,17 @@ def again(folder: Path) -> Validation:
     """
     if not (folder / PLACE).is_file():
         what = "no validation in this folder" if folder.is_dir() else "no such folder"
-        raise UserError(what, str(folder), "give the folder that `loadgen validate` named")
+        raise UserError(
+            "no_result" if folder.is_dir() else "missing_file",
+            what,
+            str(folder),
+            "give the folder that `loadgen validate` named",
+        )
     changed = verify(folder)
     if changed:
-        raise Faults([UserError(what, str(folder / name), _USE_ORIGINAL) for name, what in changed.items()])
+        raise Faults(
+            [UserError("changed_file", what, str(folder / name), _USE_ORIGINAL) for name, what in changed.items()]
+        )
     return judge(folder, *read(folder))
 
 
@@ -92,7 +102,9 @@ def read(folder: Path) -> tuple[Contract, ValidationFacts]:
     try:
         return contract, msgspec.json.decode((folder / PLACE).read_bytes(), type=ValidationFacts)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"not a file of a validation: {error}", str(folder / PLACE), _USE_ORIGINAL) from None
+        raise UserError(
+            "damaged_file", f"not a file of a validation: {error}", str(folder / PLACE), _USE_ORIGINAL
+        ) from None
 
 
 def judge(folder: Path, contract: Contract, facts: ValidationFacts) -> Validation:
@@ -193,7 +205,7 @@ def money(prices: Prices) -> Money:
         for price in pricing.find(prices, run.summary.target):
             unit_price = unit_cost.cost(basis, price, run.summary.target.gpus, unit_cost.GOOD)
             if unit_price is None or unit_price.low is None or unit_price.high is None:
-                raise UserError("nobody says how many GPUs there are", run.folder, "--gpus")
+                raise UserError("missing_option", "nobody says how many GPUs there are", run.folder, "--gpus")
             costs.append(
                 Bounds(*(float(amount * 1000) for amount in (unit_price.total, unit_price.low, unit_price.high)))
             )

@@ -156,7 +156,7 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
     summary, capacity = evidence.summary, evidence.capacity
     if evidence.at_once:
         what = "an Offline rate says nothing about users: everything was due at once, and nobody waited within a limit"
-        raise UserError(what, evidence.folder, "a run or search of the profile under its SLO")
+        raise UserError("no_figure", what, evidence.folder, "a run or search of the profile under its SLO")
     if capacity is not None:
         basis, noun = f"capacity by {capacity.method}", str(capacity.unit)
         bound_why = (capacity.bound_why or STILL_KEPT) if capacity.lower_bound else ""
@@ -170,7 +170,9 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
         noun, run_rates = _steady_rates(evidence)
         if not run_rates or min(run_rates) <= 0:
             what = f"no {noun} ended while load was offered"
-            raise UserError(what, evidence.folder, "a longer run, or one at a load that the endpoint can carry")
+            raise UserError(
+                "no_figure", what, evidence.folder, "a longer run, or one at a load that the endpoint can carry"
+            )
         rate = replications(run_rates)
         bound_why = ONE_LOAD if all(run.goodput.met for run in evidence.summaries) else ""
     answer_ms = summary.e2e_ms.mean if summary.sessions is None else summary.sessions.duration_ms.mean

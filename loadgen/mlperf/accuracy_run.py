@@ -41,7 +41,9 @@ def run(
     file = dataset.read_dataset(path, spec, benchmark=test.benchmark)
     if not all(file.references):
         known = ", ".join(dataset.REFERENCES)
-        raise UserError("samples without a reference answer", f"--dataset {path}", f"a column of texts: {known}")
+        raise UserError(
+            "missing_key", "samples without a reference answer", f"--dataset {path}", f"a column of texts: {known}"
+        )
     ids = None if tokenizer is None else load_tokenizer(tokenizer)
     questions = [
         Question(row=_row(sample.prompt, spec.max_output), reference=reference)
