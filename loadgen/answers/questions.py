@@ -14,18 +14,23 @@ REFERENCES = ("reference", "answer", "output", "response", "target")
 """Keys under which data sets keep the right answer; the first one that a row has counts."""
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt, and how its answer is judged.
+class AnswerKey(msgspec.Struct, frozen=True, kw_only=True):
+    """How an answer is judged.
 
     `reference`: a right answer, None where none is known. `choice`: the reference is the letter of a choice. `json`:
     the answer has to be JSON. `group`: the class it is counted in, "" for none.
     """
 
-    row: DatasetRow
     reference: str | None = None
     choice: bool = False
     json: bool = False
     group: str = ""
+
+
+class Question(AnswerKey, frozen=True, kw_only=True):
+    """One prompt, and how its answer is judged."""
+
+    row: DatasetRow
 
 
 def read_questions(path: Path, most: int | None = None) -> list[Question]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from loadgen import units
 from loadgen.cli.options import TARGET, Given, takes
-from loadgen.execution.options import typed
+from loadgen.cli.output import print_json
+from loadgen.errors import OK, SLO_MISSED, UNSOUND, UserError
+from loadgen.execution.options import key_of_file, typed
 
 if TYPE_CHECKING:
-    from loadgen.answers.ask import AskTarget
     from loadgen.execution.plan import Settings
 
 AgainstModel = Annotated[str | None, typer.Option("--against-model", help="The model of endpoint B.")]
@@ -50,15 +53,10 @@ def answers(
 
     Example: loadgen answers questions.jsonl --url http://HOST:8000 --against http://OTHER:8000 --within 1%
     """
-    import contextlib
-
-    from loadgen import units
-    from loadgen.answers import ask, questions
+    from loadgen.answers import questions
     from loadgen.answers.run import run
-    from loadgen.cli.show import print_json
-    from loadgen.errors import OK, SLO_MISSED, UNSOUND, UserError
+    from loadgen.execution.probing import serving
     from loadgen.report.answers import render
-    from loadgen.sim.server import embedded
 
     settings = given.settings(needs_text="answers are scored as texts")
     if settings.targets or settings.virtual:
@@ -75,13 +73,12 @@ def answers(
         raise UserError("missing_option", "the texts need a folder", "--keep-content", "-o FOLDER")
     asked = questions.read_questions(dataset, rows)
     second = other_endpoint(settings, against, against_model, against_key_file)
-    with contextlib.ExitStack() as stack:
-        url = settings.url or stack.enter_context(embedded.start()).url
+    with serving(settings) as served:
         try:
             result, reasons = run(
                 dataset,
                 asked,
-                ask.endpoint(settings, url),
+                served,
                 second,
                 lanes=lanes,
                 max_tokens=max_tokens,
@@ -102,13 +99,8 @@ def answers(
     return OK if loss is None or result.verdict else UNSOUND if result.verdict is None else SLO_MISSED
 
 
-def other_endpoint(settings: Settings, url: str | None, model: str | None, key_file: Path | None) -> AskTarget | None:
+def other_endpoint(settings: Settings, url: str | None, model: str | None, key_file: Path | None) -> Settings | None:
     """Endpoint B, with a key and a model of its own; None without a URL. Raises UserError."""
-    from loadgen import units
-    from loadgen.answers import ask
-    from loadgen.errors import UserError
-    from loadgen.execution.options import key_of_file
-
     if url is None:
         if model is not None or key_file is not None:
             flag = "--against-model" if model is not None else "--against-key-file"
@@ -118,7 +110,7 @@ def other_endpoint(settings: Settings, url: str | None, model: str | None, key_f
         key = settings.api_key if key_file is None else key_of_file(key_file)
     except units.Wrong as wrong:
         raise UserError(wrong.code, str(wrong), f"--against-key-file {key_file}", "a file with the key alone") from None
-    return ask.endpoint(settings, url)._replace(model=model, api_key=key, server="auto")
+    return replace(settings, url=url, model=model, api_key=key, server="auto")
 
 
 def tell(name: str, done: int, count: int) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from loadgen.cli.compare import BeyondNoise, FailOn
 from loadgen.cli.compare import compare as compare_results
 from loadgen.cli.help import Command, in_order
 from loadgen.errors import OK, UserError
@@ -37,8 +39,6 @@ def save(
 
     Example: loadgen baseline save main results/qa-20261122-101500-1a2b
     """
-    import shutil
-
     from loadgen import run_folder
 
     folder = _folder(kept, name)
@@ -60,12 +60,8 @@ def compare(
     name: Name,
     results: Annotated[list[Path], typer.Argument(help="Folders of runs or of repeats, to hold against it.")],
     kept: Kept = Path("baselines"),
-    fail_on: Annotated[
-        list[str] | None, typer.Option("--fail-on", help="As of `loadgen compare`: 'ttft_ms.p99 > +5%'. Repeatable.")
-    ] = None,
-    beyond_noise: Annotated[
-        bool, typer.Option("--beyond-noise", help="--fail-on only where the whole interval is beyond the limit.")
-    ] = False,
+    fail_on: FailOn = None,
+    beyond_noise: BeyondNoise = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     junit: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML to this file too.")] = None,

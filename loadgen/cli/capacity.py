@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from loadgen import units
+from loadgen.cli.options import AllowInvalid
+from loadgen.cli.output import say_changed
 from loadgen.errors import OK, UserError, meant
 from loadgen.execution.options import typed
 
@@ -26,9 +29,7 @@ def capacity(
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs of that run, where it recorded none.")] = None,
     gpus_per_vm: Annotated[int, typer.Option("--gpus-per-vm", min=1, help="GPUs of a VM, the fault domain.")] = 4,
     vms_per_rack: Annotated[int, typer.Option("--vms-per-rack", min=1, help="VMs of a rack.")] = 18,
-    allow_invalid: Annotated[
-        bool, typer.Option("--allow-invalid", help="Use a result whose measurement is not valid, marked.")
-    ] = False,
+    allow_invalid: AllowInvalid = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """How many users, VMs and racks: the published arithmetic, what it ignores, and what a run under the SLO says.
@@ -37,8 +38,6 @@ def capacity(
 
     Example: loadgen capacity --profile rag --results search --users 5000
     """
-    from loadgen import units
-    from loadgen.cli.show import say_changed
     from loadgen.cost import capacity_planning, inputs
     from loadgen.mlperf import published
     from loadgen.report import capacity as report

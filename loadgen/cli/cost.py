@@ -9,22 +9,19 @@ import re
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from loadgen.errors import OK, Faults, UserError
-
-if TYPE_CHECKING:
-    pass
+from loadgen.cli.options import AcceptSamplePrices, AllowInvalid
+from loadgen.cli.output import say_changed, write_file
+from loadgen.errors import OK, Fault, Faults, UserError
 
 
 def cost(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs, of repeats of a run, or of a search.")],
     prices: Annotated[Path | None, typer.Option("--prices", help="Your prices: see docs/prices.example.yaml.")] = None,
-    accept_sample_prices: Annotated[
-        bool, typer.Option("--accept-sample-prices", help="Use list prices that others have copied, for want of yours.")
-    ] = False,
+    accept_sample_prices: AcceptSamplePrices = False,
     price: Annotated[
         list[str] | None,
         typer.Option("--price", metavar="DIR=NAME", help="Which price a result is under; of a single one just NAME."),
@@ -39,9 +36,7 @@ def cost(
     currency: Annotated[
         str | None, typer.Option("--currency", help="Of the figures; the price file has the exchange rates.")
     ] = None,
-    allow_invalid: Annotated[
-        bool, typer.Option("--allow-invalid", help="Price results whose measurement is not valid, marked.")
-    ] = False,
+    allow_invalid: AllowInvalid = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
@@ -53,12 +48,10 @@ def cost(
 
     Example: loadgen cost results/azure results/aws --prices prices.yaml
     """
-    from loadgen.cli.show import say_changed, write_file
     from loadgen.cost import comparison, inputs, price_file
     from loadgen.cost.prices import find
     from loadgen.cost.step_cost import with_steps
     from loadgen.cost.unit_cost import offer
-    from loadgen.errors import Fault
     from loadgen.report import cost as report
     from loadgen.report import cost_data
 

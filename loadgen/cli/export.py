@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from loadgen.cli.output import write_file
+from loadgen.errors import OK, UserError
 
 
 def export(
@@ -35,10 +39,6 @@ def export(
 
     Example: loadgen export results/qa-20261122-101500-1a2b --as vllm -o vllm.json
     """
-    import json
-
-    from loadgen.cli.show import write_file
-    from loadgen.errors import OK, UserError
     from loadgen.interop import export as exports
     from loadgen.interop import trackers
     from loadgen.metrics.summary import summarize

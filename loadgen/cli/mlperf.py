@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from loadgen.cli.answers import tell
 from loadgen.cli.help import Command, in_order
-from loadgen.cli.options import OF_THE_LOAD, TARGET, Given, takes, typed_again
-from loadgen.cli.search import RunSpread, Sustain
+from loadgen.cli.options import OF_THE_LOAD, TARGET, Given, new_folder, takes, typed_again
+from loadgen.cli.output import print_json, say
+from loadgen.cli.search import RunSpread, Sustain, longer, perform, spread_of_runs
+from loadgen.errors import INTERRUPTED, UNSOUND, Fault, Faults, UserError, collecting
 
 if TYPE_CHECKING:
-    from loadgen.errors import Fault
     from loadgen.execution.plan import Settings
     from loadgen.mlperf.rules import Scenario, Test
     from loadgen.mlperf.run import Data
@@ -108,8 +110,6 @@ def limited(
 
     Example: loadgen mlperf server -b llama2-70b --url http://HOST:8000 --find-peak
     """
-    from loadgen.cli.search import longer, spread_of_runs
-    from loadgen.errors import UserError
     from loadgen.execution.folder_names import alone, check_empty
     from loadgen.search import experiment
 
@@ -167,7 +167,6 @@ def offline(
 
     Example: loadgen mlperf offline -b llama2-70b --url http://HOST:8000
     """
-    from loadgen.errors import INTERRUPTED
     from loadgen.execution.folder_names import alone, check_empty
     from loadgen.mlperf import run as mlperf_run
 
@@ -202,18 +201,12 @@ def accuracy(
 
     Example: loadgen mlperf accuracy -b llama2-70b --dataset open_orca.pkl --url http://HOST:8000 --tokenizer ./llama2
     """
-    import contextlib
-
-    from loadgen.answers.ask import endpoint
-    from loadgen.cli.answers import tell
-    from loadgen.cli.show import print_json, say
-    from loadgen.errors import UserError
     from loadgen.execution.folder_names import alone, check_empty
+    from loadgen.execution.probing import serving
     from loadgen.mlperf import accuracy as rules_of_accuracy
     from loadgen.mlperf import rules
     from loadgen.mlperf.accuracy_run import run
     from loadgen.report.mlperf_accuracy import render
-    from loadgen.sim.server import embedded
 
     rules_of_accuracy.reference(benchmark)
     test = rules.test(benchmark, "offline", round_name)
@@ -222,13 +215,11 @@ def accuracy(
         raise UserError("unsupported", "accuracy mode asks one endpoint over HTTP", "--url", "--url http://HOST:8000")
     folder = out or _new_name(test)
     check_empty(folder)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(alone(folder))
-        url = settings.url or stack.enter_context(embedded.start()).url
+    with alone(folder), serving(settings) as served:
         result, reasons = run(
             test,
             dataset,
-            endpoint(settings, url),
+            served,
             folder,
             tokenizer=settings.tokenizer,
             lanes=lanes,
@@ -254,8 +245,6 @@ def verdict(
 
     Example: loadgen mlperf verdict results/mlperf-llama2-70b-server
     """
-    from loadgen.cli.show import print_json, say
-    from loadgen.errors import UNSOUND
     from loadgen.mlperf import run
     from loadgen.report import mlperf as text
     from loadgen.report.text import parts
@@ -296,7 +285,6 @@ def _checked(
     given: Given, common: Common, scenario: Scenario, *, find_peak: bool = False
 ) -> tuple[Test, Settings, Overrides]:
     """The test, the settings and the options of the load. Raises Faults with all faults together."""
-    from loadgen.errors import Faults, UserError, collecting
     from loadgen.mlperf import rules
 
     faults: list[Fault] = []
@@ -332,8 +320,6 @@ def _checked(
 
 def _official_loadgen_faults(given: Given, settings: Settings, *, find_peak: bool) -> list[Fault]:
     """The faults of flags that the official LoadGen cannot follow: one process, one endpoint, a fixed rate."""
-    from loadgen.errors import UserError
-
     endpoints, workers = len(settings.endpoints), given["workers"]
     checks = (
         (endpoints > 1, f"it drives one endpoint, {endpoints} were given", "one address for all of them"),
@@ -355,12 +341,7 @@ def _official_loadgen_faults(given: Given, settings: Settings, *, find_peak: boo
 
 
 def _new_name(test: Test) -> Path:
-    """A name for the folder of the results, where none is given."""
-    from datetime import datetime
-
-    from loadgen.execution.folder_names import run_id
-
-    return Path("results") / run_id(f"mlperf-{test.benchmark}-{test.scenario}", datetime.now().astimezone())
+    return new_folder(f"mlperf-{test.benchmark}-{test.scenario}")
 
 
 def _prepared(
@@ -391,8 +372,6 @@ def _measured_rate(load: _Load, folder: Path, lanes: int | None) -> float | None
     Runs one pass of the data set, and up to two longer trials while a trial takes less than a tenth of the minimum
     duration.
     """
-    from loadgen.cli.show import say
-    from loadgen.errors import UserError
     from loadgen.mlperf import run as mlperf_run
     from loadgen.workload import placed
 
@@ -429,7 +408,6 @@ def _unused_beside(folder: Path, name: str) -> Path:
 
 def _run_once(load: _Load, folder: Path, qps: float, lanes: int | None = None) -> int:
     """Perform one run, print its MLPerf result and return the exit code."""
-    from loadgen.cli.show import say
     from loadgen.mlperf import run as mlperf_run
 
     say(f"MLPerf-style, unofficial; data: {load.data.name}")
@@ -446,8 +424,6 @@ def _run_once(load: _Load, folder: Path, qps: float, lanes: int | None = None) -
 
 def _find_peak(load: _Load, folder: Path, qps: float | None, longer: float, run_spread: float | None) -> int:
     """Search the highest VALID rate with the official seeds, then print the result of the confirming run."""
-    from loadgen.cli.search import perform
-    from loadgen.cli.show import say
     from loadgen.metrics.summary import summarize
     from loadgen.mlperf import run as mlperf_run
     from loadgen.mlperf.result import DISCLOSURE
@@ -491,8 +467,6 @@ def _find_peak(load: _Load, folder: Path, qps: float | None, longer: float, run_
 
 
 def _print(result: Any, folder: Path, gpus: int | None, as_json: bool, sound: bool = True, summary: Any = None) -> int:
-    from loadgen.cli.show import say
-    from loadgen.errors import INTERRUPTED, UNSOUND
     from loadgen.report import mlperf as text
     from loadgen.report.text import parts
 

@@ -7,6 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loadgen import format, units
+from loadgen.errors import Fault, Faults, UserError, collecting
+from loadgen.execution.options import typed
+
 if TYPE_CHECKING:
     from loadgen.metrics.repeats import RepeatSummary, Repetition
     from loadgen.metrics.summary import Summary
@@ -14,9 +18,6 @@ if TYPE_CHECKING:
 
 def repetition(repeat: str | None, most: int | None, within: str | None, pause: str | None) -> Repetition | None:
     """The repetition that these flags ask for; None without any. Raises Faults with everything that is wrong."""
-    from loadgen import units
-    from loadgen.errors import Fault, Faults, UserError, collecting
-    from loadgen.execution.options import typed
     from loadgen.metrics import repeats
 
     companions = {"most": most, "within": within, "pause": pause}
@@ -56,7 +57,6 @@ def repetition(repeat: str | None, most: int | None, within: str | None, pause: 
 
 def finish(parent: Path, how: Repetition, named: Sequence[tuple[str, Summary]]) -> RepeatSummary:
     """Store the summary over the repeats in their folder."""
-    from loadgen import format
     from loadgen.metrics import repeats
     from loadgen.results import checksums, store
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Optional
 import typer
 
 from loadgen.cli.options import takes
+from loadgen.errors import UserError, of_reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,6 @@ def _faults_text(path: str) -> str:
         return ""
     import yaml
 
-    from loadgen.errors import UserError, of_reading
     from loadgen.sim.server.faults import parse_faults
 
     try:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loadgen.cli.options import Given, takes
+from loadgen import units
+from loadgen.cli.capacity import measured_rate
+from loadgen.cli.options import AcceptSamplePrices, AllowInvalid, Given, takes
 from loadgen.errors import OK, Fault, Faults, UserError, meant
 from loadgen.execution.options import typed
 
@@ -50,9 +52,7 @@ def size(
     slo: Annotated[list[str] | None, typer.Option("--slo", help="For sim:PRESET: ttft:2s:p95. Repeatable.")] = None,
     spare: Annotated[int, typer.Option("--spare", min=0, help="Machines that may be lost.")] = 1,
     prices: Annotated[Path | None, typer.Option("--prices", help="Your prices: see docs/prices.example.yaml.")] = None,
-    accept_sample_prices: Annotated[
-        bool, typer.Option("--accept-sample-prices", help="Use list prices that others have copied, for want of yours.")
-    ] = False,
+    accept_sample_prices: AcceptSamplePrices = False,
     price: Annotated[
         list[str] | None,
         typer.Option(
@@ -75,9 +75,7 @@ def size(
     answer: Annotated[
         str | None, typer.Option("--answer", help="How long an answer takes, where the source does not say.")
     ] = None,
-    allow_invalid: Annotated[
-        bool, typer.Option("--allow-invalid", help="Use a result whose measurement is not valid, marked.")
-    ] = False,
+    allow_invalid: AllowInvalid = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """How many machines for 5,000 users, one to spare, and what they cost a month. The answer comes first.
@@ -141,7 +139,6 @@ def size(
 def _need(
     users: int | None, think: str, rate: str | None, answer: str | None, spare: int, hours_per_day: float
 ) -> Need:
-    from loadgen import units
     from loadgen.cost.sizing import Need
 
     if (users is None) == (rate is None):
@@ -192,7 +189,6 @@ def _source(
     allow_invalid: bool,
 ) -> tuple[MeasuredRate, Evidence | None]:
     """What a source was seen to carry, and the evidence; None of a published figure."""
-    from loadgen.cli.capacity import measured_rate
     from loadgen.cost import inputs
     from loadgen.workload.loading import name_of
 

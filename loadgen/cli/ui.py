@@ -18,6 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import typer
 
+from loadgen.cli.report import open_result
+from loadgen.cli.results_list import kind_of, results_in
 from loadgen.errors import OK, Fault, UserError
 
 if TYPE_CHECKING:
@@ -132,7 +134,6 @@ class _Handler(BaseHTTPRequestHandler):
         return plain(title, text, version=version("loadgen"), refresh_s=refresh_s)
 
     def _list(self, query: dict[str, list[str]]) -> str:
-        from loadgen.cli.results_list import results_in
         from loadgen.report.results_page import render
 
         prices = self.server.prices
@@ -148,7 +149,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _chosen(self, query: dict[str, list[str]]) -> list[Path]:
         """The results that a request names. Raises UserError for what is not one of the list."""
-        from loadgen.cli.results_list import kind_of
 
         paths = [(self.server.folder / name.replace("\0", "")).resolve() for name in query.get("r", [])]
         for path, name in zip(paths, query.get("r", []), strict=True):
@@ -157,8 +157,6 @@ class _Handler(BaseHTTPRequestHandler):
         return paths
 
     def _result(self, query: dict[str, list[str]]) -> str:
-        from loadgen.cli.report import open_result
-
         paths = self._chosen(query)
         if len(paths) != 1:
             raise UserError(

@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from loadgen import units
 from loadgen.cli.answers import AgainstKey, AgainstModel, other_endpoint
+from loadgen.cli.bundle import write as write_bundle
 from loadgen.cli.options import OF_THE_LOAD, Given, takes, typed_again
+from loadgen.cli.output import print_json, say
+from loadgen.errors import OK, Fault, Faults, UserError, collecting
 from loadgen.execution.options import typed
 
 if TYPE_CHECKING:
@@ -75,11 +79,9 @@ def validate(
 
     Example: loadgen validate contract.yaml --url http://HOST:8000 --repeat 3
     """
-    from loadgen.cli.bundle import write as write_bundle
     from loadgen.contracts import run, stored, verdict
     from loadgen.contracts.load import load_contract
     from loadgen.contracts.planning import planned_words
-    from loadgen.errors import Fault, Faults, UserError, collecting
     from loadgen.execution.folder_names import alone
     from loadgen.metrics.repeats import Repetition
     from loadgen.workload.loading import packaged
@@ -149,7 +151,6 @@ def validate(
         other = other_endpoint(settings, against or asked.against, model, against_key_file)
     if dry_run:
         return _predict(checked_contract, settings, overrides.seed, as_json)
-    from loadgen.cli.show import say
 
     show = given.show()
     if extend is None:
@@ -190,7 +191,6 @@ def validate(
 def _check_values(checked: Checked, settings: Settings) -> None:
     """Raises Faults for promises about tokens, where answers have none."""
     from loadgen.contracts.schema import LATENCIES, words
-    from loadgen.errors import Fault, Faults, UserError
 
     faults: list[Fault] = []
     for planned in checked.levels:
@@ -206,9 +206,6 @@ def _check_values(checked: Checked, settings: Settings) -> None:
 
 def _time(text: str | None, flag: str) -> int | None:
     """A length of time in ns. Raises UserError."""
-    from loadgen import units
-    from loadgen.errors import UserError
-
     length_ns = typed(flag, text, partial(units.duration_ns, bare="s"))
     if length_ns == 0:
         raise UserError("out_of_range", "no time at all", f"{flag} {text}", f"{flag} 10m")
@@ -216,7 +213,6 @@ def _time(text: str | None, flag: str) -> int | None:
 
 
 def _print(result: Any, as_json: bool) -> None:
-    from loadgen.cli.show import print_json
     from loadgen.report import validation
 
     if as_json:
@@ -227,12 +223,10 @@ def _print(result: Any, as_json: bool) -> None:
 
 def _predict(checked: Checked, settings: Settings, seed: int | None, as_json: bool) -> int:
     """Print what each term of a contract needs, from a simulation; the exit code."""
-    from loadgen.cli.show import print_json, say
     from loadgen.contracts import prediction, stored
     from loadgen.contracts.lint import answers_words
     from loadgen.contracts.planning import planned_words
     from loadgen.cost.price_file import load_prices
-    from loadgen.errors import OK
     from loadgen.execution.run import execute
     from loadgen.report.validation import forecast_text
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen import run_folder
+from loadgen import format, run_folder
 from loadgen.errors import Fault, UserError
 from loadgen.execution.plan import Settings
 from loadgen.results import checksums, store
@@ -41,7 +41,7 @@ class AdaptiveSteering:
 
 def dump(stored: StoredAdaptive) -> bytes:
     """The bytes of `adaptive.json`."""
-    return msgspec.json.format(msgspec.json.encode(stored), indent=2) + b"\n"
+    return format.document(stored)
 
 
 def prepared(workload: Workload, plan: AdaptivePlan) -> tuple[Workload, AdaptiveSteering]:
