@@ -249,7 +249,7 @@ def test_what_is_not_known_is_not_called_none() -> None:
     for outcome in ("over", "invalid"):
         asking = LoadSearch(low=5, high=10, start=5)
         _tell(asking, outcome)
-        lines = text.render(asking.answer, asking.told, GOAL, unit="/s", simulated=False).splitlines()
+        lines = text.render(asking.answer, asking.told, GOAL.names, unit="/s", simulated=False).splitlines()
         said[outcome] = next(line for line in lines if line.startswith("Load "))
     assert said == {"over": "Load       none", "invalid": "Load       not known"}
 
