@@ -257,7 +257,7 @@ def test_a_trace_brings_its_shared_beginnings(tmp_path: Path) -> None:
 
 
 def test_an_unknown_preset_is_a_fault_not_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r'"gb900"(.|\n)*--> --target sim:gb900'):
+    with pytest.raises(UserError, match=r'"gb900"(.|\n)*--> --url sim:gb900'):
         execute(load("qa"), Settings(url="sim:gb900", out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
