@@ -15,7 +15,8 @@ def fault_of(error: Any) -> UserError:
     """The fault for what the parser raised."""
     command = error.ctx.command_path if error.ctx is not None else "loadgen"
     help_of_it = f"{command} --help"
-    flag, parameter = getattr(error, "option_name", None), getattr(error, "param", None)
+    flag: str = getattr(error, "option_name", None) or ""
+    parameter = getattr(error, "param", None)
     kind = type(error).__name__
     if kind == "NoSuchOption":
         similar = closest(flag, [name for one in error.ctx.command.params for name in one.opts])
