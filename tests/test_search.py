@@ -349,6 +349,24 @@ def test_the_load_of_conversations_is_how_many_begin(tmp_path: Path) -> None:
     assert told.figures["offered_rps"] > 1.9 * 4.0  # type: ignore[operator]
 
 
+@pytest.mark.parametrize(
+    ("kind", "workload", "chained", "unit"),
+    [
+        ("request_rate", "rag", False, "/s"),
+        ("request_rate", "agentic", True, " conversations/s"),
+        ("concurrency", "agentic", True, " in flight"),
+        ("request_rate", "mlperf server", False, " queries/s"),
+    ],
+)
+def test_a_load_of_conversations_is_not_written_as_one_of_requests(
+    kind: str, workload: str, chained: bool, unit: str
+) -> None:
+    plan = experiment.ExperimentPlan(
+        by="search", kind=kind, workload=workload, source_text="", target="", flags={}, seed=1
+    )
+    assert experiment.unit_of(plan, chained=chained) == unit
+
+
 def test_a_server_that_dies_is_invalid_not_over(tmp_path: Path) -> None:
     def dying(workload: Workload, given: Any, *tell: Any) -> Any:
         from loadgen.results import store
