@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from loadgen_sdk.dialects.quirks import QUIRKS
+from loadgen_sdk.transport.wire import Tls
 
 from loadgen import child_process, units
 from loadgen.errors import TargetError, UserError
@@ -57,10 +58,7 @@ class ProfileJob(msgspec.Struct, frozen=True, kw_only=True):
     """The first line on the standard input of the process. The second one is a ProfileSpan."""
 
     servers: tuple[ProfiledServer, ...]
-    verify: bool = True
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
+    tls: Tls
 
 
 class ProfileSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +127,7 @@ class Profiler:
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is handled by the run, which then closes its standard input
         )
-        tls, servers = pages.tls, dict[tuple[str, int, str], ProfiledServer]()
+        servers = dict[tuple[str, int, str], ProfiledServer]()
         for i, probe in enumerate(found):
             target = probe.target
             server = ProfiledServer(
@@ -138,9 +136,7 @@ class Profiler:
                 headers=target_headers(pages, i, probe),
             )  # fmt: skip
             servers.setdefault((server.host, server.port, server.start), server)
-        self._send(
-            ProfileJob(servers=tuple(servers.values()), verify=tls.verify, ca=tls.ca, cert=tls.cert, key=tls.key)
-        )
+        self._send(ProfileJob(servers=tuple(servers.values()), tls=pages.tls))
         missing = self._heard().missing
         if missing:
             self.close()
@@ -211,11 +207,7 @@ def _ask(server: ProfiledServer, context: Any, method: str, path: str, timeout_s
 def follow(source: Any, output: Any) -> None:
     """The main function of the process: say which servers lack it, wait, start, wait, stop, say what came of it."""
     job = msgspec.json.decode(source.readline(), type=ProfileJob)
-    context = None
-    if any(server.tls for server in job.servers):
-        from loadgen_sdk.transport.wire import Tls
-
-        context = Tls(verify=job.verify, ca=job.ca, cert=job.cert, key=job.key).context()
+    context = job.tls.context() if any(server.tls for server in job.servers) else None
 
     def say(outcome: ProfileOutcome) -> None:
         with suppress(BrokenPipeError):

@@ -32,11 +32,12 @@ def parse(
     """The pairs, and what is wrong with them. `given`: a mapping, or texts `key=value`. No fault repeats a value."""
     faults: list[Fault] = []
     pairs: dict[str, str] = {}
-    items: list[tuple[str, str | None]]
+    items: Iterable[tuple[str, str | None]]
     if isinstance(given, Mapping):
-        items = [(str(key), str(value)) for key, value in given.items()]
+        items = ((str(key), str(value)) for key, value in given.items())
     else:
-        items = [(key.strip(), value.strip() if equals else None) for key, equals, value in _split(given)]
+        parts = (text.partition("=") for text in given)
+        items = ((key.strip(), value.strip() if equals else None) for key, equals, value in parts)
     for key, value in items:
         if not _KEY.fullmatch(key):
             faults.append(
@@ -68,10 +69,6 @@ def secrets_of(keys: Iterable[str | None], headers: Iterable[tuple[str, str]]) -
     """What no value of metadata may contain: the API keys, and credentials and cookies in the user's headers."""
     credentials = [(name, value) for name, value in headers if _SECRET_KEY.search(name) or _AUTH.search(name)]
     return [*(key for key in keys if key), *header_secrets(credentials)]
-
-
-def _split(texts: Iterable[str]) -> list[tuple[str, str, str]]:
-    return [text.partition("=") for text in texts]
 
 
 def _is_secret(value: str, secrets: Sequence[str | None]) -> bool:

@@ -64,18 +64,7 @@ def of_trace(trace: str | Path, overrides: Overrides = NONE, base: str | None = 
     Raises `Faults`.
     """
     path = Path(trace)
-    if not path.is_file():
-        problem = "is a folder, not a trace" if path.is_dir() else "no such trace"
-        raise Faults(
-            [
-                UserError(
-                    "unreadable_file" if path.is_dir() else "missing_file",
-                    problem,
-                    f"--trace {trace}",
-                    "a file of one of the formats of docs/workloads.md",
-                )
-            ]
-        )
+    _check_is_file(path, "--trace", "trace", "a file of one of the formats of docs/workloads.md")
     quoted_path = json.dumps(str(path.resolve()))
     parts = f"requests: {{trace: {quoted_path}}}\nstages: [{{arrival: {{trace: {quoted_path}}}}}]\n"
     if base is None:
@@ -100,6 +89,13 @@ def of_mapping(workload: Mapping[str, Any], overrides: Overrides = NONE, label: 
     return _checked(text, label, Path.cwd(), overrides, {})
 
 
+def _check_is_file(path: Path, flag: str, what: str, hint: str) -> None:
+    if path.is_dir():
+        raise Faults([UserError("unreadable_file", f"is a folder, not a {what}", f"{flag} {path}", hint)])
+    if not path.is_file():
+        raise Faults([UserError("missing_file", f"no such {what}", f"{flag} {path}", hint)])
+
+
 DURATION_NS = 60 * NS_PER_S  # of a load of two lengths, where nothing else says when it ends
 
 
@@ -109,17 +105,11 @@ def of_dataset(dataset: str | Path, overrides: Overrides = NONE, base: str | Non
     base: a workload file or name that gives everything but the requests. Raises `Faults`.
     """
     name = str(dataset)
-    if not name.startswith("hf:") and not Path(name).is_file():
-        problem = "is a folder" if Path(name).is_dir() else "no such file"
+    place = name
+    if not name.startswith("hf:"):
         hint = "a file (JSONL, JSON list, CSV, Parquet, Arrow), or a data set of Hugging Face: hf:ORG/NAME"
-        raise Faults(
-            [
-                UserError(
-                    "unreadable_file" if Path(name).is_dir() else "missing_file", problem, f"--dataset {name}", hint
-                )
-            ]
-        )
-    place = name if name.startswith("hf:") else str(Path(name).resolve())
+        _check_is_file(Path(name), "--dataset", "file", hint)
+        place = str(Path(name).resolve())
     requests = {"requests": {"from": place}}
     if base is None:
         return of_mapping(
