@@ -34,7 +34,7 @@ def ends(arguments: list[str]) -> int:
 BAD: list[tuple[str, Any, str]] = [
     ("url", ["http://h", "http://h/v1"], "is given twice"),
     ("url", ["sim:gb300-vm", "http://h"], "beside no other target"),
-    ("targets", "/nowhere.yaml", "cannot read the targets"),
+    ("targets", "/nowhere.yaml", "no such targets file"),
     ("session_header", "X Session", "no name of a header"),
     ("route", "leastinflight", "unknown value 'leastinflight'"),
     ("on_target_failure", "stopp", "unknown value 'stopp'"),

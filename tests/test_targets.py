@@ -11,6 +11,7 @@ from runs import says, when_started
 
 from loadgen.errors import Faults, TargetError
 from loadgen.execution import run, targets
+from loadgen.execution.options import settings
 from loadgen.execution.plan import Endpoint, Settings
 from loadgen.execution.target_selection import DOWN_AFTER, RETRY_NS, TargetSelection
 from loadgen.metrics.summary import exit_code
@@ -72,6 +73,15 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, written: str, word
         targets.load_targets(file, {})
     for word in words:
         assert word in str(faults.value)
+
+
+def test_a_key_file_that_is_no_text_is_told_wherever_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "t.yaml").write_text("- {url: 'http://h', api_key_file: key}\n")
+    for given in ({"targets": tmp_path / "t.yaml"}, {"url": "http://h", "api_key_file": tmp_path / "key"}):
+        with pytest.raises(Faults, match="cannot read the key: not text") as faults:
+            settings(given)
+        assert [fault.code for fault in faults.value.faults] == ["wrong_encoding"]
 
 
 def test_a_password_in_a_url_is_not_repeated(tmp_path: Path) -> None:

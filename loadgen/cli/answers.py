@@ -109,7 +109,7 @@ def other_endpoint(settings: Settings, url: str | None, model: str | None, key_f
     try:
         key = settings.api_key if key_file is None else key_of_file(key_file)
     except units.Wrong as wrong:
-        raise UserError(wrong.code, str(wrong), f"--against-key-file {key_file}", "a file with the key alone") from None
+        raise UserError(wrong.code, str(wrong), f"--against-key-file {key_file}", wrong.hint) from None
     return replace(settings, url=url, model=model, api_key=key, server="auto")
 
 

@@ -103,9 +103,10 @@ def _pem(value: Any) -> str:
 
 def key_of_file(value: Any) -> str:
     try:
-        return Path(_text(value)).read_text().strip()
-    except OSError as error:
-        raise units.Wrong(of_reading(error), f"cannot read the key: {error.strerror}", "") from None
+        return Path(_text(value)).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise units.Wrong(of_reading(error), f"cannot read the key: {reason}", "a file with the key alone") from None
 
 
 def _folder(value: Any) -> str:
@@ -115,19 +116,15 @@ def _folder(value: Any) -> str:
     if is_url(text := _text(value)):
         return text
     path = Path(text).absolute()
+    problem, hint = "", "give a path that can be written"
     if any(len(os.fsencode(part)) > LONGEST_NAME for part in path.parts):
-        raise units.Wrong(
-            "unwritable_file", f"the host refuses it: name too long (over {LONGEST_NAME} bytes)", "give a shorter one"
-        )
-    there = next(folder for folder in (path, *path.parents) if folder.exists())
-    if not there.is_dir():
-        raise units.Wrong(
-            "unwritable_file", f"the host refuses it: {there} is not a directory", "give a path that can be written"
-        )
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise units.Wrong(
-            "unwritable_file", f"the host refuses it: {there} cannot be written into", "give a path that can be written"
-        )
+        problem, hint = f"name too long (over {LONGEST_NAME} bytes)", "give a shorter one"
+    elif not (there := next(folder for folder in (path, *path.parents) if folder.exists())).is_dir():
+        problem = f"{there} is not a directory"
+    elif not os.access(there, os.W_OK | os.X_OK):
+        problem = f"{there} cannot be written into"
+    if problem:
+        raise units.Wrong("unwritable_file", f"the host refuses it: {problem}", hint)
     return text
 
 
@@ -148,9 +145,7 @@ def _extra_body(value: Any) -> dict[str, Any]:
 def _header_name(value: Any) -> str:
     """The name of a header, like X-Session-ID."""
     if not isinstance(value, str) or not _HEADER_NAME.fullmatch(value):
-        raise Faults(
-            [UserError("invalid_value", "no name of a header", f"--session-header {value}", "like X-Session-ID")]
-        )
+        raise units.Wrong("invalid_value", "no name of a header", "like X-Session-ID")
     return value
 
 

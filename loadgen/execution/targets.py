@@ -21,10 +21,12 @@ from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.transport.target import Target
 from pydantic import AfterValidator, Field
 
-from loadgen.errors import Fault, Faults, Place, UserError, of_reading
+from loadgen.errors import Fault, Faults, Place, UserError
+from loadgen.execution.options import key_of_file
 from loadgen.execution.plan import Endpoint
 from loadgen.units import Wrong
 from loadgen.workload.fields import Part, Source, Whole
+from loadgen.workload.loading import read_text
 from loadgen.workload.messages import in_order, locate, validated
 from loadgen.workload.tasks import TARGET_NAME
 from loadgen.workload.yaml_marks import Map, read_yaml, where
@@ -67,18 +69,13 @@ NOTHING = Endpoint(url="")
 
 
 def load_targets(path: Path, env: Mapping[str, str] = os.environ, common: Endpoint = NOTHING) -> tuple[Endpoint, ...]:
-    """The endpoints of a file, which is a list or a mapping with `targets:`. Raises Faults with all errors in it.
+    """The endpoints of a file, which is a list or a mapping with `targets:`.
+
+    Raises UserError for a file that cannot be read, and Faults with all errors in it.
 
     `common`: the key, GPUs, shape and region of targets that give none of their own.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror or "").lower() if isinstance(error, OSError) else "it is not UTF-8 text"
-        hint = "give a YAML list: - {name: vm-01, url: http://...}"
-        raise Faults(
-            [UserError(of_reading(error), f"cannot read the targets: {reason}", f"--targets {path}", hint)]
-        ) from None
+    text = read_text(path, f"--targets {path}", "targets file", lambda: _SMALLEST, _SMALLEST)
     top, faults = read_yaml(text, str(path), env, kind="targets file", smallest=_SMALLEST, list_as="targets")
     source = Source(file=str(path), folder=path.parent, faults=faults)
     written = validated(WrittenTargets, top, source)
@@ -125,10 +122,10 @@ def _endpoint(
     elif target.api_key_file is not None:
         file = source.folder / target.api_key_file
         try:
-            key = file.read_text().strip()
-        except OSError as error:
-            what, place = f"{file}: {error.strerror}", _place(top, source, i, "api_key_file")
-            source.faults.append(UserError(of_reading(error), what, place, "a file with the key"))
+            key = key_of_file(file)
+        except Wrong as wrong:
+            place = _place(top, source, i, "api_key_file")
+            source.faults.append(UserError(wrong.code, f"{file}: {wrong}", place, wrong.hint))
     return Endpoint(
         url=target.url,
         name=target.name or Target.parse(target.url).address,

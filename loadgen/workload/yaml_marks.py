@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from loadgen.errors import Fault, Faults, Place, UserError
+from loadgen.errors import Code, Fault, Faults, Place, UserError
 
 MOST_NODES = 100_000  # counted after aliases: ten nested lists of ten aliases would be 10^10 values
 DEEPEST = 50
@@ -98,24 +98,26 @@ def read_yaml(
     except yaml.reader.ReaderError as error:
         text_before = text[: error.position] if isinstance(error.position, int) else ""
         spot = Spot(text_before.count("\n") + 1, len(text_before) - text_before.rfind("\n"))
-        hint = f"a {kind} is plain text in YAML"
-        raise Faults(
-            [UserError("wrong_encoding", "a character that YAML does not allow", where(file, spot, ""), hint)]
-        ) from None
+        what, hint = "a character that YAML does not allow", f"a {kind} is plain text in YAML"
+        raise _alone("wrong_encoding", what, where(file, spot, ""), hint) from None
     if list_as and isinstance(root, yaml.SequenceNode):
         key = yaml.ScalarNode("tag:yaml.org,2002:str", list_as, root.start_mark)
         root = yaml.MappingNode("tag:yaml.org,2002:map", [(key, root)], root.start_mark)
     if not isinstance(root, yaml.MappingNode):
-        spot = Spot(1, 1) if root is None else _spot(root)
-        problem = "the file is empty" if root is None else f"the top of a {kind} must be a mapping (key: value)"
-        raise Faults(
-            [UserError("empty_file" if root is None else "wrong_type", problem, where(file, spot, ""), smallest)]
-        )
+        if root is None:
+            raise _alone("empty_file", "the file is empty", where(file, Spot(1, 1), ""), smallest)
+        what = f"the top of a {kind} must be a mapping (key: value)"
+        raise _alone("wrong_type", what, where(file, _spot(root), ""), smallest)
     faults: list[Fault] = []
     walk = _Walk(file, env, faults.append)
     top = walk.value(root, "", 0)
     assert isinstance(top, Map)
     return top, faults
+
+
+def _alone(code: Code, what: str, place: Place, hint: str) -> Faults:
+    """The one fault of a file that is not read any further."""
+    return Faults([UserError(code, what, place, hint)])
 
 
 def _refuse_depth(text: str, file: str) -> None:
@@ -128,9 +130,7 @@ def _refuse_depth(text: str, file: str) -> None:
             depth -= 1
         if depth > DEEPEST:
             spot = Spot(event.start_mark.line + 1, event.start_mark.column + 1)
-            raise Faults(
-                [UserError("too_large", "nested too deeply", where(file, spot, ""), f"at most {DEEPEST} levels")]
-            )
+            raise _alone("too_large", "nested too deeply", where(file, spot, ""), f"at most {DEEPEST} levels")
 
 
 def _spot(node: yaml.Node) -> Spot:
@@ -180,18 +180,11 @@ class _Walk:
     def spend(self, node: yaml.Node, path: str, depth: int) -> None:
         self.left -= 1
         if self.left < 0 or depth > DEEPEST:
-            problem = "an alias inside itself" if depth > DEEPEST else "too many values"
+            place = where(self.file, _spot(node), path.partition("[")[0])
             hint = f"at most {DEEPEST} levels and {MOST_NODES:,} values, aliases counted as often as they are used"
-            raise Faults(
-                [
-                    UserError(
-                        "cycle" if depth > DEEPEST else "too_large",
-                        problem,
-                        where(self.file, _spot(node), path.partition("[")[0]),
-                        hint,
-                    )
-                ]
-            )
+            if depth > DEEPEST:
+                raise _alone("cycle", "an alias inside itself", place, hint)
+            raise _alone("too_large", "too many values", place, hint)
 
     def value(self, node: yaml.Node, path: str, depth: int) -> Any:
         self.spend(node, path, depth)
