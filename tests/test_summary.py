@@ -547,10 +547,7 @@ def test_steady_tokens_come_from_the_timeline() -> None:
     ],
 )
 def test_exit_codes_in_their_precedence(interrupted: bool, valid: bool, met: bool | None, code: int) -> None:
-    s = summarize(Header(state="interrupted" if interrupted else "finished"), sound(), [], [])
-    replaced = msgspec.structs.replace
-    verdict, goodput = replaced(s.verdict, valid=valid), replaced(s.goodput, met=met)
-    assert exit_code(replaced(s, verdict=verdict, goodput=goodput)) == code
+    assert validity.exit_code(interrupted=interrupted, valid=valid, slo_met=met) == code
 
 
 # -- files ---------------------------------------------------------------------------------------------------------

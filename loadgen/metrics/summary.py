@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 
 from loadgen import format
-from loadgen.errors import INTERRUPTED, OK, SLO_MISSED, UNSOUND
 from loadgen.metrics import between, blocks, causes, drift, splits, steps, stimulus, sustainable, validity
 from loadgen.metrics.accumulator import SAMPLES, Accumulator, Cell, CellPair
 from loadgen.metrics.between import BetweenNodes
@@ -523,13 +522,13 @@ def exit_code(summary: Summary, *, strict: bool = False) -> int:
 
     `strict`: an SLO that the run cannot decide is 3.
     """
-    if summary.run.state == "interrupted":
-        return INTERRUPTED
-    if not summary.verdict.valid:
-        return UNSOUND
-    if summary.goodput.met is False:
-        return SLO_MISSED
-    return UNSOUND if strict and summary.goodput.undecided else OK
+    return validity.exit_code(
+        interrupted=summary.run.state == "interrupted",
+        valid=summary.verdict.valid,
+        slo_met=summary.goodput.met,
+        undecided=summary.goodput.undecided,
+        strict=strict,
+    )
 
 
 def withhold(summary: Summary) -> Summary:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+import loadgen.errors as codes
 from loadgen.format import SYSTEM
 from loadgen.limits import (
     CACHED_SHARE,
@@ -131,6 +132,19 @@ def without(verdict: Verdict, code: str) -> Verdict:
 
 def note(text: str) -> ReasonCode:
     return ReasonCode(code="note", values={"text": text})
+
+
+def exit_code(
+    *, interrupted: bool, valid: bool, slo_met: bool | None, undecided: bool = False, strict: bool = False
+) -> int:
+    """The exit code, first match: 130 (interrupted), 3 (not valid), 1 (SLO missed), 3 (`strict`, SLO undecided), 0."""
+    if interrupted:
+        return codes.INTERRUPTED
+    if not valid:
+        return codes.UNSOUND
+    if slo_met is False:
+        return codes.SLO_MISSED
+    return codes.UNSOUND if undecided and strict else codes.OK
 
 
 def busiest(seconds: Sequence[Second], window: Window) -> Second | None:
