@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.cli import app
+from loadgen.cli import parser
 from loadgen.cost.capacity_planning import MeasuredRate, fleet, plan
 from loadgen.cost.evidence import Evidence
 from loadgen.cost.prices import Energy, PerToken, Rented
@@ -109,7 +109,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _called(*arguments: str) -> Any:
-    return app(["size", *arguments], standalone_mode=False, obj=list(arguments))
+    return parser()(["size", *arguments], standalone_mode=False, obj=list(arguments))
 
 
 def test_the_answer_is_the_first_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
