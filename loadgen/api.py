@@ -133,7 +133,7 @@ class Result:
         from loadgen.results import store
 
         if unit not in NS:
-            raise UserError(f"unit={unit!r}", "Result.frame", f"give one of {', '.join(NS)}")
+            raise UserError("unknown_name", f"unit={unit!r}", "Result.frame", f"give one of {', '.join(NS)}")
         stored = store.read_run(self.folder)
         table = request_table(stored.header, stored.rows, stored.texts, unit)
         if library == "pandas":
@@ -146,7 +146,9 @@ class Result:
 
             return polars.from_arrow(table)
         if library != "pyarrow":
-            raise UserError(f"library={library!r}", "Result.frame", 'give "pandas", "polars" or "pyarrow"')
+            raise UserError(
+                "unknown_name", f"library={library!r}", "Result.frame", 'give "pandas", "polars" or "pyarrow"'
+            )
         return table
 
     def _repr_html_(self) -> str:
@@ -182,7 +184,7 @@ def run(
 
     if asyncio._get_running_loop() is not None:
         hint = "in async code and in notebooks: await loadgen.arun(...), with the same arguments"
-        raise UserError("loadgen.run blocks, and an event loop is running here", "loadgen.run", hint)
+        raise UserError("event_loop", "loadgen.run blocks, and an event loop is running here", "loadgen.run", hint)
     for name in options.keys() - OPTIONS:
         similar = closest(name, sorted(OPTIONS))
         hint = f"; did you mean {similar!r}?" if similar else ""
@@ -230,7 +232,9 @@ def load(folder: str | os.PathLike[str]) -> Result:
 
     path = Path(folder)
     if not run_folder.is_run(path) and _runs_in(path):
-        raise UserError("this folder holds several runs", str(path), "loadgen.load_runs(folder) opens them all")
+        raise UserError(
+            "ambiguous", "this folder holds several runs", str(path), "loadgen.load_runs(folder) opens them all"
+        )
     return Result(run_folder.open_run(path).summary, path)
 
 
@@ -242,7 +246,9 @@ def load_runs(folder: str | os.PathLike[str]) -> dict[str, Result]:
     path = Path(folder)
     runs = _runs_in(path)
     if not runs:
-        raise UserError("no run in this folder", str(path), "give the folder of a sweep, a search or a validation")
+        raise UserError(
+            "no_result", "no run in this folder", str(path), "give the folder of a sweep, a search or a validation"
+        )
     return {run.relative_to(path).as_posix(): load(run) for run in runs}
 
 
@@ -264,12 +270,12 @@ def _refuse_misuse(workload: Any, options: RunOptions) -> None:
     if isinstance(workload, Workload) and (source or changes):
         change = source or ", ".join(OPTIONS[name].flags.split()[0] for name in changes)
         hint = "give the file or a mapping, or change the Workload with model_copy"
-        raise UserError(f"a checked Workload is not changed by {change}", "loadgen.run", hint)
+        raise UserError("conflict", f"a checked Workload is not changed by {change}", "loadgen.run", hint)
     if isinstance(workload, Mapping) and source:
-        raise UserError(f"a mapping and {source}", "loadgen.run", "give one of them, or a workload's file")
+        raise UserError("conflict", f"a mapping and {source}", "loadgen.run", "give one of them, or a workload's file")
     if workload is not None and not isinstance(workload, str | os.PathLike | Mapping | Workload):
         hint = "give a file, a packaged name, a mapping or a Workload"
-        raise UserError(f"a {type(workload).__name__} is no workload", "loadgen.run", hint)
+        raise UserError("wrong_type", f"a {type(workload).__name__} is no workload", "loadgen.run", hint)
 
 
 def _checked(workload: Any, options: RunOptions) -> Workload:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+from loadgen_sdk.errors import Code as SdkCode
 
 OK = 0  # done, SLO met
 SLO_MISSED = 1  # a sound run that missed its SLO, or a comparison that failed
@@ -12,6 +14,67 @@ USAGE = 2  # wrong flags or workload
 UNSOUND = 3  # target unreachable, or the measurement is not valid
 BUG = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT
+
+
+Code = Literal[
+    SdkCode,
+    # options and values
+    "missing_value",  # a key or a name is there, and what belongs behind it is not
+    "missing_key",  # a file, a row or a mapping lacks a key or a column that it needs
+    "unknown_key",  # a mapping has a key that does not belong there
+    "duplicate",  # one thing is given twice: a name, a key, a target, a term
+    "no_effect",  # what is given would change nothing here: leave it out, or add what it goes with
+    "unordered",  # numbers or instants that have to ascend do not
+    "too_large",  # more rows, bytes, levels or values than are read or planned
+    "too_few",  # fewer requests, runs or results than the question needs
+    "unset_variable",  # an environment variable is named, and is not set
+    "secret",  # something that looks like a secret would be stored as it stands
+    "more_faults",  # there may be more faults in this file: no more were looked for
+    # workloads
+    "no_load",  # nothing says what load to send
+    "endless",  # a load, or a number that is drawn, has no upper end
+    "no_slo",  # nothing says when a request or a task is good
+    "over_context",  # most requests are longer than the model's context
+    "cycle",  # things wait for each other, or one refers to itself
+    # files and folders
+    "missing_file",  # there is no file or folder of that name
+    "file_exists",  # there is something already that would be written over
+    "folder_in_use",  # another command works in the folder
+    "empty_file",  # a file has nothing of what is looked for: no rows, no targets
+    "wrong_format",  # a file is of another kind than what is read here
+    "wrong_encoding",  # a file is no text in UTF-8
+    "invalid_syntax",  # a text is no valid YAML, JSON or CSV
+    "damaged_file",  # a file is of the right kind, and cut off or damaged
+    "changed_file",  # a file is not what it was when it was written or checked
+    "unsafe_file",  # an archive or a pickle would do more than give data: nothing was unpacked
+    "newer_version",  # a file was written by a newer version of loadgen
+    "not_downloaded",  # a data set is not on this host and could not be fetched
+    # results
+    "no_result",  # the folder has no result of the kind that is asked for
+    "no_records",  # the result has kept its summary only
+    "no_figure",  # the result lacks a figure that is needed
+    "unsound",  # the result is not a valid measurement
+    "ambiguous",  # several things fit where one is needed
+    "mismatch",  # two things do not belong together: a result and a profile, a folder and its command
+    "already_decided",  # more load would change nothing in the verdict
+    "not_signed",  # there is no signature, or none could be made
+    # prices
+    "no_price",  # there is no price for what was used
+    "no_exchange_rate",  # a price is in another currency, and no exchange rate is given
+    "sample_prices",  # these prices are a sample, not an offer
+    "over_budget",  # what comes next would cost more than --max-cost
+    # this host and its cluster
+    "host_refused",  # the operating system refused a file or folder
+    "cannot_listen",  # the address to listen on is taken, or not of this host
+    "unusable_source",  # nothing can be sent from the local address that is given
+    "no_cluster",  # no Ray cluster answers at the address
+    "nodes_differ",  # nodes of the cluster differ in a file or a version
+    "process_failed",  # a worker or the simulated server did not start, or was lost before the load
+    # the target, beside the codes of the SDK
+    "targets_differ",  # the targets of one run do not serve the same
+    "failed_check",  # a check before the load found a fault; `key` says which check
+]
+"""What is wrong, for programs; docs/errors.md is made from this table and from that of the SDK."""
 
 
 class Place(NamedTuple):
@@ -29,15 +92,26 @@ class Place(NamedTuple):
 class Fault(Exception):
     """One error: `what` is wrong, `where` (file:line:column, a flag, a URL), and a `hint` what to do.
 
-    `code` says for programs what is wrong, and `key` of what, where a caller distinguishes it; `place` is where.
+    For programs: `code` says what is wrong, `key` of what (a flag, a path of keys, a package; by default the flag or
+    the path in `where`), and `values` what else a program can use. `place` is where, of a file that was parsed.
     """
 
     exit_code = USAGE
 
-    def __init__(self, what: str, where: str | Place = "", hint: str = "", *, code: str = "", key: str = "") -> None:
-        super().__init__(what)
-        self.what, self.where, self.hint, self.code, self.key = what, str(where), hint, code, key
+    def __init__(
+        self,
+        code: Code,
+        what: str,
+        where: str | Place = "",
+        hint: str = "",
+        *,
+        key: str = "",
+        values: Mapping[str, object] | None = None,
+    ) -> None:
+        super().__init__(code, what)
+        self.code, self.what, self.where, self.hint, self.values = code, what, str(where), hint, values or {}
         self.place = where if isinstance(where, Place) else None
+        self.key = key or (self.place.path if self.place else _key_in(self.where))
 
     def __str__(self) -> str:
         lines = [f"error: {self.what}"]
@@ -46,6 +120,13 @@ class Fault(Exception):
         if self.hint:
             lines.append(f"hint: {self.hint}")
         return "\n".join(lines)
+
+
+def _key_in(where: str) -> str:
+    """What a place names: the flag of `--slo ttft`, the keys of `capacity.json (rate_per_s)`; "" without either."""
+    if where.startswith("--"):
+        return where.split(maxsplit=1)[0].rstrip(",")
+    return where.rpartition(" (")[2].removesuffix(")") if where.endswith(")") and " (" in where else ""
 
 
 class UserError(Fault):
@@ -73,6 +154,12 @@ class Faults(Exception):
         return "\n".join(str(fault) for fault in self.faults)
 
 
+def codes(raised: Fault | Faults) -> tuple[Code, ...]:
+    """The codes of all that was raised, each once."""
+    faults = raised.faults if isinstance(raised, Faults) else (raised,)
+    return tuple(dict.fromkeys(fault.code for fault in faults))
+
+
 @contextmanager
 def collecting(faults: list[Fault]) -> Iterator[None]:
     """Add what is raised inside to `faults`, so that the checks after it are made too."""
@@ -84,6 +171,15 @@ def collecting(faults: list[Fault]) -> Iterator[None]:
         faults.append(fault)
 
 
+def of_reading(error: Exception, content: Code = "damaged_file") -> Code:
+    """The code for a file that could not be read; `content`: where it could, and holds something else."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return "missing_file"
+    if isinstance(error, OSError):
+        return "unreadable_file"
+    return "wrong_encoding" if isinstance(error, UnicodeDecodeError) else content
+
+
 FAULTS_SHOWN = 20  # of one file
 
 
@@ -91,7 +187,7 @@ def enough(faults: list[Fault], file: str) -> bool:
     """Whether to check no more of a file: FAULTS_SHOWN faults are there, and now a last one that says so."""
     if len(faults) < FAULTS_SHOWN:
         return False
-    faults.append(UserError(f"checking stopped after {FAULTS_SHOWN} faults", file))
+    faults.append(UserError("more_faults", f"checking stopped after {FAULTS_SHOWN} faults", file))
     return True
 
 

@@ -50,7 +50,9 @@ def kept_summary(folder: Path) -> Summary:
     """The summary as the run has stored it. Raises UserError where there is none, or a damaged or newer one."""
     path = folder / SUMMARY
     if not path.is_file():
-        raise UserError(f"no {SUMMARY} here", str(folder), "give the folder of the run itself, as loadgen has named it")
+        raise UserError(
+            "no_result", f"no {SUMMARY} here", str(folder), "give the folder of the run itself, as loadgen has named it"
+        )
     return load_summary(path.read_bytes(), str(path))
 
 

@@ -10,6 +10,8 @@ import math
 import re
 from decimal import Decimal
 
+from loadgen.errors import Code
+
 NS_PER_S = 1_000_000_000
 UNIT_NS = {
     "ns": 1,
@@ -43,9 +45,9 @@ QUANTILE_HINT = "write a percentile, like p50, p99 or p99.9"
 class Wrong(ValueError):
     """A text is not valid. `str()` is a predicate ("is not a duration"); `hint` says what to write instead."""
 
-    def __init__(self, predicate: str, hint: str) -> None:
+    def __init__(self, code: Code, predicate: str, hint: str) -> None:
         super().__init__(predicate)
-        self.hint = hint
+        self.code, self.hint = code, hint
 
 
 def seconds(text: str) -> float:
@@ -60,19 +62,21 @@ def duration_ns(text: str, bare: str | None = None) -> int:
     """
     match = _QUANTITY.fullmatch(text.strip())
     if match is None:
-        raise Wrong("is not a duration", DURATION_HINT)
+        raise Wrong("invalid_value", "is not a duration", DURATION_HINT)
     number, unit = Decimal(match["number"]), match["unit"] or bare
     if unit is None:
         if number == 0:
             return 0
-        raise Wrong("is a duration without its unit", f"write {match['number']}s or {match['number']}ms")
+        raise Wrong(
+            "invalid_value", "is a duration without its unit", f"write {match['number']}s or {match['number']}ms"
+        )
     if unit not in UNIT_NS:
-        raise Wrong(f'is not a duration: there is no unit "{unit}"', DURATION_HINT)
+        raise Wrong("invalid_value", f'is not a duration: there is no unit "{unit}"', DURATION_HINT)
     ns = round(number * UNIT_NS[unit])
     if ns > LONGEST_NS:
-        raise Wrong("is longer than a year", DURATION_HINT)
+        raise Wrong("out_of_range", "is longer than a year", DURATION_HINT)
     if ns == 0 and number > 0:
-        raise Wrong("is shorter than a nanosecond", DURATION_HINT)
+        raise Wrong("out_of_range", "is shorter than a nanosecond", DURATION_HINT)
     return ns
 
 
@@ -81,10 +85,10 @@ def time_slice(text: str, bare: str | None = None) -> tuple[int, int | None]:
     hint = "write 10m..20m, 10m.. (to the end) or ..20m (from the beginning)"
     begin, dots, end = text.strip().partition("..")
     if not dots or not (begin or end):
-        raise Wrong("is no part of a time", hint)
+        raise Wrong("invalid_value", "is no part of a time", hint)
     found = duration_ns(begin, bare) if begin else 0, duration_ns(end, bare) if end else None
     if found[1] is not None and found[1] <= found[0]:
-        raise Wrong("ends before it begins", hint)
+        raise Wrong("out_of_range", "ends before it begins", hint)
     return found
 
 
@@ -101,13 +105,15 @@ def rate_per_s(text: str, bare: bool = False) -> float:
     match = _RATE.fullmatch(text)
     if match is None:
         if re.fullmatch(NUMBER, text):
-            raise Wrong("is a rate without its unit", f"write {text}/s or {text}/min")
-        raise Wrong("is not a rate", RATE_HINT)
+            raise Wrong("invalid_value", "is a rate without its unit", f"write {text}/s or {text}/min")
+        raise Wrong("invalid_value", "is not a rate", RATE_HINT)
     if match["unit"] not in PER_S:
-        raise Wrong(f'is not a rate: there is no unit "/{match["unit"]}"', RATE_HINT)
+        raise Wrong("invalid_value", f'is not a rate: there is no unit "/{match["unit"]}"', RATE_HINT)
     rate = float(Decimal(match["number"]) / PER_S[match["unit"]])
     if rate < 1e-6:
-        raise Wrong("is less than one in eleven days", "a rate is above zero; leave the stage out for a pause")
+        raise Wrong(
+            "out_of_range", "is less than one in eleven days", "a rate is above zero; leave the stage out for a pause"
+        )
     return rate
 
 
@@ -115,18 +121,18 @@ def share(text: str) -> float:
     """Return `99%` as 0.99; from 0 to 1. Raises `Wrong`."""
     match = re.fullmatch(rf"({NUMBER}) ?%", text.strip())
     if match is None:
-        raise Wrong("is not a percentage", SHARE_HINT)
+        raise Wrong("invalid_value", "is not a percentage", SHARE_HINT)
     value = Decimal(match[1]) / 100
     if value > 1:
-        raise Wrong("is more than 100%", SHARE_HINT)
+        raise Wrong("out_of_range", "is more than 100%", SHARE_HINT)
     return float(value)
 
 
 def quantile(text: str) -> float:
     """Return `p99.9` as 0.999; above 0 and below 1. Raises `Wrong`."""
     if not re.fullmatch(QUANTILE_PATTERN, text.strip()):
-        raise Wrong("is not a percentile", QUANTILE_HINT)
+        raise Wrong("invalid_value", "is not a percentile", QUANTILE_HINT)
     value = Decimal(text.strip()[1:]) / 100
     if value == 0:
-        raise Wrong("is not a percentile", QUANTILE_HINT)
+        raise Wrong("invalid_value", "is not a percentile", QUANTILE_HINT)
     return float(value)

@@ -1,8 +1,10 @@
 """Coverage-guided fuzzing of one parser: `python tests/fuzz.py NAME [INPUTS]`; needs `pip install atheris`.
 
 It begins with the inputs that are kept, tries a million new ones unless another number is given, and stops at the first
-bug, whose input it prints. After a clean end the inputs are minimised: as few and as short ones as reach all that was
-reached. At most KEPT of them are kept (tests/data/fuzz/NAME.txt, one per line, base 85); `test_fuzz.py` replays them.
+bug, whose input it prints. Half of the new ones are damaged bytes; the others of a parser of documents are documents in
+which a value is damaged (`fuzz_documents.py`). After a clean end the inputs are minimised: as few and as short ones as
+reach all that was reached. At most KEPT of them are kept (tests/data/fuzz/NAME.txt, one per line, base 85);
+`test_fuzz.py` replays them.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from random import Random
 
 INSTRUMENTED = [  # all else only slows it down
     "loadgen_sdk.dialects", "loadgen_sdk.transport.http1", "loadgen_sdk.transport.target",
     "loadgen_sdk.probe.server_facts", "loadgen.workload", "loadgen.contracts", "loadgen.cost.price_file",
     "loadgen.execution.targets", "loadgen.workload.dataset", "loadgen.interop", "loadgen.results", "loadgen.run_folder",
     "loadgen.server_metrics.series", "loadgen.sim.server.request_parser", "loadgen.bundle.archive",
-    "loadgen.mlperf.pickle_reader", "loadgen.answers.questions",
+    "loadgen.mlperf.pickle_reader", "loadgen.answers.questions", "loadgen.sim.presets.preset", "loadgen.report",
 ]  # fmt: skip
 KEPT = 120  # inputs per target
 LONGEST = 2_000  # bytes of an input that is kept
@@ -32,13 +35,21 @@ def fuzz(name: str, arguments: list[str]) -> None:
     import atheris
 
     with atheris.instrument_imports(include=INSTRUMENTED):
-        from fuzz_targets import told
+        from fuzz_targets import corpus, told
+    from fuzz_documents import TREES, changed
 
     def one(data: bytes) -> None:
         told(name, data)
 
+    def mutate(data: bytes, most: int, seed: int) -> bytes:
+        random = Random(seed)
+        if not documents or random.random() < 0.5:
+            return bytes(atheris.Mutate(data, most))
+        return changed(name, random.choice(documents) if random.random() < 0.2 else data, random)[:most]
+
+    documents = [data for data in corpus(name) if told(name, data) == ""] if name in TREES else []
     again = f"{sys.executable} {__file__} --one {name}"  # how a merge starts itself anew
-    atheris.Setup([again, *arguments], one)
+    atheris.Setup([again, *arguments], one, custom_mutator=mutate)
     atheris.Fuzz()
 
 
@@ -55,7 +66,12 @@ def main(name: str, inputs: int) -> int:
         words = {"null"} | {word.decode() for data in begin_with for word in WORD.findall(data)}
         Path(scratch, "words").write_text("".join(f'"{word}"\n' for word in sorted(words)))
         command = [sys.executable, __file__, "--one", name, f"-artifact_prefix={scratch}/"]
-        limits = ["-timeout=60", "-rss_limit_mb=4096", "-max_len=40000", f"-dict={scratch}/words"]
+        limits = [
+            "-timeout=60",
+            "-rss_limit_mb=4096",
+            f"-max_len={max(40_000, 2 * max(map(len, begin_with)))}",
+            f"-dict={scratch}/words",
+        ]
         if code := subprocess.run([*command, *limits, f"-runs={inputs}", str(tried)], check=False).returncode:
             for bug in Path(scratch).glob("*-*"):
                 print(f"{bug.name}: {bug.read_bytes()!r}"[:2000])

@@ -13,6 +13,7 @@ from datetime import date
 from functools import cache
 from pathlib import Path
 
+from fuzz_documents import BETWEEN
 from loadgen_sdk.dialects.quirks import Api
 from loadgen_sdk.dialects.reader import Flow, Reading, error_text
 from loadgen_sdk.dialects.sse import Decoder, EventTooLarge
@@ -21,20 +22,23 @@ from loadgen_sdk.probe.server_facts import server_facts
 from loadgen_sdk.transport.http1 import Malformed, Response
 from loadgen_sdk.transport.target import Target
 
+import loadgen
 from loadgen import run_folder
 from loadgen.answers.questions import read_questions
 from loadgen.bundle.archive import unpack
+from loadgen.cli.report import open_result
 from loadgen.compare.inputs import read_run
 from loadgen.contracts.load import load_contract
 from loadgen.cost import price_file
 from loadgen.errors import Fault, Faults
 from loadgen.execution.targets import load_targets
-from loadgen.interop import loadgen_log, reader
+from loadgen.interop import application_calls, loadgen_log, reader
 from loadgen.metrics.summary import load_summary
 from loadgen.mlperf.pickle_reader import read_pickle
 from loadgen.results import manifest
 from loadgen.results.capacity import load_capacity
-from loadgen.server_metrics import series
+from loadgen.server_metrics import energy, request_accounts, series
+from loadgen.sim.presets.preset import load_preset
 from loadgen.sim.server.dialect import Refusal
 from loadgen.sim.server.request_parser import RequestRules, parse_request
 from loadgen.workload import load
@@ -140,10 +144,10 @@ def capacity(data: bytes) -> None:
 
 
 def folder(data: bytes) -> None:
-    """A run of which every file is damaged: `name NUL content NUL NUL` again and again."""
+    """A run of which every file may be damaged: `name NUL content`, with BETWEEN between the files."""
     with tempfile.TemporaryDirectory(dir=_SCRATCH) as made:
         run = Path(made)
-        for entry in data.split(b"\0\0"):
+        for entry in data.split(BETWEEN):
             name, _, content = entry.partition(b"\0")
             if name in FILES:
                 path = run / name.decode()
@@ -165,6 +169,28 @@ def metrics_page(data: bytes) -> None:
         series.samples(data.decode("utf-8", "replace"))
     with contextlib.suppress(ValueError):
         series.Iterations().samples(data)
+    with contextlib.suppress(ValueError):
+        energy.of_energy_metrics(data)
+    with contextlib.suppress(ValueError):
+        request_accounts.accounts(data, 0)
+    energy.of_smi(data.decode("utf-8", "replace"))
+
+
+def calls(data: bytes) -> None:
+    path = Path(_file("calls.jsonl", data))
+    application_calls.is_calls(path)
+    application_calls.read(path)
+
+
+def preset(data: bytes) -> None:
+    load_preset(_file("p.yaml", data))
+
+
+def page(data: bytes) -> None:
+    """A summary as it was stored, on the screen and as a page."""
+    with tempfile.TemporaryDirectory(dir=_SCRATCH) as made:
+        Path(made, "summary.json").write_bytes(data)
+        open_result(Path(made), page=True)
 
 
 def facts(data: bytes) -> None:
@@ -182,8 +208,11 @@ def request(data: bytes) -> None:
 _SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
+_OWN = tempfile.TemporaryDirectory(dir=_SCRATCH)  # of this process; gone when it ends
+
+
 def _file(name: str, data: bytes) -> str:
-    path = Path(_SCRATCH or tempfile.gettempdir()) / f"loadgen-fuzz-{name}"
+    path = Path(_OWN.name, name)
     path.write_bytes(data)
     return str(path)
 
@@ -206,6 +235,9 @@ TARGETS: dict[str, tuple[Callable[[bytes], None], tuple[str, ...]]] = {
     "capacity": (capacity, ()),
     "folder": (folder, ()),
     "metrics_page": (metrics_page, ()),
+    "page": (page, ("tests/data/summary_example*.json",)),
+    "calls": (calls, ()),
+    "preset": (preset, ("loadgen/sim/presets/*.yaml",)),
     "facts": (facts, ()),
     "request": (request, ()),
     "bundle": (bundle, ()),
@@ -228,11 +260,22 @@ INPUT_OF: dict[str, Callable[[bytes], bytes]] = {
 """What a file of the repository is as an input, where it is not its bytes."""
 
 
+def _run_folder(keep: str) -> bytes:
+    """The files of a short run."""
+    with tempfile.TemporaryDirectory(dir=_SCRATCH) as made:
+        loadgen.run(
+            "qa", url="sim:gb300-vm", request_rate="10", num_requests=20, keep=keep, out=Path(made, "r"), seed=1
+        )
+        kept = [(name, Path(made, "r", name.decode())) for name in FILES]
+        return BETWEEN.join(name + b"\0" + path.read_bytes() for name, path in kept if path.is_file())
+
+
 @cache
 def corpus(name: str) -> list[bytes]:
     """The inputs kept for a target: files of the repository, and what was found by fuzzing."""
     paths = [path for glob in TARGETS[name][1] for path in sorted(ROOT.glob(glob))]
     files = [INPUT_OF.get(name, bytes)(path.read_bytes()) for path in paths]
+    files += [_run_folder(keep) for keep in ("raw", "histogram")] if name == "folder" else []
     kept = CORPUS / f"{name}.txt"
     lines = kept.read_text().splitlines() if kept.exists() else []
     return files + [base64.b85decode(line) for line in lines]

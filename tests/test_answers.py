@@ -13,7 +13,7 @@ import pytest
 from canned import events, serving
 
 from loadgen.answers import scores
-from loadgen.answers.ask import Asked, AskTarget, refuse_other_tokenizer, unequal_tokens
+from loadgen.answers.ask import Asked, refuse_other_tokenizer, unequal_tokens
 from loadgen.answers.comparison import judge, score
 from loadgen.answers.questions import Question, read_questions
 from loadgen.bundle import verify as bundle
@@ -217,7 +217,7 @@ def test_two_tokenizers_are_told_and_token_ids_refused() -> None:
     ]
     ids = [Question(row=DatasetRow(prompt=[1, 2, 3]))]
     with serving(said[0]) as one, serving(said[1]) as other:
-        ends = [AskTarget(url, model="m", server="openai") for url in (one.url, other.url)]
+        ends = [Settings(url=url, model="m", server="openai") for url in (one.url, other.url)]
         refuse_other_tokenizer(*ends, [_question("text")])
         with pytest.raises(UserError, match=r"30 .* 41"):
             refuse_other_tokenizer(*ends, ids)
@@ -301,7 +301,7 @@ def test_a_contract_about_answers_from_the_file_to_the_bundle(
         return execute(workload, replace(settings, url="sim:gb300-vm"))
 
     checked = load_contract(file, env={}, against=True)
-    found, folder = run(checked, settings, tmp_path / "out", perform=perform, say=str, other=AskTarget(good))
+    found, folder = run(checked, settings, tmp_path / "out", perform=perform, say=str, other=Settings(url=good))
     level = found.levels[1]
     assert level.name == "answers" and level.requests == level.ok == 120
     assert [term.verdict for term in level.terms] == ["PASS", "FAIL", "FAIL", "PASS", "INCONCLUSIVE", "FAIL"], level

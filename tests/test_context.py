@@ -59,6 +59,7 @@ def test_a_contract_says_which_level_does_not_fit(tmp_path: Path) -> None:
     )
     checked = load_contract(tmp_path / "c.yaml", env={})
     (level,) = prediction.predict(checked, Settings(url="sim:gb300-vm"), perform=execute, seed=1, longest=1.0)
+    assert level.fault_codes == ("over_context",)
     assert "longer than the context of llama-2-70b" in level.trouble
     (level,) = prediction.predict(checked, Settings(url="sim:gb300-vm-128k"), perform=execute, seed=1, longest=1.0)
     assert not level.trouble
@@ -134,5 +135,5 @@ def test_lengths_of_a_load_are_those_of_the_requests_that_it_sends() -> None:
 def test_no_prompt_of_a_refused_load_is_sent(tmp_path: Path) -> None:
     with pytest.raises(Faults) as raised:
         execute(load("coding-agent", read_flags(seed="1")), Settings(url="sim:gb300-vm", out=tmp_path / "out"))
-    assert [fault.code for fault in raised.value.faults] == ["context"]
+    assert [fault.code for fault in raised.value.faults] == ["over_context"]
     assert not (tmp_path / "out" / "run.json").exists()

@@ -94,7 +94,7 @@ server: {max_seq_len: 8192}
         ("- a", "must be a mapping", ""),
         ("a: [", "not YAML", ""),
         ("extends: gb300-vm\nvms: 0", "expected `int` >= 1", ""),
-        ("extends: gb300-vm\nhardware: {memory_gib: .nan}", "expected `float` > 0.0", ""),
+        ("extends: gb300-vm\nhardware: {memory_gib: .nan}", "expected `float` >= 1e-09", ""),
         ("extends: gb300-vm\nhardware: {memory_gib: 40}", "beside the weights there is room for", ""),
         ("extends: gb300-vm\nmodel: {heads: 63}", "heads must divide", ""),
         ("extends: gb300-vm\ngpus_per_replica: 3", "must divide gpus_per_vm", ""),

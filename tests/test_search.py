@@ -407,7 +407,7 @@ def test_an_endpoint_that_is_gone_between_probes_leaves_what_is_known(
 
     def once(workload: Workload, given: Any, *tell: Any) -> Any:
         if (tmp_path / experiment.TOLD).exists():
-            raise TargetError("nothing listens", "there")
+            raise TargetError("connect", "nothing listens", "there")
         return run.execute(workload, given, *tell)
 
     asking = LoadSearch(low=1, high=1e4, start=20)

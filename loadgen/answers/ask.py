@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.answers.questions import Question
 from loadgen.errors import TargetError, UserError
@@ -20,20 +21,6 @@ SPLIT_OTHERWISE = "Antidisestablishmentarianism: 31,415.926 caf\u00e9, \u4f60\u5
 """A text that two tokenizers hardly split into the same number of tokens."""
 
 
-class AskTarget(NamedTuple):
-    """Where to ask. `model`: None: the only one that the server lists."""
-
-    url: str
-    model: str | None = None
-    api: str = "chat"
-    server: str = "auto"
-    api_key: str | None = None
-    headers: tuple[tuple[str, str], ...] = ()
-    extra_body: Mapping[str, Any] | None = None
-    tls: Any = None
-    timeout_s: float = 600.0
-
-
 class Asked(NamedTuple):
     """The answers in the order of the questions; None where none came, and why: the first few reasons."""
 
@@ -44,29 +31,15 @@ class Asked(NamedTuple):
     output_tokens: list[int | None]  # of each answer, likewise
 
 
-def endpoint(settings: Settings, url: str) -> AskTarget:
-    """The endpoint at `url`, with the key, headers and model of these settings."""
-    return AskTarget(
-        url=url,
-        model=settings.model,
-        api=settings.api,
-        server=settings.server,
-        api_key=settings.api_key,
-        headers=settings.headers,
-        extra_body=settings.extra_body,
-        tls=settings.tls,
-    )
-
-
 def ask(
-    endpoint: AskTarget,
+    endpoint: Settings,
     questions: Sequence[Question],
     *,
     lanes: int,
     max_tokens: int | None,
     tell: Callable[[int], None],
 ) -> Asked:
-    """Ask every question once, `lanes` at a time. tell: hears how many are done.
+    """Ask every question once at the URL of these settings, `lanes` at a time. tell: hears how many are done.
 
     Raises TargetError for an endpoint that cannot be used.
     """
@@ -75,12 +48,12 @@ def ask(
     try:
         return asyncio.run(_ask(endpoint, questions, lanes, max_tokens, tell))
     except TargetUnusable as error:
-        raise TargetError(str(error), shown(endpoint.url), error.hint) from None
+        raise TargetError(error.code, str(error), shown(endpoint), error.hint) from None
 
 
 def ask_all(
-    first: AskTarget,
-    second: AskTarget | None,
+    first: Settings,
+    second: Settings | None,
     questions: Sequence[Question],
     *,
     lanes: int,
@@ -99,30 +72,32 @@ def ask_all(
     return of_first, ask(second, questions, lanes=lanes, max_tokens=max_tokens, tell=partial(tell, "B"))
 
 
-def shown(url: str) -> str:
-    """A URL without a password in it."""
+def shown(endpoint: Settings) -> str:
+    """Its URL without a password in it."""
     from loadgen_sdk.errors import TargetUnusable
     from loadgen_sdk.transport.target import Target
 
+    url = endpoint.url or ""
     try:
         return Target.parse(url).redacted
     except TargetUnusable:
         return url
 
 
-def refuse_other_tokenizer(endpoint: AskTarget, other: AskTarget, questions: Sequence[Question]) -> None:
+def refuse_other_tokenizer(endpoint: Settings, other: Settings, questions: Sequence[Question]) -> None:
     """Raise UserError where prompts are token ids and the two servers split one text into unequal numbers of tokens."""
     if not any(isinstance(question.row.prompt, list) for question in questions):
         return
     text = Question(row=DatasetRow(prompt=SPLIT_OTHERWISE))
     of_one, of_other = (
-        ask(one._replace(api="completions"), [text], lanes=1, max_tokens=1, tell=lambda _: None).tokens[0]
+        ask(replace(one, api="completions"), [text], lanes=1, max_tokens=1, tell=lambda _: None).tokens[0]
         for one in (endpoint, other)
     )
     if of_one is not None and of_other is not None and of_one != of_other:
         raise UserError(
+            "mismatch",
             f"prompts are token ids, and the tokenizers differ: one text is {of_one} tokens here, {of_other} there",
-            f"{shown(endpoint.url)} and {shown(other.url)}",
+            f"{shown(endpoint)} and {shown(other)}",
             "give the prompts as texts: the ids of one tokenizer are other words in another",
         )
 
@@ -141,7 +116,7 @@ def unequal_tokens(first: Asked, second: Asked) -> str:
 
 
 async def _ask(
-    endpoint: AskTarget, questions: Sequence[Question], lanes: int, max_tokens: int | None, tell: Callable[[int], None]
+    endpoint: Settings, questions: Sequence[Question], lanes: int, max_tokens: int | None, tell: Callable[[int], None]
 ) -> Asked:
     from loadgen_sdk import Client, Request, Retry
 
@@ -152,15 +127,15 @@ async def _ask(
     waiting = iter(range(len(questions)))
     done = 0
     async with Client(
-        endpoint.url,
+        endpoint.url or "",
         model=endpoint.model,
-        api=endpoint.api,  # type: ignore[arg-type]  # checked by the command line
+        api=endpoint.api,
         server=endpoint.server,
         api_key=endpoint.api_key,
         headers=endpoint.headers,
         extra_body={**GREEDY, **(endpoint.extra_body or {})},
         tls=endpoint.tls,
-        timeout_s=endpoint.timeout_s,
+        timeout_s=600.0,
         retry=Retry(),
     ) as client:
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from loadgen.answers.questions import Question
+from loadgen.answers.questions import AnswerKey
 from loadgen.answers.scores import (
     AGAINST_EACH_OTHER,
     AGAINST_REFERENCE,
@@ -101,7 +101,7 @@ class AnswersResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def score(
-    questions: Sequence[Question], answers: Sequence[str | None], others: Sequence[str | None] | None
+    questions: Sequence[AnswerKey], answers: Sequence[str | None], others: Sequence[str | None] | None
 ) -> tuple[ScoredPrompt, ...]:
     """The scores of every prompt. None in `answers` and `others`: no answer came. `others` None: there is one endpoint.
 
@@ -123,7 +123,7 @@ def score(
     return tuple(found)
 
 
-def _against_reference(question: Question, answer: str | None) -> dict[str, float]:
+def _against_reference(question: AnswerKey, answer: str | None) -> dict[str, float]:
     scores = against_reference(answer or "", question.reference, choice=question.choice, wants_json=question.json)
     return scores if answer is not None else dict.fromkeys(scores, 0.0)
 

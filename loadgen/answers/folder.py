@@ -10,25 +10,20 @@ import msgspec
 
 from loadgen import format
 from loadgen.answers.comparison import AnswersResult, ScoredPrompt, judge, score
-from loadgen.answers.questions import Question
-from loadgen.errors import UserError
+from loadgen.answers.questions import AnswerKey, Question
+from loadgen.errors import UserError, of_reading
 from loadgen.results import files
-from loadgen.workload.dataset import DatasetRow
 
 FILE, SCORES, TEXTS = "answers.json", "scores.jsonl", "texts.jsonl"
 _Row = TypeVar("_Row")
 _USE_ORIGINAL = "take the folder as it was handed over"
 
 
-class KeptTexts(msgspec.Struct, frozen=True, kw_only=True):
+class KeptTexts(AnswerKey, frozen=True, kw_only=True):
     """A line of `texts.jsonl`: the two answers to one prompt, and what they are scored by. It holds no prompt."""
 
     a: str | None
     b: str | None = None
-    reference: str | None = None
-    choice: bool = False
-    json: bool = False
-    group: str = ""
 
 
 def kept_texts(
@@ -55,7 +50,7 @@ def write(
     files.replace(folder / SCORES, _lines(prompts))
     if texts is not None:
         files.replace(folder / TEXTS, _lines(texts))
-    files.replace(folder / FILE, _document(result))
+    files.replace(folder / FILE, format.document(result))
 
 
 def outputs_again(folder: Path) -> dict[str, bytes]:
@@ -69,15 +64,11 @@ def outputs_again(folder: Path) -> dict[str, bytes]:
         failed_against=sum(not prompt.other_answered for prompt in prompts),
         parts=judge(prompts, stored.loss, stored.level),
     )
-    made = {FILE: _document(result)}
+    made = {FILE: format.document(result)}
     if (folder / TEXTS).is_file():
         texts = _read_lines(folder / TEXTS, KeptTexts)
-        questions = [
-            Question(row=DatasetRow(), reference=one.reference, choice=one.choice, json=one.json, group=one.group)
-            for one in texts
-        ]
         others = [one.b for one in texts] if stored.against else None
-        made[SCORES] = _lines(score(questions, [one.a for one in texts], others))
+        made[SCORES] = _lines(score(texts, [one.a for one in texts], others))
     return made
 
 
@@ -86,7 +77,12 @@ def read(folder: Path) -> AnswersResult:
     try:
         return msgspec.json.decode((folder / FILE).read_bytes(), type=AnswersResult)
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"not a result of `loadgen answers`: {error}", str(folder / FILE), _USE_ORIGINAL) from None
+        raise UserError(
+            of_reading(error, "damaged_file"),
+            f"not a result of `loadgen answers`: {error}",
+            str(folder / FILE),
+            _USE_ORIGINAL,
+        ) from None
 
 
 def read_scores(folder: Path) -> list[ScoredPrompt]:
@@ -98,11 +94,9 @@ def _read_lines(file: Path, kind: type[_Row]) -> list[_Row]:
     try:
         return msgspec.json.decode(b"[" + b",".join(file.read_bytes().splitlines()) + b"]", type=list[kind])  # type: ignore[valid-type]
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"not the scores of answers: {error}", str(file), _USE_ORIGINAL) from None
-
-
-def _document(result: AnswersResult) -> bytes:
-    return format.document(result)
+        raise UserError(
+            of_reading(error, "damaged_file"), f"not the scores of answers: {error}", str(file), _USE_ORIGINAL
+        ) from None
 
 
 def _lines(rows: Sequence[msgspec.Struct]) -> bytes:

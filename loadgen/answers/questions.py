@@ -14,18 +14,23 @@ REFERENCES = ("reference", "answer", "output", "response", "target")
 """Keys under which data sets keep the right answer; the first one that a row has counts."""
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt, and how its answer is judged.
+class AnswerKey(msgspec.Struct, frozen=True, kw_only=True):
+    """How an answer is judged.
 
     `reference`: a right answer, None where none is known. `choice`: the reference is the letter of a choice. `json`:
     the answer has to be JSON. `group`: the class it is counted in, "" for none.
     """
 
-    row: DatasetRow
     reference: str | None = None
     choice: bool = False
     json: bool = False
     group: str = ""
+
+
+class Question(AnswerKey, frozen=True, kw_only=True):
+    """One prompt, and how its answer is judged."""
+
+    row: DatasetRow
 
 
 def read_questions(path: Path, most: int | None = None) -> list[Question]:
@@ -37,7 +42,7 @@ def read_questions(path: Path, most: int | None = None) -> list[Question]:
         try:
             questions.append(_question(rows.line(number)))
         except BadRow as wrong:
-            faults.append(UserError(str(wrong), f"{path}: row {number + 1}", wrong.hint))
+            faults.append(UserError(wrong.code, str(wrong), f"{path}: row {number + 1}", wrong.hint))
             if enough(faults, str(path)):
                 break
     if faults:
@@ -52,7 +57,7 @@ def _question(line: bytes) -> Question:
     if isinstance(reference, int | float) and not isinstance(reference, bool):
         reference = str(reference)
     if reference is not None and not isinstance(reference, str):
-        raise BadRow(f"{key} is no text", "the right answer as a text; of a choice its letter")
+        raise BadRow("wrong_type", f"{key} is no text", "the right answer as a text; of a choice its letter")
     choice = bool(row.get("choices")) or (reference is not None and len(reference) == 1 and reference.isupper())
     wants_json = (row.get("response_format") or {}).get("type") in ("json_object", "json_schema")
     return Question(

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from loadgen.answers import ask, folder
-from loadgen.answers.ask import AskTarget
 from loadgen.answers.comparison import AnswersResult, judge, score
 from loadgen.answers.questions import Question
+from loadgen.execution.plan import Settings
 from loadgen.execution.run_header import version
 from loadgen.stats.intervals import LEVEL
 
@@ -17,8 +17,8 @@ from loadgen.stats.intervals import LEVEL
 def run(
     dataset: Path,
     questions: Sequence[Question],
-    first: AskTarget,
-    second: AskTarget | None,
+    first: Settings,
+    second: Settings | None,
     *,
     lanes: int,
     max_tokens: int | None,
@@ -42,9 +42,9 @@ def run(
         dataset=dataset.name,
         dataset_sha256=hashlib.sha256(dataset.read_bytes()).hexdigest(),
         version=version(),
-        url="the embedded simulation" if simulated else ask.shown(first.url),
+        url="the embedded simulation" if simulated else ask.shown(first),
         model=of_first.model,
-        against="" if second is None else ask.shown(second.url),
+        against="" if second is None else ask.shown(second),
         against_model="" if of_second is None else of_second.model,
         prompts=len(prompts),
         failed=of_first.answers.count(None),

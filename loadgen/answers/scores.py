@@ -36,7 +36,13 @@ def _rouge() -> Any:
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
-        raise UserError("references are scored with the package rouge_score", "loadgen answers", _INSTALL) from None
+        raise UserError(
+            "not_installed",
+            "references are scored with the package rouge_score",
+            "loadgen answers",
+            _INSTALL,
+            key="rouge_score",
+        ) from None
     return RougeScorer(list(ROUGE), use_stemmer=True)
 
 
@@ -44,7 +50,13 @@ def _edit_similarity(a: str, b: str) -> float:
     try:
         from rapidfuzz.distance import Levenshtein
     except ImportError:
-        raise UserError("answers are compared with the package rapidfuzz", "loadgen answers", _INSTALL) from None
+        raise UserError(
+            "not_installed",
+            "answers are compared with the package rapidfuzz",
+            "loadgen answers",
+            _INSTALL,
+            key="rapidfuzz",
+        ) from None
     return float(Levenshtein.normalized_similarity(a, b))
 
 

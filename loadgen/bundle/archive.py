@@ -60,7 +60,7 @@ def write(path: Path, files: dict[str, Path | bytes]) -> None:
         os.replace(scratch, path)
     except OSError as error:
         scratch.unlink(missing_ok=True)
-        raise UserError(f"cannot be written: {error.strerror}", str(path)) from None
+        raise UserError("unwritable_file", f"cannot be written: {error.strerror}", str(path)) from None
 
 
 def unpack(path: Path, folder: Path) -> Manifest:
@@ -75,13 +75,13 @@ def unpack(path: Path, folder: Path) -> Manifest:
                 with archive.open(entry) as source, target.open("wb") as file:
                     shutil.copyfileobj(source, file, 1 << 20)
     except FileNotFoundError:
-        raise UserError("no such file", str(path), _FROM) from None
+        raise UserError("missing_file", "no such file", str(path), _FROM) from None
     except UserError:
         raise
     except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror or error}", str(path), _FROM) from None
+        raise UserError("unreadable_file", f"cannot be read: {error.strerror or error}", str(path), _FROM) from None
     except Exception as error:  # a damaged archive can raise anything at all
-        raise UserError(f"not a bundle, or a damaged one: {error}", str(path), _FROM) from None
+        raise UserError("wrong_format", f"not a bundle, or a damaged one: {error}", str(path), _FROM) from None
     return manifest
 
 
@@ -89,22 +89,22 @@ def _checked(archive: zipfile.ZipFile, path: Path, free: int) -> list[zipfile.Zi
     entries = [entry for entry in archive.infolist() if not entry.is_dir()]
     names = [entry.filename for entry in entries]
     if MANIFEST not in names:
-        raise UserError(f"not a bundle: there is no {MANIFEST} in it", str(path), _FROM)
+        raise UserError("wrong_format", f"not a bundle: there is no {MANIFEST} in it", str(path), _FROM)
     if len(names) > MOST_FILES:
-        raise UserError(f"{len(names):,} files: more than a bundle has ({MOST_FILES:,})", str(path), _FROM)
+        raise UserError("too_large", f"{len(names):,} files: more than a bundle has ({MOST_FILES:,})", str(path), _FROM)
     for entry in entries:
         if why := _unsafe(entry):
-            raise UserError(f"{why}: {entry.filename!r}; nothing was unpacked", str(path), _FROM)
+            raise UserError("unsafe_file", f"{why}: {entry.filename!r}; nothing was unpacked", str(path), _FROM)
     (twice, times), *_ = Counter(names).most_common(1)
     if times > 1:
-        raise UserError(f"two files of one name: {twice!r}; nothing was unpacked", str(path), _FROM)
+        raise UserError("unsafe_file", f"two files of one name: {twice!r}; nothing was unpacked", str(path), _FROM)
     size, own = sum(entry.file_size for entry in entries), path.stat().st_size
     if size > max(FREE_GROWTH, MOST_GROWTH * own):
         what = f"it would unpack to {format.size(size)}, {size / max(own, 1):,.0f} times its size; nothing was unpacked"
-        raise UserError(what, str(path), "no bundle is like that")
+        raise UserError("unsafe_file", what, str(path), "no bundle is like that")
     if size > free - SPARE:
         what = f"it unpacks to {format.size(size)}, and {format.size(free)} of the disk are free"
-        raise UserError(what, str(path), "TMPDIR=/a/larger/disk loadgen verify ...")
+        raise UserError("resource_limit", what, str(path), "TMPDIR=/a/larger/disk loadgen verify ...")
     return entries
 
 
@@ -128,4 +128,4 @@ def _manifest(data: bytes, where: str) -> Manifest:
     try:
         return msgspec.json.decode(data, type=Manifest)
     except msgspec.DecodeError as error:
-        raise UserError(f"not the {MANIFEST} of a bundle: {error}", where, _FROM) from None
+        raise UserError("damaged_file", f"not the {MANIFEST} of a bundle: {error}", where, _FROM) from None

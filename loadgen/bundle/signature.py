@@ -20,13 +20,15 @@ _INSTALL = "ssh-keygen (OpenSSH 8.2 or later) signs and checks: install openssh-
 def sign(key: Path, data: bytes) -> bytes:
     """The signature of `data` by a private key of OpenSSH, or by the agent's key of a `.pub` file. Raises UserError."""
     if not key.is_file():
-        raise UserError("no such key", f"--sign {key}", "make one: ssh-keygen -t ed25519 -f poc.key")
+        raise UserError("missing_file", "no such key", f"--sign {key}", "make one: ssh-keygen -t ed25519 -f poc.key")
     with tempfile.TemporaryDirectory(prefix="loadgen-") as folder:
         file = Path(folder) / "data"
         file.write_bytes(data)
         done = _ssh_keygen("--sign", "sign", "-f", str(key), "-n", NAMESPACE, str(file))
         if done.returncode:
-            raise UserError(f"ssh-keygen did not sign: {_last(done)}", f"--sign {key}", "a private key of OpenSSH")
+            raise UserError(
+                "not_signed", f"ssh-keygen did not sign: {_last(done)}", f"--sign {key}", "a private key of OpenSSH"
+            )
         return file.with_name("data.sig").read_bytes()
 
 
@@ -46,7 +48,7 @@ def is_by(public_key: Path, signature: bytes, data: bytes) -> bool:
         kind, key = public_key.read_text(encoding="utf-8").split()[:2]
     except (OSError, ValueError):
         hint = "the .pub file of the key, as the other side has published it"
-        raise UserError("no public key", f"--signed-by {public_key}", hint) from None
+        raise UserError("missing_file", "no public key", f"--signed-by {public_key}", hint) from None
     with tempfile.TemporaryDirectory(prefix="loadgen-") as folder:
         allowed, file = Path(folder) / "allowed", Path(folder) / "sig"
         allowed.write_text(f'signer namespaces="{NAMESPACE}" {kind} {key}\n', encoding="utf-8")
@@ -59,7 +61,9 @@ def _ssh_keygen(where: str, what: str, *arguments: str, data: bytes = b"") -> su
     try:
         return subprocess.run(["ssh-keygen", "-Y", what, *arguments], input=data, capture_output=True, check=False)
     except FileNotFoundError:
-        raise UserError("ssh-keygen is not installed here", where, _INSTALL) from None
+        raise UserError(
+            "not_installed", "ssh-keygen is not installed here", where, _INSTALL, key="ssh-keygen"
+        ) from None
 
 
 def _last(done: subprocess.CompletedProcess[bytes]) -> str:

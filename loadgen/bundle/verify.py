@@ -96,9 +96,11 @@ def bundle(folder: Path, out: Path, *, key: Path | None = None, content: bool = 
     if changed := _changed(folder):
         listed = ", ".join(f"{name} ({what})" for name, what in list(changed.items())[:5])
         hint = "bundle the folder as its command left it"
-        raise UserError(f"the folder is not as it was written: {listed}", str(folder), hint)
+        raise UserError("changed_file", f"the folder is not as it was written: {listed}", str(folder), hint)
     if out.exists():
-        raise UserError("this file exists", f"--out {out}", "give another name: evidence is not written over")
+        raise UserError(
+            "file_exists", "this file exists", f"--out {out}", "give another name: evidence is not written over"
+        )
     left_out = {
         file.relative_to(folder).as_posix(): why
         for file in sorted(folder.rglob("*"))
@@ -168,7 +170,9 @@ def verify(path: Path, *, signed_by: Path | None = None) -> Verification:
         manifest = archive.unpack(path, root)
         if manifest.definitions > SCHEMA_MINOR:
             what = f"made by a newer loadgen ({manifest.version}, definitions {manifest.definitions})"
-            raise UserError(what, str(path), f"this one knows up to {SCHEMA_MINOR}: pip install -U loadgen")
+            raise UserError(
+                "newer_version", what, str(path), f"this one knows up to {SCHEMA_MINOR}: pip install -U loadgen"
+            )
         differences = _hashes(root)
         state, signer = _signature(root, signed_by)
         folder = root / RESULT
@@ -209,7 +213,7 @@ def _signature(
     file = root / SIGNATURE
     if not file.is_file():
         if signed_by is not None:
-            raise UserError("the bundle is not signed", f"--signed-by {signed_by}", "ask for one that is")
+            raise UserError("not_signed", "the bundle is not signed", f"--signed-by {signed_by}", "ask for one that is")
         return "none", ""
     signed, data = file.read_bytes(), (root / SUMS).read_bytes() if (root / SUMS).is_file() else b""
     key = signature.signer(signed, data)

@@ -123,7 +123,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def call() -> int:
         if sys.platform == "win32":
             raise UserError(
-                "loadgen takes Linux (or macOS, to read what is stored)", "", "use it in WSL2 or a container"
+                "wrong_platform",
+                "loadgen takes Linux (or macOS, to read what is stored)",
+                "",
+                "use it in WSL2 or a container",
             )
         try:
             typed = sys.argv[1:] if arguments is None else list(arguments)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from loadgen import errors, units
 from loadgen.cli.options import Given
+from loadgen.errors import Fault, Faults, UserError, collecting
+from loadgen.execution.options import COMMAND_OPTIONS, typed
 
 if TYPE_CHECKING:
     from loadgen.execution.plan import Settings
@@ -67,45 +69,44 @@ def prepared(
     given: Given, asked: AdaptiveOptions, name: str | None, settings: Settings
 ) -> tuple[Workload, AdaptiveSteering]:  # fmt: skip
     """The workload of an adaptive run, and what steers it. Raises Faults."""
-    from loadgen import units
-    from loadgen.errors import Fault, Faults, UserError, collecting
     from loadgen.results.manifest import AdaptivePlan
     from loadgen.search import adaptive_run
     from loadgen.search.load_search import PRECISION
     from loadgen.workload import Closed
-    from loadgen.workload.loading import given as load
 
     found: list[Fault] = []
     if not asked.adaptive:
-        found.append(UserError("it is of an adaptive run", "--window, --high, --max-time", "add --adaptive"))
+        found.append(
+            UserError("no_effect", "it is of an adaptive run", "--window, --high, --max-time", "add --adaptive")
+        )
 
-    def seconds(text: str | None, flag: str, default: str = "") -> float:
+    def seconds(flag: str, text: str) -> float:
         with collecting(found):
-            try:
-                return units.duration_ns(text or default, bare="s") / 1e9
-            except units.Wrong as wrong:
-                raise UserError(f"it {wrong}", f"{flag} {text}", wrong.hint) from None
+            return typed(flag, text, units.seconds) or 0.0
         return 0.0
 
     found += [
-        UserError("the run decides that itself", _flag(option), f"leave out --adaptive or {_flag(option)}")
+        UserError("conflict", "the run decides that itself", _flag(option), f"leave out --adaptive or {_flag(option)}")
         for option in NOT_WITH
         if given[option] is not None
     ]
     if "," in str(given["concurrency"] or ""):
         where = f"--concurrency {given['concurrency']}"
-        found.append(UserError("several levels, and a load that finds its own", where, "give the first one alone"))
-    window_s, sustain_s = seconds(asked.window, "--window", WINDOW), seconds(given["duration"], "--duration", SUSTAINED)
-    longest_s = seconds(asked.max_time, "--max-time") if asked.max_time else None
+        found.append(
+            UserError("conflict", "several levels, and a load that finds its own", where, "give the first one alone")
+        )
+    window_s = seconds("--window", asked.window or WINDOW)
+    sustain_s = seconds("--duration", given["duration"] or SUSTAINED)
+    longest_s = None if asked.max_time is None else seconds("--max-time", asked.max_time)
     if not found and sustain_s < window_s:
         where, hint = f"--duration {sustain_s:g}s", f"at least --window, {window_s:g}s"
-        found.append(UserError("a load cannot be sustained for less than a step", where, hint))
+        found.append(UserError("out_of_range", "a load cannot be sustained for less than a step", where, hint))
     workload = None
     with collecting(found):
         changed: dict[str, Any] = {"warmup": 0, "duration": f"{sustain_s or 1:g}s"}
         if given["concurrency"] is None and given["request_rate"] is None:
             changed |= _of_own_kind(given, name)
-        workload = load(name, given["trace"], given.overrides(**changed), given["dataset"])
+        workload = given.workload(name, **changed)
         found += adaptive_run.faults(workload, settings)
     plan = None
     if workload is not None:
@@ -115,7 +116,11 @@ def prepared(
         high = asked.high or (float(1 << 20) if closed else 1e6)
         if not start < high:
             hint = "a first load below it: --request-rate, or --concurrency"
-            found.append(UserError(f"the first load, {start:g}, is not below the highest", f"--high {high:g}", hint))
+            found.append(
+                UserError(
+                    "out_of_range", f"the first load, {start:g}, is not below the highest", f"--high {high:g}", hint
+                )
+            )
         plan = AdaptivePlan(
             over="concurrency" if closed else "rate",
             start=start,
@@ -134,39 +139,17 @@ def prepared(
 def _of_own_kind(given: Given, name: str | None) -> dict[str, Any]:
     """The first load of a workload without a flag for it: one lane where its load is a closed loop, else 1/s."""
     from loadgen.workload import Closed
-    from loadgen.workload.loading import given as load
 
-    laws = [stage.arrival for stage in load(name, given["trace"], given.overrides(), given["dataset"]).stages]
+    laws = [stage.arrival for stage in given.workload(name).stages]
     return {"concurrency": 1} if any(isinstance(law, Closed) for law in laws) else {"request_rate": 1}
 
 
 def _flag(name: str) -> str:
-    from loadgen.execution.options import COMMAND_OPTIONS
-
     return COMMAND_OPTIONS[name].names[0]
-
-
-class Found(NamedTuple):
-    """What an adaptive run found, to print: as text, and as `adaptive.json`."""
-
-    stored: StoredAdaptive
-    text: str
-    data: bytes
-
-
-def found(folder: Path) -> Found | None:
-    """What the run in this folder found; None where it is not an adaptive one."""
-    from loadgen.report import adaptive
-    from loadgen.search import adaptive_run
-
-    stored = adaptive_run.read(folder)
-    return None if stored is None else Found(stored, adaptive.render(stored), adaptive_run.dump(stored))
 
 
 def code(stored: StoredAdaptive, *, strict: bool) -> int:
     """The exit code of what was found, beside that of the summary: 1 where no load was sustained."""
-    from loadgen import errors
-
     answer = stored.answer
     if answer.reason == "invalid":
         return errors.UNSOUND

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from loadgen import units
 from loadgen.cli.options import TARGET, Given, takes
-from loadgen.execution.options import typed
+from loadgen.cli.output import print_json
+from loadgen.errors import OK, SLO_MISSED, UNSOUND, UserError
+from loadgen.execution.options import key_of_file, typed
 
 if TYPE_CHECKING:
-    from loadgen.answers.ask import AskTarget
     from loadgen.execution.plan import Settings
 
 AgainstModel = Annotated[str | None, typer.Option("--against-model", help="The model of endpoint B.")]
@@ -50,34 +53,32 @@ def answers(
 
     Example: loadgen answers questions.jsonl --url http://HOST:8000 --against http://OTHER:8000 --within 1%
     """
-    import contextlib
-
-    from loadgen import units
-    from loadgen.answers import ask, questions
+    from loadgen.answers import questions
     from loadgen.answers.run import run
-    from loadgen.cli.show import print_json
-    from loadgen.errors import OK, SLO_MISSED, UNSOUND, UserError
+    from loadgen.execution.probing import serving
     from loadgen.report.answers import render
-    from loadgen.sim.server import embedded
 
     settings = given.settings(needs_text="answers are scored as texts")
     if settings.targets or settings.virtual:
-        raise UserError("this command asks one endpoint over HTTP", "--url", "--against is the second one")
+        raise UserError(
+            "unsupported", "this command asks one endpoint over HTTP", "--url", "--against is the second one"
+        )
     loss = typed("--within", within, units.share)
-    if loss is not None and (against is None or not 0 <= loss < 1):
-        raise UserError("a share of B's scores, and there is no B" if against is None else "not a share", "--within",
-                        "--against URL --within 1%")  # fmt: skip
+    if loss is not None and against is None:
+        hint = "--against URL --within 1%"
+        raise UserError("no_effect", "a share of B's scores, and there is no B", "--within", hint)
+    if loss is not None and not 0 <= loss < 1:
+        raise UserError("out_of_range", "not a share", "--within", "--against URL --within 1%")
     if keep_content and out is None:
-        raise UserError("the texts need a folder", "--keep-content", "-o FOLDER")
+        raise UserError("missing_option", "the texts need a folder", "--keep-content", "-o FOLDER")
     asked = questions.read_questions(dataset, rows)
     second = other_endpoint(settings, against, against_model, against_key_file)
-    with contextlib.ExitStack() as stack:
-        url = settings.url or stack.enter_context(embedded.start()).url
+    with serving(settings) as served:
         try:
             result, reasons = run(
                 dataset,
                 asked,
-                ask.endpoint(settings, url),
+                served,
                 second,
                 lanes=lanes,
                 max_tokens=max_tokens,
@@ -88,7 +89,7 @@ def answers(
                 simulated=settings.url is None,
             )
         except OSError as error:
-            raise UserError(f"cannot be written: {error.strerror}", f"--out {out}") from None
+            raise UserError("unwritable_file", f"cannot be written: {error.strerror}", f"--out {out}") from None
     if as_json:
         print_json(result)
     else:
@@ -98,23 +99,18 @@ def answers(
     return OK if loss is None or result.verdict else UNSOUND if result.verdict is None else SLO_MISSED
 
 
-def other_endpoint(settings: Settings, url: str | None, model: str | None, key_file: Path | None) -> AskTarget | None:
+def other_endpoint(settings: Settings, url: str | None, model: str | None, key_file: Path | None) -> Settings | None:
     """Endpoint B, with a key and a model of its own; None without a URL. Raises UserError."""
-    from loadgen import units
-    from loadgen.answers import ask
-    from loadgen.errors import UserError
-    from loadgen.execution.options import key_of_file
-
     if url is None:
         if model is not None or key_file is not None:
             flag = "--against-model" if model is not None else "--against-key-file"
-            raise UserError("of endpoint B, and there is none", flag, "add --against URL")
+            raise UserError("no_effect", "of endpoint B, and there is none", flag, "add --against URL")
         return None
     try:
         key = settings.api_key if key_file is None else key_of_file(key_file)
     except units.Wrong as wrong:
-        raise UserError(str(wrong), f"--against-key-file {key_file}", "a file with the key alone") from None
-    return ask.endpoint(settings, url)._replace(model=model, api_key=key, server="auto")
+        raise UserError(wrong.code, str(wrong), f"--against-key-file {key_file}", "a file with the key alone") from None
+    return replace(settings, url=url, model=model, api_key=key, server="auto")
 
 
 def tell(name: str, done: int, count: int) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from loadgen.cli.compare import BeyondNoise, FailOn
 from loadgen.cli.compare import compare as compare_results
 from loadgen.cli.help import Command, in_order
 from loadgen.errors import OK, UserError
@@ -37,16 +39,16 @@ def save(
 
     Example: loadgen baseline save main results/qa-20261122-101500-1a2b
     """
-    import shutil
-
     from loadgen import run_folder
 
     folder = _folder(kept, name)
     if not run_folder.is_run(result) and not run_folder.runs_in(result):
-        raise UserError("neither a run nor a folder of repeats", str(result), "give what loadgen run -o wrote")
+        raise UserError(
+            "no_result", "neither a run nor a folder of repeats", str(result), "give what loadgen run -o wrote"
+        )
     if folder.exists():
         if not force:
-            raise UserError("there is a baseline of this name", str(folder), "another name, or --force")
+            raise UserError("file_exists", "there is a baseline of this name", str(folder), "another name, or --force")
         shutil.rmtree(folder)
     shutil.copytree(result, folder, ignore=shutil.ignore_patterns("*.html", "spool"))
     print(folder)
@@ -58,12 +60,8 @@ def compare(
     name: Name,
     results: Annotated[list[Path], typer.Argument(help="Folders of runs or of repeats, to hold against it.")],
     kept: Kept = Path("baselines"),
-    fail_on: Annotated[
-        list[str] | None, typer.Option("--fail-on", help="As of `loadgen compare`: 'ttft_ms.p99 > +5%'. Repeatable.")
-    ] = None,
-    beyond_noise: Annotated[
-        bool, typer.Option("--beyond-noise", help="--fail-on only where the whole interval is beyond the limit.")
-    ] = False,
+    fail_on: FailOn = None,
+    beyond_noise: BeyondNoise = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     junit: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML to this file too.")] = None,
@@ -77,7 +75,12 @@ def compare(
     folder = _folder(kept, name)
     if not folder.is_dir():
         known = ", ".join(sorted(path.name for path in kept.glob("*/"))) or "none"
-        raise UserError(f'no baseline is called "{name}"', str(kept), f"known: {known}; loadgen baseline save NAME DIR")
+        raise UserError(
+            "unknown_name",
+            f'no baseline is called "{name}"',
+            str(kept),
+            f"known: {known}; loadgen baseline save NAME DIR",
+        )
     return compare_results(
         [folder, *results],
         fail_on=fail_on,
@@ -90,5 +93,5 @@ def compare(
 
 def _folder(kept: Path, name: str) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-        raise UserError(f'"{name}" is no name of a baseline', "baseline", "letters, digits, . _ -")
+        raise UserError("invalid_value", f'"{name}" is no name of a baseline', "baseline", "letters, digits, . _ -")
     return kept / name

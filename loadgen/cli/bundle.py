@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from loadgen import format
+from loadgen.cli.output import say
 from loadgen.errors import OK
 
 
@@ -32,9 +34,7 @@ def bundle(
 
 def write(folder: Path, out: Path, sign: Path | None = None, *, keep_content: bool = False) -> None:
     """Write the bundle, and say what is in it."""
-    from loadgen import format
     from loadgen.bundle import verify
-    from loadgen.cli.show import say
 
     manifest = verify.bundle(folder, out, key=sign, content=keep_content)
     signed = "signed" if sign is not None else "not signed"

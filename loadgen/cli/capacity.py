@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from loadgen import units
+from loadgen.cli.options import AllowInvalid
+from loadgen.cli.output import say_changed
 from loadgen.errors import OK, UserError, meant
 from loadgen.execution.options import typed
 
@@ -26,9 +29,7 @@ def capacity(
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs of that run, where it recorded none.")] = None,
     gpus_per_vm: Annotated[int, typer.Option("--gpus-per-vm", min=1, help="GPUs of a VM, the fault domain.")] = 4,
     vms_per_rack: Annotated[int, typer.Option("--vms-per-rack", min=1, help="VMs of a rack.")] = 18,
-    allow_invalid: Annotated[
-        bool, typer.Option("--allow-invalid", help="Use a result whose measurement is not valid, marked.")
-    ] = False,
+    allow_invalid: AllowInvalid = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """How many users, VMs and racks: the published arithmetic, what it ignores, and what a run under the SLO says.
@@ -37,18 +38,16 @@ def capacity(
 
     Example: loadgen capacity --profile rag --results search --users 5000
     """
-    from loadgen import units
-    from loadgen.cli.show import say_changed
     from loadgen.cost import capacity_planning, inputs
     from loadgen.mlperf import published
     from loadgen.report import capacity as report
 
     known = [row.profile for row in published.profiles().rows]
     if profile not in known:
-        raise UserError(f'no profile is called "{profile}"', "--profile", meant(profile, known))
+        raise UserError("unknown_name", f'no profile is called "{profile}"', "--profile", meant(profile, known))
     if users is not None and results is None:
         hint = "--results DIR: a run of this profile under its SLO; an Offline rate says nothing about users"
-        raise UserError("how many users a machine carries needs a run", "--results", hint)
+        raise UserError("missing_option", "how many users a machine carries needs a run", "--results", hint)
     think_s = typed("--think", think, units.seconds) or 0.0
     if results is not None:
         say_changed(results)
@@ -71,8 +70,10 @@ def measured_rate(evidence: Evidence, profile: str, gpus: int | None) -> Measure
     summary = evidence.summary
     if summary.run.workload != profile:
         problem = f'the run is of the workload "{summary.run.workload}", not of {profile}'
-        raise UserError(problem, evidence.folder, f"--profile {summary.run.workload}, or a run of {profile}")
+        raise UserError(
+            "mismatch", problem, evidence.folder, f"--profile {summary.run.workload}, or a run of {profile}"
+        )
     gpu_count = gpus_of(evidence, gpus, "--gpus")
     if gpu_count is None:
-        raise UserError("the run does not say how many GPUs it used", evidence.folder, "--gpus 4")
+        raise UserError("missing_option", "the run does not say how many GPUs it used", evidence.folder, "--gpus 4")
     return measured(evidence, gpu_count)

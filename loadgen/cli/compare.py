@@ -7,6 +7,21 @@ from typing import Annotated
 
 import typer
 
+from loadgen.cli.output import in_color, print_json, say_changed, write_file
+from loadgen.errors import OK, SLO_MISSED, UNSOUND, UserError
+
+FailOn = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fail-on",
+        help="Exit 1 when it holds: 'ttft_ms.p99 > +5%' (a change; needs repeats on both sides), "
+        "'goodput.share < 99%' (a value). Repeatable.",
+    ),
+]
+BeyondNoise = Annotated[
+    bool, typer.Option("--beyond-noise", help="--fail-on only where the whole interval is beyond the limit.")
+]
+
 
 def compare(
     results: Annotated[
@@ -15,17 +30,8 @@ def compare(
             help="Folders of runs, folders of repeats, or result files of other tools; the first is the base."
         ),
     ],
-    fail_on: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--fail-on",
-            help="Exit 1 when it holds: 'ttft_ms.p99 > +5%' (a change; needs repeats on both sides), "
-            "'goodput.share < 99%' (a value). Repeatable.",
-        ),
-    ] = None,
-    beyond_noise: Annotated[
-        bool, typer.Option("--beyond-noise", help="--fail-on only where the whole interval is beyond the limit.")
-    ] = False,
+    fail_on: FailOn = None,
+    beyond_noise: BeyondNoise = False,
     confidence: Annotated[str, typer.Option("--confidence", help="Of all metrics together.")] = "95%",
     anyway: Annotated[bool, typer.Option("--anyway", help="Judge although the work differs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -41,15 +47,15 @@ def compare(
 
     Example: loadgen compare before after --fail-on 'ttft_ms.p99 > +5%'
     """
-    from loadgen.cli.show import in_color, print_json, say_changed, write_file
     from loadgen.compare import comparison, inputs, thresholds
-    from loadgen.errors import OK, SLO_MISSED, UNSOUND, UserError
     from loadgen.interop import reader
     from loadgen.report import compare as render_module
     from loadgen.report.junit import render
 
     if len(results) < 2:
-        raise UserError("one result alone compares with nothing", " ".join(map(str, results)), "give two or more")
+        raise UserError(
+            "too_few", "one result alone compares with nothing", " ".join(map(str, results)), "give two or more"
+        )
     for folder in results:
         say_changed(folder)
     level = _confidence(confidence)
@@ -80,13 +86,11 @@ def compare(
 
 
 def _confidence(text: str) -> float:
-    from loadgen.errors import UserError
-
     digits, percent = (text[:-1], True) if text.endswith("%") else (text, False)
     try:
         level = float(digits) / (100 if percent else 1)
     except ValueError:
         level = 0.0
     if not 0.5 <= level < 1:
-        raise UserError("no level of confidence", f"--confidence {text}", "from 50% to 99.9%")
+        raise UserError("invalid_value", "no level of confidence", f"--confidence {text}", "from 50% to 99.9%")
     return level

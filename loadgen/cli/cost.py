@@ -9,22 +9,19 @@ import re
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from loadgen.errors import OK, Faults, UserError
-
-if TYPE_CHECKING:
-    pass
+from loadgen.cli.options import AcceptSamplePrices, AllowInvalid
+from loadgen.cli.output import say_changed, write_file
+from loadgen.errors import OK, Fault, Faults, UserError
 
 
 def cost(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs, of repeats of a run, or of a search.")],
     prices: Annotated[Path | None, typer.Option("--prices", help="Your prices: see docs/prices.example.yaml.")] = None,
-    accept_sample_prices: Annotated[
-        bool, typer.Option("--accept-sample-prices", help="Use list prices that others have copied, for want of yours.")
-    ] = False,
+    accept_sample_prices: AcceptSamplePrices = False,
     price: Annotated[
         list[str] | None, typer.Option("--price", metavar="DIR=NAME", help="Which price a result is under.")
     ] = None,
@@ -37,9 +34,7 @@ def cost(
     currency: Annotated[
         str | None, typer.Option("--currency", help="Of the figures; the price file has the exchange rates.")
     ] = None,
-    allow_invalid: Annotated[
-        bool, typer.Option("--allow-invalid", help="Price results whose measurement is not valid, marked.")
-    ] = False,
+    allow_invalid: AllowInvalid = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
@@ -51,17 +46,15 @@ def cost(
 
     Example: loadgen cost results/azure results/aws --prices prices.yaml
     """
-    from loadgen.cli.show import say_changed, write_file
     from loadgen.cost import comparison, inputs, price_file
     from loadgen.cost.prices import find
     from loadgen.cost.step_cost import with_steps
     from loadgen.cost.unit_cost import offer
-    from loadgen.errors import Fault
     from loadgen.report import cost as report
     from loadgen.report import cost_data
 
     if as_json + as_markdown + as_csv > 1:
-        raise UserError("several formats at once", "--json, --markdown, --csv", "choose one")
+        raise UserError("conflict", "several formats at once", "--json, --markdown, --csv", "choose one")
     chosen = _pairs(price or [], "--price")
     gpu_counts = _gpu_counts(_pairs(gpus or [], "--gpus"))
     share = _share(utilization)
@@ -108,7 +101,7 @@ def _pairs(texts: Sequence[str], flag: str) -> dict[str, str]:
     for text in texts:
         folder, equals, value = text.partition("=")
         if not (folder and equals and value):
-            raise UserError(f'"{text}" is not DIR=VALUE', flag, f"like {flag} azure-gb300=...")
+            raise UserError("invalid_value", f'"{text}" is not DIR=VALUE', flag, f"like {flag} azure-gb300=...")
         values_by_name[Path(folder).name if "/" in folder else folder] = value
     return values_by_name
 
@@ -116,13 +109,15 @@ def _pairs(texts: Sequence[str], flag: str) -> dict[str, str]:
 def _check_names(by_name: dict[str, str] | dict[str, int], names: Sequence[str], flag: str) -> None:
     for name in by_name:
         if name not in names:
-            raise UserError(f'no result is called "{name}"', flag, f"results: {', '.join(names)}")
+            raise UserError("unknown_name", f'no result is called "{name}"', flag, f"results: {', '.join(names)}")
 
 
 def _gpu_counts(texts_by_name: dict[str, str]) -> dict[str, int]:
     for name, text in texts_by_name.items():
         if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
-            raise UserError(f'"{text}" is not a number of GPUs', f"--gpus {name}", "a whole number above zero")
+            raise UserError(
+                "invalid_value", f'"{text}" is not a number of GPUs', f"--gpus {name}", "a whole number above zero"
+            )
     return {name: int(text) for name, text in texts_by_name.items()}
 
 
@@ -130,5 +125,7 @@ def _share(text: str) -> Decimal:
     match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?|\.[0-9]{1,6}) ?(%?)", text.strip())
     value = Decimal(match[1]) / (100 if match[2] else 1) if match else Decimal(0)
     if not 0 < value <= 1:
-        raise UserError(f'"{text}" is not a share', "--utilization", "above 0 and at most 1, like 0.4 or 40%")
+        raise UserError(
+            "invalid_value", f'"{text}" is not a share', "--utilization", "above 0 and at most 1, like 0.4 or 40%"
+        )
     return value

@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from loadgen.cli.options import TARGET, Given, takes
+from loadgen.cli.output import print_json
+from loadgen.errors import OK, UNSOUND, UserError
 
 
 @takes(
@@ -23,18 +25,17 @@ def doctor(
 
     Example: loadgen doctor --url http://HOST:8000
     """
-    from loadgen.errors import OK, UNSOUND, UserError
     from loadgen.preflight import doctor as checks
     from loadgen.preflight.target_checks import render
 
     settings = given.settings()
     if settings.targets:
-        raise UserError("this command takes one endpoint", "--url", "several: loadgen run, or one address for all")
+        raise UserError(
+            "unsupported", "this command takes one endpoint", "--url", "several: loadgen run, or one address for all"
+        )
     title, findings = checks.run(settings)
     if as_json:
-        import msgspec
-
-        print(msgspec.json.encode({"title": title, "findings": findings}).decode())
+        print_json({"title": title, "findings": findings})
     else:
         print(render(title, findings), end="")
     return UNSOUND if checks.failed(findings) else OK

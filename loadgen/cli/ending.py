@@ -13,7 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from loadgen.errors import BUG, INTERRUPTED, USAGE, Fault, Faults, UserError
+from loadgen.errors import BUG, INTERRUPTED, USAGE, Code, Fault, Faults, UserError
 
 
 def ending(call: Callable[[], int]) -> int:
@@ -58,13 +58,14 @@ _OF_THE_HOST = {
 def _of_the_host(error: OSError) -> UserError:
     where = str(error.filename or error.filename2 or "")
     hint = "what was recorded before is kept: loadgen report FOLDER shows it"
+    code: Code = "host_refused"
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        hint = f"raise the limit of open files (ulimit -n); {hint}"
+        code, hint = "resource_limit", f"raise the limit of open files (ulimit -n); {hint}"
     elif error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", -1), errno.EFBIG):
-        hint = f"make room, or give another folder with --out; {hint}"
+        code, hint = "resource_limit", f"make room, or give another folder with --out; {hint}"
     elif where:
         hint = "give a path that can be written or read"
-    return UserError(f"the host refused: {(error.strerror or str(error)).lower()}", where, hint)
+    return UserError(code, f"the host refused: {(error.strerror or str(error)).lower()}", where, hint)
 
 
 def _bug(error: Exception) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from loadgen.cli.output import write_file
+from loadgen.errors import OK, UserError
 
 
 def export(
@@ -35,10 +39,6 @@ def export(
 
     Example: loadgen export results/qa-20261122-101500-1a2b --as vllm -o vllm.json
     """
-    import json
-
-    from loadgen.cli.show import write_file
-    from loadgen.errors import OK, UserError
     from loadgen.interop import export as exports
     from loadgen.interop import trackers
     from loadgen.metrics.summary import summarize
@@ -48,14 +48,17 @@ def export(
 
     if form not in (*exports.FORMATS, *trackers.TRACKERS):
         known = ", ".join((*exports.FORMATS, *trackers.TRACKERS))
-        raise UserError(f'unknown format "{form}"', f"--as {form}", f"known: {known}")
+        raise UserError("unknown_name", f'unknown format "{form}"', f"--as {form}", f"known: {known}")
     if form in trackers.TRACKERS:
         where = trackers.TRACKERS[form](folder, open_run(folder).summary, out)
         print(f"written to {form}: {where}", file=sys.stderr)
         return OK
     if is_run(folder) and not store.has_rows(folder):
         raise UserError(
-            "only the summary of this run was kept, not its records", str(folder), "export a run with records"
+            "no_records",
+            "only the summary of this run was kept, not its records",
+            str(folder),
+            "export a run with records",
         )
     stored = store.read_run(folder)
     if form == "csv":

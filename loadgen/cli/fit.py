@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Annotated, Literal
 import typer
 
 from loadgen import units
-from loadgen.errors import OK, UserError
+from loadgen.cli.output import print_json, write_file
+from loadgen.errors import OK
 from loadgen.execution.options import typed
 
 
@@ -47,13 +47,10 @@ def fit(
     words = report.words(fitted)
     text = "".join(f"# {line}\n" for line in ["Made by loadgen fit.", *words]) + workload
     if out is not None:
-        try:
-            out.write_text(text)
-        except OSError as error:
-            raise UserError(f"cannot be written: {error.strerror}", f"--out {out}", "") from None
+        write_file(out, text, "--out")
         words.append(f"wrote {out}: loadgen run {out}")
     if as_json:
-        print(json.dumps(report.data(fitted, workload), indent=2))
+        print_json(report.data(fitted, workload))
     elif out is not None:
         print("\n".join(words))
     else:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from loadgen.cli.answers import tell
 from loadgen.cli.help import Command, in_order
-from loadgen.cli.options import OF_THE_LOAD, TARGET, Given, takes, typed_again
-from loadgen.cli.search import RunSpread, Sustain
+from loadgen.cli.options import OF_THE_LOAD, TARGET, Given, new_folder, takes, typed_again
+from loadgen.cli.output import print_json, say
+from loadgen.cli.search import RunSpread, Sustain, longer, perform, spread_of_runs
+from loadgen.errors import INTERRUPTED, UNSOUND, Fault, Faults, UserError, collecting
 
 if TYPE_CHECKING:
-    from loadgen.errors import Fault
     from loadgen.execution.plan import Settings
     from loadgen.mlperf.rules import Scenario, Test
     from loadgen.mlperf.run import Data
@@ -108,22 +110,20 @@ def limited(
 
     Example: loadgen mlperf server -b llama2-70b --url http://HOST:8000 --find-peak
     """
-    from loadgen.cli.search import longer, spread_of_runs
-    from loadgen.errors import UserError
     from loadgen.execution.folder_names import alone, check_empty
     from loadgen.search import experiment
 
     if resume is not None and common.benchmark is None and (command := experiment.plan_of(resume).command):
         if command[1:3] != ("mlperf", given.command):
             where = f"--resume {resume}"
-            raise UserError("not a search of this command", where, f"it was: {' '.join(command[:3])}")
+            raise UserError("mismatch", "not a search of this command", where, f"it was: {' '.join(command[:3])}")
         return given.call(["mlperf", *typed_again(command[2:], given.arguments[1:])])
     scenario: Scenario = "interactive" if given.command == "interactive" else "server"
     test, settings, overrides = _checked(given, common, scenario, find_peak=find_peak)
     if target_qps is None and not find_peak:
-        raise UserError("no rate", "--target-qps", "give --target-qps 182, or --find-peak")
+        raise UserError("missing_option", "no rate", "--target-qps", "give --target-qps 182, or --find-peak")
     if resume is not None and not find_peak:
-        raise UserError("only a search can be resumed", "--resume", "give --find-peak as well")
+        raise UserError("no_effect", "only a search can be resumed", "--resume", "give --find-peak as well")
     if resume is not None:
         experiment.plan_of(resume)
     spread = spread_of_runs(run_spread, settings)
@@ -167,7 +167,6 @@ def offline(
 
     Example: loadgen mlperf offline -b llama2-70b --url http://HOST:8000
     """
-    from loadgen.errors import INTERRUPTED
     from loadgen.execution.folder_names import alone, check_empty
     from loadgen.mlperf import run as mlperf_run
 
@@ -202,33 +201,25 @@ def accuracy(
 
     Example: loadgen mlperf accuracy -b llama2-70b --dataset open_orca.pkl --url http://HOST:8000 --tokenizer ./llama2
     """
-    import contextlib
-
-    from loadgen.answers.ask import endpoint
-    from loadgen.cli.answers import tell
-    from loadgen.cli.show import print_json, say
-    from loadgen.errors import UserError
     from loadgen.execution.folder_names import alone, check_empty
+    from loadgen.execution.probing import serving
     from loadgen.mlperf import accuracy as rules_of_accuracy
     from loadgen.mlperf import rules
     from loadgen.mlperf.accuracy_run import run
     from loadgen.report.mlperf_accuracy import render
-    from loadgen.sim.server import embedded
 
     rules_of_accuracy.reference(benchmark)
     test = rules.test(benchmark, "offline", round_name)
     settings = given.settings(needs_text="accuracy is scored over texts")
     if settings.targets or settings.virtual:
-        raise UserError("accuracy mode asks one endpoint over HTTP", "--url", "--url http://HOST:8000")
+        raise UserError("unsupported", "accuracy mode asks one endpoint over HTTP", "--url", "--url http://HOST:8000")
     folder = out or _new_name(test)
     check_empty(folder)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(alone(folder))
-        url = settings.url or stack.enter_context(embedded.start()).url
+    with alone(folder), serving(settings) as served:
         result, reasons = run(
             test,
             dataset,
-            endpoint(settings, url),
+            served,
             folder,
             tokenizer=settings.tokenizer,
             lanes=lanes,
@@ -254,8 +245,6 @@ def verdict(
 
     Example: loadgen mlperf verdict results/mlperf-llama2-70b-server
     """
-    from loadgen.cli.show import print_json, say
-    from loadgen.errors import UNSOUND
     from loadgen.mlperf import run
     from loadgen.report import mlperf as text
     from loadgen.report.text import parts
@@ -296,28 +285,31 @@ def _checked(
     given: Given, common: Common, scenario: Scenario, *, find_peak: bool = False
 ) -> tuple[Test, Settings, Overrides]:
     """The test, the settings and the options of the load. Raises Faults with all faults together."""
-    from loadgen.errors import Faults, UserError, collecting
     from loadgen.mlperf import rules
 
     faults: list[Fault] = []
     with collecting(faults):
         if common.benchmark is None:
             known = ", ".join(rules.rules().benchmarks)
-            raise UserError("which benchmark?", "--benchmark", f"give -b with one of {known}")
+            raise UserError("missing_option", "which benchmark?", "--benchmark", f"give -b with one of {known}")
         test = rules.test(common.benchmark, scenario, common.round_name, min_duration_s=common.min_duration or 0)
     with collecting(faults):
         settings = given.settings(needs_text="the rules are about generated tokens")
         if common.harness == "loadgen":
             faults += _official_loadgen_faults(given, settings, find_peak=find_peak)
     if common.harness not in ("own", "loadgen"):
-        faults.append(UserError(f"unknown harness {common.harness!r}", "--harness", "known: own, loadgen"))
+        faults.append(
+            UserError("unknown_name", f"unknown harness {common.harness!r}", "--harness", "known: own, loadgen")
+        )
     if common.dataset is not None and (common.mean_output or common.mean_input):
-        faults.append(UserError("the means are of the synthetic set", "--dataset", "leave --mean-output out"))
+        faults.append(
+            UserError("conflict", "the means are of the synthetic set", "--dataset", "leave --mean-output out")
+        )
     overrides = given.overrides()
     faults += overrides.faults
     if common.dataset is not None:
         faults += [
-            UserError("the data set is sent as it stands", f"--{name} {given[name]}", f"leave --{name} out")
+            UserError("conflict", "the data set is sent as it stands", f"--{name} {given[name]}", f"leave --{name} out")
             for name in ("seed", "salt")
             if given[name] is not None
         ]
@@ -328,8 +320,6 @@ def _checked(
 
 def _official_loadgen_faults(given: Given, settings: Settings, *, find_peak: bool) -> list[Fault]:
     """The faults of flags that the official LoadGen cannot follow: one process, one endpoint, a fixed rate."""
-    from loadgen.errors import UserError
-
     endpoints, workers = len(settings.endpoints), given["workers"]
     checks = (
         (endpoints > 1, f"it drives one endpoint, {endpoints} were given", "one address for all of them"),
@@ -344,19 +334,14 @@ def _official_loadgen_faults(given: Given, settings: Settings, *, find_peak: boo
         ),
     )
     return [
-        UserError(f"the official LoadGen: {problem}", "--harness loadgen", f"{hint}; or --harness own")
+        UserError("unsupported", f"the official LoadGen: {problem}", "--harness loadgen", f"{hint}; or --harness own")
         for wrong, problem, hint in checks
         if wrong
     ]
 
 
 def _new_name(test: Test) -> Path:
-    """A name for the folder of the results, where none is given."""
-    from datetime import datetime
-
-    from loadgen.execution.folder_names import run_id
-
-    return Path("results") / run_id(f"mlperf-{test.benchmark}-{test.scenario}", datetime.now().astimezone())
+    return new_folder(f"mlperf-{test.benchmark}-{test.scenario}")
 
 
 def _prepared(
@@ -387,8 +372,6 @@ def _measured_rate(load: _Load, folder: Path, lanes: int | None) -> float | None
     Runs one pass of the data set, and up to two longer trials while a trial takes less than a tenth of the minimum
     duration.
     """
-    from loadgen.cli.show import say
-    from loadgen.errors import UserError
     from loadgen.mlperf import run as mlperf_run
     from loadgen.workload import placed
 
@@ -405,7 +388,10 @@ def _measured_rate(load: _Load, folder: Path, lanes: int | None) -> float | None
         rate_and_length = mlperf_run.offline_rate(trial_folder)
         if rate_and_length is None:
             raise UserError(
-                "the trial pass completed nothing", str(trial_folder), "give --target-qps: expected samples/s"
+                "no_figure",
+                "the trial pass completed nothing",
+                str(trial_folder),
+                "give --target-qps: expected samples/s",
             )
         qps, length_s = rate_and_length
         say(f"expected: {qps:,.4g} samples/s, from {length_s:,.3g} s in {trial_folder}")
@@ -422,7 +408,6 @@ def _unused_beside(folder: Path, name: str) -> Path:
 
 def _run_once(load: _Load, folder: Path, qps: float, lanes: int | None = None) -> int:
     """Perform one run, print its MLPerf result and return the exit code."""
-    from loadgen.cli.show import say
     from loadgen.mlperf import run as mlperf_run
 
     say(f"MLPerf-style, unofficial; data: {load.data.name}")
@@ -439,8 +424,6 @@ def _run_once(load: _Load, folder: Path, qps: float, lanes: int | None = None) -
 
 def _find_peak(load: _Load, folder: Path, qps: float | None, longer: float, run_spread: float | None) -> int:
     """Search the highest VALID rate with the official seeds, then print the result of the confirming run."""
-    from loadgen.cli.search import perform
-    from loadgen.cli.show import say
     from loadgen.metrics.summary import summarize
     from loadgen.mlperf import run as mlperf_run
     from loadgen.mlperf.result import DISCLOSURE
@@ -484,8 +467,6 @@ def _find_peak(load: _Load, folder: Path, qps: float | None, longer: float, run_
 
 
 def _print(result: Any, folder: Path, gpus: int | None, as_json: bool, sound: bool = True, summary: Any = None) -> int:
-    from loadgen.cli.show import say
-    from loadgen.errors import INTERRUPTED, UNSOUND
     from loadgen.report import mlperf as text
     from loadgen.report.text import parts
 

@@ -5,25 +5,27 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from datetime import datetime
+from decimal import Decimal
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from loadgen.cli.repeats import repetition
 from loadgen.errors import Fault, Faults, UserError, collecting
 from loadgen.execution import options
 from loadgen.execution.options import COMMAND_OPTIONS, OPTIONS, PANELS, Option
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from loadgen.cli.show import Show
     from loadgen.cost.budget import Budget
     from loadgen.execution.plan import Settings
     from loadgen.execution.run import Execute
     from loadgen.metrics.repeats import Repetition
-    from loadgen.workload import Overrides
+    from loadgen.workload import Overrides, Workload
 
 TARGET = (
     "url", "model", "server", "api", "tokenizer", "extra_body", "headers", "api_key_file", "cacert", "cert", "key",
@@ -40,6 +42,12 @@ OneWorkload = Annotated[
 ]
 
 
+AllowInvalid = Annotated[
+    bool, typer.Option("--allow-invalid", help="Use a result whose measurement is not valid, marked.")
+]
+AcceptSamplePrices = Annotated[
+    bool, typer.Option("--accept-sample-prices", help="Use list prices that others have copied, for want of yours.")
+]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Exit 3 where a run cannot decide the SLO; without it that exits 0.")
 ]
@@ -71,10 +79,10 @@ class Given:
             made = options.settings(self.options)
             if made.store and not to_store:
                 what = "only loadgen run copies its results to a store"
-                raise UserError(what, f"--out {made.store}", "give a folder")
+                raise UserError("unsupported", what, f"--out {made.store}", "give a folder")
             if made.values and needs_text:
                 what = f"{needs_text}, and an answer of {made.api} is numbers"
-                raise UserError(what, f"--api {made.api}", "--api chat, completions or responses")
+                raise UserError("unsupported", what, f"--api {made.api}", "--api chat, completions or responses")
         with collecting(faults):
             self._prometheus()
             self._otel()
@@ -93,12 +101,17 @@ class Given:
 
     def make_room(self, out: Path | None) -> None:
         """With --force: what the folder holds is kept beside it. Raises UserError while a command works in it."""
-        from datetime import datetime
 
         from loadgen.execution.folder_names import keep_aside
 
         if out is not None and self["force"]:
             keep_aside(out, datetime.now().astimezone())
+
+    def workload(self, name: str | None, **changed: Any) -> Workload:
+        """The workload that is asked for, as the options change it. Raises Fault or Faults."""
+        from loadgen.workload.loading import given
+
+        return given(name, self["trace"], self.overrides(**changed), self["dataset"])
 
     def overrides(self, **changed: Any) -> Overrides:
         """What the options say of the load, with other values for some."""
@@ -126,9 +139,8 @@ class Given:
         if self["prices"] is None:
             if self["max_cost"] is not None:
                 where = f"--max-cost {self['max_cost']:g}"
-                raise UserError("a limit of money, and no prices", where, "add --prices FILE")
+                raise UserError("missing_option", "a limit of money, and no prices", where, "add --prices FILE")
             return None
-        from decimal import Decimal
 
         from loadgen.cost.budget import Budget
         from loadgen.cost.price_file import load_prices
@@ -144,9 +156,15 @@ class Given:
 
     def repetition(self) -> Repetition | None:
         """What --repeat and its companions ask for; None without them. Raises Faults."""
-        from loadgen.cli.repeats import repetition
 
         return repetition(*(self[name] for name in ("repeat", "repeat_most", "repeat_within", "repeat_pause")))
+
+
+def new_folder(name: str) -> Path:
+    """The folder of a command's results, where the user has named none."""
+    from loadgen.execution.folder_names import run_id
+
+    return Path("results") / run_id(name, datetime.now().astimezone())
 
 
 def takes(
@@ -221,7 +239,12 @@ def typed_again(before: Sequence[str], now: Sequence[str]) -> list[str]:
         elif not equals and name not in switches:
             next(rest)
     if hidden := next((flag for flag, word in pairwise(kept) if "***" in word), None):
-        raise UserError("the command that is gone on with had a secret, which is not stored", hidden, "give it again")
+        raise UserError(
+            "missing_option",
+            "the command that is gone on with had a secret, which is not stored",
+            hidden,
+            "give it again",
+        )
     return [*kept, *now[1:]]
 
 

@@ -27,11 +27,13 @@ def reference(
     from loadgen.report import published
 
     if as_json and as_markdown:
-        raise UserError("several formats at once", "--json, --markdown", "choose one")
+        raise UserError("conflict", "several formats at once", "--json, --markdown", "choose one")
     names = list(dict.fromkeys(tables or published.SECTIONS))
     for name in names:
         if name not in published.SECTIONS:
-            raise UserError(f'no table is called "{name}"', "reference", meant(name, list(published.SECTIONS)))
+            raise UserError(
+                "unknown_name", f'no table is called "{name}"', "reference", meant(name, list(published.SECTIONS))
+            )
     render = published.render_json if as_json else published.render_markdown if as_markdown else published.render_text
     print(render(names), end="")
     return OK

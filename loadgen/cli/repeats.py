@@ -7,6 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loadgen import format, units
+from loadgen.errors import Fault, Faults, UserError, collecting
+from loadgen.execution.options import typed
+
 if TYPE_CHECKING:
     from loadgen.metrics.repeats import RepeatSummary, Repetition
     from loadgen.metrics.summary import Summary
@@ -14,9 +18,6 @@ if TYPE_CHECKING:
 
 def repetition(repeat: str | None, most: int | None, within: str | None, pause: str | None) -> Repetition | None:
     """The repetition that these flags ask for; None without any. Raises Faults with everything that is wrong."""
-    from loadgen import units
-    from loadgen.errors import Fault, Faults, UserError, collecting
-    from loadgen.execution.options import typed
     from loadgen.metrics import repeats
 
     companions = {"most": most, "within": within, "pause": pause}
@@ -24,23 +25,29 @@ def repetition(repeat: str | None, most: int | None, within: str | None, pause: 
     if repeat is None:
         if given:
             what = "says how to repeat, and nothing is repeated"
-            raise Faults([UserError(what, f"--repeat-{given}", "--repeat 3")])
+            raise Faults([UserError("no_effect", what, f"--repeat-{given}", "--repeat 3")])
         return None
     faults: list[Fault] = []
     count = None
     if repeat != "auto":
         count = int(repeat) if repeat.isdecimal() else 0
         if not 1 <= count <= 100:
-            faults.append(UserError("no number of runs", f"--repeat {repeat}", "a number from 1 to 100, or auto"))
+            faults.append(
+                UserError("invalid_value", "no number of runs", f"--repeat {repeat}", "a number from 1 to 100, or auto")
+            )
         elif (most, within) != (None, None):
             what = "a fixed number of runs has no end to look for"
-            faults.append(UserError(what, f"--repeat {repeat}", "--repeat auto, or without --repeat-most, -within"))
+            faults.append(
+                UserError("no_effect", what, f"--repeat {repeat}", "--repeat auto, or without --repeat-most, -within")
+            )
     if most is not None and not repeats.FEWEST <= most <= 100:
-        faults.append(UserError("no number of runs", f"--repeat-most {most}", f"from {repeats.FEWEST} to 100"))
+        faults.append(
+            UserError("out_of_range", "no number of runs", f"--repeat-most {most}", f"from {repeats.FEWEST} to 100")
+        )
     with collecting(faults):
         share = typed("--repeat-within", within, units.share)
         if share is not None and share <= 0:
-            raise UserError("reached by no number of runs", f"--repeat-within {within}", "5%")
+            raise UserError("out_of_range", "reached by no number of runs", f"--repeat-within {within}", "5%")
     with collecting(faults):
         pause_ns = typed("--repeat-pause", pause, partial(units.duration_ns, bare="s")) or 0
     if faults:
@@ -50,7 +57,6 @@ def repetition(repeat: str | None, most: int | None, within: str | None, pause: 
 
 def finish(parent: Path, how: Repetition, named: Sequence[tuple[str, Summary]]) -> RepeatSummary:
     """Store the summary over the repeats in their folder."""
-    from loadgen import format
     from loadgen.metrics import repeats
     from loadgen.results import checksums, store
 

@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from loadgen.cli import adaptive as of_adaptive
+from loadgen.cli.options import Strict
+from loadgen.cli.output import in_color, print_json, say_changed
+from loadgen.cli.results_list import is_collection, results_in
+from loadgen.cli.search import code as search_code
+from loadgen.errors import OK, UNSOUND, UserError
 
 if TYPE_CHECKING:
-    from loadgen.cli.adaptive import Found
     from loadgen.metrics.summary import Summary
     from loadgen.mlperf.result import MlperfResult
+    from loadgen.search.adaptive import StoredAdaptive
     from loadgen.search.experiment import StoredSearch
 
 
@@ -32,9 +37,7 @@ def report(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print summary.json instead of the table; no page unless --html.")
     ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 3 where the run cannot decide the SLO; without it that exits 0.")
-    ] = False,
+    strict: Strict = False,
 ) -> int:
     """Print a stored run again, from its records, and write report.html: one file that opens without network.
 
@@ -42,14 +45,10 @@ def report(
 
     Example: loadgen report results/qa-20261122-101500-1a2b --html page.html
     """
-    from loadgen.cli.results_list import is_collection
-    from loadgen.cli.search import code as search_code
-    from loadgen.cli.show import in_color, say_changed
     from loadgen.compare import inputs
-    from loadgen.errors import UNSOUND
     from loadgen.metrics.summary import dump_summary
     from loadgen.metrics.validity import exit_code
-    from loadgen.search import experiment
+    from loadgen.search import adaptive_run, experiment
 
     is_search = (folder / experiment.PLAN).is_file()  # one of mlperf leaves LoadGen's log files beside its runs
     other_tool_file = None if is_search else inputs.by_another_tool(folder)
@@ -60,7 +59,7 @@ def report(
     say_changed(folder)
     opened = open_result(folder, page=not no_html and (html is not None or not as_json), color=in_color())
     if as_json and opened.adaptive is not None:
-        sys.stdout.buffer.write(opened.adaptive.data)
+        sys.stdout.buffer.write(adaptive_run.dump(opened.adaptive))
     elif as_json:
         documents = [dump_summary(summary).decode().rstrip() for summary in opened.summaries]
         print("[" + ",\n".join(documents) + "]" if opened.several else documents[0])
@@ -81,7 +80,7 @@ def report(
         for summary in opened.summaries
     )
     if opened.adaptive is not None:
-        worst = max(worst, of_adaptive.code(opened.adaptive.stored, strict=strict))
+        worst = max(worst, of_adaptive.code(opened.adaptive, strict=strict))
     return worst
 
 
@@ -93,7 +92,7 @@ class Opened(NamedTuple):
     summaries: list[Summary]
     several: bool
     search: StoredSearch | None
-    adaptive: Found | None = None
+    adaptive: StoredAdaptive | None = None
 
 
 def open_result(folder: Path, *, page: bool, color: bool = False) -> Opened:
@@ -101,13 +100,14 @@ def open_result(folder: Path, *, page: bool, color: bool = False) -> Opened:
     from loadgen import run_folder
     from loadgen.compare import inputs
     from loadgen.metrics import repeats
+    from loadgen.report import adaptive as adaptive_text
     from loadgen.report import repeats as repeats_table
     from loadgen.report import text
-    from loadgen.search import experiment
+    from loadgen.search import adaptive_run, experiment
 
     folders = [] if run_folder.is_run(folder) else run_folder.runs_in(folder)
     loaded = [_read(run, page=page and not folders) for run in folders or [folder]]
-    adaptive = None if folders else of_adaptive.found(folder)
+    adaptive = None if folders else adaptive_run.read(folder)
     summaries = [summary for summary, _ in loaded]
     sheet = loaded[0][1]
     named = [(run.name, summary) for run, summary in zip(folders, summaries, strict=False)]
@@ -123,7 +123,7 @@ def open_result(folder: Path, *, page: bool, color: bool = False) -> Opened:
     else:
         answer = text.render(summaries[0], color=color) + _mlperf_text(folder, summaries[0])
         if adaptive is not None:
-            answer += f"\n{adaptive.text}\n"
+            answer += f"\n{adaptive_text.render(adaptive)}\n"
     if folders:
         answer += _mlperf_text(folder, summaries[0])
     return Opened(answer, sheet, summaries, bool(folders), search, adaptive)
@@ -133,8 +133,6 @@ def _collected(folder: Path, html: Path | None) -> int:
     """List the results of several commands in one folder, and write the page over them."""
     from importlib.metadata import version
 
-    from loadgen.cli.results_list import results_in
-    from loadgen.errors import OK
     from loadgen.report import results_page
 
     results = results_in(folder)
@@ -167,12 +165,12 @@ def _read(folder: Path, *, page: bool) -> tuple[Summary, str | None]:
     from loadgen.report.run_data import figures
     from loadgen.results import store
     from loadgen.results.spool import HEAT_EDGES_NS
+    from loadgen.search import adaptive_run
 
     summary, stored = run_folder.open_run(folder)
     if not page:
         return summary, None
-    result, steps = _mlperf_result(folder), of_adaptive.found(folder)
-    adaptive = None if steps is None else steps.stored
+    result, adaptive = _mlperf_result(folder), adaptive_run.read(folder)
     if stored is None:
         return summary, html.render(summary, mlperf=result)
     chart_data = figures(*stored, store.heat(folder), HEAT_EDGES_NS)
@@ -192,7 +190,7 @@ def _search(
     from loadgen.search import experiment
 
     unit = experiment.unit_of(folder)
-    text = report.render(search.answer, search.told, search, unit=unit, simulated=search.simulated)
+    text = report.render(search.answer, search.told, search.names, unit=unit, simulated=search.simulated)
     if not page:
         return text, None
     file = folder / capacity.FILE
@@ -212,8 +210,6 @@ def _levels(named_summaries: list[tuple[str, Summary]], page: bool) -> tuple[str
 
 def _reported(file: Path, html: Path | None, *, as_json: bool) -> int:
     """Print a result file of another tool, with its own definitions; write a page only if `html` is given."""
-    from loadgen.cli.show import print_json
-    from loadgen.errors import OK
     from loadgen.interop import application_calls, reader
     from loadgen.report import other_tools
 
@@ -238,7 +234,6 @@ def _reported(file: Path, html: Path | None, *, as_json: bool) -> int:
 
 def _write(page: str, chosen: Path | None, default: Path) -> None:
     """Write the page to `chosen`, else to `default`, and print its path to stderr. Raises UserError."""
-    from loadgen.errors import UserError
     from loadgen.results import checksums
 
     path = chosen if chosen is not None else default
@@ -246,6 +241,6 @@ def _write(page: str, chosen: Path | None, default: Path) -> None:
         path.write_text(page, "utf-8")
     except OSError as error:
         hint = "give another place with --html FILE, or --no-html"
-        raise UserError(f"cannot write the page: {error.strerror}", str(path), hint) from None
+        raise UserError("unwritable_file", f"cannot write the page: {error.strerror}", str(path), hint) from None
     checksums.renew(path.parent, path)
     print(f"page: {path}", file=sys.stderr)

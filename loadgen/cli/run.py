@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +16,9 @@ import typer
 from loadgen.cli import adaptive as of_adaptive
 from loadgen.cli.adaptive import AdaptiveOptions
 from loadgen.cli.options import DryRun, Given, OneWorkload, Strict, takes, typed_again
+from loadgen.cli.output import in_color, print_json, say, write_file
+from loadgen.cli.repeats import finish
+from loadgen.errors import INTERRUPTED, Fault, Faults, UserError, collecting
 
 if TYPE_CHECKING:
     from loadgen.cli.show import Show
@@ -45,7 +50,6 @@ def run(
 
     Example: loadgen run qa --url http://HOST:8000 -c 16 -d 2m --slo ttft:2s --slo tpot:50ms
     """
-    from loadgen.errors import INTERRUPTED, Fault, Faults, UserError, collecting
     from loadgen.execution.folder_names import check_empty
 
     faults: list[Fault] = []
@@ -64,16 +68,26 @@ def run(
             workloads = _levels(given, workload)
     page = os.environ.get("GITHUB_STEP_SUMMARY")
     if github and not page:
-        faults.append(UserError("this is no step of a GitHub workflow", "--github", "GITHUB_STEP_SUMMARY is not set"))
+        faults.append(
+            UserError(
+                "unset_variable",
+                "this is no step of a GitHub workflow",
+                "--github",
+                "GITHUB_STEP_SUMMARY is not set",
+                key="GITHUB_STEP_SUMMARY",
+            )
+        )
     if faults:
         raise Faults(faults)
-    from loadgen.cli.show import in_color, print_plans, say, write_file
+    from loadgen.cli.show import print_plans
     from loadgen.execution.run import execute
     from loadgen.execution.steering import words
     from loadgen.metrics.summary import dump_summary, exit_code
     from loadgen.metrics.validity import is_host_busy
+    from loadgen.report import adaptive as adaptive_text
     from loadgen.report import outcome, text
     from loadgen.report.junit import render
+    from loadgen.search import adaptive_run
 
     if dry_run:
         if how is not None:
@@ -91,13 +105,13 @@ def run(
     else:
         summary, folder = execute(next(iter(workloads.values())), settings, show.hear, steering=steering)
         named, whole = [(summary.run.workload, summary)], True
-        found = None if steering is None else of_adaptive.found(folder)
+        found = None if steering is None else adaptive_run.read(folder)
         if as_json:
-            sys.stdout.buffer.write(dump_summary(summary) if found is None else found.data)
+            sys.stdout.buffer.write(dump_summary(summary) if found is None else adaptive_run.dump(found))
         else:
             print(text.render(summary, color=in_color()))
             if found is not None:
-                print(found.text)
+                print(adaptive_text.render(found))
             say(f"results in {folder}")
             if is_host_busy(summary.verdict):
                 say(next_step(given.arguments, settings))
@@ -107,33 +121,26 @@ def run(
         write_file(Path(page), outcome.markdown(named), "--github", add=True)
     codes = [exit_code(summary, strict=strict) for _, summary in named]
     if found is not None:
-        codes.append(of_adaptive.code(found.stored, strict=strict))
+        codes.append(of_adaptive.code(found, strict=strict))
     return max(codes) if whole else max(*codes, INTERRUPTED)
 
 
 def _levels(given: Given, workload: str | None) -> dict[str, Workload]:
     """The workloads to run one after the other: several where --concurrency is a list. Raises Faults."""
-    from loadgen.errors import UserError
     from loadgen.workload import levels, placed
-    from loadgen.workload.loading import given as load
 
     steps = levels(given["concurrency"]) if given["concurrency"] else [None]
-    workloads = {
-        f"c{level}": load(workload, given["trace"], given.overrides(concurrency=level), given["dataset"])
-        for level in steps
-    }
+    workloads = {f"c{level}": given.workload(workload, concurrency=level) for level in steps}
     if len(steps) > 1:  # levels of one seed must not send each other's prompts
         workloads = {name: placed(level, name) for name, level in workloads.items()}
     if len(workloads) > 1 and given["repeat"] is not None:
         hint = "loadgen sweep ... --repeat runs several levels again and again; or give one level"
-        raise UserError("several levels, each to be repeated", f"--repeat {given['repeat']}", hint)
+        raise UserError("conflict", "several levels, each to be repeated", f"--repeat {given['repeat']}", hint)
     return workloads
 
 
 def next_step(typed: Sequence[str], settings: Settings) -> str:
     """What to do after a run on a host that was too busy: for a simulation the same load in virtual time."""
-    import shlex
-
     if settings.url is not None:
         return "next: the same from a host of its own; loadgen doctor --url ... says what disturbs this one"
     target = ["run", "--url", f"sim:{settings.embedded['preset']}"]
@@ -154,10 +161,6 @@ def _several(
 
     Returns the runs, and whether they are all that was asked for.
     """
-    from datetime import datetime
-
-    from loadgen.cli.repeats import finish
-    from loadgen.cli.show import in_color, print_json, say
     from loadgen.execution.folder_names import taken
     from loadgen.execution.repeats import repeat, seeded
     from loadgen.metrics.summary import dump_summary

@@ -5,11 +5,12 @@ Each is defined where such a file is read.
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+
+from loadgen.cli.output import print_json
 
 
 class FileKind(StrEnum):
@@ -28,7 +29,7 @@ def schema(
 
     Example: loadgen schema > workload.schema.json
     """
-    print(json.dumps(_schema(kind), indent=2, ensure_ascii=False))
+    print_json(_schema(kind))
 
 
 def _schema(kind: FileKind) -> dict[str, Any]:

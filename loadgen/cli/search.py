@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loadgen.cli.options import Given, OneWorkload, takes, typed_again
+from loadgen import errors, format, units
+from loadgen.cli.options import Given, OneWorkload, new_folder, takes, typed_again
+from loadgen.cli.output import say
+from loadgen.errors import Fault, Faults, TargetError, UserError, collecting
 from loadgen.execution.options import typed
 
 if TYPE_CHECKING:
@@ -79,18 +83,12 @@ def search(
 
     Example: loadgen search rag --url http://HOST:8000 --slo ttft:2s --slo tpot:50ms -d 5m
     """
-    import math
-    from datetime import datetime
-
-    from loadgen import units
-    from loadgen.errors import Fault, Faults, UserError, collecting
     from loadgen.execution import run_header
-    from loadgen.execution.folder_names import alone, run_id
+    from loadgen.execution.folder_names import alone
     from loadgen.search import experiment, trials
     from loadgen.search.load_search import LoadSearch
     from loadgen.search.watch import Goal
     from loadgen.workload import Closed
-    from loadgen.workload.loading import given as load
 
     own_workload = (workload, given["trace"], given["dataset"], given["input_tokens"]) != (None,) * 4
     if resume is not None and not own_workload and (command := experiment.plan_of(resume).command):
@@ -108,22 +106,24 @@ def search(
         settings = given.settings()
         spread = spread_of_runs(run_spread, settings)
     if over not in ("rate", "concurrency"):
-        faults.append(UserError(f"nothing to search over: {over!r}", "--over", "known: rate, concurrency"))
-    with collecting(faults):
-        checked = load(
-            workload, given["trace"], given.overrides(slo=terms, warmup=0, **at_first_load), given["dataset"]
+        faults.append(
+            UserError("unknown_name", f"nothing to search over: {over!r}", "--over", "known: rate, concurrency")
         )
+    with collecting(faults):
+        checked = given.workload(workload, slo=terms, warmup=0, **at_first_load)
         slo_of_workload = checked.slo
         if slo_of_workload is None:
             raise UserError(
-                "no SLO to search under", workload or "loadgen search", "give --slo ttft:2s --slo tpot:200ms"
+                "no_slo", "no SLO to search under", workload or "loadgen search", "give --slo ttft:2s --slo tpot:200ms"
             )
     with collecting(faults):
         trial_ns = typed("--duration", given["duration"], partial(units.duration_ns, bare="s")) or 0
     with collecting(faults):
         longest_s = typed("--max-time", max_time, units.seconds)
     if low and high and low >= high:
-        faults.append(UserError("the lowest load is not below the highest", f"--low {low:g} --high {high:g}", ""))
+        faults.append(
+            UserError("out_of_range", "the lowest load is not below the highest", f"--low {low:g} --high {high:g}", "")
+        )
     if resume is not None:
         with collecting(faults):
             experiment.plan_of(resume)
@@ -132,12 +132,12 @@ def search(
     judged, why = run_header.judged_slo(slo_of_workload, settings)
     if judged is None:
         raise UserError(
-            f"nothing of the SLO can be judged. {next(iter(why))}", f"--api {settings.api}", "--slo e2e:500ms"
+            "no_slo", f"nothing of the SLO can be judged. {next(iter(why))}", f"--api {settings.api}", "--slo e2e:500ms"
         )
     trial_workload = trials.probing(checked, trial_ns)
     if resume is None:
         given.make_room(settings.out)
-    folder = resume or settings.out or Path("results") / run_id(f"search-{checked.name}", datetime.now().astimezone())
+    folder = resume or settings.out or new_folder(f"search-{checked.name}")
     lowest = 1.0 if closed else low or min(first_load, 1e-3)
     trial_runner = trials.Trials(
         folder=folder,
@@ -199,14 +199,11 @@ def spread_of_runs(text: str | None, settings: Settings) -> float | None:
 
     None: not told, to be learned. In virtual time a run repeats itself: 0.
     """
-    from loadgen import units
-    from loadgen.errors import UserError
-
     share = typed("--run-spread", text, units.share)
     if share is None:
         return 0.0 if settings.virtual else None
     if not 0 <= share <= 0.2:
-        raise UserError("a variation of more than 20 %", f"--run-spread {text}", "a share, like 3%")
+        raise UserError("out_of_range", "a variation of more than 20 %", f"--run-spread {text}", "a share, like 3%")
     return share
 
 
@@ -232,11 +229,6 @@ def perform(
     Continues from the trials already in the folder, which the caller has taken (`folder_names.alone`). trial_s: length
     of the load of a probe. silent: print no answer on stdout.
     """
-    import math
-
-    from loadgen import format
-    from loadgen.cli.show import say
-    from loadgen.errors import TargetError
     from loadgen.report import search as report
     from loadgen.search import experiment
     from loadgen.search.load_search import resume
@@ -284,7 +276,7 @@ def perform(
     else:
         if plan.metadata:
             print(f"metadata: {format.pairs(plan.metadata)}")
-        print(report.render(answer, load_search.told, trial_runner.goal, unit=unit, simulated=simulated), end="")
+        print(report.render(answer, load_search.told, trial_runner.goal.names, unit=unit, simulated=simulated), end="")
         say(f"results in {trial_runner.folder}{_go_on(answer, trial_runner.folder, plan)}")
     return code(answer)
 
@@ -303,7 +295,6 @@ def _go_on(answer: SearchAnswer, folder: Path, plan: ExperimentPlan) -> str:
 
 def code(answer: SearchAnswer) -> int:
     """The exit code of a search."""
-    from loadgen import errors
 
     endings: dict[str, Any] = {
         "found": errors.OK,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
+
+from loadgen.cli.output import print_json, say
 
 
 def selfcheck(
@@ -20,9 +21,9 @@ def selfcheck(
     """
     from loadgen.preflight import selfcheck as checks
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
     answer = checks.run(seconds, say=say)
-    print(checks.to_json(answer) if as_json else checks.render(answer))
+    if as_json:
+        print_json(answer)
+    else:
+        print(checks.render(answer))
     return 0 if answer.sound else 3

@@ -8,11 +8,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
-from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loadgen import format, seeds
+from loadgen.cli.output import say
+from loadgen.errors import Fault, Faults
 from loadgen.execution import lane_start, steering
 from loadgen.execution.events import (
     LoadStarted,
@@ -32,7 +33,6 @@ from loadgen.search.experiment import figures
 
 if TYPE_CHECKING:
     from loadgen.cost.budget import Budget
-    from loadgen.errors import Fault
     from loadgen.execution.plan import Settings
     from loadgen.metrics.summary import Summary
     from loadgen.report.otel import TelemetrySender
@@ -43,35 +43,11 @@ if TYPE_CHECKING:
 LONG_S = 60.0  # of a run: from here on it is said before what it will send
 
 
-def say(line: str) -> None:
-    """Print a line to stderr."""
-    print(line, file=sys.stderr, flush=True)
-
-
-def print_json(value: Any) -> None:
-    """Print a value as JSON on stdout."""
-    import msgspec
-
-    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode(), flush=True)
-
-
-def write_file(path: Path, data: str | bytes, flag: str, *, add: bool = False) -> None:
-    """Write a file that the user named with `flag`, or `add` to it. Raises UserError."""
-    from loadgen.errors import UserError
-
-    try:
-        with path.open("ab" if add else "wb") as file:
-            file.write(data if isinstance(data, bytes) else data.encode())
-    except OSError as error:
-        raise UserError(f"cannot be written: {error.strerror}", f"{flag} {path}") from None
-
-
 def print_plans(workloads: Iterable[Workload], settings: Settings, budget: Budget | None) -> int:
     """Print what would be sent and, where there are prices, what it would cost; for --dry-run.
 
     Raises UserError where all of it goes over the limit of money, and Faults where the target takes no such requests.
     """
-    from loadgen.errors import Faults
     from loadgen.execution.run_header import describe
 
     refused: dict[str, Fault] = {}
@@ -109,28 +85,6 @@ def _targets(settings: Settings) -> list[TargetFacts]:
         TargetFacts(url=one.url, server="", model=model, gpus=one.gpus, shape=one.shape, region=one.region)
         for one in settings.endpoints
     ]
-
-
-def in_color() -> bool:
-    """Whether stdout is a terminal that wants colour."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-
-
-def say_changed(folder: Path) -> None:
-    """Say which files of a results folder are not as the command that wrote it left them; nothing when all are."""
-    from loadgen.results import checksums
-
-    if not folder.is_dir():
-        return
-    differences = checksums.changed(folder)
-    if not differences:
-        return
-    listed = ", ".join(f"{name} ({what})" for name, what in list(differences.items())[:5])
-    more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
-    say(
-        f"note: {folder} is not as it was written: {listed}{more}. The figures below are of the files as they are now. "
-        f"To see every change: cd {folder} && sha256sum -c {checksums.FILE}"
-    )
 
 
 class Show:

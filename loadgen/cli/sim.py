@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Optional
 import typer
 
 from loadgen.cli.options import takes
+from loadgen.errors import UserError, of_reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,15 +82,21 @@ def _faults_text(path: str) -> str:
         return ""
     import yaml
 
-    from loadgen.errors import UserError
     from loadgen.sim.server.faults import parse_faults
 
     try:
         with open(path, encoding="utf-8") as file:
             shares = yaml.safe_load(file)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read the faults: {error}", path, "a YAML mapping such as {truncate: 0.05}") from None
+        raise UserError(
+            of_reading(error, "invalid_syntax"),
+            f"cannot read the faults: {error}",
+            path,
+            "a YAML mapping such as {truncate: 0.05}",
+        ) from None
     if not isinstance(shares, dict):
-        raise UserError("not a mapping from fault to share", path, "for example {truncate: 0.05, http_429@2s: 0.1}")
+        raise UserError(
+            "wrong_type", "not a mapping from fault to share", path, "for example {truncate: 0.05, http_429@2s: 0.1}"
+        )
     parse_faults(shares, where=path)
     return ",".join(f"{name}:{share}" for name, share in shares.items())

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loadgen.cli.options import Given, takes
+from loadgen import units
+from loadgen.cli.capacity import measured_rate
+from loadgen.cli.options import AcceptSamplePrices, AllowInvalid, Given, takes
 from loadgen.errors import OK, Fault, Faults, UserError, meant
 from loadgen.execution.options import typed
 
@@ -48,9 +50,7 @@ def size(
     slo: Annotated[list[str] | None, typer.Option("--slo", help="For sim:PRESET: ttft:2s:p95. Repeatable.")] = None,
     spare: Annotated[int, typer.Option("--spare", min=0, help="Machines that may be lost.")] = 1,
     prices: Annotated[Path | None, typer.Option("--prices", help="Your prices: see docs/prices.example.yaml.")] = None,
-    accept_sample_prices: Annotated[
-        bool, typer.Option("--accept-sample-prices", help="Use list prices that others have copied, for want of yours.")
-    ] = False,
+    accept_sample_prices: AcceptSamplePrices = False,
     price: Annotated[list[str] | None, typer.Option("--price", metavar="SOURCE=NAME", help="Its price.")] = None,
     currency: Annotated[str, typer.Option("--currency", help="Of the figures.")] = "USD",
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs of a source that recorded none.")] = None,
@@ -68,9 +68,7 @@ def size(
     answer: Annotated[
         str | None, typer.Option("--answer", help="How long an answer takes, where the source does not say.")
     ] = None,
-    allow_invalid: Annotated[
-        bool, typer.Option("--allow-invalid", help="Use a result whose measurement is not valid, marked.")
-    ] = False,
+    allow_invalid: AllowInvalid = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """How many machines for 5,000 users, one to spare, and what they cost a month. The answer comes first.
@@ -91,7 +89,9 @@ def size(
     need = _need(users, think, rate, answer, spare, hours_per_day)
     wants_money = prices is not None or accept_sample_prices
     if price and not wants_money:
-        raise UserError("prices are named, and there is no price file", "--price", "--prices prices.yaml")
+        raise UserError(
+            "missing_option", "prices are named, and there is no price file", "--price", "--prices prices.yaml"
+        )
     book = None
     if wants_money:
         book = price_file.load_prices(prices, accept_sample=accept_sample_prices, currency=currency)
@@ -105,12 +105,12 @@ def size(
             if book is not None:
                 if evidence is None and source not in chosen:
                     hint = f"--price '{source}=NAME', one of: {', '.join(book.at)}"
-                    raise UserError("a published figure has no shape to find its price by", source, hint)
+                    raise UserError("no_figure", "a published figure has no shape to find its price by", source, hint)
                 target = evidence.summary.target if evidence is not None else TargetFacts()
                 matching = find(book, target, chosen.get(source, ""), source)
                 if len(matching) > 1:
                     names = " or ".join(f"--price '{source}={found.name}'" for found in matching)
-                    raise UserError(f"{source} has prices of several commitments", "--price", names)
+                    raise UserError("ambiguous", f"{source} has prices of several commitments", "--price", names)
                 at = matching[0]
             per_machine = gpus_per_machine or getattr(at, "gpus", None) or measured.gpus
             sized.append(
@@ -133,14 +133,18 @@ def size(
 def _need(
     users: int | None, think: str, rate: str | None, answer: str | None, spare: int, hours_per_day: float
 ) -> Need:
-    from loadgen import units
     from loadgen.cost.sizing import Need
 
     if (users is None) == (rate is None):
-        raise UserError("users or a rate, one of the two", "--users, --rate", "like --users 5000, or --rate 50")
+        raise UserError(
+            "missing_option" if users is None else "conflict",
+            "users or a rate, one of the two",
+            "--users, --rate",
+            "like --users 5000, or --rate 50",
+        )
     per_s = typed("--rate", rate, partial(units.rate_per_s, bare=True))
     if per_s is not None and not 0 < per_s < float("inf"):
-        raise UserError(f'"{rate}" is not a load to carry', "--rate", "like 50 or 600/min")
+        raise UserError("invalid_value", f'"{rate}" is not a load to carry', "--rate", "like 50 or 600/min")
     return Need(
         users=users,
         think_s=typed("--think", think, units.seconds) or 0.0,
@@ -160,7 +164,10 @@ def _chosen(texts: Sequence[str], sources: Sequence[str]) -> dict[str, str]:
             source, name = sources[0], text
         if source not in sources or not name:
             raise UserError(
-                f'"{text}" is not SOURCE=NAME', "--price", meant(source, sources) or "a source as it was given"
+                "invalid_value",
+                f'"{text}" is not SOURCE=NAME',
+                "--price",
+                meant(source, sources) or "a source as it was given",
             )
         chosen[source] = name
     return chosen
@@ -176,7 +183,6 @@ def _source(
     allow_invalid: bool,
 ) -> tuple[MeasuredRate, Evidence | None]:
     """What a source was seen to carry, and the evidence; None of a published figure."""
-    from loadgen.cli.capacity import measured_rate
     from loadgen.cost import inputs
 
     if source.startswith(PUBLISHED):
@@ -197,7 +203,9 @@ def _searched(source: str, profile: str, slo: Sequence[str], call: Callable[[lis
     with contextlib.redirect_stdout(sys.stderr):
         code = call(arguments)
     if code != OK:
-        raise UserError("the search found no load that holds", source, "see its lines above; a wider --slo")
+        raise UserError(
+            "no_figure", "the search found no load that holds", source, "see its lines above; a wider --slo"
+        )
     return folder
 
 
@@ -209,14 +217,18 @@ def _published(name: str, profile: str) -> MeasuredRate:
     of_profile = [row for row in published.profiles().rows if row.profile == profile]
     if not of_profile:
         known = [row.profile for row in published.profiles().rows]
-        raise UserError(f'no published lengths of "{profile}"', f"{PUBLISHED}{name}", meant(profile, known))
+        raise UserError(
+            "unknown_name", f'no published lengths of "{profile}"', f"{PUBLISHED}{name}", meant(profile, known)
+        )
     wanted = name.lower()
     found = [row for row in rows if wanted in row.label.lower()]
     with_rate = [row for row in found if row.server is not None] or found
     if len(with_rate) != 1:
         labels = "; ".join(row.label for row in (with_rate or rows) if row.server is not None)
         what = f'{"several systems are" if with_rate else "no published system is"} called "{name}"'
-        raise UserError(what, f"{PUBLISHED}{name}", f"a part of one of: {labels}")
+        raise UserError(
+            "ambiguous" if with_rate else "unknown_name", what, f"{PUBLISHED}{name}", f"a part of one of: {labels}"
+        )
     row = with_rate[0]
     return published_rate(
         row.label,

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loadgen import format
-from loadgen.cli.options import DryRun, Given, OneWorkload, Strict, takes
+from loadgen.cli.options import DryRun, Given, OneWorkload, Strict, new_folder, takes
+from loadgen.cli.output import print_json, say
+from loadgen.errors import INTERRUPTED, OK, UNSOUND, Fault, Faults, UserError, collecting
 
 if TYPE_CHECKING:
     from loadgen.cli.show import Show
@@ -47,12 +49,9 @@ def sweep(
 
     Example: loadgen sweep rag --url http://HOST:8000 --concurrency 1,2,4,...,64 -d 1m -o sweep
     """
-    from datetime import datetime
-
     from loadgen import run_folder
-    from loadgen.cli.show import print_json, print_plans, say
-    from loadgen.errors import INTERRUPTED, Fault, Faults, UserError, collecting
-    from loadgen.execution.folder_names import alone, run_id
+    from loadgen.cli.show import print_plans
+    from loadgen.execution.folder_names import alone
     from loadgen.report import sweep as sweep_report
     from loadgen.search import sweep as levels
     from loadgen.workload.overrides import of_the_load
@@ -68,16 +67,14 @@ def sweep(
     with collecting(faults):
         if (concurrency is None) == (request_rate is None):
             hint = "either --concurrency 1,2,4,...,64 or --request-rate 1,2,4,...,64"
-            raise UserError("one kind of levels is needed", "loadgen sweep", hint)
+            raise UserError("missing_option", "one kind of levels is needed", "loadgen sweep", hint)
         for amount in levels.grid(given[kind], f"--{kind.replace('_', '-')}", kind):
             grid[amount] = _level(given, workload, kind, amount)
     if faults:
         raise Faults(faults)
     if dry_run:
         return print_plans(grid.values(), settings, given.budget())
-    parent = settings.out or Path("results") / run_id(
-        f"sweep-{next(iter(grid.values())).name}", datetime.now().astimezone()
-    )
+    parent = settings.out or new_folder(f"sweep-{next(iter(grid.values())).name}")
     flags = {name: str(value) for name, value in of_the_load(given.options).items() if name not in KINDS}
     settings = replace(settings, out=parent, leave_out_first_round=kind == "concurrency")
     asked = _Sweep(
@@ -119,16 +116,9 @@ class _Sweep:
 
 def _level(given: Given, name: str | None, kind: Kind, amount: float) -> Workload:
     """The workload at one level. A closed loop without a given length gets at least PER_LANE requests per lane."""
-    from loadgen.errors import UserError
-    from loadgen.workload.loading import given as load
 
     def at_level(**changed: str) -> Workload:
-        return load(
-            name,
-            given["trace"],
-            given.overrides(**dict.fromkeys(KINDS) | {kind: f"{amount:g}"} | changed),
-            given["dataset"],
-        )
+        return given.workload(name, **dict.fromkeys(KINDS) | {kind: f"{amount:g}"} | changed)
 
     workload = at_level()
     count = next((stage.count for stage in workload.stages if stage.measured), None)
@@ -136,7 +126,9 @@ def _level(given: Given, name: str | None, kind: Kind, amount: float) -> Workloa
         return workload
     if given["num_requests"] is not None and count < amount:
         what = f"{count:,} requests are fewer than {amount:,.0f} lanes: so many would never be in flight"
-        raise UserError(what, f"--num-requests {count}", f"--num-requests {PER_LANE * amount:g}, or leave it out")
+        raise UserError(
+            "out_of_range", what, f"--num-requests {count}", f"--num-requests {PER_LANE * amount:g}, or leave it out"
+        )
     if given["num_requests"] is None and given["duration"] is None and count < PER_LANE * amount:
         return at_level(num_requests=f"{PER_LANE * amount:g}")
     return workload
@@ -144,11 +136,7 @@ def _level(given: Given, name: str | None, kind: Kind, amount: float) -> Workloa
 
 def _repeated(how: Repetition, asked: _Sweep, *, as_json: bool, strict: bool) -> int:
     """The whole sweep several times, as r1, r2, ... of one folder: each level's runs lie as far apart as can be."""
-    import msgspec
-
     from loadgen import run_folder
-    from loadgen.cli.show import say
-    from loadgen.errors import INTERRUPTED, UserError
     from loadgen.execution.repeats import repeat, seeded
     from loadgen.metrics.repeats import FILE, summarize_repeats
     from loadgen.report import repeats as table
@@ -157,7 +145,9 @@ def _repeated(how: Repetition, asked: _Sweep, *, as_json: bool, strict: bool) ->
 
     parent = asked.folder
     if (parent / "plan.json").is_file():
-        raise UserError("the folder holds a sweep that is not repeated", f"--out {parent}", "give another --out")
+        raise UserError(
+            "mismatch", "the folder holds a sweep that is not repeated", f"--out {parent}", "give another --out"
+        )
     by_level: dict[str, list[tuple[str, Summary]]] = {levels.name(asked.kind, amount): [] for amount in asked.grid}
     codes: list[int] = []
 
@@ -184,18 +174,16 @@ def _repeated(how: Repetition, asked: _Sweep, *, as_json: bool, strict: bool) ->
     made = [(level, summarize_repeats(runs, within=within)) for level, runs in by_level.items() if runs]
     if not made:
         return INTERRUPTED
-    document = msgspec.json.format(msgspec.json.encode({"levels": dict(made)}), indent=2)
-    store.replace(parent / FILE, document + b"\n")
-    print(document.decode() if as_json else table.render_levels(made), end="\n" if as_json else "", flush=True)
+    document = format.document({"levels": dict(made)})
+    store.replace(parent / FILE, document)
+    print(document.decode() if as_json else table.render_levels(made), end="", flush=True)
     say(f"results in {parent}: a sweep each in {', '.join(f'r{i + 1}' for i in range(len(codes)))}")
     return max(codes) if whole else max(*codes, INTERRUPTED)
 
 
 def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
     """Run the levels that are not in the folder yet; write its files. The curve, and whether the user stopped it."""
-
     from loadgen import run_folder
-    from loadgen.cli.show import say
     from loadgen.report import sweep as sweep_report
     from loadgen.results import checksums, store
     from loadgen.search import experiment, trials
@@ -258,8 +246,6 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
 
 
 def _code(curve: SweepCurve, interrupted: bool, *, strict: bool) -> int:
-    from loadgen.errors import INTERRUPTED, OK, UNSOUND
-
     if interrupted:
         return INTERRUPTED
     undecided = strict and any(level.slo_undecided for level in curve.levels)

@@ -18,6 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import typer
 
+from loadgen.cli.report import open_result
+from loadgen.cli.results_list import kind_of, results_in
 from loadgen.errors import OK, Fault, UserError
 
 if TYPE_CHECKING:
@@ -41,12 +43,19 @@ def ui(
     from loadgen.cost import price_file
 
     if not folder.is_dir():
-        raise UserError("no such folder", str(folder), "the folder that runs are in: -o of loadgen run, else results/")
+        raise UserError(
+            "missing_file",
+            "no such folder",
+            str(folder),
+            "the folder that runs are in: -o of loadgen run, else results/",
+        )
     book = None if prices is None else price_file.load_prices(prices, accept_sample=False, currency=currency)
     try:
         server = serve(folder, port, book)
     except OSError as error:
-        raise UserError(f"cannot listen: {error.strerror}", f"--port {port}", "--port 0 takes a free one") from None
+        raise UserError(
+            "cannot_listen", f"cannot listen: {error.strerror}", f"--port {port}", "--port 0 takes a free one"
+        ) from None
     print(address(server), flush=True)
     print("Ctrl-C ends it", file=sys.stderr)
     try:
@@ -125,7 +134,6 @@ class _Handler(BaseHTTPRequestHandler):
         return plain(title, text, version=version("loadgen"), refresh_s=refresh_s)
 
     def _list(self, query: dict[str, list[str]]) -> str:
-        from loadgen.cli.results_list import results_in
         from loadgen.report.results_page import render
 
         prices = self.server.prices
@@ -141,20 +149,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _chosen(self, query: dict[str, list[str]]) -> list[Path]:
         """The results that a request names. Raises UserError for what is not one of the list."""
-        from loadgen.cli.results_list import kind_of
 
         paths = [(self.server.folder / name.replace("\0", "")).resolve() for name in query.get("r", [])]
         for path, name in zip(paths, query.get("r", []), strict=True):
             if self.server.folder not in path.parents or not kind_of(path):
-                raise UserError("no result of this folder", name, "go back to the list")
+                raise UserError("no_result", "no result of this folder", name, "go back to the list")
         return paths
 
     def _result(self, query: dict[str, list[str]]) -> str:
-        from loadgen.cli.report import open_result
-
         paths = self._chosen(query)
         if len(paths) != 1:
-            raise UserError("one result at a time", ", ".join(path.name for path in paths), "go back to the list")
+            raise UserError(
+                "ambiguous", "one result at a time", ", ".join(path.name for path in paths), "go back to the list"
+            )
         validation = paths[0] / "verdict.html"
         if validation.is_file():
             return validation.read_text("utf-8")
@@ -168,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
 
         paths = self._chosen(query)
         if len(paths) < 2:
-            raise UserError("fewer than two results are chosen", "compare", "tick two or more in the list")
+            raise UserError("too_few", "fewer than two results are chosen", "compare", "tick two or more in the list")
         return render_html(comparison.compare(inputs.read_sides(paths, reader.read_result), anyway=True))
 
     def _live(self, query: dict[str, list[str]]) -> str:

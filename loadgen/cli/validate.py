@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from loadgen import units
 from loadgen.cli.answers import AgainstKey, AgainstModel, other_endpoint
+from loadgen.cli.bundle import write as write_bundle
 from loadgen.cli.options import OF_THE_LOAD, Given, takes, typed_again
+from loadgen.cli.output import print_json, say
+from loadgen.errors import OK, Fault, Faults, UserError, collecting
 from loadgen.execution.options import typed
 
 if TYPE_CHECKING:
@@ -75,11 +79,9 @@ def validate(
 
     Example: loadgen validate contract.yaml --url http://HOST:8000 --repeat 3
     """
-    from loadgen.cli.bundle import write as write_bundle
     from loadgen.contracts import run, stored, verdict
     from loadgen.contracts.load import load_contract
     from loadgen.contracts.planning import planned_words
-    from loadgen.errors import Fault, Faults, UserError, collecting
     from loadgen.execution.folder_names import alone
     from loadgen.metrics.repeats import Repetition
     from loadgen.workload.loading import packaged
@@ -87,7 +89,12 @@ def validate(
     if contract is None and extend is not None:
         return given.call(typed_again(stored.command_of(extend), given.arguments))
     if contract is None:
-        raise UserError("no contract", "loadgen validate", f"a file, a folder, or: {', '.join(packaged('contracts'))}")
+        raise UserError(
+            "missing_option",
+            "no contract",
+            "loadgen validate",
+            f"a file, a folder, or: {', '.join(packaged('contracts'))}",
+        )
     if contract.is_dir():
         result = stored.again(contract)
         _print(result, as_json)
@@ -108,9 +115,9 @@ def validate(
     with collecting(faults):
         add_ns = _time(add, "--add")
     if add is not None and extend is None:
-        faults.append(UserError("says how much to add, and to nothing", f"--add {add}", "--extend FOLDER"))
+        faults.append(UserError("no_effect", "says how much to add, and to nothing", f"--add {add}", "--extend FOLDER"))
     if bundle is not None and bundle.exists():
-        faults.append(UserError("this file exists", f"--bundle {bundle}", "give another name"))
+        faults.append(UserError("file_exists", "this file exists", f"--bundle {bundle}", "give another name"))
     with collecting(faults):
         checked_contract = load_contract(
             contract,
@@ -126,11 +133,17 @@ def validate(
     asked = checked_contract.contract.answers
     if asked is None and against is not None:
         raise UserError(
-            "this contract asks nothing about answers", "--against", "answers: {dataset: FILE, must: [...]}"
+            "no_effect",
+            "this contract asks nothing about answers",
+            "--against",
+            "answers: {dataset: FILE, must: [...]}",
         )
     if asked is not None and settings.virtual and not dry_run:
         raise UserError(
-            "a simulation in virtual time gives no answers", "--url", "leave it out for the embedded endpoint"
+            "unsupported",
+            "a simulation in virtual time gives no answers",
+            "--url",
+            "leave it out for the embedded endpoint",
         )
     other = None
     if asked is not None:
@@ -138,7 +151,6 @@ def validate(
         other = other_endpoint(settings, against or asked.against, model, against_key_file)
     if dry_run:
         return _predict(checked_contract, settings, overrides.seed, as_json)
-    from loadgen.cli.show import say
 
     show = given.show()
     if extend is None:
@@ -179,31 +191,28 @@ def validate(
 def _check_values(checked: Checked, settings: Settings) -> None:
     """Raises Faults for promises about tokens, where answers have none."""
     from loadgen.contracts.schema import LATENCIES, words
-    from loadgen.errors import Fault, Faults, UserError
 
     faults: list[Fault] = []
     for planned in checked.levels:
         for term in (*planned.level.must, *planned.level.should):
             if term.kind in LATENCIES and term.kind != "e2e":
                 what = f"answers of {settings.api} have no tokens: {words(term)} could never be decided"
-                faults.append(UserError(what, f"--api {settings.api}", "promise e2e, or leave --api out"))
+                faults.append(
+                    UserError("unsupported", what, f"--api {settings.api}", "promise e2e, or leave --api out")
+                )
     if faults:
         raise Faults(faults)
 
 
 def _time(text: str | None, flag: str) -> int | None:
     """A length of time in ns. Raises UserError."""
-    from loadgen import units
-    from loadgen.errors import UserError
-
     length_ns = typed(flag, text, partial(units.duration_ns, bare="s"))
     if length_ns == 0:
-        raise UserError("no time at all", f"{flag} {text}", f"{flag} 10m")
+        raise UserError("out_of_range", "no time at all", f"{flag} {text}", f"{flag} 10m")
     return length_ns
 
 
 def _print(result: Any, as_json: bool) -> None:
-    from loadgen.cli.show import print_json
     from loadgen.report import validation
 
     if as_json:
@@ -214,12 +223,10 @@ def _print(result: Any, as_json: bool) -> None:
 
 def _predict(checked: Checked, settings: Settings, seed: int | None, as_json: bool) -> int:
     """Print what each term of a contract needs, from a simulation; the exit code."""
-    from loadgen.cli.show import print_json, say
     from loadgen.contracts import prediction, stored
     from loadgen.contracts.lint import answers_words
     from loadgen.contracts.planning import planned_words
     from loadgen.cost.price_file import load_prices
-    from loadgen.errors import OK
     from loadgen.execution.run import execute
     from loadgen.report.validation import forecast_text
 

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from loadgen.cli.output import print_json
+from loadgen.errors import OK, SLO_MISSED, UNSOUND
+
 
 def verify(
     bundle: Annotated[Path, typer.Argument(help="A file of `loadgen bundle` or `--bundle`.")],
@@ -24,8 +27,6 @@ def verify(
     """
     from loadgen.bundle.verify import text
     from loadgen.bundle.verify import verify as check
-    from loadgen.cli.show import print_json
-    from loadgen.errors import OK, SLO_MISSED, UNSOUND
 
     found = check(bundle, signed_by=signed_by)
     if as_json:

@@ -25,11 +25,11 @@ from loadgen.stats import intervals
 from loadgen.stats.intervals import LEVEL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from loadgen.metrics.summary import StepSummary, Summary
+    from loadgen.metrics.summary import ClassSummary, StepSummary, Summary
     from loadgen.results.manifest import Header, ReasonCode, StepPlan, TargetFacts
 
 UNLIKE = "not the same work"
@@ -126,11 +126,8 @@ def compare(
     """
     first = sides[0]
     extra_metrics = TOLD if any(side.told for side in sides) else ()
-    metrics_compared = [
-        known_metric
-        for path in dict.fromkeys((*SHOWN, *extra_metrics, *also))
-        if (known_metric := metric(path)) is not None
-    ]
+    known_metrics = map(metric, dict.fromkeys((*SHOWN, *extra_metrics, *also)))
+    metrics_compared = [one for one in known_metrics if one is not None]
     differences: list[Difference] = []
     for other in sides[1:]:
         unlike = _unlike(first, other)
@@ -141,8 +138,7 @@ def compare(
         elif invalid:
             why = f"{' and '.join(invalid)} {'is' if len(invalid) == 1 else 'are'} not valid"
         differences += _differences(first, other, metrics_compared, also, confidence, why)
-        differences += _of_classes(first, other, metrics_compared, confidence, why)
-        differences += _of_steps(first, other, metrics_compared, confidence, why)
+        differences += _of_parts(first, other, metrics_compared, confidence, why)
     all_unlike = tuple(dict.fromkeys(text for other in sides[1:] for text in _unlike(first, other)))
     unknown = any(side.told or not side.runs or not side.runs[0].summary.fingerprints.recipe for side in sides)
     return Comparison(
@@ -317,78 +313,49 @@ def _change(before: float | None, after: float | None, *, is_share: bool) -> flo
     return after - before if is_share else after / before - 1
 
 
-_OF_CLASS = ("requests", "bytes", "load", "tokens", "ttft_ms", "tpot_ms", "e2e_ms", "goodput", "sessions")
-
-
-def _of_classes(
-    first: Side, other: Side, metrics_compared: Sequence[Metric], confidence: float, why: str
-) -> list[Difference]:
-    """The differences of each class of requests that both sides have; those of one class share a risk of their own."""
-    made: list[Difference] = []
-    metrics_compared = [one for one in metrics_compared if one.path.startswith((*_OF_CLASS, "ok_share"))]
-    for part in first.runs[0].summary.classes if first.runs else ():
-        if any(part.name not in [one.name for one in run.summary.classes] for run in (*first.runs, *other.runs)):
-            continue
-        a, b = _only(first, part.name), _only(other, part.name)
-        made += [
-            msgspec.structs.replace(one, metric=f"classes.{part.name}.{one.metric}", name=f"{part.name}: {one.name}")
-            for one in _differences(a, b, metrics_compared, (), confidence, why)
-        ]
-    return made
-
-
 _OF_STEP = ("requests", "bytes", "load", "tokens", "ttft_ms", "tpot_ms", "e2e_ms")
+_BLOCKS = {"classes": (*_OF_STEP, "goodput", "sessions"), "steps": _OF_STEP}
+"""Parts of a summary -> its blocks of which each part has one of its own."""
 
 
-def _of_steps(
+def _of_parts(
     first: Side, other: Side, metrics_compared: Sequence[Metric], confidence: float, why: str
-) -> list[Difference]:
-    """The differences of each step of tasks that both sides have; those of one step share a risk of their own."""
-    made: list[Difference] = []
-    metrics_compared = [one for one in metrics_compared if one.path.startswith((*_OF_STEP, "ok_share"))]
-    for part in first.runs[0].summary.steps if first.runs else ():
-        key = part.of_class, part.name
-        if any(key not in [_key(one) for one in run.summary.steps] for run in (*first.runs, *other.runs)):
-            continue
-        a, b = _only_step(first, key), _only_step(other, key)
-        name = ".".join(filter(None, key))
-        shown = [one for one in metrics_compared if part.kind == "chat" or not one.path.startswith("tokens")]
-        made += [
-            msgspec.structs.replace(one, metric=f"steps.{name}.{one.metric}", name=f"{name}: {one.name}")
-            for one in _differences(a, b, shown, (), confidence, why)
-        ]
-    return made
+) -> Iterator[Difference]:
+    """The differences of each class of requests, then of each step of tasks, that both sides have. Those of one share a
+    risk of their own.
+    """
+    for parts, blocks in _BLOCKS.items():
+        known = [one for one in metrics_compared if one.path.startswith((*blocks, "ok_share"))]
+        for part in getattr(first.runs[0].summary, parts) if first.runs else ():
+            key = _key(part)
+            if any(key not in map(_key, getattr(run.summary, parts)) for run in (*first.runs, *other.runs)):
+                continue
+            has_tokens = parts == "classes" or part.kind == "chat"
+            shown = [one for one in known if has_tokens or not one.path.startswith("tokens")]
+            a, b, name = _only(first, parts, key), _only(other, parts, key), ".".join(key)
+            for one in _differences(a, b, shown, (), confidence, why):
+                yield msgspec.structs.replace(one, metric=f"{parts}.{name}.{one.metric}", name=f"{name}: {one.name}")
 
 
-def _key(step: StepSummary | StepPlan) -> tuple[str, str]:
-    return step.of_class, step.name
+def _key(part: ClassSummary | StepSummary | StepPlan) -> tuple[str, ...]:
+    """The name of a class, or of a step with its class."""
+    return tuple(filter(None, (getattr(part, "of_class", ""), part.name)))
 
 
-def _only_step(side: Side, key: tuple[str, str]) -> Side:
-    """A side with the requests and the figures of one step."""
+def _only(side: Side, parts: str, key: tuple[str, ...]) -> Side:
+    """A side with the requests and the figures of one class or step."""
     runs = []
     for run in side.runs:
-        part = next(one for one in run.summary.steps if _key(one) == key)
-        summary = msgspec.structs.replace(run.summary, **{block: getattr(part, block) for block in _OF_STEP})
+        part = next(one for one in getattr(run.summary, parts) if _key(one) == key)
+        summary = msgspec.structs.replace(run.summary, **{block: getattr(part, block) for block in _BLOCKS[parts]})
         header, rows = run.header, run.rows
-        if header is not None and rows is not None:
+        if header is not None and rows is not None and parts == "classes":
+            rows = rows[of_class(header, part.name, rows)]
+            slo = next(plan.slo for plan in header.classes if plan.name == part.name)
+            header = msgspec.structs.replace(header, slo=slo)
+        elif header is not None and rows is not None:
             index = [_key(plan) for plan in header.steps].index(key)
             rows = rows[step_of(header, rows["request"], rows["turn"]) == index]
-        runs.append(ComparedRun(name=run.name, summary=summary, header=header, rows=rows))
-    return msgspec.structs.replace(side, runs=tuple(runs))
-
-
-def _only(side: Side, name: str) -> Side:
-    """A side with the requests and the figures of one class."""
-    runs = []
-    for run in side.runs:
-        part = next(one for one in run.summary.classes if one.name == name)
-        summary = msgspec.structs.replace(run.summary, **{block: getattr(part, block) for block in _OF_CLASS})
-        header, rows = run.header, run.rows
-        if header is not None and rows is not None:
-            rows = rows[of_class(header, name, rows)]
-            slo = next(plan.slo for plan in header.classes if plan.name == name)
-            header = msgspec.structs.replace(header, slo=slo)
         runs.append(ComparedRun(name=run.name, summary=summary, header=header, rows=rows))
     return msgspec.structs.replace(side, runs=tuple(runs))
 

@@ -67,7 +67,7 @@ def _side(path: Path, name: str, read_other: Callable[[Path], ForeignFigures]) -
     if not folders:
         what = "no run, and no folder of runs: no run.json here" if path.is_dir() else "no such file or folder"
         hint = "give the folder that `loadgen run` named, or the result file of another tool"
-        raise UserError(what, str(path), hint)
+        raise UserError("no_result" if path.is_dir() else "missing_file", what, str(path), hint)
     runs = tuple(read_run(folder) for folder in folders)
     recipes: dict[str, str] = {}
     for run in runs:
@@ -75,7 +75,7 @@ def _side(path: Path, name: str, read_other: Callable[[Path], ForeignFigures]) -
     if len(recipes) > 1:
         hint = f"name one of them: {path / next(iter(recipes.values()))}"
         raise UserError(
-            f"not repeats of one run: {', '.join(recipes.values())} have different recipes", str(path), hint
+            "mismatch", f"not repeats of one run: {', '.join(recipes.values())} have different recipes", str(path), hint
         )
     return Side(name=name, runs=runs)
 
@@ -97,7 +97,7 @@ def of_one_work(folder: Path, found: Sequence[tuple[str, Summary]]) -> None:
         if unlike:
             what = f"runs of different work in one folder: {first} and {name} differ in {', '.join(unlike)}"
             raise UserError(
-                what, str(folder), f"name one of them: {folder / first}; or hold them side by side: compare"
+                "mismatch", what, str(folder), f"name one of them: {folder / first}; or hold them side by side: compare"
             )
 
 

@@ -82,24 +82,33 @@ def _parse(text: str) -> Condition:
     where = f"--fail-on '{text}'"
     form = _FORM.fullmatch(text)
     if form is None:
-        raise UserError("not a condition", where, "write METRIC > +5% (a change) or METRIC > 500ms (a value)")
+        raise UserError(
+            "invalid_value", "not a condition", where, "write METRIC > +5% (a change) or METRIC > 500ms (a value)"
+        )
     name, test, sign, digits, unit = form.groups()
     spellings = (name, name.replace(".", "_ms.", 1), re.sub(r"(?:_ms)?_(p\d[\d_]*|mean|max|min)$", r"_ms.\1", name))
     path = next((spelled for spelled in spellings if metric(spelled) is not None), None)
     if path is None:
         similar = closest(name, paths(), cutoff=0.5)
         hint = f"did you mean {similar}?" if similar else "as in summary.json: ttft_ms.p99, goodput.share"
-        raise UserError(f'no metric is called "{name}"', where, hint)
+        raise UserError("unknown_name", f'no metric is called "{name}"', where, hint)
     known_metric = metric(path)
     assert known_metric is not None
     number = float(digits) * (-1 if sign == "-" else 1)
     if unit in _MS:
         if known_metric.unit != "ms":
-            raise UserError(f"{path} is no time", where, f"write the limit in {known_metric.unit or 'its own unit'}")
+            raise UserError(
+                "invalid_value",
+                f"{path} is no time",
+                where,
+                f"write the limit in {known_metric.unit or 'its own unit'}",
+            )
         number *= _MS[unit]
     if unit == "%":
         if not sign and path not in SHARES:
-            raise UserError(f"{path} is no share", where, f"for a change write {name} {test} +{digits}%")
+            raise UserError(
+                "invalid_value", f"{path} is no share", where, f"for a change write {name} {test} +{digits}%"
+            )
         number /= 100
     kind = "value" if not sign else "change" if unit == "%" and path not in SHARES else "difference"
     return Condition(text=text, metric=path, test=test, limit=number, kind=kind)

@@ -5,13 +5,11 @@ IO, above the judgements: the asking and scoring are those of `answers/`, as for
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from loadgen import format
-from loadgen.answers import ask, folder
-from loadgen.answers.ask import AskTarget
+from loadgen.answers import folder
 from loadgen.answers.comparison import ScoredGroup, judge
 from loadgen.answers.questions import read_questions
 from loadgen.answers.run import run
@@ -20,8 +18,8 @@ from loadgen.contracts.schema import AnswersAsked, Promise
 from loadgen.contracts.steady_samples import Missing
 from loadgen.contracts.verdict import ScoredAnswers
 from loadgen.execution.plan import Settings
+from loadgen.execution.probing import serving
 from loadgen.limits import FEWEST_ANSWERS
-from loadgen.sim.server import embedded
 from loadgen.stats.intervals import Bounds
 
 FOLDER = "answers"
@@ -29,16 +27,15 @@ LANES = 8
 
 
 def carry_out(
-    asked: AnswersAsked, dataset: Path, settings: Settings, other: AskTarget | None, out: Path, level: float
+    asked: AnswersAsked, dataset: Path, settings: Settings, other: Settings | None, out: Path, level: float
 ) -> None:
     """Ask all prompts and leave the files of it in `out`. Raises TargetError, UserError, Faults."""
     questions = read_questions(dataset, asked.rows)
-    with contextlib.ExitStack() as stack:
-        url = settings.url or stack.enter_context(embedded.start()).url
+    with serving(settings) as served:
         run(
             dataset,
             questions,
-            ask.endpoint(settings, url),
+            served,
             other,
             lanes=LANES,
             max_tokens=asked.max_tokens,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -31,7 +32,7 @@ from loadgen.contracts.schema import (
     words,
 )
 from loadgen.contracts.steady_samples import NEARLY, horizon_s
-from loadgen.errors import Fault, Faults, UserError, meant
+from loadgen.errors import Code, Fault, Faults, UserError, meant
 from loadgen.limits import FEWEST_ANSWERS
 from loadgen.stats import intervals
 from loadgen.stats.quantiles import support
@@ -58,9 +59,9 @@ class _FaultReport:
         self.here: list[Fault] = []
         self.elsewhere: list[Fault] = []
 
-    def fault(self, loc: Where, what: str, hint: str) -> None:
+    def fault(self, code: Code, loc: Where, what: str, hint: str) -> None:
         spot, path, _ = locate(self.top, loc)
-        self.here.append(UserError(what, where(self.file, spot, path), hint))
+        self.here.append(UserError(code, what, where(self.file, spot, path), hint))
 
 
 def check(
@@ -87,10 +88,15 @@ def check(
     names: dict[str, int] = {}
     if "answers" in top and (index := next((one.index for one in drafts if one.name == "answers"), None)) is not None:
         what = 'the verdict on the answers has the name of this level: "answers"'
-        report.fault(("levels", index, "name"), what, "give the level another name")
+        report.fault("duplicate", ("levels", index, "name"), what, "give the level another name")
     for draft in drafts:
         if draft.name and draft.name in names:
-            report.fault(("levels", draft.index, "name"), f'two levels are called "{draft.name}"', "give each its own")
+            report.fault(
+                "duplicate",
+                ("levels", draft.index, "name"),
+                f'two levels are called "{draft.name}"',
+                "give each its own",
+            )
         names.setdefault(draft.name, draft.index)
     _check_prices(contract.prices, report, folder, load_prices)
     planned = []
@@ -117,7 +123,7 @@ def _check_prices(name: str | None, report: _FaultReport, folder: Path, load_pri
     except Faults as faults:
         report.elsewhere.extend(faults.faults)
     except Fault as fault:
-        report.fault(("prices",), fault.what, fault.hint)
+        report.fault(fault.code, ("prices",), fault.what, fault.hint)
 
 
 # -- the load ----------------------------------------------------------------------------------------------------
@@ -134,23 +140,26 @@ def _planned_level(
         if path is None:
             nearby = [str(other.relative_to(folder)) for other in sorted(folder.glob("*.yaml"))]
             hint = meant(draft.workload, [*packaged(), *nearby]) + "; or a path relative to the contract"
-            report.fault((*level_loc, "workload"), f'there is no workload "{draft.workload}"', hint)
+            report.fault("unknown_name", (*level_loc, "workload"), f'there is no workload "{draft.workload}"', hint)
     level = draft.level
     if level is None or path is None:
         return None
     if level.rate is not None and level.concurrency is not None:
         what = "rate is an open loop, concurrency a closed one: not both"
-        report.fault((*level_loc, "concurrency"), what, "make two levels of it")
+        report.fault("conflict", (*level_loc, "concurrency"), what, "make two levels of it")
         return None
     try:
         workload = load_workload(path, _overrides(level), env)
     except Faults as faults:
         for problem in faults.faults:
             if problem.where.startswith("--"):
-                report.fault(level_loc, problem.what, problem.hint)
+                report.fault(problem.code, level_loc, problem.what, problem.hint)
             elif problem.code in ("no_load", "endless"):
                 report.fault(
-                    level_loc, problem.what, "give rate: 10/s (or concurrency: 8) and duration: 10m (or requests: 700)"
+                    problem.code,
+                    level_loc,
+                    problem.what,
+                    "give rate: 10/s (or concurrency: 8) and duration: 10m (or requests: 700)",
                 )
             elif problem not in report.elsewhere and str(problem) not in map(str, report.elsewhere):
                 report.elsewhere.append(problem)
@@ -163,8 +172,9 @@ def _planned_level(
 
 def _workload_path(name: str, folder: Path) -> str | None:
     file = folder / name
-    if file.is_file():
-        return str(file)
+    with suppress(OSError):  # no name of a file: too long, for one
+        if file.is_file():
+            return str(file)
     return name if name in packaged() else None
 
 
@@ -194,14 +204,14 @@ def _check_contradictions(draft: Draft, plan: Planned | None, report: _FaultRepo
         loc, key = ("levels", draft.index, kind, place), term._replace(limit=None, currency="")  # what it is about
         if (kind, key) in places:
             what = f"{words(term)}: said twice"
-            report.fault(loc, what, f"item {places[kind, key] + 1} of {kind} says it already; keep one")
+            report.fault("duplicate", loc, what, f"item {places[kind, key] + 1} of {kind} says it already; keep one")
             continue
         places[kind, key] = place
         if kind == "must":
             must_terms[key] = term
         elif key in must_terms and _strictness(term) <= _strictness(must_terms[key]):
             what = f"{words(term)}: this should asks for no more than the must"
-            report.fault(loc, what, "a should is stricter than its must; leave it out, or swap the two")
+            report.fault("no_effect", loc, what, "a should is stricter than its must; leave it out, or swap the two")
         if plan is not None and term.kind in ("requests", "good_requests", "tasks", "good_tasks"):
             _check_offered_rate(term, loc, plan, report)
     latencies = [one for one in draft.terms if one[2].kind in TIMES]
@@ -220,7 +230,7 @@ def _check_contradictions(draft: Draft, plan: Planned | None, report: _FaultRepo
                 what = f"longer than the whole task may take ({time_words(other.limit)})"
                 hint = "the task time holds it: one of the two is a slip"
             if what:
-                report.fault(("levels", draft.index, kind, place), f"{words(term)}: {what}", hint)
+                report.fault("conflict", ("levels", draft.index, kind, place), f"{words(term)}: {what}", hint)
                 break
 
 
@@ -231,7 +241,7 @@ def _check_offered_rate(term: Promise, loc: Where, plan: Planned, report: _Fault
     offered = plan.starts * planning.each(term, plan) / (plan.duration_ns / 1e9)
     if term.limit > offered * (1 + 1e-9):
         what = f"{words(term)}: more than the {format.quantity(offered)}/s that this level offers"
-        report.fault(loc, what, "no server can answer more than it is asked: raise the level's rate")
+        report.fault("out_of_range", loc, what, "no server can answer more than it is asked: raise the level's rate")
 
 
 def _check_classes(draft: Draft, plan: Planned | None, report: _FaultReport) -> None:
@@ -244,47 +254,50 @@ def _check_classes(draft: Draft, plan: Planned | None, report: _FaultReport) -> 
         loc: Where = ("levels", draft.index, kind, place)
         if term.class_name and term.class_name not in classes:
             hint = meant(term.class_name, list(classes)) if classes else "its requests are all of one kind"
-            report.fault(loc, f'{plan.level.workload} has no class "{term.class_name}"', hint)
+            report.fault("unknown_name", loc, f'{plan.level.workload} has no class "{term.class_name}"', hint)
             continue
         parts = planning.of_term(term, plan)
         if term.kind in OF_TASKS and not any(part.is_session for part in parts):
             of_class = f" of class {term.class_name}" if term.class_name else ""
             what = f"{words(term)}: the requests{of_class} of {plan.level.workload} stand alone, there are no tasks"
-            report.fault(loc, what, "a workload with steps or turns, like coding-agent or agentic")
+            report.fault("mismatch", loc, what, "a workload with steps or turns, like coding-agent or agentic")
         elif term.kind == "task_cost" and not all(part.is_session for part in parts):
             what = f"{words(term)}: single requests beside the tasks are paid from the same machines"
-            report.fault(loc, what, "cost: what a thousand good requests cost")
+            report.fault("unsupported", loc, what, "cost: what a thousand good requests cost")
         elif "task_slo" in KINDS[term.kind].needs and not any(part.slo and part.slo.task for part in parts):
             what = f"{words(term)}: nothing says when a task is good"
-            report.fault(loc, what, "slo: {task: {within: 90s, wait: 2s}}")
+            report.fault("no_slo", loc, what, "slo: {task: {within: 90s, wait: 2s}}")
         elif (
             term.kind in ("goodput", "task_goodput", "good_tasks", "task_cost")
             and not term.class_name
             and any(one.slo for one in classes.values())
         ):
             what = f"{words(term)}: its classes have SLOs of their own"
-            report.fault(loc, what, f"goodput: {{share: 99%, class: {next(iter(classes))}}}")
+            report.fault("ambiguous", loc, what, f"goodput: {{share: 99%, class: {next(iter(classes))}}}")
 
 
 def _check_missing(draft: Draft, report: _FaultReport, *, has_slo: bool, has_gpus: bool, others: list[str]) -> None:
     """Report terms that need something the contract does not give: an SLO, GPUs, prices, another level."""
-    missing = {
-        "slo": (not has_slo, "nothing says when a request is good", "slo: {ttft: 2s, tpot: 100ms}"),
-        "gpus": (not has_gpus, "nobody says how many GPUs there are", "gpus: 8 in the contract, or --gpus 8"),
+    missing: dict[str, tuple[bool, Code, str, str]] = {
+        "slo": (not has_slo, "no_slo", "nothing says when a request is good", "slo: {ttft: 2s, tpot: 100ms}"),
+        "gpus": (
+            not has_gpus, "missing_option", "nobody says how many GPUs there are",
+            "gpus: 8 in the contract, or --gpus 8",
+        ),
         "prices": (
-            "prices" not in report.top, "there are no prices",
+            "prices" not in report.top, "no_price", "there are no prices",
             "prices: prices.yaml, relative to the contract (docs/prices.example.yaml)",
         ),
     }  # fmt: skip
     for kind, place, term in draft.terms:
         loc: Where = ("levels", draft.index, kind, place)
         for need in KINDS[term.kind].needs if not term.class_name else ():
-            is_missing, what, hint = missing.get(need, (False, "", ""))
-            if is_missing:
-                report.fault(loc, f"{words(term)}: {what}", hint)
+            lacks, code, what, hint = missing.get(need, (False, "no_figure", "", ""))
+            if lacks:
+                report.fault(code, loc, f"{words(term)}: {what}", hint)
         known = [name for name in others if name != draft.name]
         if term.level and term.level not in known:
-            report.fault(loc, f'there is no other level "{term.level}"', meant(term.level, known))
+            report.fault("unknown_name", loc, f'there is no other level "{term.level}"', meant(term.level, known))
 
 
 # -- samples -----------------------------------------------------------------------------------------------------
@@ -320,19 +333,21 @@ def _check_samples(draft: Draft, plan: Planned, contract: Contract, report: _Fau
     level = plan.level
     if level.apart_ns is not None and level.repeats < 2:
         what = "runs are to be apart in time, and there is one"
-        report.fault(("levels", draft.index, "apart"), what, "repeats: 2 or more")
+        report.fault("too_few", ("levels", draft.index, "apart"), what, "repeats: 2 or more")
     undecidable = []
     for kind, place, term in draft.terms:
         loc: Where = ("levels", draft.index, kind, place)
         if term.kind in POOLED and level.repeats < POOLED_REPEATS:
             what = f"{words(term)}: gaps within an answer hang together, so one run has no interval for them"
-            report.fault(loc, what, f"repeats: {POOLED_REPEATS} or more; or promise tpot, which is per request")
+            report.fault(
+                "too_few", loc, what, f"repeats: {POOLED_REPEATS} or more; or promise tpot, which is per request"
+            )
         elif planning.each(term, plan) and (
             lacking := _too_short(term, plan, contract) or _too_few(term, plan, contract)
         ):
             what, hint = lacking
             if plan.shortened_from_ns is None:
-                report.fault(loc, what, hint)
+                report.fault("too_few", loc, what, hint)
             else:
                 undecidable.append(words(term))
     return replace(plan, undecidable=tuple(undecidable))
@@ -442,7 +457,9 @@ def _check_answers(
         report.elsewhere.extend(faults.faults)
         return
     except Fault as fault:
-        report.fault(("answers", "dataset"), fault.what, fault.hint or "a JSONL file, relative to the contract")
+        report.fault(
+            fault.code, ("answers", "dataset"), fault.what, fault.hint or "a JSONL file, relative to the contract"
+        )
         return
     classes = sorted({prompt.group for prompt in prompts} - {""})
     seen: set[tuple[str, Promise]] = set()
@@ -450,15 +467,15 @@ def _check_answers(
     for kind, place, term in terms:
         loc: Where = ("answers", kind, place)
         if (kind, term._replace(limit=None)) in seen:
-            report.fault(loc, f"{words(term)}: said twice", "keep one of them")
+            report.fault("duplicate", loc, f"{words(term)}: said twice", "keep one of them")
         seen.add((kind, term._replace(limit=None)))
         needs = ANSWER_KINDS[term.kind].needs
         if "against" in needs and not (against or asked.against):
             hint = "against: http://HOST:8000 beside dataset, or --against URL"
-            report.fault(loc, f"{words(term)}: there is no other endpoint", hint)
+            report.fault("missing_option", loc, f"{words(term)}: there is no other endpoint", hint)
         if term.class_name and term.class_name not in classes:
             hint = meant(term.class_name, classes) if classes else 'no row of it has a "class"'
-            report.fault(loc, f'{asked.dataset} has no class "{term.class_name}"', hint)
+            report.fault("unknown_name", loc, f'{asked.dataset} has no class "{term.class_name}"', hint)
             continue
         need = next((one for one in ANSWER_KINDS[term.of or term.kind].needs if one in _SCORED), None)
         usable = [
@@ -468,11 +485,16 @@ def _check_answers(
         ]
         if need is not None and not usable:
             report.fault(
-                loc, f"{words(term)}: no row of {asked.dataset} says what is right", f"rows like {_ROWS[need]}"
+                "missing_key",
+                loc,
+                f"{words(term)}: no row of {asked.dataset} says what is right",
+                f"rows like {_ROWS[need]}",
             )
         elif len(usable) < (least := _prompts_needed(term, confidence)):
             what = f"{words(term)}: needs {least:,} prompts to be shown at all, there are {len(usable):,}"
-            report.fault(loc, what, "more rows in the data set" + ("" if asked.rows is None else ", and in rows:"))
+            report.fault(
+                "too_few", loc, what, "more rows in the data set" + ("" if asked.rows is None else ", and in rows:")
+            )
 
 
 def _prompts_needed(term: Promise, confidence: float) -> int:

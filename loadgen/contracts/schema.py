@@ -102,22 +102,22 @@ class Kind(NamedTuple):
 
 def _above_zero(value: float) -> float:
     if value == 0:
-        raise Wrong("can be shown by no sample, however large", "allow a small share, like 0.1%")
+        raise Wrong("out_of_range", "can be shown by no sample, however large", "allow a small share, like 0.1%")
     return value
 
 
 def _between_zero_and_one(value: float) -> float:
     if value == 1:
-        raise Wrong("can be shown by no sample, however large", "ask for a little less, like 99.9%")
+        raise Wrong("out_of_range", "can be shown by no sample, however large", "ask for a little less, like 99.9%")
     if value == 0:
-        raise Wrong("promises nothing", "a share above zero, like 99%")
+        raise Wrong("out_of_range", "promises nothing", "a share above zero, like 99%")
     return value
 
 
 def _amount_and_currency(value: Any) -> Any:
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([A-Z]{3})", value.strip() if isinstance(value, str) else "")
     if match is None or not Decimal(match[1]):
-        raise Wrong("is not an amount of money", "a number above zero and a currency, like 0.45 USD")
+        raise Wrong("invalid_value", "is not an amount of money", "a number above zero and a currency, like 0.45 USD")
     return Decimal(match[1]), match[2]
 
 
@@ -126,7 +126,11 @@ def _joules(value: Any) -> Any:
         r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?J/(token|request)", value.strip() if isinstance(value, str) else ""
     )
     if match is None or not float(match[1]):
-        raise Wrong("is not an energy for a piece of work", "J for each output token or ok request, like 0.5 J/token")
+        raise Wrong(
+            "invalid_value",
+            "is not an energy for a piece of work",
+            "J for each output token or ok request, like 0.5 J/token",
+        )
     return float(match[1]), match[2]
 
 
@@ -308,7 +312,11 @@ class AnswersAsked(Part):
 
 def _levels(value: Any) -> Any:
     if value == []:
-        raise Wrong("is empty: nothing was promised", "levels: [{name: load, workload: qa, must: [{ttft: 2s}]}]")
+        raise Wrong(
+            "missing_value",
+            "is empty: nothing was promised",
+            "levels: [{name: load, workload: qa, must: [{ttft: 2s}]}]",
+        )
     return value
 
 

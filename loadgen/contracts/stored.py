@@ -47,6 +47,7 @@ class ValidationFacts(msgspec.Struct, frozen=True):
     interrupted: bool
     trouble: dict[str, str]  # level -> why it could not be run
     preflight: tuple[str, ...]
+    fault_codes: dict[str, tuple[str, ...]] = {}  # level -> codes of the faults behind its trouble
     metadata: dict[str, str] = {}
     findings: tuple[Finding, ...] = ()  # of the preflight, for the page
     shortened: dict[str, str] = {}  # level -> by how much its load is shorter than in the contract, in words
@@ -58,7 +59,10 @@ def command_of(folder: Path) -> list[str]:
     run_file = next(folder.glob("*/r*/run.json"), None)
     if not (folder / PLACE).is_file() or run_file is None:
         raise UserError(
-            "no validation with a run in this folder", str(folder), "the folder that loadgen validate named"
+            "no_result",
+            "no validation with a run in this folder",
+            str(folder),
+            "the folder that loadgen validate named",
         )
     words = iter(manifest.decode(run_file.read_bytes(), str(run_file)).command[1:])
     kept = []
@@ -77,10 +81,17 @@ def again(folder: Path) -> Validation:
     """
     if not (folder / PLACE).is_file():
         what = "no validation in this folder" if folder.is_dir() else "no such folder"
-        raise UserError(what, str(folder), "give the folder that `loadgen validate` named")
+        raise UserError(
+            "no_result" if folder.is_dir() else "missing_file",
+            what,
+            str(folder),
+            "give the folder that `loadgen validate` named",
+        )
     changed = verify(folder)
     if changed:
-        raise Faults([UserError(what, str(folder / name), _USE_ORIGINAL) for name, what in changed.items()])
+        raise Faults(
+            [UserError("changed_file", what, str(folder / name), _USE_ORIGINAL) for name, what in changed.items()]
+        )
     return judge(folder, *read(folder))
 
 
@@ -92,7 +103,9 @@ def read(folder: Path) -> tuple[Contract, ValidationFacts]:
     try:
         return contract, msgspec.json.decode((folder / PLACE).read_bytes(), type=ValidationFacts)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"not a file of a validation: {error}", str(folder / PLACE), _USE_ORIGINAL) from None
+        raise UserError(
+            "damaged_file", f"not a file of a validation: {error}", str(folder / PLACE), _USE_ORIGINAL
+        ) from None
 
 
 def judge(folder: Path, contract: Contract, facts: ValidationFacts) -> Validation:
@@ -108,6 +121,10 @@ def judge(folder: Path, contract: Contract, facts: ValidationFacts) -> Validatio
     if contract.answers is not None:
         scored = answers.read(folder / answers.FOLDER, facts.trouble.get(answers.FOLDER, ""), contract.confidence)
         level_verdicts = (*level_verdicts, verdict.of_answers(contract, contract.answers, scored))
+    level_verdicts = tuple(
+        msgspec.structs.replace(level, fault_codes=facts.fault_codes.get(level.name, ()) if level.trouble else ())
+        for level in level_verdicts
+    )
     target = next((level.runs[0].summary.target for level in measured.values() if level.runs), TargetFacts())
     return Validation(
         contract=contract.name,
@@ -193,7 +210,7 @@ def money(prices: Prices) -> Money:
         for price in pricing.find(prices, run.summary.target):
             unit_price = unit_cost.cost(basis, price, run.summary.target.gpus, unit_cost.GOOD)
             if unit_price is None or unit_price.low is None or unit_price.high is None:
-                raise UserError("nobody says how many GPUs there are", run.folder, "--gpus")
+                raise UserError("missing_option", "nobody says how many GPUs there are", run.folder, "--gpus")
             costs.append(
                 Bounds(*(float(amount * 1000) for amount in (unit_price.total, unit_price.low, unit_price.high)))
             )

@@ -33,7 +33,9 @@ class Budget:
         if self.limit is not None and self.spent + cost > self.limit:
             before = f", after {self.words(self.spent)} so far" if self.spent else ""
             hint = "a shorter or lighter load, or a higher limit"
-            raise UserError(f"{what} will cost about {self.words(cost)}{before}", f"--max-cost {self.limit}", hint)
+            raise UserError(
+                "over_budget", f"{what} will cost about {self.words(cost)}{before}", f"--max-cost {self.limit}", hint
+            )
 
     def cost(self, load: Forecast, targets: Sequence[TargetFacts]) -> Decimal | None:
         """What a load costs; None where its requests or its length are not known. The highest of several commitments.
@@ -59,5 +61,7 @@ class Budget:
         gpus = sum(target.gpus or 0 for target in targets) or None
         costs = [unit_cost.cost(basis, price, gpus, REQUEST) for price in find(self.prices, targets[0])]
         if None in costs:
-            raise UserError("its price is by the hour, and nobody says how many GPUs it has", "--gpus", "--gpus 4")
+            raise UserError(
+                "missing_option", "its price is by the hour, and nobody says how many GPUs it has", "--gpus", "--gpus 4"
+            )
         return max(cost.total for cost in costs if cost is not None) * count

@@ -153,7 +153,7 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
     summary, capacity = evidence.summary, evidence.capacity
     if evidence.at_once:
         what = "an Offline rate says nothing about users: everything was due at once, and nobody waited within a limit"
-        raise UserError(what, evidence.folder, "a run or search of the profile under its SLO")
+        raise UserError("no_figure", what, evidence.folder, "a run or search of the profile under its SLO")
     if capacity is not None:
         basis, noun = f"capacity by {capacity.method}", str(capacity.unit)
         rate = RateInterval(mid=capacity.rate_per_s, low=capacity.low_per_s, high=capacity.high_per_s)
@@ -166,7 +166,9 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
         noun, run_rates = _steady_rates(evidence)
         if not run_rates or min(run_rates) <= 0:
             what = f"no {noun} ended while load was offered"
-            raise UserError(what, evidence.folder, "a longer run, or one at a load that the endpoint can carry")
+            raise UserError(
+                "no_figure", what, evidence.folder, "a longer run, or one at a load that the endpoint can carry"
+            )
         rate = replications(run_rates)
     answer_ms = summary.e2e_ms.mean if summary.sessions is None else summary.sessions.duration_ms.mean
     return MeasuredRate(

@@ -12,7 +12,7 @@ import msgspec
 
 from loadgen import format
 from loadgen.cost.evidence import Evidence
-from loadgen.errors import UNSOUND, Fault, Faults, UserError, collecting
+from loadgen.errors import UNSOUND, Fault, Faults, UserError, collecting, of_reading
 from loadgen.metrics.summary import Summary, load_summary
 from loadgen.results import capacity
 from loadgen.workload.messages import locate
@@ -32,7 +32,7 @@ def read_evidence(folders: Sequence[Path], *, allow_invalid: bool = False) -> tu
     seen: set[Path] = set()
     for folder, name in zip(folders, format.short_names(folders), strict=True):
         if folder.resolve() in seen:
-            faults.append(UserError("the same folder twice", str(folder), "each result counts once"))
+            faults.append(UserError("duplicate", "the same folder twice", str(folder), "each result counts once"))
             continue
         seen.add(folder.resolve())
         with collecting(faults):
@@ -49,10 +49,12 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
         run = folder / stored_capacity.evidence
         summary = _summary(run, allow_invalid, f"named as the evidence of {file}")
         if not summary.goodput.slo:
-            raise UserError("a capacity whose run had no SLO", str(file), "a capacity is a rate under limits: --slo")
+            raise UserError(
+                "no_slo", "a capacity whose run had no SLO", str(file), "a capacity is a rate under limits: --slo"
+            )
         if stored_capacity.unit == "conversations" and summary.sessions is None:
             what = "a capacity in conversations, and no conversations in its run"
-            raise UserError(what, f"{file} (unit)", "unit: requests; or name the right run as evidence")
+            raise UserError("mismatch", what, f"{file} (unit)", "unit: requests; or name the right run as evidence")
         shown, said, tokens = stored_capacity, stored_capacity.rate_per_s, summary.tokens
         if shown.output_tokens_per_s is None:
             offered = _offered(summary, stored_capacity)
@@ -67,7 +69,7 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
     if not run_folders:
         what = "no summary.json here" if folder.is_dir() else "no such folder"
         hint = "give the folder that a run has written; `loadgen report DIR --json > DIR/summary.json` makes it again"
-        raise UserError(what, str(folder), hint)
+        raise UserError("no_result" if folder.is_dir() else "missing_file", what, str(folder), hint)
     summaries = _repeats(folder, run_folders, allow_invalid)
     at_once = all(_at_once(run, summary) for run, summary in zip(run_folders, summaries, strict=True))
     return Evidence(name=name, folder=str(folder), summaries=summaries, at_once=at_once)
@@ -84,7 +86,7 @@ def gpus_of(evidence: Evidence, said: int | None, flag: str) -> int | None:
     had = format.counted(recorded, "GPU")
     what = f"the run recorded {had}, and {said} are given: its rates are those of {recorded}"
     hint = "leave the flag out; a run that recorded a wrong number is run again"
-    raise UserError(what, f"{flag}, {evidence.folder}", hint)
+    raise UserError("conflict", what, f"{flag}, {evidence.folder}", hint)
 
 
 SAME_RATE = 0.001  # relative difference below which two rates print as the same
@@ -114,7 +116,9 @@ def _at_once(folder: Path, summary: Summary) -> bool:
         try:
             return msgspec.json.decode(_bytes(file), type=_Scenario).scenario == "offline"
         except (ValueError, RecursionError) as error:
-            raise UserError(f"a damaged result: {error}", str(file), "loadgen mlperf writes it") from None
+            raise UserError(
+                "damaged_file", f"a damaged result: {error}", str(file), "loadgen mlperf writes it"
+            ) from None
     return not summary.window.steady.duration_s and summary.load.offered_rps is None
 
 
@@ -133,7 +137,7 @@ def _repeats(folder: Path, runs: Sequence[Path], allow_invalid: bool) -> tuple[S
             names = f"{runs[0].name} and {run.name}"
             what = f"runs that are no repeats of each other: {names} differ in {', '.join(unequal)}"
             hint = f"name one run; a sweep or search that leaves a {capacity.FILE} makes one offer of many loads"
-            raise UserError(what, str(folder), hint)
+            raise UserError("mismatch", what, str(folder), hint)
     return summaries
 
 
@@ -141,7 +145,9 @@ def _summary(folder: Path, allow_invalid: bool, why: str = "") -> Summary:
     """The summary of a run. Raises Faults: no ok request, tokens not counted, UnsoundEvidence if not valid."""
     file = folder / "summary.json"
     if not file.is_file():
-        raise UserError("no summary.json here", str(folder), why or "give the folder that a run has written")
+        raise UserError(
+            "no_result", "no summary.json here", str(folder), why or "give the folder that a run has written"
+        )
     data = _bytes(file)
     summary = load_summary(data, str(file))
     faults: list[Fault] = []
@@ -149,10 +155,12 @@ def _summary(folder: Path, allow_invalid: bool, why: str = "") -> Summary:
         reasons = "; ".join(summary.verdict.reasons)
         hint = "measure again; or --allow-invalid, and its rows will say so"
         at = place(data, file, "verdict", "valid")
-        faults.append(UnsoundEvidence(f"not a valid measurement: {reasons}", at, hint))
+        faults.append(UnsoundEvidence("unsound", f"not a valid measurement: {reasons}", at, hint))
     if summary.requests.ok == 0:
         what = "no request of this run was answered"
-        faults.append(UserError(what, place(data, file, "requests", "ok"), "nothing was bought that could be priced"))
+        faults.append(
+            UserError("no_figure", what, place(data, file, "requests", "ok"), "nothing was bought that could be priced")
+        )
     else:
         faults.extend(_uncounted(summary, data, file))
     if faults:
@@ -171,7 +179,7 @@ def _uncounted(summary: Summary, data: bytes, file: Path) -> list[Fault]:
         if total is None or known < summary.requests.ok:
             what = f"{key} tokens were counted for {known:,} of {summary.requests.ok:,} answers"
             hint = "run against a server that reports usage, or with --tokenizer; nothing is estimated here"
-            faults.append(UserError(what, place(data, file, "tokens", key), hint))
+            faults.append(UserError("no_figure", what, place(data, file, "tokens", key), hint))
     return faults
 
 
@@ -186,4 +194,4 @@ def _bytes(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", str(file)) from None
+        raise UserError(of_reading(error), f"cannot be read: {error.strerror}", str(file)) from None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -26,11 +26,14 @@ from loadgen.cost.prices import (
     WrittenPrices,
     first_day,
 )
-from loadgen.errors import Fault, Faults, UserError
+from loadgen.errors import Code, Fault, Faults, Place, UserError
 from loadgen.workload.fields import Source
 from loadgen.workload.loading import read_text
 from loadgen.workload.messages import in_order, locate, validated
 from loadgen.workload.yaml_marks import Map, child, read_yaml, where
+
+Loc = tuple[str | int, ...]
+_Report = Callable[[Code, str, Loc, str], None]  # of a fault: its problem, where, and the hint
 
 SAMPLE = Path(__file__).parent.parent / "data" / "prices_sample.yaml"
 EXAMPLE = "docs/prices.example.yaml"
@@ -63,7 +66,7 @@ def load_prices(
     label = "prices_sample.yaml (shipped)" if path is None else str(path)
     if path is None and not accept_sample:
         hint = f"--prices FILE, written like {EXAMPLE}; to see figures from list prices that others have copied: "
-        raise UserError("no prices were given", "--prices", hint + "--accept-sample-prices")
+        raise UserError("missing_option", "no prices were given", "--prices", hint + "--accept-sample-prices")
     text = read_text(file, str(file), "price file", lambda: f"written like {EXAMPLE}", f"like {EXAMPLE}")
     return parse(text, label, accept_sample=accept_sample, currency=currency, today=today, env=env)
 
@@ -86,23 +89,29 @@ def parse(
     faults = source.faults
     if written.sample and not accept_sample:
         hint = "write down what you pay; or --accept-sample-prices, and every figure will say that it rests on a sample"
-        faults.append(UserError("these prices are a sample, not an offer", _place(document, label, ("sample",)), hint))
+        faults.append(
+            UserError(
+                "sample_prices", "these prices are a sample, not an offer", _place(document, label, ("sample",)), hint
+            )
+        )
     faults += _consistency_faults(written, document, label, today or date.today())
     if faults:
         raise Faults(in_order(faults))
     target_currency = currency or written.currency
     if not re.fullmatch(r"[A-Z]{3}", target_currency):
-        raise UserError(f'"{target_currency}" is not a currency', "--currency", "three capital letters, like USD")
+        raise UserError(
+            "invalid_value", f'"{target_currency}" is not a currency', "--currency", "three capital letters, like USD"
+        )
     entries, exchange_words, faults = _exchanged(written, document, label, target_currency)
     faults += list(_implausible(entries, document, label, target_currency))
     if faults:
         raise Faults(in_order(faults))
     names = _names([entry for _, entry in entries])
     named_entries = [entry.model_copy(update={"name": name}) for (_, entry), name in zip(entries, names, strict=True)]
-    places = {name: _place(document, label, loc) for (loc, _), name in zip(entries, names, strict=True)}
+    places = {name: str(_place(document, label, loc)) for (loc, _), name in zip(entries, names, strict=True)}
     if not named_entries:
         hint = f"rented:, owned: or per_token:, like {EXAMPLE}"
-        raise UserError("there is no price in the file", where(label, document.at, ""), hint)
+        raise UserError("no_price", "there is no price in the file", where(label, document.at, ""), hint)
     return Prices(
         file=label,
         currency=target_currency,
@@ -115,12 +124,12 @@ def parse(
 
 
 def _with_hint(problem: Fault) -> Fault:
-    return problem if problem.hint else UserError(problem.what, problem.where, f"like {EXAMPLE}")
+    return problem if problem.hint else UserError(problem.code, problem.what, problem.where, f"like {EXAMPLE}")
 
 
-def _place(document: Map, label: str, loc: tuple[str | int, ...]) -> str:
+def _place(document: Map, label: str, loc: Loc) -> Place:
     position, path, _ = locate(document, loc)
-    return str(where(label, position, path))
+    return where(label, position, path)
 
 
 def _located_prices(written: WrittenPrices) -> Iterator[tuple[tuple[str, int], Price]]:
@@ -133,14 +142,14 @@ def _consistency_faults(written: WrittenPrices, document: Map, label: str, today
     """Faults that pydantic cannot see: future dates, keys that exclude each other, one offer priced twice."""
     faults: list[Fault] = []
 
-    def report(problem: str, loc: tuple[str | int, ...], hint: str) -> None:
-        faults.append(UserError(problem, _place(document, label, loc), hint))
+    def report(code: Code, problem: str, loc: Loc, hint: str) -> None:
+        faults.append(UserError(code, problem, _place(document, label, loc), hint))
 
     dates = [(("exchange", i), rate.as_of) for i, rate in enumerate(written.exchange)]
     for loc, as_of in [*dates, *((loc, price.as_of) for loc, price in _located_prices(written))]:
         if as_of != UNDATED and first_day(as_of) > today:
             hint = "the day at which the price was valid"
-            report(f"{as_of} is in the future (today is {today})", (*loc, "as_of"), hint)
+            report("out_of_range", f"{as_of} is in the future (today is {today})", (*loc, "as_of"), hint)
     for loc, price in _located_prices(written):
         if isinstance(price, Rented):
             _check_rented(price, loc, report)
@@ -153,43 +162,57 @@ def _consistency_faults(written: WrittenPrices, document: Map, label: str, today
             line = locate(document, first)[0].line
             problem = f"two prices for {_identity(price)[2] or _identity(price)[1]}"
             hint = f"the first is on line {line}; keep one, or tell them apart by region or commitment"
-            report(f"{problem} of {price.provider}", loc, hint)
+            report("duplicate", f"{problem} of {price.provider}", loc, hint)
     first_by_name: dict[str, tuple[str, int]] = {}
     for loc, price in _located_prices(written):
         if price.name and first_by_name.setdefault(price.name, loc) != loc:
             line = locate(document, first_by_name[price.name])[0].line
-            report(f'the name "{price.name}" is given twice', (*loc, "name"), f"the first is on line {line}")
+            report(
+                "duplicate", f'the name "{price.name}" is given twice', (*loc, "name"), f"the first is on line {line}"
+            )
     return faults
 
 
-def _check_rented(price: Rented, loc: tuple[str, int], report: Any) -> None:
+def _check_rented(price: Rented, loc: tuple[str, int], report: _Report) -> None:
     if price.per_hour is not None and price.per_gpu_hour is not None:
-        report("per_hour and per_gpu_hour are both given", (*loc, "per_gpu_hour"), "keep the one that the source says")
+        report(
+            "conflict",
+            "per_hour and per_gpu_hour are both given",
+            (*loc, "per_gpu_hour"),
+            "keep the one that the source says",
+        )
     if price.per_hour is None and price.per_gpu_hour is None and price.quality != NOT_VERIFIED:
         hint = "per_hour: of the whole machine, or per_gpu_hour: of one GPU; nothing is guessed"
-        report(f"no price for {price.shape or price.gpu}", loc, hint)
+        report("no_price", f"no price for {price.shape or price.gpu}", loc, hint)
     if price.per_hour is not None and price.gpus is None:
-        report("per_hour without gpus", (*loc, "per_hour"), "gpus: how many GPUs the machine has")
+        report("missing_key", "per_hour without gpus", (*loc, "per_hour"), "gpus: how many GPUs the machine has")
     if price.energy is not None and price.gpus is None:
-        report("energy without gpus", (*loc, "energy"), "watts are a machine's: gpus: says how many GPUs it has")
+        report(
+            "missing_key",
+            "energy without gpus",
+            (*loc, "energy"),
+            "watts are a machine's: gpus: says how many GPUs it has",
+        )
 
 
-def _check_energy(price: Rented | Owned, energy: Energy, loc: tuple[str, int], report: Any) -> None:
+def _check_energy(price: Rented | Owned, energy: Energy, loc: tuple[str, int], report: _Report) -> None:
     loc_energy = (*loc, "energy")
     if isinstance(price, Owned) and energy.counted == "included":
         hint = "counted: hourly (all hours at watts), or by_load (idle_watts at all hours, the rest with the load)"
-        report("capital does not include power", (*loc_energy, "counted"), hint)
+        report("conflict", "capital does not include power", (*loc_energy, "counted"), hint)
     if energy.counted == "included" and energy.per_kwh is not None:
         hint = "leave per_kwh out; or counted: hourly or by_load where power is billed apart"
-        report("power that the price includes would be paid twice", (*loc_energy, "per_kwh"), hint)
+        report("conflict", "power that the price includes would be paid twice", (*loc_energy, "per_kwh"), hint)
     if energy.counted != "included" and energy.per_kwh is None:
-        report("power is paid, and per_kwh is missing", loc_energy, "per_kwh: what a kilowatt-hour costs")
+        report(
+            "missing_key", "power is paid, and per_kwh is missing", loc_energy, "per_kwh: what a kilowatt-hour costs"
+        )
     if energy.counted == "by_load" and energy.idle_watts is None:
         hint = "idle_watts: what the machine draws while it waits"
-        report("counted by_load, and idle_watts is missing", loc_energy, hint)
+        report("missing_key", "counted by_load, and idle_watts is missing", loc_energy, hint)
     if energy.idle_watts is not None and energy.idle_watts > energy.watts:
         hint = "watts: under load, idle_watts: while it waits"
-        report("idle_watts is more than watts", (*loc_energy, "idle_watts"), hint)
+        report("out_of_range", "idle_watts is more than watts", (*loc_energy, "idle_watts"), hint)
 
 
 def _identity(price: Price) -> tuple[str, ...]:
@@ -217,7 +240,7 @@ def _exchanged(
     for i, rate in enumerate(written.exchange):
         if rates.setdefault((rate.from_, rate.to), rate) is not rate:
             what, at = f"two rates from {rate.from_} to {rate.to}", _place(document, label, ("exchange", i))
-            faults.append(UserError(what, at, "keep one"))
+            faults.append(UserError("duplicate", what, at, "keep one"))
     entries: list[Located] = []
     used_rates: dict[str, None] = {}
     for loc, price in _located_prices(written):
@@ -229,7 +252,7 @@ def _exchanged(
         if exchange is None:
             at = _place(document, label, (*loc, "currency"))
             hint = f"exchange: [{{from: {own}, to: {currency}, rate: ..., as_of: ..., source: ...}}]; none is invented"
-            faults.append(UserError(f"no exchange rate from {own} to {currency}", at, hint))
+            faults.append(UserError("no_exchange_rate", f"no exchange rate from {own} to {currency}", at, hint))
             continue
         used_rates[f"1 {own} = {exchange.rate} {currency} (as of {exchange.as_of}, {exchange.source})"] = None
         entries.append((loc, _multiplied(price, exchange.rate)))
@@ -254,7 +277,7 @@ def _implausible(entries: Sequence[Located], document: Map, label: str, currency
             if not low <= amount <= high:
                 hint = f"between {low} and {high:,} {currency}; check the unit ({kind})"
                 at = _place(document, label, (*loc, *steps))
-                yield UserError(f"{noun} of {amount.normalize():,f} {currency} is absurd", at, hint)
+                yield UserError("out_of_range", f"{noun} of {amount.normalize():,f} {currency} is absurd", at, hint)
 
 
 def _amounts_to_check(price: Price) -> Iterator[tuple[str, tuple[str, ...], Decimal, str]]:

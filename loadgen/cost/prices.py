@@ -31,25 +31,33 @@ def _number(value: Any) -> Decimal:
     if isinstance(value, Decimal):
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise Wrong("is not a number", "without quotes, unit, currency sign or thousands separator, like 10.50")
+        raise Wrong(
+            "invalid_value", "is not a number", "without quotes, unit, currency sign or thousands separator, like 10.50"
+        )
     number = Decimal(str(value))
     if not number.is_finite():
-        raise Wrong("is not a number that can be paid", "an amount, like 10.50")
+        raise Wrong("out_of_range", "is not a number that can be paid", "an amount, like 10.50")
     return number
 
 
 def _above_zero(value: Decimal) -> Decimal:
     if value == 0:
-        raise Wrong("is zero: nothing is free by default", "the price you pay; leave the key out where nothing is paid")
+        raise Wrong(
+            "out_of_range",
+            "is zero: nothing is free by default",
+            "the price you pay; leave the key out where nothing is paid",
+        )
     if value < 0:
-        raise Wrong("is negative", "an amount above zero, like 10.50")
+        raise Wrong("out_of_range", "is negative", "an amount above zero, like 10.50")
+    if value > 10**15:
+        raise Wrong("out_of_range", "is more money than there is", "an amount, like 10.50")
     return value
 
 
 def _between(low: str, high: str, noun: str) -> AfterValidator:
     def check(value: Decimal) -> Decimal:
         if not Decimal(low) <= value <= Decimal(high):
-            raise Wrong(f"is not {noun}", f"from {low} to {high}")
+            raise Wrong("out_of_range", f"is not {noun}", f"from {low} to {high}")
         return value
 
     return AfterValidator(check)
@@ -57,7 +65,7 @@ def _between(low: str, high: str, noun: str) -> AfterValidator:
 
 def _currency(value: str) -> str:
     if not re.fullmatch(r"[A-Z]{3}", value):
-        raise Wrong("is not a currency", "three capital letters of ISO 4217, like USD")
+        raise Wrong("invalid_value", "is not a currency", "three capital letters of ISO 4217, like USD")
     return value
 
 
@@ -66,11 +74,15 @@ def _as_of(value: str) -> str:
         return value
     try:
         if first_day(value).year < EARLIEST_YEAR:
-            raise Wrong("is before any of these prices", "the day, month or year at which the price was valid")
+            raise Wrong(
+                "out_of_range", "is before any of these prices", "the day, month or year at which the price was valid"
+            )
     except ValueError as error:
         if isinstance(error, Wrong):
             raise
-        raise Wrong("is not a date", f"2026-11-21, 2026-11 or 2026; {UNDATED} where nobody knows") from None
+        raise Wrong(
+            "invalid_value", "is not a date", f"2026-11-21, 2026-11 or 2026; {UNDATED} where nobody knows"
+        ) from None
     return value
 
 
@@ -212,18 +224,22 @@ def find(prices: Prices, target: TargetFacts, chosen: str = "", result: str = ""
     if chosen:
         matching = [price for price in prices.entries if price.name == chosen]
         if not matching:
-            raise UserError(f'no price is called "{chosen}"', prices.file, meant(chosen, list(prices.at)))
+            raise UserError(
+                "unknown_name", f'no price is called "{chosen}"', prices.file, meant(chosen, list(prices.at))
+            )
     elif target.shape:
         matching = [price for price in prices.entries if _matches_shape(price, target)]
     else:
         matching = [price for price in prices.entries if _matches_model(price, target)]
     if not matching:
-        raise UserError(f"no price for {_target_words(target)}{used_by}", prices.file, _supply_hint(target, prices))
+        raise UserError(
+            "no_price", f"no price for {_target_words(target)}{used_by}", prices.file, _supply_hint(target, prices)
+        )
     offers = {(price.provider.lower(), price.region.lower(), type(price)) for price in matching}
     if len(offers) > 1:
         places = ", ".join(f"{price.name} ({prices.at[price.name]})" for price in matching)
         hint = f"choose by --price DIR=NAME: {places}"
-        raise UserError(f"several prices for {_target_words(target)}{used_by}", prices.file, hint)
+        raise UserError("ambiguous", f"several prices for {_target_words(target)}{used_by}", prices.file, hint)
     for price in matching:
         if isinstance(price, Rented) and price.per_hour is None and price.per_gpu_hour is None:
             why = f": {price.why_missing}" if price.why_missing else ""
@@ -232,7 +248,7 @@ def find(prices: Prices, target: TargetFacts, chosen: str = "", result: str = ""
             hint = "supply per_hour or per_gpu_hour, with as_of and source: nobody has verified one"
             if others:
                 hint += f"; another provider's, as a stand-in: --price {result or 'DIR'}=NAME with {', '.join(others)}"
-            raise UserError(f"{price.name} has no price{why}", prices.at[price.name], hint)
+            raise UserError("no_price", f"{price.name} has no price{why}", prices.at[price.name], hint)
     return tuple(matching)
 
 

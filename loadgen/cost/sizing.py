@@ -97,7 +97,7 @@ def published_rate(
     """
     if tokens_per_s is None:
         what = f"{name} has no published Server rate, and an Offline rate says nothing about users"
-        raise UserError(what, "published", "loadgen reference mlperf")
+        raise UserError("no_figure", what, "published", "loadgen reference mlperf")
     return MeasuredRate(
         name=name,
         folder=said_by,
@@ -117,7 +117,7 @@ def size(
     response_s = source.response_s or need.answer_s
     if need.users is not None and not response_s:
         what = f"how long an answer takes is not known of {source.name}, and users wait for it"
-        raise UserError(what, "--answer", "--answer 20s, or --rate in the place of --users")
+        raise UserError("no_figure", what, "--answer", "--answer 20s, or --rate in the place of --users")
     demand_per_s = need.rate_per_s or demand(need.users or 0, need.think_s, response_s or 0.0)
     per_machine = fleet(source.rate, source.gpus, gpus_per_vm=gpus_per_machine).per_vm
     active = decimal(need.hours_per_day) / 24
@@ -163,7 +163,7 @@ def _by_count(price: Price, evidence: Evidence | None, source: MeasuredRate) -> 
     if evidence is None:
         if isinstance(price, PerToken):
             what = f"{price.name} is paid by the token, and {source.name} is no run whose tokens could be counted"
-            raise UserError(what, "--price", "a price of machines, or a folder of a run")
+            raise UserError("unsupported", what, "--price", "a price of machines, or a folder of a run")
         return Decimal(0)
     unit = TASK if evidence.summary.sessions is not None else REQUEST
     found = cost(basis(evidence), price, source.gpus, unit)

@@ -102,6 +102,7 @@ class StepCost:
     price: Price | None
     per_task: Decimal | None
     why: str = ""
+    code: str = ""  # of the fault behind `why`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,17 +342,19 @@ def offer(evidence: Evidence, price: Price, name: str, at: str, *, gpus: int | N
     is_per_token = isinstance(price, PerToken)
     if not is_per_token and gpus is None:
         hint = f"--gpus {evidence.name}=4, or `loadgen run --gpus` next time"
-        raise UserError("the run does not say how many GPUs it used", evidence.folder, hint)
+        raise UserError("missing_option", "the run does not say how many GPUs it used", evidence.folder, hint)
     if not is_per_token and utilization != 1 and not rate_basis.is_capacity:
         what = f"--utilization without a capacity: {evidence.name} was measured at a load of its own"
         hint = "a run that was itself half idle would be counted idle twice; find its capacity, or leave it out"
-        raise UserError(what, evidence.folder, hint)
+        raise UserError("no_effect", what, evidence.folder, hint)
     if isinstance(price, PerToken) and rate_basis.cached_tokens and price.per_million_cached is None:
         what = f"{rate_basis.cached_tokens:,} prompt tokens came from a cache, and {price.name} has no price for them"
-        raise UserError(what, at, "supply per_million_cached (equal to per_million_input where there is no discount)")
+        raise UserError(
+            "no_price", what, at, "supply per_million_cached (equal to per_million_input where there is no discount)"
+        )
     if not is_per_token and not rate_basis.rates[REQUEST]:
         what = "the run has no steady rate: nothing ended while load was offered"
-        raise UserError(what, evidence.folder, "a longer run: --duration, --num-requests")
+        raise UserError("no_figure", what, evidence.folder, "a longer run: --duration, --num-requests")
     paid = None if isinstance(price, PerToken) or gpus is None else machines(price, gpus)
     return Offer(
         name=name,

@@ -32,16 +32,18 @@ async def _empty(settings: Settings, found: ProbeResult) -> None:
     target, quirk = found.target, found.quirk
     if not quirk.reset_path:
         hint = "leave --reset-cache out; --salt fresh sends prompts that no cache knows, and a restart empties it"
-        raise UserError(f"{quirk.title} has no request that empties its prefix cache", target.redacted, hint)
+        raise UserError(
+            "unsupported", f"{quirk.title} has no request that empties its prefix cache", target.redacted, hint
+        )
     fetcher = Fetcher(target, settings.tls.context() if target.tls else None, SECONDS)
     headers = (*target.auth(settings.api_key), *settings.headers, ("Content-Length", "0"))
     try:
         answer = await fetcher.exchange("POST", target.beside(quirk.reset_path), headers, b"")
     except TargetUnusable as error:
-        raise TargetError(str(error), target.redacted, error.hint) from None
+        raise TargetError(error.code, str(error), target.redacted, error.hint) from None
     if problem := _refused(answer):
         what = f"{quirk.title} does not empty its cache: POST {quirk.reset_path} {target.redact(problem)}"
-        raise TargetError(what, target.redacted, quirk.reset_hint)
+        raise TargetError("invalid_answer", what, target.redacted, quirk.reset_hint)
 
 
 def _refused(answer: HttpAnswer) -> str:

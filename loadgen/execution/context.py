@@ -37,7 +37,7 @@ class TooLong(NamedTuple):
         """The fault that they are; None where they are so few that the run is valid all the same."""
         if self.share <= min(workload.limits.failure_share, MOST_TOO_LONG):
             return None
-        return UserError(self.words, where, self.hint, code="context")
+        return UserError("over_context", self.words, where, self.hint)
 
 
 def shortest(found: Sequence[ProbeResult]) -> Context | None:

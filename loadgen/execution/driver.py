@@ -516,7 +516,7 @@ async def work(
     try:
         wire = Wire(asyncio.get_running_loop())
     except TargetUnusable as error:
-        raise TargetError(str(error), "", error.hint) from None
+        raise TargetError(error.code, str(error), "", error.hint) from None
     clients = [_client(job, i, requests.history == "server", wire) for i in range(len(job.found))]
     serving = step_targets.serving(settings, requests)
     make_steering = plan.steering
@@ -587,7 +587,7 @@ async def work(
             steps=driver.steps,
         )
     except TargetUnusable as error:
-        raise TargetError(str(error), job.found[0].target.redacted, error.hint) from None
+        raise TargetError(error.code, str(error), job.found[0].target.redacted, error.hint) from None
     finally:
         spool.close()
         bodies.close()

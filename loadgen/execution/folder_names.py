@@ -36,7 +36,7 @@ def check_empty(out: Path) -> None:
     """Raises UserError for a folder that holds results."""
     if any(file.is_file() for name in RESULTS for file in out.glob(name)):
         hint = "give another --out; or --force, which keeps them beside it under a dated name"
-        raise UserError("the folder holds results", f"--out {out}", hint)
+        raise UserError("file_exists", "the folder holds results", f"--out {out}", hint)
 
 
 def keep_aside(out: Path, now: datetime.datetime) -> None:
@@ -59,7 +59,7 @@ def alone(folder: Path) -> Iterator[None]:
     with locked(folder) as mine:
         if not mine:
             hint = "wait until it has ended, or give another --out"
-            raise UserError("another command is at work in this folder", str(folder), hint)
+            raise UserError("folder_in_use", "another command is at work in this folder", str(folder), hint)
         try:
             with store.nothing_left(folder):
                 yield

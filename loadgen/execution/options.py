@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, TypeVar, get_type_hints
 
 from loadgen import units
-from loadgen.errors import Fault, Faults, UserError, collecting
+from loadgen.errors import Fault, Faults, UserError, collecting, of_reading
 
 if TYPE_CHECKING:
     from loadgen.execution.plan import Settings
@@ -36,13 +36,13 @@ _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
 
 def _text(value: Any) -> str:
     if not isinstance(value, str | os.PathLike):
-        raise units.Wrong(f"a {type(value).__name__} is no text", "")
+        raise units.Wrong("wrong_type", f"a {type(value).__name__} is no text", "")
     return os.fspath(value)
 
 
 def _mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise units.Wrong(f"{str(value)!r} is no mapping", "a mapping from option to value")
+        raise units.Wrong("wrong_type", f"{str(value)!r} is no mapping", "a mapping from option to value")
     return dict(value)
 
 
@@ -62,14 +62,14 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 def _switch(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise units.Wrong(f"{value!r} is neither True nor False", "True or False")
+        raise units.Wrong("wrong_type", f"{value!r} is neither True nor False", "True or False")
     return value
 
 
 def _choice(*known: str) -> Callable[[Any], str]:
     def parse(value: Any) -> str:
         if value not in known:
-            raise units.Wrong(f"unknown value {str(value)!r}", f"known: {', '.join(known)}")
+            raise units.Wrong("unknown_name", f"unknown value {str(value)!r}", f"known: {', '.join(known)}")
         return str(value)
 
     vars(parse)["known"] = known
@@ -85,7 +85,7 @@ def _server(value: Any) -> str:
 def _count(what: str, hint: str) -> Callable[[Any], int]:
     def parse(value: Any) -> int:
         if not re.fullmatch("[0-9]{1,9}", str(value)) or int(value) < 1:
-            raise units.Wrong(f"{str(value)!r} is no number of {what}", hint)
+            raise units.Wrong("invalid_value", f"{str(value)!r} is no number of {what}", hint)
         return int(value)
 
     return parse
@@ -97,7 +97,7 @@ def _workers(value: Any) -> int:
 
 def _pem(value: Any) -> str:
     if not Path(_text(value)).is_file():
-        raise units.Wrong("no such file", "give a PEM file")
+        raise units.Wrong("missing_file", "no such file", "give a PEM file")
     return _text(value)
 
 
@@ -105,7 +105,7 @@ def key_of_file(value: Any) -> str:
     try:
         return Path(_text(value)).read_text().strip()
     except OSError as error:
-        raise units.Wrong(f"cannot read the key: {error.strerror}", "") from None
+        raise units.Wrong(of_reading(error), f"cannot read the key: {error.strerror}", "") from None
 
 
 def _folder(value: Any) -> str:
@@ -116,12 +116,18 @@ def _folder(value: Any) -> str:
         return text
     path = Path(text).absolute()
     if any(len(os.fsencode(part)) > LONGEST_NAME for part in path.parts):
-        raise units.Wrong(f"the host refuses it: name too long (over {LONGEST_NAME} bytes)", "give a shorter one")
+        raise units.Wrong(
+            "unwritable_file", f"the host refuses it: name too long (over {LONGEST_NAME} bytes)", "give a shorter one"
+        )
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     if not there.is_dir():
-        raise units.Wrong(f"the host refuses it: {there} is not a directory", "give a path that can be written")
+        raise units.Wrong(
+            "unwritable_file", f"the host refuses it: {there} is not a directory", "give a path that can be written"
+        )
     if not os.access(there, os.W_OK | os.X_OK):
-        raise units.Wrong(f"the host refuses it: {there} cannot be written into", "give a path that can be written")
+        raise units.Wrong(
+            "unwritable_file", f"the host refuses it: {there} cannot be written into", "give a path that can be written"
+        )
     return text
 
 
@@ -135,14 +141,16 @@ def _extra_body(value: Any) -> dict[str, Any]:
             raise ValueError("not an object")
     except (ValueError, RecursionError) as error:
         hint = "write --extra-body '{\"temperature\": 0}'"
-        raise UserError(f"not a JSON object: {error}", "--extra-body", hint) from None
+        raise UserError("invalid_value", f"not a JSON object: {error}", "--extra-body", hint) from None
     return body
 
 
 def _header_name(value: Any) -> str:
     """The name of a header, like X-Session-ID."""
     if not isinstance(value, str) or not _HEADER_NAME.fullmatch(value):
-        raise Faults([UserError("no name of a header", f"--session-header {value}", "like X-Session-ID")])
+        raise Faults(
+            [UserError("invalid_value", "no name of a header", f"--session-header {value}", "like X-Session-ID")]
+        )
     return value
 
 
@@ -153,15 +161,17 @@ def _headers(value: Any) -> tuple[tuple[str, str], ...]:
     for item in given:
         name, value = _split_header(item) if isinstance(item, str) else map(str, item)
         if not name:
-            faults.append(UserError("a header without a value", "--header", "write NAME: VALUE"))
+            faults.append(UserError("invalid_value", "a header without a value", "--header", "write NAME: VALUE"))
         elif not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
             shown = f"--header {name}: ***" if _HEADER_NAME.fullmatch(name) else "--header"
             faults.append(
-                UserError("a header with a character that HTTP cannot carry", shown, "printable Latin-1 only")
+                UserError(
+                    "invalid_value", "a header with a character that HTTP cannot carry", shown, "printable Latin-1 only"
+                )
             )
         elif name.lower() in ("content-length", "transfer-encoding"):
             problem = "a header that says how long the body is: only the client knows"
-            faults.append(UserError(problem, f"--header {name}", "leave it out"))
+            faults.append(UserError("unsupported", problem, f"--header {name}", "leave it out"))
         else:
             pairs.append((name, value))
     if faults:
@@ -450,7 +460,7 @@ def typed(flag: str, text: str | None, read: Callable[[str], T]) -> T | None:
     try:
         return None if text is None else read(text)
     except units.Wrong as wrong:
-        raise UserError(f'"{text}" {wrong}', f"{flag} {text}", wrong.hint) from None
+        raise UserError(wrong.code, f'"{text}" {wrong}', f"{flag} {text}", wrong.hint) from None
 
 
 def settings(given: Mapping[str, Any]) -> Settings:
@@ -475,20 +485,28 @@ def settings(given: Mapping[str, Any]) -> Settings:
                 except units.Wrong as wrong:
                     shown = "***" if name == "api_key" else given[name]
                     where = f"{option.flags.split()[0] if option.flags else name} {shown}"
-                    raise UserError(str(wrong), where, wrong.hint) from None
+                    raise UserError(wrong.code, str(wrong), where, wrong.hint) from None
     urls, file = values.pop("url", ()), values.pop("targets", None)
     if file is not None and urls:
-        faults.append(UserError("--url and --targets exclude each other", "--targets", "put every url into the file"))
+        faults.append(
+            UserError("conflict", "--url and --targets exclude each other", "--targets", "put every url into the file")
+        )
     if values.get("ray") is not None:
         values.setdefault("workers", 0)
         if "sources" in values:
             hint = "leave out --source or --ray"
-            faults.append(UserError("local addresses differ from node to node", "--source", hint))
+            faults.append(UserError("unsupported", "local addresses differ from node to node", "--source", hint))
     if "sources" in values and values.get("client") == "openai":
-        faults.append(UserError("the openai package does not choose its local address", "--source", "--client wire"))
+        faults.append(
+            UserError(
+                "unsupported", "the openai package does not choose its local address", "--source", "--client wire"
+            )
+        )
     if (api := values.get("api", "chat")) not in ("chat", "completions"):
         if values.get("client") == "openai":
-            faults.append(UserError(f"--client openai is not made for {api}", f"--api {api}", "--client wire"))
+            faults.append(
+                UserError("unsupported", f"--client openai is not made for {api}", f"--api {api}", "--client wire")
+            )
         if api in VALUES:
             values["stream"] = False
     key_of_file = values.pop("api_key_file", None)

@@ -287,7 +287,11 @@ def _check_limits(plan: Plan, *, here: bool) -> None:
     if here and settings.workers > MOST_PER_CORE * resource_limits.cpus():
         cores = format.counted(resource_limits.cpus(), "core")
         what = f"{format.counted(settings.workers, 'worker process', 'worker processes')} on {cores}"
-        faults.append(UserError(what, f"--workers {settings.workers}", "--workers auto: a core each, if there is work"))
+        faults.append(
+            UserError(
+                "resource_limit", what, f"--workers {settings.workers}", "--workers auto: a core each, if there is work"
+            )
+        )
     is_open = any(not span.lanes for span in timetable.stages)
     if in_flight_limit is not None and in_flight_limit < settings.workers and is_open:
         what = (
@@ -295,7 +299,7 @@ def _check_limits(plan: Plan, *, here: bool) -> None:
             f"{format.counted(settings.workers, 'worker')}"
         )
         hint = f"--workers {in_flight_limit} or fewer: each has its part of the cap"
-        faults.append(UserError(what, "--max-in-flight", hint))
+        faults.append(UserError("out_of_range", what, "--max-in-flight", hint))
     if here:
         faults += resource_limits.faults(
             total=resource_limits.connections(timetable, in_flight_limit),
@@ -315,14 +319,18 @@ def _faults_of_tasks(workload: Workload, settings: Settings) -> Iterator[UserErr
     parts = [one.requests for one in requests.classes.values()] if isinstance(requests, Mix) else [requests]
     tasks = [part for part in parts if isinstance(part, Task)]
     if any(task.known_tools for task in tasks) and settings.api != "chat":
-        yield UserError("calls of tools are messages of a chat", f"--api {settings.api}", "--api chat")
+        yield UserError("unsupported", "calls of tools are messages of a chat", f"--api {settings.api}", "--api chat")
     if any(task.abandoned for task in tasks) and not settings.stream:
         hint = "leave it out, or abandoned: out of the workload"
-        yield UserError("nobody goes away in the middle of an answer that comes whole", "--no-stream", hint)
+        yield UserError(
+            "unsupported", "nobody goes away in the middle of an answer that comes whole", "--no-stream", hint
+        )
     if settings.values:
         for rule in workload.stop_when:
             if rule.metric not in ("errors", "e2e"):
                 what = f"answers of {settings.api} have no tokens, so this rule would never hold"
-                yield UserError(what, f"--stop-when {rule.metric}", "errors:20%, or e2e:p50:5s")
+                yield UserError("unsupported", what, f"--stop-when {rule.metric}", "errors:20%, or e2e:p50:5s")
     if settings.session_header is not None and settings.client == "openai":
-        yield UserError("a header per session is not sent by the openai client", "--session-header", "--client wire")
+        yield UserError(
+            "unsupported", "a header per session is not sent by the openai client", "--session-header", "--client wire"
+        )

@@ -82,11 +82,11 @@ async def find(settings: Settings, timeout_s: float) -> ProbeResult:
     try:
         target = Target.parse(settings.url, api=settings.api, server=server)
     except TargetUnusable as error:
-        raise UserError(str(error), shown, error.hint) from None
+        raise UserError(error.code, str(error), shown, error.hint) from None
     try:
         return await ask(settings, target, Fetcher(target, settings.tls.context() if target.tls else None, timeout_s))
     except TargetUnusable as error:
-        raise TargetError(str(error), shown, error.hint) from None
+        raise TargetError(error.code, str(error), shown, error.hint) from None
 
 
 async def find_all(settings: Settings, known: Known, timeout_s: float, tell: Tell = silent) -> tuple[ProbeResult, ...]:
@@ -129,7 +129,7 @@ def _differences(
     if (ours, result.quirk) != (theirs, first_result.quirk):
         what = f"serves {ours} ({result.server}), but {first.shown} serves {theirs} ({first_result.server})"
         hint = "one run needs the same model and server behind every target; --model names one that all of them list"
-        yield TargetError(what, endpoint.shown, hint)
+        yield TargetError("targets_differ", what, endpoint.shown, hint)
 
 
 def _served_model(result: ProbeResult) -> str:

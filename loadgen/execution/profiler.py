@@ -91,7 +91,9 @@ def asked(text: str) -> ProfileAsked:
     """What the flag says. Raises units.Wrong."""
     stage, colon, length = text.partition(":")
     if not stage:
-        raise units.Wrong("names no stage", "steady, or the name of a stage, with a longest time: steady:10s")
+        raise units.Wrong(
+            "invalid_value", "names no stage", "steady, or the name of a stage, with a longest time: steady:10s"
+        )
     return ProfileAsked(stage, units.duration_ns(length) if colon else None)
 
 
@@ -100,7 +102,9 @@ def span(wanted: ProfileAsked, stages: Sequence[StagePlan]) -> tuple[int, int | 
     chosen = [stage for stage in stages if (stage.measured if wanted.stage == STEADY else stage.name == wanted.stage)]
     if not chosen:
         known = ", ".join([STEADY, *dict.fromkeys(stage.name for stage in stages if stage.name)])
-        raise UserError(f"the load has no stage {wanted.stage!r}", f"--profile {wanted.stage}", f"known: {known}")
+        raise UserError(
+            "unknown_name", f"the load has no stage {wanted.stage!r}", f"--profile {wanted.stage}", f"known: {known}"
+        )
     begin, end = chosen[0].start_ns, chosen[-1].end_ns
     if wanted.longest_ns is not None:
         end = begin + wanted.longest_ns if end is None else min(end, begin + wanted.longest_ns)
@@ -115,7 +119,9 @@ class Profiler:
             if probe.server not in SERVERS:
                 title = QUIRKS[probe.server].title
                 known = ", ".join(QUIRKS[name].title for name in SERVERS)
-                raise UserError(f"{title} has no profiler to start over HTTP", "--profile", f"known: {known}")
+                raise UserError(
+                    "unsupported", f"{title} has no profiler to start over HTTP", "--profile", f"known: {known}"
+                )
         self._outcome, self._start_ns = ProfileOutcome(), 0
         self._process = subprocess.Popen(
             child_process.command("loadgen.execution.profiler"),
@@ -140,7 +146,7 @@ class Profiler:
             self.close()
             kind = next(probe.server for probe in found)
             hint = f"{QUIRKS[kind].title}: {SERVERS[kind]}"
-            raise TargetError("it has no /start_profile", ", ".join(missing), hint)
+            raise TargetError("unsupported", "it has no /start_profile", ", ".join(missing), hint)
 
     def begin(self, start_ns: int, stages: Sequence[StagePlan], wanted: ProfileAsked) -> None:
         """The load begins at this instant of the monotonic clock."""

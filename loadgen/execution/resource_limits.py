@@ -86,6 +86,7 @@ def faults(
     if room.files is not None and per_worker > room.files:
         needed = -(-total // max(room.files - SPARE, 1))
         yield UserError(
+            "resource_limit",
             f"{total:,} connections at once are {per_worker:,} open files in each of "
             f"{format.counted(workers, 'worker')}, but a process may open {room.files:,} here",
             "--concurrency or --max-in-flight",
@@ -93,6 +94,7 @@ def faults(
         )
     if simulated and room.files is not None and total + SPARE > room.files:
         yield UserError(
+            "resource_limit",
             f"{total:,} connections at once are more than the embedded endpoint may accept ({room.files:,} open files)",
             "--concurrency or --max-in-flight",
             "start several with `loadgen sim` and name each with --url",
@@ -105,6 +107,7 @@ def faults(
         if each * targets > ports:
             source_text = f"{sources} source addresses have" if sources > 1 else "one source address has"
             yield UserError(
+                "resource_limit",
                 f"{each * targets:,} connections at once to {address}, but {source_text} {ports:,} local ports",
                 "--concurrency or --max-in-flight",
                 f'widen them: sysctl -w net.ipv4.ip_local_port_range="1024 65535"; or send from '
@@ -123,4 +126,4 @@ def unusable(sources: Sequence[str]) -> Iterator[UserError]:
         except OSError as error:
             reason = error.strerror or str(error)
             hint = f"an address of this machine: ip addr add {source}/32 dev …"
-            yield UserError(f"cannot send from it: {reason}", f"--source {source}", hint)
+            yield UserError("unusable_source", f"cannot send from it: {reason}", f"--source {source}", hint)

@@ -67,7 +67,9 @@ def execute(
     `steering`: decides the load while it goes; the workload has its first step.
     """
     if settings.profile is not None and settings.virtual:
-        raise UserError("a run in virtual time has no server whose profiler could run", "--profile", "leave it out")
+        raise UserError(
+            "unsupported", "a run in virtual time has no server whose profiler could run", "--profile", "leave it out"
+        )
     remote = None if settings.store is None else object_store.open(settings.store)
     stored = None
     try:

@@ -71,7 +71,15 @@ def resolved(workload: Workload, settings: Settings, env: Mapping[str, str] = os
             key = settings.api_key if target.api_key_env is None else env.get(target.api_key_env)
             if key is None and target.api_key_env is not None:
                 where = f"requests.steps.{one.name}.target.api_key_env"
-                faults.append(UserError(f"{target.api_key_env} is not set", where, f"export {target.api_key_env}=..."))
+                faults.append(
+                    UserError(
+                        "unset_variable",
+                        f"{target.api_key_env} is not set",
+                        where,
+                        f"export {target.api_key_env}=...",
+                        key=target.api_key_env,
+                    )
+                )
             those = [Endpoint(url=target.url, api_key=key)]
         if one.own:
             api = APIS.get(one.step.kind)
@@ -85,7 +93,11 @@ def resolved(workload: Workload, settings: Settings, env: Mapping[str, str] = os
             ]  # fmt: skip
         places[one.of_class, one.name] = add(those)
     if settings.client == "openai" and any(endpoint.api for endpoint in endpoints):
-        faults.append(UserError("--client openai is not made for embeddings and rerank", "--client", "--client wire"))
+        faults.append(
+            UserError(
+                "unsupported", "--client openai is not made for embeddings and rerank", "--client", "--client wire"
+            )
+        )
     if faults:
         raise Faults(faults)
     return replace(settings, url=endpoints[0].url, targets=tuple(endpoints), step_targets=places)
@@ -121,13 +133,18 @@ def _faults(
 ) -> Iterator[Fault]:
     for name in given.keys() - wanted:
         hint = meant(name, sorted(wanted)) if wanted else "leave out the name: --url http://host:8000"
-        yield UserError(f'no step of this workload asks a target "{name}"', f"--url {name}=", hint)
+        yield UserError("unknown_name", f'no step of this workload asks a target "{name}"', f"--url {name}=", hint)
     for name in sorted(wanted - given.keys()) if given and not given.keys() - wanted else ():
         step = next(one.name for one in steps if one.step.target == name)
         yield UserError(
-            f'step "{step}" asks the target "{name}", which is not given', "--url", f"--url {name}=http://..."
+            "missing_option",
+            f'step "{step}" asks the target "{name}", which is not given',
+            "--url",
+            f"--url {name}=http://...",
         )
     lacking = [one.name for one in steps if one.step.target is None]
     if given and not main and lacking:
         hint = "--url http://host:8000, without a name"
-        yield UserError(f'step "{lacking[0]}" names no target, and none is given for the rest', "--url", hint)
+        yield UserError(
+            "missing_option", f'step "{lacking[0]}" names no target, and none is given for the rest', "--url", hint
+        )

@@ -20,7 +20,7 @@ from typing import Any
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.transport.target import Target
 
-from loadgen.errors import Fault, Faults, Place, UserError
+from loadgen.errors import Fault, Faults, Place, UserError, of_reading
 from loadgen.execution.plan import Endpoint
 from loadgen.workload.tasks import TARGET_NAME
 from loadgen.workload.yaml_marks import Map, Seq, Spot, child, read_yaml, where
@@ -63,7 +63,9 @@ def load_targets(path: Path, env: Mapping[str, str] = os.environ, common: Endpoi
     except (OSError, UnicodeDecodeError) as error:
         reason = (error.strerror or "").lower() if isinstance(error, OSError) else "it is not UTF-8 text"
         hint = "give a YAML list: - {name: vm-01, url: http://...}"
-        raise Faults([UserError(f"cannot read the targets: {reason}", f"--targets {path}", hint)]) from None
+        raise Faults(
+            [UserError(of_reading(error), f"cannot read the targets: {reason}", f"--targets {path}", hint)]
+        ) from None
     if text.lstrip().startswith("-"):  # `read_yaml` accepts only a mapping at the top level
         text = "targets:\n" + text
         shift = 1
@@ -79,7 +81,12 @@ def load_targets(path: Path, env: Mapping[str, str] = os.environ, common: Endpoi
     items = top.get("targets")
     if not isinstance(items, Seq) or not items:
         raise Faults(
-            [*faults, UserError("no targets in it", str(path), "write a list: - {name: vm-01, url: http://...}")]
+            [
+                *faults,
+                UserError(
+                    "empty_file", "no targets in it", str(path), "write a list: - {name: vm-01, url: http://...}"
+                ),
+            ]
         )
     endpoints: list[Endpoint] = []
     names: dict[str, int] = {}
@@ -90,17 +97,27 @@ def load_targets(path: Path, env: Mapping[str, str] = os.environ, common: Endpoi
             return where(str(path), Spot(spot.line - shift, spot.column), step)
 
         if not isinstance(item, Map):
-            faults.append(UserError("a target is a mapping", at(items.values_at[i]), "write - {name: ..., url: ...}"))
+            faults.append(
+                UserError(
+                    "wrong_type", "a target is a mapping", at(items.values_at[i]), "write - {name: ..., url: ...}"
+                )
+            )
             continue
         endpoint = _endpoint(item, path, env, at, faults, common)
         if endpoint.name in names:
-            faults.append(UserError(f"a second target named {endpoint.name!r}", at(item.at), "give each its own name"))
+            faults.append(
+                UserError(
+                    "duplicate", f"a second target named {endpoint.name!r}", at(item.at), "give each its own name"
+                )
+            )
         names[endpoint.name] = i
         duplicates = [other.name for other in endpoints if _is_same(other, endpoint)]
         if duplicates:
             what = f"the same endpoint and key as {duplicates[0]!r}"
             faults.append(
-                UserError(what, at(item.values_at["url"]), "name each once: its load would be counted as two")
+                UserError(
+                    "duplicate", what, at(item.values_at["url"]), "name each once: its load would be counted as two"
+                )
             )
         endpoints.append(endpoint)
     if faults:
@@ -111,7 +128,9 @@ def load_targets(path: Path, env: Mapping[str, str] = os.environ, common: Endpoi
 def _shift_line(fault: Fault, lines: int) -> Fault:
     """The fault with its line number moved up by `lines`, from the text as parsed to the file."""
     place = fault.place
-    return UserError(fault.what, place._replace(line=place.line - lines) if place else fault.where, fault.hint)
+    return UserError(
+        fault.code, fault.what, place._replace(line=place.line - lines) if place else fault.where, fault.hint
+    )
 
 
 def _is_same(one: Endpoint, other: Endpoint) -> bool:
@@ -126,23 +145,31 @@ def _endpoint(
     item: Map, path: Path, env: Mapping[str, str], at: Any, faults: list[Fault], common: Endpoint
 ) -> Endpoint:
     known = f"known: {', '.join(KEYS)}"
-    faults += [UserError(f"unknown key {key!r}", at(item.keys_at[key]), known) for key in item if key not in KEYS]
+    faults += [
+        UserError("unknown_key", f"unknown key {key!r}", at(item.keys_at[key]), known)
+        for key in item
+        if key not in KEYS
+    ]
     for key in ("url", "name", "shape", "region", "node"):
         if key in item and not isinstance(item[key], str):
-            faults.append(UserError(f"{key} is a text", at(item.values_at[key]), f'write {key}: "..."'))
+            faults.append(UserError("wrong_type", f"{key} is a text", at(item.values_at[key]), f'write {key}: "..."'))
     url = item.get("url")
     if not isinstance(url, str):
         if "url" not in item:
-            faults.append(UserError("a target without url", at(item.at), "write url: http://host:8000"))
+            faults.append(
+                UserError("missing_key", "a target without url", at(item.at), "write url: http://host:8000", key="url")
+            )
         return Endpoint(url="", name=str(item.get("name", "")))
     try:
         shown = Target.parse(url).address
     except TargetUnusable as error:
-        faults.append(UserError(str(error), at(item.values_at["url"]), error.hint))
+        faults.append(UserError(error.code, str(error), at(item.values_at["url"]), error.hint))
         shown = ""
     gpus = item.get("gpus", common.gpus)
     if "gpus" in item and (not isinstance(gpus, int) or isinstance(gpus, bool) or gpus < 1):
-        faults.append(UserError("gpus is a whole number from 1", at(item.values_at["gpus"]), "write gpus: 4"))
+        faults.append(
+            UserError("out_of_range", "gpus is a whole number from 1", at(item.values_at["gpus"]), "write gpus: 4")
+        )
         gpus = None
     return Endpoint(
         url=url,
@@ -160,7 +187,15 @@ def _key(item: Map, path: Path, env: Mapping[str, str], at: Any, faults: list[Fa
     if "api_key_env" in item:
         name = str(item["api_key_env"])
         if not env.get(name):
-            faults.append(UserError(f"{name} is not set", at(item.values_at["api_key_env"]), f"export {name}=..."))
+            faults.append(
+                UserError(
+                    "unset_variable",
+                    f"{name} is not set",
+                    at(item.values_at["api_key_env"]),
+                    f"export {name}=...",
+                    key=name,
+                )
+            )
         return env.get(name) or None
     if "api_key_file" in item:
         file = path.parent / str(item["api_key_file"])
@@ -168,7 +203,12 @@ def _key(item: Map, path: Path, env: Mapping[str, str], at: Any, faults: list[Fa
             return file.read_text().strip() or None
         except OSError as error:
             faults.append(
-                UserError(f"{file}: {error.strerror}", at(item.values_at["api_key_file"]), "a file with the key")
+                UserError(
+                    of_reading(error),
+                    f"{file}: {error.strerror}",
+                    at(item.values_at["api_key_file"]),
+                    "a file with the key",
+                )
             )
     return common or env.get("OPENAI_API_KEY") or None
 
@@ -187,15 +227,17 @@ def from_urls(urls: list[str], api_key: str | None, gpus: int | None, shape: str
     for text in urls:
         serves, url = named(text) or ("", text)
         if url.startswith("sim:"):
-            faults.append(UserError(f"{url} runs in virtual time, beside no other target", "--url", "name it alone"))
+            faults.append(
+                UserError("conflict", f"{url} runs in virtual time, beside no other target", "--url", "name it alone")
+            )
             continue
         try:
             name = Target.parse(url).redacted
         except TargetUnusable as error:
-            faults.append(UserError(str(error), "--url", error.hint))
+            faults.append(UserError(error.code, str(error), "--url", error.hint))
             continue
         if any(name == endpoint.name and serves == endpoint.serves for endpoint in endpoints):
-            faults.append(UserError(f"{name} is given twice", "--url", "name each target once"))
+            faults.append(UserError("duplicate", f"{name} is given twice", "--url", "name each target once"))
         endpoint = Endpoint(url=url, name=name, api_key=api_key, gpus=gpus, shape=shape, region=region)
         if serves:
             endpoint = Endpoint(url=url, name=name, api_key=api_key, serves=serves)

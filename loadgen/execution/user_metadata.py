@@ -39,22 +39,28 @@ def parse(
         items = [(key.strip(), value.strip() if equals else None) for key, equals, value in _split(given)]
     for key, value in items:
         if not _KEY.fullmatch(key):
-            faults.append(UserError("no key of metadata: letters, digits, . _ -, at most 64", "--metadata", _HINT))
+            faults.append(
+                UserError(
+                    "invalid_value", "no key of metadata: letters, digits, . _ -, at most 64", "--metadata", _HINT
+                )
+            )
         elif value is None:
-            faults.append(UserError("a key without a value", f"--metadata {key}", _HINT))
+            faults.append(UserError("invalid_value", "a key without a value", f"--metadata {key}", _HINT))
         elif _SECRET_KEY.search(key) or _is_secret(value, secrets):
             what = "this looks like a secret, and metadata are stored and shown as they stand"
             hint = "leave it out; keys belong into --api-key-file or the environment"
-            faults.append(UserError(what, f"--metadata {key}=***", hint))
+            faults.append(UserError("secret", what, f"--metadata {key}=***", hint))
         elif key in pairs:
-            faults.append(UserError("the key is given twice", f"--metadata {key}=...", "give each key once"))
+            faults.append(
+                UserError("duplicate", "the key is given twice", f"--metadata {key}=...", "give each key once")
+            )
         elif not value or len(value) > LONGEST or not value.isprintable():
             what = f"a value is one line of 1 to {LONGEST} characters"
-            faults.append(UserError(what, f"--metadata {key}=...", _HINT))
+            faults.append(UserError("invalid_value", what, f"--metadata {key}=...", _HINT))
         else:
             pairs[key] = value
     if len(pairs) > MOST:
-        faults.append(UserError(f"{len(pairs)} pairs are too many", "--metadata", f"{MOST} at most"))
+        faults.append(UserError("too_large", f"{len(pairs)} pairs are too many", "--metadata", f"{MOST} at most"))
     return tuple(pairs.items()), faults
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -17,6 +17,22 @@ if TYPE_CHECKING:
 
 VALUES_SHOWN = 20  # of one label: those with the most calls; the others are summed up in one group
 ALL, OTHERS, NONE = "all calls", "(others)", "(none)"
+
+_Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)] | None  # a number beyond that is of no call
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] | None
+
+
+class _Call(msgspec.Struct, frozen=True):
+    """What is read of a line; `Measurement.to_json` of the SDK writes it."""
+
+    status: str
+    labels: dict[str, str]
+    ttft_ms: _Milliseconds
+    tpot_ms: _Milliseconds
+    e2e_ms: _Milliseconds
+    input_tokens: _Count
+    output_tokens: _Count
+    cost: float | None
 
 
 class Calls(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,32 +55,29 @@ def is_calls(path: Path) -> bool:
     with path.open("rb") as file:
         try:
             first = msgspec.json.decode(file.readline(1 << 20))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (ValueError, RecursionError):
             return False
     return isinstance(first, dict) and {"api", "status", "started_unix_ns", "labels"} <= first.keys()
 
 
 def read(path: Path) -> list[Calls]:
     """All calls together, then those of each value of each label. Raises UserError for a line that is none."""
-    calls: list[dict[str, Any]] = []
+    calls: list[_Call] = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            call = msgspec.json.decode(line)
-            calls.append({name: call[name] for name in _NEEDED})
-        except (msgspec.DecodeError, TypeError, KeyError):
+            calls.append(msgspec.json.decode(line, type=_Call))
+        except (ValueError, RecursionError) as error:
             hint = "each line is a Measurement of loadgen_sdk (to_json)"
-            raise UserError("this line is no call of an application", f"{path}:{number}", hint) from None
-    names = sorted({name for call in calls for name in call["labels"]})
+            what = f"this line is no call of an application: {error}"
+            raise UserError("wrong_format", what, f"{path}:{number}", hint) from None
+    names = sorted({name for call in calls for name in call.labels})
     return [_group("", ALL, calls), *(group for name in names for group in _by_value(name, calls))]
 
 
-_NEEDED = ("status", "labels", "ttft_ms", "tpot_ms", "e2e_ms", "input_tokens", "output_tokens", "cost")
-
-
-def _by_value(name: str, calls: Sequence[dict[str, Any]]) -> list[Calls]:
-    by_value: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+def _by_value(name: str, calls: Sequence[_Call]) -> list[Calls]:
+    by_value: defaultdict[str, list[_Call]] = defaultdict(list)
     for call in calls:
-        by_value[str(call["labels"].get(name, NONE))].append(call)
+        by_value[call.labels.get(name, NONE)].append(call)
     ranked = sorted(by_value.items(), key=lambda item: (-len(item[1]), item[0]))
     groups = [_group(name, value, theirs) for value, theirs in ranked[:VALUES_SHOWN]]
     if rest := [call for _, theirs in ranked[VALUES_SHOWN:] for call in theirs]:
@@ -72,9 +85,9 @@ def _by_value(name: str, calls: Sequence[dict[str, Any]]) -> list[Calls]:
     return groups
 
 
-def _group(name: str, value: str, calls: Sequence[dict[str, Any]]) -> Calls:
-    ok = [call for call in calls if call["status"] == "ok"]
-    costs = [call["cost"] for call in calls if call["cost"] is not None]
+def _group(name: str, value: str, calls: Sequence[_Call]) -> Calls:
+    ok = [call for call in calls if call.status == "ok"]
+    costs = [call.cost for call in calls if call.cost is not None]
     return Calls(
         label=name,
         value=value,
@@ -83,16 +96,16 @@ def _group(name: str, value: str, calls: Sequence[dict[str, Any]]) -> Calls:
         ttft_ms=_distribution(ok, "ttft_ms"),
         tpot_ms=_distribution(ok, "tpot_ms"),
         e2e_ms=_distribution(ok, "e2e_ms"),
-        input_tokens=sum(call["input_tokens"] or 0 for call in calls),
-        output_tokens=sum(call["output_tokens"] or 0 for call in calls),
+        input_tokens=sum(call.input_tokens or 0 for call in calls),
+        output_tokens=sum(call.output_tokens or 0 for call in calls),
         cost=sum(costs) if costs else None,
     )
 
 
-def _distribution(calls: Sequence[dict[str, Any]], name: str) -> Distribution:
+def _distribution(calls: Sequence[_Call], name: str) -> Distribution:
     import numpy as np
 
     from loadgen.stats.quantiles import Distribution, exact
 
-    values = [call[name] for call in calls if call[name] is not None]
+    values = [value for call in calls if (value := getattr(call, name)) is not None]
     return exact(np.rint(np.array(values) * 1e6).astype(np.int64)) if values else Distribution()

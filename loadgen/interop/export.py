@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loadgen.interop.other_definitions import Theirs, chosen, theirs
-from loadgen.interop.reader import COUNTS
+from loadgen.interop.result import COUNTS
 from loadgen.metrics.columns import FAILED, LOST
 from loadgen.results.record import FINISH_REASONS
 from loadgen.stats.early_stopping import allowed
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from loadgen.metrics.summary import Summary
     from loadgen.results.manifest import Header
     from loadgen.stats.quantiles import Histogram
-
-FORMATS = ("vllm", "aiperf", "guidellm", "mlcommons", "csv")
 
 
 class ExportSource:
@@ -322,3 +320,4 @@ WRITERS: Mapping[str, Callable[[Summary, Header, NDArray[np.void], Sequence[Hist
     "mlcommons": mlcommons,
 }
 """Format -> writer. `csv` is a table of records, written elsewhere."""
+FORMATS = (*WRITERS, "csv")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgen.errors import UserError
+from loadgen.errors import UserError, of_reading
 from loadgen.interop.result import ForeignResult, made, statistics
 from loadgen.stats.loadgen_spread import PERCENTILES, LoadGenSpread
 
@@ -56,7 +56,7 @@ def read_log(path: Path) -> LoadGenLog:
         text = summary.read_text("utf-8", errors="replace")
     except OSError as error:
         problem = f"no LoadGen summary there: {error.strerror}"
-        raise UserError(problem, str(summary), f"name a {SUMMARY} or its folder") from None
+        raise UserError(of_reading(error), problem, str(summary), f"name a {SUMMARY} or its folder") from None
     detail_file = summary.with_name(summary.name.replace("summary", "detail"))
     detail = (
         detail_file.read_text("utf-8", errors="replace") if detail_file != summary and detail_file.is_file() else ""
@@ -82,7 +82,7 @@ _KINDS = {
 def parse_log(summary: str, detail: str = "", where: str = "") -> LoadGenLog:
     """Parse the text of a summary and of a detail log. Raises UserError when the summary is not LoadGen's."""
     if "MLPerf Results Summary" not in summary:
-        raise UserError("not a LoadGen summary", where, f"the file that LoadGen calls {SUMMARY}")
+        raise UserError("wrong_format", "not a LoadGen summary", where, f"the file that LoadGen calls {SUMMARY}")
     results_text, _, parameters_text = summary.partition("Test Parameters Used")
     fields: dict[str, str] = {}
     spreads: dict[str, dict[str, int | None]] = {}
@@ -101,7 +101,12 @@ def parse_log(summary: str, detail: str = "", where: str = "") -> LoadGenLog:
             fields.setdefault(label, value)
     parameters = {match[1]: match[2] for match in map(_LINE.match, parameters_text.splitlines()) if match is not None}
     if "Result is" not in fields:
-        raise UserError("a LoadGen summary that was cut off: it has no result", where, "run it again, or find the file")
+        raise UserError(
+            "damaged_file",
+            "a LoadGen summary that was cut off: it has no result",
+            where,
+            "run it again, or find the file",
+        )
     details = _detail_values(detail)
     scenario = fields.get("Scenario", "").replace(" ", "")
     queries = details.get("result_query_count")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
+from loadgen.interop.result import COUNTS
 from loadgen.metrics.columns import OK, Columns, is_measured, measured_gaps
 from loadgen.stats.quantiles import Histogram, milliseconds
 
@@ -149,8 +150,6 @@ def _divided(span: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.fl
 
 def reported(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> list[ToolFigures]:
     """The figures of loadgen, then of each tool; [] when no request is ok."""
-    from loadgen.interop.reader import COUNTS
-
     by_tool = theirs(header, rows, gaps)
     if not by_tool:
         return []

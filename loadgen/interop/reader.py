@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from loadgen import format
-from loadgen.errors import UserError
+from loadgen.errors import UserError, of_reading
 from loadgen.interop import tools
 from loadgen.interop.loadgen_log import as_result
 from loadgen.interop.result import COUNTS, WITH_FIRST, ForeignResult
@@ -26,7 +26,7 @@ def read_result(path: Path) -> ForeignResult:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", str(path), "") from None
+        raise UserError(of_reading(error), f"cannot be read: {error.strerror}", str(path), "") from None
     return parse_result(data, str(path))
 
 
@@ -41,17 +41,17 @@ def parse_result(data: bytes, where: str = "") -> ForeignResult:
         value, line_count = _json(text)
     except (ValueError, RecursionError) as error:
         problem = "nested too deeply" if isinstance(error, RecursionError) else f"no JSON ({error})"
-        raise UserError(f"not the result of a known tool: {problem}", where, _KNOWN) from None
+        raise UserError("wrong_format", f"not the result of a known tool: {problem}", where, _KNOWN) from None
     read_tool = next((read for matches, read in _TOOLS if isinstance(value, dict) and matches(value)), None)
     if read_tool is None:
-        raise UserError("not the result of a known tool", where, _KNOWN)
+        raise UserError("wrong_format", "not the result of a known tool", where, _KNOWN)
     try:
         parsed = read_tool(value, where)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         what = f"looks like a result of another tool, but not one that can be read: {type(error).__name__} {error}"
-        raise UserError(what, where, _KNOWN) from None
+        raise UserError("wrong_format", what, where, _KNOWN) from None
     if not parsed.figures:
-        raise UserError(f"a result of {parsed.tool} without one figure", where, "did its run finish?")
+        raise UserError("no_figure", f"a result of {parsed.tool} without one figure", where, "did its run finish?")
     if line_count:
         note = f"the last of {format.counted(line_count, 'result')} in the file"
         parsed = msgspec.structs.replace(parsed, notes=(*parsed.notes, note))

@@ -112,7 +112,9 @@ def aiperf_records(text: str, where: str) -> ForeignResult:
                     values[our_name] += value if our_name == "inter_chunk_ms" else [float(value)]
             tokens += metrics.get("output_sequence_length", {}).get("value", 0)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"no record of AIPerf: {error}", f"{where}:{number}", "the line is damaged") from None
+            raise UserError(
+                "damaged_file", f"no record of AIPerf: {error}", f"{where}:{number}", "the line is damaged"
+            ) from None
     figures: dict[str, float] = {}
     for our_name, sample in values.items():
         if sample:

@@ -52,7 +52,13 @@ def parameters(summary: Summary) -> dict[str, str]:
 
 def _needs(package: str) -> None:
     if find_spec(package) is None:
-        raise UserError(f"{package} is not installed", f"--as {package}", f"pip install 'loadgen[{package}]'")
+        raise UserError(
+            "not_installed",
+            f"{package} is not installed",
+            f"--as {package}",
+            f"pip install 'loadgen[{package}]'",
+            key=package,
+        )
 
 
 def mlflow(folder: Path, summary: Summary, out: Path | None) -> str:

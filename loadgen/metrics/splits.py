@@ -7,7 +7,7 @@ the server's own account of each request (`server_queue_ns` and so on in the rec
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
     from loadgen.results.manifest import Header
 
-BANDS = {"p50": (0.45, 0.55, 11), "p99": (0.985, 0.995, 100), "slowest": (0.99, 1.0, 100)}
+Near = Literal["p50", "p99", "slowest"]
+BANDS: dict[Near, tuple[float, float, int]] = {
+    "p50": (0.45, 0.55, 11), "p99": (0.985, 0.995, 100), "slowest": (0.99, 1.0, 100),
+}  # fmt: skip
 """Which requests stand for a quantile, by their rank as shares; and how many there must be to speak of it."""
 CLASSES = (0.25, 0.5, 0.75)  # of the prompt lengths, where classes of them end
 SHOWN = 5  # slowest requests that are listed, by TTFT and by E2E each
@@ -37,7 +40,7 @@ class TtftSplit(msgspec.Struct, frozen=True, kw_only=True):
     the network, and everything that the server does not account for.
     """
 
-    at: str  # p50, p99, slowest
+    at: Near
     requests: int
     ttft_ms: float
     client_ms: float
@@ -51,7 +54,7 @@ class TtftSplit(msgspec.Struct, frozen=True, kw_only=True):
 class E2eSplit(msgspec.Struct, frozen=True, kw_only=True):
     """The mean E2E of the requests near a quantile, and its parts. `stall`: largest gaps that are stalls (Stalls)."""
 
-    at: str
+    at: Near
     requests: int
     e2e_ms: float
     ttft_ms: float
@@ -165,7 +168,7 @@ def _groups(requests: JoinedColumns, header: Header) -> Iterator[tuple[str, str,
 
 def _near(
     values: NDArray[np.int64], due: NDArray[np.int64], own: NDArray[np.int64]
-) -> Iterator[tuple[str, NDArray[np.int64]]]:
+) -> Iterator[tuple[Near, NDArray[np.int64]]]:
     """The requests near each quantile, of the requests `own`; equal values in the order in which they were due."""
     ordered = own[np.lexsort((due[own], values[own]))]
     n = len(ordered)
@@ -175,7 +178,7 @@ def _near(
             yield at, ordered[first : max(int(n * high), first + 1)]
 
 
-def _ttft(requests: JoinedColumns, ttft: NDArray[np.int64], at: str, near: NDArray[np.int64]) -> TtftSplit:
+def _ttft(requests: JoinedColumns, ttft: NDArray[np.int64], at: Near, near: NDArray[np.int64]) -> TtftSplit:
     due, sent, able = requests["due_ns"][near], requests["sent_ns"][near], sendable(requests)[near]
     whole = float(ttft[near].mean())
     parts = {"client": float((sent - able).mean()), "connect": float((able - due).mean())}
@@ -189,7 +192,7 @@ def _ttft(requests: JoinedColumns, ttft: NDArray[np.int64], at: str, near: NDArr
 
 
 def _e2e(
-    requests: JoinedColumns, ttft: NDArray[np.int64], e2e: NDArray[np.int64], at: str, near: NDArray[np.int64]
+    requests: JoinedColumns, ttft: NDArray[np.int64], e2e: NDArray[np.int64], at: Near, near: NDArray[np.int64]
 ) -> E2eSplit:
     gap = requests["max_gap_ns"][near]
     whole, stall = float(e2e[near].mean()), float(np.where(gap > STALL_NS, gap, 0).mean())

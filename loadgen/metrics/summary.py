@@ -657,7 +657,9 @@ def load_summary(data: bytes, where: str = "summary.json") -> Summary:
     try:
         summary = msgspec.json.decode(data, type=Summary)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"not a summary of a run: {error}", where, "`loadgen report DIR` makes it again") from None
+        raise UserError(
+            "damaged_file", f"not a summary of a run: {error}", where, "`loadgen report DIR` makes it again"
+        ) from None
     verdict = validity.with_codes(summary.verdict)
     state = validity.state_reasons(summary.run.state)
     if verdict.valid and state:  # older versions called an interrupted run valid

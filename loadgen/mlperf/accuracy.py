@@ -83,10 +83,10 @@ def reference(benchmark: str) -> dict[str, float]:
     found: Benchmark | None = rules().benchmarks.get(benchmark)
     known = [name for name, spec in rules().benchmarks.items() if spec.accuracy]
     if found is None:
-        raise UserError(f'unknown benchmark "{benchmark}"', "--benchmark", f"known: {', '.join(known)}")
+        raise UserError("unknown_name", f'unknown benchmark "{benchmark}"', "--benchmark", f"known: {', '.join(known)}")
     if not found.accuracy:
         what = f"the accuracy of {benchmark} is not scored here: its rules ask for more than ROUGE"
-        raise UserError(what, "--benchmark", f"known: {', '.join(known)}")
+        raise UserError("unsupported", what, "--benchmark", f"known: {', '.join(known)}")
     return found.accuracy
 
 

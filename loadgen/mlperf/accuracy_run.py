@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from loadgen import format
-from loadgen.answers.ask import AskTarget, ask, shown
+from loadgen.answers.ask import ask, shown
 from loadgen.answers.comparison import judge, score
 from loadgen.answers.questions import Question
 from loadgen.answers.scores import ROUGE
 from loadgen.errors import UserError
+from loadgen.execution.plan import Settings
 from loadgen.execution.run_header import version
 from loadgen.mlperf import accuracy, dataset
 from loadgen.mlperf.accuracy import AccuracyMean, AccuracyResult
@@ -27,7 +29,7 @@ FILE = "mlperf_accuracy.json"
 def run(
     test: Test,
     path: Path,
-    endpoint: AskTarget,
+    endpoint: Settings,
     out: Path,
     *,
     tokenizer: str | None,
@@ -41,13 +43,15 @@ def run(
     file = dataset.read_dataset(path, spec, benchmark=test.benchmark)
     if not all(file.references):
         known = ", ".join(dataset.REFERENCES)
-        raise UserError("samples without a reference answer", f"--dataset {path}", f"a column of texts: {known}")
+        raise UserError(
+            "missing_key", "samples without a reference answer", f"--dataset {path}", f"a column of texts: {known}"
+        )
     ids = None if tokenizer is None else load_tokenizer(tokenizer)
     questions = [
-        Question(row=_row(sample.prompt, spec.max_output), reference=reference)
+        Question(row=DatasetRow(prompt=sample.prompt, output_tokens=spec.max_output), reference=reference)
         for sample, reference in zip(file.samples, file.references, strict=True)
     ]
-    endpoint = endpoint._replace(api="completions")  # the prompts of the set have the model's template in them
+    endpoint = replace(endpoint, api="completions")  # the prompts of the set have the model's template in them
     out.mkdir(parents=True, exist_ok=True)
     asked = ask(endpoint, questions, lanes=lanes, max_tokens=spec.max_output, tell=tell)
     prompts = score(questions, asked.answers, None)
@@ -83,7 +87,7 @@ def run(
         round=test.round,
         dataset=file.name,
         dataset_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
-        url="the embedded simulation" if simulated else shown(endpoint.url),
+        url="the embedded simulation" if simulated else shown(endpoint),
         model=asked.model,
         version=version(),
         samples=len(questions),
@@ -99,10 +103,6 @@ def run(
     )
     files.replace(out / FILE, format.document(result))
     return result, asked.reasons
-
-
-def _row(prompt: list[int] | str, most: int) -> DatasetRow:
-    return DatasetRow(prompt=prompt, output_tokens=most)
 
 
 def _percent(share: float | None) -> float | None:

@@ -59,7 +59,9 @@ def synthetic(
     ):
         if not least < mean < most:
             hint = f"a mean {kind} between {least} and {most} tokens, the maximum of {benchmark}"
-            raise UserError(f"no set can have a mean {kind} of {mean:g} tokens", f"--mean-{kind} {mean:g}", hint)
+            raise UserError(
+                "out_of_range", f"no set can have a mean {kind} of {mean:g} tokens", f"--mean-{kind} {mean:g}", hint
+            )
         order = seeds.stream(SHAPE_SEED, "mlperf", benchmark, kind).permutation(n)
         columns.append(_gamma(n, mean, least, most)[order])
     name = (
@@ -197,7 +199,12 @@ def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
     No code in a pickle is run. Rows beyond the benchmark's number of samples are dropped, and the name says so.
     """
     if not path.is_file():
-        raise UserError("no such file", f"--dataset {path}", "the official data set: a .pkl, .jsonl or .parquet file")
+        raise UserError(
+            "missing_file",
+            "no such file",
+            f"--dataset {path}",
+            "the official data set: a .pkl, .jsonl or .parquet file",
+        )
     kind = path.suffixes[-2] if path.suffix == ".gz" and len(path.suffixes) > 1 else path.suffix
     readers: dict[str, Callable[[Path], dict[str, Sequence[Any]]]] = {
         ".pkl": pickle_reader.read_pickle,
@@ -208,15 +215,19 @@ def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
     }
     if kind not in readers:
         known = f"known: {', '.join(readers)}"
-        raise UserError(f'"{path.suffix}" is no format of a data set', f"--dataset {path}", known)
+        raise UserError("wrong_format", f'"{path.suffix}" is no format of a data set', f"--dataset {path}", known)
     table = readers[kind](path)
     column = next((name for name in (*IDS, *TEXTS) if name in table), None)
     if column is None:
         hint = f"one column of token ids ({', '.join(IDS)}) or of texts ({', '.join(TEXTS)})"
-        raise UserError(f"no column of prompts among {', '.join(map(str, table)) or 'none'}", str(path), hint)
+        raise UserError(
+            "missing_key", f"no column of prompts among {', '.join(map(str, table)) or 'none'}", str(path), hint
+        )
     rows = len(table[column])
     if rows == 0:
-        raise UserError("the data set has no rows", str(path), f"{benchmark} has {spec.samples:,} samples")
+        raise UserError(
+            "empty_file", "the data set has no rows", str(path), f"{benchmark} has {spec.samples:,} samples"
+        )
     counts = next((table[name] for name in OUTPUTS if name in table), ())
     samples: list[DatasetSample] = []
     faults: list[Fault] = []
@@ -224,14 +235,16 @@ def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
         where = f"{path}: row {row}, column {column}"
         prompt = _prompt(value)
         if prompt is None:
-            faults.append(UserError(f"no prompt: {type(value).__name__}", where, "token ids, or a text"))
+            faults.append(UserError("wrong_type", f"no prompt: {type(value).__name__}", where, "token ids, or a text"))
         elif isinstance(prompt, list) and len(prompt) > spec.max_input:
             problem = f"a prompt of {format.counted(len(prompt), 'token')}"
-            faults.append(UserError(problem, where, f"{benchmark} has at most {spec.max_input:,} tokens in"))
+            faults.append(
+                UserError("out_of_range", problem, where, f"{benchmark} has at most {spec.max_input:,} tokens in")
+            )
         else:
             samples.append(DatasetSample(prompt, _count(counts[row]) if row < len(counts) else None))
             if isinstance(prompt, str) != isinstance(samples[0].prompt, str):
-                faults.append(UserError("texts and token ids in one column", where, "one or the other"))
+                faults.append(UserError("wrong_type", "texts and token ids in one column", where, "one or the other"))
         if enough(faults, str(path)):
             break
     if faults:
@@ -275,7 +288,9 @@ def _parquet(path: Path) -> dict[str, Sequence[Any]]:
             return dict.fromkeys(file.schema_arrow.names, ())
         return dict(file.read(names).to_pydict())
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise UserError(f"not a Parquet file: {_first_line(error)}", str(path), "the file may be cut off") from None
+        raise UserError(
+            "wrong_format", f"not a Parquet file: {_first_line(error)}", str(path), "the file may be cut off"
+        ) from None
 
 
 def _jsonl(path: Path) -> dict[str, Sequence[Any]]:
@@ -292,7 +307,11 @@ def _jsonl(path: Path) -> dict[str, Sequence[Any]]:
                     raise ValueError("not an object")
                 rows.append(row)
             except (ValueError, RecursionError) as error:
-                faults.append(UserError(f"not JSON: {_first_line(error)}", f"{path}:{number}", "one object per line"))
+                faults.append(
+                    UserError(
+                        "invalid_syntax", f"not JSON: {_first_line(error)}", f"{path}:{number}", "one object per line"
+                    )
+                )
                 if enough(faults, str(path)):
                     break
     if faults:

@@ -53,7 +53,8 @@ def official() -> Any:
     except ImportError:
         machine = f"{platform.system()} on {platform.machine()}"
         what = f"the official LoadGen is not installed here ({machine})"
-        raise UserError(what, "--harness loadgen", f"{INSTALL}; --harness own needs nothing") from None
+        hint = f"{INSTALL}; --harness own needs nothing"
+        raise UserError("not_installed", what, "--harness loadgen", hint, key="mlperf_loadgen") from None
     return mlperf_loadgen
 
 
@@ -173,7 +174,9 @@ def perform(
     lg = official()
     if settings.virtual:
         what = "the official LoadGen waits in real time; virtual time is not its own"
-        raise UserError(what, "--harness loadgen", "loadgen sim --preset NAME, and its URL; or --harness own")
+        raise UserError(
+            "unsupported", what, "--harness loadgen", "loadgen sim --preset NAME, and its URL; or --harness own"
+        )
     assert settings.out is not None
     with serving(settings) as served:
         return _perform(lg, test, data, served, qps, lanes, simulated=settings.url is None)

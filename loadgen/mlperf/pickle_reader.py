@@ -135,7 +135,7 @@ class _Reader(pickle._Unpickler):
         stand_in = STAND_INS.get((module, name))
         if stand_in is None:
             what = f"the pickle wants to load {module}.{name}: only plain tables are read, no code is ever run"
-            raise UserError(what, str(self._path), "convert it: pandas.read_pickle(...).to_parquet(...)")
+            raise UserError("unsafe_file", what, str(self._path), "convert it: pandas.read_pickle(...).to_parquet(...)")
         # a new class per lookup: changes that a file makes to it do not outlive the file
         return type(stand_in.__name__, (stand_in,), {})
 
@@ -152,13 +152,17 @@ def read_pickle(path: Path, most_bytes: int = MOST_BYTES) -> dict[str, Sequence[
                 data = packed.read(most_bytes + 1)
             if len(data) > most_bytes:
                 what = f"it unpacks to more than {format.size(most_bytes)}"
-                raise UserError(what, str(path), "is it a table of prompts? a .parquet file is read as well")
+                raise UserError(
+                    "too_large", what, str(path), "is it a table of prompts? a .parquet file is read as well"
+                )
         return _table(_Reader(io.BytesIO(data), path).load())
     except UserError:
         raise
     except Exception as error:  # a damaged pickle can raise anything at all
         what = f"a broken pickle: {(str(error) or type(error).__name__).splitlines()[0][:200]}"
-        raise UserError(what, str(path), "the file may be cut off; a .parquet file is read as well") from None
+        raise UserError(
+            "damaged_file", what, str(path), "the file may be cut off; a .parquet file is read as well"
+        ) from None
 
 
 def _table(value: Any) -> dict[str, Sequence[Any]]:

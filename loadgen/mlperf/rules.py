@@ -123,19 +123,23 @@ def test(benchmark: str, scenario: Scenario, round_name: str | None = None, *, m
     table = rules()
     spec = table.benchmarks.get(benchmark)
     if spec is None:
-        raise UserError(f'unknown benchmark "{benchmark}"', "--benchmark", f"known: {', '.join(table.benchmarks)}")
+        raise UserError(
+            "unknown_name", f'unknown benchmark "{benchmark}"', "--benchmark", f"known: {', '.join(table.benchmarks)}"
+        )
     round_used = round_name or (table.default_round if table.default_round in spec.rounds else spec.rounds[-1])
     if round_used not in table.rounds:
-        raise UserError(f'unknown round "{round_used}"', "--round", f"known: {', '.join(table.rounds)}")
+        raise UserError("unknown_name", f'unknown round "{round_used}"', "--round", f"known: {', '.join(table.rounds)}")
     if round_used not in spec.rounds:
         hint = f"{benchmark} is in rounds {', '.join(spec.rounds)}"
-        raise UserError(f"round {round_used} has no {benchmark}", "--round", hint)
+        raise UserError("unsupported", f"round {round_used} has no {benchmark}", "--round", hint)
     limit = None if scenario == "offline" else getattr(spec, scenario)
     if limit is None and scenario != "offline":
-        raise UserError(f"{benchmark} has no {scenario} scenario", "--benchmark", "known: server, offline")
+        raise UserError(
+            "unsupported", f"{benchmark} has no {scenario} scenario", "--benchmark", "known: server, offline"
+        )
     if limit is not None and _round_number(limit.since) > _round_number(round_used):
         problem = f"{benchmark} {scenario} begins with round {limit.since}"
-        raise UserError(problem, "--round", f"give --round {limit.since} or later")
+        raise UserError("unsupported", problem, "--round", f"give --round {limit.since} or later")
     return Test(
         benchmark=benchmark,
         scenario=scenario,

@@ -405,10 +405,10 @@ def read(folder: Path) -> mlperf.MlperfResult:
         return msgspec.json.decode(path.read_bytes(), type=mlperf.MlperfResult)
     except OSError as error:
         raise UserError(
-            f"no MLPerf-style result there: {error.strerror}", str(path), "a folder of loadgen mlperf"
+            "no_result", f"no MLPerf-style result there: {error.strerror}", str(path), "a folder of loadgen mlperf"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"a damaged result: {error}", str(path)) from None
+        raise UserError("damaged_file", f"a damaged result: {error}", str(path)) from None
 
 
 def _measured_stage(summary: Summary) -> int:

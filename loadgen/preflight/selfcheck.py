@@ -268,11 +268,6 @@ def render(result: SelfcheckResult) -> str:
     return "\n".join(lines)
 
 
-def to_json(result: SelfcheckResult) -> str:
-    """The result as JSON: a `SelfcheckResult`."""
-    return msgspec.json.format(msgspec.json.encode(result), indent=2).decode()
-
-
 # -- the steps themselves ------------------------------------------------------------------------------------------
 
 

@@ -5,9 +5,7 @@ Pure: takes values, returns a string.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict
 
 from loadgen import format
 from loadgen.cost.capacity_planning import CapacityPlan, Loss, MeasuredRate
@@ -111,8 +109,8 @@ def render_json(
         ],
         "ignored": list(reference.IGNORED),
         "notes": reference.notes_of(reference.profiles(), rows),
-        "measured": None if measured is None else asdict(measured),
+        "measured": measured,
         "measured_notes": [] if evidence is None else list(notes(evidence)),
-        "plan": None if plan is None else asdict(plan),
+        "plan": plan,
     }
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    return format.document(document).decode()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from loadgen import format
 from loadgen.cost.comparison import OfferComparison, has_lower_bound
 from loadgen.cost.prices import Owned, Rented
 from loadgen.cost.unit_cost import UNITS, Offer
@@ -71,7 +71,7 @@ def render_json(comparison: OfferComparison) -> str:
             for break_even in comparison.break_evens
         ],
     }
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    return format.document(document).decode()
 
 
 def _fields(value: object, *names: str, **renamed: str) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _offer_json(offer: Offer, differences: Sequence[str]) -> dict[str, Any]:
         },
         "steps": {
             name: {
-                **_fields(step, "per_task", "why"),
+                **_fields(step, "per_task", "why", "code"),
                 "price": None if step.price is None else step.price.name,
             }
             for name, step in offer.steps.items()

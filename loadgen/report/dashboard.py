@@ -425,24 +425,6 @@ def events_per_s(folder: Path, low_s: float, high_s: float) -> float | None:
     return total * 1e9 / BIN_NS / (high - low) if files and high > low else None
 
 
-class _ServerLines:
-    """What a scraper has written since the last call."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file, self._at = folder / series.FILE, 0
-        self._decoder = msgspec.json.Decoder(series.MetricSample)
-
-    def new(self) -> list[MetricSample]:
-        if not self._file.is_file():
-            return []
-        with self._file.open("rb") as file:
-            file.seek(self._at)
-            whole = file.read()
-        whole = whole[: whole.rfind(b"\n") + 1]  # a line may be on its way
-        self._at += len(whole)
-        return [self._decoder.decode(line) for line in whole.splitlines()]
-
-
 def snapshot(folder: Path, width: int = 100) -> str:
     """The run in `folder` as it is now, drawn as text: of the rows that are still in its spool."""
     from contextlib import closing
@@ -454,7 +436,7 @@ def snapshot(folder: Path, width: int = 100) -> str:
     with closing(Tail(folder)) as tail:
         view.add(tail.rows())
         view.sample(tail.seconds())
-    view.serve(_ServerLines(folder).new())
+        view.serve(tail.server())
     Console(file=text, width=width, color_system=None).print(draw(view.picture(view.latest_s), width))
     return text.getvalue()
 
@@ -468,13 +450,12 @@ def follow(folder: Path, stop: Any) -> None:
     from rich.live import Live as Screen
 
     view = View(manifest.decode((folder / "run.json").read_bytes()))
-    tail, server_lines = Tail(folder), _ServerLines(folder)
-    latest_s, latest_at_s = 0.0, monotonic()
+    tail, latest_s, latest_at_s = Tail(folder), 0.0, monotonic()
     with Screen(console=Console(stderr=True), auto_refresh=False, transient=True) as screen:
         while not select.select([stop], [], [], EVERY_S)[0]:
             view.add(tail.rows())
             view.sample(tail.seconds())
-            view.serve(server_lines.new())
+            view.serve(tail.server())
             if view.latest_s > latest_s:
                 latest_s, latest_at_s = view.latest_s, monotonic()
             if latest_s:

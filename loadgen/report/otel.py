@@ -49,10 +49,16 @@ def asked(text: str) -> str:
     """What `--otel` says, checked: metrics, traces, all, or the URL of a collector. Raises UserError."""
     if text not in KINDS_OF_SIGNAL and not text.startswith(("http://", "https://")):
         hint = f"{', '.join(KINDS_OF_SIGNAL)} ({ENDPOINT} says where to), or the URL of a collector"
-        raise UserError(f"{text!r} is no kind of signal", "--otel", hint)
+        raise UserError("unknown_name", f"{text!r} is no kind of signal", "--otel", hint)
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter.otlp.proto.http") is None:
         hint = "pip install 'loadgen[otlp]'"
-        raise UserError("the packages that send OpenTelemetry are not installed", "--otel", hint)
+        raise UserError(
+            "not_installed",
+            "the packages that send OpenTelemetry are not installed",
+            "--otel",
+            hint,
+            key="opentelemetry",
+        )
     return text
 
 

@@ -141,7 +141,9 @@ def listens_on(text: str) -> tuple[str, int]:
     """The host and port of `--prometheus`: `:9400`, `9400`, `0.0.0.0:9400`. Raises UserError."""
     host, _, port = text.rpartition(":")
     if not port.isdigit() or not 0 < int(port) < 65536:
-        raise UserError("no port", f"--prometheus {text}", "like :9400 (on 127.0.0.1), or 0.0.0.0:9400")
+        raise UserError(
+            "invalid_value", "no port", f"--prometheus {text}", "like :9400 (on 127.0.0.1), or 0.0.0.0:9400"
+        )
     return host.strip("[]") or HOST, int(port)
 
 

@@ -5,7 +5,6 @@ Pure: takes table names, returns a string. No figure is shown without the notes 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,15 +51,14 @@ def render_json(names: Sequence[str]) -> str:
     document = {}
     for name in names:
         source: published.Table[Any] = published.profiles() if name == "capacity" else getattr(published, name)()
-        stored = msgspec.to_builtins(source)
-        stored["note_texts"] = published.notes_of(source)
+        stored = msgspec.structs.asdict(source) | {"note_texts": published.notes_of(source)}
         if name == "nodes":
-            stored["worked_out"] = msgspec.to_builtins(rack)
+            stored["worked_out"] = rack
         if name == "capacity":
-            stored["worked_out"] = [msgspec.to_builtins(published.arithmetic(row, rack)) for row in source.rows]
+            stored["worked_out"] = [published.arithmetic(row, rack) for row in source.rows]
             stored["ignored"] = list(published.IGNORED)
         document[name] = stored
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    return format.document(document).decode()
 
 
 def told(section: Section) -> Iterator[str]:
@@ -95,24 +93,26 @@ def _section(
     )
 
 
+def _cells(columns: Sequence[tuple[str, str]], rows: Sequence[object]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Head and rows of a table. `columns`: the head of each, and how it writes a row."""
+    return tuple(head for head, _ in columns), [tuple(cell.format(row) for _, cell in columns) for row in rows]
+
+
 def _nodes() -> Section:
     source = published.nodes()
     rack = published.rack(source.rows)
     ratio = rack.single_clock / rack.sum_of_rates - 1
+    columns = (
+        ("node", "{0.node}"),
+        ("tokens/s", "{0.tokens_per_s:,.1f}"),
+        ("samples/s", "{0.samples_per_s:.3f}"),
+        ("samples", "{0.samples:,}"),
+        ("run s", "{0.run_s:,.0f}"),
+        ("latency p50 s", "{0.latency_p50_s:,.0f}"),
+    )
     return _section(
         source,
-        ("node", "tokens/s", "samples/s", "samples", "run s", "latency p50 s"),
-        [
-            (
-                str(row.node),
-                f"{row.tokens_per_s:,.1f}",
-                f"{row.samples_per_s:.3f}",
-                f"{row.samples:,}",
-                f"{row.run_s:,.0f}",
-                f"{row.latency_p50_s:,.0f}",
-            )
-            for row in source.rows
-        ],
+        *_cells(columns, source.rows),
         f"minimum {rack.least:,.1f}, maximum {rack.most:,.1f}, mean {rack.mean:,.1f}, median {rack.median:,.1f} "
         "tokens/s per node (published median: 61,759)",
         f"sum of the 18 rates: {rack.sum_of_rates:,.1f} tokens/s, each over its own run",
@@ -152,27 +152,26 @@ def _mlperf() -> Section:
 
 
 def _latency() -> Section:
-    source = published.latency()
-    rows = [
-        (
-            f"{row.run}, {row.scenario}",
-            str(row.gpus),
-            f"{row.target_qps:g}",
-            f"{row.tokens_per_request:.2f}",
-            *(f"{ms:g}" for ms in (row.ttft_p50_ms, row.ttft_p99_ms, row.tpot_p50_ms, row.tpot_p99_ms)),
-            *(f"{s:g}" for s in (row.latency_p50_s, row.latency_p99_s)),
-        )
-        for row in source.rows
-    ]
-    head = ("run", "GPUs", "qps", "tok/request", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "latency p50 s", "p99")
-    return _section(source, head, rows)
+    columns = (
+        ("run", "{0.run}, {0.scenario}"),
+        ("GPUs", "{0.gpus}"),
+        ("qps", "{0.target_qps:g}"),
+        ("tok/request", "{0.tokens_per_request:.2f}"),
+        ("TTFT p50 ms", "{0.ttft_p50_ms:g}"),
+        ("p99", "{0.ttft_p99_ms:g}"),
+        ("TPOT p50 ms", "{0.tpot_p50_ms:g}"),
+        ("p99", "{0.tpot_p99_ms:g}"),
+        ("latency p50 s", "{0.latency_p50_s:g}"),
+        ("p99", "{0.latency_p99_s:g}"),
+    )
+    return _section(published.latency(), *_cells(columns, published.latency().rows))
 
 
 def _limits() -> Section:
     source = published.limits()
     rows = [
         (
-            f"{row.benchmark} {row.scenario}",
+            row.label,
             f"{row.ttft_p99_ms:g}",
             f"{row.tpot_p99_ms:g}",
             *(f"{count:,}" for count in (row.samples, row.max_input_tokens, row.max_output_tokens)),
@@ -190,21 +189,18 @@ def capacity(profile: str = "") -> Section:
     source = published.profiles()
     shown = [row for row in source.rows if profile in ("", row.profile)]
     rack = published.rack(published.nodes().rows)
+    columns = (
+        ("profile", "{0.profile.profile}: {0.profile.title}"),
+        ("tokens", "{0.profile.tokens:,}"),
+        ("output", "{0.profile.output:,}"),
+        ("published", "~{0.profile.published_per_s:,.0f}/s"),
+        ("again", "{0.as_published:,.1f}/s"),
+        ("by output", "{0.by_output:,.0f}/s"),
+        ("on one clock", "{0.single_clock:,.0f}/s"),
+    )
     return _section(
         source,
-        ("profile", "tokens", "output", "published", "again", "by output", "on one clock"),
-        [
-            (
-                f"{row.profile}: {row.title}",
-                f"{row.tokens:,}",
-                f"{row.output:,}",
-                f"~{row.published_per_s:,.0f}/s",
-                f"{again.as_published:,.1f}/s",
-                f"{again.by_output:,.0f}/s",
-                f"{again.single_clock:,.0f}/s",
-            )
-            for row, again in ((row, published.arithmetic(row, rack)) for row in shown)
-        ],
+        *_cells(columns, [published.arithmetic(row, rack) for row in shown]),
         f"again: {rack.sum_of_rates:,.1f} tokens/s over input + output tokens, as published; by output: over "
         f"output tokens alone; on one clock: the same with {rack.single_clock:,.0f} tokens/s",
         "what this arithmetic ignores:",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from loadgen import format
 from loadgen.report import table
@@ -49,16 +49,12 @@ def told(result: TrialResult) -> str:
     return f"  {result.outcome}{ended_early} after {format.duration(result.spent_s)}: {result.why}{grows}"
 
 
-class Named(Protocol):
-    """The goal of a search, or what is stored of it: the names of its terms."""
+def headline(answer: SearchAnswer, names: Sequence[str], unit: str) -> str:
+    """What a search found, in one sentence: the load, its interval, and the load that was confirmed.
 
-    @property
-    def names(self) -> tuple[str, ...]: ...
-
-
-def headline(answer: SearchAnswer, goal: Named, unit: str) -> str:
-    """What a search found, in one sentence: the load, its interval, and the load that was confirmed."""
-    terms, ended = ", ".join(goal.names), ENDINGS.get(answer.reason, answer.reason)
+    `names`: of the terms of its goal.
+    """
+    terms, ended = ", ".join(names), ENDINGS.get(answer.reason, answer.reason)
     if answer.load is None:
         return f"No load is known that holds within the SLO ({terms}). The search ended: {ended}."
     if answer.interval is None:
@@ -69,16 +65,18 @@ def headline(answer: SearchAnswer, goal: Named, unit: str) -> str:
     return f"Highest load within the SLO ({terms}), by search: {load}{confirmed}. The search ended: {ended}."
 
 
-def render(answer: SearchAnswer, results: Sequence[TrialResult], goal: Named, *, unit: str, simulated: bool) -> str:
-    """The whole report, ending in a newline."""
-    return "\n".join(_lines(answer, results, goal, unit, simulated)) + "\n"
+def render(
+    answer: SearchAnswer, results: Sequence[TrialResult], names: Sequence[str], *, unit: str, simulated: bool
+) -> str:
+    """The whole report, ending in a newline. `names`: of the terms of its goal."""
+    return "\n".join(_lines(answer, results, names, unit, simulated)) + "\n"
 
 
 def _lines(
-    answer: SearchAnswer, results: Sequence[TrialResult], goal: Named, unit: str, simulated: bool
+    answer: SearchAnswer, results: Sequence[TrialResult], names: Sequence[str], unit: str, simulated: bool
 ) -> Iterator[str]:
     mark = "SIMULATED, not a real server: " if simulated else ""
-    yield f"{mark}highest load at which {', '.join(goal.names)} hold"
+    yield f"{mark}highest load at which {', '.join(names)} hold"
     yield ""
     by_load = sorted(results, key=lambda result: (result.ask.load, result.ask.number))
     yield from table.text(*trial_table(by_load), left=0, remarks=True)

@@ -50,23 +50,14 @@ def render(
         sheet.mark(word, disclosure)
     sheet.heading(" · ".join(filter(None, (levels.workload, levels.model, "highest load within the SLO"))))
     kind = "good" if answer.reason == "found" else "bad" if answer.reason == "none" else "warn"
-    sheet.say(words.headline(answer, search, unit), f"sentence {kind}")
+    sheet.say(words.headline(answer, search.names, unit), f"sentence {kind}")
     if mlperf is not None:
         tokens, _ = mlperf_text.rates(mlperf, levels.gpus)
         said = ", ".join(filter(None, (f"{tokens.value} output tokens/s {tokens.window}", tokens.per_gpu)))
         sheet.say(f"{mlperf_text.sentence(mlperf)} {said}.", f"sentence {'good' if mlperf.valid else 'bad'}")
     sheet.tiles(list(_numbers(answer, trials, unit)))
     sheet.say("What limits it: " + (" ".join(_limit(trials, summaries)) or "no load of this search missed the SLO."))
-    sheet.facts(
-        Target=levels.target,
-        Model=levels.model,
-        GPUs=str(levels.gpus or ""),
-        SLO=levels.slo,
-        Region=levels.region,
-        Metadata=format.pairs(levels.metadata),
-        When=levels.started.replace("T", " "),
-        Made_by=f"loadgen {levels.version}",
-    )
+    sweep.facts(sheet, levels)
     if answer.interval is not None:
         sheet.say(f"What the interval covers: {words.covers(answer, search.simulated)}.", "soft")
     sheet.section("How the answer was confirmed", id="confirmed")
@@ -104,12 +95,7 @@ def _numbers(answer: SearchAnswer, trials: Sequence[TrialResult], unit: str) -> 
     yield Number("Steady", steady, unit, "nothing grows there")
     held = [trial for trial in trials if trial.outcome == "under" and trial.ask.kind in ("confirm", "sustain")]
     tokens = max(held, key=lambda trial: trial.ask.load).figures.get("output_tokens_per_s") if held else None
-    yield Number(
-        "Output tokens",
-        format.quantity(tokens),
-        "/s",
-        "in the highest run at full length that held",
-    )
+    yield Number("Output tokens", format.quantity(tokens), "/s", "in the highest run at full length that held")
     yield Number("Spent", format.duration(answer.spent_s), "", f"{len(trials)} trials")
 
 
@@ -152,7 +138,7 @@ def _over_time(answer: SearchAnswer, trials: Sequence[TrialResult], unit: str) -
         title="Trials over time",
         note="each at its end, by outcome; shaded: the 95 % interval of the answer" if across else "each at its end",
         x=Axis(label="spent so far", format="time", min=0),
-        y=Axis(label=f"load,{unit if unit[0] == ' ' else f' {unit}'}, log", log=max(loads) > 3 * min(loads)),
+        y=Axis(label=f"load, {unit.strip()}, log", log=max(loads) > 3 * min(loads)),
         series=(Series(x=ended, y=loads, color="c6", width=1), *_dots(trials, ended, loads)),
         bands=across,
         marks=() if answer.load is None else (Mark(y=answer.load, label=f"{answer.load:.4g}{unit}", color="good"),),
@@ -173,7 +159,7 @@ def _terms(trials: Sequence[TrialResult], summaries: Mapping[str, Summary], unit
             yield Chart(
                 title=term.promise,
                 note="of each trial; one that ended early shows the part it saw",
-                x=Axis(label=f"load,{unit if unit[0] == ' ' else f' {unit}'}", pad=True),
+                x=Axis(label=f"load, {unit.strip()}", pad=True),
                 y=Axis(label="ms, log", unit="ms", log=True) if is_log else Axis(label="ms", unit="ms", min=0),
                 series=tuple(_dots(trials, loads, values)),
                 marks=(Mark(y=term.limit_ms, label="limit", color="bad", fit=True),),

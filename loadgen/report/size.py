@@ -5,7 +5,6 @@ Pure: takes values, returns a string.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -62,9 +61,9 @@ def _noun(size: Size) -> str:
 
 def _columns(sizes: Sequence[Size], currency: str) -> list[str]:
     rows: list[tuple[str, Callable[[Size], str]]] = [
-        ("machines, spare ones too", lambda size: _span(size.machines, size.low, size.high, _whole)),
-        ("carrying the load", lambda size: _whole(size.carrying)),
-        ("GPUs", lambda size: _whole(size.machines * size.gpus_per_machine) if size.machines is not None else "-"),
+        ("machines, spare ones too", lambda size: _span(size.machines, size.low, size.high, format.count)),
+        ("carrying the load", lambda size: format.count(size.carrying)),
+        ("GPUs", lambda size: format.count(None if size.machines is None else size.machines * size.gpus_per_machine)),
         ("used of what all carry", lambda size: format.percent(size.used)),
         ("load, per second", lambda size: format.quantity(size.demand_per_s)),
         ("one machine carries, per second", _rate),
@@ -75,10 +74,6 @@ def _columns(sizes: Sequence[Size], currency: str) -> list[str]:
     priced = any(size.price is not None for size in sizes)
     shown = rows if priced else rows[:-2]
     return table.text(["", *(size.source.name for size in sizes)], [[name, *map(cell, sizes)] for name, cell in shown])
-
-
-def _whole(count: int | None) -> str:
-    return format.count(count)
 
 
 def _rate(size: Size) -> str:
@@ -148,13 +143,13 @@ def render_json(sized: Sized, need: Need, *, currency: str) -> str:
     """The same content as a JSON document, ending in a newline. Amounts are strings of decimal digits."""
 
     def one(size: Size, evidence: Evidence | None) -> dict[str, Any]:
-        document = asdict(size)
-        document["per_thousand"] = None if size.per_thousand is None else asdict(size.per_thousand)
-        document["price"] = None if size.price is None else {"name": size.price.name, "as_of": size.price.as_of}
-        document["simulated"] = evidence is not None and evidence.simulated
-        document["estimate"] = evidence is None
-        document["notes"] = [] if evidence is None else list(notes(evidence))
-        return document
+        return asdict(size) | {
+            "price": None if size.price is None else {"name": size.price.name, "as_of": size.price.as_of},
+            "per_thousand": size.per_thousand,
+            "simulated": evidence is not None and evidence.simulated,
+            "estimate": evidence is None,
+            "notes": [] if evidence is None else list(notes(evidence)),
+        }
 
-    document = {"schema": 1, "currency": currency, "need": asdict(need), "sizes": [one(*pair) for pair in sized]}
-    return json.dumps(document, indent=2, ensure_ascii=False, default=str) + "\n"
+    document = {"schema": 1, "currency": currency, "need": need, "sizes": [one(*pair) for pair in sized]}
+    return format.document(document).decode()

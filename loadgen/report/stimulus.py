@@ -38,13 +38,14 @@ def texts(checks: Sequence[StimulusCheck]) -> list[str]:
 def _asked_and_seen(check: StimulusCheck) -> tuple[str, str]:
     asked, seen = check.asked, check.seen
     if check.code == "arrivals":
-        return "Poisson", f"{check.n:,} gaps, KS p = {check.p:.2g}"
+        p = format.NONE if check.p is None else f"{check.p:.2g}"
+        return "Poisson", f"{check.n:,} gaps, KS p = {p}"
     if check.code == "rate":
         return format.rate(asked), format.rate(seen)
     if check.code == "classes":
         return format.percent(asked), f"{format.percent(seen)} of {format.counted(check.n, 'request')}"
     if check.code == "outputs":
-        return f"{asked:,.0f} tokens", f"{seen:,.0f} tokens"
+        return f"{_whole(asked)} tokens", f"{_whole(seen)} tokens"
     if check.code == "prompts":
         return "as counted here", f"{seen or 0.0:+.1%} by the server"
     if check.code == "cache":
@@ -52,4 +53,8 @@ def _asked_and_seen(check: StimulusCheck) -> tuple[str, str]:
         return declared, "not said" if seen is None else format.percent(seen)
     if check.code == "spacing":
         return format.quantity(asked), format.quantity(seen)
-    return f"{asked:,.0f}", f"{seen:,.0f}"
+    return _whole(asked), _whole(seen)
+
+
+def _whole(value: float | None) -> str:
+    return format.count(None if value is None else round(value))

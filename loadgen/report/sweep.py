@@ -160,16 +160,7 @@ def render_html(curve: SweepCurve) -> str:
     sheet.heading(" · ".join(filter(None, (curve.workload, curve.model, all_levels))))
     for sentence in sentences(curve):
         sheet.say(sentence, "sentence")
-    sheet.facts(
-        Target=curve.target,
-        Model=curve.model,
-        GPUs=str(curve.gpus or ""),
-        SLO=curve.slo,
-        Region=curve.region,
-        **format.said(curve.metadata),
-        When=curve.started.replace("T", " "),
-        Made_by=f"loadgen {curve.version}",
-    )
+    facts(sheet, curve)
     sheet.section("Levels")
     head, rows = _table(curve)
     sheet.table(head, rows, "remarks" if head[-1] == "" else "")
@@ -182,6 +173,20 @@ def render_html(curve: SweepCurve) -> str:
     sheet.section("Throughput and latency")
     sheet.charts(charts(curve))
     return sheet.render()
+
+
+def facts(sheet: page.Page, curve: SweepCurve) -> None:
+    """What was measured, by which version, and what the user said of it."""
+    sheet.facts(
+        Target=curve.target,
+        Model=curve.model,
+        GPUs=str(curve.gpus or ""),
+        SLO=curve.slo,
+        Region=curve.region,
+        **format.said(curve.metadata),
+        When=curve.started.replace("T", " "),
+        Made_by=f"loadgen {curve.version}",
+    )
 
 
 def charts(curve: SweepCurve) -> Iterator[Chart]:

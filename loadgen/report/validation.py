@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from html import escape
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
 from loadgen import format
@@ -79,13 +79,13 @@ def render(
     contract: Contract,
     text: str,
     runs: Mapping[str, Summary],
-    findings: Sequence[Seen] = (),
+    findings: Sequence[tuple[str, str, str, str]] = (),
     spread: Mapping[str, RepeatSummary] = MappingProxyType({}),
 ) -> str:
     """The HTML page: what a buyer and a vendor can sign.
 
-    `text`: the contract as written. `runs`: the summaries by folder. `findings`: of the preflight. `spread`: between
-    the runs of a level, by its name.
+    `text`: the contract as written. `runs`: the summaries by folder. `findings`: of the preflight, each its state,
+    check, what was found and what it means. `spread`: between the runs of a level, by its name.
     """
     sheet = page.Page(f"{validation.verdict}: {validation.contract}", f"loadgen {validation.version} validation")
     if validation.simulated:
@@ -121,8 +121,7 @@ def render(
     _conditions(sheet, validation, runs)
     if findings:
         sheet.section("What the doctor found before the first request")
-        seen = [(finding.state, finding.check, finding.found, finding.meaning) for finding in findings]
-        sheet.table(("", "check", "found", "means"), seen, "words")
+        sheet.table(("", "check", "found", "means"), findings, "words")
     _timeline(sheet, runs)
     sheet.section("What the words mean")
     sheet.listed(f"{word}: {meaning}" for word, meaning in _glossary(validation))
@@ -130,19 +129,6 @@ def render(
         sheet.add(f"<pre>{escape(text)}</pre>")
     _signatures(sheet, validation)
     return sheet.render()
-
-
-class Seen(Protocol):
-    """A finding of the preflight."""
-
-    @property
-    def check(self) -> str: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def found(self) -> str: ...
-    @property
-    def meaning(self) -> str: ...
 
 
 def _margins(sheet: page.Page, validation: Validation, contract: Contract) -> None:

@@ -36,7 +36,9 @@ def build(
         return MixPrompts(requests.classes, seed, parts)
     if api in VALUES and (hasattr(requests, "steps") or getattr(requests, "turns", None) is not None):
         hint = "kind: embed or kind: rerank in a step of a task" if hasattr(requests, "steps") else "leave out turns"
-        raise UserError(f"an answer of {api} is no text that a later request could go on from", f"--api {api}", hint)
+        raise UserError(
+            "unsupported", f"an answer of {api} is no text that a later request could go on from", f"--api {api}", hint
+        )
     if hasattr(requests, "trace") and api != "rerank":
         trace = traces.replayed(requests)
         sessions = trace_sessions.sessions_of(trace) if requests.replay == "sessions" else None
@@ -47,7 +49,9 @@ def build(
         return TaskPrompts(requests, seed, salt, tokenizer, template_tokens)
     if api == "rerank" and getattr(requests, "chunks", None) is None:
         hint = "chunks: {count: 20, tokens: 300} in requests, or rows of a file with extra_body: {documents: [...]}"
-        raise UserError("there are no documents to rerank", "requests", hint)
+        raise UserError("missing_key", "there are no documents to rerank", "requests", hint)
     if requests.images is not None and api not in ("chat", "responses"):
-        raise UserError(f"images cannot be sent to {api}", "requests.images", "--api chat, or --api responses")
+        raise UserError(
+            "unsupported", f"images cannot be sent to {api}", "requests.images", "--api chat, or --api responses"
+        )
     return SyntheticPrompts(requests, seed, salt, tokenizer, template_tokens, api)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from loadgen.errors import UserError
+from loadgen.errors import UserError, of_reading
 
 PACKAGED = "cl100k"
 DATA = Path(__file__).parent.parent / "data"
@@ -113,9 +113,13 @@ def _unpacked(path: Path, sha256: str) -> bytes:
     try:
         content = zlib.decompress(path.read_bytes(), wbits=31)
     except (OSError, zlib.error) as error:
-        raise UserError(f"the packaged vocabulary cannot be read: {error}", str(path), hint) from None
+        raise UserError(
+            of_reading(error), f"the packaged vocabulary cannot be read: {error}", str(path), hint
+        ) from None
     if hashlib.sha256(content).hexdigest() != sha256:
-        raise UserError("the packaged vocabulary is not the one that belongs to this version", str(path), hint)
+        raise UserError(
+            "changed_file", "the packaged vocabulary is not the one that belongs to this version", str(path), hint
+        )
     return content
 
 
@@ -126,14 +130,14 @@ def local(path: Path) -> Tokenizer:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise UserError(f"no tokenizer there: {error.strerror}", str(file), hint) from None
+        raise UserError(of_reading(error), f"no tokenizer there: {error.strerror}", str(file), hint) from None
     import tokenizers
 
     try:
         model = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises bare Exception for any unreadable input
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"not a tokenizer.json: {message}", str(file), hint) from None
+        raise UserError("wrong_format", f"not a tokenizer.json: {message}", str(file), hint) from None
     model.no_truncation()
     model.no_padding()
 
@@ -146,7 +150,9 @@ def local(path: Path) -> Tokenizer:
 
     starts, words = _one_token_words(_candidates(model.get_vocab()), lengths)
     if not words or not starts:
-        raise UserError("this tokenizer has no word of two letters or more that is one token", str(file), hint)
+        raise UserError(
+            "unsupported", "this tokenizer has no word of two letters or more that is one token", str(file), hint
+        )
     return Tokenizer(
         tag="tokenizer",
         name=file.name if path.is_file() else path.name,

@@ -70,22 +70,35 @@ def load_capacity(data: bytes, where: str = FILE) -> Capacity:
         capacity = msgspec.json.decode(data, type=Capacity)
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"not a capacity: {error}", where, "the search or sweep that wrote it can write it again"
+            "damaged_file", f"not a capacity: {error}", where, "the search or sweep that wrote it can write it again"
         ) from None
     low, rate, high = capacity.low_per_s, capacity.rate_per_s, capacity.high_per_s
     if not (math.isfinite(rate) and rate > 0):
-        raise UserError(f"a capacity of {rate:g} per second", f"{where} (rate_per_s)", "it is a rate above zero")
+        raise UserError(
+            "out_of_range", f"a capacity of {rate:g} per second", f"{where} (rate_per_s)", "it is a rate above zero"
+        )
     if (low is None) != (high is None):
-        raise UserError("half an interval", f"{where} (low_per_s, high_per_s)", "give both ends, or neither")
+        raise UserError(
+            "missing_key", "half an interval", f"{where} (low_per_s, high_per_s)", "give both ends, or neither"
+        )
     if low is not None and high is not None and not 0 < low <= rate <= high < math.inf:
         what = f"the interval {low:g} to {high:g} does not hold the rate {rate:g}"
-        raise UserError(what, f"{where} (low_per_s, high_per_s)", "0 < low_per_s <= rate_per_s <= high_per_s")
+        raise UserError(
+            "out_of_range", what, f"{where} (low_per_s, high_per_s)", "0 < low_per_s <= rate_per_s <= high_per_s"
+        )
     for name in ("output_tokens_per_s", "total_tokens_per_s"):
         tokens = getattr(capacity, name)
         if tokens is not None and not 0 <= tokens < math.inf:
-            raise UserError(f"{tokens:g} tokens per second", f"{where} ({name})", "a rate, or null where none is known")
+            raise UserError(
+                "out_of_range",
+                f"{tokens:g} tokens per second",
+                f"{where} ({name})",
+                "a rate, or null where none is known",
+            )
     if not 0 < capacity.confidence < 1:
-        raise UserError(f"a confidence of {capacity.confidence:g}", f"{where} (confidence)", "a share, like 0.95")
+        raise UserError(
+            "out_of_range", f"a confidence of {capacity.confidence:g}", f"{where} (confidence)", "a share, like 0.95"
+        )
     return capacity
 
 

@@ -263,7 +263,9 @@ def decode(data: bytes, where: str = "run.json") -> Header:
     try:
         return msgspec.json.decode(data, type=Header)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"not the header of a run: {error}", where, "the file was changed or damaged") from None
+        raise UserError(
+            "damaged_file", f"not the header of a run: {error}", where, "the file was changed or damaged"
+        ) from None
 
 
 class _Version(msgspec.Struct):
@@ -275,12 +277,16 @@ def refuse_newer(data: bytes, schema: int, where: str) -> None:
     try:
         found_schema = msgspec.json.decode(data, type=_Version).schema
     except (ValueError, RecursionError) as error:
-        raise UserError(f"not a file of a run: {error}", where, "give the folder that a run has written") from None
+        raise UserError(
+            "wrong_format", f"not a file of a run: {error}", where, "give the folder that a run has written"
+        ) from None
     if found_schema > schema:
         what = f"written by a newer loadgen (schema {found_schema}, this version reads up to {schema})"
-        raise UserError(what, where, "update loadgen: pip install -U loadgen")
+        raise UserError("newer_version", what, where, "update loadgen: pip install -U loadgen")
     if found_schema < 1:
-        raise UserError(f"schema {found_schema} does not exist", where, "the file was changed or damaged")
+        raise UserError(
+            "damaged_file", f"schema {found_schema} does not exist", where, "the file was changed or damaged"
+        )
 
 
 def decode_seconds(lines: bytes) -> list[Second]:

@@ -39,7 +39,7 @@ class Depot:
                 self._system.put_file(str(file), target)
         except Exception as error:  # of whichever storage library
             hint = f"the results are in {folder}: copy them"
-            raise TargetError(f"not stored: {_message(error)}", f"--out {self._url}", hint) from None
+            raise TargetError("unwritable_file", f"not stored: {_message(error)}", f"--out {self._url}", hint) from None
 
 
 def open(url: str) -> Depot:
@@ -51,7 +51,7 @@ def open(url: str) -> Depot:
     system, path = _system(url, where)
     try:
         if system.exists(f"{path.rstrip('/')}/{MARK}"):
-            raise UserError("there is a run already", where, "name a new folder")
+            raise UserError("file_exists", "there is a run already", where, "name a new folder")
         system.makedirs(path, exist_ok=True)
         probe = f"{path.rstrip('/')}/.loadgen"
         system.pipe_file(probe, b"")
@@ -59,7 +59,9 @@ def open(url: str) -> Depot:
     except UserError:
         raise
     except Exception as error:  # of whichever storage library
-        raise UserError(f"cannot be written: {_message(error)}", where, "credentials, bucket and path?") from None
+        raise UserError(
+            "unwritable_file", f"cannot be written: {_message(error)}", where, "credentials, bucket and path?"
+        ) from None
     return Depot(url, system, path)
 
 
@@ -74,7 +76,7 @@ def _system(url: str, where: str) -> tuple[Any, str]:
         missing = str(error)
     except (ValueError, OSError) as error:
         raise UserError(
-            f"not a place to store a run: {_message(error)}", where, "s3://, az://, gs://, file://"
+            "invalid_url", f"not a place to store a run: {_message(error)}", where, "s3://, az://, gs://, file://"
         ) from None
     try:
         from fsspec.implementations.arrow import ArrowFSWrapper
@@ -85,7 +87,9 @@ def _system(url: str, where: str) -> tuple[Any, str]:
     except Exception:  # pyarrow does not support the scheme either
         package = {"s3": "s3fs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "gs": "gcsfs"}.get(scheme)
         hint = f"pip install {package}" if package else "s3://, az://, gs://, file://"
-        raise UserError(f"nothing here can write {scheme}://: {missing}", where, hint) from None
+        raise UserError(
+            "not_installed", f"nothing here can write {scheme}://: {missing}", where, hint, key=package or "fsspec"
+        ) from None
 
 
 def _message(error: Exception) -> str:

@@ -159,7 +159,7 @@ class Frame:
             where = self._paths[first] if len(self._paths) == 1 or first else self._paths[0].parent
             reason = str(error).partition(".")[0]
             hint = "copy the run's folder again; summary.json, if it is there, still holds its figures"
-            raise UserError(f"records that cannot be read: {reason}", str(where), hint) from None
+            raise UserError("damaged_file", f"records that cannot be read: {reason}", str(where), hint) from None
 
     @property
     def texts(self) -> list[str]:

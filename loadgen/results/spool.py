@@ -21,6 +21,7 @@ from loadgen.results import manifest, slot_ranges
 from loadgen.results.files import PRIVATE, private, replace
 from loadgen.results.parquet import from_parquet
 from loadgen.results.record import BIN_NS, ROW
+from loadgen.server_metrics import series
 from loadgen.stats.quantiles import Histogram, bucket
 
 SEGMENT_ROWS = 100_000  # rows in one file of the spool: 20 MB
@@ -246,6 +247,9 @@ def worker_texts(folder: Path, worker: int) -> list[str]:
     return texts
 
 
+_ROWS, _SECONDS = "spool/w*.rows", "spool/w*.seconds"
+
+
 class Tail:
     """Reads what was appended to the spool of a run since the last read; half a row or line is left for the next.
 
@@ -254,24 +258,31 @@ class Tail:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._open: dict[str, dict[Path, BinaryIO]] = {"rows": {}, "seconds": {}}
+        self._open: dict[str, dict[Path, BinaryIO]] = {_ROWS: {}, _SECONDS: {}, series.FILE: {}}
 
     def rows(self) -> NDArray[np.void]:
         """New rows; those of one worker are in the order in which the requests ended."""
-        return np.concatenate([np.zeros(0, ROW), *(np.frombuffer(data, ROW) for data in self._new("rows"))])
+        new = (np.frombuffer(data, ROW) for data in self._new(_ROWS, ROW.itemsize))
+        return np.concatenate([np.zeros(0, ROW), *new])
 
     def seconds(self) -> list[manifest.Second]:
-        return [second for data in self._new("seconds") for second in manifest.decode_seconds(data)]
+        return [second for data in self._new(_SECONDS) for second in manifest.decode_seconds(data)]
 
-    def _new(self, kind: str) -> Iterator[bytes]:
-        files = self._open[kind]
-        for path in sorted(self._folder.glob(f"spool/w*.{kind}")):
+    def server(self) -> list[series.MetricSample]:
+        """New samples from the servers' own metrics pages."""
+        decode = msgspec.json.Decoder(series.MetricSample).decode
+        return [decode(line) for data in self._new(series.FILE) for line in data.splitlines()]
+
+    def _new(self, pattern: str, row_size: int | None = None) -> Iterator[bytes]:
+        """What is new in these files: whole rows of this size, or whole lines."""
+        files = self._open[pattern]
+        for path in sorted(self._folder.glob(pattern)):
             if path not in files:
                 with contextlib.suppress(FileNotFoundError):  # the run ended after the glob
                     files[path] = path.open("rb")
         for file in files.values():
             data = file.read()
-            end = len(data) // ROW.itemsize * ROW.itemsize if kind == "rows" else data.rfind(b"\n") + 1
+            end = data.rfind(b"\n") + 1 if row_size is None else len(data) // row_size * row_size
             file.seek(end - len(data), os.SEEK_CUR)
             if end:
                 yield data[:end]

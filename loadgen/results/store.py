@@ -73,7 +73,7 @@ def read_run(folder: Path, *, lazily: bool = False) -> Stored:
     path = folder / "run.json"
     if not path.is_file():
         hint = "give the folder that `loadgen run` named in its first lines"
-        raise UserError(f"{folder} is not the folder of a run: it has no run.json", str(folder), hint)
+        raise UserError("no_result", f"{folder} is not the folder of a run: it has no run.json", str(folder), hint)
     header = manifest.decode(path.read_bytes(), str(path))
     with undamaged(folder):
         if lazily:
@@ -110,7 +110,9 @@ def undamaged(folder: Path) -> Iterator[None]:
         yield
     except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
         what = f"a file of this run is damaged: {error}"
-        raise UserError(what, str(folder), "the summary that the run has printed is in its summary.json") from None
+        raise UserError(
+            "damaged_file", what, str(folder), "the summary that the run has printed is in its summary.json"
+        ) from None
 
 
 def read_lightly(folder: Path) -> Stored:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen import run_folder
+from loadgen import format, run_folder
 from loadgen.errors import Fault, UserError
 from loadgen.execution.plan import Settings
 from loadgen.results import checksums, store
@@ -41,7 +41,7 @@ class AdaptiveSteering:
 
 def dump(stored: StoredAdaptive) -> bytes:
     """The bytes of `adaptive.json`."""
-    return msgspec.json.format(msgspec.json.encode(stored), indent=2) + b"\n"
+    return format.document(stored)
 
 
 def prepared(workload: Workload, plan: AdaptivePlan) -> tuple[Workload, AdaptiveSteering]:
@@ -71,17 +71,19 @@ def faults(workload: Workload, settings: Settings) -> list[Fault]:
     """What of a workload and its settings an adaptive run cannot have."""
     found: list[Fault] = []
     if workload.slo is None or not (workload.slo.terms or workload.slo.goodput_share):
-        found.append(UserError("no SLO whose limit could be found", "--adaptive", "give --slo ttft:2s --slo tpot:50ms"))
+        found.append(
+            UserError("no_slo", "no SLO whose limit could be found", "--adaptive", "give --slo ttft:2s --slo tpot:50ms")
+        )
     if hasattr(workload.requests, "steps") or getattr(workload.requests, "turns", None) is not None:
         hint = "loadgen search finds their highest rate"
-        found.append(UserError("conversations and tasks last longer than a step", "--adaptive", hint))
+        found.append(UserError("unsupported", "conversations and tasks last longer than a step", "--adaptive", hint))
     if settings.workers != 1 or settings.ray is not None:
         flag = "--ray" if settings.ray is not None else f"--workers {settings.workers}"
         hint = "leave it out; or loadgen search, which takes any number of workers"
-        found.append(UserError("the load of an adaptive run is decided in one process", flag, hint))
+        found.append(UserError("unsupported", "the load of an adaptive run is decided in one process", flag, hint))
     if settings.keep != "raw":
         hint = "leave it out: its steps are judged, and judged again, by the record of every request"
-        found.append(UserError("an adaptive run keeps all records", f"--keep {settings.keep}", hint))
+        found.append(UserError("unsupported", "an adaptive run keeps all records", f"--keep {settings.keep}", hint))
     return found
 
 

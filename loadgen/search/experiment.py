@@ -60,7 +60,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
 def plan_of(folder: Path) -> ExperimentPlan:
     """What was requested in a folder. Raises UserError where nothing was."""
     if not (folder / PLAN).is_file():
-        raise UserError("no search to go on with", f"--resume {folder}", f"a folder with {PLAN}")
+        raise UserError("no_result", "no search to go on with", f"--resume {folder}", f"a folder with {PLAN}")
     return _read(folder / PLAN)
 
 
@@ -95,7 +95,9 @@ def stored_search(folder: Path) -> StoredSearch | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=StoredSearch)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"not the answer of a search: {error}", str(path), f"--resume {folder} writes it") from None
+        raise UserError(
+            "damaged_file", f"not the answer of a search: {error}", str(path), f"--resume {folder} writes it"
+        ) from None
 
 
 def is_mlperf(plan: ExperimentPlan) -> bool:
@@ -126,9 +128,9 @@ def begin(folder: Path, plan: ExperimentPlan) -> list[TrialResult]:
         if differs:
             words = ", ".join(dict.fromkeys(_WORDS[name] for name in differs))
             what = f"another {before.by} was begun here, with other {words}{_flags(before, plan)}"
-            raise UserError(what, str(folder), "give the same command again, or another --out")
+            raise UserError("mismatch", what, str(folder), "give the same command again, or another --out")
     elif folder.exists() and ((folder / "run.json").exists() or any(entry.is_dir() for entry in folder.iterdir())):
-        raise UserError(f"the folder holds runs, and no {plan.by}", str(folder), "give another --out")
+        raise UserError("mismatch", f"the folder holds runs, and no {plan.by}", str(folder), "give another --out")
     folder.mkdir(parents=True, exist_ok=True)
     checksums.begin(folder)
     if not path.is_file():
@@ -153,7 +155,9 @@ def _read(path: Path) -> ExperimentPlan:
     try:
         return msgspec.json.decode(data, type=ExperimentPlan)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"not the plan of a search or sweep: {error}", str(path), "it was changed or damaged") from None
+        raise UserError(
+            "damaged_file", f"not the plan of a search or sweep: {error}", str(path), "it was changed or damaged"
+        ) from None
 
 
 def told(folder: Path) -> list[TrialResult]:

@@ -84,13 +84,16 @@ def grid(text: str, flag: str, kind: Kind) -> tuple[float, ...]:
     if dots:
         if dots != [len(parts) - 2] or len(numbers) < 3:
             hint = "write the first ones, then ..., then the last: 1,2,4,...,512"
-            raise UserError("not a series that can be continued", where, hint)
+            raise UserError("invalid_value", "not a series that can be continued", where, hint)
         numbers = _continued(numbers[:-1], numbers[-1], where)
     if len(numbers) > MOST:
-        raise UserError(f"{len(numbers)} levels are too many", where, f"at most {MOST}")
+        raise UserError("too_large", f"{len(numbers)} levels are too many", where, f"at most {MOST}")
     if any(after <= before for before, after in pairwise(numbers)):
         raise UserError(
-            "levels must ascend, each once", where, "1,2,4,8: a low load first keeps a server from a cold start"
+            "unordered",
+            "levels must ascend, each once",
+            where,
+            "1,2,4,8: a low load first keeps a server from a cold start",
         )
     return tuple(numbers)
 
@@ -100,7 +103,7 @@ def _amount(part: str, where: str, kind: Kind) -> float:
     whole = kind == "concurrency"
     if number is None or float(number[1]) <= 0 or (whole and (number[2] or "." in number[1])):
         known = "whole numbers from 1" if whole else "requests per second, above 0"
-        raise UserError(f'"{part}" is no level', where, known)
+        raise UserError("invalid_value", f'"{part}" is no level', where, known)
     return float(number[1])
 
 
@@ -117,7 +120,9 @@ def _continued(first: Sequence[float], last: float, where: str) -> list[float]:
         numbers.append(round(following, 6))
     if abs(numbers[-1] - last) > 1e-6 * last:
         rule = f"times {ratio:g}" if geometric else f"plus {step:g}"
-        raise UserError(f"the series ({rule}) does not reach {last:g}", where, f"it comes to {numbers[-1]:g}")
+        raise UserError(
+            "invalid_value", f"the series ({rule}) does not reach {last:g}", where, f"it comes to {numbers[-1]:g}"
+        )
     return numbers
 
 

@@ -189,7 +189,7 @@ def check(
     words = [value for value in asked if value in known]
     hint = f"{', '.join(known)}, or URLs of pages"
     if (lonely := [word for word in words if word in alone]) and len(asked) > 1:
-        return UserError(f"{lonely[0]!r} stands alone", flag, hint)
+        return UserError("conflict", f"{lonely[0]!r} stands alone", flag, hint)
     for url in asked:
         if url not in words:
             try:
@@ -198,7 +198,7 @@ def check(
             except ValueError:
                 valid = False
             if not valid:
-                return UserError("no URL of a metrics page", flag, f"{hint}: http://host:8000/metrics")
+                return UserError("invalid_url", "no URL of a metrics page", flag, f"{hint}: http://host:8000/metrics")
     return None
 
 

@@ -151,12 +151,15 @@ def samples(text: str) -> dict[tuple[str, str], float]:
     from prometheus_client.parser import text_string_to_metric_families
 
     values: dict[tuple[str, str], float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if math.isfinite(sample.value) and not sample.name.endswith("_created"):
-                values[sample.name, labels(sample.labels)] = float(sample.value)
-        if len(values) > MOST_SERIES:
-            raise ValueError(f"more than {MOST_SERIES:,} series")
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if math.isfinite(sample.value) and not sample.name.endswith("_created"):
+                    values[sample.name, labels(sample.labels)] = float(sample.value)
+            if len(values) > MOST_SERIES:
+                raise ValueError(f"more than {MOST_SERIES:,} series")
+    except (IndexError, KeyError, TypeError) as error:  # of the parser, on some texts that are none
+        raise ValueError(f"no page of metrics: {error!r}") from None
     if not values:
         raise ValueError("no metrics on it")
     return values

@@ -32,7 +32,7 @@ def is_jsonl(file: Path) -> bool:
     with file.open("rb") as opened:
         begin = opened.read(4096)
     if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise UserError("the file is UTF-16", str(file), "save it as UTF-8")
+        raise UserError("wrong_encoding", "the file is UTF-16", str(file), "save it as UTF-8")
     if file.suffix.lower() in (".csv", ".tsv", ".arrow") or begin.startswith((b"PAR1", b"ARROW1")):
         return False
     return not begin.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
@@ -61,15 +61,17 @@ def _list(file: Path) -> Iterator[Placed]:
         offset = re.search(r"\(byte (\d+)\)", str(error))
         line = "" if offset is None else f":{data.count(bytes([10]), 0, int(offset[1])) + 1}"
         raise UserError(
-            "begins like a JSON list and is none", f"{file}{line}", "one list of objects, or JSONL"
+            "invalid_syntax", "begins like a JSON list and is none", f"{file}{line}", "one list of objects, or JSONL"
         ) from None
     for number, raw in enumerate(rows, 1):
         try:
             row = msgspec.json.decode(raw)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"not JSON: {error}", f"{file}: row {number}") from None
+            raise UserError("invalid_syntax", f"not JSON: {error}", f"{file}: row {number}") from None
         if not isinstance(row, dict):
-            raise UserError("not a JSON object", f"{file}: row {number}", 'objects like {"prompt": "..."}')
+            raise UserError(
+                "wrong_type", "not a JSON object", f"{file}: row {number}", 'objects like {"prompt": "..."}'
+            )
         yield f"{file}: row {number}", row
 
 
@@ -84,15 +86,20 @@ def _cells(file: Path, separator: str) -> Iterator[Placed]:
             for row in reader:
                 if None in row:
                     raise UserError(
-                        "more cells than the first line has names", f"{file}:{line}", "quote cells with commas"
+                        "invalid_syntax",
+                        "more cells than the first line has names",
+                        f"{file}:{line}",
+                        "quote cells with commas",
                     )
                 yield f"{file}:{line}", {name: _cell(text) for name, text in row.items() if text}
                 line = reader.line_num + 1
     except UnicodeDecodeError:
-        raise UserError("not UTF-8", str(file), "save the file as UTF-8") from None
+        raise UserError("wrong_encoding", "not UTF-8", str(file), "save the file as UTF-8") from None
     except csv.Error as error:
         where = f"{file}:{reader.line_num}" if reader else str(file)
-        raise UserError(f"not CSV: {error}", where, "cells with commas, quotes or line ends stand in quotes") from None
+        raise UserError(
+            "invalid_syntax", f"not CSV: {error}", where, "cells with commas, quotes or line ends stand in quotes"
+        ) from None
 
 
 def _cell(text: str) -> Any:
@@ -116,7 +123,9 @@ def _tables(file: Path, form: str) -> Iterator[Placed]:
                 number += 1
                 yield f"{file}: row {number}", _without_nulls(row)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise UserError(f"not {form}: {str(error).partition('.')[0]}", str(file), "is the file whole?") from None
+        raise UserError(
+            "damaged_file", f"not {form}: {str(error).partition('.')[0]}", str(file), "is the file whole?"
+        ) from None
 
 
 def _arrow_batches(file: Path) -> Iterator[Any]:
@@ -148,7 +157,10 @@ def files_of(path: Path) -> tuple[list[Path], str]:
     match = re.fullmatch(r"hf:([\w.-]+(?:/[\w.-]+)?)(?:/([\w.-]+))?(?::([\w.-]+))?", name)
     if match is None:
         raise UserError(
-            "not the name of a data set", name, "hf:ORG/NAME, hf:ORG/NAME:SPLIT or hf:ORG/NAME/CONFIG:SPLIT"
+            "invalid_value",
+            "not the name of a data set",
+            name,
+            "hf:ORG/NAME, hf:ORG/NAME:SPLIT or hf:ORG/NAME/CONFIG:SPLIT",
         )
     data_set, config, split = match[1], match[2] or "", match[3] or ""
     found = _cached(data_set) or _downloaded(data_set)
@@ -159,7 +171,7 @@ def files_of(path: Path) -> tuple[list[Path], str]:
     chosen = sorted(file for file in files if not split or split in parts[file])
     if not chosen:
         known = ", ".join(sorted({str(file.relative_to(found[file])) for file in found})[:8])
-        raise UserError("no such part of the data set", name, f"its files: {known}")
+        raise UserError("unknown_name", "no such part of the data set", name, f"its files: {known}")
     return chosen, f"{data_set}{f', split {split}' if split else ''}: {', '.join(file.name for file in chosen[:4])}"
 
 
@@ -190,11 +202,13 @@ def _downloaded(data_set: str) -> dict[Path, Path]:
         hint = (
             f"pip install 'loadgen[hub]' fetches it; or fetch it elsewhere: hf download --repo-type dataset {data_set}"
         )
-        raise UserError("this data set is not in the cache of this host", f"{HUB}{data_set}", hint) from None
+        raise UserError(
+            "not_downloaded", "this data set is not in the cache of this host", f"{HUB}{data_set}", hint
+        ) from None
     try:
         folder = snapshot_download(data_set, repo_type="dataset", allow_patterns=[f"*{suffix}" for suffix in SUFFIXES])
     except Exception as error:  # of the network, the hub and its client, of many kinds
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         hint = "is the name right, the hub reachable, HF_TOKEN set where it is needed?"
-        raise UserError(f"cannot be fetched: {first_line}", f"{HUB}{data_set}", hint) from None
+        raise UserError("not_downloaded", f"cannot be fetched: {first_line}", f"{HUB}{data_set}", hint) from None
     return _data_in(Path(folder))

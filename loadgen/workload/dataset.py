@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from loadgen.errors import Fault, Faults, UserError, closest, enough
+from loadgen.errors import Code, Fault, Faults, UserError, closest, enough, of_reading
 from loadgen.format import shortened
 from loadgen.units import MOST_TOKENS, Wrong
 from loadgen.workload import data_files
@@ -74,8 +74,8 @@ Length = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 class BadRow(Wrong):
     """A line is not valid; `column` counts bytes from 1, 0 means the whole row."""
 
-    def __init__(self, problem: str, hint: str = "", column: int = 0) -> None:
-        super().__init__(problem, hint)
+    def __init__(self, code: Code, problem: str, hint: str = "", column: int = 0) -> None:
+        super().__init__(code, problem, hint)
         self.column = column
 
 
@@ -119,7 +119,7 @@ class Rows:
         try:
             return parse_row(self.line(index))
         except (OSError, BadRow) as error:
-            raise UserError(f"the file changed during the run: {error}", str(self.path)) from None
+            raise UserError("changed_file", f"the file changed during the run: {error}", str(self.path)) from None
 
     def line(self, index: int) -> bytes:
         """The bytes of row `index`. Raises OSError."""
@@ -160,7 +160,9 @@ class _Check:
         except NoQuestion:
             self._left_out += 1
         except BadRow as wrong:
-            self.faults.append(UserError(str(wrong), where + (f":{wrong.column}" if wrong.column else ""), wrong.hint))
+            self.faults.append(
+                UserError(wrong.code, str(wrong), where + (f":{wrong.column}" if wrong.column else ""), wrong.hint)
+            )
             if enough(self.faults, str(self._path)):
                 raise Faults(self.faults) from None
         else:
@@ -173,7 +175,9 @@ class _Check:
         if self.faults:
             raise Faults(self.faults)
         if not self.starts:
-            raise UserError("no requests in the file", str(self._path), 'write one per line, like {"prompt": "Hello"}')
+            raise UserError(
+                "empty_file", "no requests in the file", str(self._path), 'write one per line, like {"prompt": "Hello"}'
+            )
         self.starts.append(end)
         left_out = ""
         if self._left_out:
@@ -196,7 +200,9 @@ def read_rows(path: str | Path) -> Rows:
         states = [file.stat() for file in files]
         return _read_cached(path, tuple(files), said, tuple((state.st_size, state.st_mtime_ns) for state in states))
     except OSError as error:
-        raise UserError(f"cannot read the requests: {error.strerror}", str(error.filename or path)) from None
+        raise UserError(
+            of_reading(error), f"cannot read the requests: {error.strerror}", str(error.filename or path)
+        ) from None
 
 
 @functools.lru_cache(maxsize=4)
@@ -232,7 +238,7 @@ def _converted(path: Path, files: Iterable[Path], said: str) -> Rows:
             try:
                 line = msgspec.json.encode(row)
             except (TypeError, ValueError) as error:
-                raise UserError(f"holds what JSON has no form for: {error}", where) from None
+                raise UserError("unsupported", f"holds what JSON has no form for: {error}", where) from None
             os.pwrite(spool.descriptor, line, end)
             check.add(line, end, where)
             if check.starts and check.starts[-1] == end:  # neither left out nor a fault
@@ -251,9 +257,13 @@ def _placed(file: Path) -> Iterator[data_files.Placed]:
                 try:
                     row = msgspec.json.decode(line)
                 except (ValueError, RecursionError) as error:
-                    raise UserError(f"not JSON: {error}", f"{file}:{number}", "one JSON object per line") from None
+                    raise UserError(
+                        "invalid_syntax", f"not JSON: {error}", f"{file}:{number}", "one JSON object per line"
+                    ) from None
                 if not isinstance(row, dict):
-                    raise UserError("not a JSON object", f"{file}:{number}", 'objects like {"prompt": "..."}')
+                    raise UserError(
+                        "wrong_type", "not a JSON object", f"{file}:{number}", 'objects like {"prompt": "..."}'
+                    )
                 yield f"{file}:{number}", row
 
 
@@ -263,27 +273,31 @@ def parse_row(line: bytes) -> DatasetRow:
         line.decode()  # first, because the JSON decoder counts a bad byte from the start of its string
         row = msgspec.json.decode(line)
     except UnicodeDecodeError as error:
-        raise BadRow("not UTF-8", "save the file as UTF-8", error.start + 1) from None
+        raise BadRow("wrong_encoding", "not UTF-8", "save the file as UTF-8", error.start + 1) from None
     except RecursionError:
-        raise BadRow("nested too deeply") from None
+        raise BadRow("too_large", "nested too deeply") from None
     except msgspec.DecodeError as error:
         byte_offset = re.search(r"\(byte (\d+)\)", str(error))
         message = re.sub(r" \(byte \d+\)", "", str(error)).removeprefix("JSON is malformed: ")
         message = message.replace("Input data was truncated", "the line ends before the object does")
         column = int(byte_offset[1]) + 1 if byte_offset else 0
-        raise BadRow(f"not JSON: {message}", "one JSON object per line", column) from None
+        raise BadRow("invalid_syntax", f"not JSON: {message}", "one JSON object per line", column) from None
     if not isinstance(row, dict):
-        raise BadRow("not a JSON object", 'write {"prompt": "..."} or {"messages": [...]}')
+        raise BadRow("wrong_type", "not a JSON object", 'write {"prompt": "..."} or {"messages": [...]}')
     row, read_as, answer = _under_our_names(row)
     if {"timestamp", "input_length"} <= row.keys():
-        raise BadRow("a row of a trace, not a prompt", "--trace FILE replays a trace")
+        raise BadRow("wrong_format", "a row of a trace, not a prompt", "--trace FILE replays a trace")
     if ("prompt" in row) == ("messages" in row):
         problem = "both `prompt` and `messages`" if "prompt" in row else "neither `prompt` nor `messages`"
         similar = next((word for key in row if (word := closest(key, ("prompt", "messages")))), "")
         mistyped = similar and similar not in row
         others = "; or a name that data sets use: conversations, question, instruction, text"
         hint = "give exactly one of them" + ("" if "prompt" in row else others)
-        raise BadRow(problem, f'did you mean "{similar}"?' if mistyped else hint)
+        raise BadRow(
+            "conflict" if "prompt" in row else "missing_key",
+            problem,
+            f'did you mean "{similar}"?' if mistyped else hint,
+        )
     length, exact = _output_length(row)
     return DatasetRow(
         messages=_messages(row["messages"]) if "messages" in row else None,
@@ -334,10 +348,12 @@ def _batch(row: dict[str, Any]) -> dict[str, Any]:
     url, body = row["url"], row["body"]
     if not isinstance(url, str) or not url.endswith("/completions"):
         raise BadRow(
-            f"a batch row for {shortened(url)}", "rows for /v1/chat/completions or /v1/completions can be sent"
+            "unsupported",
+            f"a batch row for {shortened(url)}",
+            "rows for /v1/chat/completions or /v1/completions can be sent",
         )
     if not isinstance(body, dict):
-        raise BadRow(f"body is {shortened(body)}", 'an object, like {"model": "...", "messages": [...]}')
+        raise BadRow("wrong_type", f"body is {shortened(body)}", 'an object, like {"model": "...", "messages": [...]}')
     return body
 
 
@@ -346,19 +362,23 @@ def _first_question(turns: list[Any], key: str) -> tuple[list[dict[str, str]], s
     messages: list[dict[str, str]] = []
     for number, turn in enumerate(turns):
         if not isinstance(turn, Mapping):
-            raise BadRow(f"{key}[{number}] is {shortened(turn)}", 'like {"from": "human", "value": "Hello"}')
+            raise BadRow(
+                "wrong_type", f"{key}[{number}] is {shortened(turn)}", 'like {"from": "human", "value": "Hello"}'
+            )
         speaker, text = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))
         role = SPEAKERS.get(speaker) if isinstance(speaker, str) else None
         if role is None:
-            raise BadRow(f"{key}[{number}] is from {shortened(speaker)}", f"known: {', '.join(SPEAKERS)}")
+            raise BadRow(
+                "unknown_name", f"{key}[{number}] is from {shortened(speaker)}", f"known: {', '.join(SPEAKERS)}"
+            )
         if not isinstance(text, str):
-            raise BadRow(f"{key}[{number}] says {shortened(text)}", "a text")
+            raise BadRow("wrong_type", f"{key}[{number}] says {shortened(text)}", "a text")
         if role == "assistant" and messages and messages[-1]["role"] == "user":
             return messages, text
         if text and (role == "system" or (role == "user" and not any(one["role"] == "user" for one in messages))):
             messages.append({"role": role, "content": text})
     if not messages or messages[-1]["role"] != "user":
-        raise NoQuestion("nobody asks anything")
+        raise NoQuestion("missing_value", "nobody asks anything")
     return messages, ""
 
 
@@ -368,7 +388,7 @@ def _output_length(row: dict[str, Any]) -> tuple[int | None, bool]:
         return None, False
     if len(keys) > 1:
         hint = "output_tokens is the exact length, max_tokens an upper bound"
-        raise BadRow(f"{' and '.join(keys)} together", hint)
+        raise BadRow("conflict", f"{' and '.join(keys)} together", hint)
     [key] = keys
     return _checked(row, key, Length, f"a whole number from 1 to {MOST_TOKENS:,}"), LENGTHS[key]
 
@@ -378,21 +398,21 @@ def _checked(row: dict[str, Any], key: str, kind: Any, hint: str) -> Any:
     try:
         return msgspec.convert(row[key], kind)
     except msgspec.ValidationError:
-        raise BadRow(f"{key} is {shortened(row[key])}", hint) from None
+        raise BadRow("wrong_type", f"{key} is {shortened(row[key])}", hint) from None
 
 
 def _messages(value: Any) -> list[dict[str, Any]]:
     hint = 'like [{"role": "user", "content": "Hello"}]'
     if not isinstance(value, list) or not value:
-        raise BadRow(f"messages is {shortened(value)}", hint)
+        raise BadRow("wrong_type", f"messages is {shortened(value)}", hint)
     for i, message in enumerate(value):
         if not isinstance(message, dict):
-            raise BadRow(f"messages[{i}] is {shortened(message)}", hint)
+            raise BadRow("wrong_type", f"messages[{i}] is {shortened(message)}", hint)
         if not isinstance(message.get("role"), str):
-            raise BadRow(f"messages[{i}].role is {shortened(message.get('role'))}", hint)
+            raise BadRow("wrong_type", f"messages[{i}].role is {shortened(message.get('role'))}", hint)
         content = message.get("content")
         if not isinstance(content, str | list) and not (content is None and "tool_calls" in message):
-            raise BadRow(f"messages[{i}].content is {shortened(content)}", "a text, or a list of parts")
+            raise BadRow("wrong_type", f"messages[{i}].content is {shortened(content)}", "a text, or a list of parts")
     return value
 
 

@@ -26,7 +26,7 @@ from pydantic import (
 )
 
 from loadgen import units
-from loadgen.errors import Fault, UserError, closest, meant
+from loadgen.errors import Fault, UserError, closest, meant, of_reading
 from loadgen.workload.yaml_marks import Map, child, where
 
 
@@ -80,7 +80,8 @@ class Part(BaseModel):
         for key in unknown:
             position = where(source.file, data.keys_at[key], child(data.path, key))
             hint, intended = meant(key, known, cls.synonyms), closest(key, known, cls.synonyms)
-            source.faults.append(UserError(f'unknown key "{key}"', position, hint, code="unknown_key", key=intended))
+            values = {"meant": child(data.path, intended)} if intended else {}
+            source.faults.append(UserError("unknown_key", f'unknown key "{key}"', position, hint, values=values))
         return {key: value for key, value in data.items() if key in known} if unknown else data
 
     @classmethod
@@ -173,7 +174,7 @@ def _value_with_unit(parse: Callable[[str], Any], kinds: tuple[type, ...], hint:
         if isinstance(value, str):
             return parse(value)
         if isinstance(value, bool) or not isinstance(value, kinds):
-            raise units.Wrong("is not what belongs here", hint)
+            raise units.Wrong("wrong_type", "is not what belongs here", hint)
         if isinstance(info.context, Source):
             return parse(str(value))
         return value
@@ -259,7 +260,7 @@ class _Range(Tagged):
     def _ordered(self) -> _Range:
         low, high = getattr(self, "min"), getattr(self, "max")  # noqa: B009
         if low is not None and high is not None and low > high:
-            raise units.Wrong("has its min above its max", "swap min and max")
+            raise units.Wrong("out_of_range", "has its min above its max", "swap min and max")
         return self
 
 
@@ -295,9 +296,13 @@ class LogNormal(_Range, Generic[Q, M]):
     @model_validator(mode="after")
     def _one_center(self) -> LogNormal[Q, M]:
         if (self.median is None) == (self.mean is None):
-            raise units.Wrong("needs exactly one of median and mean", "lognormal: {median: 300, sigma: 0.8}")
+            raise units.Wrong(
+                "conflict", "needs exactly one of median and mean", "lognormal: {median: 300, sigma: 0.8}"
+            )
         if not (self.median or self.mean):
-            raise units.Wrong("needs a median or mean above zero", "lognormal: {median: 300, sigma: 0.8}")
+            raise units.Wrong(
+                "out_of_range", "needs a median or mean above zero", "lognormal: {median: 300, sigma: 0.8}"
+            )
         return self
 
 
@@ -343,9 +348,9 @@ class Empirical(_Values[Q], Generic[Q]):
             return self
         if len(self.weights) != len(self.values):
             problem = f"has {len(self.values)} values but {len(self.weights)} weights"
-            raise units.Wrong(problem, "one weight per value")
+            raise units.Wrong("mismatch", problem, "one weight per value")
         if not sum(self.weights):
-            raise units.Wrong("has no weight above zero", "one weight per value")
+            raise units.Wrong("out_of_range", "has no weight above zero", "one weight per value")
         return self
 
 
@@ -363,7 +368,7 @@ def _read_column(path: Path) -> list[Any]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
         hint = "a text file with one value per line, named relative to the workload"
-        raise units.Wrong(f"cannot be read: {reason}", hint) from None
+        raise units.Wrong(of_reading(error), f"cannot be read: {reason}", hint) from None
     entries = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     return [int(text) if text.isdecimal() else text for text in entries]
 

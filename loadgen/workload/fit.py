@@ -49,7 +49,9 @@ def fit(trace: Trace) -> TraceFit:
     """Raises UserError for a trace with too few requests, or with no time between them."""
     if len(trace) < LEAST or not trace.end_ns:
         problem = format.counted(len(trace), "request") if len(trace) < LEAST else "all requests at the same time"
-        raise UserError(f"nothing can be fitted to {problem}", str(trace.path), f"a trace of {LEAST} requests or more")
+        raise UserError(
+            "too_few", f"nothing can be fitted to {problem}", str(trace.path), f"a trace of {LEAST} requests or more"
+        )
     hour = trace.due_ns // HOUR_NS
     counts = np.bincount(hour)
     spans_ns = np.full(len(counts), HOUR_NS)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from loadgen.errors import Faults, UserError, meant
+from loadgen.errors import Faults, UserError, meant, of_reading
 from loadgen.units import NS_PER_S
 from loadgen.workload.fields import Source
 from loadgen.workload.messages import in_order, validated
@@ -51,7 +51,16 @@ def of_trace(trace: str | Path, overrides: Overrides = NONE, base: str | None = 
     path = Path(trace)
     if not path.is_file():
         problem = "is a folder, not a trace" if path.is_dir() else "no such trace"
-        raise Faults([UserError(problem, f"--trace {trace}", "a file of one of the formats of docs/workloads.md")])
+        raise Faults(
+            [
+                UserError(
+                    "unreadable_file" if path.is_dir() else "missing_file",
+                    problem,
+                    f"--trace {trace}",
+                    "a file of one of the formats of docs/workloads.md",
+                )
+            ]
+        )
     quoted_path = json.dumps(str(path.resolve()))
     parts = f"requests: {{trace: {quoted_path}}}\nstages: [{{arrival: {{trace: {quoted_path}}}}}]\n"
     if base is None:
@@ -85,7 +94,13 @@ def of_dataset(dataset: str | Path, overrides: Overrides = NONE, base: str | Non
     if not name.startswith("hf:") and not Path(name).is_file():
         problem = "is a folder" if Path(name).is_dir() else "no such file"
         hint = "a file (JSONL, JSON list, CSV, Parquet, Arrow), or a data set of Hugging Face: hf:ORG/NAME"
-        raise Faults([UserError(problem, f"--dataset {name}", hint)])
+        raise Faults(
+            [
+                UserError(
+                    "unreadable_file" if Path(name).is_dir() else "missing_file", problem, f"--dataset {name}", hint
+                )
+            ]
+        )
     place = name if name.startswith("hf:") else str(Path(name).resolve())
     requests = {"requests": {"from": place}}
     if base is None:
@@ -103,7 +118,7 @@ def given(
     """
     if trace is not None and dataset is not None:
         what = "a trace brings its own requests"
-        raise Faults([UserError(what, f"--dataset {dataset}", "give --trace or --dataset")])
+        raise Faults([UserError("conflict", what, f"--dataset {dataset}", "give --trace or --dataset")])
     if trace is not None:
         return of_trace(trace, overrides, path_or_name)
     if dataset is not None:
@@ -117,7 +132,7 @@ def given(
             return of_mapping({"name": name, "requests": lengths}, overrides)
         data = "--dataset FILE, --trace FILE, or --input-tokens and --output-tokens"
         hint = f"give a file, one of {', '.join(packaged())}, {data}"
-        raise Faults(list(overrides.faults) or [UserError("no workload", "loadgen run", hint)])
+        raise Faults(list(overrides.faults) or [UserError("missing_option", "no workload", "loadgen run", hint)])
     return load(path_or_name, overrides)
 
 
@@ -174,7 +189,7 @@ def _read_text(file: Path, as_given: str) -> str:
     try:
         if file.is_file() and (file.suffix in _PROMPT_SUFFIXES or _is_json_list(file)):
             hint = f"--dataset {as_given}; with arrivals and lengths it is a trace: --trace {as_given}"
-            raise UserError("a file of prompts is no workload", as_given, hint)
+            raise UserError("wrong_format", "a file of prompts is no workload", as_given, hint)
         return read_text(file, as_given, "workload", missing, "a file of prompts is given with --dataset")
     except UserError as error:
         raise Faults([error]) from None
@@ -189,11 +204,13 @@ def read_text(file: Path, shown: str, kind: str, missing: Callable[[], str], hin
         data = file.read_bytes() if file.stat().st_size <= 1 << 20 else None
     except OSError as error:
         problem = f"no such {kind}" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-        raise UserError(problem, shown, missing()) from None
+        raise UserError(of_reading(error), problem, shown, missing()) from None
     if data is None:
-        raise UserError(f"more than 1 MiB: not a {kind}", shown, hint)
+        raise UserError("too_large", f"more than 1 MiB: not a {kind}", shown, hint)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UserError("not a text file (UTF-8)", f"{shown}:{line}", f"a {kind} is plain text in YAML") from None
+        raise UserError(
+            "wrong_encoding", "not a text file (UTF-8)", f"{shown}:{line}", f"a {kind} is plain text in YAML"
+        ) from None

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from loadgen import units
-from loadgen.errors import Fault, Place, UserError, meant
+from loadgen.errors import Code, Fault, Place, UserError, meant
 from loadgen.slo import METRIC_ALIASES
 from loadgen.workload.fields import NOTHING_FITS, Source
 from loadgen.workload.yaml_marks import Map, Seq, Spot, child, where
@@ -26,11 +26,11 @@ def in_order(faults: list[Fault]) -> list[Fault]:
     """
     nowhere = Place("", 0, 0)
     places = [(fault, fault.place or nowhere) for fault in faults]
-    mistyped = {(at.path.rpartition(".")[0], fault.key) for fault, at in places if fault.code == "unknown_key"}
+    mistyped = {fault.values.get("meant") for fault in faults}
     by_place: dict[tuple[str, str], tuple[Fault, Place]] = {}
     for fault, at in places:
         missing = fault.key if fault.code == "missing_key" else ""  # several keys can be missing at one position
-        if not missing or (at.path, missing) not in mistyped:
+        if not missing or missing not in mistyped:
             by_place.setdefault((fault.where, missing), (fault, at))
     return [fault for fault, _ in sorted(by_place.values(), key=lambda told: (told[1].line, told[1].column))]
 
@@ -46,18 +46,22 @@ def validated(model: type[M], document: Any, source: Source) -> M | None:
 
 LONGEST_SHOWN = 60  # characters shown of a wrong value
 
-_PREDICATES = {
-    "model_type": ("must be a mapping (key: value)", ""),
-    "model_attributes_type": ("must be a mapping (key: value)", ""),
-    "tuple_type": ("must be a list", "start each item with a dash"),
-    "string_pattern_mismatch": ("has characters that do not go here", "letters, digits, and . _ - after the first"),
-    "int_type": ("must be a whole number", "without quotes and unit"),
-    "float_type": ("must be a number", "without quotes and unit"),
-    "finite_number": ("must be finite", ""),
-    "bool_type": ("must be true or false", ""),
-    "string_type": ("must be text", "put it in quotes"),
-    "string_too_short": ("must not be empty", ""),
-    "too_short": ("must not be empty", ""),
+_PREDICATES: dict[str, tuple[Code, str, str]] = {
+    "model_type": ("wrong_type", "must be a mapping (key: value)", ""),
+    "model_attributes_type": ("wrong_type", "must be a mapping (key: value)", ""),
+    "tuple_type": ("wrong_type", "must be a list", "start each item with a dash"),
+    "string_pattern_mismatch": (
+        "invalid_value",
+        "has characters that do not go here",
+        "letters, digits, and . _ - after the first",
+    ),
+    "int_type": ("wrong_type", "must be a whole number", "without quotes and unit"),
+    "float_type": ("wrong_type", "must be a number", "without quotes and unit"),
+    "finite_number": ("out_of_range", "must be finite", ""),
+    "bool_type": ("wrong_type", "must be true or false", ""),
+    "string_type": ("wrong_type", "must be text", "put it in quotes"),
+    "string_too_short": ("missing_value", "must not be empty", ""),
+    "too_short": ("missing_value", "must not be empty", ""),
 }
 
 
@@ -72,30 +76,32 @@ def fault(error: Any, top: Map, file: str) -> Fault:
     if loc and isinstance(loc[-1], int) and isinstance(holder, str) and kind != NOTHING_FITS:
         shown = f'value {loc[-1] + 1} in "{text}" '
     if error["input"] is None and not spot.text and kind != "missing":
-        return UserError(f"{path} has no value", at, _example(path.rpartition(".")[2]))
+        return UserError("missing_value", f"{path} has no value", at, _example(path.rpartition(".")[2]))
     if kind == "missing":
         key = str(loc[-1])
-        return UserError(f'missing "{key}"', at, _example(key), code="missing_key", key=key)
+        return UserError("missing_key", f'missing "{key}"', at, _example(key), key=child(path, key))
     if kind == NOTHING_FITS:
         noun, _, choices = error["msg"].partition(": ")
         known = choices.split(", ")
         a_noun = f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
         if isinstance(holder, Map) and len(holder) > 1:
             hint = f"its parameters go inside, {_example(noun + ' inside', known)}"
-            return UserError(f"{a_noun} has one key, not {len(holder)}", at, hint)
+            return UserError("conflict", f"{a_noun} has one key, not {len(holder)}", at, hint)
         if isinstance(holder, Map) and holder:
             word = next(iter(holder))
-            return UserError(f'unknown {noun} "{word}"', where(file, holder.keys_at[word], path), meant(word, known))
-        return UserError(f"{shown}is not {a_noun}", at, _example(noun, known))
+            return UserError(
+                "unknown_name", f'unknown {noun} "{word}"', where(file, holder.keys_at[word], path), meant(word, known)
+            )
+        return UserError("wrong_type", f"{shown}is not {a_noun}", at, _example(noun, known))
     if kind == "value_error" and isinstance(context.get("error"), units.Wrong):
         wrong = context["error"]
-        return UserError(f"{shown}{wrong}", at, wrong.hint)
+        return UserError(wrong.code, f"{shown}{wrong}", at, wrong.hint)
     if kind == "literal_error":
         known = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
-        return UserError(f"{shown}is not known here", at, meant(spot.text, known))
+        return UserError("unknown_name", f"{shown}is not known here", at, meant(spot.text, known))
     message = error["msg"].replace("Input should", "should").replace("String should", "should")
-    predicate, hint = _PREDICATES.get(kind, (message, ""))
-    return UserError(f"{shown}{predicate}", at, hint)
+    code, predicate, hint = _PREDICATES.get(kind, ("out_of_range", message, ""))
+    return UserError(code, f"{shown}{predicate}", at, hint)
 
 
 def _example(key: str, known: list[str] | None = None) -> str:

@@ -106,7 +106,7 @@ def read_flags(**options: Any) -> Overrides:
                 values |= _read_flag(name, str(text).strip(), values)
             except units.Wrong as wrong:
                 flag = f"--{name.replace('_', '-')} {text}"
-                faults.append(UserError(f'"{text}" {wrong}', flag, wrong.hint))
+                faults.append(UserError(wrong.code, f'"{text}" {wrong}', flag, wrong.hint))
     return Overrides(**values, faults=tuple(faults))
 
 
@@ -134,15 +134,15 @@ def levels(text: str) -> tuple[int, ...]:
         return tuple(_count(1)(part.strip()) for part in text.split(","))
     except units.Wrong as wrong:
         hint = "one number, or several: 1,2,4,8" if "," in text else wrong.hint
-        raise UserError(f'"{text}" {wrong}', f"--concurrency {text}", hint) from None
+        raise UserError(wrong.code, f'"{text}" {wrong}', f"--concurrency {text}", hint) from None
 
 
 def _count(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
     def parse_count(text: str) -> int:
         if not re.fullmatch(r"[0-9]{1,12}", text) or int(text) < minimum:
-            raise units.Wrong("is not a number of that kind", f"a whole number, {minimum} or more")
+            raise units.Wrong("invalid_value", "is not a number of that kind", f"a whole number, {minimum} or more")
         if maximum is not None and int(text) > maximum:
-            raise units.Wrong("is too many", f"a whole number from {minimum} to {maximum:,}")
+            raise units.Wrong("out_of_range", "is too many", f"a whole number from {minimum} to {maximum:,}")
         return int(text)
 
     return parse_count
@@ -150,33 +150,39 @@ def _count(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
 
 def _seed(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) >= 2**64:
-        raise units.Wrong("is not a seed", "a whole number from 0 to 2^64 - 1")
+        raise units.Wrong("invalid_value", "is not a seed", "a whole number from 0 to 2^64 - 1")
     return int(text)
 
 
 def _salt(text: str) -> str:
     if not re.fullmatch(SALT_PATTERN, text):
-        raise units.Wrong("is not a salt", "a word of letters, digits, . _ -, or fresh: a new one in every run")
+        raise units.Wrong(
+            "invalid_value", "is not a salt", "a word of letters, digits, . _ -, or fresh: a new one in every run"
+        )
     return text
 
 
 def _positive(text: str) -> float:
     if not re.fullmatch(units.NUMBER, text) or not 0 < float(text) <= 1e6:
         raise units.Wrong(
-            "is not a number above zero", "below 1 is burstier than Poisson, 1 is Poisson, above 1 more even"
+            "invalid_value",
+            "is not a number above zero",
+            "below 1 is burstier than Poisson, 1 is Poisson, above 1 more even",
         )
     return float(text)
 
 
 def _speed(text: str) -> float:
     if not re.fullmatch(units.NUMBER, text) or not 0 < float(text) <= 1e6:
-        raise units.Wrong("is not a speed", "a number above zero: 2 is twice as fast as it was, 0.5 half as fast")
+        raise units.Wrong(
+            "invalid_value", "is not a speed", "a number above zero: 2 is twice as fast as it was, 0.5 half as fast"
+        )
     return float(text)
 
 
 def _on_bad_row(text: str) -> str:
     if text not in ("fail", "skip"):
-        raise units.Wrong("is not known", "known: fail, skip (leave the row out, and count it)")
+        raise units.Wrong("unknown_name", "is not known", "known: fail, skip (leave the row out, and count it)")
     return text
 
 
@@ -185,7 +191,7 @@ def _trace_replay(text: str) -> str:
         hint = (
             "known: instants (each request when it came), sessions (after what it waited for, and the recorded pause)"
         )
-        raise units.Wrong("is not known", hint)
+        raise units.Wrong("unknown_name", "is not known", hint)
     return text
 
 
@@ -196,7 +202,7 @@ def _seconds(text: str) -> int:
 def _seconds_above_zero(text: str) -> int:
     ns = _seconds(text)
     if ns == 0:
-        raise units.Wrong("is no time at all", "a duration above zero, like 30s")
+        raise units.Wrong("out_of_range", "is no time at all", "a duration above zero, like 30s")
     return ns
 
 
@@ -207,7 +213,9 @@ def _warmup(text: str) -> dict[str, int]:
     try:
         return {"warmup_ns": _seconds(text)}
     except units.Wrong as wrong:
-        raise units.Wrong(str(wrong), "10 or 10s is ten seconds, 10req is ten requests, 0 is none") from None
+        raise units.Wrong(
+            wrong.code, str(wrong), "10 or 10s is ten seconds, 10req is ten requests, 0 is none"
+        ) from None
 
 
 def _term(text: str, default_unit: str) -> tuple[str, Any, float | None]:
@@ -216,17 +224,19 @@ def _term(text: str, default_unit: str) -> tuple[str, Any, float | None]:
     name, colon, limit_text = text.partition(":")
     metric = METRIC_ALIASES.get(name, name)
     if not colon:
-        raise units.Wrong("is not a promise", f"metric:limit, like {example}")
+        raise units.Wrong("invalid_value", "is not a promise", f"metric:limit, like {example}")
     if metric == "goodput":
         return metric, units.share(limit_text), None
     if metric not in METRICS:
         similar = closest(name, (*METRICS, *METRIC_ALIASES, "goodput"))
-        raise units.Wrong(f'names no metric: "{name}"', (f'did you mean "{similar}"? ' if similar else "") + known)
+        raise units.Wrong(
+            "unknown_name", f'names no metric: "{name}"', (f'did you mean "{similar}"? ' if similar else "") + known
+        )
     limit, colon, quantile_text = limit_text.partition(":")
     quantile = units.quantile(quantile_text) if colon else None
     ns = units.duration_ns(limit, bare=default_unit)
     if ns == 0:
-        raise units.Wrong("promises no time at all", known)
+        raise units.Wrong("out_of_range", "promises no time at all", known)
     return metric, ns, quantile
 
 
@@ -234,7 +244,7 @@ def _limit(text: str) -> dict[str, float]:
     name, _, value = text.partition(":")
     if name not in Limits.model_fields:
         known = ", ".join(Limits.model_fields)
-        raise units.Wrong(f'names no limit: "{name}"', f"known: {known}; like send_lag_share:10%")
+        raise units.Wrong("unknown_name", f'names no limit: "{name}"', f"known: {known}; like send_lag_share:10%")
     return {name: units.share(value)}
 
 
@@ -290,7 +300,7 @@ def apply(workload: Workload, flags: Overrides, faults: list[Fault], file: str, 
         changes.setdefault("salt", seeds.FRESH)  # a server must not know the prompts from an earlier run
     if flags.salt is not None and isinstance(workload.requests, FromFile):
         problem = "a salt changes generated prompts; those of a file are sent as they stand"
-        faults.append(UserError(problem, f"--salt {flags.salt}", "leave the flag out"))
+        faults.append(UserError("conflict", problem, f"--salt {flags.salt}", "leave the flag out"))
     return workload.model_copy(update=changes)
 
 
@@ -316,12 +326,12 @@ def _requests(
         for name, tokens in (("input", flags.input_tokens), ("output", flags.output_tokens)):
             if tokens is not None:
                 problem = f"the lengths are those of the {owner}"
-                faults.append(UserError(problem, f"--{name}-tokens {tokens}", "leave the flag out"))
+                faults.append(UserError("conflict", problem, f"--{name}-tokens {tokens}", "leave the flag out"))
         return requests
     if flags.input_tokens is not None:
         if isinstance(requests, FromFile):
             problem = "the prompts come from a file: their length is what it is"
-            faults.append(UserError(problem, f"--input-tokens {flags.input_tokens}", "leave the flag out"))
+            faults.append(UserError("conflict", problem, f"--input-tokens {flags.input_tokens}", "leave the flag out"))
         changes["input_tokens"] = Fixed[OneTokenOrMore](value=flags.input_tokens)
     if flags.output_tokens is not None:
         changes["output_tokens"] = Fixed[OneTokenOrMore](value=flags.output_tokens)
@@ -348,7 +358,9 @@ def _faults_without_a_trace(requests: Any, stages: Sequence[Stage], flags: Overr
         "loop": "--trace-loop",
     }
     return [
-        UserError(problem, flag_of[name], hint) for name, value in given.items() if value is not None and not arrivals
+        UserError("no_effect", problem, flag_of[name], hint)
+        for name, value in given.items()
+        if value is not None and not arrivals
     ]
 
 
@@ -363,7 +375,9 @@ def _merged_slo(slo: Slo | None, flags: Overrides, faults: list[Fault]) -> Slo |
         terms[name] = Term(metric=name, limit_ns=ns, quantile=quantile_of_term)
     if not terms:
         problem = "a share of good requests, and nothing that says when one is good"
-        faults.append(UserError(problem, f"--slo goodput:{flags.goodput_share}", "add --slo ttft:2s --slo tpot:200ms"))
+        faults.append(
+            UserError("no_slo", problem, f"--slo goodput:{flags.goodput_share}", "add --slo ttft:2s --slo tpot:200ms")
+        )
     goodput = flags.goodput_share if flags.goodput_share is not None else slo.goodput_share if slo else None
     return Slo(
         terms=tuple(terms[name] for name in METRICS if name in terms),
@@ -379,7 +393,9 @@ def _stages(workload: Written, flags: Overrides, faults: list[Fault], file: str,
     if len(workload.stages) > MOST_STAGES:
         spot, path, _ = locate(top, ("stages",))
         hint = f"at most {MOST_STAGES:,}; a load that changes all the time is a trace (--trace)"
-        faults.append(UserError(format.counted(len(workload.stages), "stage"), where(file, spot, path), hint))
+        faults.append(
+            UserError("too_large", format.counted(len(workload.stages), "stage"), where(file, spot, path), hint)
+        )
         return ()
     stages = [_replaying(stage, flags) for stage in _with_names(workload.stages, faults, file, top)]
     if law is not None:
@@ -410,7 +426,9 @@ def _arrival_of_flags(flags: Overrides, faults: list[Fault]) -> Constant | Poiss
         other_flag = "--request-rate" if rate is not None else "--burstiness"
         problem = f"--concurrency is a closed loop, {other_flag} an open one: not both"
         faults.append(
-            UserError(problem, f"--concurrency {concurrency} {other_flag}", "to cap an open loop: --max-in-flight")
+            UserError(
+                "conflict", problem, f"--concurrency {concurrency} {other_flag}", "to cap an open loop: --max-in-flight"
+            )
         )
         return None
     if concurrency is not None:
@@ -420,7 +438,7 @@ def _arrival_of_flags(flags: Overrides, faults: list[Fault]) -> Constant | Poiss
     if math.isinf(rate):
         if burstiness is not None:
             problem = "everything at once has no gaps to be bursty"
-            faults.append(UserError(problem, "--request-rate inf --burstiness", "give a finite rate"))
+            faults.append(UserError("conflict", problem, "--request-rate inf --burstiness", "give a finite rate"))
         return Constant(rate=rate)
     return Poisson(rate=rate) if burstiness in (None, 1.0) else Gamma(rate=rate, burstiness=burstiness or 1.0)
 
@@ -456,7 +474,9 @@ def _with_ramp(stages: list[Stage], ramp_ns: int, faults: list[Fault]) -> list[S
     """Give every closed loop the ramp of the flag; a fault if there is none."""
     if not any(isinstance(stage.arrival, Closed) for stage in stages):
         problem = "only the lanes of a closed loop begin one after the other"
-        faults.append(UserError(problem, f"--concurrency-ramp {ramp_ns / 1e9:g}s", "give --concurrency 8 as well"))
+        faults.append(
+            UserError("no_effect", problem, f"--concurrency-ramp {ramp_ns / 1e9:g}s", "give --concurrency 8 as well")
+        )
     return [
         stage.model_copy(update={"arrival": stage.arrival.model_copy(update={"ramp_ns": ramp_ns})})
         if isinstance(stage.arrival, Closed) else stage
@@ -486,10 +506,12 @@ def _with_burstiness(stage: Stage, burstiness: float, faults: list[Fault]) -> St
         if stage.at_least is None:
             return stage.model_copy(update={"arrival": Gamma(rate=law.rate, burstiness=burstiness)})
         problem = f'stage "{stage.name}" has minimums (at_least), which only Poisson arrivals can meet'
-        faults.append(UserError(problem, f"--burstiness {burstiness:g}", "give --duration or --num-requests as well"))
+        faults.append(
+            UserError("conflict", problem, f"--burstiness {burstiness:g}", "give --duration or --num-requests as well")
+        )
     elif stage.measured:
         problem = f'stage "{stage.name}" has no steady rate to be bursty'
-        faults.append(UserError(problem, f"--burstiness {burstiness:g}", "give --request-rate as well"))
+        faults.append(UserError("no_effect", problem, f"--burstiness {burstiness:g}", "give --request-rate as well"))
     return stage
 
 
@@ -566,7 +588,9 @@ def _with_names(stages: tuple[Stage, ...], faults: list[Fault], file: str, top: 
             spot, path, _ = locate(top, ("stages", index, "name"))
             problem = f'two stages are called "{stage.name}"'
             faults.append(
-                UserError(problem, where(file, spot, path), "rows refer to stages by name: give each its own")
+                UserError(
+                    "duplicate", problem, where(file, spot, path), "rows refer to stages by name: give each its own"
+                )
             )
         used_names.setdefault(stage.name, index)
     named = []
@@ -605,21 +629,26 @@ def _faults_of_stages(stages: list[Stage], of_tasks: bool, file: str, top: Map) 
     if not any(stage.measured for stage in stages):
         if not stages:
             problem = "no load: no stages in the file, and no flag gives one"
-            return [UserError(problem, file, _LOAD_HINT, code="no_load")]
+            return [UserError("no_load", problem, file, _LOAD_HINT)]
         spot, path, _ = locate(top, ("stages",))
-        return [UserError("no load: no stage is measured", where(file, spot, path), _LOAD_HINT, code="no_load")]
+        return [UserError("no_load", "no load: no stage is measured", where(file, spot, path), _LOAD_HINT)]
     planned = sum(map(_planned_starts, stages))
     if of_tasks and (tasks := sum(max(stage.count or 0, _planned_starts(stage)) for stage in stages)) > MOST_TASKS:
         problem = f"{tasks:,.0f} tasks to draw before the start, at most {MOST_TASKS:,}"
         return [
-            UserError(problem, file, "a lower count, or a closed loop with a duration alone, which draws as it goes")
+            UserError(
+                "too_large",
+                problem,
+                file,
+                "a lower count, or a closed loop with a duration alone, which draws as it goes",
+            )
         ]
     if planned > MOST_PLANNED:
         problem = f"{planned:,.0f} requests to plan: their instants alone take {planned * 8 / 1e9:,.1f} GB"
         hint = (
             f"a lower rate or a shorter duration (at most {MOST_PLANNED:,}); a closed loop (--concurrency) plans none"
         )
-        return [UserError(problem, file, hint)]
+        return [UserError("too_large", problem, file, hint)]
     faults: list[Fault] = []
     index_of_name = {stage.get("name"): index for index, stage in enumerate(top.get("stages") or ())}
     for number, stage in enumerate(stages):
@@ -628,13 +657,15 @@ def _faults_of_stages(stages: list[Stage], of_tasks: bool, file: str, top: Map) 
         if at_once and stage.count is None:
             problem = f'stage "{stage.name}" sends everything at once, and does not say how many'
             faults.append(
-                UserError(problem, where(file, spot, path), "give --num-requests 200 (--warmup 20req), or count:")
+                UserError(
+                    "endless", problem, where(file, spot, path), "give --num-requests 200 (--warmup 20req), or count:"
+                )
             )
         elif stage.duration_ns is None and stage.count is None and stage.at_least is None:
             problem = f'stage "{stage.name}" never ends: it has neither duration nor count'
-            faults.append(UserError(problem, where(file, spot, path), _BOUND_HINT, code="endless"))
+            faults.append(UserError("endless", problem, where(file, spot, path), _BOUND_HINT))
         elif isinstance(law := stage.arrival, Closed) and stage.duration_ns and (law.ramp_ns or 0) >= stage.duration_ns:
             problem = f'stage "{stage.name}" ends after {stage.duration_ns / 1e9:g} s, before all its lanes have begun'
             hint = f"a ramp (--concurrency-ramp) of less than that; it is {(law.ramp_ns or 0) / 1e9:g} s"
-            faults.append(UserError(problem, where(file, spot, path), hint))
+            faults.append(UserError("out_of_range", problem, where(file, spot, path), hint))
     return faults

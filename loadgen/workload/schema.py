@@ -77,7 +77,7 @@ def _cache(value: Any, info: ValidationInfo) -> float:
         return float(value == "warm")
     if isinstance(value, dict) and list(value) == ["hit_rate"] and isinstance(value["hit_rate"], str):
         return units.share(value["hit_rate"])
-    raise units.Wrong("is no state of a cache", "cache: cold, cache: warm, or cache: {hit_rate: 60%}")
+    raise units.Wrong("unknown_name", "is no state of a cache", "cache: cold, cache: warm, or cache: {hit_rate: 60%}")
 
 
 _HIT_RATE = {"type": "string", "pattern": units.SHARE_PATTERN}
@@ -112,7 +112,9 @@ class Chunks(Part):
     @model_validator(mode="after")
     def _drawable(self) -> Chunks:
         if self.count > self.corpus:
-            raise units.Wrong(f"draws {self.count} different chunks from {self.corpus}", "a larger corpus")
+            raise units.Wrong(
+                "out_of_range", f"draws {self.count} different chunks from {self.corpus}", "a larger corpus"
+            )
         return self
 
 
@@ -154,7 +156,9 @@ class Synthetic(Part):
     def _cache_alone(self) -> Synthetic:
         others = (("shared_prefix_tokens", self.shared_prefix_tokens), ("turns", self.turns), ("chunks", self.chunks))
         if self.cache is not None and (what := next((name for name, value in others if value), "")):
-            raise units.Wrong(f"has both cache and {what}", "cache makes the shared beginnings; keep one of the two")
+            raise units.Wrong(
+                "conflict", f"has both cache and {what}", "cache makes the shared beginnings; keep one of the two"
+            )
         return self
 
     @model_validator(mode="after")
@@ -165,13 +169,17 @@ class Synthetic(Part):
         if self.chunks is not None:
             taken = self.chunks.count * self.chunks.tokens
             if self.shared_prefix_tokens or self.turns:
-                raise units.Wrong("has chunks beside shared_prefix_tokens or turns", "keep one of them")
+                raise units.Wrong("conflict", "has chunks beside shared_prefix_tokens or turns", "keep one of them")
             if shortest <= taken:
                 problem = f"has {self.chunks.count} chunks of {self.chunks.tokens} tokens in prompts of {shortest or 1}"
-                raise units.Wrong(problem, f"input_tokens: more than {taken}, as a number or with a min: the rest asks")
+                raise units.Wrong(
+                    "out_of_range",
+                    problem,
+                    f"input_tokens: more than {taken}, as a number or with a min: the rest asks",
+                )
         if shortest and self.shared_prefix_tokens > shortest:
             problem = f"shares a prefix of {self.shared_prefix_tokens} tokens in prompts of {shortest}"
-            raise units.Wrong(problem, "shared_prefix_tokens is a part of input_tokens")
+            raise units.Wrong("out_of_range", problem, "shared_prefix_tokens is a part of input_tokens")
         return self
 
 
@@ -180,13 +188,17 @@ def _existing_file(value: Any, info: ValidationInfo) -> Any:
     if not isinstance(info.context, Source):
         return value
     if not isinstance(value, str) or not value:
-        raise units.Wrong("is not the name of a file", "requests: {from: prompts.jsonl}")
+        raise units.Wrong("wrong_type", "is not the name of a file", "requests: {from: prompts.jsonl}")
     if value.startswith("hf:"):  # a data set of Hugging Face: found when it is read
         return Path(value)
     path = info.context.folder / value
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
-        raise units.Wrong(problem, f"a file, named relative to the folder of the workload ({info.context.folder})")
+        raise units.Wrong(
+            "unreadable_file" if path.is_dir() else "missing_file",
+            problem,
+            f"a file, named relative to the folder of the workload ({info.context.folder})",
+        )
     return path
 
 
@@ -204,7 +216,9 @@ def _time_slice(value: Any, info: ValidationInfo) -> tuple[int, int | None]:
         begin, end = value
         return begin, end
     if not isinstance(value, str):
-        raise units.Wrong("is no part of a time", "slice: 10m..20m, counted from the first request of the trace")
+        raise units.Wrong(
+            "wrong_type", "is no part of a time", "slice: 10m..20m, counted from the first request of the trace"
+        )
     return units.time_slice(value)
 
 
@@ -341,9 +355,9 @@ class Stage(Part):
         if self.at_least is not None:
             hint = "at_least: {duration: 600s, passes_of: 24576} stands alone, under arrival: {poisson: ...}"
             if not isinstance(self.arrival, Poisson):
-                raise units.Wrong("has minimums (at_least), but its arrivals are not poisson", hint)
+                raise units.Wrong("unsupported", "has minimums (at_least), but its arrivals are not poisson", hint)
             if self.duration_ns is not None or self.count is not None:
-                raise units.Wrong("has both minimums (at_least) and bounds", hint)
+                raise units.Wrong("conflict", "has both minimums (at_least) and bounds", hint)
         return self
 
     @classmethod
@@ -356,7 +370,7 @@ class Stage(Part):
         if not isinstance(data, Map) or "warmup" not in data:
             return data
         if "measured" in data:
-            raise units.Wrong("says both measured and warmup", "keep one: warmup: true is measured: false")
+            raise units.Wrong("conflict", "says both measured and warmup", "keep one: warmup: true is measured: false")
         warmup = data["warmup"]
         stage = data.renamed({"warmup": "measured"})
         stage["measured"] = not warmup if isinstance(warmup, bool) else warmup
@@ -386,7 +400,7 @@ def _weight(value: Any) -> float | str:
         units.share(value)
         return value
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise units.Wrong("is not a weight", "a number above zero, or a percentage: weight: 60%")
+        raise units.Wrong("invalid_value", "is not a weight", "a number above zero, or a percentage: weight: 60%")
     return float(value)
 
 
@@ -407,7 +421,9 @@ class RequestClass(Part):
     @classmethod
     def _no_sessions_of_a_trace(cls, requests: Any) -> Any:
         if isinstance(requests, FromTrace) and requests.replay == "sessions":
-            raise units.Wrong("replays the sessions of a trace as one class of several", "replay: instants")
+            raise units.Wrong(
+                "unsupported", "replays the sessions of a trace as one class of several", "replay: instants"
+            )
         return requests
 
     model: Annotated[str, Field(min_length=1)] | None = None  # or a LoRA adapter; None: the target's model
@@ -430,10 +446,12 @@ class Mix(Part):
         weights = [one.weight for one in classes.values()]
         percentages = [units.share(weight) for weight in weights if isinstance(weight, str)]
         if percentages and len(percentages) < len(weights):
-            raise units.Wrong("mix percentages and relative weights", "weight: 60% in each class, or weight: 6 in each")
+            raise units.Wrong(
+                "conflict", "mix percentages and relative weights", "weight: 60% in each class, or weight: 6 in each"
+            )
         if percentages and abs(math.fsum(percentages) - 1) > 1e-9:
             problem = f"have weights that add up to {math.fsum(percentages) * 100:g} %, not 100 %"
-            raise units.Wrong(problem, "or relative weights, without %: weight: 6")
+            raise units.Wrong("out_of_range", problem, "or relative weights, without %: weight: 6")
         numbers = percentages or [float(weight) for weight in weights]
         shares = [number / math.fsum(numbers) for number in numbers]
         return {
@@ -502,7 +520,7 @@ class Written(Part):
         if not isinstance(data, Map) or "classes" not in data:
             return data
         if "requests" in data:
-            raise units.Wrong("has both requests and classes", "each class has requests of its own")
+            raise units.Wrong("conflict", "has both requests and classes", "each class has requests of its own")
         written = data.renamed({"classes": "requests"})
         written["requests"] = {"classes": data["classes"]}
         return written

@@ -38,7 +38,7 @@ class WrittenTaskTerm(Part):
     @model_validator(mode="after")
     def _has_a_limit(self) -> WrittenTaskTerm:
         if self.within_ns is None and self.wait_ns is None:
-            raise units.Wrong("has no limit", "task: {within: 90s, wait: 2s, goodput: 95%}")
+            raise units.Wrong("missing_value", "has no limit", "task: {within: 90s, wait: 2s, goodput: 95%}")
         return self
 
 
@@ -52,9 +52,9 @@ def stop_rule(text: str) -> StopRule:
     elif metric in METRICS and len(parts) == 2:
         quantile, limit = units.quantile(parts[0]), float(units.duration_ns(parts[1], bare="s"))
     else:
-        raise units.Wrong("is no rule to stop by", known)
+        raise units.Wrong("invalid_value", "is no rule to stop by", known)
     if not limit:
-        raise units.Wrong("stops every run", known)
+        raise units.Wrong("out_of_range", "stops every run", known)
     return StopRule(metric=metric, limit=limit, quantile=quantile)
 
 
@@ -62,7 +62,7 @@ def _stop_rule(value: Any) -> StopRule:
     if isinstance(value, StopRule):
         return value
     if not isinstance(value, str):
-        raise units.Wrong("is no rule to stop by", "errors:20%, or ttft:p50:30s")
+        raise units.Wrong("wrong_type", "is no rule to stop by", "errors:20%, or ttft:p50:30s")
     return stop_rule(value)
 
 
@@ -94,7 +94,7 @@ class WrittenSlo(Part):
         seen = set[str]()
         for key in data:
             if (name := METRIC_ALIASES.get(key, key)) in seen:
-                raise units.Wrong(f"has {name} twice", f"{key} is another name of {name}")
+                raise units.Wrong("duplicate", f"has {name} twice", f"{key} is another name of {name}")
             seen.add(name)
         return data.renamed(METRIC_ALIASES)
 
@@ -111,7 +111,7 @@ class WrittenSlo(Part):
         if self.task is not None:
             task = TaskTerm(within_ns=self.task.within_ns, wait_ns=self.task.wait_ns, share=self.task.goodput)
         if not terms and (task is None or self.goodput is not None):
-            raise units.Wrong("has no term", "slo: {ttft: 2s, tpot: 200ms, at: p99}")
+            raise units.Wrong("missing_value", "has no term", "slo: {ttft: 2s, tpot: 200ms, at: p99}")
         return Slo(terms=tuple(terms), goodput_share=self.goodput, task=task)
 
 

@@ -8,14 +8,14 @@ looks like is drawn in `requests/task_graphs.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Strict, ValidationInfo, field_validator, model_validator
 
 from loadgen import format, units
-from loadgen.errors import Fault, UserError, meant
+from loadgen.errors import Code, Fault, UserError, meant
 from loadgen.workload.fields import (
     Delay,
     Duration,
@@ -35,6 +35,7 @@ MOST_REQUESTS = 10_000  # of one task
 MOST_DOCUMENTS = 1_000
 TARGET_NAME = r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$"  # that a URL cannot be taken for
 SMALLEST_SCHEMA = 48  # tokens of the definition of a tool without a description
+_MakeFault = Callable[[Code, str, str, str, str], Fault]  # of a step: its name, the key in it, problem and hint
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"  # what servers take as the name of a function
 
 
@@ -61,9 +62,11 @@ class Documents(Part):
     def _drawable(self) -> Documents:
         largest = most(self.count)
         if largest is None or largest > MOST_DOCUMENTS:
-            raise units.Wrong(f"has a count that may be over {MOST_DOCUMENTS}", "count: {uniform: {min: 3, max: 20}}")
+            raise units.Wrong(
+                "out_of_range", f"has a count that may be over {MOST_DOCUMENTS}", "count: {uniform: {min: 3, max: 20}}"
+            )
         if largest > self.corpus:
-            raise units.Wrong(f"draws {largest} different chunks from {self.corpus}", "a larger corpus")
+            raise units.Wrong("out_of_range", f"draws {largest} different chunks from {self.corpus}", "a larger corpus")
         return self
 
 
@@ -120,7 +123,7 @@ class TaskStep(Part):
     @classmethod
     def _bounded(cls, value: Any) -> Any:
         if most(value) is None:
-            raise units.Wrong("has no upper end", "{lognormal: {median: 8, sigma: 0.5, max: 30}}")
+            raise units.Wrong("endless", "has no upper end", "{lognormal: {median: 8, sigma: 0.5, max: 30}}")
         return value
 
 
@@ -154,9 +157,11 @@ class Task(Part):
     def _fits(self) -> Task:
         if self.width > MOST_REQUESTS:
             problem = f"may have {format.counted(self.width, 'request')}, more than {MOST_REQUESTS:,}"
-            raise units.Wrong(problem, "lower the max of turns or parallel")
+            raise units.Wrong("too_large", problem, "lower the max of turns or parallel")
         if self.tool_choice is not None and not self.known_tools:
-            raise units.Wrong("has tool_choice, and no tools", "tools: {search: {time: 1s, result_tokens: 500}}")
+            raise units.Wrong(
+                "missing_key", "has tool_choice, and no tools", "tools: {search: {time: 1s, result_tokens: 500}}"
+            )
         return self
 
     @property
@@ -198,15 +203,18 @@ def _faults(steps: Map, tools: Any, source: Source) -> Iterator[Fault]:
     """What makes these steps, as they are written, no graph that can be carried out; with the place of each."""
     after = {name: _names(steps[name]) for name in steps}
 
-    def fault(name: str, key: str, problem: str, hint: str) -> Fault:
+    def fault(code: Code, name: str, key: str, problem: str, hint: str) -> Fault:
         step, path = steps[name], child(steps.path, name)
         inside = isinstance(step, Map) and key in step
         spot: Spot = step.values_at[key] if inside else steps.keys_at[name]
-        return UserError(problem, where(source.file, spot, child(path, key) if inside else path), hint)
+        at = where(source.file, spot, child(path, key) if inside else path)
+        return UserError(code, problem, at, hint, key=child(path, key) if key else path)
 
     unknown = {(name, one) for name, names in after.items() for one in names if one not in steps}
     for name, one in sorted(unknown):
-        yield fault(name, "after", f'step "{name}" waits for "{one}", which is no step', meant(one, list(steps)))
+        yield fault(
+            "unknown_name", name, "after", f'step "{name}" waits for "{one}", which is no step', meant(one, list(steps))
+        )
     for name in steps:
         yield from _faults_of_step(name, steps[name], steps, tools, fault)
     if unknown:
@@ -216,20 +224,22 @@ def _faults(steps: Map, tools: Any, source: Source) -> Iterator[Fault]:
     except CycleError as error:
         cycle = error.args[1]
         problem = f"steps wait for each other, so none of them can begin: {' after '.join(reversed(cycle))}"
-        yield fault(cycle[0], "after", problem, "a step waits for steps that come before it")
+        yield fault("cycle", cycle[0], "after", problem, "a step waits for steps that come before it")
         return
     first, last = ([name for name in steps if name not in others] for others in _waiting_and_awaited(after))
     if len(first) > 1:
         problem = f'a task begins with one step, and both "{first[0]}" and "{first[1]}" wait for none'
-        yield fault(first[1], "after", problem, f"after: {first[0]}")
+        yield fault("unsupported", first[1], "after", problem, f"after: {first[0]}")
     if len(last) > 1:
         problem = f'a task ends with one step, and nothing waits for "{last[0]}" and "{last[1]}"'
-        yield fault(last[0], "", problem, f"let one wait for all others: after: [{', '.join(last[:-1])}]")
+        yield fault(
+            "unsupported", last[0], "", problem, f"let one wait for all others: after: [{', '.join(last[:-1])}]"
+        )
     for name, does in ((first[0], "begins"), (last[0], "ends")):
         if isinstance(steps[name], Map) and steps[name].get("parallel", 1) != 1:
             problem = f'a task {does} with one request, and "{name}" runs several times side by side'
             hint = "a step before it" if does == "begins" else "a step after it, which waits for all of them"
-            yield fault(name, "parallel", problem, hint)
+            yield fault("unsupported", name, "parallel", problem, hint)
 
 
 def _waiting_and_awaited(after: dict[str, list[str]]) -> tuple[set[str], set[str]]:
@@ -248,7 +258,7 @@ def _names(step: Any) -> list[str]:
     )
 
 
-def _faults_of_step(name: str, step: Any, steps: Map, tools: Any, fault: Any) -> Iterator[Fault]:
+def _faults_of_step(name: str, step: Any, steps: Map, tools: Any, fault: _MakeFault) -> Iterator[Fault]:
     if not isinstance(step, Map):
         return
     after, tool = _names(step), step.get("tool")
@@ -256,7 +266,7 @@ def _faults_of_step(name: str, step: Any, steps: Map, tools: Any, fault: Any) ->
     for kind in kinds:
         if kind not in tools:
             known = meant(kind, list(tools)) if tools else f"tools: {{{kind}: {{time: 1s, result_tokens: 500}}}}"
-            yield fault(name, "tool", f'unknown tool "{kind}"', known)
+            yield fault("unknown_name", name, "tool", f'unknown tool "{kind}"', known)
     before = [steps[one] for one in after if isinstance(steps.get(one), Map)]
     of_chats = [_kind(one) == "chat" for one in before]
     begins = not after or "context" in step or _kind(step) != "chat" or not all(of_chats[:1])
@@ -264,40 +274,62 @@ def _faults_of_step(name: str, step: Any, steps: Map, tools: Any, fault: Any) ->
     with_result = ["result_tokens" in tools[kind] for kind in kinds if isinstance(tools.get(kind), Map)]
     known_tool = any(with_result)
     if known_tool and not all(with_result):
-        yield fault(name, "tool", "tools with and without result_tokens", "a step of each")
+        yield fault("conflict", name, "tool", "tools with and without result_tokens", "a step of each")
     if not message and not after:
-        yield fault(name, "", f'step "{name}" begins the task, without a message', "input_tokens: 500")
+        yield fault(
+            "missing_key",
+            name,
+            "input_tokens",
+            f'step "{name}" begins the task, without a message',
+            "input_tokens: 500",
+        )
     elif _kind(step) == "chat" and not message and not known_tool and (several or (len(after) < 2 and not begins)):
         later = "" if len(after) < 2 and not begins else " after its first request"
         hint = "input_tokens: 500 (a message), or tool: (the result of one)"
-        yield fault(name, "", f'step "{name}" sends nothing new{later}', hint)
+        yield fault("missing_key", name, "input_tokens", f'step "{name}" sends nothing new{later}', hint)
     if "think_time" in step and not message:
-        yield fault(name, "think_time", "nobody thinks before the result of a tool", "the time of a tool is its own")
+        yield fault(
+            "conflict", name, "think_time", "nobody thinks before the result of a tool", "the time of a tool is its own"
+        )
     if not begins and "system_tokens" in step:
         problem = f'step "{name}" continues the context of "{after[0]}", which has its system message'
-        yield fault(name, "system_tokens", problem, "leave it out, or add context: new")
+        yield fault("conflict", name, "system_tokens", problem, "leave it out, or add context: new")
     if not begins and before and before[0].get("parallel", 1) != 1:
         problem = f'step "{name}" cannot continue the context of "{after[0]}", which runs several times side by side'
-        yield fault(name, "after", problem, "name first the step whose context goes on, or add context: new")
+        yield fault(
+            "conflict", name, "after", problem, "name first the step whose context goes on, or add context: new"
+        )
     yield from _faults_of_kind(name, step, before, fault)
 
 
-def _faults_of_kind(name: str, step: Map, before: list[Map], fault: Any) -> Iterator[Fault]:
+def _faults_of_kind(name: str, step: Map, before: list[Map], fault: _MakeFault) -> Iterator[Fault]:
     """What a step says that those of its kind do not have, or does not say that they need."""
     kind = _kind(step)
     if kind == "chat" and "output_tokens" not in step:
-        yield fault(name, "", f'step "{name}" has no output_tokens', "output_tokens: 300")
+        yield fault("missing_key", name, "output_tokens", f'step "{name}" has no output_tokens', "output_tokens: 300")
     if kind in ("embed", "rerank"):
         lacking = [key for key in ("output_tokens", "system_tokens", "turns", "context", "best") if key in step]
         for key in lacking if kind == "rerank" else [*lacking, *(["documents"] if "documents" in step else [])]:
-            yield fault(name, key, f"a step of kind {kind} has no {key}", "leave it out")
+            yield fault("no_effect", name, key, f"a step of kind {kind} has no {key}", "leave it out")
         if kind == "rerank" and "documents" not in step:
-            yield fault(name, "", f'step "{name}" has no documents to rank', "documents: {count: 20, tokens: 384}")
+            yield fault(
+                "missing_key",
+                name,
+                "documents",
+                f'step "{name}" has no documents to rank',
+                "documents: {count: 20, tokens: 384}",
+            )
     ranked = any(_kind(one) == "rerank" for one in before)
     if kind == "chat" and "best" in step and not ranked:
-        yield fault(name, "best", "there is no rerank right before it", "after: the step that ranks, or documents: {}")
+        yield fault(
+            "missing_key",
+            name,
+            "best",
+            "there is no rerank right before it",
+            "after: the step that ranks, or documents: {}",
+        )
     if kind == "chat" and "best" in step and "documents" in step:
-        yield fault(name, "best", "has both best and documents", "best takes those of the rerank before it")
+        yield fault("conflict", name, "best", "has both best and documents", "best takes those of the rerank before it")
 
 
 def _kind(step: Map) -> str:

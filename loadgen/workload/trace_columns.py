@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.errors import FAULTS_SHOWN, UserError
+from loadgen.errors import FAULTS_SHOWN, Code, UserError
 from loadgen.units import LONGEST_NS, MOST_TOKENS
 from loadgen.workload import trace_formats
 from loadgen.workload.trace_formats import TraceColumns
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BATCH = 262_144
 Ints = NDArray[np.int64]
-Take = Callable[[TraceColumns, int, Sequence[tuple[int, str]]], bool]
+Take = Callable[[TraceColumns, int, Sequence[tuple[int, Code, str]]], bool]
 """Takes sound rows, the number of bad ones, and the first of these with what is wrong; says whether to go on."""
 
 
@@ -38,22 +38,24 @@ def read(path: Path, take: Take) -> str:
             found = trace_formats.of_columns(list(names))
             if found is None:
                 problem = f"not a trace that is known here: its columns are {', '.join(list(names)[:12])}"
-                raise UserError(problem, str(path), trace_formats.KNOWN)
+                raise UserError("wrong_format", problem, str(path), trace_formats.KNOWN)
             if "hash_ids" in names:
                 problem, hint = "hash_ids in Parquet are not read", "write the trace as JSONL, which keeps its prefixes"
-                raise UserError(problem, str(path), hint)
+                raise UserError("unsupported", problem, str(path), hint)
             name, required, _ = found
             columns = [names[column] for column in required]
             kinds = [file.schema_arrow.field(column).type for column in columns]
             for column, kind in zip(columns, kinds, strict=True):
                 if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind)):
-                    raise UserError(f"the column {column} holds {kind}", str(path), "numbers, or dates for the time")
+                    raise UserError(
+                        "wrong_type", f"the column {column} holds {kind}", str(path), "numbers, or dates for the time"
+                    )
             whole_ns = 1_000_000_000 if name == "BurstGPT" else 1_000_000
             _take_all(file.iter_batches(BATCH, columns=columns), columns, whole_ns, take)
             return name
     except (OSError, pa.ArrowException) as error:
         problem = f"the Parquet file is cut short or damaged: {str(error).splitlines()[0]}"
-        raise UserError(problem, str(path), "copy it again") from None
+        raise UserError("damaged_file", problem, str(path), "copy it again") from None
 
 
 def _take_all(batches: Iterator[Any], columns: list[str], whole_ns: int, take: Take) -> None:
@@ -75,14 +77,14 @@ def _take_all(batches: Iterator[Any], columns: list[str], whole_ns: int, take: T
         faults = []
         (bad,) = np.nonzero(~kept)
         for row in bad[:FAULTS_SHOWN].tolist():
-            reasons = (
-                (timed[row], f"{columns[0]} is missing or no number"),
-                (counted[row], f"{columns[1]} is missing or not from 1 to {MOST_TOKENS:,}"),
-                (answered[row], f"{columns[2]} is missing or not from 0 to {MOST_TOKENS:,}"),
-                (near[row], "the time is more than a year from that of the first row"),
-                (forward[row], f"the time goes back by {(before[row] - at_ns[row]) / 1e9:,.6g} s"),
+            reasons: tuple[tuple[bool, Code, str], ...] = (
+                (timed[row], "invalid_value", f"{columns[0]} is missing or no number"),
+                (counted[row], "invalid_value", f"{columns[1]} is missing or not from 1 to {MOST_TOKENS:,}"),
+                (answered[row], "invalid_value", f"{columns[2]} is missing or not from 0 to {MOST_TOKENS:,}"),
+                (near[row], "out_of_range", "the time is more than a year from that of the first row"),
+                (forward[row], "unordered", f"the time goes back by {(before[row] - at_ns[row]) / 1e9:,.6g} s"),
             )
-            faults.append((number + row, next(problem for good, problem in reasons if not good)))
+            faults.append((number + row, *next(reason for good, *reason in reasons if not good)))
         if not take(TraceColumns(at_ns[kept], read[kept], write[kept]), len(bad), faults):
             return
         number += len(kept)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from loadgen.errors import UserError
+from loadgen.errors import UserError, of_reading
 from loadgen.workload.trace_formats import KNOWN
 
 LONGEST_LINE = 100_000_000
@@ -32,12 +32,12 @@ def opened(path: Path, longest: int = LONGEST_LINE) -> Iterator[Iterator[tuple[i
         with io.TextIOWrapper(_stream(path, compression), encoding="utf-8-sig", newline="") as text:
             yield _numbered(text, path, longest)
     except UnicodeDecodeError:
-        raise UserError("not a text file (UTF-8)", str(path), KNOWN) from None
+        raise UserError("wrong_encoding", "not a text file (UTF-8)", str(path), KNOWN) from None
     except OSError as error:
         if compression is None or error.errno is not None:
-            raise UserError(f"cannot read the trace: {error.strerror or error}", str(path)) from None
+            raise UserError(of_reading(error), f"cannot read the trace: {error.strerror or error}", str(path)) from None
         problem = f"the {compression} file is cut short or damaged"
-        raise UserError(problem, str(path), "copy it again, or unpack it by hand") from None
+        raise UserError("damaged_file", problem, str(path), "copy it again, or unpack it by hand") from None
 
 
 def _stream(path: Path, compression: str | None) -> Any:
@@ -53,12 +53,12 @@ def _beginning(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(4)
     except OSError as error:
-        raise UserError(f"cannot read the trace: {error.strerror}", str(path)) from None
+        raise UserError(of_reading(error), f"cannot read the trace: {error.strerror}", str(path)) from None
 
 
 def _numbered(text: io.TextIOWrapper, path: Path, longest: int) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(iter(partial(text.readline, longest + 1), ""), 1):
         if len(line) > longest:
-            raise UserError(f"a line of more than {longest:,} characters", f"{path}:{number}", KNOWN)
+            raise UserError("too_large", f"a line of more than {longest:,} characters", f"{path}:{number}", KNOWN)
         if not line.isspace():
             yield number, line

@@ -93,7 +93,7 @@ def of_json(first: Mapping[str, Any]) -> TraceFormat | None:
     if "captureData" in keys:
         return TraceFormat("SageMaker data capture", _each(_sagemaker_row), in_order=False)
     if keys & {"messages", "prompt", "conversations"}:
-        raise Wrong("these are prompts, not a trace", "prompts of your own: --dataset FILE")
+        raise Wrong("wrong_format", "these are prompts, not a trace", "prompts of your own: --dataset FILE")
     return None
 
 
@@ -123,9 +123,9 @@ def json_object(line: str) -> dict[str, Any]:
     try:
         row = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Wrong(f"not JSON: {error}", "one JSON object per line") from None
+        raise Wrong("invalid_syntax", f"not JSON: {error}", "one JSON object per line") from None
     if not isinstance(row, dict):
-        raise Wrong("not a JSON object", "one JSON object per line")
+        raise Wrong("wrong_type", "not a JSON object", "one JSON object per line")
     return row
 
 
@@ -155,6 +155,7 @@ def _mooncake_together(scale: float, lines: Sequence[str]) -> TraceColumns | Non
         text = "[" + ",".join(lines) + "]"
         rows = _PLAIN_ROWS.decode(text)
         at = np.array([row.timestamp for row in rows])
+        latest_ns = float(np.abs(at).max()) * scale  # infinite, where numpy would warn
         read = np.array([row.input_length for row in rows], np.int64)
         write = np.array([row.output_length for row in rows], np.int64)
         lists = [row.hash_ids or () for row in rows] if '"hash_ids"' in text else ()
@@ -163,7 +164,7 @@ def _mooncake_together(scale: float, lines: Sequence[str]) -> TraceColumns | Non
         return None
     if (
         len(rows) != len(lines)
-        or np.abs(at).max() * scale > _LATEST_NS
+        or latest_ns > _LATEST_NS
         or read.min() < 1
         or write.min() < 0
         or max(read.max(), write.max()) > MOST_TOKENS
@@ -221,9 +222,9 @@ def _csv_row(
     try:
         values = next(csv.reader([line]))
     except (csv.Error, StopIteration) as error:
-        raise Wrong(f"not CSV: {error}", "") from None
+        raise Wrong("invalid_syntax", f"not CSV: {error}", "") from None
     if len(values) < fields:
-        raise Wrong(f"{len(values)} fields, the first line names {fields}", "")
+        raise Wrong("missing_value", f"{len(values)} fields, the first line names {fields}", "")
     at, read, write = (values[place].strip() for place in places)
     input_tokens = token_count(_number(read), names[1], 1)
     return (TraceRow(parse_time(at), input_tokens, token_count(_number(write), names[2], 0)),)
@@ -237,9 +238,13 @@ def _weka_rows(trace: dict[str, Any]) -> Iterator[TraceRow]:
     name = str(trace.get("id"))
     size = trace.get("block_size")
     if not _is_number(size) or not isinstance(size, int | float) or size <= 0:
-        raise Wrong(f"block_size is {shortened(size)}", "a number of tokens above 0")
+        raise Wrong("invalid_value", f"block_size is {shortened(size)}", "a number of tokens above 0")
     if trace.get("hash_id_scope", "local") != "local":
-        raise Wrong(f"hash_id_scope is {shortened(trace['hash_id_scope'])}", "local: each trace has hashes of its own")
+        raise Wrong(
+            "unsupported",
+            f"hash_id_scope is {shortened(trace['hash_id_scope'])}",
+            "local: each trace has hashes of its own",
+        )
     own_hashes = _id_of(name) & 0x7FFFFFFF
     own_turns = itertools.count()
     for request in _requests(trace):
@@ -259,10 +264,10 @@ def _weka_rows(trace: dict[str, Any]) -> Iterator[TraceRow]:
 def _requests(of: dict[str, Any]) -> Iterator[dict[str, Any]]:
     requests = of.get("requests")
     if not isinstance(requests, list):
-        raise Wrong(f"requests is {shortened(requests)}", "a list of calls")
+        raise Wrong("wrong_type", f"requests is {shortened(requests)}", "a list of calls")
     for request in requests:
         if not isinstance(request, dict):
-            raise Wrong(f"a request is {shortened(request)}", "an object with t, in and out")
+            raise Wrong("wrong_type", f"a request is {shortened(request)}", "an object with t, in and out")
         yield request
 
 
@@ -314,7 +319,9 @@ class _TraceLab:
         inputs = [utc_date_ns(str(e.get("timestamp"))) for e in events if e.get("event_type") in _TRACELAB_INPUTS]
         outputs = [utc_date_ns(str(e.get("timestamp"))) for e in events if e.get("event_type") in _TRACELAB_OUTPUTS]
         if not inputs and not outputs:
-            raise Wrong("timing_events has no instant", "a user_message or a tool_result with a timestamp")
+            raise Wrong(
+                "missing_value", "timing_events has no instant", "a user_message or a tool_result with a timestamp"
+            )
         return max(inputs) if inputs else min(outputs), max(outputs, default=0)
 
 
@@ -399,7 +406,7 @@ def _sagemaker_row(row: dict[str, Any]) -> TraceRow:
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         hint = "token counts come from the answer's `usage`, which streamed answers are captured without"
-        raise Wrong("the captured answer has no usage", hint)
+        raise Wrong("missing_key", "the captured answer has no usage", hint)
     return TraceRow(
         utc_date_ns(str(event.get("inferenceTime") if isinstance(event, dict) else None)),
         token_count(usage.get("prompt_tokens"), "usage.prompt_tokens", 1),
@@ -412,16 +419,16 @@ def _captured(capture: Any, part: str) -> dict[str, Any]:
     stored = capture.get(part) if isinstance(capture, dict) else None
     data = stored.get("data") if isinstance(stored, dict) else None
     if not isinstance(stored, dict) or not isinstance(data, str):
-        raise Wrong(f"captureData has no {part}.data", "capture both input and output")
+        raise Wrong("missing_key", f"captureData has no {part}.data", "capture both input and output")
     if str(stored.get("encoding", "JSON")).upper() == "BASE64":
         try:
             data = base64.b64decode(data, validate=True).decode()
         except (binascii.Error, UnicodeDecodeError):
-            raise Wrong(f"{part}.data is not base64 of a text", "") from None
+            raise Wrong("invalid_value", f"{part}.data is not base64 of a text", "") from None
     try:
         return json_object(data)
     except Wrong as wrong:
-        raise Wrong(f"{part}.data is {wrong}", "a captured chat completion") from None
+        raise Wrong(wrong.code, f"{part}.data is {wrong}", "a captured chat completion") from None
 
 
 # -------------------------------------------------------------------------------------------------------------- values
@@ -442,7 +449,7 @@ def _number(text: str) -> int | float | str:
 
 def time_ns(value: Any, scale: float) -> int:
     if not isinstance(value, int | float) or not _is_number(value) or abs(value) * scale > _LATEST_NS:
-        raise Wrong(f"timestamp is {shortened(value)}", "a number")
+        raise Wrong("invalid_value", f"timestamp is {shortened(value)}", "a number")
     return int(value) * int(scale) + round((value - int(value)) * scale)
 
 
@@ -452,7 +459,7 @@ def _length_ns(row: dict[str, Any], name: str, scale: float) -> int:
     if value is None:
         return -1
     if not isinstance(value, int | float) or not _is_number(value) or not 0 <= value * scale < _LATEST_NS:
-        raise Wrong(f"{name} is {shortened(value)}", "a length of time, zero or more")
+        raise Wrong("invalid_value", f"{name} is {shortened(value)}", "a length of time, zero or more")
     return round(value * scale)
 
 
@@ -462,14 +469,14 @@ def _seconds_ns(text: str) -> int:
 
 def token_count(value: Any, name: str, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_TOKENS:
-        raise Wrong(f"{name} is {shortened(value)}", f"a whole number from {least} to {MOST_TOKENS:,}")
+        raise Wrong("invalid_value", f"{name} is {shortened(value)}", f"a whole number from {least} to {MOST_TOKENS:,}")
     return value
 
 
 def _hash_ids(row: dict[str, Any]) -> list[int]:
     value = row.get("hash_ids") or []
     if not isinstance(value, list):
-        raise Wrong(f"hash_ids is {shortened(value)}", "a list")
+        raise Wrong("wrong_type", f"hash_ids is {shortened(value)}", "a list")
     is_id = [isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= _ID_BITS for item in value]
     return value if all(is_id) else [item if good else _id_of(item) for item, good in zip(value, is_id, strict=True)]
 
@@ -486,11 +493,11 @@ def utc_date_ns(text: str) -> int:
     try:
         date = datetime.datetime.fromisoformat(to_seconds + fraction_and_offset[len(digits) :])
     except ValueError:
-        raise Wrong(f"timestamp is {text!r}", "a date like 2023-11-16 18:15:46.6805900") from None
+        raise Wrong("invalid_value", f"timestamp is {text!r}", "a date like 2023-11-16 18:15:46.6805900") from None
     if date.tzinfo is None:
         date = date.replace(tzinfo=datetime.UTC)
     since_epoch = date - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
     at_ns = (since_epoch.days * 86_400 + since_epoch.seconds) * 10**9 + int((digits + "000000000")[:9])
     if abs(at_ns) > _LATEST_NS:
-        raise Wrong(f"timestamp is {text!r}", "a date like 2023-11-16 18:15:46.6805900")
+        raise Wrong("invalid_value", f"timestamp is {text!r}", "a date like 2023-11-16 18:15:46.6805900")
     return at_ns

@@ -71,7 +71,7 @@ class TraceSessions:
         path = str(self._trace.path)
         if self.turns > MOST_REQUESTS:
             problem = f"a session of the trace has {self.turns:,} requests, at most {MOST_REQUESTS:,}"
-            raise UserError(problem, path, "--trace-slice, or --trace-replay instants")
+            raise UserError("too_large", problem, path, "--trace-slice, or --trace-replay instants")
         later = np.ones(len(self._rows), bool)
         later[self._starts] = False
         asks = np.zeros(len(self), bool)  # sessions of which the end of an answer is needed
@@ -86,7 +86,7 @@ class TraceSessions:
             hint = (
                 "--trace-replay instants; or a trace with ends of answers: Weka, TraceLab, OpenTelemetry, loadgen_sdk"
             )
-            raise UserError(problem, path, hint)
+            raise UserError("unsupported", problem, path, hint)
 
     def _graph(self, session: int) -> SessionGraph:
         rows = self.rows(session)

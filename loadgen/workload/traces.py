@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen import format
-from loadgen.errors import Fault, Faults, UserError, enough
+from loadgen.errors import Code, Fault, Faults, UserError, enough, of_reading
 from loadgen.units import LONGEST_NS, Wrong
 from loadgen.workload import trace_files, trace_formats
 from loadgen.workload.schema import FromTrace, Replay
@@ -82,7 +82,9 @@ class Trace:
         last = len(self) if end_ns is None else int(np.searchsorted(self.due_ns, end_ns))
         if first >= last:
             problem = f"no requests in this part of the trace, which is {self.due_ns[-1] / 1e9:,.1f} s long"
-            raise UserError(problem, str(self.path), "--trace-slice 10m..20m, counted from its first request")
+            raise UserError(
+                "empty_file", problem, str(self.path), "--trace-slice 10m..20m, counted from its first request"
+            )
         kept = slice(first, last)
         return replace(
             self,
@@ -107,7 +109,7 @@ def read_trace(path: str | Path, *, part: Slice | None = None, skip_bad: bool = 
     try:
         state = path.stat()
     except OSError as error:
-        raise UserError(f"cannot read the trace: {error.strerror}", str(path)) from None
+        raise UserError(of_reading(error), f"cannot read the trace: {error.strerror}", str(path)) from None
     trace = _read_cached(path, state.st_size, state.st_mtime_ns, skip_bad)
     return trace if part is None else trace.within(*part)
 
@@ -138,14 +140,14 @@ def _read_cached(path: Path, size: int, changed_ns: int, skip_bad: bool) -> Trac
 def _read_lines(path: Path, lines: Iterator[tuple[int, str]], skip_bad: bool) -> Trace:
     first = next(lines, None)
     if first is None:
-        raise UserError("no requests in the trace", str(path), trace_formats.KNOWN)
+        raise UserError("empty_file", "no requests in the trace", str(path), trace_formats.KNOWN)
     is_json = first[1].lstrip().startswith("{")
     try:
         found = _json_format(first[1]) if is_json else trace_formats.of_csv(first[1])
     except Wrong as wrong:
-        raise UserError(str(wrong), f"{path}:1", wrong.hint) from None
+        raise UserError(wrong.code, str(wrong), f"{path}:1", wrong.hint) from None
     if found is None:
-        raise UserError("not a trace that is known here", f"{path}:1", trace_formats.KNOWN)
+        raise UserError("wrong_format", "not a trace that is known here", f"{path}:1", trace_formats.KNOWN)
     index = _Index(path, skip_bad, in_order=found.in_order)
     _add_rows(index, found, itertools.chain([first], lines) if is_json else lines)
     return index.trace(found.name)
@@ -158,7 +160,7 @@ def _json_format(line: str) -> TraceFormat | None:
 def _limited(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     for number, line in lines:
         if number > MOST_ROWS:
-            raise UserError(f"more than {MOST_ROWS:,} lines", "the trace", "cut it into parts")
+            raise UserError("too_large", f"more than {MOST_ROWS:,} lines", "the trace", "cut it into parts")
         yield number, line
 
 
@@ -173,7 +175,7 @@ def _add_rows(index: _Index, found: TraceFormat, lines: Iterator[tuple[int, str]
                 for row in found.rows(line):
                     index.add(row)
             except Wrong as wrong:
-                if index.is_enough(str(wrong), f"{index.path}:{number}", wrong.hint):
+                if index.is_enough(wrong.code, str(wrong), f"{index.path}:{number}", wrong.hint):
                     return
 
 
@@ -206,10 +208,10 @@ class _Index:
             self._first_ns = self._latest_ns = at_ns
         if at_ns < self._latest_ns and self._in_order:
             problem = f"the time goes back by {(self._latest_ns - at_ns) / 1e9:,.6g} s"
-            raise Wrong(problem, "sort the rows by time, or leave such rows out: --on-bad-row skip")
+            raise Wrong("unordered", problem, "sort the rows by time, or leave such rows out: --on-bad-row skip")
         if abs(at_ns - self._first_ns) > LONGEST_NS:
             problem = f"the time is {abs(at_ns - self._first_ns) / 86_400e9:,.0f} days from that of the first row"
-            raise Wrong(problem, "a trace of at most a year; are these milliseconds, or seconds?")
+            raise Wrong("out_of_range", problem, "a trace of at most a year; are these milliseconds, or seconds?")
         self._latest_ns = at_ns
         if output_tokens < 1:  # BurstGPT marks failures this way; there is no output to request
             self._skipped += 1
@@ -283,20 +285,20 @@ class _Index:
             self._starts.frombytes((len(self._hashes) + ends).astype(np.int64).tobytes())
             self._hashes.extend(hashes)
 
-    def add_checked(self, columns: TraceColumns, bad: int, faults: Sequence[tuple[int, str]]) -> bool:
+    def add_checked(self, columns: TraceColumns, bad: int, faults: Sequence[tuple[int, Code, str]]) -> bool:
         """Add rows of a table. `faults`: of the first of the `bad` rows, by row number. Returns whether to go on."""
-        for number, problem in faults:
-            if self.is_enough(problem, f"{self.path}, row {number:,}", ""):
+        for number, code, problem in faults:
+            if self.is_enough(code, problem, f"{self.path}, row {number:,}", ""):
                 return False
         self._bad += bad - len(faults)
         self.add_columns(columns)
         return True
 
-    def is_enough(self, problem: str, where: str, hint: str) -> bool:
+    def is_enough(self, code: Code, problem: str, where: str, hint: str) -> bool:
         """Note a row with a fault. Returns whether to read no further."""
         self._bad += 1
         if not self._skip_bad or not self._faults:
-            self._faults.append(UserError(problem, where, hint))
+            self._faults.append(UserError(code, problem, where, hint))
         return not self._skip_bad and enough(self._faults, str(self.path))
 
     def trace(self, name: str) -> Trace:
@@ -308,7 +310,7 @@ class _Index:
             reason = (
                 f": {format.counted(self._bad, 'bad row')}, and no other" if self._bad and not self._skipped else reason
             )
-            raise UserError(f"no requests in the trace{reason}", str(self.path), trace_formats.KNOWN)
+            raise UserError("empty_file", f"no requests in the trace{reason}", str(self.path), trace_formats.KNOWN)
         n = len(self._at)
         at_ns, read, write = (_view(column) for column in (self._at, self._read, self._write))
         session = _same(-1, n) if self._session is None else _view(self._session)

@@ -92,11 +92,15 @@ def read_yaml(
         text_before = text[: error.position] if isinstance(error.position, int) else ""
         spot = Spot(text_before.count("\n") + 1, len(text_before) - text_before.rfind("\n"))
         hint = f"a {kind} is plain text in YAML"
-        raise Faults([UserError("a character that YAML does not allow", where(file, spot, ""), hint)]) from None
+        raise Faults(
+            [UserError("wrong_encoding", "a character that YAML does not allow", where(file, spot, ""), hint)]
+        ) from None
     if not isinstance(root, yaml.MappingNode):
         spot = Spot(1, 1) if root is None else _spot(root)
         problem = "the file is empty" if root is None else f"the top of a {kind} must be a mapping (key: value)"
-        raise Faults([UserError(problem, where(file, spot, ""), smallest)])
+        raise Faults(
+            [UserError("empty_file" if root is None else "wrong_type", problem, where(file, spot, ""), smallest)]
+        )
     faults: list[Fault] = []
     walk = _Walk(file, env, faults.append)
     top = walk.value(root, "", 0)
@@ -114,7 +118,9 @@ def _refuse_depth(text: str, file: str) -> None:
             depth -= 1
         if depth > DEEPEST:
             spot = Spot(event.start_mark.line + 1, event.start_mark.column + 1)
-            raise Faults([UserError("nested too deeply", where(file, spot, ""), f"at most {DEEPEST} levels")])
+            raise Faults(
+                [UserError("too_large", "nested too deeply", where(file, spot, ""), f"at most {DEEPEST} levels")]
+            )
 
 
 def _spot(node: yaml.Node) -> Spot:
@@ -138,7 +144,7 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, file: str, kind: str) -> Fau
         hint = "inside { } put ${VAR} in quotes"
     elif error.context:
         hint = str(error.context)
-    return UserError(f"not valid YAML: {error.problem}", where(file, spot, ""), hint)
+    return UserError("invalid_syntax", f"not valid YAML: {error.problem}", where(file, spot, ""), hint)
 
 
 def resolve(text: str) -> Any:
@@ -166,7 +172,16 @@ class _Walk:
         if self.left < 0 or depth > DEEPEST:
             problem = "an alias inside itself" if depth > DEEPEST else "too many values"
             hint = f"at most {DEEPEST} levels and {MOST_NODES:,} values, aliases counted as often as they are used"
-            raise Faults([UserError(problem, where(self.file, _spot(node), path.partition("[")[0]), hint)])
+            raise Faults(
+                [
+                    UserError(
+                        "cycle" if depth > DEEPEST else "too_large",
+                        problem,
+                        where(self.file, _spot(node), path.partition("[")[0]),
+                        hint,
+                    )
+                ]
+            )
 
     def value(self, node: yaml.Node, path: str, depth: int) -> Any:
         self.spend(node, path, depth)
@@ -190,12 +205,14 @@ class _Walk:
                 continue
             spot = _spot(key_node)
             if not isinstance(key_node, yaml.ScalarNode):
-                self.fault(UserError("a key must be a single word", where(self.file, spot, path)))
+                self.fault(UserError("wrong_type", "a key must be a single word", where(self.file, spot, path)))
                 continue
             key = key_node.value
             if key in result:
                 hint = f"the first is on line {result.keys_at[key].line}; keep one"
-                self.fault(UserError(f'"{key}" is given twice', where(self.file, spot, child(path, key)), hint))
+                self.fault(
+                    UserError("duplicate", f'"{key}" is given twice', where(self.file, spot, child(path, key)), hint)
+                )
                 continue
             result[key] = self.value(value_node, child(path, key), depth + 1)
             result.keys_at[key], result.values_at[key] = spot, _spot(value_node)
@@ -207,7 +224,7 @@ class _Walk:
         """YAML's `<<`: add the keys of the merged mappings that are not set yet; the first mapping wins."""
         for node in source.value if isinstance(source, yaml.SequenceNode) else [source]:
             if not isinstance(node, yaml.MappingNode):
-                self.fault(UserError('"<<" merges mappings only', where(self.file, _spot(node), path)))
+                self.fault(UserError("wrong_type", '"<<" merges mappings only', where(self.file, _spot(node), path)))
                 continue
             self.spend(node, path, depth + 1)
             other = self.mapping(node, path, depth + 1)
@@ -237,11 +254,21 @@ class _Walk:
                 return value or default[2:]
             if value is None:
                 hint = f"export {name}=..., or give a default: ${{{name}:-value}}"
-                self.fault(UserError(f"the environment variable {name} is not set", where(self.file, spot, path), hint))
+                self.fault(
+                    UserError(
+                        "unset_variable",
+                        f"the environment variable {name} is not set",
+                        where(self.file, spot, path),
+                        hint,
+                        key=name,
+                    )
+                )
                 return ""
             return value
 
         if _REFERENCE.sub("", node.value).count("${"):
             problem = f'"{node.value}" is not a reference to a variable'
-            self.fault(UserError(problem, where(self.file, spot, path), "write ${NAME} or ${NAME:-default}"))
+            self.fault(
+                UserError("invalid_value", problem, where(self.file, spot, path), "write ${NAME} or ${NAME:-default}")
+            )
         return _REFERENCE.sub(value_of, node.value)

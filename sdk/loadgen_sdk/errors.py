@@ -14,6 +14,8 @@ code is in `http_status`. The generator adds two kinds for slots that were never
 
 from __future__ import annotations
 
+from typing import Literal
+
 KINDS = (
     "",
     "dns",
@@ -40,24 +42,67 @@ KINDS = (
 """The index of a kind is its code in a record. Append only, because stored runs hold these codes."""
 
 
+Code = Literal[
+    # arguments
+    "missing_option",  # a flag, an argument or a file that this needs is not given
+    "conflict",  # two things that are given exclude each other
+    "wrong_type",  # a value of another type than belongs there
+    "invalid_value",  # a value that cannot be read as what belongs there
+    "unknown_name",  # a word that is none of the known ones: a metric, a preset, a stage, a price
+    "out_of_range",  # a number, a time or an amount beyond its limits
+    "unsupported",  # all of it is right by itself, and cannot be done together, or not by this target
+    "unreadable_file",  # a file is there, and cannot be read
+    "unwritable_file",  # a file or a folder cannot be written
+    # this host
+    "not_installed",  # a package or a program is missing; `key` of a fault says which
+    "wrong_platform",  # this operating system or version of Python cannot do it
+    "resource_limit",  # this host has too few open files, ports, processors or too little room
+    "event_loop",  # the call needs an event loop and there is none, or would block the one that is running
+    # the target
+    "invalid_url",  # the URL is none, or none of a kind that is spoken
+    "dns",  # the name of the host cannot be resolved
+    "connect",  # nothing accepts a connection at the address
+    "tls",  # the TLS handshake failed, or the certificate is not trusted
+    "proxy",  # the proxy refused, or does not answer
+    "timeout",  # no answer came in time
+    "reset",  # the connection broke before the answer was whole
+    "wrong_protocol",  # what answers does not speak HTTP/1.1
+    "invalid_answer",  # the answer is not what this API answers
+    "unauthorized",  # it refuses the key, or wants one: 401, 403, 407
+    "no_model",  # no model is named, and the server does not say which one to take
+    "unknown_model",  # the server does not have the model
+    "http_3xx",  # it answers with a redirect
+    "http_4xx",  # it refuses the request
+    "http_429",  # its rate limit is used up
+    "http_5xx",  # it failed, or is not ready
+]
+"""What is wrong, for programs. Where a word is also one of KINDS, it means the same."""
+
+
 class ClientError(Exception):
     """Base class of the exceptions of this client."""
 
 
 class TargetUnusable(ClientError):
-    """The endpoint cannot serve any request: unreachable, refusing the key, not knowing the model."""
+    """The endpoint cannot serve any request. `code`: why, for programs; `hint`: what to do."""
 
-    def __init__(self, what: str, hint: str = "") -> None:
-        super().__init__(what)
-        self.hint = hint
+    def __init__(self, code: Code, what: str, hint: str = "") -> None:
+        super().__init__(code, what, hint)
+        self.code, self.what, self.hint = code, what, hint
+
+    def __str__(self) -> str:
+        return self.what
 
 
 class WrongUse(ClientError, ValueError):
-    """An argument is invalid. `hint`: what to write instead."""
+    """An argument is invalid. `code`: what is wrong with it, for programs; `hint`: what to write instead."""
 
-    def __init__(self, what: str, hint: str = "") -> None:
-        super().__init__(f"{what}; {hint}" if hint else what)
-        self.hint = hint
+    def __init__(self, code: Code, what: str, hint: str = "") -> None:
+        super().__init__(code, what, hint)
+        self.code, self.what, self.hint = code, what, hint
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.hint}" if self.hint else self.what
 
 
 class RequestFailed(ClientError):

@@ -101,7 +101,9 @@ async def _all_ready(
                 processes[i].kill()
     if frozen:
         what = f"worker {min(frozen)} did not move for {frozen_s:g} s before the load, and was killed"
-        raise TargetError(what, f"--workers {len(processes)}", "is this host out of memory, or its disk stuck?")
+        raise TargetError(
+            "process_failed", what, f"--workers {len(processes)}", "is this host out of memory, or its disk stuck?"
+        )
     for start in starts:
         if start.done():
             start.result()

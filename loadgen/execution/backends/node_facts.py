@@ -89,7 +89,7 @@ def unreachable(job: Job, elsewhere: Sequence[str], where: str) -> Iterator[Faul
     """A fault if workers `elsewhere` cannot reach the target."""
     if elsewhere and job.simulated:
         what = f"the embedded simulation listens on this machine alone, and workers run on {elsewhere[0]}"
-        yield UserError(what, where, "start `loadgen sim` with --host and name it with --url")
+        yield UserError("unsupported", what, where, "start `loadgen sim` with --host and name it with --url")
 
 
 def notes(job: Job, elsewhere: Sequence[str]) -> Iterator[str]:
@@ -125,8 +125,10 @@ def differences(local: NodeFacts, remote: NodeFacts, where: str) -> Iterator[Fau
     for name, value in local.same.items():
         if remote.same.get(name) != value:
             what = f"{name} {remote.same.get(name)} there, {value} here"
-            yield UserError(what, where, "the same on every node: the requests of a run depend on it")
+            yield UserError("nodes_differ", what, where, "the same on every node: the requests of a run depend on it")
     for path, digest in local.files.items():
         if remote.files.get(path) != digest:
             what = "no such file there" if not remote.files.get(path) else "another file there than here"
-            yield UserError(f"{path}: {what}", where, "put it on a shared folder, under the same absolute path")
+            yield UserError(
+                "nodes_differ", f"{path}: {what}", where, "put it on a shared folder, under the same absolute path"
+            )

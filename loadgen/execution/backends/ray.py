@@ -52,7 +52,9 @@ def connected(address: str) -> Iterator[RayCluster]:
     try:
         import ray
     except ImportError:
-        raise UserError("Ray is not installed here", f"--ray {address}", "pip install 'loadgen[ray]'") from None
+        raise UserError(
+            "not_installed", "Ray is not installed here", f"--ray {address}", "pip install 'loadgen[ray]'", key="ray"
+        ) from None
     opened_here = not ray.is_initialized()
     if opened_here:
         _check_reachable(address)
@@ -61,7 +63,7 @@ def connected(address: str) -> Iterator[RayCluster]:
         except (ConnectionError, RuntimeError, ValueError) as error:
             what = " ".join(str(error).split())[:300]
             hint = "start one: ray start --head; the same Ray and Python on every node and here"
-            raise UserError(f"no Ray cluster to join: {what}", f"--ray {address}", hint) from None
+            raise UserError("no_cluster", f"no Ray cluster to join: {what}", f"--ray {address}", hint) from None
     cluster = RayCluster(address)
     try:
         yield cluster
@@ -78,12 +80,12 @@ def _check_reachable(address: str) -> None:
         return
     if address.startswith("ray://") or not host or not port.isdigit():
         hint = "auto, or HOST:6379 of the head node; from outside: ray job submit -- loadgen run ... --ray auto"
-        raise UserError("not the address of a Ray cluster", f"--ray {address}", hint)
+        raise UserError("no_cluster", "not the address of a Ray cluster", f"--ray {address}", hint)
     try:
         socket.create_connection((host.strip("[]"), int(port)), 5.0).close()
     except OSError as error:
         hint = "start one there: ray start --head --port=6379"
-        raise UserError(f"no Ray cluster answers: {error}", f"--ray {address}", hint) from None
+        raise UserError("no_cluster", f"no Ray cluster answers: {error}", f"--ray {address}", hint) from None
 
 
 @dataclass(slots=True, eq=False)
@@ -138,7 +140,7 @@ class RayCluster:
             needy, hosts = format.counted(workers, "worker needs", "workers need"), format.counted(len(nodes), "node")
             what = f"{needy} a CPU each; the cluster has {free} free on {hosts}{busy}"
             hint = f"--workers {free}, or --workers auto" if free else "add nodes: ray start --address=HEAD:6379"
-            raise UserError(what, f"--workers {workers} --ray {self.address}", hint)
+            raise UserError("resource_limit", what, f"--workers {workers} --ray {self.address}", hint)
 
     # -- before the clock starts -----------------------------------------------------------------------------------
 
@@ -202,7 +204,9 @@ class RayCluster:
             remove_placement_group(group)
         asked = format.counted(workers, "worker")
         what = f"no room for {asked} within {PLACED_S:g} s: free CPUs are not whole, or taken meanwhile"
-        raise UserError(what, f"--workers {workers} --ray {self.address}", "fewer workers, or wait: `ray status`")
+        raise UserError(
+            "resource_limit", what, f"--workers {workers} --ray {self.address}", "fewer workers, or wait: `ray status`"
+        )
 
     async def _facts(self, member: _Member, files: Sequence[str]) -> NodeFacts | Fault:
         try:
@@ -218,7 +222,9 @@ class RayCluster:
         except Exception as error:  # Ray has many error types for an actor that cannot start
             messages = [line for line in str(error).splitlines() if "Error" in line] or [type(error).__name__]
             hint = f"the same loadgen in the Python that Ray was started with on {member.where}"
-            return UserError(f"a node cannot run a worker: {messages[-1].strip()[:300]}", member.where, hint)
+            return UserError(
+                "process_failed", f"a node cannot run a worker: {messages[-1].strip()[:300]}", member.where, hint
+            )
 
     # -- while it runs -----------------------------------------------------------------------------------------------
 
@@ -259,7 +265,9 @@ class RayCluster:
         try:
             await asyncio.wait_for(member.actor.start.remote(member.i, len(self._members), *pieces), BEGUN_S)
         except Exception as error:  # see _facts
-            raise TargetError(f"a worker could not be started: {type(error).__name__}", member.where) from None
+            raise TargetError(
+                "process_failed", f"a worker could not be started: {type(error).__name__}", member.where
+            ) from None
 
     async def _follow(self, member: _Member, counters: SharedCounters) -> Share | None:
         """Copy files and counters of a worker and handle its lines until it ends or is lost. None: no share came."""
@@ -270,7 +278,7 @@ class RayCluster:
                 taken = await self._take(member)
                 if taken is None:
                     if not member.ready.done():
-                        raise TargetError(f"{member.lost} before the start", member.where)
+                        raise TargetError("process_failed", f"{member.lost} before the start", member.where)
                     return None
                 member.copy.add(taken.pieces)
                 counters.paste(member.i, taken.board)
@@ -332,7 +340,7 @@ class RayCluster:
             member.niceness = await asyncio.wait_for(member.actor.niceness.remote(), LOST_S)
         except Exception as error:
             what = f"worker {member.i} was lost before the start: {type(error).__name__}"
-            raise TargetError(what, member.where) from None
+            raise TargetError("process_failed", what, member.where) from None
 
     async def _measure_drift(self, member: _Member) -> None:
         with contextlib.suppress(Exception):
@@ -422,4 +430,4 @@ def _limit_faults(plan: Plan, known: Sequence[tuple[_Member, NodeFacts]]) -> Ite
             simulated=False,
             room=room,
         ):
-            yield UserError(f"on {where}: {fault.what}", fault.where, f"more nodes; {fault.hint}")
+            yield UserError(fault.code, f"on {where}: {fault.what}", fault.where, f"more nodes; {fault.hint}")

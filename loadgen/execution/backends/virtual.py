@@ -304,10 +304,17 @@ def run(
     assert settings.url is not None
     name = settings.url.removeprefix(SCHEME)
     if settings.ray is not None:
-        raise UserError(f"{settings.url} runs in virtual time, in one process", "--ray", "leave --ray out")
+        raise UserError(
+            "unsupported", f"{settings.url} runs in virtual time, in one process", "--ray", "leave --ray out"
+        )
     preset = load_preset(name, f"--target {SCHEME}")
     if len(settings.endpoints) > 1:
-        raise UserError("a simulated target cannot share a run with others", f"--target {SCHEME}{name}", "run it alone")
+        raise UserError(
+            "unsupported",
+            "a simulated target cannot share a run with others",
+            f"--target {SCHEME}{name}",
+            "run it alone",
+        )
     started = process_time()
     settings = dataclasses.replace(settings, embedded={}, workers=1, keep="raw")
     found, answer = (_probe_result(preset, settings),), AnswerTime(preset.answer_ns, "preset")

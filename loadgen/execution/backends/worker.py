@@ -66,8 +66,8 @@ def tell(worker: subprocess.Popen[bytes], line: bytes) -> None:
 def expect_ready(line: bytes) -> None:
     """Check the first line of a worker. Raises TargetError with the reason if the worker could not start."""
     if line != READY:
-        fault = json.loads(line) if line.startswith(b"{") else {"what": "a worker process did not start"}
-        raise TargetError(fault["what"], fault.get("where", ""), fault.get("hint", ""))
+        died = {"code": "process_failed", "what": "a worker process did not start"}
+        raise TargetError(**(json.loads(line) if line.startswith(b"{") else died))
 
 
 def read_share(line: bytes, stop_others: Callable[[], None]) -> Share | None:
@@ -130,7 +130,8 @@ def _run_worker() -> None:
         try:
             share = runner.run(work(build_plan(job), i, workers, gate, begun))
         except Fault as fault:
-            _write_line(json.dumps({"what": fault.what, "where": fault.where, "hint": fault.hint}).encode() + b"\n")
+            said = {name: getattr(fault, name) for name in ("code", "what", "where", "hint", "key")}
+            _write_line(json.dumps(said).encode() + b"\n")
             sys.exit(fault.exit_code)
         except ConnectionAbortedError:
             return

@@ -29,7 +29,7 @@ def duration_ns(text: str, where: str = "") -> int:
     try:
         return units.duration_ns(text, bare="s")
     except units.Wrong as wrong:
-        raise UserError(f'"{text}" {wrong}', where, wrong.hint) from None
+        raise UserError(wrong.code, f'"{text}" {wrong}', where, wrong.hint) from None
 
 
 def uniform(seed: int, *names: int) -> float:
@@ -76,7 +76,7 @@ def law(text: str, where: str = "") -> Law:
     if not colon:
         return Law(at_ns=duration_ns(text, where))
     if kind not in ("fixed", "normal", "lognormal"):
-        raise UserError(f'unknown law "{kind}"', where, "known: fixed, normal, lognormal")
+        raise UserError("unknown_name", f'unknown law "{kind}"', where, "known: fixed, normal, lognormal")
     at, _, spread = rest.partition(",")
     if kind == "fixed":
         return Law(at_ns=duration_ns(rest, where))
@@ -87,7 +87,9 @@ def law(text: str, where: str = "") -> Law:
     except ValueError:
         sigma = -1.0
     if not 0.0 <= sigma < 10.0:
-        raise UserError(f'not a deviation of the logarithm: "{spread}"', where, "write it as lognormal:120ms,0.25")
+        raise UserError(
+            "invalid_value", f'not a deviation of the logarithm: "{spread}"', where, "write it as lognormal:120ms,0.25"
+        )
     return Law(kind=kind, at_ns=duration_ns(at, where), spread=sigma)
 
 
@@ -126,9 +128,13 @@ class Pace:
         seed: int = 0,
     ) -> None:
         if lockstep and (itl.kind != "fixed" or itl.at_ns <= 0):
-            raise UserError("lockstep needs a fixed inter-token time above 0", "--lockstep", "for example --itl 20ms")
+            raise UserError(
+                "conflict", "lockstep needs a fixed inter-token time above 0", "--lockstep", "for example --itl 20ms"
+            )
         if step < 1 or (slots is not None and slots < 1):
-            raise UserError("stream interval and slots must be at least 1", "--stream-interval, --slots")
+            raise UserError(
+                "out_of_range", "stream interval and slots must be at least 1", "--stream-interval, --slots"
+            )
         self._ttft, self._per_input_token_ns, self._seed = ttft, per_input_token_ns, seed
         self._step, self._slots, self._flood = step, slots, flood
         self._tick = itl.at_ns if lockstep else 0

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
-from loadgen.errors import UserError, meant
+from loadgen.errors import Code, UserError, meant, of_reading
 from loadgen.sim.engine.replica import Costs, ServerLimits
 
 FOLDER = Path(__file__).parent
@@ -20,8 +20,8 @@ BITS = {"nvfp4": 4.5, "fp8": 8.0, "fp16": 16.0, "bf16": 16.0, "int8": 8.0, "int4
 """Bits per number, including shared scales: NVFP4 has one 8-bit scale per 16 numbers of 4 bits."""
 
 Routing = Literal["round_robin", "weighted"]
-Count = Annotated[int, msgspec.Meta(ge=1)]
-Positive = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+Positive = Annotated[float, msgspec.Meta(ge=1e-9, le=1e12)]  # so that no cost of an iteration is 0 or infinite
 AtLeastZero = Annotated[float, msgspec.Meta(ge=0)]
 
 
@@ -222,24 +222,26 @@ def _read(name: str, where: str, seen: tuple[str, ...]) -> dict[str, Any]:
     is_user_file = name.endswith((".yaml", ".yml")) or "/" in name
     path = Path(name) if is_user_file else FOLDER / f"{name}.yaml"
     if name in seen:
-        raise UserError("a preset that extends itself", where, "")
+        raise UserError("cycle", "a preset that extends itself", where, "")
     if not is_user_file and name not in names():
-        raise UserError(f'unknown preset "{name}"', where, f"{meant(name, names())}; or the path of a YAML file")
+        raise UserError(
+            "unknown_name", f'unknown preset "{name}"', where, f"{meant(name, names())}; or the path of a YAML file"
+        )
     try:
         value = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except OSError as error:
-        raise UserError(f"cannot read it: {error.strerror}", str(path)) from None
+        raise UserError(of_reading(error), f"cannot read it: {error.strerror}", str(path)) from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"not YAML: {' '.join(str(error).split())}", str(path)) from None
+        raise UserError("invalid_syntax", f"not YAML: {' '.join(str(error).split())}", str(path)) from None
     if not isinstance(value, dict):
-        raise UserError("not a preset: it must be a mapping", str(path), "see docs/simulation.md")
+        raise UserError("wrong_type", "not a preset: it must be a mapping", str(path), "see docs/simulation.md")
     extends = value.pop("extends", None)
     if is_user_file:
         value.setdefault("name", path.stem)
     if extends is None:
         return value
     if not isinstance(extends, str):
-        raise UserError("extends must be the name of a preset", str(path), f"known: {', '.join(names())}")
+        raise UserError("wrong_type", "extends must be the name of a preset", str(path), f"known: {', '.join(names())}")
     base = _read(extends, f"{path} (extends)", (*seen, name))
     parts = {part: value[part] for part in ("model", "hardware") if isinstance(value.get(part), dict)}
     changed = ", ".join(f"{part}.{key}" for part, keys in parts.items() for key in keys)
@@ -281,11 +283,14 @@ def _check(value: dict[str, Any], where: str) -> Preset:
         kind = _STRUCT_AT.get(path, SourcedNumber)
         place = f"{where} ({path.removeprefix('$.')})" if path != "$" else where
         hint = f"known: {', '.join(kind.__struct_fields__)}" if "field" in message else _choices(path)
-        raise UserError(message[:1].lower() + message[1:], place, hint) from None
+        code: Code = "invalid_value"
+        if "field" in message:  # the only two of its messages with that word
+            code = "missing_key" if "missing" in message else "unknown_key"
+        raise UserError(code, message[:1].lower() + message[1:], place, hint) from None
     except RecursionError:
-        raise UserError("nested too deep", where) from None
+        raise UserError("too_large", "nested too deep", where) from None
     if faults := _find_faults(preset):
-        raise UserError("; ".join(faults), where, "see docs/simulation.md")
+        raise UserError("conflict", "; ".join(faults), where, "see docs/simulation.md")
     return preset
 
 
@@ -309,6 +314,8 @@ def _find_faults(preset: Preset) -> list[str]:
         faults.append(f"vm_speeds has {len(preset.vm_speeds)} speeds for {preset.vms} VMs")
     if server.max_num_tokens < server.max_batch_size:
         faults.append("server.max_num_tokens must be at least server.max_batch_size")
+    if faults:
+        return faults
     limits = preset.limits
     if limits.kv_blocks * limits.tokens_per_block < server.max_seq_len:
         capacity_tokens = limits.kv_blocks * limits.tokens_per_block

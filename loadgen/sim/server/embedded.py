@@ -85,5 +85,7 @@ def start(options: Options | None = None) -> Embedded:
         child.stdin.close()
         child.stdout.close()
         reason = str(ready.get("error", "it ended or said nothing")).removeprefix("error: ")
-        raise TargetError(f"the embedded endpoint did not start: {reason}", "loadgen.sim.server.process")
+        raise TargetError(
+            "process_failed", f"the embedded endpoint did not start: {reason}", "loadgen.sim.server.process"
+        )
     return Embedded(child, str(ready["url"]))

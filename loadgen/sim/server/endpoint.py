@@ -22,7 +22,7 @@ import msgspec
 from loadgen_sdk.transport.clock import TimerFd
 
 from loadgen.errors import Fault as Wrong
-from loadgen.errors import TargetError, UserError
+from loadgen.errors import TargetError, UserError, of_reading
 from loadgen.sim.engine.fleet import Fleet
 from loadgen.sim.engine.latency_model import Pace, duration_ns, law
 from loadgen.sim.server import dialect, faults, tls
@@ -105,7 +105,7 @@ class SimServer:
             if options.log:
                 open(options.log, "wb").close()  # fail now rather than after the run
         except OSError as error:
-            raise UserError(f"cannot use a file: {error.strerror}", str(error.filename)) from None
+            raise UserError(of_reading(error), f"cannot use a file: {error.strerror}", str(error.filename)) from None
         self._idle_close_ns = duration_ns(options.idle_close, "--idle-close")
         self._connections: dict[int, Connection] = {}
         self._kept = KeptResponses()
@@ -120,7 +120,12 @@ class SimServer:
         system = preset.load_preset(options.preset)
         speeds = system.speeds[options.core :: options.cores]
         if not speeds:
-            raise UserError(f"{options.cores} processes for {system.replicas} replicas", "--cores", "one each at most")
+            raise UserError(
+                "out_of_range",
+                f"{options.cores} processes for {system.replicas} replicas",
+                "--cores",
+                "one each at most",
+            )
         limits, server = system.limits, system.server
         self.rules = msgspec.structs.replace(
             self.rules,
@@ -150,7 +155,9 @@ class SimServer:
             self._listener = socket.create_server(address[:2], family=family, backlog=4096, reuse_port=shared)
         except OSError as error:
             where = f"{options.host}:{options.port}"
-            raise TargetError(f"cannot listen: {error}", where, "another --port, or 0 for any free one") from None
+            raise TargetError(
+                "cannot_listen", f"cannot listen: {error}", where, "another --port, or 0 for any free one"
+            ) from None
         self._listener.setblocking(False)
         self._tls = tls.context(options.cert, options.key) if options.cert else None
         host, port = self._listener.getsockname()[:2]
@@ -548,5 +555,7 @@ def _release(version: str) -> tuple[int, ...]:
     """The version as numbers: (1, 3) for 1.3.0rc2. Raises UserError."""
     parts = version.split(".")[:2]
     if len(parts) < 2 or not all(part.isdecimal() for part in parts):
-        raise UserError(f'"{version}" is not a version', "--trtllm-version", "for example 1.3.0, or 1.2.0")
+        raise UserError(
+            "invalid_value", f'"{version}" is not a version', "--trtllm-version", "for example 1.3.0, or 1.2.0"
+        )
     return tuple(int(part) for part in parts)

@@ -87,15 +87,19 @@ def one(text: str, where: str = "") -> PlannedFault:
     """Parse one fault of a header or flag: `truncate`, `truncate@3`, `http_429@2s`. Raises UserError."""
     name, at_sign, at = (part.strip() for part in text.partition("@"))
     if name not in NAMES:
-        raise UserError(f'unknown fault "{name}"', where, "known: " + ", ".join(NAMES))
+        raise UserError("unknown_name", f'unknown fault "{name}"', where, "known: " + ", ".join(NAMES))
     if name in TIMED:
         return PlannedFault(name, duration_ns(at, where) if at_sign else TIMED[name])
     if not at_sign:
         return PlannedFault(name)
     if name not in PLACED:
-        raise UserError(f'"{name}" takes no "@"', where, "only these do: " + ", ".join((*TIMED, *sorted(PLACED))))
+        raise UserError(
+            "unsupported", f'"{name}" takes no "@"', where, "only these do: " + ", ".join((*TIMED, *sorted(PLACED)))
+        )
     if not at.isascii() or not at.isdigit() or len(at) > 9:
-        raise UserError(f'not a token index: "{at}"', where, f"write it as {name}@3; 0 is the first token")
+        raise UserError(
+            "invalid_value", f'not a token index: "{at}"', where, f"write it as {name}@3; 0 is the first token"
+        )
     return PlannedFault(name, int(at))
 
 
@@ -125,9 +129,13 @@ def parse_faults(shares: Mapping[str, Any], seed: int = 0, where: str = "faults"
         if 0.0 <= share <= 1.0:
             entries.append((fault, share))
         else:
-            errors.append(UserError(f'share of "{text}" is {value!r}', where, "a share is a number from 0 to 1"))
+            errors.append(
+                UserError("out_of_range", f'share of "{text}" is {value!r}', where, "a share is a number from 0 to 1")
+            )
     if not errors and sum(share for _, share in entries) > 1.0 + 1e-9:
-        errors.append(UserError("the shares add up to more than 1", where, "a request has at most one fault"))
+        errors.append(
+            UserError("out_of_range", "the shares add up to more than 1", where, "a request has at most one fault")
+        )
     if errors:
         raise Faults(errors)
     return FaultPlan(tuple(entries), seed)

@@ -56,7 +56,9 @@ def _several(options: Options) -> tuple[Options, list[Embedded]]:
         try:
             reserved.bind((options.host, options.port))  # reserve the port, so that all processes use the same one
         except OSError as error:
-            raise TargetError(f"cannot listen: {error}", f"{options.host}:{options.port}", "another --port") from None
+            raise TargetError(
+                "cannot_listen", f"cannot listen: {error}", f"{options.host}:{options.port}", "another --port"
+            ) from None
         first = msgspec.structs.replace(options, port=reserved.getsockname()[1])
         others: list[Embedded] = []
         try:

@@ -19,7 +19,9 @@ def context(cert: str, key: str) -> ssl.SSLContext:
     try:
         ssl_context.load_cert_chain(cert, key or None)
     except (OSError, ssl.SSLError) as error:
-        raise UserError(f"cannot load the certificate: {error}", f"{cert}, {key}", "two PEM files that match") from None
+        raise UserError(
+            "unreadable_file", f"cannot load the certificate: {error}", f"{cert}, {key}", "two PEM files that match"
+        ) from None
     ssl_context.sslsocket_class = TlsSocket
     return ssl_context
 

@@ -132,10 +132,10 @@ def auto(
     `auto` at a time. Raises WrongUse when none of these packages is installed, or `auto` is on already.
     """
     if all(sys.modules.get(name) is None and importlib.util.find_spec(name) is None for name in NAMES):
-        raise WrongUse(f"auto() measures clients of {', '.join(NAMES)}: none of them is installed")
+        raise WrongUse("not_installed", f"auto() measures clients of {', '.join(NAMES)}: none of them is installed")
     policy = make_policy(on_measurement, prices, throttle, retry, record, keep_content, labels)
     if _active and _active[0].running:
-        raise WrongUse("auto() is on already", "stop() the first one, or give it every observer")
+        raise WrongUse("conflict", "auto() is on already", "stop() the first one, or give it every observer")
     _active[:] = [Auto(Options(policy, ask_usage))]
     return _active[0]
 

@@ -61,7 +61,9 @@ def as_request(prompt: Askable) -> Request:
         return Request(id=request_id, messages=[{"role": "user", "content": prompt}], exact_output=False)
     if isinstance(prompt, Sequence) and prompt and all(isinstance(message, dict) for message in prompt):
         return Request(id=request_id, messages=[*prompt], exact_output=False)
-    raise WrongUse(f"cannot ask a {type(prompt).__name__}", 'give a text, messages ([{"role": …}]), or a Request')
+    raise WrongUse(
+        "wrong_type", f"cannot ask a {type(prompt).__name__}", 'give a text, messages ([{"role": …}]), or a Request'
+    )
 
 
 def _put_event(queue: asyncio.Queue[Event | Completion], text: str, reasoning: str, at: int) -> None:
@@ -113,14 +115,14 @@ class Client:
     ) -> None:
         for name, seconds in (("timeout_s", timeout_s), ("stall_timeout_s", stall_timeout_s)):
             if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < 1e9):
-                raise WrongUse(f"{name}={seconds!r}", "give seconds, above 0")
+                raise WrongUse("out_of_range", f"{name}={seconds!r}", "give seconds, above 0")
         timeout_ns = timeout_ns if timeout_s is None else int(timeout_s * 1e9)
         given_url = isinstance(target, str)
         if isinstance(target, str):
             target = Target.parse(target, api=api, server=None if server == "auto" else server, deployment=model or "")
         if server != "auto":
             if server not in QUIRKS:
-                raise WrongUse(f"unknown server {server!r}", f"known: auto, {', '.join(QUIRKS)}")
+                raise WrongUse("unknown_name", f"unknown server {server!r}", f"known: auto, {', '.join(QUIRKS)}")
             quirk = quirk or QUIRKS[server]
         self.policy = make_policy(on_measurement, prices, throttle, retry, record, keep_content, labels)
         self.target, self.model, self.quirk = target, model or "", quirk or QUIRKS["generic"]

@@ -34,10 +34,10 @@ def rate(text: str | int | float, what: str) -> Rate:
     except ValueError:
         limit = math.nan
     if period is None or math.isnan(limit):
-        raise WrongUse(f"{what}={text!r} is no rate", hint)
+        raise WrongUse("invalid_value", f"{what}={text!r} is no rate", hint)
     if limit <= 0 or math.isinf(limit):
-        raise WrongUse(f"{what}={text!r} would let nothing through" if limit <= 0 else f"{what}=inf limits nothing",
-                       hint + ", or leave it out")  # fmt: skip
+        problem = f"{what}={text!r} would let nothing through" if limit <= 0 else f"{what}=inf limits nothing"
+        raise WrongUse("out_of_range", problem, f"{hint}, or leave it out")
     if limit < 1 and what == "requests":  # the window must have room for one request
         return Rate(1.0, round(period / limit))
     return Rate(limit, period)

@@ -74,7 +74,7 @@ def _merged(inner: Options | None, given: Options) -> Options:
     for name in ("throttle", "retry", "record"):
         first, second = getattr(old, name), getattr(new, name)
         if first is not None and second is not None and first is not second:
-            raise WrongUse(f"this client has a {name} already, and gets another one", f"give {name} once")
+            raise WrongUse("conflict", f"this client has a {name} already, and gets another one", f"give {name} once")
     policy = Policy(
         observers=(*old.observers, *new.observers),
         prices=old.prices if new.prices is None else new.prices,

@@ -35,10 +35,10 @@ def checked_labels(labels: Mapping[str, str | int] | None) -> dict[str, str]:
         return NO_LABELS
     hint = 'give names and short values: labels={"feature": "search"}'
     if not isinstance(labels, Mapping):
-        raise WrongUse(f"labels is a {type(labels).__name__}", hint)
+        raise WrongUse("wrong_type", f"labels is a {type(labels).__name__}", hint)
     for name, value in labels.items():
         if not isinstance(name, str) or not name.isidentifier():
-            raise WrongUse(f"{name!r} is no name of a label", hint)
+            raise WrongUse("invalid_value", f"{name!r} is no name of a label", hint)
         if not isinstance(value, str | int):
-            raise WrongUse(f"the label {name} is a {type(value).__name__}", hint)
+            raise WrongUse("wrong_type", f"the label {name} is a {type(value).__name__}", hint)
     return {name: str(value) for name, value in labels.items()}

@@ -39,7 +39,9 @@ class TokenPrice(msgspec.Struct, frozen=True):
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not (number and 0 <= value < math.inf) and not (name == "cached" and value is None):
-                raise WrongUse(f"the {name} price is {value!r}", "give the price of a million tokens, 0 or more")
+                raise WrongUse(
+                    "out_of_range", f"the {name} price is {value!r}", "give the price of a million tokens, 0 or more"
+                )
 
     def cost(self, input: int, output: int, cached: int = 0) -> float:
         """The cost of one call; `cached` of the `input` tokens came from the server's cache."""
@@ -254,10 +256,10 @@ def checked_prices(prices: Prices) -> Prices:
         return prices
     hint = "give TokenPrice(input=…, output=…), or a mapping of model names to them"
     if not isinstance(prices, Mapping):
-        raise WrongUse(f"prices is a {type(prices).__name__}", hint)
+        raise WrongUse("wrong_type", f"prices is a {type(prices).__name__}", hint)
     for model, price in prices.items():
         if not isinstance(model, str) or not isinstance(price, TokenPrice):
-            raise WrongUse(f"the price of {model!r} is a {type(price).__name__}", hint)
+            raise WrongUse("wrong_type", f"the price of {model!r} is a {type(price).__name__}", hint)
     return prices
 
 

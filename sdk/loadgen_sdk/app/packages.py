@@ -78,7 +78,9 @@ def package_of(client: Any) -> tuple[Package, bool]:
                 return package, name == package.blocking
     what = f"the class {client.__name__}" if isinstance(client, type) else f"a {type(client).__name__}"
     classes = ", ".join(name for package in PACKAGES for name in package.classes)
-    raise WrongUse(f"{what} is no OpenAI client, nor one of another known package", f"give an object of {classes}")
+    raise WrongUse(
+        "wrong_type", f"{what} is no OpenAI client, nor one of another known package", f"give an object of {classes}"
+    )
 
 
 def install(result: Any, client: Any, options: Options) -> None:

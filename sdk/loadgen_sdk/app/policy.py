@@ -119,11 +119,13 @@ def make_policy(
     observers = (on_measurement,) if callable(on_measurement) else tuple(on_measurement or ())
     for observer in observers:
         if not callable(observer):
-            raise WrongUse(f"on_measurement is a {type(observer).__name__}", "give a function of one Measurement")
+            raise WrongUse(
+                "wrong_type", f"on_measurement is a {type(observer).__name__}", "give a function of one Measurement"
+            )
     if throttle is not None and not isinstance(throttle, Throttle):
-        raise WrongUse(f"throttle is a {type(throttle).__name__}", 'give Throttle(requests="600/min")')
+        raise WrongUse("wrong_type", f"throttle is a {type(throttle).__name__}", 'give Throttle(requests="600/min")')
     if retry is not None and not isinstance(retry, Retry):
-        raise WrongUse(f"retry is a {type(retry).__name__}", "give Retry(attempts=3)")
+        raise WrongUse("wrong_type", f"retry is a {type(retry).__name__}", "give Retry(attempts=3)")
     if record is not None and not hasattr(record, "begin"):
-        raise WrongUse(f"record is a {type(record).__name__}", 'give record_shape("traffic.jsonl")')
+        raise WrongUse("wrong_type", f"record is a {type(record).__name__}", 'give record_shape("traffic.jsonl")')
     return Policy(observers, checked_prices(prices), throttle, retry, record, keep_content, checked_labels(labels))

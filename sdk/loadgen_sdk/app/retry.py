@@ -40,11 +40,11 @@ class Retry:
         seed: int | None = None,
     ) -> None:
         if not isinstance(attempts, int) or attempts < 1:
-            raise WrongUse(f"{attempts!r} attempts", "at least 1: the first try counts")
+            raise WrongUse("out_of_range", f"{attempts!r} attempts", "at least 1: the first try counts")
         if not 0 < first_s <= most_s:
-            raise WrongUse(f"waits from {first_s} s to {most_s} s", "0 < first_s <= most_s")
+            raise WrongUse("out_of_range", f"waits from {first_s} s to {most_s} s", "0 < first_s <= most_s")
         if budget < 0 or reserve < 0:
-            raise WrongUse(f"a budget of {budget} and a reserve of {reserve}", "0 or more")
+            raise WrongUse("out_of_range", f"a budget of {budget} and a reserve of {reserve}", "0 or more")
         self.attempts, self.first_s, self.most_s = attempts, first_s, most_s
         self.budget, self.reserve = budget, reserve
         self._balance = float(reserve)

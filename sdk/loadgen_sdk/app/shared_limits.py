@@ -42,14 +42,18 @@ class FileStore:
         try:
             import filelock
         except ImportError:
-            raise WrongUse("limits shared by processes need the package filelock", "pip install filelock") from None
+            raise WrongUse(
+                "not_installed", "limits shared by processes need the package filelock", "pip install filelock"
+            ) from None
         self._path = Path(path).absolute()
         self._filelock = filelock
         self._locks: dict[str, Any] = {}
         self.errors: tuple[type[Exception], ...] = (OSError,)
         if not self._path.parent.is_dir() or not os.access(self._path.parent, os.W_OK):
             raise WrongUse(
-                f"cannot write to {self._path.parent}", "give a path in a folder that all processes can write"
+                "unwritable_file",
+                f"cannot write to {self._path.parent}",
+                "give a path in a folder that all processes can write",
             )
         os.register_at_fork(after_in_child=self._locks.clear)  # a child opens locks of its own
 
@@ -94,14 +98,18 @@ class RedisStore:
         try:
             import redis
         except ImportError:
-            raise WrongUse("limits shared through Redis need the package redis", "pip install redis") from None
+            raise WrongUse(
+                "not_installed", "limits shared through Redis need the package redis", "pip install redis"
+            ) from None
         address, _, self._name = url.partition("#")
         try:
             self._redis: Any = redis.Redis.from_url(
                 address, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
             )
         except ValueError as error:
-            raise WrongUse(f"shared={redacted(url)!r}: {error}", 'shared="redis://HOST:6379/0#NAME"') from None
+            raise WrongUse(
+                "invalid_url", f"shared={redacted(url)!r}: {error}", 'shared="redis://HOST:6379/0#NAME"'
+            ) from None
         self._set_if_mine = self._redis.register_script(_SET_IF_MINE)
         self._where = redacted(url)
         self._mine: dict[str, bytes] = {}  # proof that this process has the state of a name

@@ -83,7 +83,9 @@ class OpenTelemetry:
         try:
             from opentelemetry import metrics, trace
         except ImportError:
-            raise WrongUse("opentelemetry-api is not installed", "pip install opentelemetry-api") from None
+            raise WrongUse(
+                "not_installed", "opentelemetry-api is not installed", "pip install opentelemetry-api"
+            ) from None
         meter = metrics.get_meter("loadgen_sdk", meter_provider=meter_provider)
         self._trace = trace
         self._tracer = trace.get_tracer("loadgen_sdk", tracer_provider=tracer_provider) if spans else None
@@ -224,7 +226,7 @@ class CallSpan(NamedTuple):
 
 def _label_names(names: Sequence[str], what: str) -> tuple[str, ...]:
     if isinstance(names, str) or not all(isinstance(name, str) and name.isidentifier() for name in names):
-        raise WrongUse(f"{what}={names!r}", f'give the names of labels: {what}=("feature",)')
+        raise WrongUse("wrong_type", f"{what}={names!r}", f'give the names of labels: {what}=("feature",)')
     return tuple(names)
 
 
@@ -253,7 +255,9 @@ class Prometheus:
         try:
             import prometheus_client as client
         except ImportError:
-            raise WrongUse("prometheus-client is not installed", "pip install prometheus-client") from None
+            raise WrongUse(
+                "not_installed", "prometheus-client is not installed", "pip install prometheus-client"
+            ) from None
         self._labels = _label_names(labels, "labels")
         labels_by = ("api", "model", *self._labels)
         self._metrics: list[Any] = []

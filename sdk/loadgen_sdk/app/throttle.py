@@ -47,7 +47,7 @@ def priority(level: int) -> Iterator[None]:
     One level is worth 10 s of waiting: a call that has waited longer than that is not overtaken.
     """
     if isinstance(level, bool) or not isinstance(level, int):
-        raise WrongUse(f"priority({level!r})", "give a whole number; 0 is the default, higher goes first")
+        raise WrongUse("wrong_type", f"priority({level!r})", "give a whole number; 0 is the default, higher goes first")
     token = _priority.set(level)
     try:
         yield
@@ -250,16 +250,22 @@ class Throttle:
     ) -> None:
         is_throttler = hasattr(requests, "acquire") and hasattr(requests, "rate_limit")
         if is_throttler and not requests.rate_limit > 0:
-            raise WrongUse(f"a Throttler of {requests.rate_limit} would let nothing through", "give it a rate above 0")
+            raise WrongUse(
+                "out_of_range",
+                f"a Throttler of {requests.rate_limit} would let nothing through",
+                "give it a rate above 0",
+            )
         if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
-            raise WrongUse(f"concurrency={concurrency!r} would let nothing through", "at least 1, or leave it out")
+            raise WrongUse(
+                "out_of_range", f"concurrency={concurrency!r} would let nothing through", "at least 1, or leave it out"
+            )
         if isinstance(per, str) or not set(per) <= {"key", "model"}:
-            raise WrongUse(f"per={per!r}", 'a tuple of "key" and "model"')
+            raise WrongUse("unknown_name", f"per={per!r}", 'a tuple of "key" and "model"')
         for name, seconds in (("burst_s", burst_s), ("max_wait_s", max_wait_s), ("longest_obeyed_s", longest_obeyed_s)):
             if seconds is not None and not (isinstance(seconds, int | float) and 0 <= seconds < 1e9):
-                raise WrongUse(f"{name}={seconds!r}", "give seconds, 0 or more")
+                raise WrongUse("out_of_range", f"{name}={seconds!r}", "give seconds, 0 or more")
         if kept_by not in ("gate", "asyncio-throttle"):
-            raise WrongUse(f"kept_by={kept_by!r}", 'give "gate" or "asyncio-throttle"')
+            raise WrongUse("unknown_name", f"kept_by={kept_by!r}", 'give "gate" or "asyncio-throttle"')
         given = {
             "requests": None if is_throttler else requests, "tokens": tokens, "input_tokens": input_tokens,
             "output_tokens": output_tokens,
@@ -268,9 +274,15 @@ class Throttle:
         self._make_throttler: Callable[[], Any] | None = (lambda: requests) if is_throttler else None
         if kept_by == "asyncio-throttle":
             if "requests" not in rates:
-                raise WrongUse("asyncio-throttle limits requests, and no such limit is given", 'add requests="10/s"')
+                raise WrongUse(
+                    "missing_option",
+                    "asyncio-throttle limits requests, and no such limit is given",
+                    'add requests="10/s"',
+                )
             if shared is not None or burst_s is not None:
-                raise WrongUse("asyncio-throttle keeps a plain limit of one event loop", "leave out shared and burst_s")
+                raise WrongUse(
+                    "conflict", "asyncio-throttle keeps a plain limit of one event loop", "leave out shared and burst_s"
+                )
             from asyncio_throttle.throttler import Throttler
 
             limit, period_ns = rates.pop("requests")
@@ -354,7 +366,9 @@ class Throttle:
     ) -> Permit:
         """`acquire` for a thread. Raises WrongUse when requests are limited by an asyncio Throttler."""
         if self._make_throttler is not None:
-            raise WrongUse("an asyncio Throttler cannot make a thread wait", 'give requests="10/s" instead')
+            raise WrongUse(
+                "event_loop", "an asyncio Throttler cannot make a thread wait", 'give requests="10/s" instead'
+            )
         event = threading.Event()
 
         def wait(seconds: float | None) -> None:

@@ -77,17 +77,19 @@ class ShapeRecorder:
     ) -> None:
         self.path = Path(path)
         if isinstance(labels, str) or not all(isinstance(name, str) for name in labels):
-            raise WrongUse(f"labels={labels!r}", 'give the names of labels to write: labels=("feature",)')
+            raise WrongUse("wrong_type", f"labels={labels!r}", 'give the names of labels to write: labels=("feature",)')
         self._labels = tuple(labels)
         secret = secrets.token_bytes(16) if salt is None else salt.encode() if isinstance(salt, str) else bytes(salt)
         if not secret:
-            raise WrongUse("an empty salt hides nothing", "leave it out, or give the same secret to every process")
+            raise WrongUse(
+                "out_of_range", "an empty salt hides nothing", "leave it out, or give the same secret to every process"
+            )
         self._key = hashlib.blake2b(secret, digest_size=32).digest()
         try:
             self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             what = f"cannot record to {self.path}: {error.strerror}"
-            raise WrongUse(what, "give a file that can be written") from None
+            raise WrongUse("unwritable_file", what, "give a file that can be written") from None
         self._begin()
         _recorders.add(self)
         atexit.register(self.close)

@@ -71,7 +71,9 @@ def body(
 def _response_fields(request: Request, stream: bool, max_tokens: int | None) -> dict[str, Any]:
     """The fields of the Responses API. It has none that force a length; texts only, no token ids."""
     if isinstance(request.prompt, list):
-        raise TargetUnusable("a prompt of token ids cannot be sent as a response", "use --api completions")
+        raise TargetUnusable(
+            "unsupported", "a prompt of token ids cannot be sent as a response", "use --api completions"
+        )
     said: Any = request.prompt
     if request.messages is not None:
         said = [message | {"content": _response_content(message.get("content"))} for message in request.messages]
@@ -100,7 +102,7 @@ def _value_fields(request: Request, quirk: Quirk, api: Api) -> dict[str, Any]:
     if api == "embeddings":
         return {"input": prompt, "encoding_format": "float"}
     if isinstance(prompt, list):
-        raise TargetUnusable("a query of token ids cannot be reranked", "give the prompt as text")
+        raise TargetUnusable("unsupported", "a query of token ids cannot be reranked", "give the prompt as text")
     return {"query": prompt, "documents": [prompt]}  # the probe has no other
 
 
@@ -134,7 +136,9 @@ def _messages(request: Request) -> list[dict[str, Any]]:
     if request.prompt is None:
         raise ValueError(f"request {request.id} has neither messages nor a prompt")
     raise TargetUnusable(
-        "a prompt of token ids cannot be sent as chat", "use --api completions, or give the prompt as text"
+        "unsupported",
+        "a prompt of token ids cannot be sent as chat",
+        "use --api completions, or give the prompt as text",
     )
 
 
@@ -145,7 +149,7 @@ def _prompt(request: Request, quirk: Quirk) -> str | list[int]:
     if prompt is not None:
         if quirk.prompt_ids:
             return prompt
-        raise TargetUnusable(f"{quirk.title} takes no token ids as prompt", "give the prompt as text")
+        raise TargetUnusable("unsupported", f"{quirk.title} takes no token ids as prompt", "give the prompt as text")
     if request.messages is None:
         raise ValueError(f"request {request.id} has neither messages nor a prompt")
     return "\n".join(text for message in request.messages if (text := _text(message.get("content"))))

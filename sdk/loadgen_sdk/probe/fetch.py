@@ -83,18 +83,20 @@ class Fetcher:
                     size += len(data)
                     if size > self._most_bytes:
                         most = f"{self._most_bytes >> 20} MiB"
-                        raise TargetUnusable(f"{target.redacted} sends more than {most} to a probe", "check the URL")
+                        raise TargetUnusable(
+                            "invalid_answer", f"{target.redacted} sends more than {most} to a probe", "check the URL"
+                        )
         except Malformed as error:
             if str(error) == HTTP_2:
-                raise TargetUnusable(f"{target.address}: {HTTP_2}", _HTTP_2_HINT) from None
+                raise TargetUnusable("wrong_protocol", f"{target.address}: {HTTP_2}", _HTTP_2_HINT) from None
             hint = "check the port" if target.tls else "does it want https:// ?"
-            raise FailedOnce(f"{target.address} does not speak HTTP/1.1", hint) from None
+            raise FailedOnce("wrong_protocol", f"{target.address} does not speak HTTP/1.1", hint) from None
         except TimeoutError:
             what = f"{target.redacted} gave no whole answer within {timeout_s:g} s"
-            raise TargetUnusable(what, "is the server stuck or overloaded?") from None
+            raise TargetUnusable("timeout", what, "is the server stuck or overloaded?") from None
         except OSError as error:
             reason = error.strerror or "the connection broke"
-            raise FailedOnce(f"{target.address}: {reason}", _BROKEN_HINT if size else "") from None
+            raise FailedOnce("reset", f"{target.address}: {reason}", _BROKEN_HINT if size else "") from None
         finally:
             writer.transport.abort()
         return HttpAnswer(response.status, response.headers, b"".join(pieces), monotonic_ns() - started)
@@ -104,9 +106,9 @@ class Fetcher:
         target = self._target
         if size:
             what = f"{target.address} closed the connection in the middle of its answer to {method}"
-            return FailedOnce(what, _BROKEN_HINT)
+            return FailedOnce("reset", what, _BROKEN_HINT)
         hint = "see the server's log" if target.tls else "does it want https:// ?"
-        return FailedOnce(f"{target.address} closed the connection without an answer to {method}", hint)
+        return FailedOnce("reset", f"{target.address} closed the connection without an answer to {method}", hint)
 
     async def _resolve(self) -> str:
         """The first address of the host that accepts a connection."""
@@ -118,7 +120,7 @@ class Fetcher:
             raise self._unresolved("no answer from DNS") from None
         except (OSError, UnicodeError) as error:
             raise self._unresolved(getattr(error, "strerror", "") or "unknown") from None
-        failure = TargetUnusable(f"the host {self._peer[0]!r} has no address", "check the host's name")
+        failure = TargetUnusable("dns", f"the host {self._peer[0]!r} has no address", "check the host's name")
         for address in dict.fromkeys(str(row[4][0]) for row in infos):
             try:
                 _, writer = await self._open(address, None)
@@ -140,35 +142,37 @@ class Fetcher:
                 if self._proxy is None or tls is None:
                     return await asyncio.open_connection(address, self._peer[1], ssl=tls, server_hostname=server_name)
                 if sys.version_info < (3, 11):  # noqa: UP036
-                    raise TargetUnusable("a probe through a proxy needs Python 3.11", "give model and server")
+                    raise TargetUnusable(
+                        "wrong_platform", "a probe through a proxy needs Python 3.11", "give model and server"
+                    )
                 reader, writer = await asyncio.open_connection(address, self._peer[1])
                 writer.write(self._proxy.connect_request(target))
                 if problem := refusal(await reader.readuntil(b"\r\n\r\n")):
                     writer.transport.abort()
-                    raise TargetUnusable(problem, "check HTTPS_PROXY and NO_PROXY")
+                    raise TargetUnusable("proxy", problem, "check HTTPS_PROXY and NO_PROXY")
                 await writer.start_tls(tls, server_hostname=server_name)
                 return reader, writer
         except asyncio.IncompleteReadError:
             what = f"the proxy at {self._peer[0]}:{self._peer[1]} closed the connection without an answer"
-            raise TargetUnusable(what, "check HTTPS_PROXY and NO_PROXY") from None
+            raise TargetUnusable("proxy", what, "check HTTPS_PROXY and NO_PROXY") from None
         except ssl.SSLCertVerificationError as error:
             what = f"the certificate of {target.address} is not trusted: {error.verify_message}"
-            raise TargetUnusable(what, _CERTIFICATE_HINT) from None
+            raise TargetUnusable("tls", what, _CERTIFICATE_HINT) from None
         except ssl.SSLError as error:
             if "NO_APPLICATION_PROTOCOL" in str(error):
-                raise TargetUnusable(f"{target.address}: {HTTP_2}", _HTTP_2_HINT) from None
+                raise TargetUnusable("wrong_protocol", f"{target.address}: {HTTP_2}", _HTTP_2_HINT) from None
             hint = "it seems to speak plain http://" if "WRONG_VERSION" in str(error) else "check --cert and the port"
             reason = (error.reason or "handshake failed").lower().replace("_", " ")
-            raise TargetUnusable(f"TLS with {target.address} failed: {reason}", hint) from None
+            raise TargetUnusable("tls", f"TLS with {target.address} failed: {reason}", hint) from None
         except TimeoutError:
             hint = "does it want http:// ?" if tls else "check host, port and firewall"
             what = f"no {'TLS' if tls else 'answer'} from {target.address} within {self._connect_s:g} s"
-            raise TargetUnusable(what, self._unused_proxy() or hint) from None
+            raise TargetUnusable("timeout", what, self._unused_proxy() or hint) from None
         except OSError as error:
             refused = isinstance(error, ConnectionRefusedError) or "refused" in str(error)
             reason = f"cannot connect ({error.strerror or type(error).__name__}) to"
             what = f"{'nothing listens at' if refused else reason} {target.address}"
-            raise TargetUnusable(what, self._unused_proxy() or "start the server, or check --url") from None
+            raise TargetUnusable("connect", what, self._unused_proxy() or "start the server, or check --url") from None
 
     def _unused_proxy(self) -> str:
         """What to say of a proxy that the environment names for this target and that is not used; "" without one."""
@@ -183,4 +187,4 @@ class Fetcher:
 
     def _unresolved(self, reason: str) -> TargetUnusable:
         hint = self._unused_proxy() or "check the host's name"
-        return TargetUnusable(f"cannot resolve the host {self._peer[0]!r}: {reason}", hint)
+        return TargetUnusable("dns", f"cannot resolve the host {self._peer[0]!r}: {reason}", hint)

@@ -20,7 +20,7 @@ from ..dialects.quirks import MAX_FIELDS, QUIRKS, VALUES, Quirk
 from ..dialects.reader import Flow, Reading, error_text
 from ..dialects.server_account import HEADER, NO_ACCOUNT, server_account
 from ..dialects.sse import Decoder, EventTooLarge
-from ..errors import TargetUnusable
+from ..errors import Code, TargetUnusable
 from ..python310 import timeout
 from ..request import Request, Usage
 from ..transport.http1 import merged
@@ -321,12 +321,14 @@ class _Asker:
         try:
             reading.take([*decoder.feed(answer.body), *decoder.end()] if streamed else [answer.body], 0)
         except EventTooLarge as error:
-            raise TargetUnusable(f"{self.target.path} streams {error}", "check that this is the API's URL") from None
+            raise TargetUnusable(
+                "invalid_answer", f"{self.target.path} streams {error}", "check that this is the API's URL"
+            ) from None
         timing = {HEADER: answer.headers.get(HEADER), **(reading.server_timing or {})}
         self.account = self.account or server_account(timing) != NO_ACCOUNT
         if failure := reading.judge(True, False, streamed):
             what = f"a probe of {tokens} tokens failed: {failure.kind}: {self.clean(failure.text)}"
-            raise FailedOnce(what, "see the server's log")
+            raise FailedOnce("invalid_answer", what, "see the server's log")
         return reading
 
     def refuse(self, answer: HttpAnswer, model: str) -> NoReturn:
@@ -334,14 +336,14 @@ class _Asker:
         status, url, models = answer.status, self.target.redacted, self.models
         error = self.clean(error_text(answer.body)) or "no text"
         message = f"{url} answers {status}: {error}"
-        hint = "see the server's log"
+        code, hint = _code_of_status(status), "see the server's log"
         if status in (401, 403):
             key_hint = "check the key, and what it may be used for"
             hint = key_hint if self._has_key else "it wants a key: set OPENAI_API_KEY"
         elif status == 407:
             hint = "a proxy is in between and wants a login"
         elif status in (400, 404, 422) and model and _about_model(error, model):
-            message = f"{url} does not serve the model {model!r}: {error}"
+            code, message = "unknown_model", f"{url} does not serve the model {model!r}: {error}"
             hint = f"choose with --model: {_shown_models(models)}" if models else "name one that it serves with --model"
         elif status in (404, 405):
             other_api = "completions" if self.target.api == "chat" else "chat"
@@ -357,10 +359,20 @@ class _Asker:
             location = self.clean(answer.headers.get("location", "").partition("?")[0])
             message = f"{url} answers {status}, a redirect" + (f" to {location}" if location else "")
             hint = "give the URL it leads to"
-        raise (FailedOnce if _may_pass(status) else TargetUnusable)(message, hint)
+        raise (FailedOnce if _may_pass(status) else TargetUnusable)(code, message, hint)
 
     def clean(self, text: str) -> str:
         return self.target.redact(text, *self._secrets).strip()
+
+
+def _code_of_status(status: int) -> Code:
+    if status in (401, 403, 407):
+        return "unauthorized"
+    if status == 429:
+        return "http_429"
+    if status >= 400:
+        return "http_5xx" if status >= 500 else "http_4xx"
+    return "http_3xx" if status >= 300 else "invalid_answer"
 
 
 def _may_pass(status: int) -> bool:
@@ -442,12 +454,14 @@ def _default_model(
     if len(base_models) == 1:
         return base_models[0]
     if models:
-        raise TargetUnusable(f"the server has {len(models)} models", f"choose with --model: {_shown_models(models)}")
+        raise TargetUnusable(
+            "no_model", f"the server has {len(models)} models", f"choose with --model: {_shown_models(models)}"
+        )
     status = models_answer.status
     why = "lists no models" if status == 200 else f"answers {status} when asked for its models"
     path = "check the path of --url, or " if status == 404 else ""
     hint = f"{path}name the model with --model" + ("" if quirk.checks_model else "; this server takes any name")
-    raise TargetUnusable(f"the server {why}, and none was named", hint)
+    raise TargetUnusable("no_model", f"the server {why}, and none was named", hint)
 
 
 def _shown_models(models: tuple[str, ...]) -> str:

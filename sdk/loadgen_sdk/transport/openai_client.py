@@ -84,7 +84,9 @@ class OpenAIClient:
             import openai
             from openai._constants import DEFAULT_CONNECTION_LIMITS
         except ImportError:
-            raise TargetUnusable("--client openai needs the openai package", "pip install openai") from None
+            raise TargetUnusable(
+                "not_installed", "--client openai needs the openai package", "pip install openai"
+            ) from None
         limits = type(DEFAULT_CONNECTION_LIMITS)(
             max_connections=None, max_keepalive_connections=None, keepalive_expiry=self.quirk.reuse_s
         )

@@ -88,6 +88,7 @@ class Pool:
             self.wire = wire or Wire(asyncio.get_running_loop())
         except RuntimeError:
             raise WrongUse(
+                "event_loop",
                 "a client lives in an event loop, and none is running",
                 "make it inside a coroutine, or BlockingClient",
             ) from None
@@ -136,7 +137,9 @@ class Pool:
         try:
             self._addresses = await resolve(*self._peer)
         except OSError as error:
-            raise TargetUnusable(f"cannot resolve {self._peer[0]!r}: {error.strerror}", "check the host name") from None
+            raise TargetUnusable(
+                "dns", f"cannot resolve {self._peer[0]!r}: {error.strerror}", "check the host name"
+            ) from None
         if not connections:
             return
         raise_file_limit(connections + 64)
@@ -153,7 +156,9 @@ class Pool:
             async with timeout(30):
                 await self._open_done
         except TimeoutError:
-            raise TargetUnusable(f"connecting to {self.target.redacted} took more than 30 s", "is it up?") from None
+            raise TargetUnusable(
+                "timeout", f"connecting to {self.target.redacted} took more than 30 s", "is it up?"
+            ) from None
         finally:
             if set_tick:
                 self.wire.tick = None
@@ -363,7 +368,11 @@ class Pool:
             self._open_spare()
         else:
             self._open_done.set_exception(
-                TargetUnusable(f"cannot connect to {self.target.redacted}: {text}", "is it up?")
+                TargetUnusable(
+                    "tls" if kind == "tls" else "connect",
+                    f"cannot connect to {self.target.redacted}: {text}",
+                    "is it up?",
+                )
             )
 
     def arrived(self, connection: ClientConnection, reads: list[Read | Run]) -> None:

@@ -53,5 +53,9 @@ def proxy_for(target: Target, url: str | None) -> Proxy | None:
     except ValueError:
         host, port = None, 0
     if parts.scheme != "http" or not host:
-        raise WrongUse("this proxy cannot be used", 'give proxy="http://HOST:PORT" (not https, not SOCKS), or proxy=""')
+        raise WrongUse(
+            "invalid_url",
+            "this proxy cannot be used",
+            'give proxy="http://HOST:PORT" (not https, not SOCKS), or proxy=""',
+        )
     return Proxy(host, port, userinfo(parts.netloc)[0])

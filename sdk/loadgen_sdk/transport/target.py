@@ -56,42 +56,48 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         """
         url = url.strip()
         if not url:
-            raise TargetUnusable("the URL is empty", "give one, such as http://localhost:8000")
+            raise TargetUnusable("invalid_url", "the URL is empty", "give one, such as http://localhost:8000")
         shown_url = url if not re.search(r"[@?#]", url) else "the URL"
         if match := re.search(r"[\s\x00-\x1f\x7f\\]", url):
             raise TargetUnusable(
-                f"{shown_url!r} has {_character_name(match.group())} in it", "write it percent-encoded, or remove it"
+                "invalid_url",
+                f"{shown_url!r} has {_character_name(match.group())} in it",
+                "write it percent-encoded, or remove it",
             )
         scheme, colon, _ = url.partition("://")
         if not colon:
-            raise TargetUnusable(f"{shown_url!r} has no scheme", "begin it with http:// or https://")
+            raise TargetUnusable("invalid_url", f"{shown_url!r} has no scheme", "begin it with http:// or https://")
         if scheme.lower() not in ("http", "https"):
             scheme_text = f"scheme {scheme!r}" if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]{0,15}", scheme) else "scheme"
             hint = "use http:// or https://"
             if "unix" in scheme.lower():
                 hint = "let the server listen on a port, or: socat TCP-LISTEN:8000,fork UNIX-CONNECT:/path"
-            raise TargetUnusable(f"the URL's {scheme_text} is not one this client speaks", hint)
+            raise TargetUnusable("invalid_url", f"the URL's {scheme_text} is not one this client speaks", hint)
         if "#" in url:
             raise TargetUnusable(
-                "the URL has a # in it", "write it as %23 where it belongs to a password, else remove it"
+                "invalid_url", "the URL has a # in it", "write it as %23 where it belongs to a password, else remove it"
             )
         if "@" in re.sub(r"^[^/?]*", "", url.partition("://")[2]):  # part of a password would be shown as the host
-            raise TargetUnusable("the URL has an @ behind its host", "write / ? @ inside a password as %2F %3F %40")
+            raise TargetUnusable(
+                "invalid_url", "the URL has an @ behind its host", "write / ? @ inside a password as %2F %3F %40"
+            )
         try:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port
         except ValueError:  # the exception's own text quotes the URL
             raise TargetUnusable(
-                f"{shown_url!r} has no valid host and port", "write http://host:8000, IPv6 as http://[::1]:8000"
+                "invalid_url",
+                f"{shown_url!r} has no valid host and port",
+                "write http://host:8000, IPv6 as http://[::1]:8000",
             ) from None
         if not host:
-            raise TargetUnusable(f"{shown_url!r} names no host", "write http://host:8000")
+            raise TargetUnusable("invalid_url", f"{shown_url!r} names no host", "write http://host:8000")
         host = _idna(host)
         tls = scheme.lower() == "https"
         if port is None:
             port = 443 if tls else 80
         if not port:
-            raise TargetUnusable("port 0 cannot be connected to", "give the port the server listens on")
+            raise TargetUnusable("invalid_url", "port 0 cannot be connected to", "give the port the server listens on")
         basic, secrets = userinfo(parts.netloc)
         shown_query, query_secrets = _query(parts.query)
         path = quote(parts.path, safe="/%:@!$&'()*+,;=~-._").rstrip("/")
@@ -166,7 +172,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         """
         key = (api_key or "").strip()
         if not key.isascii() or not (key.isprintable()):
-            raise TargetUnusable("the API key has characters that a header cannot carry", "check the file or variable")
+            raise TargetUnusable(
+                "invalid_value", "the API key has characters that a header cannot carry", "check the file or variable"
+            )
         headers = [("Authorization", self.basic)] if self.basic else []
         if key[:7].lower() == "bearer ":
             key = key[7:].strip()
@@ -272,6 +280,7 @@ def _prefixes(path: str, azure: bool, deployment: str, query: str) -> tuple[str,
     if match:
         if not has_api_version:
             raise TargetUnusable(
+                "invalid_url",
                 "Azure's deployment URL needs an api-version",
                 "add ?api-version=2024-10-21, or use https://NAME.openai.azure.com/openai/v1/",
             )
@@ -295,7 +304,9 @@ def _idna(host: str) -> str:
     try:
         return host.encode("idna").decode("ascii")
     except UnicodeError:
-        raise TargetUnusable("the URL's host is not a valid name", "write it in ASCII (punycode)") from None
+        raise TargetUnusable(
+            "invalid_url", "the URL's host is not a valid name", "write it in ASCII (punycode)"
+        ) from None
 
 
 def _character_name(character: str) -> str:

@@ -66,7 +66,9 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
             if self.cert:
                 context.load_cert_chain(self.cert, self.key)
         except (OSError, ssl.SSLError) as error:
-            raise TargetUnusable(f"cannot use {self.cert or self.ca} for TLS: {error}", "give PEM files") from None
+            raise TargetUnusable(
+                "unreadable_file", f"cannot use {self.cert or self.ca} for TLS: {error}", "give PEM files"
+            ) from None
         if not self.verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
@@ -142,7 +144,9 @@ class Wire:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         if not hasattr(select, "epoll"):
             what = "load is sent from Linux only: it takes epoll and the kernel's time stamps"
-            raise TargetUnusable(what, "a container or WSL2 is Linux; what is stored can be read here")
+            raise TargetUnusable(
+                "wrong_platform", what, "a container or WSL2 is Linux; what is stored can be read here"
+            )
         self._loop = loop
         self._poll = select.epoll()
         self._held = select.epoll()
@@ -569,6 +573,7 @@ def raise_file_limit(needed: int) -> int:
             soft = hard
     if soft != resource.RLIM_INFINITY and soft < needed:
         raise TargetUnusable(
+            "resource_limit",
             f"this process may open {soft} files, but the load needs about {needed} connections",
             f"raise it (ulimit -n {needed}) or use more workers",
         )

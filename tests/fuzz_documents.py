@@ -1,0 +1,149 @@
+"""Damage to a document that keeps it one: JSON, JSON lines, YAML, a zip of such files, the files of a folder in one.
+
+Bytes that are changed blindly seldom pass the first parser. What is read behind it is reached by damage to the values:
+one is replaced, left out, doubled, renamed, or moved to where another was.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from copy import deepcopy
+from random import Random
+from typing import Any
+
+import yaml
+
+BETWEEN = b"\0\0file\0\0"  # two files of a folder
+ODD: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 0.5, -0.0, 1e308, float("nan"), float("inf"), 2**31, 2**63, -(2**63), 10**30, "", " ",
+    "0", "1e3", "5s", "10ms", "p99", "p100", "nan", "../x", "/dev/null", "a" * 300, "\x00", "\x1b[31m", "\u202e", "ß",
+    "http://[::1", "2026-02-30", "1103-01-01T00:00:00Z", "null", "${X}", [], {}, [[]], [{}], {"": None}, [None] * 40,
+)  # fmt: skip
+TREES = {
+    "workload": "yaml", "contract": "yaml", "prices": "yaml", "targets": "yaml", "preset": "yaml",
+    "foreign": "json", "run_json": "json", "summary": "json", "capacity": "json", "page": "json",
+    "facts": "json", "request": "json", "trace": "lines", "dataset": "lines",
+    "questions": "lines", "calls": "lines", "metrics_page": "lines",
+    "mlperf_log": "lines", "bundle": "zip", "folder": "files",
+}  # fmt: skip
+"""Name of a parser -> what it reads."""
+
+
+def changed(name: str, data: bytes, random: Random) -> bytes:
+    """`data`, an input of the parser `name`, with one to three of its values changed; as it is where it is no tree."""
+    return _changed(TREES.get(name, ""), data, random)
+
+
+def _changed(kind: str, data: bytes, random: Random) -> bytes:
+    try:
+        if kind in ("json", "yaml"):
+            return _document(kind, data, random)
+        if kind == "lines":
+            return _one_of(data.split(b"\n"), b"\n", random)
+        if kind == "files":
+            return _one_of(data.split(BETWEEN), BETWEEN, random)
+        if kind == "zip":
+            return _archive(data, random)
+    except (ValueError, RecursionError, yaml.YAMLError, zipfile.BadZipFile, NotImplementedError):
+        pass
+    return data
+
+
+def _document(kind: str, data: bytes, random: Random) -> bytes:
+    try:
+        tree = json.loads(data)
+    except ValueError:
+        if kind != "yaml":
+            raise
+        tree = yaml.load(data, yaml.CSafeLoader)  # in JSON's form from here on, which is YAML too
+    for _ in range(random.choice((1, 1, 1, 2, 3))):
+        tree = _tree(tree, random)
+    return json.dumps(tree, ensure_ascii=random.random() < 0.5, default=str).encode("utf-8", "surrogatepass")
+
+
+def _places(tree: Any) -> list[tuple[Any, Any]]:
+    """Every value of a tree, as what holds it and its key there."""
+    found: list[tuple[Any, Any]] = []
+    left = [tree]
+    while left:
+        holder = left.pop()
+        keys = holder.keys() if isinstance(holder, dict) else range(len(holder)) if isinstance(holder, list) else ()
+        for key in keys:
+            found.append((holder, key))
+            left.append(holder[key])
+    return found
+
+
+def _tree(tree: Any, random: Random) -> Any:
+    places = _places(tree)
+    if not places:
+        return deepcopy(random.choice(ODD))
+    holder, key = random.choice(places)
+    other = random.choice(places)
+    value = holder[key]
+    match random.randrange(8):
+        case 0:
+            del holder[key]
+        case 1:
+            holder[key] = deepcopy(other[0][other[1]])
+        case 2 if isinstance(holder, list):
+            holder.insert(key, value)
+        case 2 | 3 if isinstance(holder, dict):
+            holder[str(key)[:-1] if random.random() < 0.5 else str(other[1])] = holder.pop(key)
+        case 4 if isinstance(value, int | float):
+            holder[key] = random.choice((-value, value * 1000, value / 1000, value + 1, str(value), [value]))
+        case 4 | 5 if isinstance(value, str):
+            at = random.randrange(len(value) + 1)
+            holder[key] = (
+                value[:at] + random.choice(("", " ", "-", ".", "0", "9" * 20, "\n", "é", ",")) + value[at + 1 :]
+            )
+        case 6:
+            holder[key] = [value] if random.random() < 0.5 else {"x": value}
+        case _:
+            holder[key] = deepcopy(random.choice(ODD))
+    return tree
+
+
+def _one_of(parts: list[bytes], between: bytes, random: Random) -> bytes:
+    at = random.randrange(len(parts))
+    match random.randrange(6):
+        case 0:
+            del parts[at]
+        case 1:
+            parts.insert(at, random.choice(parts))
+        case _:
+            name, nul, content = parts[at].rpartition(b"\0")
+            parts[at] = name + nul + _line(content, random)
+    return between.join(parts)
+
+
+def _line(line: bytes, random: Random) -> bytes:
+    """A line of JSON with a value changed; of anything else, with a word replaced."""
+    if line[:1] in (b"{", b"["):
+        return b"\n".join(_changed("json", one, random) for one in line.split(b"\n"))
+    words = line.split(b" ")
+    words[random.randrange(len(words))] = str(random.choice(ODD)).encode("utf-8", "replace")
+    return b" ".join(words)
+
+
+def _archive(data: bytes, random: Random) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = [(one.filename, archive.read(one)) for one in archive.infolist()]
+    if not members:
+        return data
+    at = random.randrange(len(members))
+    name, content = members[at]
+    match random.randrange(4):
+        case 0:
+            members[at] = (random.choice(("../x", "/x", "a/../../x", "C:\\x", " ", "x" * 300, members[0][0])), content)
+        case 1:
+            del members[at]
+        case _:
+            members[at] = (name, _changed("json" if name.endswith(".json") else "lines", content, random))
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, content in dict(members).items():
+            archive.writestr(name, content)
+    return made.getvalue()
