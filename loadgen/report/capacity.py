@@ -11,6 +11,7 @@ from loadgen import format
 from loadgen.cost.capacity_planning import CapacityPlan, Loss, MeasuredRate
 from loadgen.cost.comparison import slo_words
 from loadgen.cost.evidence import Evidence, notes
+from loadgen.cost.reasons import texts
 from loadgen.mlperf import published as reference
 from loadgen.report import published
 from loadgen.report.table import wrapped
@@ -37,7 +38,7 @@ def _measured(evidence: Evidence | None, measured: MeasuredRate | None, plan: Ca
         f"{measured.workload} on {format.counted(measured.gpus, 'GPU')}, SLO: {slo_words(evidence.summary)}; "
         f"mean answer {measured.response_s:.3g} s; from {measured.folder}"
     ]
-    words += [f"! {note}" for note in notes(evidence)]
+    words += [f"! {note}" for note in texts(notes(evidence))]
     if plan is not None:
         words += [*_machines(plan), *_users(plan, at_most=measured.lower_bound)]
     for sentence in words:
@@ -110,7 +111,8 @@ def render_json(
         "ignored": list(reference.IGNORED),
         "notes": reference.notes_of(reference.profiles(), rows),
         "measured": measured,
-        "measured_notes": [] if evidence is None else list(notes(evidence)),
+        "measured_notes": [] if evidence is None else texts(notes(evidence)),
+        "measured_note_codes": [] if evidence is None else list(notes(evidence)),
         "plan": plan,
     }
     return format.document(document).decode()

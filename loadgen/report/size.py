@@ -13,6 +13,7 @@ from loadgen import format
 from loadgen.cost.capacity_planning import needed
 from loadgen.cost.evidence import Evidence, notes
 from loadgen.cost.prices import Price, dated
+from loadgen.cost.reasons import texts
 from loadgen.cost.sizing import Money, Need, Size
 from loadgen.report import table
 from loadgen.report.search import MODEL_ERROR, model_error
@@ -123,7 +124,7 @@ def _rests_on(size: Size, evidence: Evidence | None, need: Need) -> Iterator[str
             "limits. Measure before you buy: loadgen search"
         )
     else:
-        yield from (f"! {note}" for note in notes(evidence))
+        yield from (f"! {note}" for note in texts(notes(evidence)))
     if evidence is not None and evidence.simulated and size.machines is not None:
         least = needed(size.demand_per_s, size.per_machine.mid * (1 - MODEL_ERROR[1])) + need.spare
         machines = format.counted(least, "machine")
@@ -148,7 +149,8 @@ def render_json(sized: Sized, need: Need, *, currency: str) -> str:
             "per_thousand": size.per_thousand,
             "simulated": evidence is not None and evidence.simulated,
             "estimate": evidence is None,
-            "notes": [] if evidence is None else list(notes(evidence)),
+            "notes": [] if evidence is None else texts(notes(evidence)),
+            "note_codes": [] if evidence is None else list(notes(evidence)),
         }
 
     document = {"schema": 1, "currency": currency, "need": need, "sizes": [one(*pair) for pair in sized]}
