@@ -150,7 +150,6 @@ STATES = {
     "decided": "ended early by a search: its outcome was certain",
 }
 """How a run ended that did not finish, as `run.state` of a summary says it."""
-WITHHELD = ("events_unsure", "largest_gap_unsure", "tpot_unsure")  # in `unsound` of a summary, as words only
 _FAMILIES = {
     "itl": "ITL", "inter_chunk": "gaps between events", "max_gap": "largest gap", "stalls": "stalls", "tpot": "TPOT",
     "tpot_mlperf": "TPOT (MLPerf)",

@@ -100,7 +100,6 @@ class _Id(msgspec.Struct, gc=False):
 
 
 _decode = msgspec.json.Decoder(_Event).decode
-_decode_counts = msgspec.json.Decoder(_Counts).decode
 _decode_id = msgspec.json.Decoder(_Id).decode
 _decode_any = msgspec.json.decode
 _NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -544,18 +543,6 @@ class Reading:
             reason = f"finish reason {self.finish_reason[:60]!r}" if self.finish_reason else "no finish reason"
             return Failure("no_finish_reason", f"{reason} after {self.output_events} output events")
         return None
-
-
-def parse_usage(raw: bytes) -> Usage:
-    """The token counts of a server's usage object. A count that is missing or of another type is None."""
-    try:
-        return _decode_counts(raw).usage()
-    except _NOT_JSON:
-        pass
-    try:
-        return _lenient_counts(_decode_any(raw)).usage()
-    except _NOT_JSON:
-        return Usage()
 
 
 def _without_choices(event: _Event, payload: bytes | Named) -> _Event | None:
