@@ -6,11 +6,14 @@ Pure: no money, no files.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from loadgen.cost.evidence import Evidence
+from loadgen.cost.reasons import note
 from loadgen.errors import UserError
 from loadgen.results.capacity import STILL_KEPT, RateInterval, replications
+from loadgen.results.manifest import ReasonCode
 
 GPUS_PER_VM = 4  # ND GB300 v6; one fault domain
 VMS_PER_RACK = 18  # one NVL72: 72 GPUs
@@ -144,6 +147,9 @@ class MeasuredRate:
     workload: str
 
 
+ONE_LOAD = "the SLO was kept at this load, and no higher one was tried (loadgen search)"
+
+
 def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
     """The measured rate within the SLO.
 
@@ -156,6 +162,7 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
         raise UserError("no_figure", what, evidence.folder, "a run or search of the profile under its SLO")
     if capacity is not None:
         basis, noun = f"capacity by {capacity.method}", str(capacity.unit)
+        bound_why = (capacity.bound_why or STILL_KEPT) if capacity.lower_bound else ""
         rate = RateInterval(mid=capacity.rate_per_s, low=capacity.low_per_s, high=capacity.high_per_s)
         if capacity.unit == "requests" and summary.sessions is not None:
             offered = summary.requests.decided
@@ -170,6 +177,7 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
                 "no_figure", what, evidence.folder, "a longer run, or one at a load that the endpoint can carry"
             )
         rate = replications(run_rates)
+        bound_why = ONE_LOAD if all(run.goodput.met for run in evidence.summaries) else ""
     answer_ms = summary.e2e_ms.mean if summary.sessions is None else summary.sessions.duration_ms.mean
     return MeasuredRate(
         name=evidence.name,
@@ -179,8 +187,8 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
         noun=noun,
         gpus=gpus,
         response_s=(answer_ms or 0.0) / 1e3,
-        lower_bound=capacity is not None and capacity.lower_bound,
-        bound_why=(capacity.bound_why or STILL_KEPT) if capacity is not None and capacity.lower_bound else "",
+        lower_bound=bool(bound_why),
+        bound_why=bound_why,
         workload=summary.run.workload,
     )
 
@@ -195,3 +203,9 @@ def _steady_rates(evidence: Evidence) -> tuple[str, list[float]]:
     else:
         noun, rates = "requests", [summary.load.steady_completed_rps for summary in summaries]
     return noun, [rate for rate in rates if rate is not None]
+
+
+def one_load(evidence: Evidence, rate: MeasuredRate) -> Iterator[ReasonCode]:
+    """That a rate is the one of a run that was given no more; of a capacity the notes on its evidence say it."""
+    if evidence.capacity is None and rate.lower_bound:
+        yield note("one_load", why=rate.bound_why)

@@ -64,6 +64,11 @@ SENTENCES = {
     "egress_unpriced":
         "no price of egress (egress_per_gb): what leaves the provider{request_kb:counted} is not in the cost",
     "egress_uncounted": "no bytes were counted (virtual time): egress is not in the cost",
+    # of a number of machines
+    "one_load": "a lower bound: {why}. Machines that follow from it are at most what stands here",
+    "model_error":
+        "the model is wrong by {error}: were each machine {slower_percent:g} % slower, it would be "
+        "{machines:machine|machines}",
     # why two offers are not compared
     "recipe_differs": "recipe ({a}, {b})",
     "slo_differs": "SLO ({a}; {b})",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from loadgen import format
-from loadgen.cost.capacity_planning import CapacityPlan, Loss, MeasuredRate
+from loadgen.cost.capacity_planning import CapacityPlan, Loss, MeasuredRate, one_load
 from loadgen.cost.comparison import slo_words
 from loadgen.cost.evidence import Evidence, notes
 from loadgen.cost.reasons import texts
@@ -38,7 +38,7 @@ def _measured(evidence: Evidence | None, measured: MeasuredRate | None, plan: Ca
         f"{measured.workload} on {format.counted(measured.gpus, 'GPU')}, SLO: {slo_words(evidence.summary)}; "
         f"mean answer {measured.response_s:.3g} s; from {measured.folder}"
     ]
-    words += [f"! {note}" for note in texts(notes(evidence))]
+    words += [f"! {note}" for note in texts([*notes(evidence), *one_load(evidence, measured)])]
     if plan is not None:
         words += [*_machines(plan), *_users(plan, at_most=measured.lower_bound)]
     for sentence in words:
@@ -94,6 +94,7 @@ def render_json(
     profile: str, evidence: Evidence | None, measured: MeasuredRate | None, plan: CapacityPlan | None
 ) -> str:
     """The same content as a JSON document, ending in a newline."""
+    measured_notes = [] if evidence is None or measured is None else [*notes(evidence), *one_load(evidence, measured)]
     rack = reference.rack(reference.nodes().rows)
     rows = [row for row in reference.profiles().rows if row.profile == profile]
     document = {
@@ -111,8 +112,8 @@ def render_json(
         "ignored": list(reference.IGNORED),
         "notes": reference.notes_of(reference.profiles(), rows),
         "measured": measured,
-        "measured_notes": [] if evidence is None else texts(notes(evidence)),
-        "measured_note_codes": [] if evidence is None else list(notes(evidence)),
+        "measured_notes": texts(measured_notes),
+        "measured_note_codes": measured_notes,
         "plan": plan,
     }
     return format.document(document).decode()
