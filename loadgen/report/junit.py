@@ -12,12 +12,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+Outcome = Literal["passed", "failed", "error", "skipped"]
+OF_MET: dict[bool | None, Outcome] = {True: "passed", False: "failed", None: "skipped"}
+"""Whether a promise was met -> the outcome of its case."""
+
+
 class Case(msgspec.Struct, frozen=True, kw_only=True):
     """One test case. `text` is the reason, on one or more lines; for a passed case it is the output."""
 
     name: str
     group: str
-    outcome: Literal["passed", "failed", "error", "skipped"]
+    outcome: Outcome
     text: str = ""
 
 
