@@ -6,22 +6,18 @@ tools use: an answer ends at its last output or finish event here, while some to
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.interop.result import COUNTS
 from loadgen.metrics.columns import OK, Columns, is_measured, measured_gaps
+from loadgen.metrics.summary import Summary
+from loadgen.results.manifest import Header
 from loadgen.stats.quantiles import Histogram, milliseconds
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from loadgen.metrics.summary import Summary
-    from loadgen.results.manifest import Header
 
 Pair = tuple[float | None, float | None]
 NONE: Pair = (None, None)

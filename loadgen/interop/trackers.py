@@ -9,13 +9,11 @@ import os
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loadgen.errors import UserError
 from loadgen.metrics import registry
-
-if TYPE_CHECKING:
-    from loadgen.metrics.summary import Summary
+from loadgen.metrics.summary import Summary
 
 PROJECT = "loadgen"  # experiment of MLflow, project of W&B
 FILES = ("summary.json", "run.json", "report.html")

@@ -10,17 +10,15 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen import format, seeds
 from loadgen.errors import Fault, Faults, UserError, enough
 from loadgen.mlperf import pickle_reader
 from loadgen.mlperf.rules import Benchmark, Test
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 SHAPE_SEED = 24576  # seeds the order of the synthetic set; part of its definition, not a setting
 LEAST_INPUT = 4  # tokens that make prompts differ from each other

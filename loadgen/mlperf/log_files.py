@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -18,9 +19,6 @@ from loadgen.mlperf import dataset, rules
 from loadgen.mlperf.result import DISCLOSURE, UNRESOLVED, Check, MlperfResult
 from loadgen.mlperf.rules import Test
 from loadgen.stats.loadgen_spread import PERCENTILES, LoadGenSpread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SUMMARY, DETAIL = "mlperf_log_summary.txt", "mlperf_log_detail.txt"
 MARK = ":::MLLOG "

@@ -7,17 +7,21 @@ IO: writes the official data set as requests, reads records, writes the result. 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen import format
 from loadgen.errors import UserError
+from loadgen.execution.plan import Settings
 from loadgen.metrics import reasons, sustainable
+from loadgen.metrics.summary import Summary
 from loadgen.mlperf import dataset, log_files, rules
 from loadgen.mlperf import result as mlperf
 from loadgen.results import checksums, store
@@ -39,14 +43,6 @@ from loadgen.workload import (
     Workload,
 )
 from loadgen.workload.fields import OneTokenOrMore
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    from loadgen.execution.plan import Settings
-    from loadgen.metrics.summary import Summary
 
 WAIT_NS = 24 * 3_600 * 1_000_000_000  # LoadGen waits for every query without a limit
 STALL_NS = 900 * 1_000_000_000

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from loadgen.format import count, milliseconds, quantity
+from loadgen.interop.application_calls import Calls
 from loadgen.report import table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from loadgen.interop.application_calls import Calls
 
 HEAD = ("calls", "ok", "TTFT p50", "p99", "TPOT p50", "E2E p50", "p99", "tokens in", "out", "cost")
 

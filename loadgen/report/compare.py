@@ -5,22 +5,16 @@ Pure: takes a `Comparison`, returns strings.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from loadgen import format
-from loadgen.compare.comparison import DIFFER, UNLIKE
-from loadgen.compare.thresholds import interval
+from loadgen.compare.comparison import DIFFER, UNLIKE, Comparison, Difference
+from loadgen.compare.thresholds import ThresholdOutcome, interval
 from loadgen.metrics.reasons import sentence
 from loadgen.report import page, table
 from loadgen.report.junit import OF_MET, Case
 from loadgen.report.table import wrapped
 from loadgen.report.text import LABEL
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from loadgen.compare.comparison import Comparison, Difference
-    from loadgen.compare.thresholds import ThresholdOutcome
 
 MOST_DRAWN = 9.0  # a change of more than 900 % would leave no room for the others
 _COLOURS = {"better": "32", "worse": "31"}

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen import format
 from loadgen.limits import CPU_SHARE
@@ -22,18 +24,12 @@ from loadgen.metrics.columns import OK, UNDEFINED, UNFINISHED, Columns
 from loadgen.report.progress import draining
 from loadgen.report.reader_process import ReaderProcess
 from loadgen.results import manifest
+from loadgen.results.manifest import Header, Second
 from loadgen.results.record import BIN_NS, KINDS, ROW
 from loadgen.results.spool import Tail
 from loadgen.server_metrics import series
+from loadgen.server_metrics.series import MetricSample
 from loadgen.stats.quantiles import Histogram, element
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
-
-    from loadgen.results.manifest import Header, Second
-    from loadgen.server_metrics.series import MetricSample
 
 EVERY_S = 0.5
 RECENT_S = 10.0

@@ -9,29 +9,25 @@ from __future__ import annotations
 
 import shlex
 import statistics
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from loadgen import format
+from loadgen.interop.other_definitions import ToolFigures
+from loadgen.metrics.summary import ClassSummary, ModelSummary, StageSummary, Summary, TargetSummary
 from loadgen.mlperf.log_files import checker_text
+from loadgen.mlperf.result import MlperfResult
 from loadgen.report import adaptive as adaptive_text
 from loadgen.report import mlperf as mlperf_text
 from loadgen.report import nodes, page, run_charts, run_headline, splits, stimulus
 from loadgen.report.definitions import DEFINITIONS
+from loadgen.report.run_data import Figures
 from loadgen.report.text import energy_says, server_says
+from loadgen.results.manifest import Header
+from loadgen.search.adaptive import StoredAdaptive
 from loadgen.server_metrics import series
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from loadgen.interop.other_definitions import ToolFigures
-    from loadgen.metrics.summary import ClassSummary, ModelSummary, StageSummary, Summary, TargetSummary
-    from loadgen.mlperf.result import MlperfResult
-    from loadgen.report.run_data import Figures
-    from loadgen.results.manifest import Header
-    from loadgen.search.adaptive import StoredAdaptive
-    from loadgen.server_metrics.series import MetricSample
-    from loadgen.stats.quantiles import Distribution
+from loadgen.server_metrics.series import MetricSample
+from loadgen.stats.quantiles import Distribution
 
 QUANTILES = ("p50", "p90", "p95", "p99", "p99_9")
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import Literal
 from xml.etree import ElementTree
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 Outcome = Literal["passed", "failed", "error", "skipped"]
 OF_MET: dict[bool | None, Outcome] = {True: "passed", False: "failed", None: "skipped"}

@@ -6,20 +6,17 @@ Text and page take tokens/s from one place (`rates`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from loadgen import format
 from loadgen.metrics import blocks
 from loadgen.mlperf.log_files import checker_text
+from loadgen.mlperf.result import MlperfResult
 from loadgen.report import table
 from loadgen.report.table import wrapped
 from loadgen.slo import promise
 from loadgen.stats.loadgen_spread import PERCENTILES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from loadgen.mlperf.result import MlperfResult
 
 NAMES = {"server": "Server", "interactive": "Interactive", "offline": "Offline"}
 INDENT = " " * 11

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from io import RawIOBase
 from pathlib import Path
 from time import monotonic_ns, time_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,11 +24,9 @@ from loadgen.execution.trace_context import TraceContext
 from loadgen.metrics.columns import OK, UNDEFINED, Columns
 from loadgen.report.reader_process import ReaderProcess
 from loadgen.results import manifest, store
+from loadgen.results.manifest import Header
 from loadgen.results.record import FINISH_REASONS, KINDS, SOURCES, STATUSES
 from loadgen.results.spool import Tail
-
-if TYPE_CHECKING:
-    from loadgen.results.manifest import Header
 
 EVERY_S = 1.0
 USAGE = {

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from loadgen import format
+from loadgen.metrics.summary import Summary
 from loadgen.report import table, text
 from loadgen.report.junit import OF_MET, Case, Outcome
 from loadgen.report.run_headline import met_word, term_cells
-
-if TYPE_CHECKING:
-    from loadgen.metrics.summary import Summary
 
 Named = Sequence[tuple[str, "Summary"]]
 """Runs, each with its name."""

@@ -5,18 +5,14 @@ Nothing is drawn here: `run_charts.py` describes the chart, in which the unsuppo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.metrics import columns
 from loadgen.stats.quantiles import Histogram, index, support
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
 
 
 class PercentileCurve(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import msgspec
@@ -15,9 +14,7 @@ import msgspec
 from loadgen import format
 from loadgen.report import page, table
 from loadgen.report.page import COLORS, Axis, Band, Chart, Series
-
-if TYPE_CHECKING:
-    from loadgen.search.sweep import SweepCurve, SweepLevel
+from loadgen.search.sweep import SweepCurve, SweepLevel
 
 MOST_CURVES = len(COLORS)
 HEIGHT = 420  # of a chart, in pixels

@@ -6,23 +6,19 @@ million requests is as large as the page of a run with a thousand.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.metrics.columns import OK, UNDEFINED, UNFINISHED, Columns, is_measured, measured_gaps
 from loadgen.report.percentile_curves import PercentileCurve, curve, curve_of_histogram, round_to, rounded
+from loadgen.results.manifest import Header, Second
 from loadgen.results.record import BIN_NS, KINDS
 from loadgen.stats.quantiles import Histogram, index
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from loadgen.results.manifest import Header, Second
 
 MOST_BINS = 120  # time bins in one chart
 MOST_POINTS = 1_500  # with more points than this, they are counted in cells

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import msgspec
 
@@ -12,11 +12,7 @@ from loadgen.report import page, table
 from loadgen.report.page import Axis, Chart, Mark, Series
 from loadgen.report.run_headline import met_word
 from loadgen.search import sweep
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from loadgen.search.sweep import SweepCurve, SweepLevel
+from loadgen.search.sweep import SweepCurve, SweepLevel
 
 _HEAD: tuple[str, ...] = (
     *("load", "verdict", "ok", "req/s", "tokens/s", "per GPU", "per user"),
