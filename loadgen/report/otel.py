@@ -86,7 +86,7 @@ class TelemetrySender(ReaderProcess):
         super().__init__("loadgen.report.otel", str(folder), what)
 
     def begin(self, start_ns: int) -> None:
-        """The load begins at this instant of the monotonic clock."""
+        """Tell the process when the load begins; it waits for that."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(b"%d\n" % start_ns)
