@@ -88,12 +88,12 @@ def official(test: rules.Test, path: Path, folder: Path) -> tuple[Data, rules.Te
     """
     spec = rules.rules().benchmarks[test.benchmark]
     file = dataset.read_dataset(path, spec, benchmark=test.benchmark)
-    test = replace(test, samples=len(file.samples), min_queries=min(test.min_queries, len(file.samples)))
+    test = replace(test, samples=len(file.prompts), min_queries=min(test.min_queries, len(file.prompts)))
     folder.mkdir(parents=True, exist_ok=True)
     requests_file = folder / REQUESTS
     with requests_file.open("wb") as output:
         for sample in dataset.issue_order(test):
-            row = {"prompt": file.samples[sample].prompt, "max_tokens": spec.max_output, "temperature": 0}
+            row = {"prompt": file.prompts[sample], "max_tokens": spec.max_output, "temperature": 0}
             output.write(msgspec.json.encode(row) + b"\n")
     return Data(FromFile(path=requests_file.resolve()), file.name, "completions" if file.tokens else None), test
 
