@@ -18,7 +18,6 @@ from loadgen.report.table import wrapped
 from loadgen.slo import promise
 from loadgen.stats.loadgen_spread import PERCENTILES
 
-NAMES = {"server": "Server", "interactive": "Interactive", "offline": "Offline"}
 INDENT = " " * 11
 
 
@@ -30,7 +29,8 @@ def render(result: MlperfResult, *, gpus: int | None = None, parts: Iterable[str
 def _lines(result: MlperfResult, gpus: int | None, parts: tuple[str, ...]) -> Iterator[str]:
     mark = "SIMULATED, not a real system: " if result.simulated else ""
     rate = f", target {result.target_qps:,.6g}/s" if result.target_qps else ""
-    yield f"{mark}MLPerf-style (unofficial) {NAMES[result.scenario]} · {result.benchmark} · round {result.round}{rate}"
+    test = f"{result.scenario.capitalize()} · {result.benchmark} · round {result.round}"
+    yield f"{mark}MLPerf-style (unofficial) {test}{rate}"
     yield from wrapped(result.disclosure)
     yield ""
     yield from wrapped(f"Data       {result.dataset}", rest=INDENT)
@@ -117,7 +117,7 @@ def rates(result: MlperfResult, gpus: int | None) -> tuple[Rate, Rate]:
 
 def sentence(result: MlperfResult) -> str:
     """The verdict of the rules in one sentence."""
-    test = f"MLPerf-style {NAMES[result.scenario]}, {result.benchmark}, round {result.round}, unofficial"
+    test = f"MLPerf-style {result.scenario.capitalize()}, {result.benchmark}, round {result.round}, unofficial"
     if result.valid:
         return f"{test}: VALID."
     return f"{test}: INVALID. {'; '.join(reason.text for reason in result.reasons)}."

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from loadgen import format
 from loadgen.metrics.between import BetweenNodes
-
-NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
+from loadgen.slo import NAMES
 
 
 def rows(found: BetweenNodes) -> list[tuple[str, ...]]:

@@ -37,10 +37,6 @@ TIMEOUT_S = 3.0  # of one delivery: a collector that is away must not keep the e
 MOST_SPANS = 512  # in one delivery
 KINDS_OF_SIGNAL = ("metrics", "traces", "all")
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
-SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
-TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864)
-TPOT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-"""Bucket bounds, as those of `loadgen_sdk.app.telemetry`: the first two are those of the conventions."""
 
 
 def asked(text: str) -> str:
@@ -162,6 +158,7 @@ class Metrics:
     """The histograms of the conventions for GenAI clients, and what a load adds: sent late, in flight, offered."""
 
     def __init__(self, run: Run, exporter: Any) -> None:
+        from loadgen_sdk.app.telemetry import SECONDS, TOKENS, TPOT_SECONDS
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
