@@ -131,10 +131,6 @@ class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
             return OK
         return UNSOUND if any(reason.kind == "size" for reason in self.reasons) else SLO_MISSED
 
-    def check(self, metric: str) -> Check:
-        """The check of "ttft" or "tpot". Raises KeyError in Offline."""
-        return {check.metric: check for check in self.checks}[metric]
-
 
 def reduce(
     trace: QueryTrace,

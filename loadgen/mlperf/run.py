@@ -251,7 +251,7 @@ def judge(
         simulated=simulated,
     )  # fmt: skip
     result = _with_standing(result, test, summary, answer)
-    write_result(folder, result, test, summary)
+    write(folder, result, test, *of_summary(summary))
     return result
 
 
@@ -281,7 +281,7 @@ def _test_of(stored: mlperf.MlperfResult) -> rules.Test:
 def outputs_again(folder: Path, summary: Summary) -> dict[str, bytes]:
     """The files of a stored result, made again: `mlperf.json` and LoadGen's two log files."""
     result = again(folder, summary)
-    return _outputs(result, _test_of(result), *_of_summary(summary))
+    return _outputs(result, _test_of(result), *of_summary(summary))
 
 
 def _with_standing(
@@ -303,7 +303,7 @@ def _with_standing(
 
 def _query_trace(folder: Path, test: rules.Test, summary: Summary) -> mlperf.QueryTrace:
     columns = read_columns(folder)
-    is_measured = columns["stage"] == _measured_stage(summary)
+    is_measured = columns["stage"] == next(i for i, stage in enumerate(summary.stages) if stage.measured)
     if not is_measured.all():
         columns = {name: column[is_measured] for name, column in columns.items()}
     origin = int(columns["due_ns"].min()) if len(columns["due_ns"]) else 0
@@ -340,12 +340,7 @@ def cautions(test: rules.Test) -> list[str]:
     return [*notes, *([test.note] if test.note else [])]
 
 
-def write_result(folder: Path, result: mlperf.MlperfResult, test: rules.Test, summary: Summary) -> None:
-    """Write `mlperf.json` and LoadGen's two log files of this run into `folder`."""
-    write(folder, result, test, *_of_summary(summary))
-
-
-def _of_summary(summary: Summary) -> tuple[str, str, datetime]:
+def of_summary(summary: Summary) -> tuple[str, str, datetime]:
     """What the log files say of a run: the system under test, the version of the generator, the beginning."""
     started = datetime.fromisoformat(summary.run.started) if summary.run.started else datetime.now(UTC)
     return summary.target.name or summary.target.url, summary.run.version, started
@@ -405,7 +400,3 @@ def read(folder: Path) -> mlperf.MlperfResult:
         ) from None
     except (ValueError, RecursionError) as error:
         raise UserError("damaged_file", f"a damaged result: {error}", str(path)) from None
-
-
-def _measured_stage(summary: Summary) -> int:
-    return next(i for i, stage in enumerate(summary.stages) if stage.measured)

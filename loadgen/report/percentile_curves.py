@@ -37,7 +37,7 @@ def carried(count: int) -> float:
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if support(middle) <= count else (low, middle)
-    return int(_nines(low) * 1e4) / 1e4  # rounded down
+    return int(-float(np.log10(1 - low)) * 1e4) / 1e4  # rounded down
 
 
 def curve(name: str, values_ns: NDArray[np.int64]) -> PercentileCurve | None:
@@ -72,10 +72,6 @@ def _curve(name: str, count: int, value_at: Callable[[float], float], largest: f
         ms=rounded([value / 1e6 for value in (*values, largest)], 4),
         carried=carried(count),
     )
-
-
-def _nines(p: float) -> float:
-    return -float(np.log10(1 - p))
 
 
 def round_to(value: float, digits: int) -> float:

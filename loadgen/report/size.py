@@ -47,16 +47,13 @@ def _answer(size: Size, evidence: Evidence | None, need: Need, currency: str) ->
             f" ({size.low} to {size.high} by the interval)" if size.low is not None and size.low != size.high else ""
         )
     if size.per_month is not None and size.per_thousand is not None:
-        words += f": {currency} {_amount(size.per_month)} a month, {_small(size.per_thousand)} per 1,000 {_noun(size)}"
+        noun = size.source.noun.removeprefix("good ").removeprefix("successful ")
+        words += f": {currency} {_amount(size.per_month)} a month, {_small(size.per_thousand)} per 1,000 {noun}"
     return words
 
 
 def _machines(count: int, gpus: int) -> str:
     return f"{format.counted(count, 'machine')} of {format.counted(gpus, 'GPU')}"
-
-
-def _noun(size: Size) -> str:
-    return size.source.noun.removeprefix("good ").removeprefix("successful ")
 
 
 def _columns(sizes: Sequence[Size], currency: str) -> list[str]:
