@@ -111,7 +111,7 @@ class Fault(Exception):
         super().__init__(code, what)
         self.code, self.what, self.where, self.hint, self.values = code, what, str(where), hint, values or {}
         self.place = where if isinstance(where, Place) else None
-        self.key = key or (self.place.path if self.place else _flag(self.where))
+        self.key = key or (self.place.path if self.place else _key_in(self.where))
 
     def __str__(self) -> str:
         lines = [f"error: {self.what}"]
@@ -122,9 +122,11 @@ class Fault(Exception):
         return "\n".join(lines)
 
 
-def _flag(where: str) -> str:
-    """The flag that a place begins with; "" without one."""
-    return where.split(maxsplit=1)[0].rstrip(",") if where.startswith("--") else ""
+def _key_in(where: str) -> str:
+    """What a place names: the flag of `--slo ttft`, the keys of `capacity.json (rate_per_s)`; "" without either."""
+    if where.startswith("--"):
+        return where.split(maxsplit=1)[0].rstrip(",")
+    return where.rpartition(" (")[2].removesuffix(")") if where.endswith(")") and " (" in where else ""
 
 
 class UserError(Fault):
@@ -150,6 +152,12 @@ class Faults(Exception):
 
     def __str__(self) -> str:
         return "\n".join(str(fault) for fault in self.faults)
+
+
+def codes(raised: Fault | Faults) -> tuple[Code, ...]:
+    """The codes of all that was raised, each once."""
+    faults = raised.faults if isinstance(raised, Faults) else (raised,)
+    return tuple(dict.fromkeys(fault.code for fault in faults))
 
 
 @contextmanager

@@ -1,12 +1,22 @@
-"""No outcome hangs on the wording of a message: nothing looks for words in one, except where it is not ours."""
+"""Every fault has a code of the table, every code of the table is used, and no outcome hangs on a wording."""
 
 from __future__ import annotations
 
 import ast
+import functools
+import re
 from collections.abc import Iterator
-from pathlib import Path
+from typing import get_args
 
-ROOT = Path(__file__).parent.parent
+import loadgen_sdk.errors
+import make_codes
+import pytest
+from make_codes import ROOT
+
+from loadgen import errors
+
+FAULTS = {"UserError", "TargetError", "UnsoundEvidence", "WrongUse", "TargetUnusable", "FailedOnce", "Wrong", "BadRow"}
+MAKERS = {"fault", "report", "is_enough"}  # functions of one module that make a fault with the code they get
 MESSAGES = {
     "caveat", "error", "exc", "hint", "message", "msg", "note", "problem", "reason", "said", "sentence", "trouble",
     "undecided", "warning", "what", "why",
@@ -55,13 +65,16 @@ def looks(tree: ast.AST) -> Iterator[int]:
                 yield node.lineno
 
 
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Every module, by its path."""
+    folders = ("loadgen", "sdk/loadgen_sdk")
+    paths = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_bytes()) for path in paths}
+
+
 def test_nothing_looks_for_words_in_a_message() -> None:
-    found = {
-        path.relative_to(ROOT).as_posix(): lines
-        for folder in ("loadgen", "sdk/loadgen_sdk")
-        for path in (ROOT / folder).rglob("*.py")
-        if (lines := sorted(looks(ast.parse(path.read_bytes()))))
-    }
+    found = {name: lines for name, tree in trees().items() if (lines := sorted(looks(tree)))}
     assert {name: lines for name, lines in found.items() if name not in FOREIGN} == {}
     assert set(FOREIGN) <= set(found), "an exception that is no longer one"
 
@@ -77,3 +90,84 @@ summary.verdict.reasons.index("y")
 """
     assert list(looks(ast.parse(seen))) and len(set(looks(ast.parse(seen)))) == 6
     assert not list(looks(ast.parse('code.startswith("a"), reason in reasons, "a" in text')))
+
+
+def words(node: ast.AST) -> set[str]:
+    """The texts that an expression can be made of; not those in the condition of an `if`."""
+    if isinstance(node, ast.IfExp):
+        return words(node.body) | words(node.orelse)
+    return {one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+
+
+def codes_in(tree: ast.AST) -> Iterator[set[str]]:
+    """The words that stand where a code is meant: given to a fault, returned as a `Code`, or kept as one."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[code, *_]) if (
+                name in FAULTS | MAKERS
+            ):
+                yield words(code)
+            case ast.FunctionDef(returns=ast.Name(id="Code")):
+                yield {word for one in ast.walk(node) if isinstance(one, ast.Return) for word in words(one)}
+            case ast.AnnAssign(annotation=kind, value=ast.AST() as value) if "Code" in ast.unparse(kind):
+                yield words(value)
+            case ast.Assign(targets=[target], value=value) if "code" in {one.id for one in _names(target)}:
+                yield words(value)
+
+
+def _names(node: ast.AST) -> Iterator[ast.Name]:
+    return (one for one in ast.walk(node) if isinstance(one, ast.Name))
+
+
+def test_every_code_of_the_tables_is_used() -> None:
+    used = {word for tree in trees().values() for found in codes_in(tree) for word in found}
+    assert set(get_args(errors.Code)) - used == set()
+    sdk = (tree for name, tree in trees().items() if name.startswith("sdk/"))
+    assert (
+        set(get_args(loadgen_sdk.errors.Code)) - {word for tree in sdk for one in codes_in(tree) for word in one}
+        == set()
+    )
+
+
+def test_every_fault_is_made_with_a_code() -> None:
+    """What mypy sees too, also where it is not run: no sentence stands in the place of a code."""
+    known = set(get_args(errors.Code))
+    for name, tree in trees().items():
+        for node in ast.walk(tree):
+            match node:
+                case ast.Call(func=ast.Name(id=cls) | ast.Attribute(attr=cls), args=[code, *_]) if cls in FAULTS:
+                    assert words(code) <= known, f"{name}:{node.lineno}: {words(code) - known}"
+
+
+def test_codes_are_nouns_of_a_situation_and_few() -> None:
+    codes = get_args(errors.Code)
+    assert len(codes) == len(set(codes)) <= 80
+    assert all(re.fullmatch("[a-z0-9]+(_[a-z0-9]+)*", code) for code in codes)
+
+
+def test_the_page_of_codes_is_made_from_the_source() -> None:
+    assert make_codes.PAGE.read_text("utf-8") == make_codes.page(), "python tests/make_codes.py"
+    said = {code: meaning for file in make_codes.FILES.values() for code, meaning in make_codes.meanings(file).items()}
+    assert set(said) == set(get_args(errors.Code)), "each code with its meaning behind it"
+
+
+def test_the_example_of_the_page_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"(?m)^```python\n(.*?)^```", make_codes.PAGE.read_text("utf-8"), re.DOTALL)
+    exec(compile(example, str(make_codes.PAGE), "exec"), {})
+    assert capsys.readouterr().out.strip() == example.strip().rpartition("# ")[2]
+
+
+@pytest.mark.parametrize(
+    ("where", "key"),
+    [
+        ("--slo tttft:2s", "--slo"),
+        ("--window, --high, --max-time", "--window"),
+        (errors.Place("w.yaml", 3, 1, "requests.input_token"), "requests.input_token"),
+        ("out/capacity.json (rate_per_s)", "rate_per_s"),
+        ("out/run (1)/r", ""),
+        ("http://h:1", ""),
+    ],
+)
+def test_a_fault_says_what_it_is_about(where: str | errors.Place, key: str) -> None:
+    assert errors.UserError("conflict", "", where).key == key
+    assert errors.UserError("conflict", "", where, key="mine").key == "mine"

@@ -59,6 +59,7 @@ def test_a_contract_says_which_level_does_not_fit(tmp_path: Path) -> None:
     )
     checked = load_contract(tmp_path / "c.yaml", env={})
     (level,) = prediction.predict(checked, Settings(url="sim:gb300-vm"), perform=execute, seed=1, longest=1.0)
+    assert level.fault_codes == ("over_context",)
     assert "longer than the context of llama-2-70b" in level.trouble
     (level,) = prediction.predict(checked, Settings(url="sim:gb300-vm-128k"), perform=execute, seed=1, longest=1.0)
     assert not level.trouble

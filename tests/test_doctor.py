@@ -96,7 +96,7 @@ def test_tls_is_told_apart(tmp_path: Path) -> None:
     assert trusted["tls"].state == OK
     assert "certificate valid for" in trusted["tls"].found
     unknown = examined(options)
-    assert unknown["target"].state == FAULT
+    assert (unknown["target"].state, unknown["target"].code) == (FAULT, "tls")
     assert "--cacert" in unknown["target"].advice
     assert examined(options, tls=Tls(verify=False))["tls"].state == NOTE
 

@@ -115,7 +115,7 @@ def test_each_step_asks_its_own_endpoint_and_the_question_stays_the_same(
     prompt, text_length = found["answer"].tokens.input or 0, found["embed"].tokens.input or 0
     assert per_task["answer"] == Decimal(prompt + 2 * 12) / 6 / 10**6 == getattr(priced.costs[TASK], "total", 0)
     assert (per_task["embed"], per_task["rank"]) == (Decimal(text_length) * 3 / 6 / 10**6, None)
-    assert priced.steps["rank"].why.startswith("no price for the model r")
+    assert priced.steps["rank"].code == "no_price"
     shown = text.render(summary)
     assert "search, before rank" in shown and "rerank ranker r" in shown
     assert "Steps of a task" in html.render(summary)

@@ -37,7 +37,11 @@ def _rouge() -> Any:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
         raise UserError(
-            "not_installed", "references are scored with the package rouge_score", "loadgen answers", _INSTALL
+            "not_installed",
+            "references are scored with the package rouge_score",
+            "loadgen answers",
+            _INSTALL,
+            key="rouge_score",
         ) from None
     return RougeScorer(list(ROUGE), use_stemmer=True)
 
@@ -47,7 +51,11 @@ def _edit_similarity(a: str, b: str) -> float:
         from rapidfuzz.distance import Levenshtein
     except ImportError:
         raise UserError(
-            "not_installed", "answers are compared with the package rapidfuzz", "loadgen answers", _INSTALL
+            "not_installed",
+            "answers are compared with the package rapidfuzz",
+            "loadgen answers",
+            _INSTALL,
+            key="rapidfuzz",
         ) from None
     return float(Levenshtein.normalized_similarity(a, b))
 

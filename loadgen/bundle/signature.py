@@ -61,7 +61,9 @@ def _ssh_keygen(where: str, what: str, *arguments: str, data: bytes = b"") -> su
     try:
         return subprocess.run(["ssh-keygen", "-Y", what, *arguments], input=data, capture_output=True, check=False)
     except FileNotFoundError:
-        raise UserError("not_installed", "ssh-keygen is not installed here", where, _INSTALL) from None
+        raise UserError(
+            "not_installed", "ssh-keygen is not installed here", where, _INSTALL, key="ssh-keygen"
+        ) from None
 
 
 def _last(done: subprocess.CompletedProcess[bytes]) -> str:

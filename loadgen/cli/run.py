@@ -70,7 +70,11 @@ def run(
     if github and not page:
         faults.append(
             UserError(
-                "unset_variable", "this is no step of a GitHub workflow", "--github", "GITHUB_STEP_SUMMARY is not set"
+                "unset_variable",
+                "this is no step of a GitHub workflow",
+                "--github",
+                "GITHUB_STEP_SUMMARY is not set",
+                key="GITHUB_STEP_SUMMARY",
             )
         )
     if faults:

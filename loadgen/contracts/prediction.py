@@ -19,7 +19,7 @@ from loadgen.contracts.schema import Checked, Planned
 from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.contracts.stored import read_run
 from loadgen.contracts.verdict import INCONCLUSIVE, LevelForecast, LevelVerdict, NeededLoad
-from loadgen.errors import Faults, TargetError
+from loadgen.errors import Faults, TargetError, codes
 from loadgen.execution.plan import SCHEME, Settings
 from loadgen.execution.run import Execute
 from loadgen.metrics.summary import summarize
@@ -56,18 +56,18 @@ def predict(
     """
     settings = replace(settings, gpus=settings.gpus or checked.contract.gpus)
     runs: dict[str, tuple[RecordedRun, ...]] = {}
-    trouble: dict[str, str] = {}
+    trouble: dict[str, LevelForecast] = {}
     for planned in checked.levels:
         name = planned.level.name
         try:
             runs[name] = _simulated(planned, settings, perform, seed, longest)
         except (Faults, TargetError) as error:
-            trouble[name] = str(error)
+            trouble[name] = LevelForecast(
+                name=name, length_s=0, simulated_s=0, terms=(), trouble=str(error), fault_codes=codes(error)
+            )
     lengths = {name: _length_s(level_runs[0]) for name, level_runs in runs.items()}
     return tuple(
-        LevelForecast(name=planned.level.name, length_s=0, simulated_s=0, terms=(), trouble=trouble[planned.level.name])
-        if planned.level.name in trouble
-        else _forecast(checked, planned, runs, lengths, money)
+        trouble.get(planned.level.name) or _forecast(checked, planned, runs, lengths, money)
         for planned in checked.levels
     )
 

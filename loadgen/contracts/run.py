@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -24,7 +24,7 @@ from loadgen.contracts import answers, planning, stored, verdict
 from loadgen.contracts.schema import AnswersAsked, Checked, Contract, ContractLevel, Planned
 from loadgen.contracts.stored import CONTRACT, PLACE, PRICES, RESOLVED, ValidationFacts
 from loadgen.contracts.verdict import LevelVerdict, Validation
-from loadgen.errors import Fault, Faults, TargetError, UserError
+from loadgen.errors import Fault, Faults, TargetError, UserError, codes
 from loadgen.execution.folder_names import alone, run_id
 from loadgen.execution.plan import Settings
 from loadgen.execution.repeats import pause, seeded
@@ -75,6 +75,28 @@ def run(
         return _carry_out(checked, settings, folder, say, repetition, other, runs), folder
 
 
+class _Trouble(NamedTuple):
+    """Why a level could not be run: in words, and the codes of the faults behind it."""
+
+    words: str
+    codes: tuple[str, ...] = ()
+
+
+_BROKEN_OFF = _Trouble("the user broke it off")
+
+
+def _of_faults(what: str, raised: Fault | Faults) -> _Trouble:
+    faults = raised.faults if isinstance(raised, Faults) else (raised,)
+    return _Trouble(f"{what}: {'; '.join(fault.what for fault in faults)}", codes(raised))
+
+
+def _of_findings(faults: Sequence[Finding]) -> _Trouble | None:
+    if not faults:
+        return None
+    found = "; ".join(f"{finding.check}: {finding.found}" for finding in faults)
+    return _Trouble(f"the target cannot be used: {found}", tuple(finding.code or "failed_check" for finding in faults))
+
+
 def _carry_out(
     checked: Checked,
     settings: Settings,
@@ -82,7 +104,7 @@ def _carry_out(
     say: Callable[[str], None],
     repetition: Repetition | None,
     other: Settings | None,
-    runs: Callable[[Planned, Repetition, Settings], tuple[list[Summary], bool, str]],
+    runs: Callable[[Planned, Repetition, Settings], tuple[list[Summary], bool, _Trouble | None]],
 ) -> Validation:
     started = _now()
     (folder / CONTRACT).write_text(checked.text, encoding="utf-8")
@@ -93,23 +115,23 @@ def _carry_out(
     say(f"folder: {folder}")
     settings = _with_gpus(settings, checked.contract.gpus)
     findings = _preflight(settings, folder, say)
-    faults = [f"{finding.check}: {finding.found}" for finding in findings if finding.state == FAULT]
-    trouble: dict[str, str] = {}
+    unusable = _of_findings([finding for finding in findings if finding.state == FAULT])
+    trouble: dict[str, _Trouble] = {}
     interrupted = False
     for planned in checked.levels:
         name = planned.level.name
-        if faults or interrupted:
-            trouble[name] = f"the target cannot be used: {'; '.join(faults)}" if faults else "the user broke it off"
+        if unusable or interrupted:
+            trouble[name] = unusable or _BROKEN_OFF
             continue
         how = _repetition(planned.level, repetition)
         summaries, interrupted, problem = runs(planned, how, settings)
         if problem:
             trouble[name] = problem
         elif interrupted and not how.enough(summaries):
-            trouble[name] = f"the user broke it off after {len(summaries)} of {how.words} runs"
+            trouble[name] = _Trouble(f"the user broke it off after {len(summaries)} of {how.words} runs")
     if checked.contract.answers is not None:
-        problem = f"the target cannot be used: {'; '.join(faults)}" if faults else "the user broke it off"
-        if not faults and not interrupted:
+        problem = unusable or _BROKEN_OFF
+        if not unusable and not interrupted:
             say(f"answers: the prompts of {checked.contract.answers.dataset}")
             interrupted, problem = _answers(checked, checked.contract.answers, settings, other, folder)
         if problem:
@@ -119,7 +141,8 @@ def _carry_out(
         started=started,
         ended=_now(),
         interrupted=interrupted,
-        trouble=trouble,
+        trouble={level: one.words for level, one in trouble.items()},
+        fault_codes={level: one.codes for level, one in trouble.items() if one.codes},
         preflight=_warnings(findings),
         metadata=dict(settings.metadata),
         findings=tuple(findings),
@@ -132,18 +155,16 @@ def _carry_out(
 
 def _answers(
     checked: Checked, asked: AnswersAsked, settings: Settings, other: Settings | None, folder: Path
-) -> tuple[bool, str]:
-    """Ask the prompts. Returns whether the user broke it off, and why it could not be done ("" when it was done)."""
+) -> tuple[bool, _Trouble | None]:
+    """Ask the prompts. Returns whether the user broke it off, and why it could not be done (None when it was done)."""
     try:
         out, level = folder / answers.FOLDER, checked.contract.confidence
         answers.carry_out(asked, checked.folder / asked.dataset, settings, other, out, level)
     except KeyboardInterrupt:
-        return True, "the user broke it off"
-    except Fault as fault:
-        return False, f"the prompts could not be asked: {fault.what}"
-    except Faults as fault_list:
-        return False, "; ".join(fault.what for fault in fault_list.faults)
-    return False, ""
+        return True, _BROKEN_OFF
+    except (Fault, Faults) as raised:
+        return False, _of_faults("the prompts could not be asked", raised)
+    return False, None
 
 
 def _runs_of_level(
@@ -158,28 +179,25 @@ def _runs_of_level(
     salt: str | None,
     wait: Callable[[float], None],
     before: int = 0,
-) -> tuple[list[Summary], bool, str]:
+) -> tuple[list[Summary], bool, _Trouble | None]:
     """The runs of a level, after the `before` that there are: their summaries, whether the user broke them off, and why
-    one could not be done ("" when all could)."""
+    one could not be done (None when all could)."""
     name = planned.level.name
     summaries: list[Summary] = []
     while not how.enough(summaries):
         repeat = before + len(summaries) + 1
         if repeat > 1 and not pause(how, f"{name}, run {repeat}", virtual=settings.virtual, say=say, wait=wait):
-            return summaries, True, ""
+            return summaries, True, None
         say(f"level {name}, run {repeat} of {how.words if not before else f'{before} + {how.words}'}")
         try:
             workload = _of_run(planned.workload, name, repeat, seed, salt)
             summary, _ = perform(workload, replace(settings, out=folder / name / f"r{repeat}"))
-        except TargetError as error:
-            return summaries, False, f"run {repeat} could not be done: {error.what}"
-        except Faults as fault_list:
-            reasons = "; ".join(fault.what for fault in fault_list.faults)
-            return summaries, False, f"run {repeat} could not be done: {reasons}"
+        except (TargetError, Faults) as raised:
+            return summaries, False, _of_faults(f"run {repeat} could not be done", raised)
         summaries.append(summary)
         if summary.run.state == "interrupted":
-            return summaries, True, ""
-    return summaries, False, ""
+            return summaries, True, None
+    return summaries, False, None
 
 
 def extend(
@@ -226,7 +244,10 @@ def extend(
     if faults := [finding for finding in findings if finding.state == FAULT]:
         checksums.write(folder)
         raise Faults(
-            [UserError("failed_check", f"{one.check}: {one.found}", settings.shown, one.meaning) for one in faults]
+            [
+                UserError("failed_check", f"{one.check}: {one.found}", settings.shown, one.meaning, key=one.check)
+                for one in faults
+            ]
         )
     runs = partial(_runs_of_level, folder, perform=perform, say=say, seed=seed, salt=salt, wait=wait)
     counts = {level.name: len(level.runs) for level in levels}
@@ -242,7 +263,7 @@ def extend(
             if int(broken.name[1:]) > added[name]:
                 shutil.rmtree(broken)
         if interrupted or problem:
-            say(f"level {name}: {problem or 'broken off'}; {finished} of its added runs count")
+            say(f"level {name}: {problem.words if problem else 'broken off'}; {finished} of its added runs count")
             break
     else:
         interrupted = False

@@ -32,6 +32,7 @@ from loadgen.workload import Workload
 from loadgen.workload.fields import Duration, FiniteRate, Part, Quantile, Share, Source, Tagged, Whole, one_of
 from loadgen.workload.loading import packaged, read_text
 from loadgen.workload.messages import in_order, validated
+from loadgen.workload.schema import Lanes
 from loadgen.workload.slo_fields import checked_slo
 from loadgen.workload.yaml_marks import Map, read_yaml
 
@@ -284,7 +285,7 @@ class ContractLevel(Part):
     description: str = ""
     workload: Annotated[str, Field(min_length=1)]  # name of a packaged workload, or a path relative to the contract
     rate: FiniteRate | None = None
-    concurrency: Whole | None = None
+    concurrency: Lanes | None = None
     duration_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="duration")
     requests: Whole | None = None
     warmup_ns: Duration | None = Field(None, validation_alias="warmup")

@@ -47,6 +47,7 @@ class ValidationFacts(msgspec.Struct, frozen=True):
     interrupted: bool
     trouble: dict[str, str]  # level -> why it could not be run
     preflight: tuple[str, ...]
+    fault_codes: dict[str, tuple[str, ...]] = {}  # level -> codes of the faults behind its trouble
     metadata: dict[str, str] = {}
     findings: tuple[Finding, ...] = ()  # of the preflight, for the page
     shortened: dict[str, str] = {}  # level -> by how much its load is shorter than in the contract, in words
@@ -120,6 +121,10 @@ def judge(folder: Path, contract: Contract, facts: ValidationFacts) -> Validatio
     if contract.answers is not None:
         scored = answers.read(folder / answers.FOLDER, facts.trouble.get(answers.FOLDER, ""), contract.confidence)
         level_verdicts = (*level_verdicts, verdict.of_answers(contract, contract.answers, scored))
+    level_verdicts = tuple(
+        msgspec.structs.replace(level, fault_codes=facts.fault_codes.get(level.name, ()) if level.trouble else ())
+        for level in level_verdicts
+    )
     target = next((level.runs[0].summary.target for level in measured.values() if level.runs), TargetFacts())
     return Validation(
         contract=contract.name,

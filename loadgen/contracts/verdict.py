@@ -79,6 +79,7 @@ class LevelVerdict(msgspec.Struct, frozen=True, kw_only=True):
     ok: int
     terms: tuple[Judgement, ...]
     trouble: str = ""  # why none of its terms can be judged
+    fault_codes: tuple[str, ...] = ()  # of the faults behind it; () where there were none
     notes: tuple[str, ...] = ()
 
 
@@ -123,7 +124,7 @@ class NeededLoad(msgspec.Struct, frozen=True, kw_only=True):
 class LevelForecast(msgspec.Struct, frozen=True, kw_only=True):
     """What the terms of a level need. `length_s`: the load of all its runs; `simulated_s`: so much was simulated.
 
-    `trouble`: why nothing is known.
+    `trouble`: why nothing is known; `fault_codes`: of the faults behind it.
     """
 
     name: str
@@ -131,6 +132,7 @@ class LevelForecast(msgspec.Struct, frozen=True, kw_only=True):
     simulated_s: float
     terms: tuple[NeededLoad, ...]
     trouble: str = ""
+    fault_codes: tuple[str, ...] = ()
 
 
 def looks_words(validation: Validation) -> str:

@@ -31,7 +31,7 @@ def with_steps(offer: Offer, prices: Prices) -> Offer:
             try:
                 price = find(prices, facts)[0]
             except UserError as error:
-                made[name] = StepCost(price=None, per_task=None, why=error.what)
+                made[name] = StepCost(price=None, per_task=None, why=error.what, code=error.code)
                 continue
             if not isinstance(price, PerToken):
                 made[name] = _by_the_hour(price, facts.gpus, tasks_per_s)
@@ -39,7 +39,7 @@ def with_steps(offer: Offer, prices: Prices) -> Offer:
         if isinstance(price, PerToken):
             made[name] = StepCost(price=price, per_task=_by_token(price, same) / (tasks or 1))
         elif of_task is None:
-            made[name] = StepCost(price=price, per_task=None, why="no steady rate of tasks")
+            made[name] = StepCost(price=price, per_task=None, why="no steady rate of tasks", code="no_figure")
         else:
             share = Decimal(sum(map(_tokens, same))) / all_tokens if all_tokens else Decimal(0)
             made[name] = StepCost(price=price, per_task=of_task.total * share)
@@ -64,6 +64,6 @@ def _by_the_hour(price: Price, gpus: int | None, tasks_per_s: Decimal | None) ->
     """Machines of an endpoint that serves this step alone: all their time is its."""
     if gpus is None or not tasks_per_s or isinstance(price, PerToken):
         why = "its GPUs are not known: gpus in --targets" if gpus is None else "no steady rate of tasks"
-        return StepCost(price=price, per_task=None, why=why)
+        return StepCost(price=price, per_task=None, why=why, code="no_figure" if gpus is not None else "missing_option")
     paid = sum(hourly(price).values(), Decimal(0)) * machines(price, gpus)
     return StepCost(price=price, per_task=paid / (HOUR_S * tasks_per_s))

@@ -102,6 +102,7 @@ class StepCost:
     price: Price | None
     per_task: Decimal | None
     why: str = ""
+    code: str = ""  # of the fault behind `why`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,7 +73,11 @@ def resolved(workload: Workload, settings: Settings, env: Mapping[str, str] = os
                 where = f"requests.steps.{one.name}.target.api_key_env"
                 faults.append(
                     UserError(
-                        "unset_variable", f"{target.api_key_env} is not set", where, f"export {target.api_key_env}=..."
+                        "unset_variable",
+                        f"{target.api_key_env} is not set",
+                        where,
+                        f"export {target.api_key_env}=...",
+                        key=target.api_key_env,
                     )
                 )
             those = [Endpoint(url=target.url, api_key=key)]

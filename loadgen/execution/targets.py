@@ -156,7 +156,9 @@ def _endpoint(
     url = item.get("url")
     if not isinstance(url, str):
         if "url" not in item:
-            faults.append(UserError("missing_key", "a target without url", at(item.at), "write url: http://host:8000"))
+            faults.append(
+                UserError("missing_key", "a target without url", at(item.at), "write url: http://host:8000", key="url")
+            )
         return Endpoint(url="", name=str(item.get("name", "")))
     try:
         shown = Target.parse(url).address
@@ -187,7 +189,11 @@ def _key(item: Map, path: Path, env: Mapping[str, str], at: Any, faults: list[Fa
         if not env.get(name):
             faults.append(
                 UserError(
-                    "unset_variable", f"{name} is not set", at(item.values_at["api_key_env"]), f"export {name}=..."
+                    "unset_variable",
+                    f"{name} is not set",
+                    at(item.values_at["api_key_env"]),
+                    f"export {name}=...",
+                    key=name,
                 )
             )
         return env.get(name) or None

@@ -45,7 +45,11 @@ def parameters(summary: Summary) -> dict[str, str]:
 def _needs(package: str) -> None:
     if find_spec(package) is None:
         raise UserError(
-            "not_installed", f"{package} is not installed", f"--as {package}", f"pip install 'loadgen[{package}]'"
+            "not_installed",
+            f"{package} is not installed",
+            f"--as {package}",
+            f"pip install 'loadgen[{package}]'",
+            key=package,
         )
 
 

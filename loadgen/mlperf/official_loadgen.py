@@ -50,7 +50,8 @@ def official() -> Any:
     except ImportError:
         machine = f"{platform.system()} on {platform.machine()}"
         what = f"the official LoadGen is not installed here ({machine})"
-        raise UserError("not_installed", what, "--harness loadgen", f"{INSTALL}; --harness own needs nothing") from None
+        hint = f"{INSTALL}; --harness own needs nothing"
+        raise UserError("not_installed", what, "--harness loadgen", hint, key="mlperf_loadgen") from None
     return mlperf_loadgen
 
 

@@ -52,7 +52,7 @@ async def examine(settings: Settings) -> list[Finding]:
     except TargetUnusable as error:
         meaning = "no request of a load would succeed" if findings else "there is nothing to ask"
         problem, advice = _redacted(settings, str(error)), _redacted(settings, error.hint)
-        findings.append(Finding("target", FAULT, problem, meaning, advice))
+        findings.append(Finding("target", FAULT, problem, meaning, advice, error.code))
     return [*findings, *host_checks.host(await machine())]
 
 

@@ -38,13 +38,17 @@ WIDTH = 110
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """`found`: what was observed. `meaning`: its consequence for a measurement. `advice`: what to do, or ""."""
+    """`found`: what was observed. `meaning`: its consequence for a measurement. `advice`: what to do, or "".
+
+    `code`: of a target that cannot be used at all, why; else "".
+    """
 
     check: str
     state: State
     found: str
     meaning: str
     advice: str = ""
+    code: str = ""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):

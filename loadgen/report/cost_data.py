@@ -125,7 +125,7 @@ def _offer_json(offer: Offer, differences: Sequence[str]) -> dict[str, Any]:
         },
         "steps": {
             name: {
-                **_fields(step, "per_task", "why"),
+                **_fields(step, "per_task", "why", "code"),
                 "price": None if step.price is None else step.price.name,
             }
             for name, step in offer.steps.items()

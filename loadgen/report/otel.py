@@ -46,7 +46,13 @@ def asked(text: str) -> str:
         raise UserError("unknown_name", f"{text!r} is no kind of signal", "--otel", hint)
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter.otlp.proto.http") is None:
         hint = "pip install 'loadgen[otlp]'"
-        raise UserError("not_installed", "the packages that send OpenTelemetry are not installed", "--otel", hint)
+        raise UserError(
+            "not_installed",
+            "the packages that send OpenTelemetry are not installed",
+            "--otel",
+            hint,
+            key="opentelemetry",
+        )
     return text
 
 

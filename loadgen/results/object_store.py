@@ -87,7 +87,9 @@ def _system(url: str, where: str) -> tuple[Any, str]:
     except Exception:  # pyarrow does not support the scheme either
         package = {"s3": "s3fs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "gs": "gcsfs"}.get(scheme)
         hint = f"pip install {package}" if package else "s3://, az://, gs://, file://"
-        raise UserError("not_installed", f"nothing here can write {scheme}://: {missing}", where, hint) from None
+        raise UserError(
+            "not_installed", f"nothing here can write {scheme}://: {missing}", where, hint, key=package or "fsspec"
+        ) from None
 
 
 def _message(error: Exception) -> str:

@@ -56,6 +56,7 @@ from loadgen.workload.yaml_marks import Map
 TIMEOUT_NS = 600 * units.NS_PER_S  # the default of the openai client
 MOST_LANES = 1_000_000
 STALL_TIMEOUT_NS = 120 * units.NS_PER_S  # longest silence in a stream: a cold prefill of a long prompt takes a minute
+Lanes = Annotated[int, Strict(), Field(ge=1, le=MOST_LANES)]
 
 # ----------------------------------------------------------------------------------------------------------- requests
 
@@ -297,7 +298,7 @@ class Closed(Tagged):
 
     tag = "closed"
     short = "concurrency"
-    concurrency: Annotated[int, Strict(), Field(ge=1, le=MOST_LANES)]
+    concurrency: Lanes
     ramp_ns: Annotated[Duration | None, Field(validation_alias="ramp")] = None  # None: an answer's length
 
 

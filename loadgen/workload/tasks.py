@@ -207,7 +207,8 @@ def _faults(steps: Map, tools: Any, source: Source) -> Iterator[Fault]:
         step, path = steps[name], child(steps.path, name)
         inside = isinstance(step, Map) and key in step
         spot: Spot = step.values_at[key] if inside else steps.keys_at[name]
-        return UserError(code, problem, where(source.file, spot, child(path, key) if inside else path), hint)
+        at = where(source.file, spot, child(path, key) if inside else path)
+        return UserError(code, problem, at, hint, key=child(path, key) if key else path)
 
     unknown = {(name, one) for name, names in after.items() for one in names if one not in steps}
     for name, one in sorted(unknown):
@@ -275,11 +276,17 @@ def _faults_of_step(name: str, step: Any, steps: Map, tools: Any, fault: _MakeFa
     if known_tool and not all(with_result):
         yield fault("conflict", name, "tool", "tools with and without result_tokens", "a step of each")
     if not message and not after:
-        yield fault("missing_key", name, "", f'step "{name}" begins the task, without a message', "input_tokens: 500")
+        yield fault(
+            "missing_key",
+            name,
+            "input_tokens",
+            f'step "{name}" begins the task, without a message',
+            "input_tokens: 500",
+        )
     elif _kind(step) == "chat" and not message and not known_tool and (several or (len(after) < 2 and not begins)):
         later = "" if len(after) < 2 and not begins else " after its first request"
         hint = "input_tokens: 500 (a message), or tool: (the result of one)"
-        yield fault("missing_key", name, "", f'step "{name}" sends nothing new{later}', hint)
+        yield fault("missing_key", name, "input_tokens", f'step "{name}" sends nothing new{later}', hint)
     if "think_time" in step and not message:
         yield fault(
             "conflict", name, "think_time", "nobody thinks before the result of a tool", "the time of a tool is its own"
@@ -299,7 +306,7 @@ def _faults_of_kind(name: str, step: Map, before: list[Map], fault: _MakeFault) 
     """What a step says that those of its kind do not have, or does not say that they need."""
     kind = _kind(step)
     if kind == "chat" and "output_tokens" not in step:
-        yield fault("missing_key", name, "", f'step "{name}" has no output_tokens', "output_tokens: 300")
+        yield fault("missing_key", name, "output_tokens", f'step "{name}" has no output_tokens', "output_tokens: 300")
     if kind in ("embed", "rerank"):
         lacking = [key for key in ("output_tokens", "system_tokens", "turns", "context", "best") if key in step]
         for key in lacking if kind == "rerank" else [*lacking, *(["documents"] if "documents" in step else [])]:
@@ -308,7 +315,7 @@ def _faults_of_kind(name: str, step: Map, before: list[Map], fault: _MakeFault) 
             yield fault(
                 "missing_key",
                 name,
-                "",
+                "documents",
                 f'step "{name}" has no documents to rank',
                 "documents: {count: 20, tokens: 384}",
             )

@@ -260,6 +260,7 @@ class _Walk:
                         f"the environment variable {name} is not set",
                         where(self.file, spot, path),
                         hint,
+                        key=name,
                     )
                 )
                 return ""

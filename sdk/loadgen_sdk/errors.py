@@ -54,7 +54,7 @@ Code = Literal[
     "unreadable_file",  # a file is there, and cannot be read
     "unwritable_file",  # a file or a folder cannot be written
     # this host
-    "not_installed",  # a package or a program is missing; `key` says which
+    "not_installed",  # a package or a program is missing; `key` of a fault says which
     "wrong_platform",  # this operating system or version of Python cannot do it
     "resource_limit",  # this host has too few open files, ports, processors or too little room
     "event_loop",  # the call needs an event loop and there is none, or would block the one that is running

@@ -53,7 +53,7 @@ def connected(address: str) -> Iterator[RayCluster]:
         import ray
     except ImportError:
         raise UserError(
-            "not_installed", "Ray is not installed here", f"--ray {address}", "pip install 'loadgen[ray]'"
+            "not_installed", "Ray is not installed here", f"--ray {address}", "pip install 'loadgen[ray]'", key="ray"
         ) from None
     opened_here = not ray.is_initialized()
     if opened_here:
