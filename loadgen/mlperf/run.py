@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from loadgen_sdk.dialects.quirks import Api
 from numpy.typing import NDArray
 
 from loadgen import format
@@ -63,7 +64,7 @@ class Data(NamedTuple):
 
     requests: Synthetic | FromFile
     name: str
-    api: str | None  # the API that the prompts need; None: any
+    api: Api | None  # the API that the prompts need: token ids go to completions; None: any
     seed: int | None = None
     salt: str | None = None
 
@@ -183,13 +184,6 @@ def peak(
     )
     precision = 0.01 if test.scenario == "server" else 0.03
     return LoadSearch(low=0.01, high=1e6, start=start, precision=precision), runs, plan
-
-
-def settings_for(data: Data, settings: Settings) -> Settings:
-    """The settings with the API that the data need: token ids go to the completions API."""
-    if data.api is None or settings.api == data.api:
-        return settings
-    return replace(settings, api="completions")
 
 
 def offline_rate(folder: Path) -> tuple[float, float] | None:
