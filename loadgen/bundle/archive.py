@@ -68,7 +68,9 @@ def unpack(path: Path, folder: Path) -> Manifest:
     try:
         with zipfile.ZipFile(path) as archive:
             entries = _checked(archive, path, shutil.disk_usage(folder).free)
-            manifest = _manifest(archive.read(MANIFEST), str(path))
+            about = archive.read(MANIFEST)
+            refuse_newer(about, SCHEMA, str(path))
+            manifest = msgspec.json.decode(about, type=Manifest)
             for entry in entries:
                 target = folder / entry.filename
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -121,11 +123,3 @@ def _unsafe(entry: zipfile.ZipInfo) -> str:
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return "a file compressed as in no bundle"
     return "an encrypted file" if entry.flag_bits & 1 else ""
-
-
-def _manifest(data: bytes, where: str) -> Manifest:
-    refuse_newer(data, SCHEMA, where)
-    try:
-        return msgspec.json.decode(data, type=Manifest)
-    except msgspec.DecodeError as error:
-        raise UserError("damaged_file", f"not the {MANIFEST} of a bundle: {error}", where, _FROM) from None

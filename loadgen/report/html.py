@@ -373,8 +373,8 @@ def _other_tools(sheet: page.Page, others: Sequence[ToolFigures]) -> None:
         "definition does, not the server. What a tool cannot know or does not report is a dash."
     )
     head = ("", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "ITL p50", "ITL p99", "E2E p50", "E2E p99")
-    values = [(other.tool, *other.ttft, *other.tpot, *other.itl, *other.e2e) for other in others]
-    sheet.table(head, [(tool, *map(format.milliseconds, figures)) for tool, *figures in values])
+    rows = [(other.tool, *(format.milliseconds(one) for pair in other.figures for one in pair)) for other in others]
+    sheet.table(head, rows)
     with sheet.details("What each of them counts"):
         sheet.table(("tool", "counts"), [(other.tool, other.counts) for other in others], "words")
 
