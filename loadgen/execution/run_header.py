@@ -377,6 +377,16 @@ def words(arrival: Any) -> str:
     return "everything at once" if arrival.rate == float("inf") else f"{arrival.tag} {arrival.rate:g}/s"
 
 
+def bounds_of(stage: manifest.StagePlan, timetable: Schedule, index: int, workload: Workload) -> list[str]:
+    """How much a stage sends, and for how long: 1,077 conversations, 4,308 requests, 180 s."""
+    bounds = [] if stage.slots is None else [format.counted(stage.slots, "request")]
+    if timetable.turns > 1 and (chains := timetable.stages[index].chains) is not None:
+        bounds.insert(0, format.counted(chains, _noun_of_starts(workload.requests)))
+    if stage.end_ns is not None:
+        bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")
+    return bounds
+
+
 def _noun_of_starts(requests: Any) -> str:
     """What a chain of a timetable is."""
     return "task" if isinstance(requests, Task) else "start" if isinstance(requests, Mix) else "conversation"
@@ -432,11 +442,7 @@ def describe(workload: Workload, settings: Settings) -> Described:
     lines = [f"workload: {workload.name}", f"target: {settings.shown}", seeds.words(seed, salt)]
     for index in range(len(timetable.stages)):
         stage = _stage_plan(workload, timetable, index)
-        bounds = [] if stage.slots is None else [format.counted(stage.slots, "request")]
-        if timetable.turns > 1 and (chains := timetable.stages[index].chains) is not None:
-            bounds.insert(0, format.counted(chains, _noun_of_starts(workload.requests)))
-        if stage.end_ns is not None:
-            bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")
+        bounds = bounds_of(stage, timetable, index, workload)
         lines.append(f"load: {stage.arrival}: {', '.join(bounds)}{'' if stage.measured else ', warm-up, not measured'}")
         law = workload.stages[index].arrival
         if isinstance(law, Closed) and law.ramp_ns is None and law.concurrency > 1:

@@ -73,7 +73,9 @@ def read_run(folder: Path, *, lazily: bool = False) -> Stored:
     path = folder / "run.json"
     if not path.is_file():
         hint = "give the folder that `loadgen run` named in its first lines"
-        raise UserError("no_result", f"{folder} is not the folder of a run: it has no run.json", str(folder), hint)
+        if not folder.is_dir():
+            raise UserError("missing_file", "no such folder", str(folder), hint)
+        raise UserError("no_result", "not the folder of a run: it has no run.json", str(folder), hint)
     header = manifest.decode(path.read_bytes(), str(path))
     with undamaged(folder):
         if lazily:

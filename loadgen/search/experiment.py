@@ -104,10 +104,11 @@ def is_mlperf(plan: ExperimentPlan) -> bool:
     return plan.workload.startswith("mlperf ")
 
 
-def unit_of(folder: Path) -> str:
-    """What the loads of a stored search are, as written after a number."""
-    plan = plan_of(folder)
-    return " in flight" if plan.kind == "concurrency" else " queries/s" if is_mlperf(plan) else "/s"
+def unit_of(plan: ExperimentPlan, *, chained: bool) -> str:
+    """What the loads of a search are, as written after a number. `chained`: its requests are those of conversations."""
+    if plan.kind == "concurrency":
+        return " in flight"
+    return " queries/s" if is_mlperf(plan) else " conversations/s" if chained else "/s"
 
 
 _WORDS = {
