@@ -21,7 +21,7 @@ import msgspec
 
 from loadgen import format
 from loadgen.errors import UserError
-from loadgen.results.manifest import refuse_newer
+from loadgen.results.manifest import decoded
 
 SCHEMA = 1
 MANIFEST, SUMS, SIGNATURE, RESULT = "bundle.json", "SHA256SUMS", "SHA256SUMS.sig", "result"
@@ -68,9 +68,8 @@ def unpack(path: Path, folder: Path) -> Manifest:
     try:
         with zipfile.ZipFile(path) as archive:
             entries = _checked(archive, path, shutil.disk_usage(folder).free)
-            about = archive.read(MANIFEST)
-            refuse_newer(about, SCHEMA, str(path))
-            manifest = msgspec.json.decode(about, type=Manifest)
+            what = f"the {MANIFEST} of a bundle"
+            manifest = decoded(archive.read(MANIFEST), Manifest, str(path), what, _FROM, schema=SCHEMA)
             for entry in entries:
                 target = folder / entry.filename
                 target.parent.mkdir(parents=True, exist_ok=True)
