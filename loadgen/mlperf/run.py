@@ -26,6 +26,7 @@ from loadgen.metrics.summary import Summary
 from loadgen.mlperf import dataset, log_files, rules
 from loadgen.mlperf import result as mlperf
 from loadgen.results import checksums, store
+from loadgen.results.manifest import decoded
 from loadgen.results.record import STATUS
 from loadgen.search import experiment, trials
 from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer
@@ -386,11 +387,6 @@ def _outputs(
 def read(folder: Path) -> mlperf.MlperfResult:
     """A stored result. Raises UserError when there is none."""
     path = folder / RESULT
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=mlperf.MlperfResult)
-    except OSError as error:
-        raise UserError(
-            "no_result", f"no MLPerf-style result there: {error.strerror}", str(path), "a folder of loadgen mlperf"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise UserError("damaged_file", f"a damaged result: {error}", str(path)) from None
+    if not path.is_file():
+        raise UserError("no_result", "no MLPerf-style result there", str(path), "a folder of loadgen mlperf")
+    return decoded(path.read_bytes(), mlperf.MlperfResult, str(path), "an MLPerf-style result")
