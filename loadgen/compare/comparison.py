@@ -491,4 +491,9 @@ def _judged(difference: Difference, known: Known, better: int, level: float, fam
     elif (low > 0 or high < 0) and better:
         word = "better" if (known.value > 0) == (better > 0) else "worse"
     detectable = to_change(seen_from * known.error)
-    return msgspec.structs.replace(difference, low=low, high=high, detectable=detectable, word=word, why="")
+    if not difference.absolute or difference.before is None:
+        return msgspec.structs.replace(difference, low=low, high=high, detectable=detectable, word=word, why="")
+    before = difference.before  # of a share, which is from 0 to 1
+    seen = detectable if detectable <= max(before, 1 - before) else None
+    low, high = max(low, -before), min(high, 1 - before)
+    return msgspec.structs.replace(difference, low=low, high=high, detectable=seen, word=word, why="")

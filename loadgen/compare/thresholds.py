@@ -158,9 +158,11 @@ def _check(condition: Condition, difference: Difference, beyond_noise: bool) -> 
 
 
 def interval(one: Difference) -> str:
-    """The interval of a change as text: `+8.1 to +14.2 %`; of a share, in points."""
+    """The interval of a change as text: `+8.1 to +14.2 %`; of a factor `2.1x to 3.9x`; of a share, in points."""
     if one.low is None or one.high is None:
         return format.NONE
+    if not one.absolute and one.change is not None and one.change >= 1:  # as `format.difference` writes it
+        return f"{format.quantity(1 + one.low)}x to {f'{format.quantity(1 + one.high)}x' if one.high < 99 else 'any'}"
     unit = "points" if one.absolute else "%"
     high = f"{one.high * 100:+.1f}" if one.high < 99 else "any"
     return f"{one.low * 100:+.1f} to {high} {unit}"
