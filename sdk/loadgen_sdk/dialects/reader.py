@@ -191,7 +191,6 @@ class Reading:
     """
 
     __slots__ = (
-        "done_marker",
         "end",
         "error",
         "finish_reason",
@@ -235,7 +234,6 @@ class Reading:
         self.server_timing: dict[str, Any] | None = None
         self.response_id = ""  # this and the tool calls are read only if texts are kept
         self.tool_deltas: list[msgspec.Raw] = []
-        self.done_marker = False
         self.template: tuple[bytes, bytes] | None = None  # bytes before and after the text of a plain event: `_learn`
         self.learned = self.plain_events = 0  # templates so far, and events that were found by them
         self.sink = sink  # called with (text, reasoning, stamp) for each output event; None on the hot path
@@ -352,7 +350,6 @@ class Reading:
             payload: bytes | Named = events[position]  # type: ignore[assignment]  # no number without a template
             position += 1
             if payload == b"[DONE]":
-                self.done_marker = True
                 continue
             try:
                 event = _decode(payload)  # type: ignore[arg-type]  # a Named raises TypeError: cheaper than a test per event
@@ -469,7 +466,6 @@ class Reading:
                 return None
         text = (payload.data if isinstance(payload, Named) else payload).strip()  # a named event counts by its data
         if text == b"[DONE]":
-            self.done_marker = True
             return None
         try:
             value = _decode_any(text)
