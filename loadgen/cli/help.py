@@ -12,6 +12,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from loadgen.cli.ending import interrupted
 from loadgen.execution.options import PANELS
 
 _OF_NAMES = {"as_json": "Output", "as_markdown": "Output", "as_csv": "Output", "strict": "SLO", "percentile": "SLO"}
@@ -44,6 +45,12 @@ class Group(TyperGroup):
     """Commands in the order in which they are given to `in_order`, not in that of their making."""
 
     order: tuple[str, ...] = ()
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # typer would end without a word
+            return interrupted()
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(self.commands, key=self.order.index)
