@@ -321,6 +321,18 @@ def test_a_change_of_one_run_a_side_is_undecided_and_a_value_is_not(text: str, f
         assert (failed is not None) or "--repeat" in outcome.said
 
 
+@pytest.mark.parametrize(("text", "failed"), [("ttft_ms.p99 > +500%", None), ("ttft_ms.p99 > +5s", None),
+                                              ("ttft_ms.p99 > 1ms", True)])  # fmt: skip
+def test_a_change_of_other_work_is_undecided_unless_it_is_taken_anyway(text: str, failed: bool | None) -> None:
+    conditions = thresholds.parse_thresholds([text])
+    other = msgspec.structs.replace(run(rows(1, 60)).summary.fingerprints, recipe="another")
+    sides = [side("a", rows(1, 60), rows(3, 60)), side("b", rows(2, 60), rows(4, 60), fingerprints=other)]
+    (found,) = thresholds.hold(conditions, comparison.compare(sides))
+    assert found.failed is failed
+    (found,) = thresholds.hold(conditions, comparison.compare(sides, anyway=True))
+    assert found.failed is not None
+
+
 @pytest.mark.parametrize(("low", "failed"), [(0.06, True), (0.04, False), (None, None)])
 def test_beyond_noise_asks_for_the_whole_interval(low: float | None, failed: bool) -> None:
     (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])

@@ -13,6 +13,7 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from loadgen.cli.ending import interrupted
+from loadgen.errors import UserError, meant
 from loadgen.execution.options import PANELS
 
 _OF_NAMES = {"as_json": "Output", "as_markdown": "Output", "as_csv": "Output", "strict": "SLO", "percentile": "SLO"}
@@ -51,6 +52,15 @@ class Group(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:  # typer would end without a word
             return interrupted()
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        if found is None and not ctx.resilient_parsing:
+            known = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
+            raise UserError(
+                "unknown_name", f"no command is called {cmd_name}", ctx.command_path, meant(cmd_name, known)
+            )
+        return found
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(self.commands, key=self.order.index)

@@ -189,7 +189,8 @@ def _search(
     from loadgen.results import capacity
     from loadgen.search import experiment
 
-    unit = experiment.unit_of(folder)
+    chained = any(summary.sessions is not None for _, summary in named_summaries)
+    unit = experiment.unit_of(experiment.plan_of(folder), chained=chained)
     text = report.render(search.answer, search.told, search.names, unit=unit, simulated=search.simulated)
     if not page:
         return text, None

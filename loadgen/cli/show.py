@@ -25,7 +25,7 @@ from loadgen.execution.events import (
     StepBegun,
     WorkersPlaced,
 )
-from loadgen.execution.run_header import forecast_of
+from loadgen.execution.run_header import bounds_of, forecast_of
 from loadgen.report import text
 from loadgen.report.progress import SHORTEST_S, Progress, Steps, step_words
 from loadgen.schedule.forecast import Forecast, total
@@ -268,16 +268,14 @@ class Show:
             self._say_once(f"        {own if other.serves else other.name or other.url}")
         if header.adaptive is not None:
             say(f"load: {steering.words(header.adaptive)}")
-        for stage in () if header.adaptive is not None else header.stages:
-            bounds = [format.counted(stage.slots, "request") if stage.slots is not None else ""]
-            if stage.end_ns is not None:
-                bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")
+        for index, stage in enumerate(() if header.adaptive is not None else header.stages):
+            bounds = bounds_of(stage, plan.timetable, index, plan.job.workload)
             note = "" if stage.measured else ", warm-up, not measured"
             if stage.name == lane_start.FIRST_ROUND:
                 bounds, note = ["the first request of each lane"], ", not measured"
             if begin := lane_start.words(stage.ramp_s, stage.ramp_from, stage.concurrency):
                 note += f"; {begin}"
-            say(f"load: {stage.arrival}: {', '.join(bound for bound in bounds if bound)}{note}")
+            say(f"load: {stage.arrival}: {', '.join(bounds)}{note}")
         for target in header.targets:
             if target.software:
                 self._say_once(f"software: {', '.join(target.software)}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from loadgen import format
+from loadgen.compare.comparison import UNLIKE
 from loadgen.errors import Faults, UserError, closest
 from loadgen.metrics.registry import SHARES, metric, paths
 
@@ -55,7 +56,7 @@ class ThresholdOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """A condition checked for one side.
 
     `failed` is null where it is undecided: the metric does not have figures on both sides, or a change is asked of one
-    run a side.
+    run a side, or of different work.
     """
 
     condition: str
@@ -139,6 +140,8 @@ def _check(condition: Condition, difference: Difference, beyond_noise: bool) -> 
             test(difference.after, condition.limit),
             f"{difference.name} is {format.quantity(difference.after)} {difference.unit}".rstrip(),
         )
+    if difference.why == UNLIKE:
+        return outcome(None, f"{difference.name}: {UNLIKE}, so a change says nothing; --anyway takes it all the same")
     assert difference.before is not None
     before, after = format.quantity(difference.before), format.quantity(difference.after)
     text = f"{difference.name}: {before} to {after} {difference.unit}".rstrip()

@@ -73,7 +73,7 @@ def metric(path: str) -> Metric | None:
     if path not in _paths():
         return None
     name = {
-        "tokens.steady_output_per_s": "output tokens",
+        "tokens.steady_output_per_s": "steady output tokens",
         "tokens.output_per_s": "output tokens, whole window",
         "load.completed_rps": "requests",
         "goodput.share": "within the SLO",

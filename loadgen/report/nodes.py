@@ -28,7 +28,14 @@ def rows(found: BetweenNodes) -> list[tuple[str, ...]]:
 
 
 def head(found: BetweenNodes) -> tuple[str, ...]:
-    return ("share of variance (sd, ms)", "mean, ms", f"between {found.unit}s", "over time", "own course", "within")
+    return (
+        "share of variance (sd, ms)",
+        "steady mean, ms",
+        f"between {found.unit}s",
+        "over time",
+        "own course",
+        "within",
+    )
 
 
 def sentences(found: BetweenNodes) -> list[str]:

@@ -65,13 +65,17 @@ def _remarks(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
         yield "Pareto"
 
 
+def _tokens(level: SweepLevel) -> str:
+    return f"{format.quantity(level.output_per_s)} output tokens/s"
+
+
 def sentences(curve: SweepCurve) -> Iterator[str]:
     """The result of the sweep in sentences: the highest level within the SLO, and the knee."""
     by_name = {level.name: level for level in curve.levels}
     if curve.slo:
         if curve.best:
             best = by_name[curve.best]
-            rates = f"{format.rate(best.requests_per_s)}, {format.rate(best.output_per_s)} output tokens"
+            rates = f"{format.quantity(best.requests_per_s)} requests/s, {_tokens(best)}"
             yield f"Highest level within the SLO ({curve.slo}): {best.load}, {rates}."
             if why := sweep.bound_why(curve):
                 higher = "may be far higher; add levels above it" if best is curve.levels[-1] else "is at least this"
@@ -81,7 +85,7 @@ def sentences(curve: SweepCurve) -> Iterator[str]:
     if curve.knee:
         knee = by_name[curve.knee]
         yield (
-            f"Knee: {knee.load}, {format.rate(knee.output_per_s)} output tokens at E2E p50 "
+            f"Knee: {knee.load}, {_tokens(knee)} at E2E p50 "
             f"{format.milliseconds(knee.e2e_p50)} ms (largest ratio of the two)."
         )
     elif len(curve.levels) >= 3:

@@ -93,7 +93,7 @@ def render_levels(summaries: Sequence[Summary], *, color: bool = False) -> str:
             lines[i + 1] += "  " + paint("SLO missed", "yellow")
         elif summary.goodput.undecided:
             lines[i + 1] += "  " + paint("SLO undecided", "yellow")
-    lines.append("latencies in ms; tokens/s: output, all requests together")
+    lines.append("latencies in ms; requests/s and output tokens/s over all the time measured, its tail too")
     if needs := needed([d for s in summaries for d in (s.ttft_ms, s.tpot_ms, s.e2e_ms)], ("p50", "p99")):
         lines.append(f"~ rests on too few samples; needed: {needs}")
     return "\n".join([*mark, *lines]) + "\n"
