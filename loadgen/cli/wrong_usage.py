@@ -19,7 +19,7 @@ def fault_of(error: Any) -> UserError:
     parameter = getattr(error, "param", None)
     kind = type(error).__name__
     if kind == "NoSuchOption":
-        similar = closest(flag, [name for one in error.ctx.command.params for name in one.opts])
+        similar = closest(flag, [name for one in error.ctx.command.params for name in one.opts], cutoff=0.7)
         hint = _ELSEWHERE.get(flag) or f"{f'did you mean {similar}? ' if similar else ''}all of them: {help_of_it}"
         return UserError("unknown_name", f"no flag is called {flag}", f"{command} {flag}", hint)
     if parameter is not None:

@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from loadgen import format
-from loadgen.compare.comparison import UNLIKE
+from loadgen.compare.comparison import UNLIKE, Comparison, Difference
 from loadgen.errors import Faults, UserError, closest
 from loadgen.metrics.registry import SHARES, metric, paths
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from loadgen.compare.comparison import Comparison, Difference
 
 _FORM = re.compile(r"\s*([A-Za-z0-9_.]+)\s*(>=|<=|>|<)\s*([+-]?)\s*(\d+(?:\.\d+)?|\.\d+)\s*(%|us|ms|s|)\s*")
 _MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
@@ -164,9 +158,11 @@ def _check(condition: Condition, difference: Difference, beyond_noise: bool) -> 
 
 
 def interval(one: Difference) -> str:
-    """The interval of a change as text: `+8.1 to +14.2 %`; of a share, in points."""
+    """The interval of a change as text: `+8.1 to +14.2 %`; of a factor `2.1x to 3.9x`; of a share, in points."""
     if one.low is None or one.high is None:
         return format.NONE
+    if not one.absolute and one.change is not None and one.change >= 1:  # as `format.difference` writes it
+        return f"{format.quantity(1 + one.low)}x to {f'{format.quantity(1 + one.high)}x' if one.high < 99 else 'any'}"
     unit = "points" if one.absolute else "%"
     high = f"{one.high * 100:+.1f}" if one.high < 99 else "any"
     return f"{one.low * 100:+.1f} to {high} {unit}"

@@ -144,7 +144,7 @@ class MeasuredRate:
     workload: str
 
 
-ONE_LOAD = "the SLO was kept at this load, and no higher one was tried (loadgen search)"
+ONE_LOAD = "the SLO was kept at this load, which may not be the highest (loadgen search finds it)"
 
 
 def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
