@@ -15,9 +15,9 @@ import pytest
 import runs
 from browser import Browser, find
 
-from loadgen.cli import app
+from loadgen.cli import parser
 from loadgen.cli.results_list import is_collection, results_in
-from loadgen.cli.ui import Server, address, serve
+from loadgen.cli.ui import Server
 from loadgen.metrics.summary import Summary, dump_summary, load_summary
 from loadgen.report import results_page
 from loadgen.results.capacity import Capacity, dump
@@ -82,7 +82,7 @@ def test_a_folder_of_several_commands_is_a_collection_and_a_sweep_is_none(result
 
 
 def test_report_of_a_folder_writes_one_page(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert app(["report", str(results)], standalone_mode=False, obj=[]) == 0
+    assert parser()(["report", str(results)], standalone_mode=False, obj=[]) == 0
     assert "swept" in capsys.readouterr().out
     page = (results / "report.html").read_text()
     charts = json.loads(re.findall(r'id="charts">(.*?)</script>', page)[0])
@@ -101,7 +101,7 @@ def test_what_is_asked_for_is_drawn_and_listed(results: Path) -> None:
 
 @pytest.fixture
 def server(results: Path) -> Iterator[Server]:
-    running = serve(results, 0, None)
+    running = Server(results, 0, None)
     thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield running
@@ -122,7 +122,7 @@ def _get(server: Server, path: str, host: str = "", method: str = "GET") -> tupl
 
 def test_it_is_on_loopback_and_its_pages_answer(server: Server) -> None:
     assert server.server_address[0] == "127.0.0.1"
-    assert address(server).endswith(f"/{server.word}/")
+    assert server.address.endswith(f"/{server.word}/")
     status, page = _get(server, "")
     assert status == 200 and "swept" in page
     for link in set(re.findall(r'href="((?:result|live)\?[^"]*)"', page)):

@@ -7,30 +7,27 @@ tests only. Results are "MLPerf-style, unofficial": `DISCLOSURE` is printed with
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen import format
 from loadgen.errors import OK, SLO_MISSED, UNSOUND
+from loadgen.mlperf.rules import Test
 from loadgen.results.record import STATUS
 from loadgen.stats.early_stopping import needed
 from loadgen.stats.loadgen_spread import PERCENTILES, LoadGenSpread
 from loadgen.stats.quantiles import index
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from loadgen.mlperf.rules import Test
 
 DISCLOSURE = (
     "MLPerf-style, unofficial: not verified by MLCommons Association. The MLPerf name and logo are registered and "
     "unregistered trademarks of MLCommons Association; see https://mlcommons.org for the official results."
 )
 
+END_TOKEN = 2  # that of run_verification.py
 UNRESOLVED = 1 << 62
 """The latency of a query that never completed, in ns: above every limit."""
 
@@ -134,10 +131,6 @@ class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
         if self.valid:
             return OK
         return UNSOUND if any(reason.kind == "size" for reason in self.reasons) else SLO_MISSED
-
-    def check(self, metric: str) -> Check:
-        """The check of "ttft" or "tpot". Raises KeyError in Offline."""
-        return {check.metric: check for check in self.checks}[metric]
 
 
 def reduce(
@@ -354,7 +347,7 @@ class Test06(msgspec.Struct, frozen=True, kw_only=True):
         return self.replies > 0 and not (self.first_token or self.end_tokens or self.length)
 
 
-def test06(replies: Iterable[Reply], *, end_token: int = 2, offline: bool = False) -> Test06:
+def test06(replies: Iterable[Reply], *, offline: bool = False) -> Test06:
     """TEST06: the first reported token begins the output, at most one end token ends it, the count is the length.
 
     Source: compliance/TEST06/run_verification.py. End tokens are those at the end of the output.
@@ -364,6 +357,6 @@ def test06(replies: Iterable[Reply], *, end_token: int = 2, offline: bool = Fals
         total += 1
         shared = min(len(reply.first), len(reply.output))
         first += list(reply.first[:shared]) != list(reply.output[:shared])
-        ends += len(reply.output) > 2 and list(reply.output[-2:]) == [end_token, end_token]
+        ends += len(reply.output) > 2 and list(reply.output[-2:]) == [END_TOKEN, END_TOKEN]
         length += len(reply.output) != reply.reported
     return Test06(replies=total, first_token=None if offline else first, end_tokens=ends, length=length)
