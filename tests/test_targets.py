@@ -79,7 +79,7 @@ def test_a_key_file_that_is_no_text_is_told_wherever_it_is_named(tmp_path: Path)
     (tmp_path / "key").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "t.yaml").write_text("- {url: 'http://h', api_key_file: key}\n")
     for given in ({"targets": tmp_path / "t.yaml"}, {"url": "http://h", "api_key_file": tmp_path / "key"}):
-        with pytest.raises(Faults, match="cannot read the key: not text") as faults:
+        with pytest.raises(Faults, match="key: not text") as faults:
             settings(given)
         assert [fault.code for fault in faults.value.faults] == ["wrong_encoding"]
 

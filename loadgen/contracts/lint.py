@@ -91,12 +91,8 @@ def check(
         report.fault("duplicate", ("levels", index, "name"), what, "give the level another name")
     for draft in drafts:
         if draft.name and draft.name in names:
-            report.fault(
-                "duplicate",
-                ("levels", draft.index, "name"),
-                f'two levels are called "{draft.name}"',
-                "give each its own",
-            )
+            what = f'two levels are called "{draft.name}"'
+            report.fault("duplicate", ("levels", draft.index, "name"), what, "give each its own")
         names.setdefault(draft.name, draft.index)
     _check_prices(contract.prices, report, folder, load_prices)
     planned = []
@@ -155,12 +151,8 @@ def _planned_level(
             if problem.where.startswith("--"):
                 report.fault(problem.code, level_loc, problem.what, problem.hint)
             elif problem.code in ("no_load", "endless"):
-                report.fault(
-                    problem.code,
-                    level_loc,
-                    problem.what,
-                    "give rate: 10/s (or concurrency: 8) and duration: 10m (or requests: 700)",
-                )
+                hint = "give rate: 10/s (or concurrency: 8) and duration: 10m (or requests: 700)"
+                report.fault(problem.code, level_loc, problem.what, hint)
             elif problem not in report.elsewhere and str(problem) not in map(str, report.elsewhere):
                 report.elsewhere.append(problem)
         return None

@@ -230,15 +230,10 @@ def extend(
         planned for planned in checked.levels if undecided.get(planned.level.name) or planned.level.name in against
     ]
     if not chosen:
-        what = (
-            "no term is undecided for want of load" if validation.verdict != verdict.PASS else "every term is decided"
-        )
-        raise UserError(
-            "already_decided",
-            what,
-            str(folder),
-            "nothing is gained by more load; loadgen validate with a new folder runs anew",
-        )
+        is_pass = validation.verdict == verdict.PASS
+        what = "every term is decided" if is_pass else "no term is undecided for want of load"
+        hint = "nothing is gained by more load; loadgen validate with a new folder runs anew"
+        raise UserError("already_decided", what, str(folder), hint)
     settings = _with_gpus(settings, contract.gpus)
     findings = _preflight(settings, folder, say)
     if faults := [finding for finding in findings if finding.state == FAULT]:

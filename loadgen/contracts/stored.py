@@ -34,6 +34,7 @@ CONTRACT, PRICES = "contract.yaml", "prices.yaml"
 RESOLVED = "contract.resolved.yaml"  # where the contract names environment variables: with their values
 PLACE = "target.json"
 
+_NAMED = "give the folder that `loadgen validate` named"
 _USE_ORIGINAL = "take the folder as it was handed over; whoever holds SHA256SUMS can tell which file is the true one"
 
 
@@ -57,12 +58,7 @@ def command_of(folder: Path) -> list[str]:
     """The command line of a stored validation, without the program and its --bundle. Raises UserError."""
     run_file = next(folder.glob("*/r*/run.json"), None)
     if not (folder / PLACE).is_file() or run_file is None:
-        raise UserError(
-            "no_result",
-            "no validation with a run in this folder",
-            str(folder),
-            "the folder that loadgen validate named",
-        )
+        raise UserError("no_result", "no validation with a run in this folder", str(folder), _NAMED)
     words = iter(manifest.decode(run_file.read_bytes(), str(run_file)).command[1:])
     kept = []
     for word in words:
@@ -79,13 +75,9 @@ def again(folder: Path) -> Validation:
     Raises UserError for a folder without a validation, Faults for files that differ from its hashes.
     """
     if not (folder / PLACE).is_file():
-        what = "no validation in this folder" if folder.is_dir() else "no such folder"
-        raise UserError(
-            "no_result" if folder.is_dir() else "missing_file",
-            what,
-            str(folder),
-            "give the folder that `loadgen validate` named",
-        )
+        if folder.is_dir():
+            raise UserError("no_result", "no validation in this folder", str(folder), _NAMED)
+        raise UserError("missing_file", "no such folder", str(folder), _NAMED)
     changed = verify(folder)
     if changed:
         raise Faults(

@@ -70,17 +70,9 @@ def resolved(workload: Workload, settings: Settings, env: Mapping[str, str] = os
         those = main if target is None or not given else given.get(one.label, main)
         if target is not None and not isinstance(target, str):
             key = settings.api_key if target.api_key_env is None else env.get(target.api_key_env)
-            if key is None and target.api_key_env is not None:
-                where = f"requests.steps.{one.name}.target.api_key_env"
-                faults.append(
-                    UserError(
-                        "unset_variable",
-                        f"{target.api_key_env} is not set",
-                        where,
-                        f"export {target.api_key_env}=...",
-                        key=target.api_key_env,
-                    )
-                )
+            if key is None and (variable := target.api_key_env) is not None:
+                where, hint = f"requests.steps.{one.name}.target.api_key_env", f"export {variable}=..."
+                faults.append(UserError("unset_variable", f"{variable} is not set", where, hint, key=variable))
             those = [Endpoint(url=target.url, api_key=key)]
         if one.own:
             api = APIS.get(one.step.kind)
@@ -128,12 +120,8 @@ def _faults(
         yield UserError("unknown_name", f'no step of this workload asks a target "{name}"', f"--url {name}=", hint)
     for name in sorted(wanted - given.keys()) if given and not given.keys() - wanted else ():
         step = next(one.name for one in steps if one.step.target == name)
-        yield UserError(
-            "missing_option",
-            f'step "{step}" asks the target "{name}", which is not given',
-            "--url",
-            f"--url {name}=http://...",
-        )
+        what = f'step "{step}" asks the target "{name}", which is not given'
+        yield UserError("missing_option", what, "--url", f"--url {name}=http://...")
     lacking = [one.name for one in steps if one.step.target is None]
     if given and not main and lacking:
         hint = "--url http://host:8000, without a name"

@@ -21,8 +21,7 @@ from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.transport.target import Target
 from pydantic import AfterValidator, Field
 
-from loadgen.errors import Fault, Faults, Place, UserError
-from loadgen.execution.options import key_of_file
+from loadgen.errors import Fault, Faults, Place, UserError, of_reading
 from loadgen.execution.plan import Endpoint
 from loadgen.units import Wrong
 from loadgen.workload.fields import Part, Source, Whole
@@ -122,10 +121,11 @@ def _endpoint(
     elif target.api_key_file is not None:
         file = source.folder / target.api_key_file
         try:
-            key = key_of_file(file)
-        except Wrong as wrong:
+            key = file.read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            what = f"{file}: {error.strerror if isinstance(error, OSError) else 'not text'}"
             place = _place(top, source, i, "api_key_file")
-            source.faults.append(UserError(wrong.code, f"{file}: {wrong}", place, wrong.hint))
+            source.faults.append(UserError(of_reading(error), what, place, "a file with the key alone"))
     return Endpoint(
         url=target.url,
         name=target.name or Target.parse(target.url).address,

@@ -84,12 +84,8 @@ def load_capacity(data: bytes, where: str = FILE) -> Capacity:
     for name in ("output_tokens_per_s", "total_tokens_per_s"):
         tokens = getattr(capacity, name)
         if tokens is not None and not 0 <= tokens < math.inf:
-            raise UserError(
-                "out_of_range",
-                f"{tokens:g} tokens per second",
-                f"{where} ({name})",
-                "a rate, or null where none is known",
-            )
+            hint = "a rate, or null where none is known"
+            raise UserError("out_of_range", f"{tokens:g} tokens per second", f"{where} ({name})", hint)
     if not 0 < capacity.confidence < 1:
         raise UserError(
             "out_of_range", f"a confidence of {capacity.confidence:g}", f"{where} (confidence)", "a share, like 0.95"

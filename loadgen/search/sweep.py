@@ -89,12 +89,8 @@ def grid(text: str, flag: str, kind: Kind) -> tuple[float, ...]:
     if len(numbers) > MOST:
         raise UserError("too_large", f"{len(numbers)} levels are too many", where, f"at most {MOST}")
     if any(after <= before for before, after in pairwise(numbers)):
-        raise UserError(
-            "unordered",
-            "levels must ascend, each once",
-            where,
-            "1,2,4,8: a low load first keeps a server from a cold start",
-        )
+        hint = "1,2,4,8: a low load first keeps a server from a cold start"
+        raise UserError("unordered", "levels must ascend, each once", where, hint)
     return tuple(numbers)
 
 

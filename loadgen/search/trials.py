@@ -331,12 +331,8 @@ def loaded(workload: Workload, load: float) -> Workload:
     """
     for stage in workload.stages:
         if not isinstance(stage.arrival, Closed) and not hasattr(stage.arrival, "rate"):
-            raise UserError(
-                "unsupported",
-                f"stage {stage.name!r} has no rate to search over",
-                "stages",
-                "give it poisson or constant",
-            )
+            what = f"stage {stage.name!r} has no rate to search over"
+            raise UserError("unsupported", what, "stages", "give it poisson or constant")
     stages = tuple(
         at_load(stage, load) if stage.measured or isinstance(stage.arrival, Closed) else stage
         for stage in workload.stages

@@ -85,12 +85,8 @@ def _cells(file: Path, separator: str) -> Iterator[Placed]:
             line = 2
             for row in reader:
                 if None in row:
-                    raise UserError(
-                        "invalid_syntax",
-                        "more cells than the first line has names",
-                        f"{file}:{line}",
-                        "quote cells with commas",
-                    )
+                    what = "more cells than the first line has names"
+                    raise UserError("invalid_syntax", what, f"{file}:{line}", "quote cells with commas")
                 yield f"{file}:{line}", {name: _cell(text) for name, text in row.items() if text}
                 line = reader.line_num + 1
     except UnicodeDecodeError:
@@ -156,12 +152,8 @@ def files_of(path: Path) -> tuple[list[Path], str]:
         return [path], ""
     match = re.fullmatch(r"hf:([\w.-]+(?:/[\w.-]+)?)(?:/([\w.-]+))?(?::([\w.-]+))?", name)
     if match is None:
-        raise UserError(
-            "invalid_value",
-            "not the name of a data set",
-            name,
-            "hf:ORG/NAME, hf:ORG/NAME:SPLIT or hf:ORG/NAME/CONFIG:SPLIT",
-        )
+        hint = "hf:ORG/NAME, hf:ORG/NAME:SPLIT or hf:ORG/NAME/CONFIG:SPLIT"
+        raise UserError("invalid_value", "not the name of a data set", name, hint)
     data_set, config, split = match[1], match[2] or "", match[3] or ""
     found = _cached(data_set) or _downloaded(data_set)
     files = [file for file in found if not config or config in file.relative_to(found[file]).parts]

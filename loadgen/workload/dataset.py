@@ -293,11 +293,9 @@ def parse_row(line: bytes) -> DatasetRow:
         mistyped = similar and similar not in row
         others = "; or a name that data sets use: conversations, question, instruction, text"
         hint = "give exactly one of them" + ("" if "prompt" in row else others)
-        raise BadRow(
-            "conflict" if "prompt" in row else "missing_key",
-            problem,
-            f'did you mean "{similar}"?' if mistyped else hint,
-        )
+        if mistyped:
+            hint = f'did you mean "{similar}"?'
+        raise BadRow("conflict" if "prompt" in row else "missing_key", problem, hint)
     length, exact = _output_length(row)
     return DatasetRow(
         messages=_messages(row["messages"]) if "messages" in row else None,
@@ -347,11 +345,8 @@ def _under_our_names(row: dict[str, Any]) -> tuple[dict[str, Any], str, str]:
 def _batch(row: dict[str, Any]) -> dict[str, Any]:
     url, body = row["url"], row["body"]
     if not isinstance(url, str) or not url.endswith("/completions"):
-        raise BadRow(
-            "unsupported",
-            f"a batch row for {shortened(url)}",
-            "rows for /v1/chat/completions or /v1/completions can be sent",
-        )
+        hint = "rows for /v1/chat/completions or /v1/completions can be sent"
+        raise BadRow("unsupported", f"a batch row for {shortened(url)}", hint)
     if not isinstance(body, dict):
         raise BadRow("wrong_type", f"body is {shortened(body)}", 'an object, like {"model": "...", "messages": [...]}')
     return body

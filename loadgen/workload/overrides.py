@@ -619,14 +619,8 @@ def _faults_of_stages(stages: list[Stage], of_tasks: bool, file: str, top: Map) 
     planned = sum(map(_planned_starts, stages))
     if of_tasks and (tasks := sum(max(stage.count or 0, _planned_starts(stage)) for stage in stages)) > MOST_TASKS:
         problem = f"{tasks:,.0f} tasks to draw before the start, at most {MOST_TASKS:,}"
-        return [
-            UserError(
-                "too_large",
-                problem,
-                file,
-                "a lower count, or a closed loop with a duration alone, which draws as it goes",
-            )
-        ]
+        hint = "a lower count, or a closed loop with a duration alone, which draws as it goes"
+        return [UserError("too_large", problem, file, hint)]
     if planned > MOST_PLANNED:
         problem = f"{planned:,.0f} requests to plan: their instants alone take {planned * 8 / 1e9:,.1f} GB"
         hint = (

@@ -173,11 +173,8 @@ class Synthetic(Part):
                 raise units.Wrong("conflict", "has chunks beside shared_prefix_tokens or turns", "keep one of them")
             if shortest <= taken:
                 problem = f"has {self.chunks.count} chunks of {self.chunks.tokens} tokens in prompts of {shortest or 1}"
-                raise units.Wrong(
-                    "out_of_range",
-                    problem,
-                    f"input_tokens: more than {taken}, as a number or with a min: the rest asks",
-                )
+                hint = f"input_tokens: more than {taken}, as a number or with a min: the rest asks"
+                raise units.Wrong("out_of_range", problem, hint)
         if shortest and self.shared_prefix_tokens > shortest:
             problem = f"shares a prefix of {self.shared_prefix_tokens} tokens in prompts of {shortest}"
             raise units.Wrong("out_of_range", problem, "shared_prefix_tokens is a part of input_tokens")
@@ -193,13 +190,11 @@ def _existing_file(value: Any, info: ValidationInfo) -> Any:
     if value.startswith("hf:"):  # a data set of Hugging Face: found when it is read
         return Path(value)
     path = info.context.folder / value
+    hint = f"a file, named relative to the folder of the workload ({info.context.folder})"
+    if path.is_dir():
+        raise units.Wrong("unreadable_file", "is a folder", hint)
     if not path.is_file():
-        problem = "is a folder" if path.is_dir() else "does not exist"
-        raise units.Wrong(
-            "unreadable_file" if path.is_dir() else "missing_file",
-            problem,
-            f"a file, named relative to the folder of the workload ({info.context.folder})",
-        )
+        raise units.Wrong("missing_file", "does not exist", hint)
     return path
 
 

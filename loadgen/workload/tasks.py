@@ -276,13 +276,8 @@ def _faults_of_step(name: str, step: Any, steps: Map, tools: Any, fault: _MakeFa
     if known_tool and not all(with_result):
         yield fault("conflict", name, "tool", "tools with and without result_tokens", "a step of each")
     if not message and not after:
-        yield fault(
-            "missing_key",
-            name,
-            "input_tokens",
-            f'step "{name}" begins the task, without a message',
-            "input_tokens: 500",
-        )
+        problem = f'step "{name}" begins the task, without a message'
+        yield fault("missing_key", name, "input_tokens", problem, "input_tokens: 500")
     elif _kind(step) == "chat" and not message and not known_tool and (several or (len(after) < 2 and not begins)):
         later = "" if len(after) < 2 and not begins else " after its first request"
         hint = "input_tokens: 500 (a message), or tool: (the result of one)"
@@ -312,22 +307,12 @@ def _faults_of_kind(name: str, step: Map, before: list[Map], fault: _MakeFault) 
         for key in lacking if kind == "rerank" else [*lacking, *(["documents"] if "documents" in step else [])]:
             yield fault("no_effect", name, key, f"a step of kind {kind} has no {key}", "leave it out")
         if kind == "rerank" and "documents" not in step:
-            yield fault(
-                "missing_key",
-                name,
-                "documents",
-                f'step "{name}" has no documents to rank',
-                "documents: {count: 20, tokens: 384}",
-            )
+            problem = f'step "{name}" has no documents to rank'
+            yield fault("missing_key", name, "documents", problem, "documents: {count: 20, tokens: 384}")
     ranked = any(_kind(one) == "rerank" for one in before)
     if kind == "chat" and "best" in step and not ranked:
-        yield fault(
-            "missing_key",
-            name,
-            "best",
-            "there is no rerank right before it",
-            "after: the step that ranks, or documents: {}",
-        )
+        hint = "after: the step that ranks, or documents: {}"
+        yield fault("missing_key", name, "best", "there is no rerank right before it", hint)
     if kind == "chat" and "best" in step and "documents" in step:
         yield fault("conflict", name, "best", "has both best and documents", "best takes those of the rerank before it")
 

@@ -256,16 +256,9 @@ class _Walk:
             if default is not None:
                 return value or default[2:]
             if value is None:
+                what = f"the environment variable {name} is not set"
                 hint = f"export {name}=..., or give a default: ${{{name}:-value}}"
-                self.fault(
-                    UserError(
-                        "unset_variable",
-                        f"the environment variable {name} is not set",
-                        where(self.file, spot, path),
-                        hint,
-                        key=name,
-                    )
-                )
+                self.fault(UserError("unset_variable", what, where(self.file, spot, path), hint, key=name))
                 return ""
             return value
 

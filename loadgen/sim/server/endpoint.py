@@ -120,12 +120,8 @@ class SimServer:
         system = preset.load_preset(options.preset)
         speeds = system.speeds[options.core :: options.cores]
         if not speeds:
-            raise UserError(
-                "out_of_range",
-                f"{options.cores} processes for {system.replicas} replicas",
-                "--cores",
-                "one each at most",
-            )
+            what = f"{options.cores} processes for {system.replicas} replicas"
+            raise UserError("out_of_range", what, "--cores", "one each at most")
         limits, server = system.limits, system.server
         self.rules = msgspec.structs.replace(
             self.rules,
