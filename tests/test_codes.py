@@ -16,7 +16,7 @@ from make_codes import ROOT
 from loadgen import errors
 
 FAULTS = {"UserError", "TargetError", "UnsoundEvidence", "WrongUse", "TargetUnusable", "FailedOnce", "Wrong", "BadRow"}
-MAKERS = {"fault", "report", "is_enough"}  # functions of one module that make a fault with the code they get
+MAKERS = {"fault", "report"}  # functions of one module that make a fault with the code they get
 MESSAGES = {
     "caveat", "error", "exc", "hint", "message", "msg", "note", "problem", "reason", "said", "sentence", "trouble",
     "undecided", "warning", "what", "why",
