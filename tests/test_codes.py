@@ -96,6 +96,8 @@ def words(node: ast.AST) -> set[str]:
     """The texts that an expression can be made of; not those in the condition of an `if`."""
     if isinstance(node, ast.IfExp):
         return words(node.body) | words(node.orelse)
+    if isinstance(node, ast.Subscript):  # of a mapping: the code of another process
+        return set()
     return {one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)}
 
 
