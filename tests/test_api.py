@@ -109,7 +109,7 @@ def test_in_async_code_it_belongs_into_a_thread(tmp_path: Path) -> None:
         (lambda: loadgen.run("qa", trace="/nowhere.jsonl"), Faults, "missing_file"),
         (lambda: loadgen.run(load_workload("qa"), duration="3s"), Fault, "conflict"),
         (lambda: loadgen.run("qa", url="http://127.0.0.1:9"), Fault, "connect"),
-        (lambda: loadgen.load("/nowhere"), Fault, "no_result"),
+        (lambda: loadgen.load("/nowhere"), Fault, "missing_file"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_as_on_the_command_line(

@@ -8,12 +8,14 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 import loadgen
+from loadgen.metrics import causes
 from loadgen.metrics.causes import Explanation, explain
 from loadgen.metrics.columns import Columns
 from loadgen.results.manifest import Header
@@ -48,6 +50,11 @@ def test_a_cause_is_named_with_its_evidence(cause: str) -> None:
 def test_nothing_is_said_of_a_run_without_a_cause(seed: int) -> None:
     said = BENCHMARK.judged("clean", seed)
     assert said.text == "" and said.causes == ()
+
+
+def test_of_a_load_that_was_due_at_once_no_queue_is_said_to_have_grown() -> None:
+    case = SimpleNamespace(excess={"queue": 1.0}, ttft=np.array([1e9, 2e9]), time=np.zeros(2))
+    assert causes._queue(cast("causes._Case", case)) is None
 
 
 def test_without_the_servers_account_a_queue_is_only_possible() -> None:

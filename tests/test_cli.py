@@ -45,6 +45,33 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
     assert "bug" not in said and "Traceback" not in said and said
 
 
+@pytest.mark.parametrize(
+    ("arguments", "what", "hint"),
+    [
+        (["sise", "rag"], "no command is called sise", 'did you mean "size"?'),
+        (["mlperf", "srever"], "no command is called srever", 'did you mean "server"?'),
+        (["run", "rag", "--ulr", "x"], "no flag is called --ulr", "did you mean --url?"),
+        (["run", "rag", "--api-key", "x"], "no flag is called --api-key", "OPENAI_API_KEY"),
+        (["size", "rag"], "SOURCES is missing", "sim:PRESET"),
+        (["capacity"], "--profile is missing", "rag"),
+        (["run", "rag", "--url"], "--url needs a value", "--help"),
+        (["size", "rag", "vm", "--users", "x"], "integer", "--help"),
+        (["run", "rag", "more"], "more", "--help"),
+        (["run", "--isl", "100"], "--input-tokens alone", "add --output-tokens"),
+        (["run", "--dataset", __file__], "", ""),
+    ],
+)
+def test_wrong_usage_is_a_fault_like_every_other(
+    arguments: list[str], what: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ends(arguments) == USAGE
+    said = capsys.readouterr().err
+    first, place, last = said.splitlines()
+    assert first.startswith("error: ") and what in first
+    assert place.startswith("  --> ") and "(mapping)" not in place
+    assert last.startswith("hint: ") and hint in last
+
+
 def test_all_faults_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     ends(["run", "qa", "--slo", "ttft:2x", "--server", "unknown", "--workers", "0", "--extra-body", "[1]"])
     said = capsys.readouterr().err

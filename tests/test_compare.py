@@ -322,6 +322,37 @@ def test_a_change_of_one_run_a_side_is_undecided_and_a_value_is_not(text: str, f
         assert (failed is not None) or "--repeat" in outcome.said
 
 
+@pytest.mark.parametrize(("text", "failed"), [("ttft_ms.p99 > +500%", None), ("ttft_ms.p99 > +5s", None),
+                                              ("ttft_ms.p99 > 1ms", True)])  # fmt: skip
+def test_a_change_of_other_work_is_undecided_unless_it_is_taken_anyway(text: str, failed: bool | None) -> None:
+    conditions = thresholds.parse_thresholds([text])
+    other = msgspec.structs.replace(run(rows(1, 60)).summary.fingerprints, recipe="another")
+    sides = [side("a", rows(1, 60), rows(3, 60)), side("b", rows(2, 60), rows(4, 60), fingerprints=other)]
+    (found,) = thresholds.hold(conditions, comparison.compare(sides))
+    assert found.failed is failed
+    (found,) = thresholds.hold(conditions, comparison.compare(sides, anyway=True))
+    assert found.failed is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "low", "high", "said"),
+    [
+        (0.1, 0.05, 0.2, "+5.0 to +20.0 %"),
+        (256.0, 73.9, 1e6, "74.9x to any"),
+        (1.5, -0.2, 4.0, "0.800x to 5.00x"),
+    ],
+)
+def test_an_interval_is_written_as_its_change_is(change: float, low: float, high: float, said: str) -> None:
+    assert thresholds.interval(difference(before=1.0, after=1 + change, change=change, low=low, high=high)) == said
+
+
+def test_a_share_can_change_by_no_more_than_there_is() -> None:
+    known = Known(value=-0.1, error=2.0, freedom=3)
+    share = difference(metric="goodput.share", before=0.5, after=0.4, change=-0.1)
+    judged = comparison._judged(share, known, 1, 0.05, 0.05)
+    assert (judged.low, judged.high, judged.detectable) == (-0.5, 0.5, None)
+
+
 @pytest.mark.parametrize(("low", "failed"), [(0.06, True), (0.04, False), (None, None)])
 def test_beyond_noise_asks_for_the_whole_interval(low: float | None, failed: bool) -> None:
     (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])

@@ -618,7 +618,7 @@ def test_a_result_that_counted_no_tokens_is_refused_with_its_line(results: Path)
         ({"prices": None}, "missing_option"),
         ({"utilization": "0"}, "invalid_value"),
         ({"utilization": "140%"}, "invalid_value"),
-        ({"price": ["azure"]}, "invalid_value"),
+        ({"price": ["azure"]}, "unknown_name"),  # of a single result the name alone will do
         ({"price": ["azur=Azure ND128isr_GB300_v6"]}, "unknown_name"),
         ({"gpus": ["azure=many"]}, "invalid_value"),
         ({"currency": "EUR"}, "no_exchange_rate"),
@@ -650,6 +650,24 @@ def test_all_that_is_wrong_is_said_at_once(results: Path):
     with pytest.raises(Faults) as caught:
         inputs.read_evidence([results / "nowhere", results / "broken", results / "azure"])
     assert len(caught.value.faults) == 2
+
+
+def test_of_a_single_result_the_name_of_a_price_will_do(results: Path, capsys: pytest.CaptureFixture[str]):
+    how = {"prices": results / "prices.yaml", "utilization": "1"}
+    assert command([results / "azure"], price=["azure=Azure ND128isr_GB300_v6"], **how) == 0
+    named = capsys.readouterr().out
+    assert command([results / "azure"], price=["Azure ND128isr_GB300_v6"], **how) == 0
+    assert capsys.readouterr().out == named
+    with pytest.raises(UserError, match="--price"):
+        command([results / "azure", results / "other"], price=["Azure ND128isr_GB300_v6"], **how)
+
+
+def test_a_killed_run_says_how_its_summary_is_made(tmp_path: Path):
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / "run.json").touch()
+    with pytest.raises(Faults) as caught:
+        inputs.read_evidence([tmp_path / "killed"])
+    assert f"loadgen report {tmp_path / 'killed'} --json >" in caught.value.faults[0].hint
 
 
 def test_sample_prices_are_said_to_be_a_sample(results: Path, capsys: pytest.CaptureFixture[str]):

@@ -266,7 +266,7 @@ def test_a_run_cut_off_is_reported_as_far_as_it_got(tmp_path: Path, capsys: pyte
         ('{"schema": 99, "run": "x"}', "written by a newer loadgen (schema 99"),
         ('{"schema": 0}', "schema 0 does not exist"),
         ("{", "not a file of a run"),
-        (None, "is not the folder of a run"),
+        (None, "not the folder of a run"),
     ],
 )
 def test_what_is_no_run_gets_a_sentence(

@@ -249,7 +249,7 @@ def test_what_is_not_known_is_not_called_none() -> None:
     for outcome in ("over", "invalid"):
         asking = LoadSearch(low=5, high=10, start=5)
         _tell(asking, outcome)
-        lines = text.render(asking.answer, asking.told, GOAL, unit="/s", simulated=False).splitlines()
+        lines = text.render(asking.answer, asking.told, GOAL.names, unit="/s", simulated=False).splitlines()
         said[outcome] = next(line for line in lines if line.startswith("Load "))
     assert said == {"over": "Load       none", "invalid": "Load       not known"}
 
@@ -347,6 +347,24 @@ def test_the_load_of_conversations_is_how_many_begin(tmp_path: Path) -> None:
     assert told.outcome == "over" and not told.early  # how many requests there will be is not known before
     assert told.offered == pytest.approx(4.0, rel=0.4)
     assert told.figures["offered_rps"] > 1.9 * 4.0  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("kind", "workload", "chained", "unit"),
+    [
+        ("request_rate", "rag", False, "/s"),
+        ("request_rate", "agentic", True, " conversations/s"),
+        ("concurrency", "agentic", True, " in flight"),
+        ("request_rate", "mlperf server", False, " queries/s"),
+    ],
+)
+def test_a_load_of_conversations_is_not_written_as_one_of_requests(
+    kind: str, workload: str, chained: bool, unit: str
+) -> None:
+    plan = experiment.ExperimentPlan(
+        by="search", kind=kind, workload=workload, source_text="", target="", flags={}, seed=1
+    )
+    assert experiment.unit_of(plan, chained=chained) == unit
 
 
 def test_a_server_that_dies_is_invalid_not_over(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from refusals import refused
 
 from loadgen.cli import app
+from loadgen.cli.size import _searched
 from loadgen.cost.capacity_planning import MeasuredRate, fleet, plan
 from loadgen.cost.evidence import Evidence
 from loadgen.cost.prices import Energy, PerToken, Rented
@@ -118,6 +119,47 @@ def test_the_answer_is_the_first_line(folder: Path, capsys: pytest.CaptureFixtur
     assert "vm: 5,000 users of rag need" in " ".join(capsys.readouterr().out.splitlines()[:2])
 
 
+def test_a_workload_of_ones_own_is_known_by_its_name_in_the_file(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "mine.yaml").write_text("name: rag\nrequests: {input_tokens: 5, output_tokens: 5}\n")
+    assert _called("mine.yaml", "vm", "--users", "5000") == 0
+    assert "5,000 users of rag need" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_workload_that_was_edited_is_searched_anew(folder: Path) -> None:
+    searched: list[str] = []
+
+    def search(arguments: list[str]) -> int:
+        searched.append(arguments[arguments.index("--out") + 1])
+        return 0
+
+    for tokens in (50, 100, 50):
+        (folder / "mine.yaml").write_text(f"name: mine\nrequests: {{input_tokens: 5, output_tokens: {tokens}}}\n")
+        _searched("sim:gb300-vm", "mine.yaml", ["ttft:2s"], search)
+    _searched("sim:gb300-vm", "mine.yaml", ["ttft:1s"], search)
+    assert searched[0] == searched[2]
+    assert len(set(searched)) == 3
+
+
+def test_the_figures_have_units_and_the_slo_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _called("rag", "vm", "--users", "5000") == 0
+    out = capsys.readouterr().out
+    assert "load, requests per second" in out and "19.9 requests/s on" in out
+    assert "SLO: TTFT p" in " ".join(out.split())
+
+
+def test_a_run_at_one_load_says_no_more_than_that_this_load_was_carried(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _called("rag", "vm/run", "--users", "5000", "--json") == 0
+    source = json.loads(capsys.readouterr().out)["sizes"][0]["source"]
+    assert source["lower_bound"] and source["bound_why"]
+    assert _called("rag", "vm/run", "--users", "5000") == 0
+    out = capsys.readouterr().out
+    assert "need at most" in " ".join(out.split()) and "at least" in out and "a lower bound" in out
+
+
 def test_two_sources_side_by_side_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _called(RAG.run.workload, "vm", "published:CoreWeave, GB300", "--rate", "50", "--json") == 0
     said = json.loads(capsys.readouterr().out)
@@ -133,6 +175,7 @@ def test_two_sources_side_by_side_as_json(folder: Path, capsys: pytest.CaptureFi
         ("rag", "vm", "--rate", "inf"),
         ("rag", "vm", "--users", "5", "--think", "x"),
         ("qa", "vm", "--users", "5"),
+        ("rag", "vm", "--users", "5", "--slo", "ttft:1s"),
         ("rag", "nowhere", "--users", "5"),
         ("rag", "vm", "--users", "5", "--price", "vm=x"),
         ("rag", "vm", "published:B200", "--users", "5", "--answer", "9s"),

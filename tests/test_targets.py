@@ -56,11 +56,15 @@ def test_a_file_says_all(tmp_path: Path) -> None:
         ("- {name: a}\n", ["t.yaml:1:3 missing_key"]),
         ("- {url: 'http://h', nme: x}\n", ["t.yaml:1:21 unknown_key"]),
         ("- {url: 'ftp://h'}\n", ["t.yaml:1:9 invalid_url"]),
+        (
+            "# two\n- {url: 'ftp://h'}\n- {url: 'http://h', gpus: 0}\n",
+            ["t.yaml:2:9 invalid_url", "t.yaml:3:27 out_of_range"],
+        ),
         ("- {name: a, url: 'http://h1'}\n- {name: a, url: 'http://h2'}\n", ["t.yaml:2:3 duplicate"]),
         ("- {name: a, url: 'http://h1'}\n- {name: b, url: 'http://h1/v1'}\n", ["t.yaml:2:18 duplicate"]),
         ("- {url: 'http://h', gpus: -1}\n- [1]\n", ["t.yaml:1:27 out_of_range", "t.yaml:2:3 wrong_type"]),
         ("- {url: 'http://h', api_key_env: NOT_THERE}\n", ["t.yaml:1:34 unset_variable"]),
-        ("targets: []\n", ["t.yaml empty_file"]),
+        ("targets: []\n", ["t.yaml:1:10 empty_file"]),
         ("- {name: a, url: 'http://h'}\n  b: {\n", ["t.yaml:2:3 invalid_syntax"]),
         ("", ["t.yaml:1:1 empty_file"]),
     ],
@@ -74,6 +78,14 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, written: str, told
         f"{fault.where.removeprefix(f'{tmp_path}/').partition(' ')[0]} {fault.code}" for fault in faults.value.faults
     ]
     assert found == told
+
+
+def test_a_password_in_a_url_is_not_repeated(tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text("- {url: 'http://u:secret@h/x y'}\n")
+    with pytest.raises(Faults) as faults:
+        targets.load_targets(file, {})
+    assert "secret" not in str(faults.value)
 
 
 def test_the_same_url_twice() -> None:

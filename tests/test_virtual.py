@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -257,7 +258,7 @@ def test_a_trace_brings_its_shared_beginnings(tmp_path: Path) -> None:
 
 
 def test_an_unknown_preset_is_a_fault_not_a_folder(tmp_path: Path) -> None:
-    with refused(UserError, "unknown_name", "--target"):
+    with refused(UserError, "unknown_name", "--url"):
         execute(load("qa"), Settings(url="sim:gb900", out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
@@ -269,3 +270,17 @@ def test_the_command_says_simulated_in_its_first_line(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "SIMULATED" in done.stdout.splitlines()[0] and "SIMULATED" in done.stderr.splitlines()[0]
+
+
+def test_the_first_lines_say_how_many_conversations_a_rate_of_them_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from loadgen.cli import main
+
+    command = ["run", "agentic", "--url", TARGET, "--request-rate", "5", "-d", "4s", "--warmup", "0", "--seed", "1"]
+    for more in (["--dry-run"], ["-o", str(tmp_path / "run")]):
+        with pytest.raises(SystemExit):
+            main([*command, *more])
+        told = "".join(capsys.readouterr())
+        (line,) = [line for line in told.splitlines() if line.startswith("load: ")]
+        assert re.search(r"poisson 5/s: (\d+) conversations, (\d+) requests, 4 s", line)

@@ -38,6 +38,7 @@ from loadgen.cli.sweep import sweep
 from loadgen.cli.ui import ui
 from loadgen.cli.validate import validate
 from loadgen.cli.verify import verify
+from loadgen.cli.wrong_usage import fault_of
 from loadgen.errors import OK, USAGE, UserError
 
 COLLECT_AFTER = 200_000  # new objects, not 700: imports make many that stay; a tenth of the start went into them
@@ -56,6 +57,7 @@ app = typer.Typer(
         str(command.info.name) if isinstance(command, typer.Typer) else command.__name__ for command in COMMANDS
     ),
     pretty_exceptions_enable=False,
+    no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
@@ -125,8 +127,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             typed = sys.argv[1:] if arguments is None else list(arguments)
             code = app(spread(typed), standalone_mode=False, obj=typed)
         except WrongUsage as error:
-            error.show()
-            return USAGE
+            if type(error).__name__ == "NoArgsIsHelpError":
+                error.show()
+                return USAGE
+            raise fault_of(error) from None
         except typer.Abort:
             raise KeyboardInterrupt from None
         return code if isinstance(code, int) else OK

@@ -23,10 +23,12 @@ def cost(
     prices: Annotated[Path | None, typer.Option("--prices", help="Your prices: see docs/prices.example.yaml.")] = None,
     accept_sample_prices: AcceptSamplePrices = False,
     price: Annotated[
-        list[str] | None, typer.Option("--price", metavar="DIR=NAME", help="Which price a result is under.")
+        list[str] | None,
+        typer.Option("--price", metavar="DIR=NAME", help="Which price a result is under; of a single one just NAME."),
     ] = None,
     gpus: Annotated[
-        list[str] | None, typer.Option("--gpus", metavar="DIR=N", help="GPUs of a result that recorded none.")
+        list[str] | None,
+        typer.Option("--gpus", metavar="DIR=N", help="GPUs of a result that recorded none; of a single one just N."),
     ] = None,
     utilization: Annotated[
         str, typer.Option("--utilization", help="Share of the paid GPU-hours that is used: 0.4 or 40%.")
@@ -55,8 +57,8 @@ def cost(
 
     if as_json + as_markdown + as_csv > 1:
         raise UserError("conflict", "several formats at once", "--json, --markdown, --csv", "choose one")
-    chosen = _pairs(price or [], "--price")
-    gpu_counts = _gpu_counts(_pairs(gpus or [], "--gpus"))
+    chosen = _pairs(price or [], "--price", folders)
+    gpu_counts = _gpu_counts(_pairs(gpus or [], "--gpus", folders))
     share = _share(utilization)
     for folder in folders:
         say_changed(folder)
@@ -96,12 +98,16 @@ def cost(
     return OK
 
 
-def _pairs(texts: Sequence[str], flag: str) -> dict[str, str]:
+def _pairs(texts: Sequence[str], flag: str, folders: Sequence[Path]) -> dict[str, str]:
+    """DIR=VALUE of a flag; the name of a single folder may be left out."""
     values_by_name: dict[str, str] = {}
     for text in texts:
         folder, equals, value = text.partition("=")
-        if not (folder and equals and value):
-            raise UserError("invalid_value", f'"{text}" is not DIR=VALUE', flag, f"like {flag} azure-gb300=...")
+        if not equals and len(folders) == 1:
+            folder, value = str(folders[0]), text
+        if not (folder and value):
+            what = f'"{text}" does not say which result it is of'
+            raise UserError("invalid_value", what, flag, f"like {flag} {folders[0]}=...")
         values_by_name[Path(folder).name if "/" in folder else folder] = value
     return values_by_name
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from loadgen.cli.ending import interrupted
+from loadgen.errors import UserError, meant
 from loadgen.execution.options import PANELS
 
 _OF_NAMES = {"as_json": "Output", "as_markdown": "Output", "as_csv": "Output", "strict": "SLO", "percentile": "SLO"}
@@ -44,6 +46,21 @@ class Group(TyperGroup):
     """Commands in the order in which they are given to `in_order`, not in that of their making."""
 
     order: tuple[str, ...] = ()
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # typer would end without a word
+            return interrupted()
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        if found is None and not ctx.resilient_parsing:
+            known = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
+            raise UserError(
+                "unknown_name", f"no command is called {cmd_name}", ctx.command_path, meant(cmd_name, known)
+            )
+        return found
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(self.commands, key=self.order.index)

@@ -85,6 +85,7 @@ def search(
     """
     from loadgen.execution import run_header
     from loadgen.execution.folder_names import alone
+    from loadgen.schedule import chains
     from loadgen.search import experiment, trials
     from loadgen.search.load_search import LoadSearch
     from loadgen.search.watch import Goal
@@ -181,7 +182,7 @@ def search(
             trial_runner,
             plan,
             show,
-            unit=" in flight" if closed else "/s",
+            unit=experiment.unit_of(plan, chained=chains.of_requests(trial_workload.requests, 0).turns > 1),
             as_json=as_json,
             trial_s=trial_ns / 1e9,
         )

@@ -33,7 +33,9 @@ SIMULATED, PUBLISHED = "sim:", "published:"
 @takes(only=())
 def size(
     given: Given,
-    profile: Annotated[str, typer.Argument(metavar="workload", help="qa, rag, summarization, agentic, or your own.")],
+    profile: Annotated[
+        str, typer.Argument(metavar="workload", help="qa, rag, summarization, agentic, or a file of yours.")
+    ],
     sources: Annotated[
         list[str],
         typer.Argument(
@@ -51,7 +53,12 @@ def size(
     spare: Annotated[int, typer.Option("--spare", min=0, help="Machines that may be lost.")] = 1,
     prices: Annotated[Path | None, typer.Option("--prices", help="Your prices: see docs/prices.example.yaml.")] = None,
     accept_sample_prices: AcceptSamplePrices = False,
-    price: Annotated[list[str] | None, typer.Option("--price", metavar="SOURCE=NAME", help="Its price.")] = None,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--price", metavar="SOURCE=NAME", help="Which price a source is under; of a single one just NAME."
+        ),
+    ] = None,
     currency: Annotated[str, typer.Option("--currency", help="Of the figures.")] = "USD",
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs of a source that recorded none.")] = None,
     gpus_per_machine: Annotated[
@@ -75,10 +82,6 @@ def size(
 
     Exit: 0 done, 2 wrong flags, prices or results, 3 a result is not a valid measurement.
 
-    \b
-    loadgen size rag vm --users 5000 --prices prices.yaml
-    loadgen size rag sim:gb300-vm sim:h200x8 --users 5000 --slo ttft:2s:p95 --slo tpot:60ms:p95
-
     Example: loadgen size rag sim:gb300-vm --users 5000 --slo ttft:2s:p95 --prices prices.yaml
     """
     from loadgen.cost import price_file, sizing
@@ -87,6 +90,9 @@ def size(
     from loadgen.results.manifest import TargetFacts
 
     need = _need(users, think, rate, answer, spare, hours_per_day)
+    if slo and not any(source.startswith(SIMULATED) for source in sources):
+        hint = "search again under this one: loadgen search --slo; or name a machine to search now: sim:gb300-vm"
+        raise UserError("no_effect", "a stored result keeps the SLO that it was measured under", "--slo", hint)
     wants_money = prices is not None or accept_sample_prices
     if price and not wants_money:
         raise UserError(
@@ -184,18 +190,23 @@ def _source(
 ) -> tuple[MeasuredRate, Evidence | None]:
     """What a source was seen to carry, and the evidence; None of a published figure."""
     from loadgen.cost import inputs
+    from loadgen.workload.loading import name_of
 
     if source.startswith(PUBLISHED):
         return _published(source.removeprefix(PUBLISHED), profile), None
     folder = _searched(source, profile, slo, call) if source.startswith(SIMULATED) else Path(source)
     evidence = inputs.read_evidence([folder], allow_invalid=allow_invalid)[0]
-    return replace(measured_rate(evidence, profile, gpus), name=source), evidence
+    return replace(measured_rate(evidence, name_of(profile), gpus), name=source), evidence
 
 
 def _searched(source: str, profile: str, slo: Sequence[str], call: Callable[[list[str]], int]) -> Path:
-    """The folder of a search on a simulated machine, which is run now or was run before under the same SLO."""
-    under = hashlib.sha256("\n".join(slo).encode()).hexdigest()[:6]  # another SLO is another search
-    folder = Path("results") / f"size-{Path(profile).stem}-{Path(source.removeprefix(SIMULATED)).stem}-{under}"
+    """The folder of a search on a simulated machine, run now, or before with the same workload and SLO."""
+    from loadgen.workload.loading import text_of
+
+    preset = Path(source.removeprefix(SIMULATED))
+    machine = preset.read_text(errors="replace") if preset.is_file() else ""
+    asked = hashlib.sha256("\n".join([*slo, text_of(profile), machine]).encode()).hexdigest()[:6]
+    folder = Path("results") / f"size-{Path(profile).stem}-{preset.stem}-{asked}"
     arguments = ["search", profile, "--url", source, "--out", str(folder), "--seed", "1"]
     for term in slo:
         arguments += ["--slo", term]

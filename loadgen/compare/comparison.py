@@ -8,10 +8,12 @@ result holds for these runs only: the word is then DIFFER, never "better" or "wo
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen import format
 from loadgen.compare import block_errors
@@ -21,16 +23,10 @@ from loadgen.metrics import outcomes
 from loadgen.metrics.columns import OK, Columns, is_measured, of_class, step_of
 from loadgen.metrics.reasons import STATES
 from loadgen.metrics.registry import SHARES, SHOWN, Metric, figure, metric
+from loadgen.metrics.summary import ClassSummary, StepSummary, Summary
+from loadgen.results.manifest import Header, ReasonCode, StepPlan, TargetFacts
 from loadgen.stats import intervals
 from loadgen.stats.intervals import LEVEL
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from loadgen.metrics.summary import ClassSummary, StepSummary, Summary
-    from loadgen.results.manifest import Header, ReasonCode, StepPlan, TargetFacts
 
 UNLIKE = "not the same work"
 POWER = 0.9  # probability of finding the smallest detectable change
@@ -495,4 +491,9 @@ def _judged(difference: Difference, known: Known, better: int, level: float, fam
     elif (low > 0 or high < 0) and better:
         word = "better" if (known.value > 0) == (better > 0) else "worse"
     detectable = to_change(seen_from * known.error)
-    return msgspec.structs.replace(difference, low=low, high=high, detectable=detectable, word=word, why="")
+    if not difference.absolute or difference.before is None:
+        return msgspec.structs.replace(difference, low=low, high=high, detectable=detectable, word=word, why="")
+    before = difference.before  # of a share, which is from 0 to 1
+    seen = detectable if detectable <= max(before, 1 - before) else None
+    low, high = max(low, -before), min(high, 1 - before)
+    return msgspec.structs.replace(difference, low=low, high=high, detectable=seen, word=word, why="")

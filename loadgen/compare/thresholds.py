@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from loadgen import format
+from loadgen.compare.comparison import UNLIKE, Comparison, Difference
 from loadgen.errors import Faults, UserError, closest
 from loadgen.metrics.registry import SHARES, metric, paths
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from loadgen.compare.comparison import Comparison, Difference
 
 _FORM = re.compile(r"\s*([A-Za-z0-9_.]+)\s*(>=|<=|>|<)\s*([+-]?)\s*(\d+(?:\.\d+)?|\.\d+)\s*(%|us|ms|s|)\s*")
 _MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
@@ -55,7 +50,7 @@ class ThresholdOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """A condition checked for one side.
 
     `failed` is null where it is undecided: the metric does not have figures on both sides, or a change is asked of one
-    run a side.
+    run a side, or of different work.
     """
 
     condition: str
@@ -139,6 +134,8 @@ def _check(condition: Condition, difference: Difference, beyond_noise: bool) -> 
             test(difference.after, condition.limit),
             f"{difference.name} is {format.quantity(difference.after)} {difference.unit}".rstrip(),
         )
+    if difference.why == UNLIKE:
+        return outcome(None, f"{difference.name}: {UNLIKE}, so a change says nothing; --anyway takes it all the same")
     assert difference.before is not None
     before, after = format.quantity(difference.before), format.quantity(difference.after)
     text = f"{difference.name}: {before} to {after} {difference.unit}".rstrip()
@@ -161,9 +158,11 @@ def _check(condition: Condition, difference: Difference, beyond_noise: bool) -> 
 
 
 def interval(one: Difference) -> str:
-    """The interval of a change as text: `+8.1 to +14.2 %`; of a share, in points."""
+    """The interval of a change as text: `+8.1 to +14.2 %`; of a factor `2.1x to 3.9x`; of a share, in points."""
     if one.low is None or one.high is None:
         return format.NONE
+    if not one.absolute and one.change is not None and one.change >= 1:  # as `format.difference` writes it
+        return f"{format.quantity(1 + one.low)}x to {f'{format.quantity(1 + one.high)}x' if one.high < 99 else 'any'}"
     unit = "points" if one.absolute else "%"
     high = f"{one.high * 100:+.1f}" if one.high < 99 else "any"
     return f"{one.low * 100:+.1f} to {high} {unit}"

@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from loadgen import format
-from loadgen.errors import Fault, Faults, UserError
+from loadgen.errors import Fault, Faults
 from loadgen.slo import Slo
 from loadgen.stats.quantiles import name as percentile
 from loadgen.units import Wrong
@@ -32,6 +32,7 @@ from loadgen.workload import Workload
 from loadgen.workload.fields import Duration, FiniteRate, Part, Quantile, Share, Source, Tagged, Whole, one_of
 from loadgen.workload.loading import packaged, read_text
 from loadgen.workload.messages import in_order, validated
+from loadgen.workload.schema import Lanes
 from loadgen.workload.slo_fields import checked_slo
 from loadgen.workload.yaml_marks import Map, read_yaml
 
@@ -284,7 +285,7 @@ class ContractLevel(Part):
     description: str = ""
     workload: Annotated[str, Field(min_length=1)]  # name of a packaged workload, or a path relative to the contract
     rate: FiniteRate | None = None
-    concurrency: Whole | None = None
+    concurrency: Lanes | None = None
     duration_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="duration")
     requests: Whole | None = None
     warmup_ns: Duration | None = Field(None, validation_alias="warmup")
@@ -415,9 +416,6 @@ def find(path: Path) -> Path:
 
 
 def text_of(file: Path, as_given: str) -> str:
-    """The text of a contract file. Raises Faults for a file that is missing, unreadable, too large or not UTF-8."""
+    """The text of a contract file. Raises UserError for a file that is missing, unreadable, too large or not UTF-8."""
     hint = f"the path of a YAML file, or one of {', '.join(packaged('contracts'))}"
-    try:
-        return read_text(file, as_given, "contract", lambda: hint, hint)
-    except UserError as error:
-        raise Faults([error]) from None
+    return read_text(file, as_given, "contract", lambda: hint, hint)

@@ -144,6 +144,9 @@ class MeasuredRate:
     workload: str
 
 
+ONE_LOAD = "the SLO was kept at this load, which may not be the highest (loadgen search finds it)"
+
+
 def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
     """The measured rate within the SLO.
 
@@ -156,6 +159,7 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
         raise UserError("no_figure", what, evidence.folder, "a run or search of the profile under its SLO")
     if capacity is not None:
         basis, noun = f"capacity by {capacity.method}", str(capacity.unit)
+        bound_why = (capacity.bound_why or STILL_KEPT) if capacity.lower_bound else ""
         rate = RateInterval(mid=capacity.rate_per_s, low=capacity.low_per_s, high=capacity.high_per_s)
         if capacity.unit == "requests" and summary.sessions is not None:
             offered = summary.requests.decided
@@ -170,6 +174,7 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
                 "no_figure", what, evidence.folder, "a longer run, or one at a load that the endpoint can carry"
             )
         rate = replications(run_rates)
+        bound_why = ONE_LOAD if all(run.goodput.met for run in evidence.summaries) else ""
     answer_ms = summary.e2e_ms.mean if summary.sessions is None else summary.sessions.duration_ms.mean
     return MeasuredRate(
         name=evidence.name,
@@ -179,8 +184,8 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
         noun=noun,
         gpus=gpus,
         response_s=(answer_ms or 0.0) / 1e3,
-        lower_bound=capacity is not None and capacity.lower_bound,
-        bound_why=(capacity.bound_why or STILL_KEPT) if capacity is not None and capacity.lower_bound else "",
+        lower_bound=bool(bound_why),
+        bound_why=bound_why,
         workload=summary.run.workload,
     )
 

@@ -67,9 +67,12 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
         return Evidence(name=name, folder=str(folder), summaries=(summary,), at_once=_at_once(folder, summary))
     run_folders = sorted(path.parent for path in folder.glob("*/summary.json"))
     if not run_folders:
-        what = "no summary.json here" if folder.is_dir() else "no such folder"
-        hint = "give the folder that a run has written; `loadgen report DIR --json > DIR/summary.json` makes it again"
-        raise UserError("no_result" if folder.is_dir() else "missing_file", what, str(folder), hint)
+        if not folder.is_dir():
+            raise UserError("missing_file", "no such folder", str(folder), "give the folder that a run has written")
+        hint = "give the folder that a run has written"
+        if (folder / "run.json").is_file():  # killed before its end
+            hint = f"loadgen report {folder} --json > {folder}/summary.json makes it of the rows that are there"
+        raise UserError("no_result", "no summary.json here", str(folder), hint)
     summaries = _repeats(folder, run_folders, allow_invalid)
     at_once = all(_at_once(run, summary) for run, summary in zip(run_folders, summaries, strict=True))
     return Evidence(name=name, folder=str(folder), summaries=summaries, at_once=at_once)

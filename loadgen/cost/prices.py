@@ -232,13 +232,12 @@ def find(prices: Prices, target: TargetFacts, chosen: str = "", result: str = ""
     else:
         matching = [price for price in prices.entries if _matches_model(price, target)]
     if not matching:
-        raise UserError(
-            "no_price", f"no price for {_target_words(target)}{used_by}", prices.file, _supply_hint(target, prices)
-        )
+        hint = _supply_hint(target, prices, result)
+        raise UserError("no_price", f"no price for {_target_words(target)}{used_by}", prices.file, hint)
     offers = {(price.provider.lower(), price.region.lower(), type(price)) for price in matching}
     if len(offers) > 1:
         places = ", ".join(f"{price.name} ({prices.at[price.name]})" for price in matching)
-        hint = f"choose by --price DIR=NAME: {places}"
+        hint = f"choose by --price '{result or 'DIR'}=NAME': {places}"
         raise UserError("ambiguous", f"several prices for {_target_words(target)}{used_by}", prices.file, hint)
     for price in matching:
         if isinstance(price, Rented) and price.per_hour is None and price.per_gpu_hour is None:
@@ -247,7 +246,9 @@ def find(prices: Prices, target: TargetFacts, chosen: str = "", result: str = ""
             others = [p.name for p in rented if p.per_hour or p.per_gpu_hour]
             hint = "supply per_hour or per_gpu_hour, with as_of and source: nobody has verified one"
             if others:
-                hint += f"; another provider's, as a stand-in: --price {result or 'DIR'}=NAME with {', '.join(others)}"
+                hint += (
+                    f"; another provider's, as a stand-in: --price '{result or 'DIR'}=NAME' with {', '.join(others)}"
+                )
             raise UserError("no_price", f"{price.name} has no price{why}", prices.at[price.name], hint)
     return tuple(matching)
 
@@ -277,10 +278,10 @@ def _target_words(target: TargetFacts) -> str:
     return f"the model {target.model or '(none said)'} at {target.url or target.name or 'an unknown URL'}"
 
 
-def _supply_hint(target: TargetFacts, prices: Prices) -> str:
+def _supply_hint(target: TargetFacts, prices: Prices, result: str) -> str:
     if target.shape:
         advice = f"supply rented: (or owned:) with shape: {target.shape}, per_hour, gpus, as_of and source"
     else:
         keys = f"model: {target.model}, per_million_input, per_million_output, as_of and source"
         advice = f"supply per_token: with {keys}; for rented machines say --shape and --gpus when running"
-    return f"{advice}; or --price DIR=NAME with one of: {', '.join(prices.at)}"
+    return f"{advice}; or --price '{result or 'DIR'}=NAME', one of: {', '.join(prices.at)}"

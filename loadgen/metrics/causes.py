@@ -279,7 +279,10 @@ def _long_prompts(case: _Case) -> Cause | None:
 def _queue(case: _Case) -> Cause | None:
     accounted = "queue" in case.excess
     share = case.excess["queue" if accounted else "rest"]
-    early, late = (float(np.median(case.ttft[mask])) / 1e6 for mask in (case.time < 1 / 3, case.time >= 2 / 3))
+    first, last = case.ttft[case.time < 1 / 3], case.ttft[case.time >= 2 / 3]
+    if not len(first) or not len(last):  # all was due at once
+        return None
+    early, late = float(np.median(first)) / 1e6, float(np.median(last)) / 1e6
     if share < MOSTLY or late < GROWTH * early:
         return None
     where = "in the server's queue" if accounted else "in the server, probably in its queue"

@@ -37,11 +37,17 @@ def _measured(evidence: Evidence | None, measured: MeasuredRate | None, plan: Ca
         f"{measured.workload} on {format.counted(measured.gpus, 'GPU')}, SLO: {slo_words(evidence.summary)}; "
         f"mean answer {measured.response_s:.3g} s; from {measured.folder}"
     ]
-    words += [f"! {note}" for note in notes(evidence)]
+    words += [f"! {note}" for note in (*notes(evidence), *one_load(evidence, measured))]
     if plan is not None:
         words += [*_machines(plan), *_users(plan, at_most=measured.lower_bound)]
     for sentence in words:
         yield from wrapped(sentence, "  ", "    ")
+
+
+def one_load(evidence: Evidence, measured: MeasuredRate) -> Iterator[str]:
+    """That a rate is the one of a run that was given no more; of a capacity the notes on its evidence say it."""
+    if evidence.capacity is None and measured.lower_bound:
+        yield f"a lower bound: {measured.bound_why}. Machines that follow from it are at most what stands here"
 
 
 def _machines(plan: CapacityPlan) -> Iterator[str]:
@@ -110,7 +116,9 @@ def render_json(
         "ignored": list(reference.IGNORED),
         "notes": reference.notes_of(reference.profiles(), rows),
         "measured": measured,
-        "measured_notes": [] if evidence is None else list(notes(evidence)),
+        "measured_notes": []
+        if evidence is None or measured is None
+        else [*notes(evidence), *one_load(evidence, measured)],
         "plan": plan,
     }
     return format.document(document).decode()

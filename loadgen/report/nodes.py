@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from loadgen import format
-
-if TYPE_CHECKING:
-    from loadgen.metrics.between import BetweenNodes
-
-NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
+from loadgen.metrics.between import BetweenNodes
+from loadgen.slo import NAMES
 
 
 def rows(found: BetweenNodes) -> list[tuple[str, ...]]:
@@ -28,7 +23,14 @@ def rows(found: BetweenNodes) -> list[tuple[str, ...]]:
 
 
 def head(found: BetweenNodes) -> tuple[str, ...]:
-    return ("share of variance (sd, ms)", "mean, ms", f"between {found.unit}s", "over time", "own course", "within")
+    return (
+        "share of variance (sd, ms)",
+        "steady mean, ms",
+        f"between {found.unit}s",
+        "over time",
+        "own course",
+        "within",
+    )
 
 
 def sentences(found: BetweenNodes) -> list[str]:

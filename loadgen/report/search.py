@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from loadgen import format
 from loadgen.report import table
 from loadgen.report.table import wrapped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from loadgen.search.load_search import NextTrial, SearchAnswer, TrialResult
+from loadgen.search.load_search import NextTrial, SearchAnswer, TrialResult
 
 INDENT = " " * 11
 KINDS = {
@@ -111,7 +107,7 @@ _LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
 
 def trial_table(results: Sequence[TrialResult]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Head and rows of the table of the trials; the last column says what was special about one."""
-    head = ("load", "outcome", "spent", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "goodput/s", "")
+    head = ("load", "outcome", "spent", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "good requests/s", "")
     return head, [
         (
             f"{result.ask.load:.4g}",

@@ -11,10 +11,12 @@ from typing import Any
 
 from loadgen import format
 from loadgen.cost.capacity_planning import needed
+from loadgen.cost.comparison import slo_words
 from loadgen.cost.evidence import Evidence, notes
 from loadgen.cost.prices import Price, dated
 from loadgen.cost.sizing import Money, Need, Size
 from loadgen.report import table
+from loadgen.report.capacity import one_load
 from loadgen.report.search import MODEL_ERROR, model_error
 
 Sized = Sequence[tuple[Size, Evidence | None]]
@@ -24,6 +26,8 @@ def render_text(sized: Sized, need: Need, *, currency: str, remarks: Sequence[st
     """The whole report, ending in a newline. remarks: on the price file as a whole."""
     lines = [line for size, evidence in sized for line in table.wrapped(_answer(size, evidence, need, currency))]
     lines += ["", *_columns([size for size, _ in sized], currency), ""]
+    if len({slo_words(evidence.summary) for _, evidence in sized if evidence is not None}) > 1:
+        lines += table.wrapped("! measured under different SLOs, as said below: not like with like")
     for size, evidence in sized:
         for number, words in enumerate(_rests_on(size, evidence, need)):
             lines += table.wrapped(words, "" if number == 0 else "  ", "  " if number == 0 else "    ")
@@ -60,16 +64,20 @@ def _noun(size: Size) -> str:
 
 
 def _columns(sizes: Sequence[Size], currency: str) -> list[str]:
+    noun = _noun(sizes[0])
     rows: list[tuple[str, Callable[[Size], str]]] = [
         ("machines, spare ones too", lambda size: _span(size.machines, size.low, size.high, format.count)),
         ("carrying the load", lambda size: format.count(size.carrying)),
         ("GPUs", lambda size: format.count(None if size.machines is None else size.machines * size.gpus_per_machine)),
         ("used of what all carry", lambda size: format.percent(size.used)),
-        ("load, per second", lambda size: format.quantity(size.demand_per_s)),
-        ("one machine carries, per second", _rate),
-        ("an answer takes", lambda size: format.duration(size.response_s) if size.response_s else "-"),
+        (f"load, {noun} per second", lambda size: format.quantity(size.demand_per_s)),
+        (f"one machine carries, {noun} per second", _rate),
+        (
+            "an answer takes" if noun == "requests" else f"a {noun[:-1]} takes",
+            lambda size: format.duration(size.response_s) if size.response_s else "-",
+        ),
         (f"{currency} per month", lambda size: _amount(size.per_month)),
-        (f"{currency} per 1,000", lambda size: _small(size.per_thousand)),
+        (f"{currency} per 1,000 {noun}", lambda size: _small(size.per_thousand)),
     ]
     priced = any(size.price is not None for size in sizes)
     shown = rows if priced else rows[:-2]
@@ -103,10 +111,14 @@ def _span(mid: Any, low: Any, high: Any, text: Callable[[Any], str]) -> str:
 def _rests_on(size: Size, evidence: Evidence | None, need: Need) -> Iterator[str]:
     source = size.source
     gpus = format.counted(source.gpus, "GPU")
-    yield f"{source.name}: {source.basis}, {format.quantity(source.rate.mid)}/s on {gpus}; {source.folder}"
+    at = f"{format.quantity(source.rate.mid)} {source.noun}/s on {gpus}"
+    slo = "" if evidence is None else f"; SLO: {slo_words(evidence.summary)}"
+    folder = "" if source.folder == source.name else f"; {source.folder}"
+    yield f"{source.name}: {source.basis}, {at}{slo}{folder}"
     if need.users is not None and size.response_s:
+        what = "an answer" if _noun(size) == "requests" else f"a {_noun(size)[:-1]} to end"
         yield (
-            f"each user waits {format.duration(size.response_s)} for an answer and thinks {need.think_s:g} s: "
+            f"each user waits {format.duration(size.response_s)} for {what} and thinks {need.think_s:g} s: "
             f"{need.users:,} / {size.response_s + need.think_s:.3g} s = {format.quantity(size.demand_per_s)} per second"
         )
     if size.machines is not None and size.gpus_per_machine != source.gpus:
@@ -123,13 +135,17 @@ def _rests_on(size: Size, evidence: Evidence | None, need: Need) -> Iterator[str
             "limits. Measure before you buy: loadgen search"
         )
     else:
-        yield from (f"! {note}" for note in notes(evidence))
-    if evidence is not None and evidence.simulated and size.machines is not None:
-        least = needed(size.demand_per_s, size.per_machine.mid * (1 - MODEL_ERROR[1])) + need.spare
-        machines = format.counted(least, "machine")
-        yield f"! the model is wrong by {model_error()}: with so much less a machine it is {machines}"
+        yield from (f"! {note}" for note in _notes(size, evidence, need))
     if size.price is not None:
         yield f"price: {size.price.name}, {dated(size.price)}{_paid(size.price, need)}"
+
+
+def _notes(size: Size, evidence: Evidence, need: Need) -> Iterator[str]:
+    yield from (*notes(evidence), *one_load(evidence, size.source))
+    if evidence.simulated and size.machines is not None:
+        least = needed(size.demand_per_s, size.per_machine.mid * (1 - MODEL_ERROR[1])) + need.spare
+        slower = f"were each machine {MODEL_ERROR[1] * 100:g} % slower, it would be"
+        yield f"the model is wrong by {model_error()}: {slower} {format.counted(least, 'machine')}"
 
 
 def _paid(price: Price, need: Need) -> str:
@@ -148,7 +164,7 @@ def render_json(sized: Sized, need: Need, *, currency: str) -> str:
             "per_thousand": size.per_thousand,
             "simulated": evidence is not None and evidence.simulated,
             "estimate": evidence is None,
-            "notes": [] if evidence is None else list(notes(evidence)),
+            "notes": [] if evidence is None else list(_notes(size, evidence, need)),
         }
 
     document = {"schema": 1, "currency": currency, "need": need, "sizes": [one(*pair) for pair in sized]}

@@ -50,6 +50,11 @@ class TaskGraphs:
         self._output = {name: law(step.output_tokens) for name, step in task.steps.items() if step.output_tokens}
         self._kinds = {name: _choice(step.tool) for name, step in task.steps.items() if step.tool}
         self._tool_times = {kind: _delay(tool.time) for kind, tool in task.tools.items()}
+        known = task.known_tools
+        self._results = {
+            name for name, step in task.steps.items() if step.tool and all(kind in known for kind in step.tool)
+        }  # the steps whose tools give a result that is sent on
+        self._order = task.order
         self._graph = functools.lru_cache(maxsize=GRAPHS_KEPT)(self._draw)
 
     def __getitem__(self, number: int) -> tuple[Node, ...]:
@@ -73,7 +78,7 @@ class TaskGraphs:
     def _draw(self, number: int) -> tuple[Node, ...]:
         nodes: list[Node] = []
         ends: dict[str, tuple[int, ...]] = {}  # step -> the last request of each of its copies
-        for name in self.task.order:
+        for name in self._order:
             step = self.task.steps[name]
             turns, copies = (count(self._key, f"{what} {name}", number) for count, what in self._of(name))
             before = tuple(turn for other in step.after for turn in ends[other])
@@ -100,7 +105,7 @@ class TaskGraphs:
         goes_on = before and step.context != "new" and not for_values and steps[step.after[0]].kind == "chat"
         begins = first and not goes_on
         context = -1 if begins else ends[step.after[0]][0] if first else turn - 1
-        with_result = bool(step.tool) and all(kind in self.task.known_tools for kind in step.tool or ())
+        with_result = name in self._results
         message = step.input_tokens is not None and (first or not with_result)
         chats = [one for one in after if steps[nodes[one].step].kind == "chat"]
         # a context begins with its message, if it has one

@@ -73,7 +73,9 @@ def read_run(folder: Path, *, lazily: bool = False) -> Stored:
     path = folder / "run.json"
     if not path.is_file():
         hint = "give the folder that `loadgen run` named in its first lines"
-        raise UserError("no_result", f"{folder} is not the folder of a run: it has no run.json", str(folder), hint)
+        if not folder.is_dir():
+            raise UserError("missing_file", "no such folder", str(folder), hint)
+        raise UserError("no_result", "not the folder of a run: it has no run.json", str(folder), hint)
     header = manifest.decode(path.read_bytes(), str(path))
     with undamaged(folder):
         if lazily:
@@ -123,13 +125,11 @@ def read_lightly(folder: Path) -> Stored:
 
 def server(folder: Path) -> list[series.MetricSample]:
     """Samples from the servers' own metrics pages, in order of time; empty when no page was read."""
-    samples: list[series.MetricSample] = []
     file = folder / series.FILE
-    if file.is_file():
-        decoder = msgspec.json.Decoder(series.MetricSample)
-        with file.open("rb") as lines, contextlib.suppress(msgspec.MsgspecError):  # a last line that was cut off
-            samples.extend(map(decoder.decode, lines))
-    return samples
+    if not file.is_file():
+        return []
+    with file.open("rb") as lines:
+        return list(manifest.decoded_lines(lines, series.MetricSample))
 
 
 def server_table(folder: Path) -> Any:
@@ -227,7 +227,7 @@ def _is_large(merged: Path) -> bool:
 
 @contextlib.contextmanager
 def nothing_left(folder: Path) -> Iterator[None]:
-    """While inside, a Fault raised before any run has started (for example: target down) removes what was created.
+    """While inside, a Fault (target down) or a Ctrl-C before any run has started removes what was created.
 
     A folder that had content before is left as it is.
     """
@@ -235,7 +235,7 @@ def nothing_left(folder: Path) -> Iterator[None]:
     was_empty = not existed or (folder.is_dir() and not any(folder.iterdir()))
     try:
         yield
-    except (Fault, Faults):
+    except (Fault, Faults, KeyboardInterrupt):
         if was_empty and not any(folder.rglob("run.json")):
             shutil.rmtree(folder, ignore_errors=True)
             if existed:

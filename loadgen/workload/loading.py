@@ -37,9 +37,24 @@ def load(
     file and the flags, in the order of the lines of the file.
     """
     file = _workload_path(path_or_name)
-    text = _read_text(file, path_or_name)
+    text = text_of(path_or_name)
     label = path_or_name if file == Path(path_or_name) else str(file)
     return _checked(text, label, file.parent, overrides, env, changes)
+
+
+def text_of(path_or_name: str) -> str:
+    """The text of a workload file or of a packaged workload. Raises `Faults`."""
+    return _read_text(_workload_path(path_or_name), path_or_name)
+
+
+def name_of(path_or_name: str) -> str:
+    """The `name:` of a workload file; a word that is no file is a name itself. Raises `Faults`."""
+    if not _workload_path(path_or_name).is_file():
+        return path_or_name
+    top, faults = read_yaml(text_of(path_or_name), path_or_name, {})
+    if faults:
+        raise Faults(faults)
+    return str(top.get("name", path_or_name))
 
 
 def of_trace(trace: str | Path, overrides: Overrides = NONE, base: str | None = None) -> Workload:
@@ -74,12 +89,15 @@ def of_trace(trace: str | Path, overrides: Overrides = NONE, base: str | None = 
     return load(base, overrides, changes=changes)
 
 
-def of_mapping(workload: Mapping[str, Any], overrides: Overrides = NONE) -> Workload:
-    """Like `load`, from a mapping written as in a file; paths are relative to the current folder. Raises `Faults`."""
+def of_mapping(workload: Mapping[str, Any], overrides: Overrides = NONE, label: str = "(mapping)") -> Workload:
+    """Like `load`, from a mapping written as in a file; paths are relative to the current folder. Raises `Faults`.
+
+    `label`: where faults are said to be; of what flags alone make, those flags.
+    """
     import yaml
 
     text = yaml.safe_dump(dict(workload), sort_keys=False)
-    return _checked(text, "(mapping)", Path.cwd(), overrides, {})
+    return _checked(text, label, Path.cwd(), overrides, {})
 
 
 DURATION_NS = 60 * NS_PER_S  # of a load of two lengths, where nothing else says when it ends
@@ -104,7 +122,9 @@ def of_dataset(dataset: str | Path, overrides: Overrides = NONE, base: str | Non
     place = name if name.startswith("hf:") else str(Path(name).resolve())
     requests = {"requests": {"from": place}}
     if base is None:
-        return of_mapping({"name": Path(name.partition(":")[2] or name).stem, **requests}, overrides)
+        return of_mapping(
+            {"name": Path(name.partition(":")[2] or name).stem, **requests}, overrides, f"--dataset {name}"
+        )
     one = of_mapping({"name": "data", **requests, "stages": [{"arrival": {"closed": 1}, "count": 1}]})
     return load(base, overrides, changes={"requests": one.requests})
 
@@ -129,7 +149,11 @@ def given(
             name = f"{overrides.input_tokens} in, {overrides.output_tokens} out"
             if overrides.duration is None and overrides.num_requests is None:
                 overrides = replace(overrides, duration=DURATION_NS)
-            return of_mapping({"name": name, "requests": lengths}, overrides)
+            return of_mapping({"name": name, "requests": lengths}, overrides, "--input-tokens, --output-tokens")
+        if overrides.input_tokens is not None or overrides.output_tokens is not None:
+            one, other = ("--input-tokens", "--output-tokens")[:: 1 if overrides.output_tokens is None else -1]
+            hint = f"add {other}, or name a workload whose other lengths stay"
+            raise Faults([*overrides.faults, UserError("missing_option", f"no workload, and {one} alone", one, hint)])
         data = "--dataset FILE, --trace FILE, or --input-tokens and --output-tokens"
         hint = f"give a file, one of {', '.join(packaged())}, {data}"
         raise Faults(list(overrides.faults) or [UserError("missing_option", "no workload", "loadgen run", hint)])

@@ -307,12 +307,12 @@ def run(
         raise UserError(
             "unsupported", f"{settings.url} runs in virtual time, in one process", "--ray", "leave --ray out"
         )
-    preset = load_preset(name, f"--target {SCHEME}")
+    preset = load_preset(name, f"--url {SCHEME}")
     if len(settings.endpoints) > 1:
         raise UserError(
             "unsupported",
             "a simulated target cannot share a run with others",
-            f"--target {SCHEME}{name}",
+            f"--url {SCHEME}{name}",
             "run it alone",
         )
     started = process_time()
