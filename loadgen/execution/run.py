@@ -96,7 +96,7 @@ def execute(
 
 @contextlib.contextmanager
 def _no_header_without_load(folder: Path, tell: Tell) -> Iterator[Tell]:
-    """Yields `tell`. A Fault raised inside before the load has started removes the header: nothing was measured."""
+    """Yields `tell`. A Fault or a Ctrl-C inside before the load starts removes the header: nothing was measured."""
     started = False
 
     def hear(event: RunEvent) -> None:
@@ -106,7 +106,7 @@ def _no_header_without_load(folder: Path, tell: Tell) -> Iterator[Tell]:
 
     try:
         yield hear
-    except (Fault, Faults):
+    except (Fault, Faults, KeyboardInterrupt):
         if not started:
             (folder / "run.json").unlink(missing_ok=True)
         raise
