@@ -358,6 +358,9 @@ def test_one_slow_replica_makes_a_valid_run_rules_only(tmp_path: Path) -> None:
     assert summary.sustainable.growing == ("replica 3",)
     out = " ".join(mlperf_text.render(result).split())
     assert "VALID by the rules only: NOT sustained" in out and "replica 3 grows beyond chance" in out
+    nothing_grew = msgspec.structs.replace(result, sustained=None, sustained_why="nothing grows", longer_minutes=24.0)
+    out = " ".join(mlperf_text.render(nothing_grew).split())
+    assert "not held for twice as long - in this run: nothing grows - whether it goes on" in out
     stored = mlperf_run.read(folder)
     assert (stored.sustained, stored.sustained_why) == (False, summary.sustainable.why)
 
