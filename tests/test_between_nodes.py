@@ -145,7 +145,7 @@ def test_targets_of_one_node_are_taken_together(tmp_path: Path) -> None:
     assert "Nodes" in text.render(summary)
     file = tmp_path / "t.yaml"
     file.write_text("- {url: 'http://a:1', node: rack1-07}\n- {url: 'http://b:1', node: [x]}\n")
-    with pytest.raises(Faults, match=r"t\.yaml:2:29 \(targets\[1\]\)"):
+    with pytest.raises(Faults, match=r"t\.yaml:2:29 \(targets\[1\]\.node\)"):
         load_targets(file, env={})
     file.write_text("- {url: 'http://a:1', node: rack1-07}\n")
     assert load_targets(file, env={})[0].node == "rack1-07"

@@ -43,7 +43,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("client", "curl", "unknown value 'curl'"),
     ("keep", "all", "unknown value 'all'"),
     ("trace", "/nowhere.jsonl", "no such trace"),
-    ("trace_speed", "0", "is not a speed"),
+    ("trace_speed", "0", "is not a number above zero"),
     ("trace_slice", "20m..10m", "ends before it begins"),
     ("trace_loop", 0, "not a number of that kind"),
     ("on_bad_row", "drop", "known: fail, skip"),

@@ -52,9 +52,10 @@ def test_a_file_says_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "words"),
     [
-        ("- {name: a}\n", ["t.yaml:1:3", "without url"]),
-        ("- {url: 'http://h', nme: x}\n", ["t.yaml:1:21", "unknown key 'nme'"]),
+        ("- {name: a}\n", ["t.yaml:1:3", 'missing "url"']),
+        ("- {url: 'http://h', nme: x}\n", ["t.yaml:1:21", 'unknown key "nme"']),
         ("- {url: 'ftp://h'}\n", ["t.yaml:1:9"]),
+        ("# two\n- {url: 'ftp://h'}\n- {url: 'http://h', gpus: 0}\n", ["t.yaml:2:9", "t.yaml:3:27"]),
         ("- {name: a, url: 'http://h1'}\n- {name: a, url: 'http://h2'}\n", ["t.yaml:2:3", "second target named 'a'"]),
         ("- {name: a, url: 'http://h1'}\n- {name: b, url: 'http://h1/v1'}\n", ["t.yaml:2:18", "same endpoint"]),
         ("- {url: 'http://h', gpus: -1}\n- [1]\n", ["t.yaml:1:27", "t.yaml:2:3", "mapping"]),
@@ -71,6 +72,14 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, written: str, word
         targets.load_targets(file, {})
     for word in words:
         assert word in str(faults.value)
+
+
+def test_a_password_in_a_url_is_not_repeated(tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text("- {url: 'http://u:secret@h/x y'}\n")
+    with pytest.raises(Faults) as faults:
+        targets.load_targets(file, {})
+    assert "secret" not in str(faults.value)
 
 
 def test_the_same_url_twice() -> None:

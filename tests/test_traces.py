@@ -166,16 +166,16 @@ def test_blocks_sessions_and_their_sizes(tmp_path: Path) -> None:
     trace = traces.read_trace(written(tmp_path / "m", *FILES["mooncake.jsonl"][0]))
     assert [trace.tokens_of[number] for number in (0, 12, 13)] == [512, 512, 6955 - 13 * 512]
     chats = traces.read_trace(written(tmp_path / "b", *FILES["bailian.jsonl"][0]))
-    assert (chats.session.tolist(), chats.turn.tolist()) == ([0, 1, 0], [0, 0, 1])
+    assert chats.session.tolist() == [0, 1, 0]
     assert [chats.tokens_of[number] for number in (7, 8, 4, 5)] == [16, 14, 16, 12]
     own = traces.read_trace(written(tmp_path / "s", *FILES["shape.jsonl"][0]))
-    assert (own.session.tolist(), own.turn.tolist()) == ([0, 0], [0, 1])
+    assert own.session.tolist() == [0, 0]
     assert [own.tokens_of[number] for number in (1, 2, 3)] == [350, 350, 300]
 
 
 def test_sessions_and_blocks_of_agents(tmp_path: Path) -> None:
     agents = traces.read_trace(written(tmp_path / "w", *FILES["weka.jsonl"][0]))
-    assert agents.session.tolist() == [0, 2, 3, 1, 0] and agents.turn.tolist() == [0, 0, 0, 0, 1]
+    assert agents.session.tolist() == [0, 2, 3, 1, 0]
     assert agents.blocks(4)[:2] == agents.blocks(0)  # within a trace hashes are shared,
     assert agents.blocks(1) == agents.blocks(2) and agents.blocks(1)[0] not in agents.blocks(
         0

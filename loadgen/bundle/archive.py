@@ -21,7 +21,7 @@ import msgspec
 
 from loadgen import format
 from loadgen.errors import UserError
-from loadgen.results.manifest import refuse_newer
+from loadgen.results.manifest import decoded
 
 SCHEMA = 1
 MANIFEST, SUMS, SIGNATURE, RESULT = "bundle.json", "SHA256SUMS", "SHA256SUMS.sig", "result"
@@ -68,7 +68,8 @@ def unpack(path: Path, folder: Path) -> Manifest:
     try:
         with zipfile.ZipFile(path) as archive:
             entries = _checked(archive, path, shutil.disk_usage(folder).free)
-            manifest = _manifest(archive.read(MANIFEST), str(path))
+            what = f"the {MANIFEST} of a bundle"
+            manifest = decoded(archive.read(MANIFEST), Manifest, str(path), what, _FROM, schema=SCHEMA)
             for entry in entries:
                 target = folder / entry.filename
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -121,11 +122,3 @@ def _unsafe(entry: zipfile.ZipInfo) -> str:
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return "a file compressed as in no bundle"
     return "an encrypted file" if entry.flag_bits & 1 else ""
-
-
-def _manifest(data: bytes, where: str) -> Manifest:
-    refuse_newer(data, SCHEMA, where)
-    try:
-        return msgspec.json.decode(data, type=Manifest)
-    except msgspec.DecodeError as error:
-        raise UserError("damaged_file", f"not the {MANIFEST} of a bundle: {error}", where, _FROM) from None

@@ -44,7 +44,7 @@ def _schema(kind: FileKind) -> dict[str, Any]:
 
         return schema_of(WrittenPrices, "Prices for loadgen")
     if kind is FileKind.targets:
-        from loadgen.execution.targets import JSON_SCHEMA
+        from loadgen.execution.targets import WrittenTargets
 
-        return JSON_SCHEMA
+        return schema_of(WrittenTargets, "The targets of a run of loadgen")
     return json_schema()

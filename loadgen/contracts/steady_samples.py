@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from loadgen import format
 from loadgen.metrics import columns as metrics
 from loadgen.metrics import outcomes, tasks, windows
-from loadgen.metrics.columns import CANCELLED, OK, UNFINISHED, Columns, of_class
+from loadgen.metrics.columns import CANCELLED, OK, UNFINISHED, Columns, is_measured, of_class
 from loadgen.metrics.goodput import Goodput
 from loadgen.metrics.summary import Summary
 from loadgen.results.manifest import Header
@@ -58,8 +58,7 @@ class RecordedRun:
     gaps: Histogram
 
     def columns(self) -> Columns:
-        stages = np.array([stage.measured for stage in self.header.stages] or [True])
-        return Columns(self.rows, stages[self.rows["stage"]])
+        return Columns(self.rows, is_measured(self.header, self.rows))
 
     def only(self, class_name: str) -> RecordedRun:
         """The requests of one class, with its SLO. Raises Missing where the run has no such class."""

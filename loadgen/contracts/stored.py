@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from loadgen import run_folder
 from loadgen.contracts import answers, schema, verdict
@@ -22,11 +21,11 @@ from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.contracts.verdict import Validation
 from loadgen.errors import Faults, UserError
 from loadgen.execution.run_header import version
+from loadgen.metrics.columns import measured_gaps
 from loadgen.preflight.target_checks import Finding
 from loadgen.results import checksums, manifest, store
 from loadgen.results.manifest import TargetFacts
 from loadgen.stats.intervals import Bounds
-from loadgen.stats.quantiles import Histogram
 
 if TYPE_CHECKING:
     from loadgen.cost.prices import Prices
@@ -100,12 +99,9 @@ def read(folder: Path) -> tuple[Contract, ValidationFacts]:
     resolved = folder / RESOLVED
     file = resolved if resolved.is_file() else folder / CONTRACT
     contract = schema.parse(schema.text_of(file, str(file)), str(file))
-    try:
-        return contract, msgspec.json.decode((folder / PLACE).read_bytes(), type=ValidationFacts)
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            "damaged_file", f"not a file of a validation: {error}", str(folder / PLACE), _USE_ORIGINAL
-        ) from None
+    place = folder / PLACE
+    what = "a file of a validation"
+    return contract, manifest.decoded(place.read_bytes(), ValidationFacts, str(place), what, _USE_ORIGINAL)
 
 
 def judge(folder: Path, contract: Contract, facts: ValidationFacts) -> Validation:
@@ -161,13 +157,12 @@ def read_run(folder: Path, under: Path) -> RecordedRun:
     """One run of a validation, read from its records. `under` is the folder of the validation."""
     stored = store.read_run(folder)
     summary = run_folder.kept_summary(folder)
-    pooled_gaps = Histogram()
-    for stage, gaps in zip(stored.header.stages, stored.gaps, strict=False):
-        if stage.measured:
-            pooled_gaps.merge(gaps)
-    rows: np.ndarray[tuple[int], np.dtype[np.void]] = stored.rows
     return RecordedRun(
-        folder=str(folder.relative_to(under)), header=stored.header, summary=summary, rows=rows, gaps=pooled_gaps
+        folder=str(folder.relative_to(under)),
+        header=stored.header,
+        summary=summary,
+        rows=stored.rows,
+        gaps=measured_gaps(stored.header, stored.gaps),
     )
 
 

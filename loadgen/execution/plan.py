@@ -33,7 +33,7 @@ from loadgen.schedule import arrivals
 from loadgen.schedule.timetable import Schedule
 from loadgen.server_metrics.scraper import PagesAsked
 from loadgen.sim.server.options import PHYSICAL
-from loadgen.workload import Mix, Task, Workload
+from loadgen.workload import Task, Workload, parts
 
 EVENTS_EACH = 10_000  # output events/s per worker for `auto`: about half of what a worker can handle
 LANES_EACH = 64  # closed-loop lanes per worker for `auto`: the rate of a closed loop is not known in advance
@@ -315,9 +315,7 @@ def _check_limits(plan: Plan, *, here: bool) -> None:
 
 def _faults_of_tasks(workload: Workload, settings: Settings) -> Iterator[UserError]:
     """What the tasks of a workload ask for and these settings do not give."""
-    requests = workload.requests
-    parts = [one.requests for one in requests.classes.values()] if isinstance(requests, Mix) else [requests]
-    tasks = [part for part in parts if isinstance(part, Task)]
+    tasks = [part for part in parts(workload.requests).values() if isinstance(part, Task)]
     if any(task.known_tools for task in tasks) and settings.api != "chat":
         yield UserError("unsupported", "calls of tools are messages of a chat", f"--api {settings.api}", "--api chat")
     if any(task.abandoned for task in tasks) and not settings.stream:

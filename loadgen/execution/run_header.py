@@ -42,7 +42,7 @@ from loadgen.schedule import timetable as schedule
 from loadgen.schedule.forecast import Forecast, forecast
 from loadgen.schedule.timetable import Schedule
 from loadgen.slo import Slo
-from loadgen.workload import Closed, Gamma, Mix, Ramp, Replay, Synthetic, Task, Workload, recipe_fingerprint
+from loadgen.workload import Closed, Gamma, Mix, Ramp, Replay, Synthetic, Task, Workload, parts, recipe_fingerprint
 
 MOST_CHUNKS = 30_000  # drawn, to say how often chunks come again
 
@@ -99,7 +99,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
         cache_reset=settings.reset_cache,
         chunks=_chunk_reuse(plan),
         cache_asked=getattr(workload.requests, "cache", None),
-        shares_prompts=_shares_prompts(workload.requests),
+        shares_prompts=any(map(_shares_prompts, parts(workload.requests).values())),
         max_in_flight=workload.max_in_flight,
         grace_s=workload.drain_ns / 1e9,
         timeout_s=workload.timeout_ns / 1e9,
@@ -177,12 +177,8 @@ def _target_name(job: Job, result: ProbeResult, endpoint: Endpoint) -> str:
 
 def _steps(workload: Workload, settings: Settings) -> Iterator[manifest.StepPlan]:
     """The steps of tasks that all have the same requests."""
-    requests = workload.requests
-    parts = {"": requests}
-    if isinstance(requests, Mix):
-        parts = {name: one.requests for name, one in requests.classes.items()}
     places = settings.step_targets
-    for of_class, part in parts.items():
+    for of_class, part in parts(workload.requests).items():
         if not isinstance(part, Task) or not part.fixed_turns or len(part.steps) == 1:
             continue
         nodes = TaskGraphs(part, 0)[0]
@@ -331,8 +327,6 @@ def _classes(
 
 
 def _shares_prompts(requests: Any) -> bool:
-    if isinstance(requests, Mix):
-        return any(_shares_prompts(one.requests) for one in requests.classes.values())
     if isinstance(requests, Task) or hasattr(requests, "path") or hasattr(requests, "trace"):
         return True
     return any(

@@ -7,16 +7,15 @@ of `requests.parquet` are written again. With `--keep sample` or `histogram` the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.metrics.columns import OK
 from loadgen.results import parquet, store
+from loadgen.results.manifest import decoded_lines
 from loadgen.results.record import ROW
 from loadgen.server_metrics import request_accounts
 from loadgen.server_metrics.request_accounts import RequestAccount
@@ -31,7 +30,8 @@ COLUMNS = {
 def join(folder: Path) -> dict[str, int] | None:
     """Write the accounts into the records. Returns how many are of no request, where there are such."""
     file = folder / "requests" / store.MERGED
-    accounts = _read(folder / request_accounts.FILE)
+    with (folder / request_accounts.FILE).open("rb") as lines:
+        accounts = list(decoded_lines(lines, RequestAccount))
     if not accounts or not file.exists():
         return None
     columns = parquet.Frame([file], ["status", "target", "sent_ns", "first_token_ns", "last_token_ns"])
@@ -53,13 +53,6 @@ def join(folder: Path) -> dict[str, int] | None:
     if joined:
         parquet.write(file, _rewritten(file, {COLUMNS[name]: column for name, column in values.items()}))
     return {"unjoined": len(accounts) - joined, "accounts": len(accounts)} if joined < len(accounts) else None
-
-
-def _read(file: Path) -> list[RequestAccount]:
-    accounts: list[RequestAccount] = []
-    with file.open("rb") as lines, suppress(msgspec.MsgspecError):  # a last line that was cut off
-        accounts.extend(map(msgspec.json.Decoder(RequestAccount).decode, lines))
-    return accounts
 
 
 def _rewritten(file: Path, columns: dict[str, NDArray[np.int64]]) -> Iterator[Any]:

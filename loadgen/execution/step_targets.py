@@ -16,7 +16,7 @@ from loadgen.errors import Fault, Faults, UserError, meant
 from loadgen.execution.plan import Endpoint, Settings
 from loadgen.requests.mix import step_of
 from loadgen.requests.prompts import Prompts
-from loadgen.workload import Mix, Task, Workload
+from loadgen.workload import Task, Workload, parts
 from loadgen.workload.tasks import TaskStep
 
 APIS: dict[str, Api] = {"embed": "embeddings", "rerank": "rerank"}
@@ -62,7 +62,8 @@ def resolved(workload: Workload, settings: Settings, env: Mapping[str, str] = os
                 endpoints.append(endpoint)
         return tuple(endpoints.index(endpoint) for endpoint in those)
 
-    if not all(one.own for one in steps) or _has_other_classes(workload):
+    only_tasks = all(isinstance(part, Task) for part in parts(workload.requests).values())
+    if not only_tasks or not all(one.own for one in steps):
         places["", ""] = add(main)
     for one in steps:
         target = one.step.target
@@ -113,19 +114,10 @@ def serving(settings: Settings, prompts: Prompts) -> Callable[[int], Sequence[in
 
 
 def _steps(workload: Workload) -> Iterator[_Step]:
-    requests = workload.requests
-    parts = {"": requests}
-    if isinstance(requests, Mix):
-        parts = {name: one.requests for name, one in requests.classes.items()}
-    for of_class, part in parts.items():
+    for of_class, part in parts(workload.requests).items():
         if isinstance(part, Task):
             for name, step in part.steps.items():
                 yield _Step(of_class, name, step)
-
-
-def _has_other_classes(workload: Workload) -> bool:
-    requests = workload.requests
-    return isinstance(requests, Mix) and not all(isinstance(one.requests, Task) for one in requests.classes.values())
 
 
 def _faults(

@@ -15,39 +15,52 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.transport.target import Target
+from pydantic import AfterValidator, Field
 
 from loadgen.errors import Fault, Faults, Place, UserError, of_reading
 from loadgen.execution.plan import Endpoint
+from loadgen.units import Wrong
+from loadgen.workload.fields import Part, Source, Whole
+from loadgen.workload.messages import in_order, locate, validated
 from loadgen.workload.tasks import TARGET_NAME
-from loadgen.workload.yaml_marks import Map, Seq, Spot, child, read_yaml, where
+from loadgen.workload.yaml_marks import Map, read_yaml, where
 
-_TEXT = {"type": "string"}
-_TARGET: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "name": _TEXT,
-        "url": _TEXT,
-        "api_key_env": _TEXT,
-        "api_key_file": _TEXT,
-        "gpus": {"type": "integer", "minimum": 1},
-        "shape": _TEXT,
-        "region": _TEXT,
-        "node": _TEXT,
-    },
-    "required": ["url"],
-    "additionalProperties": False,
-}
-_LIST = {"type": "array", "items": _TARGET, "minItems": 1}
-JSON_SCHEMA: dict[str, Any] = {
-    "$schema": "https://json-schema.org/draft/2020-12/schema",
-    "title": "The targets of a run of loadgen",
-    "anyOf": [_LIST, {"type": "object", "properties": {"targets": _LIST}, "required": ["targets"]}],
-}
-KEYS = tuple(_TARGET["properties"])
+_SMALLEST = "write a list: - {name: vm-01, url: http://...}"
+
+
+def _usable(url: str) -> str:
+    try:
+        Target.parse(url)
+    except TargetUnusable as error:
+        raise Wrong(error.code, f"cannot be used: {error}", error.hint) from None
+    return url
+
+
+class WrittenTarget(Part):
+    """One endpoint. What is left out of its key and machine is what the flags say."""
+
+    url: Annotated[str, AfterValidator(_usable)]
+    name: str = ""  # "": its address
+    api_key_env: str | None = None
+    api_key_file: str | None = None  # relative to the targets file
+    gpus: Whole | None = None
+    shape: str | None = None
+    region: str | None = None
+    node: str = ""
+
+
+class WrittenTargets(Part):
+    """A list of endpoints, or a mapping with the list under `targets`."""
+
+    targets: Annotated[tuple[WrittenTarget, ...], Field(json_schema_extra={"minItems": 1})]
+
+    @classmethod
+    def as_written(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        return {"anyOf": [schema["properties"]["targets"], schema]}
 
 
 NOTHING = Endpoint(url="")
@@ -66,151 +79,65 @@ def load_targets(path: Path, env: Mapping[str, str] = os.environ, common: Endpoi
         raise Faults(
             [UserError(of_reading(error), f"cannot read the targets: {reason}", f"--targets {path}", hint)]
         ) from None
-    if text.lstrip().startswith("-"):  # `read_yaml` accepts only a mapping at the top level
-        text = "targets:\n" + text
-        shift = 1
-    else:
-        shift = 0
-    try:
-        top, faults = read_yaml(
-            text, str(path), env, kind="targets file", smallest="write a list: - {name: vm-01, url: http://...}"
-        )
-    except Faults as error:
-        raise Faults([_shift_line(fault, shift) for fault in error.faults]) from None
-    faults = [_shift_line(fault, shift) for fault in faults]
-    items = top.get("targets")
-    if not isinstance(items, Seq) or not items:
-        raise Faults(
-            [
-                *faults,
-                UserError(
-                    "empty_file", "no targets in it", str(path), "write a list: - {name: vm-01, url: http://...}"
-                ),
-            ]
-        )
+    top, faults = read_yaml(text, str(path), env, kind="targets file", smallest=_SMALLEST, list_as="targets")
+    source = Source(file=str(path), folder=path.parent, faults=faults)
+    written = validated(WrittenTargets, top, source)
+    if written is None:
+        raise Faults(in_order(source.faults))
+    if not written.targets:
+        source.faults.append(UserError("empty_file", "no targets in it", _place(top, source), _SMALLEST))
     endpoints: list[Endpoint] = []
-    names: dict[str, int] = {}
-    for i, item in enumerate(items):
-        step = child("targets", i)
-
-        def at(spot: Spot, step: str = step) -> Place:
-            return where(str(path), Spot(spot.line - shift, spot.column), step)
-
-        if not isinstance(item, Map):
-            faults.append(
-                UserError(
-                    "wrong_type", "a target is a mapping", at(items.values_at[i]), "write - {name: ..., url: ...}"
-                )
-            )
-            continue
-        endpoint = _endpoint(item, path, env, at, faults, common)
-        if endpoint.name in names:
-            faults.append(
-                UserError(
-                    "duplicate", f"a second target named {endpoint.name!r}", at(item.at), "give each its own name"
-                )
-            )
-        names[endpoint.name] = i
-        duplicates = [other.name for other in endpoints if _is_same(other, endpoint)]
-        if duplicates:
-            what = f"the same endpoint and key as {duplicates[0]!r}"
-            faults.append(
-                UserError(
-                    "duplicate", what, at(item.values_at["url"]), "name each once: its load would be counted as two"
-                )
-            )
+    for i, target in enumerate(written.targets):
+        endpoint = _endpoint(target, i, top, source, env, common)
+        if any(other.name == endpoint.name for other in endpoints):
+            what = f"a second target named {endpoint.name!r}"
+            source.faults.append(UserError("duplicate", what, _place(top, source, i), "give each its own name"))
+        if (double := next((other for other in endpoints if _is_same(other, endpoint)), None)) is not None:
+            what = f"the same endpoint and key as {double.name!r}"
+            hint = "name each once: its load would be counted as two"
+            source.faults.append(UserError("duplicate", what, _place(top, source, i, "url"), hint))
         endpoints.append(endpoint)
-    if faults:
-        raise Faults(faults)
+    if source.faults:
+        raise Faults(in_order(source.faults))
     return tuple(endpoints)
 
 
-def _shift_line(fault: Fault, lines: int) -> Fault:
-    """The fault with its line number moved up by `lines`, from the text as parsed to the file."""
-    place = fault.place
-    return UserError(
-        fault.code, fault.what, place._replace(line=place.line - lines) if place else fault.where, fault.hint
-    )
+def _place(top: Map, source: Source, *loc: str | int) -> Place:
+    spot, path, _ = locate(top, ("targets", *loc))
+    return where(source.file, spot, path)
 
 
 def _is_same(one: Endpoint, other: Endpoint) -> bool:
     """Whether two targets are the same: equal base URL and equal key."""
-    try:
-        return one.api_key == other.api_key and Target.parse(one.url).redacted == Target.parse(other.url).redacted
-    except TargetUnusable:
-        return False
+    return one.api_key == other.api_key and Target.parse(one.url).redacted == Target.parse(other.url).redacted
 
 
 def _endpoint(
-    item: Map, path: Path, env: Mapping[str, str], at: Any, faults: list[Fault], common: Endpoint
+    target: WrittenTarget, i: int, top: Map, source: Source, env: Mapping[str, str], common: Endpoint
 ) -> Endpoint:
-    known = f"known: {', '.join(KEYS)}"
-    faults += [
-        UserError("unknown_key", f"unknown key {key!r}", at(item.keys_at[key]), known)
-        for key in item
-        if key not in KEYS
-    ]
-    for key in ("url", "name", "shape", "region", "node"):
-        if key in item and not isinstance(item[key], str):
-            faults.append(UserError("wrong_type", f"{key} is a text", at(item.values_at[key]), f'write {key}: "..."'))
-    url = item.get("url")
-    if not isinstance(url, str):
-        if "url" not in item:
-            faults.append(
-                UserError("missing_key", "a target without url", at(item.at), "write url: http://host:8000", key="url")
+    key = common.api_key or env.get("OPENAI_API_KEY")
+    if target.api_key_env is not None:
+        if not (key := env.get(target.api_key_env)):
+            name, place = target.api_key_env, _place(top, source, i, "api_key_env")
+            source.faults.append(
+                UserError("unset_variable", f"{name} is not set", place, f"export {name}=...", key=name)
             )
-        return Endpoint(url="", name=str(item.get("name", "")))
-    try:
-        shown = Target.parse(url).address
-    except TargetUnusable as error:
-        faults.append(UserError(error.code, str(error), at(item.values_at["url"]), error.hint))
-        shown = ""
-    gpus = item.get("gpus", common.gpus)
-    if "gpus" in item and (not isinstance(gpus, int) or isinstance(gpus, bool) or gpus < 1):
-        faults.append(
-            UserError("out_of_range", "gpus is a whole number from 1", at(item.values_at["gpus"]), "write gpus: 4")
-        )
-        gpus = None
-    return Endpoint(
-        url=url,
-        name=str(item.get("name") or shown),
-        api_key=_key(item, path, env, at, faults, common.api_key),
-        gpus=gpus,
-        shape=str(item.get("shape", common.shape)),
-        region=str(item.get("region", common.region)),
-        node=str(item.get("node", "")),
-    )
-
-
-def _key(item: Map, path: Path, env: Mapping[str, str], at: Any, faults: list[Fault], common: str | None) -> str | None:
-    """The API key, from the environment variable or the key file that the target names. A targets file holds no key."""
-    if "api_key_env" in item:
-        name = str(item["api_key_env"])
-        if not env.get(name):
-            faults.append(
-                UserError(
-                    "unset_variable",
-                    f"{name} is not set",
-                    at(item.values_at["api_key_env"]),
-                    f"export {name}=...",
-                    key=name,
-                )
-            )
-        return env.get(name) or None
-    if "api_key_file" in item:
-        file = path.parent / str(item["api_key_file"])
+    elif target.api_key_file is not None:
+        file = source.folder / target.api_key_file
         try:
-            return file.read_text().strip() or None
+            key = file.read_text().strip()
         except OSError as error:
-            faults.append(
-                UserError(
-                    of_reading(error),
-                    f"{file}: {error.strerror}",
-                    at(item.values_at["api_key_file"]),
-                    "a file with the key",
-                )
-            )
-    return common or env.get("OPENAI_API_KEY") or None
+            what, place = f"{file}: {error.strerror}", _place(top, source, i, "api_key_file")
+            source.faults.append(UserError(of_reading(error), what, place, "a file with the key"))
+    return Endpoint(
+        url=target.url,
+        name=target.name or Target.parse(target.url).address,
+        api_key=key or None,
+        gpus=target.gpus or common.gpus,
+        shape=common.shape if target.shape is None else target.shape,
+        region=common.region if target.region is None else target.region,
+        node=target.node,
+    )
 
 
 def named(url: str) -> tuple[str, str] | None:

@@ -9,16 +9,15 @@ of them (`--keep sample`). `summary.build` makes a Summary of either.
 from __future__ import annotations
 
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from loadgen import seeds
 from loadgen.limits import STALL_NS
 from loadgen.metrics import columns as by_column
 from loadgen.metrics import outcomes, tasks
-from loadgen.metrics.columns import FAILED, OK, UNDEFINED, UNFINISHED, Columns, defined, step_of
+from loadgen.metrics.columns import FAILED, OK, UNDEFINED, UNFINISHED, Columns, class_of, defined, step_of
 from loadgen.metrics.drift import BLOCKS, FIRST_NS, SHOWN, BlockSamples
 from loadgen.metrics.tasks import TaskColumns
 from loadgen.metrics.windows import first_round, last_round
@@ -303,6 +302,13 @@ def _amounts(columns: Columns, name: str, slo: Slo | None) -> tuple[NDArray[np.i
     return ended, ended, np.ones(len(ended), np.int64)
 
 
+class CellPair(NamedTuple):
+    """The cell of the measured stages, and that of the others."""
+
+    measured: Cell
+    others: Cell
+
+
 class Accumulator:
     """All figures of a run: a cell per stage, per target and per class, and the measured latencies by blocks of time.
 
@@ -317,22 +323,20 @@ class Accumulator:
         slos = [self._slo, *(plan.slo for plan in header.classes)]
         slo_metrics = [term.metric for slo in slos if slo for term in slo.terms if term.metric in LATENCIES]
         self._part_metrics = tuple(dict.fromkeys((*SHOWN, *slo_metrics)))
-        self._seed, self._shares = header.seed or 0, [plan.share for plan in header.classes]
         several = len(header.targets) if len(header.targets) > 1 else 0
         self.stages = [Cell(self._slo, exact=exact) for _ in self._plans]
-        self.targets = [Cell(self._slo, exact=exact) for _ in range(several)]
-        self.classes = [Cell(plan.slo, exact=exact) for plan in header.classes]
-        self.steps = [Cell(exact=exact) for _ in header.steps]
+        self.targets = self._pairs([self._slo] * several)
+        self.classes = self._pairs([plan.slo for plan in header.classes])
+        self.steps = self._pairs([None] * len(header.steps))
         self._header = header
-        # rows of stages that are not measured
-        self.other_targets = [Cell(self._slo, exact=exact) for _ in range(several)]
-        self.other_classes = [Cell(plan.slo, exact=exact) for plan in header.classes]
-        self.other_steps = [Cell(exact=exact) for _ in header.steps]
         self.blocks: list[BlockSamples] = []
         self.block_ns = FIRST_NS
         # number of a conversation -> what is known of its turns so far, in the order of TaskColumns
         self._open_conversations: dict[int, list[int]] = {}
         self.taken: dict[int, int] = {}  # worker -> how many of its rows, from the first on, are in here; by the caller
+
+    def _pairs(self, slos: Sequence[Slo | None]) -> list[CellPair]:
+        return [CellPair(Cell(slo, exact=self.exact), Cell(slo, exact=self.exact)) for slo in slos]
 
     def add(self, rows: NDArray[np.void], texts: Sequence[str]) -> None:
         """Add some rows. `texts`: error texts, indexed by `rows["text"]`."""
@@ -341,30 +345,22 @@ class Accumulator:
             cell.add(columns, texts, SAMPLES, not plan.closed)
             if not len(columns):
                 continue
-            self._add_conversations(stage, columns, self.classes if plan.measured else self.other_classes)
+            own = 0 if plan.measured else 1  # of a pair
+            self._add_conversations(stage, columns, [pair[own] for pair in self.classes])
             cell.sample("lane_end").add(columns["done_ns"][last_round(columns, plan, self._turns)])
             cell.reach("lane_due", columns["due_ns"][first_round(columns, plan, self._turns)])
             if plan.measured:
                 self._add_by_time(columns)
-            targets, classes = (
-                (self.targets, self.classes) if plan.measured else (self.other_targets, self.other_classes)
-            )
-            self._add_parts(columns, columns["target"], targets, texts, not plan.closed)
-            if classes:
-                drawn = self._class_of(columns["request"] // self._turns)
-                self._add_parts(columns, drawn, classes, texts, not plan.closed)
+            parts = [(self.targets, columns["target"])]
+            if self.classes:
+                parts.append((self.classes, class_of(self._header, columns["request"] // self._turns)))
             if self.steps:
-                own = step_of(self._header, columns["request"], columns["turn"])
-                self._add_parts(columns, own, self.steps if plan.measured else self.other_steps, texts, not plan.closed)
-
-    def _add_parts(
-        self, columns: Columns, part: NDArray[np.int64], cells: Sequence[Cell], texts: Sequence[str], open_loop: bool
-    ) -> None:
-        """Add rows to the cells of targets, or of classes. `part`: which cell each row belongs to."""
-        for number, cell in enumerate(cells):
-            own = Columns(columns, part == number)
-            cell.add(own, texts, self._part_metrics, open_loop)
-            own.forget()
+                parts.append((self.steps, step_of(self._header, columns["request"], columns["turn"])))
+            for pairs, part in parts:
+                for number, pair in enumerate(pairs):
+                    of_part = Columns(columns, part == number)
+                    pair[own].add(of_part, texts, self._part_metrics, not plan.closed)
+                    of_part.forget()
 
     def _add_by_time(self, columns: Columns) -> None:
         ok = columns.where(OK)
@@ -415,14 +411,10 @@ class Accumulator:
         end = found.end[over]
         _count_conversations(self.stages[stage], ended, end)
         if classes:
-            drawn = self._class_of(sessions[over])
+            drawn = class_of(self._header, sessions[over])
             for index, cell in enumerate(classes):
                 own = drawn == index
                 _count_conversations(cell, TaskColumns(*(column[own] for column in ended)), end[own])
-
-    def _class_of(self, chains: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The class of each task, conversation or single request, by its number."""
-        return seeds.classes(self._seed, self._shares, chains)
 
     def cut(self, of_class: int | None = None) -> tuple[int, int]:
         """Measured conversations whose last turn was never scheduled: how many the end of the load cut, how many a
@@ -436,7 +428,7 @@ class Accumulator:
             if all(self._plans[i].measured for i in state[4:5])
         ]
         if of_class is not None and sessions:
-            drawn = self._class_of(np.array(sessions)).tolist()
+            drawn = class_of(self._header, np.array(sessions)).tolist()
             sessions = [session for session, own in zip(sessions, drawn, strict=True) if own == of_class]
         cancelled = sum(self._open_conversations[session][2] for session in sessions)
         return len(sessions) - cancelled, cancelled
@@ -455,12 +447,9 @@ class Accumulator:
 
     def _cells(self) -> Iterator[Cell]:
         yield from self.stages
-        yield from self.targets
-        yield from self.other_targets
-        yield from self.classes
-        yield from self.other_classes
-        yield from self.steps
-        yield from self.other_steps
+        for pairs in (self.targets, self.classes, self.steps):
+            yield from (pair.measured for pair in pairs)
+            yield from (pair.others for pair in pairs)
 
     def measured(self, measured: bool = True) -> Cell:
         """The cell of all measured stages, or of all others."""
@@ -475,17 +464,16 @@ class Accumulator:
             total.merge(cell)
         return total
 
-    def of_targets(self, numbers: Sequence[int]) -> tuple[Cell, Cell]:
-        """The cells of several targets: of measured stages, and of the others."""
-        measured, others = (self._merged([cells[i] for i in numbers]) for cells in (self.targets, self.other_targets))
-        return measured, others
+    def of_targets(self, numbers: Sequence[int]) -> CellPair:
+        """The cells of several targets."""
+        return CellPair(*(self._merged(cells) for cells in zip(*(self.targets[i] for i in numbers), strict=True)))
 
-    def of_classes(self, numbers: Sequence[int]) -> tuple[Cell, Cell]:
-        """The cells of several classes, without their SLOs: of measured stages, and of the others."""
-        totals = Cell(exact=self.exact), Cell(exact=self.exact)
-        for total, cells in zip(totals, (self.classes, self.other_classes), strict=True):
-            for number in numbers:
-                total.merge(cells[number])
+    def of_classes(self, numbers: Sequence[int]) -> CellPair:
+        """The cells of several classes, without their SLOs."""
+        (totals,) = self._pairs([None])
+        for number in numbers:
+            for total, cell in zip(totals, self.classes[number], strict=True):
+                total.merge(cell)
         return totals
 
     def to_bytes(self) -> bytes:

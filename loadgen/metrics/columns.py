@@ -12,7 +12,7 @@ import numpy as np
 
 from loadgen import seeds
 from loadgen.results.record import ROW, STATUSES
-from loadgen.stats.quantiles import Histogram
+from loadgen.stats.quantiles import Histogram, pooled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,18 +38,18 @@ def is_measured(header: Header, rows: NDArray[np.void]) -> NDArray[np.bool_]:
 
 def measured_gaps(header: Header, gaps: Sequence[Histogram]) -> Histogram:
     """The gaps between events of the measured stages; `gaps`: one histogram per stage."""
-    pooled = Histogram()
-    for i, histogram in enumerate(gaps):
-        if not header.stages or header.stages[i].measured:
-            pooled.merge(histogram)
-    return pooled
+    return pooled(histogram for i, histogram in enumerate(gaps) if not header.stages or header.stages[i].measured)
+
+
+def class_of(header: Header, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The class of each task, conversation or single request, by its number: an index into `header.classes`."""
+    return seeds.classes(header.seed or 0, [plan.share for plan in header.classes], starts)
 
 
 def of_class(header: Header, name: str, rows: NDArray[np.void]) -> NDArray[np.bool_]:
     """Which rows are requests of a class of this run: a mask of the same length."""
     place = [plan.name for plan in header.classes].index(name)
-    drawn = seeds.classes(header.seed or 0, [plan.share for plan in header.classes], rows["request"] // header.turns)
-    chosen: NDArray[np.bool_] = drawn == place
+    chosen: NDArray[np.bool_] = class_of(header, rows["request"] // header.turns) == place
     return chosen
 
 
@@ -59,10 +59,8 @@ def step_of(header: Header, requests: NDArray[np.int64], turns: NDArray[np.int64
     table = np.full((len(names), header.turns), -1)
     for index, step in enumerate(header.steps):
         table[names.index(step.of_class), list(step.turns)] = index
-    drawn: NDArray[np.int64] = np.zeros(len(requests), np.int64)
-    if header.classes:
-        shares = [plan.share for plan in header.classes]
-        drawn = seeds.classes(header.seed or 0, shares, requests // header.turns)
+    starts = requests // header.turns
+    drawn = class_of(header, starts) if header.classes else np.zeros_like(starts)
     found: NDArray[np.int64] = table[drawn, turns]
     return found
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
-from loadgen import seeds
 from loadgen.limits import STALL_NS
-from loadgen.metrics.columns import UNDEFINED, Columns, JoinedColumns, sendable
+from loadgen.metrics.columns import UNDEFINED, Columns, JoinedColumns, class_of, sendable
 from loadgen.stats.quantiles import milliseconds
 
 if TYPE_CHECKING:
@@ -151,8 +150,7 @@ def _groups(requests: JoinedColumns, header: Header) -> Iterator[tuple[str, str,
         for number, facts in enumerate(header.targets):
             yield "target", facts.name or facts.url or str(number), target == number
     if header.classes:
-        shares = [plan.share for plan in header.classes]
-        drawn = seeds.classes(header.seed or 0, shares, requests["request"] // header.turns)
+        drawn = class_of(header, requests["request"] // header.turns)
         for number, plan in enumerate(header.classes):
             yield "class", plan.name, drawn == number
     known = tokens[tokens >= 0]

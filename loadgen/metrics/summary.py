@@ -13,9 +13,8 @@ import msgspec
 import numpy as np
 
 from loadgen import format
-from loadgen.errors import UserError
 from loadgen.metrics import between, blocks, causes, drift, splits, steps, stimulus, sustainable, validity
-from loadgen.metrics.accumulator import SAMPLES, Accumulator, Cell
+from loadgen.metrics.accumulator import SAMPLES, Accumulator, Cell, CellPair
 from loadgen.metrics.between import BetweenNodes
 from loadgen.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, Stalls, Tokens
 from loadgen.metrics.causes import Explanation
@@ -27,7 +26,7 @@ from loadgen.metrics.splits import SlowRequest, Splits
 from loadgen.metrics.steps import StepTime
 from loadgen.metrics.stimulus import StimulusCheck
 from loadgen.metrics.sustainable import Sustainable
-from loadgen.metrics.validity import Families, Signs, Verdict
+from loadgen.metrics.validity import Signs, Verdict
 from loadgen.metrics.windows import Window, per_second
 from loadgen.results.manifest import (
     ChunkReuse,
@@ -37,15 +36,15 @@ from loadgen.results.manifest import (
     StagePlan,
     StepPlan,
     TargetFacts,
+    decoded,
     interchangeable,
-    refuse_newer,
 )
 from loadgen.results.record import SCHEMA_MINOR
 from loadgen.server_metrics import hardware
 from loadgen.server_metrics.energy import EnergyUse
 from loadgen.server_metrics.hardware import SeenHardware
 from loadgen.server_metrics.series import Served
-from loadgen.stats.quantiles import Distribution, Histogram, of_gaps
+from loadgen.stats.quantiles import Distribution, Histogram, of_gaps, pooled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -310,40 +309,36 @@ def build(
     inside = blocks.window(measured, everything, full)
     unrecorded = [max(0, (plan.slots or 0) - cell.sum("rows")) for plan, cell in zip(plans, cells, strict=True)]
     lost = sum(unrecorded[i] for i in chosen)
-    pooled, errors = (_pooled([of[i] for i in chosen if i < len(of)]) for of in (gaps, event_errors))
+    own_gaps, errors = (pooled(of[i] for i in chosen if i < len(of)) for of in (gaps, event_errors))
     own_timeline = [timeline[i] for i in chosen if i < len(timeline)]
     target = whole_target(header.targets)
     samples = {name: measured.distribution(name) for name in SAMPLES}
-    samples |= {"inter_chunk": pooled.distribution(), "event_error": errors.distribution()}
-    families = Families(
-        unsure_share=1 - int(errors.counts[0]) / errors.count if errors.count else None,
-        gap_error=of_gaps(errors),
-        **{name: samples[name] for name in Families._fields if name in samples},
-    )
-    unsound = validity.withheld(header.limits, families, seconds, inside)
+    samples |= {"inter_chunk": own_gaps.distribution(), "event_error": errors.distribution()}
+    unsure_share = 1 - int(errors.counts[0]) / errors.count if errors.count else None
+    guarded = {**samples, "gap_error": of_gaps(errors)}
+    unsound = validity.withheld(header.limits, guarded, unsure_share, seconds, inside)
     itl_absent = blocks.itl_absent(measured, samples["inter_chunk"])
     undecided = {**({"itl": f"there is no ITL: {itl_absent}"} if itl_absent else {}), **unsound}
     arrival = ", then ".join(plans[i].arrival for i in chosen if plans[i].arrival)
     parts = _Parts(header, seconds, undecided)
-    whole = parts.figures(measured, everything, inside, arrival, own_timeline, target.gpus, pooled, lost)
+    whole = parts.figures(measured, everything, inside, arrival, own_timeline, target.gpus, own_gaps, lost)
 
     def of_stage(i: int) -> StageSummary:
         stage, cell = plans[i], cells[i]
         window = blocks.window(cell, [cell], blocks.full_load(cells, i, i))
-        own_gaps, own_events = gaps[i] if i < len(gaps) else Histogram(), timeline[i : i + 1]
+        gaps_of_stage, own_events = gaps[i] if i < len(gaps) else Histogram(), timeline[i : i + 1]
         if cell is measured:  # the only measured stage: but for `whole`, its windows are those of the run
             output_per_s = blocks.whole_output_per_s(everything, window)
             figures = {**whole, "tokens": msgspec.structs.replace(whole["tokens"], whole_output_per_s=output_per_s)}
         else:
             figures = parts.figures(
-                cell, everything, window, stage.arrival, own_events, target.gpus, own_gaps, unrecorded[i]
+                cell, everything, window, stage.arrival, own_events, target.gpus, gaps_of_stage, unrecorded[i]
             )
         facts = _shared(stage, StageSummary)
-        return StageSummary(window=window, inter_chunk_ms=own_gaps.distribution(), **facts, **figures)
+        return StageSummary(window=window, inter_chunk_ms=gaps_of_stage.distribution(), **facts, **figures)
 
     targets = tuple(
-        parts.of_target(facts, (cell, other), inside)
-        for facts, cell, other in zip(header.targets, accumulator.targets, accumulator.other_targets, strict=False)
+        parts.of_target(facts, pair, inside) for facts, pair in zip(header.targets, accumulator.targets, strict=False)
     )
     regions = tuple(
         parts.of_target(facts, accumulator.of_targets(numbers), inside)
@@ -354,10 +349,8 @@ def build(
         for facts, numbers in _grouped(header.targets, "node")
     )
     classes = tuple(
-        parts.of_class(plan, (cell, other), inside, accumulator.cut(i))
-        for i, (plan, cell, other) in enumerate(
-            zip(header.classes, accumulator.classes, accumulator.other_classes, strict=True)
-        )
+        parts.of_class(plan, pair, inside, accumulator.cut(i))
+        for i, (plan, pair) in enumerate(zip(header.classes, accumulator.classes, strict=True))
     )
     by_model: dict[str, list[int]] = {}
     for i, plan in enumerate(header.classes):
@@ -387,7 +380,7 @@ def build(
         itl_absent=itl_absent,
         unsound=unsound,
         stalls=blocks.stalls(measured),
-        event_unsure_share=families.unsure_share,
+        event_unsure_share=unsure_share,
         sessions=tasks,
         client=blocks.client(measured, seconds, inside, header.workers),
         stages=tuple(of_stage(i) for i in range(len(header.stages))),
@@ -399,10 +392,8 @@ def build(
         classes=classes,
         models=models,
         steps=tuple(
-            parts.of_step(plan, everything, inside, time)
-            for plan, *everything, time in zip(
-                header.steps, accumulator.steps, accumulator.other_steps, step_times, strict=True
-            )
+            parts.of_step(plan, pair, inside, time)
+            for plan, pair, time in zip(header.steps, accumulator.steps, step_times, strict=True)
         ),
         cache_reset=header.cache_reset,
         chunks=header.chunks,
@@ -480,25 +471,22 @@ class _Parts(NamedTuple):
             **{f"{metric}_ms": cell.distribution(metric) for metric in drift.SHOWN},
         }
 
-    def of_target(self, target: TargetFacts, everything: tuple[Cell, Cell], inside: Window) -> TargetSummary:
-        """One of several targets, or all of a region. `everything`: its cell of measured stages, and of the others."""
-        cell = everything[0]
+    def of_target(self, target: TargetFacts, everything: CellPair, inside: Window) -> TargetSummary:
+        """One of several targets, or all of a region."""
+        cell = everything.measured
         own_output_per_s = per_second(cell.sum_known("output_tokens"), blocks.window(cell, everything))
         figures = self._of_part(everything, inside, target.gpus)
         return TargetSummary(target=target, own_output_per_s=own_output_per_s, **figures)
 
-    def of_class(
-        self, plan: ClassPlan, everything: tuple[Cell, Cell], inside: Window, cut: tuple[int, int]
-    ) -> ClassSummary:
-        """One of several classes. `everything`: its cell of measured stages, and of the others; `cut`: its
-        conversations without an end."""
+    def of_class(self, plan: ClassPlan, everything: CellPair, inside: Window, cut: tuple[int, int]) -> ClassSummary:
+        """One of several classes. `cut`: its conversations without an end."""
         figures = self._of_part(everything, inside, None)
-        tasks = blocks.sessions(everything[0], cut, inside)
+        tasks = blocks.sessions(everything.measured, cut, inside)
         figures["goodput"] = with_tasks(figures["goodput"], tasks)
         return ClassSummary(
             name=plan.name,
             share=plan.share,
-            starts=everything[0].sum("starts"),
+            starts=everything.measured.sum("starts"),
             model=plan.model,
             priority=plan.priority,
             sessions=tasks,
@@ -506,22 +494,22 @@ class _Parts(NamedTuple):
         )
 
     def of_model(
-        self, model: str, everything: tuple[Cell, Cell], inside: Window, classes: Sequence[ClassSummary]
+        self, model: str, everything: CellPair, inside: Window, classes: Sequence[ClassSummary]
     ) -> ModelSummary:
-        """One of several models. `everything`: the cells of its classes, of measured stages and of the others."""
+        """One of several models, with the cells of its classes together."""
         figures = self._of_part(everything, inside, None) | {"goodput": of_classes([part.goodput for part in classes])}
         return ModelSummary(model=model, classes=tuple(part.name for part in classes), **figures)
 
-    def of_step(self, plan: StepPlan, everything: Sequence[Cell], inside: Window, time: StepTime) -> StepSummary:
-        """One of the steps of tasks. `everything`: its cell of measured stages, and of the others."""
+    def of_step(self, plan: StepPlan, everything: CellPair, inside: Window, time: StepTime) -> StepSummary:
+        """One of the steps of tasks."""
         figures = self._of_part(everything, inside, None)
         del figures["goodput"]  # what was promised is promised of all requests, and of tasks
         targets = [self.header.targets[number] for number in plan.targets]
         names = tuple(target.name or target.url for target in targets if target.serves)
         return StepSummary(**_shared(plan, StepSummary) | {"targets": names}, **figures, **time._asdict())
 
-    def _of_part(self, everything: Sequence[Cell], inside: Window, gpus: int | None) -> dict[str, Any]:
-        cell = everything[0]
+    def _of_part(self, everything: CellPair, inside: Window, gpus: int | None) -> dict[str, Any]:
+        cell = everything.measured
         parts = self._replace(seconds=(), undecided={**_NO_GAPS_BY_PART, **self.undecided})
         figures = parts.figures(cell, everything, inside, "", (), gpus, Histogram(), 0)
         for columns in cell.columns:
@@ -565,14 +553,6 @@ def withhold(summary: Summary) -> Summary:
     for name in ("stages", "targets", "regions", "nodes", "classes", "models", "steps"):
         changes[name] = tuple(msgspec.structs.replace(part, **without(part)) for part in getattr(summary, name))
     return msgspec.structs.replace(summary, **changes)
-
-
-def _pooled(histograms: Sequence[Histogram]) -> Histogram:
-    """Several stages in one histogram."""
-    pooled = Histogram()
-    for histogram in histograms:
-        pooled.merge(histogram)
-    return pooled
 
 
 def _shared(facts: msgspec.Struct, block: type[msgspec.Struct]) -> dict[str, Any]:
@@ -653,13 +633,8 @@ def load_summary(data: bytes, where: str = "summary.json") -> Summary:
 
     Raises UserError for data that is no summary, and for a summary of a newer schema.
     """
-    refuse_newer(data, SCHEMA, where)
-    try:
-        summary = msgspec.json.decode(data, type=Summary)
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            "damaged_file", f"not a summary of a run: {error}", where, "`loadgen report DIR` makes it again"
-        ) from None
+    hint = "`loadgen report DIR` makes it again"
+    summary = decoded(data, Summary, where, "a summary of a run", hint, schema=SCHEMA)
     verdict = validity.with_codes(summary.verdict)
     state = validity.state_reasons(summary.run.state)
     if verdict.valid and state:  # older versions called an interrupted run valid

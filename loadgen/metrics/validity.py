@@ -41,18 +41,6 @@ WAITED_SHARE = 0.1  # of a second spent ready to run without a core: enough to e
 FULL_SECOND_S = 0.9  # a sample this long counts as a full second
 
 
-class Families(NamedTuple):
-    """The distributions that have a guard of their own, and the errors that they are judged by."""
-
-    inter_chunk: Distribution
-    gap_error: Distribution
-    unsure_share: float | None
-    tpot: Distribution
-    tpot_error: Distribution
-    max_gap: Distribution
-    max_gap_error: Distribution
-
-
 class Signs(NamedTuple):
     """What the verdict needs beside the summary."""
 
@@ -250,8 +238,17 @@ def _remedy(seconds: Sequence[Second], window: Window) -> dict[str, Any]:
     return {"remedy": "lower_load"}
 
 
-def withheld(limits: ValidityLimits, families: Families, seconds: Sequence[Second], window: Window) -> dict[str, str]:
+def withheld(
+    limits: ValidityLimits,
+    samples: Mapping[str, Distribution],
+    unsure_share: float | None,
+    seconds: Sequence[Second],
+    window: Window,
+) -> dict[str, str]:
     """Metrics whose figures rest on arrival times that are too unsure -> why. Empty for runs without stamp errors.
+
+    `samples`: of the metrics that have a guard of their own, and of the errors that they are judged by. `unsure_share`:
+    of the output events, those that came with others in one read.
 
     Each family has its own guard, so TTFT may be sound where the gaps are not. Stamps that came late as a whole (one
     packet a read) are the kernel's and exact; unsure are those of several packets in one read.
@@ -260,12 +257,12 @@ def withheld(limits: ValidityLimits, families: Families, seconds: Sequence[Secon
     gaps, tpot = ("itl", "inter_chunk", "max_gap", "stalls"), ("tpot", "tpot_mlperf")
     of_events, of_tpot = limits.event_error_share, limits.tpot_error_share
     for code, metrics, error, figure, basis, limit in (
-        ("events_unsure", gaps, families.gap_error, families.inter_chunk, "the gaps' p50", of_events),
-        ("largest_gap_unsure", ("max_gap",), families.max_gap_error, families.max_gap, "its p50", of_events),
-        ("tpot_unsure", tpot, families.tpot_error, families.tpot, "TPOT p50", of_tpot),
+        ("events_unsure", gaps, "gap_error", "inter_chunk", "the gaps' p50", of_events),
+        ("largest_gap_unsure", ("max_gap",), "max_gap_error", "max_gap", "its p50", of_events),
+        ("tpot_unsure", tpot, "tpot_error", "tpot", "TPOT p50", of_tpot),
     ):
-        if over := _over(error, basis, figure.p50, limit):
-            reason = sentence(_code(code, unsure_share=families.unsure_share, **over, **_remedy(seconds, window)))
+        if over := _over(samples[error], basis, samples[figure].p50, limit):
+            reason = sentence(_code(code, unsure_share=unsure_share, **over, **_remedy(seconds, window)))
             spoilt |= {metric: reason for metric in metrics if metric not in spoilt}
     return spoilt
 

@@ -14,7 +14,7 @@ import msgspec
 
 from loadgen import format
 from loadgen.errors import UserError
-from loadgen.results.manifest import refuse_newer
+from loadgen.results.manifest import decoded
 from loadgen.stats import intervals
 
 SCHEMA = 1
@@ -65,13 +65,8 @@ def dump(capacity: Capacity) -> bytes:
 
 def load_capacity(data: bytes, where: str = FILE) -> Capacity:
     """The inverse of `dump`. Raises UserError if damaged, of a newer schema, or not low <= rate <= high."""
-    refuse_newer(data, SCHEMA, where)
-    try:
-        capacity = msgspec.json.decode(data, type=Capacity)
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            "damaged_file", f"not a capacity: {error}", where, "the search or sweep that wrote it can write it again"
-        ) from None
+    hint = "the search or sweep that wrote it can write it again"
+    capacity = decoded(data, Capacity, where, "a capacity", hint, schema=SCHEMA)
     low, rate, high = capacity.low_per_s, capacity.rate_per_s, capacity.high_per_s
     if not (math.isfinite(rate) and rate > 0):
         raise UserError(

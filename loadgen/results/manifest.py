@@ -5,8 +5,9 @@ Pure: bytes in, values out. These types must never hold a secret: they are store
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -15,6 +16,8 @@ from loadgen.errors import UserError
 from loadgen.limits import ValidityLimits
 from loadgen.results.record import SCHEMA, WITH_UNFINISHED
 from loadgen.slo import Slo
+
+_Kind = TypeVar("_Kind")
 
 
 class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,20 +262,35 @@ def decode(data: bytes, where: str = "run.json") -> Header:
 
     Raises UserError for bytes that are no header, and for a header of a newer version. `where` names the file in it.
     """
-    refuse_newer(data, WITH_UNFINISHED, where)
+    return decoded(data, Header, where, "the header of a run", schema=WITH_UNFINISHED)
+
+
+def decoded(
+    data: bytes,
+    kind: type[_Kind],
+    where: str,
+    what: str,
+    hint: str = "the file was changed or damaged",
+    *,
+    schema: int | None = None,
+) -> _Kind:
+    """The content of a JSON file that loadgen wrote. `what` it is, in words: "the header of a run".
+
+    `schema`: the newest that this version can read; None: the file has no number of its own. Raises UserError.
+    """
+    if schema is not None:
+        _refuse_newer(data, schema, where)
     try:
-        return msgspec.json.decode(data, type=Header)
+        return msgspec.json.decode(data, type=kind)
     except (ValueError, RecursionError) as error:
-        raise UserError(
-            "damaged_file", f"not the header of a run: {error}", where, "the file was changed or damaged"
-        ) from None
+        raise UserError("damaged_file", f"not {what}: {error}", where, hint) from None
 
 
 class _Version(msgspec.Struct):
     schema: int
 
 
-def refuse_newer(data: bytes, schema: int, where: str) -> None:
+def _refuse_newer(data: bytes, schema: int, where: str) -> None:
     """Raises UserError unless `data` is a JSON object whose `schema` is an integer that this version can read."""
     try:
         found_schema = msgspec.json.decode(data, type=_Version).schema
@@ -291,10 +309,12 @@ def refuse_newer(data: bytes, schema: int, where: str) -> None:
 
 def decode_seconds(lines: bytes) -> list[Second]:
     """The samples in the bytes of a `seconds.jsonl`; an incomplete last line is left out."""
-    seconds = []
-    for line in lines.splitlines():
-        try:
-            seconds.append(msgspec.json.decode(line, type=Second))
-        except (ValueError, RecursionError):  # only the last line can be incomplete
-            break
-    return seconds
+    return list(decoded_lines(lines.splitlines(), Second))
+
+
+def decoded_lines(lines: Iterable[bytes], kind: type[_Kind]) -> Iterator[_Kind]:
+    """The values of JSON lines, up to the first that is damaged: the last one may have been cut off."""
+    decoder = msgspec.json.Decoder(kind)
+    with contextlib.suppress(ValueError, RecursionError):
+        for line in lines:
+            yield decoder.decode(line)

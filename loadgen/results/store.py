@@ -125,13 +125,11 @@ def read_lightly(folder: Path) -> Stored:
 
 def server(folder: Path) -> list[series.MetricSample]:
     """Samples from the servers' own metrics pages, in order of time; empty when no page was read."""
-    samples: list[series.MetricSample] = []
     file = folder / series.FILE
-    if file.is_file():
-        decoder = msgspec.json.Decoder(series.MetricSample)
-        with file.open("rb") as lines, contextlib.suppress(msgspec.MsgspecError):  # a last line that was cut off
-            samples.extend(map(decoder.decode, lines))
-    return samples
+    if not file.is_file():
+        return []
+    with file.open("rb") as lines:
+        return list(manifest.decoded_lines(lines, series.MetricSample))
 
 
 def server_table(folder: Path) -> Any:

@@ -24,7 +24,7 @@ from loadgen import format, run_folder, seeds
 from loadgen.errors import UserError
 from loadgen.metrics.blocks import per_gpu
 from loadgen.results import capacity, checksums, store
-from loadgen.results.manifest import refuse_newer
+from loadgen.results.manifest import decoded, decoded_lines
 from loadgen.search import sweep
 from loadgen.search.load_search import LoadSearch, SearchAnswer, SearchSettings, TrialResult, resume
 from loadgen.workload import Workload, request_fingerprint
@@ -92,12 +92,7 @@ def stored_search(folder: Path) -> StoredSearch | None:
     path = folder / ANSWER
     if not path.is_file():
         return None
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=StoredSearch)
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            "damaged_file", f"not the answer of a search: {error}", str(path), f"--resume {folder} writes it"
-        ) from None
+    return decoded(path.read_bytes(), StoredSearch, str(path), "the answer of a search", f"--resume {folder} writes it")
 
 
 def is_mlperf(plan: ExperimentPlan) -> bool:
@@ -151,14 +146,7 @@ def _flags(before: ExperimentPlan, plan: ExperimentPlan) -> str:
 
 
 def _read(path: Path) -> ExperimentPlan:
-    data = path.read_bytes()
-    refuse_newer(data, SCHEMA, str(path))
-    try:
-        return msgspec.json.decode(data, type=ExperimentPlan)
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            "damaged_file", f"not the plan of a search or sweep: {error}", str(path), "it was changed or damaged"
-        ) from None
+    return decoded(path.read_bytes(), ExperimentPlan, str(path), "the plan of a search or sweep", schema=SCHEMA)
 
 
 def told(folder: Path) -> list[TrialResult]:
@@ -168,13 +156,8 @@ def told(folder: Path) -> list[TrialResult]:
     valid, and a run whose folder is gone.
     """
     path = folder / TOLD
-    results: dict[int, TrialResult] = {}
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
-        try:
-            result = msgspec.json.decode(line, type=TrialResult)
-        except (ValueError, RecursionError):
-            break
-        results[result.ask.number] = result
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    results = {result.ask.number: result for result in decoded_lines(lines, TrialResult)}
     return [
         result
         for result in results.values()

@@ -15,6 +15,8 @@ import numpy as np
 from loadgen.stats import early_stopping
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
 QUANTILES: tuple[tuple[str, float], ...] = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("p99_9", 0.999))
@@ -263,3 +265,11 @@ class Histogram:
         histogram.total_ns, histogram.least_ns, histogram.largest_ns = (int(number) for number in numbers[1:4])
         histogram.counts[: len(numbers) - 4] = numbers[4:]
         return histogram
+
+
+def pooled(histograms: Iterable[Histogram]) -> Histogram:
+    """Several histograms as one."""
+    whole = Histogram()
+    for histogram in histograms:
+        whole.merge(histogram)
+    return whole

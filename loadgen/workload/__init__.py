@@ -26,5 +26,6 @@ from loadgen.workload.schema import (
     Synthetic,
     Turns,
     Workload,
+    parts,
 )
 from loadgen.workload.tasks import Task, TaskStep, Tool

@@ -71,6 +71,8 @@ def fault(error: Any, top: Map, file: str) -> Fault:
     spot, path, holder = locate(top, loc)
     at = where(file, spot, path)
     text = spot.text if len(spot.text) <= LONGEST_SHOWN else spot.text[:LONGEST_SHOWN] + "..."
+    if path.endswith("url"):  # it may hold a password
+        text = ""
     shown = f'"{text}" ' if text else f"{path} " if path else ""
     # A value in a column file has no position in the workload.
     if loc and isinstance(loc[-1], int) and isinstance(holder, str) and kind != NOTHING_FITS:
@@ -119,6 +121,7 @@ def _example(key: str, known: list[str] | None = None) -> str:
         "term inside": "{ttft: {limit: 2s, at: p95}}",
         "delay inside": "{normal: {mean: 2s, stddev: 500ms}}",
         "stages": "stages: [{arrival: {poisson: 10/s}, duration: 30s}]",
+        "url": "url: http://host:8000",
         "tool_result_tokens": "tool_result_tokens: 500",
         "result_tokens": "result_tokens: 500",
         "from": "{ramp: {from: 1/s, to: 10/s}}",

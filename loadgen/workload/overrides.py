@@ -34,6 +34,7 @@ from loadgen.workload.schema import (
     Synthetic,
     Workload,
     Written,
+    parts,
 )
 from loadgen.workload.slo_fields import stop_rule
 from loadgen.workload.tasks import Task
@@ -162,37 +163,23 @@ def _salt(text: str) -> str:
     return text
 
 
-def _positive(text: str) -> float:
-    if not re.fullmatch(units.NUMBER, text) or not 0 < float(text) <= 1e6:
-        raise units.Wrong(
-            "invalid_value",
-            "is not a number above zero",
-            "below 1 is burstier than Poisson, 1 is Poisson, above 1 more even",
-        )
-    return float(text)
+def _positive(hint: str) -> Callable[[str], float]:
+    def parse_positive(text: str) -> float:
+        if not re.fullmatch(units.NUMBER, text) or not 0 < float(text) <= 1e6:
+            raise units.Wrong("invalid_value", "is not a number above zero", hint)
+        return float(text)
+
+    return parse_positive
 
 
-def _speed(text: str) -> float:
-    if not re.fullmatch(units.NUMBER, text) or not 0 < float(text) <= 1e6:
-        raise units.Wrong(
-            "invalid_value", "is not a speed", "a number above zero: 2 is twice as fast as it was, 0.5 half as fast"
-        )
-    return float(text)
+def _word(meanings: Mapping[str, str]) -> Callable[[str], str]:
+    def parse_word(text: str) -> str:
+        if text not in meanings:
+            known = ", ".join(f"{word} ({meaning})" if meaning else word for word, meaning in meanings.items())
+            raise units.Wrong("unknown_name", "is not known", f"known: {known}")
+        return text
 
-
-def _on_bad_row(text: str) -> str:
-    if text not in ("fail", "skip"):
-        raise units.Wrong("unknown_name", "is not known", "known: fail, skip (leave the row out, and count it)")
-    return text
-
-
-def _trace_replay(text: str) -> str:
-    if text not in ("instants", "sessions"):
-        hint = (
-            "known: instants (each request when it came), sessions (after what it waited for, and the recorded pause)"
-        )
-        raise units.Wrong("unknown_name", "is not known", hint)
-    return text
+    return parse_word
 
 
 def _seconds(text: str) -> int:
@@ -248,13 +235,9 @@ def _limit(text: str) -> dict[str, float]:
     return {name: units.share(value)}
 
 
-def _rate(text: str) -> float:
-    return math.inf if text == "inf" else units.rate_per_s(text, bare=True)
-
-
 _PARSERS: dict[str, Callable[[str], Any]] = {
-    "request_rate": _rate,
-    "burstiness": _positive,
+    "request_rate": lambda text: units.rate_per_s(text, bare=True),
+    "burstiness": _positive("below 1 is burstier than Poisson, 1 is Poisson, above 1 more even"),
     "concurrency": _count(1, MOST_LANES),
     "concurrency_ramp": _seconds,
     "max_in_flight": _count(1),
@@ -266,11 +249,16 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "seed": _seed,
     "schedule_seed": _seed,
     "salt": _salt,
-    "trace_speed": _speed,
+    "trace_speed": _positive("2 is twice as fast as it was, 0.5 half as fast"),
     "trace_slice": lambda text: units.time_slice(text, bare="s"),
     "trace_loop": _count(1, 1_000_000),
-    "on_bad_row": _on_bad_row,
-    "trace_replay": _trace_replay,
+    "on_bad_row": _word({"fail": "", "skip": "leave the row out, and count it"}),
+    "trace_replay": _word(
+        {
+            "instants": "each request when it came",
+            "sessions": "after what it waited for, and the recorded pause",
+        }
+    ),
     "input_tokens": _count(1, units.MOST_TOKENS),
     "output_tokens": _count(1, units.MOST_TOKENS),
 }
@@ -620,8 +608,8 @@ def _planned_starts(stage: Stage) -> float:
 
 
 def _draws_tasks(requests: Any) -> bool:
-    parts = [one.requests for one in requests.classes.values()] if isinstance(requests, Mix) else [requests]
-    return any(isinstance(part, Task) or getattr(part, "replay", "") == "sessions" for part in parts)
+    of_classes = parts(requests).values()
+    return any(isinstance(part, Task) or getattr(part, "replay", "") == "sessions" for part in of_classes)
 
 
 def _faults_of_stages(stages: list[Stage], of_tasks: bool, file: str, top: Map) -> list[Fault]:

@@ -386,13 +386,12 @@ class Stage(Part):
 # -------------------------------------------------------------------------------------------------------------- classes
 
 MOST_CLASSES = 100
-Requests = Annotated[
+_OfOneKind = (
     Annotated[Synthetic, Tag("Synthetic")]
     | Annotated[FromFile, Tag("FromFile")]
     | Annotated[FromTrace, Tag("FromTrace")]
-    | Annotated[Task, Tag("Task")],
-    Discriminator(_request_kind),
-]
+    | Annotated[Task, Tag("Task")]
+)
 
 
 def _weight(value: Any) -> float | str:
@@ -415,7 +414,7 @@ class RequestClass(Part):
             anyOf=[{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": units.SHARE_PATTERN}]
         ),
     ]  # of a checked workload: its share of all starts: single requests, conversations and tasks alike
-    requests: Requests
+    requests: Annotated[_OfOneKind, Discriminator(_request_kind)]
     slo: WorkloadSlo = None  # None: that of the workload
 
     @field_validator("requests")
@@ -461,6 +460,12 @@ class Mix(Part):
         }
 
 
+def parts(requests: Any) -> dict[str, Any]:
+    """The requests of each class, by its name; all of them, as "", where there are no classes."""
+    classes = requests.classes if isinstance(requests, Mix) else {}
+    return {name: one.requests for name, one in classes.items()} or {"": requests}
+
+
 Limits: Any = create_model(
     "Limits",
     __base__=Part,
@@ -491,14 +496,8 @@ class Written(Part):
     }
     name: Annotated[str, Field(min_length=1, max_length=200)]
     description: str = ""
-    requests: Annotated[
-        Annotated[Synthetic, Tag("Synthetic")]
-        | Annotated[FromFile, Tag("FromFile")]
-        | Annotated[FromTrace, Tag("FromTrace")]
-        | Annotated[Task, Tag("Task")]
-        | Annotated[Mix, Tag("Mix")],
-        Discriminator(_request_kind),
-    ]  # several classes are written as `classes`
+    # several classes are written as `classes`
+    requests: Annotated[_OfOneKind | Annotated[Mix, Tag("Mix")], Discriminator(_request_kind)]
     stages: tuple[Stage, ...] = ()
     slo: WorkloadSlo = None
     grace_ns: Grace = Field(cast(Any, None), validation_alias="grace")

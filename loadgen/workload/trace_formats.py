@@ -44,7 +44,6 @@ class TraceRow(NamedTuple):
     hashes: Sequence[int] = ()
     block: float = 0.0  # tokens per hash; 0: use the size inferred for the whole file
     session: str = ""  # of an agent: a sub-agent has its own
-    turn: int = 0
     group: str = ""  # the whole session, where the trace names it beside its parts; "": as `session`
     took_ns: int = -1  # from the request to the end of its answer; -1: not told, as is the next
     pause_ns: int = -1  # from the end of the answer before in this session
@@ -202,18 +201,16 @@ def _sdk_shape_row(row: dict[str, Any]) -> TraceRow:
     # The precision it was written with: a float cannot hold more.
     microseconds = (time_ns(row.get("timestamp"), 1e6) + 500) // 1000
     block = float(row["block_size"]) if _is_number(row.get("block_size")) else 0.0
-    turn = token_count(row["turn"], "turn", 0) if "turn" in row else 0
     session, pause_ns = str(row.get("session_id") or ""), _length_ns(row, "delay", 1e6)
-    return _row(row, microseconds * 1000, block=block, session=session, turn=turn, pause_ns=pause_ns)
+    return _row(row, microseconds * 1000, block=block, session=session, pause_ns=pause_ns)
 
 
-def _bailian_row(chats: dict[str, tuple[str, int]], row: dict[str, Any]) -> TraceRow:
+def _bailian_row(chats: dict[str, str], row: dict[str, Any]) -> TraceRow:
     """Each turn names its parent turn; the id of the first turn becomes the name of the conversation."""
     own, parent = str(row.get("chat_id")), str(row.get("parent_chat_id"))
-    session, turn = chats.get(parent, (own, -1))
-    chats[own] = session, turn + 1
+    chats[own] = session = chats.get(parent, own)
     at_ns = time_ns(row.get("timestamp"), 1e9)
-    return _row(row, at_ns, block=float(BAILIAN_BLOCK), session=session, turn=turn + 1)
+    return _row(row, at_ns, block=float(BAILIAN_BLOCK), session=session)
 
 
 def _csv_row(
@@ -246,7 +243,6 @@ def _weka_rows(trace: dict[str, Any]) -> Iterator[TraceRow]:
             "local: each trace has hashes of its own",
         )
     own_hashes = _id_of(name) & 0x7FFFFFFF
-    own_turns = itertools.count()
     for request in _requests(trace):
         if request.get("type") == "subagent":
             inner = list(_requests(request))
@@ -254,11 +250,11 @@ def _weka_rows(trace: dict[str, Any]) -> Iterator[TraceRow]:
             instants = [time_ns(call.get("t"), 1e9) for call in inner]
             since_marker = bool(instants) and min(instants) < begin  # else they count from the start of the trace
             session = f"{name}::{request.get('agent_id')}"
-            for turn, (call, at_ns) in enumerate(zip(inner, instants, strict=True)):
-                yield _weka_row(call, at_ns + begin * since_marker, float(size), own_hashes, session, turn, name)
+            for call, at_ns in zip(inner, instants, strict=True):
+                yield _weka_row(call, at_ns + begin * since_marker, float(size), own_hashes, session, name)
         else:
             at_ns = time_ns(request.get("t"), 1e9)
-            yield _weka_row(request, at_ns, float(size), own_hashes, name, next(own_turns), name)
+            yield _weka_row(request, at_ns, float(size), own_hashes, name, name)
 
 
 def _requests(of: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -271,9 +267,7 @@ def _requests(of: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield request
 
 
-def _weka_row(
-    call: dict[str, Any], at_ns: int, block: float, own_hashes: int, session: str, turn: int, group: str
-) -> TraceRow:
+def _weka_row(call: dict[str, Any], at_ns: int, block: float, own_hashes: int, session: str, group: str) -> TraceRow:
     return TraceRow(
         at_ns=at_ns,
         input_tokens=token_count(call.get("in"), "in", 1),
@@ -281,7 +275,6 @@ def _weka_row(
         hashes=[own_hashes << 32 | number & 0xFFFFFFFF for number in _hash_ids(call)],
         block=block,
         session=session,
-        turn=turn,
         group=group,
         took_ns=_length_ns(call, "api_time", 1e9),
         pause_ns=_length_ns(call, "think_time", 1e9),
@@ -293,7 +286,7 @@ class _TraceLab:
     before it in the session."""
 
     def __init__(self) -> None:
-        self._sessions: dict[str, tuple[int, list[int]]] = {}
+        self._sessions: dict[str, list[int]] = {}
         self._next = 0
 
     def row(self, row: dict[str, Any]) -> TraceRow:
@@ -301,15 +294,14 @@ class _TraceLab:
         total = token_count(row.get("input_tokens_total"), "input_tokens_total", 1)
         known = token_count(row.get("prefix_tokens"), "prefix_tokens", 0)
         session = str(row.get("session_id") or "")
-        turn, before = self._sessions.get(session, (-1, []))
-        reused = before[: min(known, total) // TRACELAB_BLOCK]
+        reused = self._sessions.get(session, [])[: min(known, total) // TRACELAB_BLOCK]
         fresh = total // TRACELAB_BLOCK - len(reused)
         blocks = [*reused, *range(self._next, self._next + fresh)]
         self._next += fresh
-        self._sessions[session] = turn + 1, blocks
+        self._sessions[session] = blocks
         written = token_count(row.get("output_tokens") or 0, "output_tokens", 0)  # reasoning is counted in it
         took_ns = max(0, ended_ns - at_ns) if ended_ns else -1
-        return TraceRow(at_ns, total, written, blocks, float(TRACELAB_BLOCK), session, turn + 1, took_ns=took_ns)
+        return TraceRow(at_ns, total, written, blocks, float(TRACELAB_BLOCK), session, took_ns=took_ns)
 
     @staticmethod
     def _sent_and_ended_ns(row: dict[str, Any]) -> tuple[int, int]:

@@ -47,7 +47,6 @@ class Trace:
     input_tokens: NDArray[np.int32]
     output_tokens: NDArray[np.int32]
     session: Ints  # number of the conversation, -1 if the trace does not name one
-    turn: Ints
     hashes: Ints
     starts: Ints  # index into `hashes` where each request begins; one extra entry at the end
     tokens_of: dict[int, int]  # tokens that each hash covers
@@ -92,7 +91,6 @@ class Trace:
             input_tokens=self.input_tokens[kept],
             output_tokens=self.output_tokens[kept],
             session=self.session[kept],
-            turn=self.turn[kept],
             group=self.group[kept],
             took_ns=self.took_ns[kept],
             pause_ns=self.pause_ns[kept],
@@ -179,22 +177,44 @@ def _add_rows(index: _Index, found: TraceFormat, lines: Iterator[tuple[int, str]
                     return
 
 
+class _Told:
+    """A column that few traces have: it takes no memory until a row fills it."""
+
+    def __init__(self, unknown: int, typecode: str = "q") -> None:
+        self._unknown, self._typecode = unknown, typecode
+        self._values: array[Any] | None = None
+
+    def add(self, value: Any, rows: int) -> None:
+        """Add the value of one row, after so many others."""
+        if self._values is None:
+            if value == self._unknown:
+                return
+            self._values = array(self._typecode, [self._unknown]) * rows
+        self._values.append(value)
+
+    def skip(self, rows: int) -> None:
+        """Add rows of which nothing is told."""
+        if self._values is not None:
+            self._values.extend([self._unknown] * rows)
+
+    def of(self, rows: int) -> NDArray[Any]:
+        """The column of all rows."""
+        return np.broadcast_to(np.int64(self._unknown), rows) if self._values is None else _view(self._values)
+
+
 class _Index:
-    """The columns of a trace while it is read. A column that no row fills takes no memory."""
+    """The columns of a trace while it is read."""
 
     def __init__(self, path: Path, skip_bad: bool, *, in_order: bool) -> None:
         self.path, self._skip_bad, self._in_order = path, skip_bad, in_order
         self._at, self._read, self._write = array("q"), array("i"), array("i")
-        self._session: array[int] | None = None
-        self._turn: array[int] | None = None
-        self._block: array[float] | None = None
-        self._group: array[int] | None = None
-        self._took: array[int] | None = None
-        self._pause: array[int] | None = None
+        self._session, self._group, self._took, self._pause = (_Told(-1) for _ in range(4))
+        self._block = _Told(0, "d")
+        self._told = (self._session, self._group, self._block, self._took, self._pause)
+        self._sessions: dict[str, int] = {}
         self._groups: dict[str, int] = {}
         self._starts: array[int] | None = None
         self._hashes = array("q")
-        self._sessions: dict[str, int] = {}
         self._first_ns: int | None = None
         self._latest_ns = 0
         self._skipped = self._bad = 0
@@ -202,7 +222,7 @@ class _Index:
 
     def add(self, row: TraceRow) -> None:
         """Add a row that was checked by itself. Raises Wrong where its time does not fit those before it."""
-        at_ns, input_tokens, output_tokens, hashes, block, session, turn, group, took_ns, pause_ns = row
+        at_ns, input_tokens, output_tokens, hashes, block, session, group, took_ns, pause_ns = row
         group = group or session
         if self._first_ns is None:
             self._first_ns = self._latest_ns = at_ns
@@ -217,35 +237,19 @@ class _Index:
             self._skipped += 1
             return
         before = len(self._at)
-        if hashes and self._starts is None:
-            self._starts = array("q", [0]) * (before + 1)
-        if session and self._session is None:
-            self._session, self._turn = array("q", [-1]) * before, array("q", [0]) * before
-        if block and self._block is None:
-            self._block = array("d", [0.0]) * before
-        if group and self._group is None:
-            self._group = array("q", [-1]) * before
-        if took_ns >= 0 and self._took is None:
-            self._took = array("q", [-1]) * before
-        if pause_ns >= 0 and self._pause is None:
-            self._pause = array("q", [-1]) * before
         self._at.append(at_ns)
         self._read.append(input_tokens)
         self._write.append(output_tokens)
+        self._session.add(self._sessions.setdefault(session, len(self._sessions)) if session else -1, before)
+        self._group.add(self._groups.setdefault(group, len(self._groups)) if group else -1, before)
+        self._block.add(block, before)
+        self._took.add(took_ns, before)
+        self._pause.add(pause_ns, before)
+        if hashes and self._starts is None:
+            self._starts = array("q", [0]) * (before + 1)
         if self._starts is not None:
             self._hashes.extend(hashes)
             self._starts.append(len(self._hashes))
-        if self._session is not None and self._turn is not None:
-            self._session.append(self._sessions.setdefault(session, len(self._sessions)) if session else -1)
-            self._turn.append(turn)
-        if self._block is not None:
-            self._block.append(block)
-        if self._group is not None:
-            self._group.append(self._groups.setdefault(group, len(self._groups)) if group else -1)
-        if self._took is not None:
-            self._took.append(took_ns)
-        if self._pause is not None:
-            self._pause.append(pause_ns)
 
     def follows(self, at_ns: Ints) -> bool:
         """Whether these times go on from those so far, so that `add_columns` may take them."""
@@ -269,17 +273,11 @@ class _Index:
         self._skipped += int((~answered).sum())
         for column, values in ((self._at, at_ns), (self._read, read), (self._write, write)):
             column.frombytes(values[answered].astype(np.dtype(column.typecode)).tobytes())
+        added = len(self._at) - before
+        for told in self._told:
+            told.skip(added)
         if hashes and self._starts is None:
             self._starts = array("q", [0]) * (before + 1)
-        added = len(self._at) - before
-        if self._session is not None and self._turn is not None:
-            self._session.extend([-1] * added)
-            self._turn.extend([0] * added)
-        if self._block is not None:
-            self._block.extend([0.0] * added)
-        for told in (self._group, self._took, self._pause):
-            if told is not None:
-                told.extend([-1] * added)
         if self._starts is not None:
             ends = np.cumsum(hash_counts) if hashes else np.zeros(added, np.int64)
             self._starts.frombytes((len(self._hashes) + ends).astype(np.int64).tobytes())
@@ -313,18 +311,13 @@ class _Index:
             raise UserError("empty_file", f"no requests in the trace{reason}", str(self.path), trace_formats.KNOWN)
         n = len(self._at)
         at_ns, read, write = (_view(column) for column in (self._at, self._read, self._write))
-        session = _same(-1, n) if self._session is None else _view(self._session)
-        turn = _same(0, n) if self._turn is None else _view(self._turn)
-        starts = _same(0, n + 1) if self._starts is None else _view(self._starts)
-        block = _same(0, n) if self._block is None else _view(self._block)
-        group, took, pause = (
-            _same(-1, n) if told is None else _view(told) for told in (self._group, self._took, self._pause)
-        )
+        session, group, block, took, pause = (told.of(n) for told in self._told)
+        starts = np.broadcast_to(np.int64(0), n + 1) if self._starts is None else _view(self._starts)
         hashes = _view(self._hashes)
         if (at_ns[1:] < at_ns[:-1]).any():
             order = np.argsort(at_ns, kind="stable")
-            columns = (at_ns, read, write, session, turn, block, group, took, pause)
-            at_ns, read, write, session, turn, block, group, took, pause = (column[order] for column in columns)
+            columns = (at_ns, read, write, session, block, group, took, pause)
+            at_ns, read, write, session, block, group, took, pause = (column[order] for column in columns)
             hashes, starts = _reordered(hashes, starts, order)
         at_ns -= at_ns[0]
         return Trace(
@@ -334,7 +327,6 @@ class _Index:
             input_tokens=read,
             output_tokens=write,
             session=session,
-            turn=turn,
             group=group,
             took_ns=took,
             pause_ns=pause,
@@ -349,11 +341,6 @@ class _Index:
 
 def _view(column: array[Any]) -> NDArray[Any]:
     return np.frombuffer(column, column.typecode) if column else np.zeros(0, np.int64)
-
-
-def _same(value: int, n: int) -> Ints:
-    """A column of one value, which takes no memory."""
-    return np.broadcast_to(np.int64(value), n)
 
 
 def _reordered(hashes: Ints, starts: Ints, order: Ints) -> tuple[Ints, Ints]:

@@ -75,11 +75,18 @@ SMALLEST = "the smallest workload: name: truth, and requests: {input_tokens: 150
 
 
 def read_yaml(
-    text: str, file: str, env: Mapping[str, str], *, kind: str = "workload", smallest: str = SMALLEST
+    text: str,
+    file: str,
+    env: Mapping[str, str],
+    *,
+    kind: str = "workload",
+    smallest: str = SMALLEST,
+    list_as: str = "",
 ) -> tuple[Map, list[Fault]]:
     """Return the top mapping of `text` and the faults found in it (repeated keys, unset variables).
 
-    kind: the word for the file in messages. smallest: an example of such a file, for hints.
+    kind: the word for the file in messages. smallest: an example of such a file, for hints. list_as: a list at the top
+    stands for a mapping with it under this key.
 
     Raises `Faults` with one fault when parsing cannot continue: a syntax error, or no mapping at the top.
     """
@@ -95,6 +102,9 @@ def read_yaml(
         raise Faults(
             [UserError("wrong_encoding", "a character that YAML does not allow", where(file, spot, ""), hint)]
         ) from None
+    if list_as and isinstance(root, yaml.SequenceNode):
+        key = yaml.ScalarNode("tag:yaml.org,2002:str", list_as, root.start_mark)
+        root = yaml.MappingNode("tag:yaml.org,2002:map", [(key, root)], root.start_mark)
     if not isinstance(root, yaml.MappingNode):
         spot = Spot(1, 1) if root is None else _spot(root)
         problem = "the file is empty" if root is None else f"the top of a {kind} must be a mapping (key: value)"

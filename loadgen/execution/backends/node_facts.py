@@ -18,7 +18,7 @@ import loadgen
 from loadgen.errors import Fault, UserError
 from loadgen.execution import resource_limits, run_header
 from loadgen.execution.plan import Job
-from loadgen.workload import Mix, Replay
+from loadgen.workload import Replay, parts
 
 
 class NodeFacts(NamedTuple):
@@ -111,8 +111,7 @@ def _is_loopback(host: str) -> bool:
 
 def files_of(job: Job) -> list[str]:
     """Paths of existing files that every worker reads itself."""
-    settings, mixed = job.settings, job.workload.requests
-    several = [one.requests for one in mixed.classes.values()] if isinstance(mixed, Mix) else [mixed]
+    settings, several = job.settings, parts(job.workload.requests).values()
     values: list[Any] = [settings.tokenizer, settings.tls.ca, settings.tls.cert, settings.tls.key]
     values += [getattr(requests, name, None) for requests in several for name in ("path", "trace")]
     values += [stage.arrival.file for stage in job.workload.stages if isinstance(stage.arrival, Replay)]
