@@ -218,7 +218,7 @@ def test_without_a_longer_trial_a_peak_is_by_the_rules_only_and_the_minutes_are_
     search = searched(steady=200)
     answer = search.answer
     assert (answer.sustained, answer.rules_only) == (None, True)
-    text = " ".join(search_text.render(answer, search.told, GOAL, unit="/s", simulated=False).split())
+    text = " ".join(search_text.render(answer, search.told, GOAL.names, unit="/s", simulated=False).split())
     assert "rules only: no trial was longer than the rules ask for" in text
     assert "--sustain" in text and "20 minutes" in text
 
