@@ -40,8 +40,8 @@ def test_calls_by_label(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert report(str(file)) == 0
     shown = capsys.readouterr().out.splitlines()
     rows = {line.split("  ")[0]: line.split() for line in shown if line}
-    assert rows["all calls"][2:6] == ["46", "45", "100", "100*"]
-    assert rows["chat"][1:] == ["25", "25", "100", "100*", "10.0", "190", "190*", "125", "250", "12.5"]
+    assert rows["all calls"][2:6] == ["46", "45", "100", "~100"]
+    assert rows["chat"][1:] == ["25", "25", "100", "~100", "10.0", "190", "~190", "125", "250", "12.5"]
     assert rows["search"][1:4] == ["20", "20", "20.0"] and rows["(none)"][1:3] == ["21", "20"]
     assert rows["(others)"][1] == "6" and sum(line.startswith("u") and "  1  " in line for line in shown) == 19
     assert report(str(file), "--json") == 0

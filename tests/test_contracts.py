@@ -186,7 +186,7 @@ def test_single_faults(tmp_path: Path, text: str, words: str) -> None:
 def test_a_file_that_is_no_contract(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for path in (tmp_path / "binary", tmp_path / "missing.yaml"):
-        with pytest.raises(Faults):
+        with pytest.raises(UserError):
             load_contract(path)
 
 

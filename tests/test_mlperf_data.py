@@ -61,7 +61,7 @@ def test_order_of_issue_is_loadgens() -> None:
 @pytest.mark.parametrize("name", ["mlperf_pandas1.pkl", "mlperf_pandas2.pkl", "mlperf_pandas3.pkl"])
 def test_frames_pickled_by_three_pandas(name: str) -> None:
     found = read(DATA / name)
-    assert found.samples == (([1, 5, 9], 2), ([1, 7], 1), ([1, 2, 3, 4], 3))
+    assert found.prompts == ([1, 5, 9], [1, 7], [1, 2, 3, 4])
     assert found.tokens
     assert "3 of 3 rows" in found.name
 
@@ -79,7 +79,7 @@ def test_other_formats(tmp_path: Path, suffix: str) -> None:
     else:
         data = pickle.dumps(ROWS)
         path.write_bytes(gzip.compress(data) if suffix.endswith("gz") else data)
-    assert read(path).samples == (("a b", 3), ("c", 2))
+    assert read(path).prompts == ("a b", "c")
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
@@ -88,9 +88,9 @@ def test_columns_of_arrays_and_numbers_of_numpy(tmp_path: Path, protocol: int) -
     inputs = np.array([[1, 2], [3, 4]], ">i4")
     rows = [{"tok_input": inputs[row], "output_tokens": np.int64(row + 5)} for row in (0, 1)]
     path.write_bytes(pickle.dumps(rows, protocol))
-    assert read(path).samples == (([1, 2], 5), ([3, 4], 6))
+    assert read(path).prompts == ([1, 2], [3, 4])
     path.write_bytes(pickle.dumps({"tok_input": inputs, "output_tokens": np.array([5, 6])}, protocol))
-    assert read(path).samples == (([1, 2], 5), ([3, 4], 6))
+    assert read(path).prompts == ([1, 2], [3, 4])
 
 
 class Hostile:
@@ -134,7 +134,7 @@ def test_a_length_that_is_a_lie_takes_no_memory(tmp_path: Path, op: bytes) -> No
         ("a.pkl", pickle.dumps(ROWS)[:-9], "broken pickle"),
         ("a.pkl", b"", "broken pickle"),
         ("a.pkl", pickle.dumps(7), "not a table"),
-        ("a.parquet", b"PAR1 nonsense", "not a Parquet file"),
+        ("a.parquet", b"PAR1 nonsense", "not Parquet"),
         ("a.jsonl", b'{"prompt": "a"}\n{"prompt"', "not JSON"),
         ("a.jsonl", b'{"text": "a"}', "no column of prompts"),
         ("a.jsonl", b"", "no column of prompts"),

@@ -91,8 +91,7 @@ def test_without_chunks_a_prompt_waits_until_it_fits_whole() -> None:
     requests = [SimRequest("a", 0, 10, 3), SimRequest("b", 0, 512, 1), SimRequest("c", 0, 10, 1)]
     drive(replica, requests)
     assert [request.first for request in requests] == [0, 3, 4]  # b needs an empty iteration; c waits behind b
-    with pytest.raises(ValueError, match="513 "):
-        replica.submit(SimRequest("d", 0, 513, 1))
+    assert replica.admissible(512) and not replica.admissible(513)
 
 
 # -- admission ---------------------------------------------------------------------------------------------------
@@ -315,8 +314,6 @@ def test_routing_gives_shares_of_the_speed_without_bunching() -> None:
     for i, share in enumerate((1 / 3, 1 / 6, 1 / 2)):  # at no point more than a turn or so from its share
         taken = np.cumsum(np.array(weighted) == i)
         assert np.abs(taken - share * np.arange(1, len(weighted) + 1)).max() < 1.01
-    with pytest.raises(ValueError, match="routing"):
-        order(speeds, "random")
 
 
 @pytest.mark.parametrize("apart_ns", [0, 20_000])

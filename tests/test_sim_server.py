@@ -23,7 +23,7 @@ from loadgen.sim.server.embedded import Embedded, start
 from loadgen.sim.server.faults import NAMES
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.request_parser import TEMPLATE_TOKENS
-from loadgen.sim.server.send_log import SentRequests, parse_log, read_log
+from loadgen.sim.server.send_log import SentRequests, parse_log
 
 FAST = {"ttft": "1ms", "itl": "0.1ms"}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -525,12 +525,12 @@ def test_the_log_knows_every_event_and_what_was_planned(endpoint: Embedded) -> N
 
 @pytest.mark.processes
 def test_a_log_of_ends_is_written_when_it_stops(tmp_path: Path) -> None:
-    path = str(tmp_path / "log")
-    with start(Options(**FAST, log=path, log_events="ends", stream_interval=4)) as endpoint:
+    path = tmp_path / "log"
+    with start(Options(**FAST, log=str(path), log_events="ends", stream_interval=4)) as endpoint:
         chunks = ask(endpoint, CHAT, chat(10))[2]
         ask(endpoint, CHAT, chat(10, stream=False))
     assert [len(text([chunk]).split()) for chunk in chunks[1:5]] == [1, 4, 4, 1]
-    log = read_log(path)
+    log = parse_log(path.read_bytes())
     assert list(zip(log.request, log.event, strict=True)) == [(0, 0), (0, 3), (1, 0)]
 
 

@@ -17,7 +17,7 @@ from browser import Browser, find
 
 from loadgen.cli import app
 from loadgen.cli.results_list import is_collection, results_in
-from loadgen.cli.ui import Server, address, serve
+from loadgen.cli.ui import Server
 from loadgen.metrics.summary import Summary, dump_summary, load_summary
 from loadgen.report import results_page
 from loadgen.results.capacity import Capacity, dump
@@ -101,7 +101,7 @@ def test_what_is_asked_for_is_drawn_and_listed(results: Path) -> None:
 
 @pytest.fixture
 def server(results: Path) -> Iterator[Server]:
-    running = serve(results, 0, None)
+    running = Server(results, 0, None)
     thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield running
@@ -122,7 +122,7 @@ def _get(server: Server, path: str, host: str = "", method: str = "GET") -> tupl
 
 def test_it_is_on_loopback_and_its_pages_answer(server: Server) -> None:
     assert server.server_address[0] == "127.0.0.1"
-    assert address(server).endswith(f"/{server.word}/")
+    assert server.address.endswith(f"/{server.word}/")
     status, page = _get(server, "")
     assert status == 200 and "swept" in page
     for link in set(re.findall(r'href="((?:result|live)\?[^"]*)"', page)):

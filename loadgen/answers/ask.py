@@ -6,14 +6,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from loadgen.answers.questions import Question
 from loadgen.errors import TargetError, UserError
+from loadgen.execution.plan import Settings
 from loadgen.workload.dataset import DatasetRow
-
-if TYPE_CHECKING:
-    from loadgen.execution.plan import Settings
 
 GREEDY = {"temperature": 0, "seed": 1}
 OUTPUT_TOKENS = 256  # where neither the row nor --max-tokens says

@@ -11,8 +11,8 @@ import msgspec
 from loadgen import format
 from loadgen.answers.comparison import AnswersResult, ScoredPrompt, judge, score
 from loadgen.answers.questions import AnswerKey, Question
-from loadgen.errors import UserError, of_reading
 from loadgen.results import files
+from loadgen.results.manifest import decoded
 
 FILE, SCORES, TEXTS = "answers.json", "scores.jsonl", "texts.jsonl"
 _Row = TypeVar("_Row")
@@ -73,30 +73,19 @@ def outputs_again(folder: Path) -> dict[str, bytes]:
 
 
 def read(folder: Path) -> AnswersResult:
-    """The result in a folder. Raises UserError where there is none."""
-    try:
-        return msgspec.json.decode((folder / FILE).read_bytes(), type=AnswersResult)
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(
-            of_reading(error, "damaged_file"),
-            f"not a result of `loadgen answers`: {error}",
-            str(folder / FILE),
-            _USE_ORIGINAL,
-        ) from None
+    """The result in a folder. Raises UserError for a damaged one, OSError where there is none."""
+    file = folder / FILE
+    return decoded(file.read_bytes(), AnswersResult, str(file), "a result of `loadgen answers`", _USE_ORIGINAL)
 
 
 def read_scores(folder: Path) -> list[ScoredPrompt]:
-    """The scores of every prompt. Raises UserError where there are none."""
+    """The scores of every prompt. Raises UserError for damaged ones, OSError where there are none."""
     return _read_lines(folder / SCORES, ScoredPrompt)
 
 
 def _read_lines(file: Path, kind: type[_Row]) -> list[_Row]:
-    try:
-        return msgspec.json.decode(b"[" + b",".join(file.read_bytes().splitlines()) + b"]", type=list[kind])  # type: ignore[valid-type]
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(
-            of_reading(error, "damaged_file"), f"not the scores of answers: {error}", str(file), _USE_ORIGINAL
-        ) from None
+    rows = b"[" + b",".join(file.read_bytes().splitlines()) + b"]"
+    return decoded(rows, list[kind], str(file), "the scores of answers", _USE_ORIGINAL)  # type: ignore[valid-type]
 
 
 def _lines(rows: Sequence[msgspec.Struct]) -> bytes:

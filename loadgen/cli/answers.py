@@ -11,7 +11,7 @@ import typer
 
 from loadgen import units
 from loadgen.cli.options import TARGET, Given, takes
-from loadgen.cli.output import print_json
+from loadgen.cli.output import print_answer
 from loadgen.errors import OK, SLO_MISSED, UNSOUND, UserError
 from loadgen.execution.options import key_of_file, typed
 
@@ -90,10 +90,7 @@ def answers(
             )
         except OSError as error:
             raise UserError("unwritable_file", f"cannot be written: {error.strerror}", f"--out {out}") from None
-    if as_json:
-        print_json(result)
-    else:
-        print(render(result, reasons), end="")
+    print_answer(result, render(result, reasons), as_json=as_json)
     if result.failed == len(asked):
         return UNSOUND
     return OK if loss is None or result.verdict else UNSOUND if result.verdict is None else SLO_MISSED

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from loadgen.cli.output import in_color, print_json, say_changed, write_file
+from loadgen.cli.output import in_color, print_answer, say_changed, write_file
 from loadgen.errors import OK, SLO_MISSED, UNSOUND, UserError
 
 FailOn = Annotated[
@@ -67,12 +67,10 @@ def compare(
         anyway=anyway,
     )
     outcomes = list(thresholds.hold(conditions, comparison_result, beyond_noise=beyond_noise))
-    if as_json:
-        print_json({"comparison": comparison_result, "conditions": outcomes})
-    elif as_markdown:
-        print(render_module.render_markdown(comparison_result, outcomes), end="")
-    else:
-        print(render_module.render_text(comparison_result, outcomes, color=in_color()), end="")
+    text = render_module.render_text(comparison_result, outcomes, color=in_color())
+    if as_markdown:
+        text = render_module.render_markdown(comparison_result, outcomes)
+    print_answer({"comparison": comparison_result, "conditions": outcomes}, text, as_json=as_json)
     if html is not None:
         write_file(html, render_module.render_html(comparison_result, outcomes), "--html")
     if junit is not None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from loadgen.cli.options import TARGET, Given, takes
-from loadgen.cli.output import print_json
+from loadgen.cli.output import print_answer
 from loadgen.errors import OK, UNSOUND, UserError
 
 
@@ -34,8 +34,5 @@ def doctor(
             "unsupported", "this command takes one endpoint", "--url", "several: loadgen run, or one address for all"
         )
     title, findings = checks.run(settings)
-    if as_json:
-        print_json({"title": title, "findings": findings})
-    else:
-        print(render(title, findings), end="")
+    print_answer({"title": title, "findings": findings}, render(title, findings), as_json=as_json)
     return UNSOUND if checks.failed(findings) else OK

@@ -12,7 +12,7 @@ import typer
 from loadgen.cli.answers import tell
 from loadgen.cli.help import Command, in_order
 from loadgen.cli.options import OF_THE_LOAD, TARGET, Given, new_folder, takes, typed_again
-from loadgen.cli.output import print_json, say
+from loadgen.cli.output import print_answer, say
 from loadgen.cli.search import RunSpread, Sustain, longer, perform, spread_of_runs
 from loadgen.errors import INTERRUPTED, UNSOUND, Fault, Faults, UserError, collecting
 
@@ -226,10 +226,8 @@ def accuracy(
             tell=lambda done: tell("samples", done, test.samples),
             simulated=settings.url is None,
         )
-    if as_json:
-        print_json(result)
-    else:
-        print(render(result, reasons), end="")
+    print_answer(result, render(result, reasons), as_json=as_json)
+    if not as_json:
         say(f"results in {folder}")
     return int(result.exit_code)
 
@@ -253,10 +251,7 @@ def verdict(
     stored = run.read(folder)
     summary = kept_summary(folder)
     result = run.again(folder, summary)
-    if as_json:
-        print_json(result)
-    else:
-        print(text.render(result, gpus=summary.target.gpus, parts=parts(summary)), end="")
+    print_answer(result, text.render(result, gpus=summary.target.gpus, parts=parts(summary)), as_json=as_json)
     if result != stored:
         say("the records do not give the result that is stored beside them: one of the two was changed")
         return UNSOUND
@@ -358,7 +353,7 @@ def _prepared(
     return _Load(
         test=test,
         data=data,
-        settings=mlperf_run.settings_for(data, settings),
+        settings=replace(settings, api=data.api or settings.api),
         drain_ns=mlperf_run.WAIT_NS if overrides.grace is None else overrides.grace,
         given=given,
         official=common.harness == "loadgen",
@@ -458,7 +453,7 @@ def _find_peak(load: _Load, folder: Path, qps: float | None, longer: float, run_
     run_folder = folder / best.folder
     summary = summarize(*store.read_run(run_folder))
     result = mlperf_run.judge(run_folder, test, summary, data_name=data.name, qps=best.ask.load, answer=answer)
-    mlperf_run.write_result(folder, result, test, summary)
+    mlperf_run.write(folder, result, test, *mlperf_run.of_summary(summary))
     checksums.write(folder)
     if not load.as_json:
         print()

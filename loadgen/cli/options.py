@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from loadgen.execution.plan import Settings
     from loadgen.execution.run import Execute
     from loadgen.metrics.repeats import Repetition
+    from loadgen.report.reader_process import ReaderProcess
     from loadgen.workload import Overrides, Workload
 
 TARGET = (
@@ -84,8 +85,7 @@ class Given:
                 what = f"{needs_text}, and an answer of {made.api} is numbers"
                 raise UserError("unsupported", what, f"--api {made.api}", "--api chat, completions or responses")
         with collecting(faults):
-            self._prometheus()
-            self._otel()
+            self._followers()
         if faults:
             raise Faults(faults)
         from loadgen.report.otel import has_traces
@@ -93,11 +93,16 @@ class Given:
         command = tuple(_without_secrets(self.arguments, made.api_key))
         return replace(made, command=command, traceparent=has_traces(self["otel"]))
 
-    def _otel(self) -> str | None:
-        """What --otel says, checked; None without it. Raises UserError."""
-        from loadgen.report.otel import asked
+    def _followers(self) -> list[Callable[[Path], ReaderProcess]]:
+        """What --prometheus and --otel start beside each run, which reads its folder as it grows. Raises UserError."""
+        from loadgen.report import otel, prometheus
 
-        return None if self["otel"] is None else asked(self["otel"])
+        found: list[Callable[[Path], ReaderProcess]] = []
+        if self["prometheus"] is not None:
+            found.append(partial(prometheus.Exporter, at=prometheus.listens_on(self["prometheus"])))
+        if self["otel"] is not None:
+            found.append(partial(otel.TelemetrySender, what=otel.asked(self["otel"])))
+        return found
 
     def make_room(self, out: Path | None) -> None:
         """With --force: what the folder holds is kept beside it. Raises UserError while a command works in it."""
@@ -124,15 +129,7 @@ class Given:
         from loadgen.cli.show import Show
 
         form = "plain" if self["plain"] else self["progress"]
-        return Show(form, quiet=quiet, budget=self.budget(), prometheus=self._prometheus(), otel=self._otel())
-
-    def _prometheus(self) -> tuple[str, int] | None:
-        """Where --prometheus says that the metrics are served. Raises UserError."""
-        if self["prometheus"] is None:
-            return None
-        from loadgen.report.prometheus import listens_on
-
-        return listens_on(self["prometheus"])
+        return Show(form, quiet=quiet, budget=self.budget(), followers=self._followers())
 
     def budget(self) -> Budget | None:
         """What --prices and --max-cost say; None without them. Raises Fault or Faults."""

@@ -21,6 +21,14 @@ def print_json(value: Any) -> None:
     print(format.document(value).decode(), end="", flush=True)
 
 
+def print_answer(value: Any, text: str, *, as_json: bool) -> None:
+    """Print the answer of a command on stdout: the value as JSON, or the text, which ends in a newline."""
+    if as_json:
+        print_json(value)
+    else:
+        print(text, end="", flush=True)
+
+
 def write_file(path: Path, data: str | bytes, flag: str, *, add: bool = False) -> None:
     """Write a file that the user named with `flag`, or `add` to it. Raises UserError."""
     try:

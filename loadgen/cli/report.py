@@ -13,7 +13,7 @@ import typer
 
 from loadgen.cli import adaptive as of_adaptive
 from loadgen.cli.options import Strict
-from loadgen.cli.output import in_color, print_json, say_changed
+from loadgen.cli.output import in_color, print_answer, say_changed
 from loadgen.cli.results_list import is_collection, results_in
 from loadgen.cli.search import code as search_code
 from loadgen.cli.search import resuming
@@ -221,16 +221,10 @@ def _reported(file: Path, html: Path | None, *, as_json: bool) -> int:
         from loadgen.report.application_calls import render_text
 
         groups = application_calls.read(file)
-        if as_json:
-            print_json(groups)
-        else:
-            print(render_text(groups), end="")
+        print_answer(groups, render_text(groups), as_json=as_json)
         return OK
     result = reader.read_result(file)
-    if as_json:
-        print_json(result)
-    else:
-        print(other_tools.render_text(result), end="")
+    print_answer(result, other_tools.render_text(result), as_json=as_json)
     if html is not None:
         _write(other_tools.render_html(result), html, html)
     return OK

@@ -16,7 +16,7 @@ import typer
 from loadgen.cli import adaptive as of_adaptive
 from loadgen.cli.adaptive import AdaptiveOptions
 from loadgen.cli.options import DryRun, Given, OneWorkload, Strict, takes, typed_again
-from loadgen.cli.output import in_color, print_json, say, write_file
+from loadgen.cli.output import in_color, print_answer, say, write_file
 from loadgen.cli.repeats import finish
 from loadgen.errors import INTERRUPTED, Fault, Faults, UserError, collecting
 
@@ -201,10 +201,7 @@ def _several(
                 say=say,
             )
             made = finish(parent, how, named)
-            if as_json:
-                print_json(made)
-            else:
-                print(text.render_levels([summary for _, summary in named], color=in_color()), end="")
-                print("\n" + repeats_table.render_text(made), end="", flush=True)
+            levels = text.render_levels([summary for _, summary in named], color=in_color())
+            print_answer(made, f"{levels}\n{repeats_table.render_text(made)}", as_json=as_json)
             say(f"results in {parent}; a folder of repeats is one side of: loadgen compare {parent} OTHER")
     return named, whole

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from loadgen.cli.output import print_json, say
+from loadgen.cli.output import print_answer, say
 
 
 def selfcheck(
@@ -22,8 +22,5 @@ def selfcheck(
     from loadgen.preflight import selfcheck as checks
 
     answer = checks.run(seconds, say=say)
-    if as_json:
-        print_json(answer)
-    else:
-        print(checks.render(answer))
+    print_answer(answer, f"{checks.render(answer)}\n", as_json=as_json)
     return 0 if answer.sound else 3

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from loadgen.cost.budget import Budget
     from loadgen.execution.plan import Settings
     from loadgen.metrics.summary import Summary
-    from loadgen.report.otel import TelemetrySender
     from loadgen.report.reader_process import ReaderProcess
     from loadgen.results.manifest import Cluster, TargetFacts
     from loadgen.workload import Workload
@@ -100,8 +100,7 @@ class Show:
     """Hears the runs of one command: their first lines and their progress go to stderr.
 
     `progress`: auto (a live view on a terminal, else a line every 10 s), plain (a line), json or off. `quiet`: of the
-    runs of a search, no first lines. `prometheus`: host and port at which each run's metrics are served while it goes.
-    `otel`: what is sent to OpenTelemetry while a run goes (report/otel.py).
+    runs of a search, no first lines. `followers`: what else is started beside each run, given its folder.
     """
 
     def __init__(
@@ -110,12 +109,9 @@ class Show:
         *,
         quiet: bool = False,
         budget: Budget | None = None,
-        prometheus: tuple[str, int] | None = None,
-        otel: str | None = None,
+        followers: Sequence[Callable[[Path], ReaderProcess]] = (),
     ) -> None:
-        self._otel = otel
-        self._sender: TelemetrySender | None = None
-        self._form, self._quiet, self._prometheus = progress, quiet, prometheus
+        self._form, self._quiet, self._followers = progress, quiet, followers
         self._budget = budget
         self._cost_so_far: Callable[[], Decimal] = Decimal
         self._steps: Steps | None = None
@@ -175,8 +171,8 @@ class Show:
             case WorkersPlaced(cluster):
                 self._announce_cluster(cluster)
             case LoadStarted():
-                if self._sender is not None:
-                    self._sender.begin(event.start_ns)
+                for process in self._beside:
+                    process.begin(event.start_ns)
                 if self._progress is not None:
                     self._progress.follow(event.load.counters)
                 if self._budget is not None:
@@ -244,16 +240,10 @@ class Show:
     def _begin(self, planned: RunPlanned) -> None:
         """Open what shows the progress of a run."""
         (plan, header), timetable = planned, planned.plan.timetable
-        if self._prometheus is not None and header.client != "virtual":
-            from loadgen.report.prometheus import Exporter
-
-            self._beside.append(Exporter(plan.job.folder, self._prometheus))
-        if self._otel is not None and header.client != "virtual":
-            from loadgen.report.otel import TelemetrySender
-
-            self._sender = TelemetrySender(plan.job.folder, self._otel)
-            self._beside.append(self._sender)
-        if self._form == "off" or header.client == "virtual":  # which is too fast to be watched
+        if header.client == "virtual":  # which is too fast to be watched
+            return
+        self._beside += [follow(plan.job.folder) for follow in self._followers]
+        if self._form == "off":
             return
         if self._form == "auto" and sys.stderr.isatty() and not self._quiet:
             from loadgen.report.dashboard import Dashboard

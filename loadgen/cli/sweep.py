@@ -10,7 +10,7 @@ import typer
 
 from loadgen import format
 from loadgen.cli.options import DryRun, Given, OneWorkload, Strict, new_folder, takes
-from loadgen.cli.output import print_json, say
+from loadgen.cli.output import print_answer, say
 from loadgen.errors import INTERRUPTED, OK, UNSOUND, Fault, Faults, UserError, collecting
 
 if TYPE_CHECKING:
@@ -93,10 +93,8 @@ def sweep(
         curve, interrupted = _run(asked)
         if curve is None:
             return INTERRUPTED
-        if as_json:
-            print_json(curve)
-        else:
-            print(sweep_report.render_markdown(curve) if as_markdown else sweep_report.render_text(curve), end="")
+        render = sweep_report.render_markdown if as_markdown else sweep_report.render_text
+        print_answer(curve, render(curve), as_json=as_json)
         say(f"results in {parent}, page: {parent / 'report.html'}, table: {parent / 'sweep.md'}")
         return _code(curve, interrupted, strict=strict)
 

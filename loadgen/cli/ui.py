@@ -51,12 +51,12 @@ def ui(
         )
     book = None if prices is None else price_file.load_prices(prices, accept_sample=False, currency=currency)
     try:
-        server = serve(folder, port, book)
+        server = Server(folder, port, book)
     except OSError as error:
         raise UserError(
             "cannot_listen", f"cannot listen: {error.strerror}", f"--port {port}", "--port 0 takes a free one"
         ) from None
-    print(address(server), flush=True)
+    print(server.address, flush=True)
     print("Ctrl-C ends it", file=sys.stderr)
     try:
         server.serve_forever()
@@ -68,7 +68,7 @@ def ui(
 
 
 class Server(ThreadingHTTPServer):
-    """The server of one folder. `word`: the first part of every path."""
+    """The server of one folder, which listens at once. `word`: the first part of every path. Raises OSError."""
 
     daemon_threads = True
 
@@ -76,15 +76,10 @@ class Server(ThreadingHTTPServer):
         self.folder, self.prices, self.word = folder.resolve(), prices, secrets.token_urlsafe(16)
         super().__init__(("127.0.0.1", port), _Handler)
 
-
-def serve(folder: Path, port: int, prices: Prices | None) -> Server:
-    """A server that listens; the caller runs and closes it. Raises OSError."""
-    return Server(folder, port, prices)
-
-
-def address(server: Server) -> str:
-    """The address to open."""
-    return f"http://127.0.0.1:{server.server_port}/{server.word}/"
+    @property
+    def address(self) -> str:
+        """The address to open."""
+        return f"http://127.0.0.1:{self.server_port}/{self.word}/"
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -12,7 +12,7 @@ from loadgen import units
 from loadgen.cli.answers import AgainstKey, AgainstModel, other_endpoint
 from loadgen.cli.bundle import write as write_bundle
 from loadgen.cli.options import OF_THE_LOAD, Given, takes, typed_again
-from loadgen.cli.output import print_json, say
+from loadgen.cli.output import print_answer, say
 from loadgen.errors import OK, Fault, Faults, UserError, collecting
 from loadgen.execution.options import typed
 
@@ -84,6 +84,7 @@ def validate(
     from loadgen.contracts.planning import planned_words
     from loadgen.execution.folder_names import alone
     from loadgen.metrics.repeats import Repetition
+    from loadgen.report.validation import text
     from loadgen.workload.loading import packaged
 
     if contract is None and extend is not None:
@@ -97,7 +98,7 @@ def validate(
         )
     if contract.is_dir():
         result = stored.again(contract)
-        _print(result, as_json)
+        print_answer(result, text(result), as_json=as_json)
         if bundle is not None:
             write_bundle(contract, bundle)
         return verdict.exit_code(result)
@@ -179,7 +180,7 @@ def validate(
             result = run.extend(folder, checked_contract, settings, add_ns=add_ns, **carry_out)
     else:
         result, folder = run.run(checked_contract, settings, settings.out, other=other, **carry_out)
-    _print(result, as_json)
+    print_answer(result, text(result), as_json=as_json)
     say(f"all of it in {folder}, the page for people: {folder / run.PAGE}")
     if result.verdict == verdict.INCONCLUSIVE and not result.interrupted:
         say(f"to add load where it is undecided: loadgen validate --extend {folder} --add TIME")
@@ -213,15 +214,6 @@ def _time(text: str | None, flag: str) -> int | None:
     return length_ns
 
 
-def _print(result: Any, as_json: bool) -> None:
-    from loadgen.report import validation
-
-    if as_json:
-        print_json(result)
-    else:
-        print(validation.text(result), end="")
-
-
 def _predict(checked: Checked, settings: Settings, seed: int | None, as_json: bool) -> int:
     """Print what each term of a contract needs, from a simulation; the exit code."""
     from loadgen.contracts import prediction, stored
@@ -242,8 +234,6 @@ def _predict(checked: Checked, settings: Settings, seed: int | None, as_json: bo
     prices = None if checked.contract.prices is None else load_prices(checked.folder / checked.contract.prices)
     money = None if prices is None else stored.money(prices)
     forecast = prediction.predict(checked, simulated, perform=execute, money=money, seed=seed)
-    if as_json:
-        print_json({"simulated": simulated.shown, "levels": forecast})
-    else:
-        print(forecast_text(forecast, simulated.shown, asked=None if settings.virtual else settings.url), end="")
+    text = forecast_text(forecast, simulated.shown, asked=None if settings.virtual else settings.url)
+    print_answer({"simulated": simulated.shown, "levels": forecast}, text, as_json=as_json)
     return OK

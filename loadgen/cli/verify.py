@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from loadgen.cli.output import print_json
+from loadgen.cli.output import print_answer
 from loadgen.errors import OK, SLO_MISSED, UNSOUND
 
 
@@ -29,8 +29,5 @@ def verify(
     from loadgen.bundle.verify import verify as check
 
     found = check(bundle, signed_by=signed_by)
-    if as_json:
-        print_json(found)
-    else:
-        print(text(found), end="")
+    print_answer(found, text(found), as_json=as_json)
     return {"all": OK, "part": UNSOUND, "no": SLO_MISSED}[found.verified]

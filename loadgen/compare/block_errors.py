@@ -7,26 +7,22 @@ module decides which values, in which order, stand for which figure.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.metrics import columns as metrics
 from loadgen.metrics import outcomes
 from loadgen.metrics.columns import OK, Columns
+from loadgen.metrics.registry import Metric
 from loadgen.metrics.windows import Span, span, spread_tokens
+from loadgen.slo import Slo
 from loadgen.stats import intervals
 from loadgen.stats.quantiles import QUANTILES, SUPPORT, element, index
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from loadgen.metrics.registry import Metric
-    from loadgen.slo import Slo
 
 BLOCKS = (20, 10)  # per run: more blocks miss long disturbances, fewer estimate the spread badly; the wider is used
 RESAMPLES = 300  # enough to know a standard error to 4 %

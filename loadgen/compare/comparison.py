@@ -8,10 +8,12 @@ result holds for these runs only: the word is then DIFFER, never "better" or "wo
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen import format
 from loadgen.compare import block_errors
@@ -21,16 +23,10 @@ from loadgen.metrics import outcomes
 from loadgen.metrics.columns import OK, Columns, is_measured, of_class, step_of
 from loadgen.metrics.reasons import STATES
 from loadgen.metrics.registry import SHARES, SHOWN, Metric, figure, metric
+from loadgen.metrics.summary import ClassSummary, StepSummary, Summary
+from loadgen.results.manifest import Header, ReasonCode, StepPlan, TargetFacts
 from loadgen.stats import intervals
 from loadgen.stats.intervals import LEVEL
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from loadgen.metrics.summary import ClassSummary, StepSummary, Summary
-    from loadgen.results.manifest import Header, ReasonCode, StepPlan, TargetFacts
 
 UNLIKE = "not the same work"
 POWER = 0.9  # probability of finding the smallest detectable change

@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from loadgen import format
-from loadgen.compare.comparison import UNLIKE
+from loadgen.compare.comparison import UNLIKE, Comparison, Difference
 from loadgen.errors import Faults, UserError, closest
 from loadgen.metrics.registry import SHARES, metric, paths
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from loadgen.compare.comparison import Comparison, Difference
 
 _FORM = re.compile(r"\s*([A-Za-z0-9_.]+)\s*(>=|<=|>|<)\s*([+-]?)\s*(\d+(?:\.\d+)?|\.\d+)\s*(%|us|ms|s|)\s*")
 _MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}

@@ -46,8 +46,8 @@ def load_contract(
     longer; terms that then cannot pass are no faults, but named in the plan. `against`: whether another endpoint was
     given for the answers.
 
-    Raises Faults with everything that is wrong: shape, units, unknown terms and workloads, contradictions, and samples
-    too small for their terms.
+    Raises UserError for a file that cannot be read, and Faults with everything that is wrong in it: shape, units,
+    unknown terms and workloads, contradictions, and samples too small for their terms.
     """
     file = find(path)
     label = str(path) if file == path else str(file)

@@ -56,19 +56,19 @@ def predict(
     """
     settings = replace(settings, gpus=settings.gpus or checked.contract.gpus)
     runs: dict[str, tuple[RecordedRun, ...]] = {}
+    own: dict[str, float] = {}
     trouble: dict[str, LevelForecast] = {}
     for planned in checked.levels:
         name = planned.level.name
         try:
             runs[name] = _simulated(planned, settings, perform, seed, longest)
+            own[name] = _own_s(planned, runs[name][0])
         except (Faults, TargetError) as error:
             trouble[name] = LevelForecast(
                 name=name, length_s=0, simulated_s=0, terms=(), trouble=str(error), fault_codes=codes(error)
             )
-    lengths = {name: _length_s(level_runs[0]) for name, level_runs in runs.items()}
     return tuple(
-        trouble.get(planned.level.name) or _forecast(checked, planned, runs, lengths, money)
-        for planned in checked.levels
+        trouble.get(planned.level.name) or _forecast(checked, planned, runs, own, money) for planned in checked.levels
     )
 
 
@@ -95,17 +95,16 @@ def _forecast(
     checked: Checked,
     planned: Planned,
     runs: dict[str, tuple[RecordedRun, ...]],
-    lengths: dict[str, float],
+    own: dict[str, float],
     money: Money | None,
 ) -> LevelForecast:
-    """Judges the runs of a level at each length."""
+    """Judges the runs of a level at each length. `own`: the length of one run of each level as it is planned."""
     name, repeats = planned.level.name, planned.level.repeats
-    simulated_s = lengths[name]
-    own_s = simulated_s if planned.duration_ns is None else min(planned.duration_ns / 1e9, simulated_s)
+    simulated_s, own_s = _length_s(runs[name][0]), own[name]
     judged: list[tuple[float, LevelVerdict]] = []
     for length_s in sorted({own_s, *_lengths(own_s, simulated_s)}):
         cut = {
-            other: tuple(_up_to(run, length_s / own_s * _own_s(checked, other, lengths)) for run in others)
+            other: tuple(_up_to(run, length_s / own_s * own[other]) for run in others)
             for other, others in runs.items()
             if other == name or any(term.level == other for term in (*planned.level.must, *planned.level.should))
         }
@@ -128,10 +127,10 @@ def _forecast(
     )
 
 
-def _own_s(checked: Checked, name: str, lengths: dict[str, float]) -> float:
+def _own_s(planned: Planned, run: RecordedRun) -> float:
     """The length of one run of a level as it is planned."""
-    planned = next(one for one in checked.levels if one.level.name == name)
-    return lengths[name] if planned.duration_ns is None else min(planned.duration_ns / 1e9, lengths[name])
+    simulated_s = _length_s(run)
+    return simulated_s if planned.duration_ns is None else min(planned.duration_ns / 1e9, simulated_s)
 
 
 def _lengths(own_s: float, simulated_s: float) -> list[float]:

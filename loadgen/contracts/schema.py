@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from loadgen import format
-from loadgen.errors import Fault, Faults, UserError
+from loadgen.errors import Fault, Faults
 from loadgen.slo import Slo
 from loadgen.stats.quantiles import name as percentile
 from loadgen.units import Wrong
@@ -416,9 +416,6 @@ def find(path: Path) -> Path:
 
 
 def text_of(file: Path, as_given: str) -> str:
-    """The text of a contract file. Raises Faults for a file that is missing, unreadable, too large or not UTF-8."""
+    """The text of a contract file. Raises UserError for a file that is missing, unreadable, too large or not UTF-8."""
     hint = f"the path of a YAML file, or one of {', '.join(packaged('contracts'))}"
-    try:
-        return read_text(file, as_given, "contract", lambda: hint, hint)
-    except UserError as error:
-        raise Faults([error]) from None
+    return read_text(file, as_given, "contract", lambda: hint, hint)

@@ -222,14 +222,16 @@ def _kept(before: LevelVerdict, now: LevelVerdict) -> LevelVerdict:
         now_term if term.verdict == INCONCLUSIVE else term
         for term, now_term in zip(before.terms, now.terms, strict=True)
     )
-    must = [term.verdict for term in terms if term.kind == "must"]
     is_decided = any(term.verdict != INCONCLUSIVE for term in terms)
     return msgspec.structs.replace(
-        now,
-        terms=terms,
-        verdict=together(must) if must else "PASS",
-        trouble="" if is_decided else now.trouble,
+        now, terms=terms, verdict=_of_terms(terms), trouble="" if is_decided else now.trouble
     )
+
+
+def _of_terms(terms: Sequence[Judgement]) -> Verdict:
+    """The verdict on a level: its must terms decide."""
+    must = [term.verdict for term in terms if term.kind == "must"]
+    return together(must) if must else "PASS"
 
 
 def _judge_level(
@@ -239,11 +241,7 @@ def _judge_level(
     blocked = _blocking_reason(level, level_runs)
     horizon_s = None if contract.horizon_ns is None else contract.horizon_ns / 1e9
     evaluator = Evaluator(contract.confidence, measured, level_runs, money, horizon_s)
-    terms = [
-        _judge_term(evaluator.held, contract.confidence, term, level.name, kind, blocked)
-        for kind, listed in (("must", level.must), ("should", level.should))
-        for term in listed
-    ]
+    terms = _judge_terms(evaluator.held, contract.confidence, level, level.name, blocked)
     summaries = [run.summary for run in level_runs.runs]
     notes = [
         reasons.sentence(warning)
@@ -253,13 +251,13 @@ def _judge_level(
     ]
     return LevelVerdict(
         name=level.name,
-        verdict=together([term.verdict for term in terms if term.kind == "must"]) if level.must else "PASS",
+        verdict=_of_terms(terms),
         workload=level.workload,
         load=summaries[0].load.arrival if summaries else "",
         runs=tuple(run.folder for run in level_runs.runs),
         requests=sum(summary.requests.scheduled for summary in summaries),
         ok=sum(summary.requests.ok for summary in summaries),
-        terms=tuple(terms),
+        terms=terms,
         trouble=blocked,
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -267,20 +265,16 @@ def _judge_level(
 
 def of_answers(contract: Contract, asked: AnswersAsked, scored: ScoredAnswers) -> LevelVerdict:
     """The verdict on what the contract promises of the answers, in the form of one more level."""
-    terms = [
-        _judge_term(scored.held, contract.confidence, term, "answers", kind, scored.trouble)
-        for kind, listed in (("must", asked.must), ("should", asked.should))
-        for term in listed
-    ]
+    terms = _judge_terms(scored.held, contract.confidence, asked, "answers", scored.trouble)
     return LevelVerdict(
         name="answers",
-        verdict=together([term.verdict for term in terms if term.kind == "must"]) if asked.must else "PASS",
+        verdict=_of_terms(terms),
         workload=asked.dataset,
         load=scored.load,
         runs=(),
         requests=scored.prompts,
         ok=scored.answered,
-        terms=tuple(terms),
+        terms=terms,
         trouble=scored.trouble,
         notes=scored.notes,
     )
@@ -344,6 +338,16 @@ def _cache_trouble(level: ContractLevel, run: RecordedRun) -> str:
     if level.cache == "warm" and cached_share < WARM:
         return f"only {format.percent(cached_share)} of the prompt tokens came from cache: it was not warm"
     return ""
+
+
+def _judge_terms(
+    held: Callable[[Promise], Held], confidence: float, asked: ContractLevel | AnswersAsked, level: str, blocked: str
+) -> tuple[Judgement, ...]:
+    return tuple(
+        _judge_term(held, confidence, term, level, kind, blocked)
+        for kind, listed in (("must", asked.must), ("should", asked.should))
+        for term in listed
+    )
 
 
 def _judge_term(

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from loadgen.errors import Faults, UserError
+from loadgen.errors import Faults
 from loadgen.format import SYSTEM
 from loadgen.results.manifest import TargetFacts
 from loadgen.workload.fields import Part, Source, Whole
@@ -113,12 +113,11 @@ ASKED = {
 
 
 def load(path: Path, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The keys of a system file, as metadata: `system.accelerator.model`. Raises Faults with all that is wrong."""
-    shown = f"--system {path}"
-    try:
-        text = read_text(path, shown, "system file", lambda: _EXAMPLE, _EXAMPLE)
-    except UserError as error:
-        raise Faults([error]) from None
+    """The keys of a system file, as metadata: `system.accelerator.model`.
+
+    Raises UserError where it cannot be read, and Faults with all that is wrong in it.
+    """
+    text = read_text(path, f"--system {path}", "system file", lambda: _EXAMPLE, _EXAMPLE)
     document, faults = read_yaml(text, str(path), env, kind="system file", smallest=_SMALLEST)
     source = Source(file=str(path), folder=path.parent, faults=faults)
     system = validated(SystemUnderTest, document, source)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 
 from loadgen.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from loadgen.stats.quantiles import Distribution
+from loadgen.stats.quantiles import Distribution
 
 VALUES_SHOWN = 20  # of one label: those with the most calls; the others are summed up in one group
 ALL, OTHERS, NONE = "all calls", "(others)", "(none)"

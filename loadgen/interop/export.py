@@ -7,26 +7,21 @@ null. Every file has a field `loadgen`, which other tools ignore: it names loadg
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.interop.other_definitions import Theirs, chosen, theirs
 from loadgen.interop.result import COUNTS
 from loadgen.metrics.columns import FAILED, LOST
+from loadgen.metrics.summary import Summary
+from loadgen.results.manifest import Header
 from loadgen.results.record import FINISH_REASONS
 from loadgen.stats.early_stopping import allowed
-from loadgen.stats.quantiles import index
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from loadgen.metrics.summary import Summary
-    from loadgen.results.manifest import Header
-    from loadgen.stats.quantiles import Histogram
+from loadgen.stats.quantiles import Histogram, index
 
 
 class ExportSource:

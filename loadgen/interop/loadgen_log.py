@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from loadgen.errors import UserError, of_reading
 from loadgen.interop.result import ForeignResult, made, statistics
 from loadgen.stats.loadgen_spread import PERCENTILES, LoadGenSpread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SUMMARY = "mlperf_log_summary.txt"
 MARK = ":::MLLOG "

@@ -6,22 +6,17 @@ tools use: an answer ends at its last output or finish event here, while some to
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.interop.result import COUNTS
 from loadgen.metrics.columns import OK, Columns, is_measured, measured_gaps
+from loadgen.metrics.summary import Summary
+from loadgen.results.manifest import Header
 from loadgen.stats.quantiles import Histogram, milliseconds
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from loadgen.metrics.summary import Summary
-    from loadgen.results.manifest import Header
 
 Pair = tuple[float | None, float | None]
 NONE: Pair = (None, None)
@@ -87,15 +82,12 @@ class Theirs(NamedTuple):
     e2e: WeightedValues
 
 
-class ToolFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What one tool would print: (p50, p99) of each metric in ms, None where it has none. `counts`: how it counts."""
+class ToolFigures(NamedTuple):
+    """What one tool would print: p50 and p99 of TTFT, TPOT, ITL and E2E in ms, None where it has none."""
 
     tool: str
-    ttft: Pair
-    tpot: Pair
-    itl: Pair
-    e2e: Pair
-    counts: str
+    counts: str  # how it counts
+    figures: tuple[Pair, ...]
 
 
 def chosen(header: Header, rows: NDArray[np.void]) -> tuple[Columns, NDArray[np.bool_]]:
@@ -153,28 +145,14 @@ def reported(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Seq
     by_tool = theirs(header, rows, gaps)
     if not by_tool:
         return []
-    ours = ToolFigures(
-        tool="loadgen",
-        ttft=(summary.ttft_ms.p50, summary.ttft_ms.p99),
-        tpot=(summary.tpot_ms.p50, summary.tpot_ms.p99),
-        itl=NONE if summary.itl_ms is None else (summary.itl_ms.p50, summary.itl_ms.p99),
-        e2e=(summary.e2e_ms.p50, summary.e2e_ms.p99),
-        counts="From due. TTFT is the first event with output. TPOT is (last - first) / (n - n1). ITL is pooled, and "
-        "only where an event carries one token. Quantiles are elements of the sample",
+    counts = (
+        "From due. TTFT is the first event with output. TPOT is (last - first) / (n - n1). ITL is pooled, and only "
+        "where an event carries one token. Quantiles are elements of the sample"
     )
-    return [ours, *(_tool_figures(tool, samples, COUNTS[tool]) for tool, samples in by_tool.items())]
-
-
-def _tool_figures(tool: str, samples: Theirs, counts: str) -> ToolFigures:
-    def p50_and_p99(sample: WeightedValues | Pooled | None) -> Pair:
-        stats = sample.stats() if sample is not None else {}
-        return stats.get("p50"), stats.get("p99")
-
-    return ToolFigures(
-        tool=tool,
-        ttft=p50_and_p99(samples.ttft),
-        tpot=p50_and_p99(samples.tpot),
-        itl=p50_and_p99(samples.itl),
-        e2e=p50_and_p99(samples.e2e),
-        counts=counts,
-    )
+    ours = (summary.ttft_ms, summary.tpot_ms, summary.itl_ms, summary.e2e_ms)
+    found = [ToolFigures("loadgen", counts, tuple((each.p50, each.p99) if each is not None else NONE for each in ours))]
+    for tool, samples in by_tool.items():
+        stats = [sample.stats() if sample is not None else {} for sample in samples]
+        pairs = tuple((each.get("p50"), each.get("p99")) for each in stats)
+        found.append(ToolFigures(tool, COUNTS[tool], pairs))
+    return found

@@ -9,13 +9,10 @@ import os
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from loadgen.errors import UserError
 from loadgen.metrics import registry
-
-if TYPE_CHECKING:
-    from loadgen.metrics.summary import Summary
+from loadgen.metrics.summary import Summary
 
 PROJECT = "loadgen"  # experiment of MLflow, project of W&B
 FILES = ("summary.json", "run.json", "report.html")
@@ -24,13 +21,8 @@ _ENERGY = ("joules_per_output_token", "joules_per_request", "watts", "output_tok
 
 def figures(summary: Summary) -> dict[str, float]:
     """Every figure of the summary that can be compared, by its path; those that are not known are left out."""
-    found: dict[str, float] = {}
-    for path in [*registry.paths(), *(f"energy.{name}" for name in _ENERGY)]:
-        value: Any = summary
-        for name in path.split("."):
-            value = getattr(value, name, None)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            found[path] = float(value)
+    paths = (*registry.paths(), *(f"energy.{name}" for name in _ENERGY))
+    found = {path: value for path in paths if (value := registry.figure(summary, path)) is not None}
     found["verdict.valid"] = float(summary.verdict.valid)
     if summary.goodput.met is not None:
         found["goodput.met"] = float(summary.goodput.met)

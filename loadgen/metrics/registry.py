@@ -52,6 +52,10 @@ SHOWN = (
 """The metrics compared by default, between sides and between repeats, each where all have it."""
 
 
+_QUANTILES = dict(QUANTILES)
+_STATS = (*_QUANTILES, "mean", "min", "max")
+
+
 def metric(path: str) -> Metric | None:
     """The metric of a path of `summary.json` (`ttft_ms.p99`, `tokens.output_per_s`), or of `ok_share`.
 
@@ -60,12 +64,11 @@ def metric(path: str) -> Metric | None:
     first, _, last = path.partition(".")
     measure = first.removesuffix("_ms")
     if first.endswith("_ms") and measure in (*columns.TERMS, "connect", "send_lag", "client_lag", "stamp_error"):
-        quantiles = dict(QUANTILES)
-        if last not in quantiles and last not in ("mean", "min", "max"):
+        if last not in _STATS:
             return None
         name = f"{NAMES.get(measure, measure.replace('_', ' '))} {last.replace('_', '.')}"
-        exact = measure if measure in columns.MEASURES and (last in quantiles or last == "mean") else ""
-        return Metric(path, name, "ms", -1, exact, quantiles.get(last))
+        exact = measure if measure in columns.MEASURES and (last in _QUANTILES or last == "mean") else ""
+        return Metric(path, name, "ms", -1, exact, _QUANTILES.get(last))
     if path == "ok_share":
         return Metric(path, "requests ok", "", 1)
     if first == "sessions":
@@ -102,7 +105,7 @@ def _of_tasks(path: str) -> Metric | None:
         return Metric(path, *_TASK_FIGURES[path])
     _, _, rest = path.partition(".")
     time, _, last = rest.partition(".")
-    if time not in _TASK_TIMES or (last not in dict(QUANTILES) and last not in ("mean", "min", "max")):
+    if time not in _TASK_TIMES or last not in _STATS:
         return None
     return Metric(path, f"{_TASK_TIMES[time]} {last.replace('_', '.')}", "ms", -1)
 
@@ -112,9 +115,8 @@ def paths() -> list[str]:
     from loadgen.metrics.summary import Summary
 
     latencies = [name for name in Summary.__struct_fields__ if name.endswith("_ms")]
-    stats = [name for name, _ in QUANTILES] + ["mean", "min", "max"]
-    latency_paths = [f"{name}.{stat}" for name in latencies for stat in stats]
-    task_paths = [f"sessions.{name}.{stat}" for name in _TASK_TIMES for stat in stats] + list(_TASK_FIGURES)
+    latency_paths = [f"{name}.{stat}" for name in latencies for stat in _STATS]
+    task_paths = [f"sessions.{name}.{stat}" for name in _TASK_TIMES for stat in _STATS] + list(_TASK_FIGURES)
     return [path for path in [*latency_paths, "ok_share", *sorted(_paths()), *task_paths] if metric(path) is not None]
 
 

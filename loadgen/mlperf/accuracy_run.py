@@ -48,8 +48,8 @@ def run(
         )
     ids = None if tokenizer is None else load_tokenizer(tokenizer)
     questions = [
-        Question(row=DatasetRow(prompt=sample.prompt, output_tokens=spec.max_output), reference=reference)
-        for sample, reference in zip(file.samples, file.references, strict=True)
+        Question(row=DatasetRow(prompt=prompt, output_tokens=spec.max_output), reference=reference)
+        for prompt, reference in zip(file.prompts, file.references, strict=True)
     ]
     endpoint = replace(endpoint, api="completions")  # the prompts of the set have the model's template in them
     out.mkdir(parents=True, exist_ok=True)

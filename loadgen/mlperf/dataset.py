@@ -6,21 +6,19 @@ the default, and every result names it as synthetic. `pickle_reader` reads offic
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen import format, seeds
 from loadgen.errors import Fault, Faults, UserError, enough
 from loadgen.mlperf import pickle_reader
 from loadgen.mlperf.rules import Benchmark, Test
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from loadgen.workload.dataset import placed
 
 SHAPE_SEED = 24576  # seeds the order of the synthetic set; part of its definition, not a setting
 LEAST_INPUT = 4  # tokens that make prompts differ from each other
@@ -164,33 +162,24 @@ def _shuffle(values: list[int], twister: _MersenneTwister) -> None:
 # -- the official file -------------------------------------------------------------------------------------------------
 
 
-class DatasetSample(NamedTuple):
-    """One sample of the user's file: the prompt as token ids (chat template included) or as text, and the number of
-    tokens of the reference answer where the file has it."""
-
-    prompt: list[int] | str
-    output_tokens: int | None
-
-
 IDS = ("tok_input", "tokenized_input", "input_ids", "tok_inputs", "token_ids", "input_tokens")
 TEXTS = ("input", "text_input", "prompt", "question")
-OUTPUTS = ("tok_output_length", "tok_output_len", "tok_ref_output_len", "output_length", "output_tokens", "tok_output")
 REFERENCES = ("output", "gt_output", "ref_output", "reference", "response")
 """Column names in the official files and in the tools around them; the first name that a file has is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """The samples of a file, and its name for results."""
+    """The prompts of a file, as token ids (chat template included) or as texts, and its name for results."""
 
-    samples: tuple[DatasetSample, ...]
+    prompts: tuple[list[int] | str, ...]
     name: str
     references: tuple[str | None, ...] = ()  # the right answer of each sample, where the file has it
 
     @property
     def tokens(self) -> bool:
         """Whether the prompts are token ids, which only the completions API accepts."""
-        return not isinstance(self.samples[0].prompt, str)
+        return not isinstance(self.prompts[0], str)
 
 
 def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
@@ -209,9 +198,9 @@ def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
     readers: dict[str, Callable[[Path], dict[str, Sequence[Any]]]] = {
         ".pkl": pickle_reader.read_pickle,
         ".pickle": pickle_reader.read_pickle,
-        ".jsonl": _jsonl,
-        ".json": _jsonl,
-        ".parquet": _parquet,
+        ".jsonl": _columns,
+        ".json": _columns,
+        ".parquet": _columns,
     }
     if kind not in readers:
         known = f"known: {', '.join(readers)}"
@@ -228,8 +217,7 @@ def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
         raise UserError(
             "empty_file", "the data set has no rows", str(path), f"{benchmark} has {spec.samples:,} samples"
         )
-    counts = next((table[name] for name in OUTPUTS if name in table), ())
-    samples: list[DatasetSample] = []
+    prompts: list[list[int] | str] = []
     faults: list[Fault] = []
     for row, value in enumerate(table[column][: spec.samples]):
         where = f"{path}: row {row}, column {column}"
@@ -242,17 +230,17 @@ def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
                 UserError("out_of_range", problem, where, f"{benchmark} has at most {spec.max_input:,} tokens in")
             )
         else:
-            samples.append(DatasetSample(prompt, _count(counts[row]) if row < len(counts) else None))
-            if isinstance(prompt, str) != isinstance(samples[0].prompt, str):
+            prompts.append(prompt)
+            if isinstance(prompt, str) != isinstance(prompts[0], str):
                 faults.append(UserError("wrong_type", "texts and token ids in one column", where, "one or the other"))
         if enough(faults, str(path)):
             break
     if faults:
         raise Faults(faults)
-    right = next((table[name] for name in REFERENCES if name in table), [None] * len(samples))[: len(samples)]
+    right = next((table[name] for name in REFERENCES if name in table), [None] * len(prompts))[: len(prompts)]
     references = tuple(text if isinstance(text, str) else None for text in right)
-    name = f"{path.name}, {len(samples):,} of {format.counted(rows, 'row')}, {spec.samples:,} in the official set"
-    return File(samples=tuple(samples), name=name, references=references)
+    name = f"{path.name}, {len(prompts):,} of {format.counted(rows, 'row')}, {spec.samples:,} in the official set"
+    return File(prompts=tuple(prompts), name=name, references=references)
 
 
 def _prompt(value: Any) -> list[int] | str | None:
@@ -269,59 +257,8 @@ def _prompt(value: Any) -> list[int] | str | None:
     return list(value)
 
 
-def _count(value: Any) -> int | None:
-    """A token count from a cell that holds the number of tokens or the tokens themselves; None for anything else."""
-    if isinstance(value, np.ndarray | list | tuple):
-        return len(value)
-    return int(value) if isinstance(value, int | float | np.number) and np.isfinite(value) else None
-
-
-def _parquet(path: Path) -> dict[str, Sequence[Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    wanted = (*IDS, *TEXTS, *OUTPUTS, *REFERENCES)
-    try:
-        file = pq.ParquetFile(path)
-        names = [name for name in file.schema_arrow.names if name in wanted]
-        if not names:
-            return dict.fromkeys(file.schema_arrow.names, ())
-        return dict(file.read(names).to_pydict())
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise UserError(
-            "wrong_format", f"not a Parquet file: {_first_line(error)}", str(path), "the file may be cut off"
-        ) from None
-
-
-def _jsonl(path: Path) -> dict[str, Sequence[Any]]:
-    """The columns of a file of JSON objects, one per line. Only keys that every row has become columns."""
-    rows: list[dict[str, Any]] = []
-    faults: list[Fault] = []
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise ValueError("not an object")
-                rows.append(row)
-            except (ValueError, RecursionError) as error:
-                faults.append(
-                    UserError(
-                        "invalid_syntax", f"not JSON: {_first_line(error)}", f"{path}:{number}", "one object per line"
-                    )
-                )
-                if enough(faults, str(path)):
-                    break
-    if faults:
-        raise Faults(faults)
-    if not rows:
-        return {}
-    shared = set(rows[0]).intersection(*rows)
-    return {name: [row[name] for row in rows] for name in rows[0] if name in shared}
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error) or type(error).__name__
-    return text.splitlines()[0][:200]
+def _columns(path: Path) -> dict[str, Sequence[Any]]:
+    """The columns of a file of rows. None: the row has no such cell."""
+    rows = [row for _, row in placed(path)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}

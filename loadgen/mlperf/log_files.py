@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -18,9 +19,6 @@ from loadgen.mlperf import dataset, rules
 from loadgen.mlperf.result import DISCLOSURE, UNRESOLVED, Check, MlperfResult
 from loadgen.mlperf.rules import Test
 from loadgen.stats.loadgen_spread import PERCENTILES, LoadGenSpread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SUMMARY, DETAIL = "mlperf_log_summary.txt", "mlperf_log_detail.txt"
 MARK = ":::MLLOG "
@@ -93,14 +91,14 @@ def _summary_lines(result: MlperfResult, test: Test, sut: str) -> Iterator[str]:
     yield from ("", RULE, "Additional Stats", RULE)
     if not offline:
         yield f"Scheduled samples per second : {_two_decimals(result.scheduled_samples_per_s)}"
-    yield from _spread_lines(result.latency, "latency (ns)", "   : ", 16, "latency (ns)")
+    yield from _spread_lines(result.latency, "latency (ns)", "latency (ns)")
     yield ""
     if not offline:
         assert result.ttft is not None and result.tpot is not None
         yield f"Completed tokens per second                 : {_two_decimals(result.completed_tokens_per_s)}"
-        yield from _spread_lines(result.ttft, "First Token latency (ns)", "   : ", 16, "first token latency (ns)")
+        yield from _spread_lines(result.ttft, "First Token latency (ns)", "first token latency (ns)")
         yield ""
-        yield from _spread_lines(result.tpot, "Time per Output Token (ns)", "   : ", 16, "time to output token (ns)")
+        yield from _spread_lines(result.tpot, "Time per Output Token (ns)", "time to output token (ns)")
     yield from ("", RULE, "Test Parameters Used", RULE)
     yield f"samples_per_query : {_samples_per_query(result, test)}"
     yield f"target_qps : {_six_digits(result.target_qps)}"
@@ -153,13 +151,11 @@ def _samples_per_query(result: MlperfResult, test: Test) -> int:
     return result.queries if result.target_qps is None else rules.offline_expected(test, result.target_qps)
 
 
-def _spread_lines(
-    spread: LoadGenSpread, name: str, separator: str, padding: int, percentile_name: str
-) -> Iterator[str]:
+def _spread_lines(spread: LoadGenSpread, name: str, percentile_name: str) -> Iterator[str]:
     for word, value in (("Min", spread.min), ("Max", spread.max), ("Mean", spread.mean)):
-        yield f"{word} {name}".ljust(len(name) + 5) + " " * (padding - 1) + f": {_integer_text(value)}"
+        yield f"{word} {name}".ljust(len(name) + 20) + f": {_integer_text(value)}"
     for p, value in zip(PERCENTILES, spread.percentiles, strict=True):
-        yield f"{p * 100:.2f} percentile {percentile_name}{separator}{_integer_text(value)}"
+        yield f"{p * 100:.2f} percentile {percentile_name}   : {_integer_text(value)}"
 
 
 def early_stopping_text(check: Check) -> str:

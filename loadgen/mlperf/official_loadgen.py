@@ -14,32 +14,29 @@ from collections import deque
 from collections.abc import Coroutine
 from datetime import UTC, datetime
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from loadgen_sdk.probe.probe import ProbeResult
+from loadgen_sdk.request import Completion
 
 from loadgen import seeds
 from loadgen.errors import UserError
+from loadgen.execution.plan import Settings
 from loadgen.execution.probing import client_options, find, serving
 from loadgen.execution.run_header import version
 from loadgen.interop.loadgen_log import LoadGenLog, read_log
 from loadgen.mlperf import dataset, rules, run
 from loadgen.mlperf import result as mlperf
+from loadgen.mlperf.result import MlperfResult
+from loadgen.mlperf.rules import Test
+from loadgen.mlperf.run import Data
 from loadgen.requests import build as build_prompts
 from loadgen.requests import prompts
 from loadgen.requests.tokenizer import load_tokenizer
 from loadgen.results import checksums
 from loadgen.stats.loadgen_spread import PERCENTILES
 from loadgen.workload import FromFile
-
-if TYPE_CHECKING:
-    from loadgen_sdk.probe.probe import ProbeResult
-    from loadgen_sdk.request import Completion
-
-    from loadgen.execution.plan import Settings
-    from loadgen.mlperf.result import MlperfResult
-    from loadgen.mlperf.rules import Test
-    from loadgen.mlperf.run import Data
 
 BUILD_AHEAD = 200_000  # request bodies built before the start: about 20 s and 300 MB
 OWN = "own"  # subfolder for the log files by our stamps

@@ -7,24 +7,20 @@ tests only. Results are "MLPerf-style, unofficial": `DISCLOSURE` is printed with
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen import format
 from loadgen.errors import OK, SLO_MISSED, UNSOUND
+from loadgen.mlperf.rules import Test
 from loadgen.results.record import STATUS
 from loadgen.stats.early_stopping import needed
 from loadgen.stats.loadgen_spread import PERCENTILES, LoadGenSpread
 from loadgen.stats.quantiles import index
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from loadgen.mlperf.rules import Test
 
 DISCLOSURE = (
     "MLPerf-style, unofficial: not verified by MLCommons Association. The MLPerf name and logo are registered and "
@@ -134,10 +130,6 @@ class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
         if self.valid:
             return OK
         return UNSOUND if any(reason.kind == "size" for reason in self.reasons) else SLO_MISSED
-
-    def check(self, metric: str) -> Check:
-        """The check of "ttft" or "tpot". Raises KeyError in Offline."""
-        return {check.metric: check for check in self.checks}[metric]
 
 
 def reduce(

@@ -7,20 +7,26 @@ IO: writes the official data set as requests, reads records, writes the result. 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from loadgen_sdk.dialects.quirks import Api
+from numpy.typing import NDArray
 
 from loadgen import format
 from loadgen.errors import UserError
+from loadgen.execution.plan import Settings
 from loadgen.metrics import reasons, sustainable
+from loadgen.metrics.summary import Summary
 from loadgen.mlperf import dataset, log_files, rules
 from loadgen.mlperf import result as mlperf
 from loadgen.results import checksums, store
+from loadgen.results.manifest import decoded
 from loadgen.results.record import STATUS
 from loadgen.search import experiment, trials
 from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer
@@ -39,14 +45,6 @@ from loadgen.workload import (
     Workload,
 )
 from loadgen.workload.fields import OneTokenOrMore
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    from loadgen.execution.plan import Settings
-    from loadgen.metrics.summary import Summary
 
 WAIT_NS = 24 * 3_600 * 1_000_000_000  # LoadGen waits for every query without a limit
 STALL_NS = 900 * 1_000_000_000
@@ -67,7 +65,7 @@ class Data(NamedTuple):
 
     requests: Synthetic | FromFile
     name: str
-    api: str | None  # the API that the prompts need; None: any
+    api: Api | None  # the API that the prompts need: token ids go to completions; None: any
     seed: int | None = None
     salt: str | None = None
 
@@ -92,12 +90,12 @@ def official(test: rules.Test, path: Path, folder: Path) -> tuple[Data, rules.Te
     """
     spec = rules.rules().benchmarks[test.benchmark]
     file = dataset.read_dataset(path, spec, benchmark=test.benchmark)
-    test = replace(test, samples=len(file.samples), min_queries=min(test.min_queries, len(file.samples)))
+    test = replace(test, samples=len(file.prompts), min_queries=min(test.min_queries, len(file.prompts)))
     folder.mkdir(parents=True, exist_ok=True)
     requests_file = folder / REQUESTS
     with requests_file.open("wb") as output:
         for sample in dataset.issue_order(test):
-            row = {"prompt": file.samples[sample].prompt, "max_tokens": spec.max_output, "temperature": 0}
+            row = {"prompt": file.prompts[sample], "max_tokens": spec.max_output, "temperature": 0}
             output.write(msgspec.json.encode(row) + b"\n")
     return Data(FromFile(path=requests_file.resolve()), file.name, "completions" if file.tokens else None), test
 
@@ -189,13 +187,6 @@ def peak(
     return LoadSearch(low=0.01, high=1e6, start=start, precision=precision), runs, plan
 
 
-def settings_for(data: Data, settings: Settings) -> Settings:
-    """The settings with the API that the data need: token ids go to the completions API."""
-    if data.api is None or settings.api == data.api:
-        return settings
-    return replace(settings, api="completions")
-
-
 def offline_rate(folder: Path) -> tuple[float, float] | None:
     """The Offline rate to expect (samples/s) and the trial's length (s), from a short trial; None without completions.
 
@@ -255,7 +246,7 @@ def judge(
         simulated=simulated,
     )  # fmt: skip
     result = _with_standing(result, test, summary, answer)
-    write_result(folder, result, test, summary)
+    write(folder, result, test, *of_summary(summary))
     return result
 
 
@@ -285,7 +276,7 @@ def _test_of(stored: mlperf.MlperfResult) -> rules.Test:
 def outputs_again(folder: Path, summary: Summary) -> dict[str, bytes]:
     """The files of a stored result, made again: `mlperf.json` and LoadGen's two log files."""
     result = again(folder, summary)
-    return _outputs(result, _test_of(result), *_of_summary(summary))
+    return _outputs(result, _test_of(result), *of_summary(summary))
 
 
 def _with_standing(
@@ -307,7 +298,7 @@ def _with_standing(
 
 def _query_trace(folder: Path, test: rules.Test, summary: Summary) -> mlperf.QueryTrace:
     columns = read_columns(folder)
-    is_measured = columns["stage"] == _measured_stage(summary)
+    is_measured = columns["stage"] == next(i for i, stage in enumerate(summary.stages) if stage.measured)
     if not is_measured.all():
         columns = {name: column[is_measured] for name, column in columns.items()}
     origin = int(columns["due_ns"].min()) if len(columns["due_ns"]) else 0
@@ -344,12 +335,7 @@ def cautions(test: rules.Test) -> list[str]:
     return [*notes, *([test.note] if test.note else [])]
 
 
-def write_result(folder: Path, result: mlperf.MlperfResult, test: rules.Test, summary: Summary) -> None:
-    """Write `mlperf.json` and LoadGen's two log files of this run into `folder`."""
-    write(folder, result, test, *_of_summary(summary))
-
-
-def _of_summary(summary: Summary) -> tuple[str, str, datetime]:
+def of_summary(summary: Summary) -> tuple[str, str, datetime]:
     """What the log files say of a run: the system under test, the version of the generator, the beginning."""
     started = datetime.fromisoformat(summary.run.started) if summary.run.started else datetime.now(UTC)
     return summary.target.name or summary.target.url, summary.run.version, started
@@ -401,15 +387,6 @@ def _outputs(
 def read(folder: Path) -> mlperf.MlperfResult:
     """A stored result. Raises UserError when there is none."""
     path = folder / RESULT
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=mlperf.MlperfResult)
-    except OSError as error:
-        raise UserError(
-            "no_result", f"no MLPerf-style result there: {error.strerror}", str(path), "a folder of loadgen mlperf"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise UserError("damaged_file", f"a damaged result: {error}", str(path)) from None
-
-
-def _measured_stage(summary: Summary) -> int:
-    return next(i for i, stage in enumerate(summary.stages) if stage.measured)
+    if not path.is_file():
+        raise UserError("no_result", "no MLPerf-style result there", str(path), "a folder of loadgen mlperf")
+    return decoded(path.read_bytes(), mlperf.MlperfResult, str(path), "an MLPerf-style result")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from loadgen import format
 from loadgen.report import search as words
 from loadgen.report import table
 from loadgen.report.page import Axis, Band, Chart, Mark, Page, Series
 from loadgen.report.table import wrapped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from loadgen.search.adaptive import AdaptiveStep, StoredAdaptive
+from loadgen.search.adaptive import AdaptiveStep, StoredAdaptive
 
 INDENT = " " * 11
 KINDS = {"bracket": "grows", "probe": "narrows", "confirm": "confirms", "sustain": "sustains"}

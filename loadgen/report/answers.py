@@ -42,8 +42,10 @@ def _part(part: ScoredGroup, result: AnswersResult) -> Iterator[str]:
     for score in part.scores:
         row = [NAMES[score.metric], format.count(score.count), _score(score)]
         if result.against:
-            row += [_score(other.get(score.metric)), _change(changes.get(score.metric))]
-            row += [_within(changes.get(score.metric))] if result.loss is not None else []
+            change = changes.get(score.metric)
+            row += [_score(other.get(score.metric)), _change(change)]
+            if result.loss is not None:
+                row.append(format.NONE if change is None else WORDS[change.within])
         rows.append(row)
     head = ["score", "prompts", "A"]
     head += ["B", "A over B"] if result.against else []
@@ -76,10 +78,6 @@ def _change(change: Change | None) -> str:
     if change.low is None or change.high is None:
         return f"~{change.ratio:.3f}"
     return f"{change.ratio:.3f} [{change.low:.3f}, {change.high:.3f}]"
-
-
-def _within(change: Change | None) -> str:
-    return format.NONE if change is None else WORDS[change.within]
 
 
 def _end(result: AnswersResult) -> Iterator[str]:

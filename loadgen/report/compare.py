@@ -5,22 +5,16 @@ Pure: takes a `Comparison`, returns strings.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from loadgen import format
-from loadgen.compare.comparison import DIFFER, UNLIKE
-from loadgen.compare.thresholds import interval
+from loadgen.compare.comparison import DIFFER, UNLIKE, Comparison, Difference
+from loadgen.compare.thresholds import ThresholdOutcome, interval
 from loadgen.metrics.reasons import sentence
 from loadgen.report import page, table
-from loadgen.report.junit import Case
+from loadgen.report.junit import OF_MET, Case
 from loadgen.report.table import wrapped
 from loadgen.report.text import LABEL
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from loadgen.compare.comparison import Comparison, Difference
-    from loadgen.compare.thresholds import ThresholdOutcome
 
 MOST_DRAWN = 9.0  # a change of more than 900 % would leave no room for the others
 _COLOURS = {"better": "32", "worse": "31"}
@@ -134,8 +128,8 @@ def cases(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) -> Itera
         why = [f"{run} is not valid: {'; '.join(map(sentence, codes))}" for run, codes in comparison.codes.items()]
         yield Case(name="measurements are valid", group="loadgen compare", outcome="error", text="\n".join(why))
     for outcome in outcomes:
-        kind = {True: "failed", False: "passed", None: "skipped"}[outcome.failed]
-        yield Case(name=outcome.condition, group=f"loadgen compare {outcome.side}", outcome=kind, text=outcome.said)  # type: ignore[arg-type]
+        kind = OF_MET[None if outcome.failed is None else not outcome.failed]
+        yield Case(name=outcome.condition, group=f"loadgen compare {outcome.side}", outcome=kind, text=outcome.said)
     if not outcomes:
         for difference in comparison.differences:
             figures = " ".join(cell for cell in _row(difference)[1:] if cell != format.NONE)

@@ -149,16 +149,12 @@ def measured(offer: Offer) -> str:
     return f"{basis.label}: {rate} of {workload} completed {window}; SLO: {limits}; from {place}"
 
 
-def _other_machine(offer: Offer) -> str:
-    price = offer.price
-    return "" if isinstance(price, PerToken) else other_machine(offer.evidence.summary, price)
-
-
 def standing(offer: Offer) -> str:
     """A short label for every figure of an offer: the basis of its rate, then what stands against it."""
     marks = ["simulated"] if offer.evidence.simulated else []
     marks += [] if offer.evidence.valid else ["INVALID"]
-    marks += ["ANOTHER MACHINE"] if _other_machine(offer) else []
+    if not isinstance(offer.price, PerToken) and other_machine(offer.evidence.summary, offer.price):
+        marks.append("ANOTHER MACHINE")
     return ", ".join([offer.basis.label, *marks])
 
 

@@ -83,14 +83,9 @@ def _fields(value: object, *names: str, **renamed: str) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, Decimal):
-        return _digits(value)
+    if isinstance(value, Decimal):  # at most 12 decimal places, without an exponent
+        return f"{round(value, 12).normalize():f}"
     return list(value) if isinstance(value, tuple) else value
-
-
-def _digits(amount: Decimal) -> str:
-    """Decimal digits with at most 12 decimal places, without an exponent."""
-    return f"{round(amount, 12).normalize():f}"
 
 
 def _offer_json(offer: Offer, differences: Sequence[str]) -> dict[str, Any]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen import format
 from loadgen.limits import CPU_SHARE
@@ -22,18 +24,12 @@ from loadgen.metrics.columns import OK, UNDEFINED, UNFINISHED, Columns
 from loadgen.report.progress import draining
 from loadgen.report.reader_process import ReaderProcess
 from loadgen.results import manifest
+from loadgen.results.manifest import Header, Second
 from loadgen.results.record import BIN_NS, KINDS, ROW
 from loadgen.results.spool import Tail
 from loadgen.server_metrics import series
+from loadgen.server_metrics.series import MetricSample
 from loadgen.stats.quantiles import Histogram, element
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
-
-    from loadgen.results.manifest import Header, Second
-    from loadgen.server_metrics.series import MetricSample
 
 EVERY_S = 0.5
 RECENT_S = 10.0
@@ -164,7 +160,7 @@ class View:
         good_recent = None
         if self._header.slo is not None and len(recent):
             good_recent = float(outcomes.meets(recent, self._header.slo).sum() / len(recent))
-        stage = self._current_stage(now_s)
+        stage, latest = self._current_stage(now_s), self._last_seconds()
         errors = [(KINDS[i] or "other", int(count)) for i, count in enumerate(self._kinds) if count]
         tokens = events if events is not None else float(recent["output_tokens"][ok].clip(0).sum()) / span_s
         ttft = self._latency("ttft", recent.measure("ttft")[ok], self._ttft)
@@ -182,7 +178,7 @@ class View:
             done=done,
             planned=planned,
             ok=int(self._statuses[OK]),
-            in_flight=self._sum_of_latest("in_flight"),
+            in_flight=sum(second.in_flight for second in latest.values()) if latest else None,
             tokens=tokens,
             ttft=ttft,
             tpot=tpot,
@@ -191,7 +187,7 @@ class View:
             errors=tuple(sorted(errors, key=lambda kind: -kind[1])),
             send_lag_p99=_p50_p99_ms(recent.measure("send_lag")[recent["sent_ns"] >= 0])[1],
             client_lag_p99=_p50_p99_ms(recent.measure("client_lag"))[1],
-            cpu=max((second.cpu_share for second in self._last_seconds().values()), default=None),
+            cpu=max((second.cpu_share for second in latest.values()), default=None),
             nodes=tuple(self._target_views(recent, ok, span_s)),
             trend=tuple(self._trend),
             server=server,
@@ -244,10 +240,6 @@ class View:
 
     def _last_seconds(self) -> dict[int, Second]:
         return {second.worker: second for second in self._seconds}
-
-    def _sum_of_latest(self, name: str) -> int | None:
-        latest_by_worker = self._last_seconds()
-        return sum(getattr(second, name) for second in latest_by_worker.values()) if latest_by_worker else None
 
     def _sent_per_s(self) -> float | None:
         """Requests sent per second, from the workers' counts about RECENT_S apart; None before the first report."""

@@ -9,29 +9,25 @@ from __future__ import annotations
 
 import shlex
 import statistics
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from loadgen import format
+from loadgen.interop.other_definitions import ToolFigures
+from loadgen.metrics.summary import ClassSummary, ModelSummary, StageSummary, Summary, TargetSummary
 from loadgen.mlperf.log_files import checker_text
+from loadgen.mlperf.result import MlperfResult
 from loadgen.report import adaptive as adaptive_text
 from loadgen.report import mlperf as mlperf_text
 from loadgen.report import nodes, page, run_charts, run_headline, splits, stimulus
 from loadgen.report.definitions import DEFINITIONS
+from loadgen.report.run_data import Figures
 from loadgen.report.text import energy_says, server_says
+from loadgen.results.manifest import Header
+from loadgen.search.adaptive import StoredAdaptive
 from loadgen.server_metrics import series
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from loadgen.interop.other_definitions import ToolFigures
-    from loadgen.metrics.summary import ClassSummary, ModelSummary, StageSummary, Summary, TargetSummary
-    from loadgen.mlperf.result import MlperfResult
-    from loadgen.report.run_data import Figures
-    from loadgen.results.manifest import Header
-    from loadgen.search.adaptive import StoredAdaptive
-    from loadgen.server_metrics.series import MetricSample
-    from loadgen.stats.quantiles import Distribution
+from loadgen.server_metrics.series import MetricSample
+from loadgen.stats.quantiles import Distribution
 
 QUANTILES = ("p50", "p90", "p95", "p99", "p99_9")
 
@@ -377,8 +373,8 @@ def _other_tools(sheet: page.Page, others: Sequence[ToolFigures]) -> None:
         "definition does, not the server. What a tool cannot know or does not report is a dash."
     )
     head = ("", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "ITL p50", "ITL p99", "E2E p50", "E2E p99")
-    values = [(other.tool, *other.ttft, *other.tpot, *other.itl, *other.e2e) for other in others]
-    sheet.table(head, [(tool, *map(format.milliseconds, figures)) for tool, *figures in values])
+    rows = [(other.tool, *(format.milliseconds(one) for pair in other.figures for one in pair)) for other in others]
+    sheet.table(head, rows)
     with sheet.details("What each of them counts"):
         sheet.table(("tool", "counts"), [(other.tool, other.counts) for other in others], "words")
 

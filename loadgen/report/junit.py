@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import Literal
 from xml.etree import ElementTree
 
 import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+Outcome = Literal["passed", "failed", "error", "skipped"]
+OF_MET: dict[bool | None, Outcome] = {True: "passed", False: "failed", None: "skipped"}
+"""Whether a promise was met -> the outcome of its case."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,7 +19,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     group: str
-    outcome: Literal["passed", "failed", "error", "skipped"]
+    outcome: Outcome
     text: str = ""
 
 

@@ -6,22 +6,18 @@ Text and page take tokens/s from one place (`rates`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from loadgen import format
 from loadgen.metrics import blocks
 from loadgen.mlperf.log_files import checker_text
+from loadgen.mlperf.result import MlperfResult
 from loadgen.report import table
 from loadgen.report.table import wrapped
 from loadgen.slo import promise
 from loadgen.stats.loadgen_spread import PERCENTILES
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from loadgen.mlperf.result import MlperfResult
-
-NAMES = {"server": "Server", "interactive": "Interactive", "offline": "Offline"}
 INDENT = " " * 11
 
 
@@ -33,7 +29,8 @@ def render(result: MlperfResult, *, gpus: int | None = None, parts: Iterable[str
 def _lines(result: MlperfResult, gpus: int | None, parts: tuple[str, ...]) -> Iterator[str]:
     mark = "SIMULATED, not a real system: " if result.simulated else ""
     rate = f", target {result.target_qps:,.6g}/s" if result.target_qps else ""
-    yield f"{mark}MLPerf-style (unofficial) {NAMES[result.scenario]} · {result.benchmark} · round {result.round}{rate}"
+    test = f"{result.scenario.capitalize()} · {result.benchmark} · round {result.round}"
+    yield f"{mark}MLPerf-style (unofficial) {test}{rate}"
     yield from wrapped(result.disclosure)
     yield ""
     yield from wrapped(f"Data       {result.dataset}", rest=INDENT)
@@ -120,7 +117,7 @@ def rates(result: MlperfResult, gpus: int | None) -> tuple[Rate, Rate]:
 
 def sentence(result: MlperfResult) -> str:
     """The verdict of the rules in one sentence."""
-    test = f"MLPerf-style {NAMES[result.scenario]}, {result.benchmark}, round {result.round}, unofficial"
+    test = f"MLPerf-style {result.scenario.capitalize()}, {result.benchmark}, round {result.round}, unofficial"
     if result.valid:
         return f"{test}: VALID."
     return f"{test}: INVALID. {'; '.join(reason.text for reason in result.reasons)}."

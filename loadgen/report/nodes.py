@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from loadgen import format
-
-if TYPE_CHECKING:
-    from loadgen.metrics.between import BetweenNodes
-
-NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
+from loadgen.metrics.between import BetweenNodes
+from loadgen.slo import NAMES
 
 
 def rows(found: BetweenNodes) -> list[tuple[str, ...]]:

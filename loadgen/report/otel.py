@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from io import RawIOBase
 from pathlib import Path
 from time import monotonic_ns, time_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,11 +24,9 @@ from loadgen.execution.trace_context import TraceContext
 from loadgen.metrics.columns import OK, UNDEFINED, Columns
 from loadgen.report.reader_process import ReaderProcess
 from loadgen.results import manifest, store
+from loadgen.results.manifest import Header
 from loadgen.results.record import FINISH_REASONS, KINDS, SOURCES, STATUSES
 from loadgen.results.spool import Tail
-
-if TYPE_CHECKING:
-    from loadgen.results.manifest import Header
 
 EVERY_S = 1.0
 USAGE = {
@@ -39,10 +37,6 @@ TIMEOUT_S = 3.0  # of one delivery: a collector that is away must not keep the e
 MOST_SPANS = 512  # in one delivery
 KINDS_OF_SIGNAL = ("metrics", "traces", "all")
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
-SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
-TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864)
-TPOT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-"""Bucket bounds, as those of `loadgen_sdk.app.telemetry`: the first two are those of the conventions."""
 
 
 def asked(text: str) -> str:
@@ -67,6 +61,24 @@ def has_traces(text: str | None) -> bool:
     return text is not None and text != "metrics"
 
 
+FIELDS = (
+    "slot", "target", "status", "kind", "due_ns", "sent_ns", "first_token_ns", "done_ns", "http_status",
+    "finish_reason", "input_tokens", "output_tokens", "cached_tokens", "output_source",
+)  # fmt: skip
+
+
+def sent(columns: Columns) -> Iterator[dict[str, Any]]:
+    """The requests that were sent, each as these fields with its TTFT, its TPOT and the kind of its error, if any."""
+    values = {name: columns[name].tolist() for name in FIELDS}
+    values |= {name: columns.measure(name).tolist() for name in ("ttft", "tpot")}
+    for row in zip(*values.values(), strict=True):
+        request = dict(zip(values, row, strict=True))
+        if request["sent_ns"] >= 0:
+            ok = request["status"] == OK
+            request["error"] = "" if ok else KINDS[request["kind"]] or STATUSES[request["status"]]
+            yield request
+
+
 class TelemetrySender(ReaderProcess):
     """The process that sends until the run ends, and then what is left."""
 
@@ -76,7 +88,7 @@ class TelemetrySender(ReaderProcess):
         super().__init__("loadgen.report.otel", str(folder), what)
 
     def begin(self, start_ns: int) -> None:
-        """The load begins at this instant of the monotonic clock."""
+        """Tell the process when the load begins; it waits for that."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(b"%d\n" % start_ns)
@@ -115,13 +127,8 @@ class Run:
         from opentelemetry.sdk.trace import Event, ReadableSpan
         from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-        names = ("slot", "target", "status", "kind", "due_ns", "sent_ns", "first_token_ns", "done_ns", "http_status",
-                 "finish_reason", "input_tokens", "output_tokens", "cached_tokens", "output_source")  # fmt: skip
-        for values in zip(*(columns[name].tolist() for name in names), strict=True):
-            row = dict(zip(names, values, strict=True))
-            if row["sent_ns"] < 0:
-                continue
-            slot, ok = row["slot"], row["status"] == OK
+        for row in sent(columns):
+            slot = row["slot"]
             attributes = self.attributes(row["target"]) | {
                 "loadgen.slot": slot, "loadgen.due_ms": row["due_ns"] / 1e6,
                 "loadgen.send_lag_ms": (row["sent_ns"] - row["due_ns"]) / 1e6,
@@ -133,8 +140,8 @@ class Run:
                 attributes["gen_ai.response.finish_reasons"] = (reason,)
             if row["http_status"]:
                 attributes["http.response.status_code"] = row["http_status"]
-            if not ok:
-                attributes["error.type"] = KINDS[row["kind"]] or STATUSES[row["status"]]
+            if row["error"]:
+                attributes["error.type"] = row["error"]
             first = row["first_token_ns"]
             yield ReadableSpan(
                 name=f"{self.operation} {attributes['gen_ai.request.model']}",
@@ -149,7 +156,7 @@ class Run:
                 events=[] if first < 0 else [Event("first token", timestamp=self._start_unix_ns + first)],
                 start_time=self._start_unix_ns + row["sent_ns"],
                 end_time=self._start_unix_ns + max(row["done_ns"], row["sent_ns"]),
-                status=Status(StatusCode.UNSET if ok else StatusCode.ERROR),
+                status=Status(StatusCode.ERROR if row["error"] else StatusCode.UNSET),
             )  # fmt: skip
 
 
@@ -157,6 +164,7 @@ class Metrics:
     """The histograms of the conventions for GenAI clients, and what a load adds: sent late, in flight, offered."""
 
     def __init__(self, run: Run, exporter: Any) -> None:
+        from loadgen_sdk.app.telemetry import SECONDS, TOKENS, TPOT_SECONDS
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
@@ -177,29 +185,22 @@ class Metrics:
         self._run = run
 
     def add(self, columns: Columns, seconds: dict[int, Any]) -> None:
-        sent, done = columns["sent_ns"].tolist(), columns["done_ns"].tolist()
-        status, kind, target = (columns[name].tolist() for name in ("status", "kind", "target"))
-        tokens = [columns[name].tolist() for name in ("input_tokens", "output_tokens", "output_source")]
-        ttft, tpot = columns.measure("ttft").tolist(), columns.measure("tpot").tolist()
-        due, first = columns["due_ns"].tolist(), columns["first_token_ns"].tolist()
         shared_of = [self._run.attributes(number) for number in range(len(self._run.header.targets))]
-        for i in range(len(sent)):
-            if sent[i] < 0:
+        for row in sent(columns):
+            shared = shared_of[row["target"]]
+            error = {"error.type": row["error"]} if row["error"] else {}
+            self._duration.record(max(row["done_ns"] - row["sent_ns"], 0) / 1e9, {**shared, **error})
+            self._lag.record(max(row["sent_ns"] - row["due_ns"], 0) / 1e9, shared)
+            if error:
                 continue
-            shared = shared_of[target[i]]
-            error = {} if status[i] == OK else {"error.type": KINDS[kind[i]] or STATUSES[status[i]]}
-            self._duration.record(max(done[i] - sent[i], 0) / 1e9, {**shared, **error})
-            self._lag.record(max(sent[i] - due[i], 0) / 1e9, shared)
-            if status[i] != OK:
-                continue
-            if ttft[i] != UNDEFINED and self._run.header.stream:
-                self._first.record((first[i] - sent[i]) / 1e9, shared)
-            if tpot[i] != UNDEFINED:
-                self._tpot.record(tpot[i] / 1e9, shared)
-            if tokens[0][i] >= 0:
-                self._tokens.record(tokens[0][i], {**shared, "gen_ai.token.type": "input"})
-            if tokens[1][i] >= 0 and SOURCES[tokens[2][i]] == "server":
-                self._tokens.record(tokens[1][i], {**shared, "gen_ai.token.type": "output"})
+            if row["ttft"] != UNDEFINED and self._run.header.stream:
+                self._first.record((row["first_token_ns"] - row["sent_ns"]) / 1e9, shared)
+            if row["tpot"] != UNDEFINED:
+                self._tpot.record(row["tpot"] / 1e9, shared)
+            if row["input_tokens"] >= 0:
+                self._tokens.record(row["input_tokens"], {**shared, "gen_ai.token.type": "input"})
+            if row["output_tokens"] >= 0 and SOURCES[row["output_source"]] == "server":
+                self._tokens.record(row["output_tokens"], {**shared, "gen_ai.token.type": "output"})
         run = {"loadgen.run": self._run.header.run}
         self._in_flight.set(sum(second.in_flight for second in seconds.values()), run)
         elapsed_s = max((second.t_s for second in seconds.values()), default=0.0)

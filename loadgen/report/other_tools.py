@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from loadgen import format
+from loadgen.interop.reader import ForeignResult
 from loadgen.report import page, table
 from loadgen.report.table import wrapped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from loadgen.interop.reader import ForeignResult
 
 STATS = ("mean", "p50", "p90", "p95", "p99", "max")
 RATES = {

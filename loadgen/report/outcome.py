@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
 
 from loadgen import format
+from loadgen.metrics.summary import Summary
 from loadgen.report import table, text
-from loadgen.report.junit import Case
+from loadgen.report.junit import OF_MET, Case, Outcome
 from loadgen.report.run_headline import met_word, term_cells
-
-if TYPE_CHECKING:
-    from loadgen.metrics.summary import Summary
 
 Named = Sequence[tuple[str, "Summary"]]
 """Runs, each with its name."""
-_WORDS: dict[bool | None, Literal["passed", "failed", "skipped"]] = {True: "passed", False: "failed", None: "skipped"}
 
 
 def cases(named: Named, *, strict: bool = False) -> list[Case]:
@@ -26,7 +22,7 @@ def cases(named: Named, *, strict: bool = False) -> list[Case]:
     found = []
     for name, summary in named:
         group, verdict = f"loadgen.{name}", summary.verdict
-        valid: Literal["passed", "error"] = "passed" if verdict.valid else "error"
+        valid: Outcome = "passed" if verdict.valid else "error"
         found.append(Case(name="the measurement is valid", group=group, outcome=valid, text="\n".join(verdict.reasons)))
         for term in summary.goodput.slo:
             _, value, over = term_cells(term, "over")
@@ -36,12 +32,12 @@ def cases(named: Named, *, strict: bool = False) -> list[Case]:
             elif term.met is None and strict:
                 found.append(Case(name=term.promise, group=group, outcome="error", text=said))
             else:
-                found.append(Case(name=term.promise, group=group, outcome=_WORDS[term.met], text=said))
+                found.append(Case(name=term.promise, group=group, outcome=OF_MET[term.met], text=said))
         goodput = summary.goodput
         if goodput.share_limit is not None and verdict.valid:
             promise = f"goodput at least {format.percent(goodput.share_limit)}"
             met = None if goodput.share is None else goodput.share >= goodput.share_limit
-            found.append(Case(name=promise, group=group, outcome=_WORDS[met], text=format.percent(goodput.share)))
+            found.append(Case(name=promise, group=group, outcome=OF_MET[met], text=format.percent(goodput.share)))
     return found
 
 

@@ -5,18 +5,14 @@ Nothing is drawn here: `run_charts.py` describes the chart, in which the unsuppo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.metrics import columns
 from loadgen.stats.quantiles import Histogram, index, support
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
 
 
 class PercentileCurve(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +37,7 @@ def carried(count: int) -> float:
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if support(middle) <= count else (low, middle)
-    return int(_nines(low) * 1e4) / 1e4  # rounded down
+    return int(-float(np.log10(1 - low)) * 1e4) / 1e4  # rounded down
 
 
 def curve(name: str, values_ns: NDArray[np.int64]) -> PercentileCurve | None:
@@ -76,10 +72,6 @@ def _curve(name: str, count: int, value_at: Callable[[float], float], largest: f
         ms=rounded([value / 1e6 for value in (*values, largest)], 4),
         carried=carried(count),
     )
-
-
-def _nines(p: float) -> float:
-    return -float(np.log10(1 - p))
 
 
 def round_to(value: float, digits: int) -> float:

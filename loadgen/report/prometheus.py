@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,12 +19,10 @@ from loadgen.metrics import columns as metrics
 from loadgen.metrics.columns import OK, Columns
 from loadgen.report.reader_process import ReaderProcess
 from loadgen.results import manifest
+from loadgen.results.manifest import Header, Second
 from loadgen.results.record import KINDS, STATUSES
 from loadgen.results.spool import Tail
 from loadgen.stats.quantiles import Histogram
-
-if TYPE_CHECKING:
-    from loadgen.results.manifest import Header, Second
 
 EDGES_S = tuple(factor * 10.0**power for power in range(-4, 3) for factor in (1.0, 2.0, 5.0))
 """Upper edges of the buckets of all histograms: 0.1 ms to 500 s."""

@@ -22,6 +22,9 @@ class ReaderProcess:
             start_new_session=True,  # Ctrl-C goes to the run only
         )
 
+    def begin(self, start_ns: int) -> None:
+        """The load begins at this instant of the monotonic clock. Not every reader has to know."""
+
     def close(self) -> None:
         """Stop the process and wait until it has left; it is killed after `leave_s`."""
         assert self._process.stdin is not None

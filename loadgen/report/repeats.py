@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from loadgen import format
 from loadgen.metrics.registry import SHARES
+from loadgen.metrics.repeats import RepeatedFigure, RepeatSummary
 from loadgen.report import table
 from loadgen.report.table import wrapped
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from loadgen.metrics.repeats import RepeatedFigure, RepeatSummary
 
 MOST_COLUMNS = 5  # runs beside each other; of more only the least and the most
 

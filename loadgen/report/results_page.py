@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import msgspec
@@ -15,9 +14,8 @@ import msgspec
 from loadgen import format
 from loadgen.report import page, table
 from loadgen.report.page import COLORS, Axis, Band, Chart, Series
-
-if TYPE_CHECKING:
-    from loadgen.search.sweep import SweepCurve, SweepLevel
+from loadgen.report.sweep import level_ms
+from loadgen.search.sweep import SweepCurve, SweepLevel
 
 MOST_CURVES = len(COLORS)
 HEIGHT = 420  # of a chart, in pixels
@@ -200,11 +198,6 @@ def _row(result: StoredResult) -> tuple[str, ...]:
         return (result.name, result.kind, "going on" if result.going_on else result.word, *("",) * (len(HEAD) - 3))
     best = next((level for level in curve.levels if level.name == curve.best), None)
     shown = best or max(curve.levels, key=lambda level: level.output_per_s or 0.0)
-
-    def ms(name: str) -> str:
-        text = format.milliseconds(getattr(shown, name))
-        return f"~{text}" if name in shown.unsupported and text != format.NONE else text
-
     return (
         result.name,
         result.kind,
@@ -214,8 +207,8 @@ def _row(result: StoredResult) -> tuple[str, ...]:
         format.count(curve.gpus),
         shown.load if len(curve.levels) == 1 else f"{len(curve.levels)}, here {shown.amount or 0:.4g}",
         format.quantity(shown.output_per_s),
-        ms("ttft_p99"),
-        ms("tpot_p99"),
+        level_ms(shown, "ttft_p99"),
+        level_ms(shown, "tpot_p99"),
         curve.started[:16].replace("T", " "),
     )
 

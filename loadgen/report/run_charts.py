@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from loadgen import format
+from loadgen.metrics.summary import Summary
 from loadgen.report.page import COLORS, Axis, Band, Chart, Mark, Series
-from loadgen.report.run_data import MOST_BINS
+from loadgen.report.run_data import MOST_BINS, Bins, Cloud, Figures
 from loadgen.report.run_headline import met_color
 from loadgen.server_metrics import series as served
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from loadgen.metrics.summary import Summary
-    from loadgen.report.run_data import Bins, Cloud, Figures
 
 QUANTILE_COLORS = {"p50": "c1", "p90": "c3", "p99": "c2", "max": "c6"}
 

@@ -6,23 +6,21 @@ million requests is as large as the page of a run with a thousand.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from loadgen.metrics.columns import OK, UNDEFINED, UNFINISHED, Columns, is_measured, measured_gaps
+from loadgen.metrics.columns import OK, UNDEFINED, UNFINISHED, Columns, is_measured, measured_gaps, token_spans
+from loadgen.metrics.windows import event_sums
 from loadgen.report.percentile_curves import PercentileCurve, curve, curve_of_histogram, round_to, rounded
+from loadgen.results.manifest import Header, Second
 from loadgen.results.record import BIN_NS, KINDS
+from loadgen.stats.amounts import Amounts
 from loadgen.stats.quantiles import Histogram, index
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from loadgen.results.manifest import Header, Second
 
 MOST_BINS = 120  # time bins in one chart
 MOST_POINTS = 1_500  # with more points than this, they are counted in cells
@@ -259,22 +257,17 @@ def _output(columns: Columns, timeline: Sequence[NDArray[np.int64]], length_s: f
     spread evenly from its first to its last token.
     """
     grid = Grid.over(length_s)
-    ok = columns.where(OK) & (columns["output_tokens"] >= 0)
-    events = int(columns["output_events"][ok].sum(dtype=np.int64))
-    tokens = int(columns["output_tokens"][ok].sum(dtype=np.int64))
-    total = np.zeros(grid.number + 1)
-    if events and any(counts.any() for counts in timeline):
-        for counts in timeline:
-            sums = np.concatenate(([0], np.cumsum(counts)))
-            total += np.interp(grid.edges_s * 1e9 / BIN_NS, np.arange(len(sums)), sums)
-        total *= tokens / events
+    first, last, tokens = token_spans(columns)
+    events = int(columns["output_events"][columns.where(OK) & (columns["output_tokens"] >= 0)].sum(dtype=np.int64))
+    sums = event_sums(timeline)
+    if events and sums is not None:
+        until_edge = np.interp(grid.edges_s * 1e9 / BIN_NS, np.arange(len(sums)), sums)
+        in_bins = np.diff(until_edge) * (int(tokens.sum(dtype=np.int64)) / events)
     else:
-        instants = (columns["first_token_ns"][ok], columns["last_token_ns"][ok])
-        first, last = (np.where(instant < 0, columns["end_ns"][ok], instant) for instant in instants)
-        for i, edge in enumerate(grid.edges_s * 1e9):
-            share = np.clip((edge - first) / np.maximum(last - first, 1), 0, 1)
-            total[i] = float((share * columns["output_tokens"][ok]).sum())
-    return grid.bins({"output": np.diff(total) / grid.width_s})
+        amounts = Amounts()
+        amounts.add(first, last, tokens)
+        in_bins = np.array([amounts.between(low, high) for low, high in pairwise(grid.edges_s)])
+    return grid.bins({"output": in_bins / grid.width_s})
 
 
 def _errors(columns: Columns, length_s: float) -> Bins:

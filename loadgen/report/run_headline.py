@@ -5,20 +5,16 @@ Pure: takes a `Summary`, returns texts. Every page and message that states the r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
 
 from loadgen import format, slo
+from loadgen.metrics.blocks import Sessions, TaskGoodput
+from loadgen.metrics.goodput import TermResult
+from loadgen.metrics.summary import ClassSummary, ModelSummary, StageSummary, Summary, TargetSummary
 from loadgen.metrics.validity import WAITED_SHARE
 from loadgen.report.page import Number
-from loadgen.stats.quantiles import SUPPORT, deciding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from loadgen.metrics.blocks import Sessions, TaskGoodput
-    from loadgen.metrics.goodput import TermResult
-    from loadgen.metrics.summary import ClassSummary, ModelSummary, StageSummary, Summary, TargetSummary
-    from loadgen.stats.quantiles import Distribution
+from loadgen.stats.quantiles import SUPPORT, Distribution, deciding
 
 
 class Note(NamedTuple):

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from loadgen import format
 from loadgen.report import table
 from loadgen.report.table import wrapped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from loadgen.search.load_search import NextTrial, SearchAnswer, TrialResult
+from loadgen.search.load_search import NextTrial, SearchAnswer, TrialResult
 
 INDENT = " " * 11
 KINDS = {

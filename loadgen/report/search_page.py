@@ -6,27 +6,22 @@ Pure: takes what the search left and the summaries of its trials, returns a stri
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from loadgen import format
-from loadgen.mlperf.result import DISCLOSURE
+from loadgen.metrics.summary import Summary
+from loadgen.mlperf.result import DISCLOSURE, MlperfResult
 from loadgen.report import mlperf as mlperf_text
 from loadgen.report import page, sweep
 from loadgen.report import search as words
 from loadgen.report.html import mlperf_section
 from loadgen.report.page import Axis, Band, Chart, Mark, Number, Series
+from loadgen.search.experiment import StoredSearch
+from loadgen.search.load_search import SearchAnswer, TrialResult
 from loadgen.search.sweep import curve
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from loadgen.metrics.summary import Summary
-    from loadgen.mlperf.result import MlperfResult
-    from loadgen.search.experiment import StoredSearch
-    from loadgen.search.load_search import SearchAnswer, TrialResult
 
 OUTCOMES = {"under": ("held", "good"), "over": ("missed", "bad"), "invalid": ("not valid", "warn")}
 

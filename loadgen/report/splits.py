@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from loadgen import format
+from loadgen.metrics.splits import SlowRequest, Splits
+from loadgen.metrics.summary import Summary
 from loadgen.report import table
 from loadgen.report.page import Bar, Chart, Page
 from loadgen.report.table import wrapped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from loadgen.metrics.splits import SlowRequest, Splits
-    from loadgen.metrics.summary import Summary
 
 NEAR = {"p50": "near p50", "p99": "near p99", "slowest": "slowest 1 %"}
 TTFT_PARTS = ("client", "connect", "queue", "prefill", "transfer", "rest")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from loadgen import format
-
-if TYPE_CHECKING:
-    from loadgen.metrics.stimulus import StimulusCheck
+from loadgen.metrics.stimulus import StimulusCheck
 
 HEAD = ("load as asked", "asked", "seen", "")
 _TITLES = {

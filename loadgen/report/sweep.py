@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import msgspec
 
@@ -12,11 +12,7 @@ from loadgen.report import page, table
 from loadgen.report.page import Axis, Chart, Mark, Series
 from loadgen.report.run_headline import met_word
 from loadgen.search import sweep
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from loadgen.search.sweep import SweepCurve, SweepLevel
+from loadgen.search.sweep import SweepCurve, SweepLevel
 
 _HEAD: tuple[str, ...] = (
     *("load", "verdict", "ok", "req/s", "tokens/s", "per GPU", "per user"),
@@ -24,11 +20,13 @@ _HEAD: tuple[str, ...] = (
 )
 
 
-def _row(curve: SweepCurve, level: SweepLevel) -> tuple[str, ...]:
-    def ms(name: str) -> str:
-        text = format.milliseconds(getattr(level, name))
-        return f"~{text}" if name in level.unsupported and text != format.NONE else text
+def level_ms(level: SweepLevel, name: str) -> str:
+    """A latency of a level in ms, marked with ~ when it has too few samples."""
+    text = format.milliseconds(getattr(level, name))
+    return f"~{text}" if name in level.unsupported and text != format.NONE else text
 
+
+def _row(curve: SweepCurve, level: SweepLevel) -> tuple[str, ...]:
     return (
         level.load or level.name,
         _verdict(level),
@@ -37,7 +35,7 @@ def _row(curve: SweepCurve, level: SweepLevel) -> tuple[str, ...]:
         format.quantity(level.output_per_s),
         format.quantity(level.per_gpu),
         format.quantity(level.per_user),
-        *map(ms, ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "e2e_p50")),
+        *(level_ms(level, name) for name in ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "e2e_p50")),
         format.percent(level.goodput),
         ", ".join(_remarks(curve, level)),
     )

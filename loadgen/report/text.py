@@ -6,10 +6,15 @@ Pure: takes a `Summary`, returns a string of at most WIDTH columns. Names may be
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
 from loadgen import format
+from loadgen.metrics.blocks import RequestCounts
+from loadgen.metrics.drift import Drift
+from loadgen.metrics.goodput import Goodput
 from loadgen.metrics.reasons import STATES
+from loadgen.metrics.summary import ClassSummary, ModelSummary, StageSummary, Summary, TargetSummary
+from loadgen.metrics.sustainable import Sustainable
 from loadgen.metrics.validity import is_host_busy
 from loadgen.report import nodes, stimulus, table
 from loadgen.report.run_headline import (
@@ -32,18 +37,9 @@ from loadgen.report.run_headline import (
 )
 from loadgen.report.splits import slow_lines, split_lines
 from loadgen.report.table import WIDTH, wrapped
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from loadgen.metrics.blocks import RequestCounts
-    from loadgen.metrics.drift import Drift
-    from loadgen.metrics.goodput import Goodput
-    from loadgen.metrics.summary import ClassSummary, ModelSummary, StageSummary, Summary, TargetSummary
-    from loadgen.metrics.sustainable import Sustainable
-    from loadgen.results.manifest import TargetFacts
-    from loadgen.server_metrics.energy import EnergyUse
-    from loadgen.server_metrics.series import Served
+from loadgen.results.manifest import TargetFacts
+from loadgen.server_metrics.energy import EnergyUse
+from loadgen.server_metrics.series import Served
 
 LABEL = 11  # width of the left column
 SHOWN = ("p50", "p90", "p95", "p99")  # p99.9 and the minimum are in the JSON

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from html import escape
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
 from loadgen import format
-from loadgen.contracts.schema import words
+from loadgen.contracts.schema import AnswersAsked, Contract, ContractLevel, words
 from loadgen.contracts.verdict import (
     FAIL,
     INCONCLUSIVE,
@@ -26,16 +25,13 @@ from loadgen.contracts.verdict import (
     Validation,
     looks_words,
 )
+from loadgen.metrics.repeats import RepeatSummary
+from loadgen.metrics.summary import Summary
 from loadgen.report import page, stimulus, table
-from loadgen.report.junit import Case
+from loadgen.report.junit import Case, Outcome
 from loadgen.report.repeats import render_levels
 from loadgen.report.table import wrapped
 from loadgen.results.manifest import Host, TargetFacts
-
-if TYPE_CHECKING:
-    from loadgen.contracts.schema import AnswersAsked, Contract, ContractLevel
-    from loadgen.metrics.repeats import RepeatSummary
-    from loadgen.metrics.summary import Summary
 
 MEANING = {
     PASS: "every promise was kept, as surely as the contract asks",
@@ -318,11 +314,8 @@ def cases(validation: Validation) -> list[Case]:
     test_cases = []
     for level in validation.levels:
         for term in level.terms:
-            outcome: Literal["passed", "failed", "skipped"] = "skipped"
-            if term.verdict == PASS:
-                outcome = "passed"
-            elif term.verdict == FAIL and term.kind == "must":
-                outcome = "failed"
+            failed = term.verdict == FAIL and term.kind == "must"
+            outcome: Outcome = "passed" if term.verdict == PASS else "failed" if failed else "skipped"
             message = f"{term.verdict}: {term.reason}"
             test_cases.append(Case(group=level.name, name=f"{term.kind} {term.term}", outcome=outcome, text=message))
     return test_cases

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -70,6 +71,13 @@ class Prompts(Protocol):
 
     def warnings(self, n: int) -> list[str]:
         """Warnings for the user about the first `n` requests, as sentences."""
+
+
+_ONE_TOKEN = SimpleNamespace(tag="fixed", value=1)
+NO_LENGTHS = SimpleNamespace(
+    turns=None, input_tokens=_ONE_TOKEN, output_tokens=_ONE_TOKEN, shared_prefix_tokens=0, system_tokens=0, prefixes=1
+)
+"""Of prompts whose lengths come from somewhere else: a trace, the steps of a task."""
 
 
 class SyntheticPrompts:
@@ -151,8 +159,6 @@ class SyntheticPrompts:
 
     def asked(self, numbers: range) -> tuple[list[int], list[int]]:
         """Return `asked_input` and `asked_output` of each number, faster than singly; only without conversations."""
-        if self.turns > 1:
-            raise ValueError("turns of a conversation do not stand alone")
         drawn = together(self._length_laws[0], self._lengths_key, "input", numbers)
         input_tokens = [self._system_tokens + self._without_template(tokens) for tokens in drawn]
         return input_tokens, together(self._length_laws[1], self._lengths_key, "output", numbers)
@@ -376,8 +382,6 @@ class FilePrompts:
         )
 
     def turn_with(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
-        if replies:
-            raise ValueError("a row of a file is one request; it follows no replies")
         return self[number]
 
     def follows_replies(self, number: int) -> bool:

@@ -12,14 +12,13 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadgen_sdk.request import Request
 
 from loadgen.requests.chunks import Corpus
 from loadgen.requests.laws import draw, law
-from loadgen.requests.prompts import AssistantTurn, SyntheticPrompts
+from loadgen.requests.prompts import NO_LENGTHS, AssistantTurn, SyntheticPrompts
 from loadgen.requests.task_graphs import Node, TaskGraphs
 from loadgen.requests.tokenizer import Tokenizer
 from loadgen.workload.tasks import most
@@ -43,7 +42,7 @@ class TaskPrompts(SyntheticPrompts):
     """
 
     def __init__(self, task: Task, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0) -> None:
-        super().__init__(_PLACEHOLDER, seed, salt, tokenizer, template_tokens)
+        super().__init__(NO_LENGTHS, seed, salt, tokenizer, template_tokens)
         self.graphs = TaskGraphs(task, seed)
         self.turns, self.history = self.graphs.width, task.history
         self._task = task
@@ -317,10 +316,3 @@ class TaskPrompts(SyntheticPrompts):
 def _corpus(step: TaskStep, key: bytes) -> Corpus:
     documents: Any = step.documents
     return Corpus(documents.model_copy(update={"count": most(documents.count)}), key)
-
-
-# The real lengths come from the steps.
-_ONE_TOKEN = SimpleNamespace(tag="fixed", value=1)
-_PLACEHOLDER = SimpleNamespace(
-    turns=None, input_tokens=_ONE_TOKEN, output_tokens=_ONE_TOKEN, shared_prefix_tokens=0, system_tokens=0, prefixes=1
-)

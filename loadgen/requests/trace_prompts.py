@@ -8,12 +8,11 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Iterator
-from types import SimpleNamespace
 
 from loadgen_sdk.request import Request
 
 from loadgen import format
-from loadgen.requests.prompts import SyntheticPrompts
+from loadgen.requests.prompts import NO_LENGTHS, SyntheticPrompts
 from loadgen.requests.tokenizer import Tokenizer
 from loadgen.workload.trace_sessions import TraceSessions
 from loadgen.workload.traces import Trace
@@ -40,7 +39,7 @@ class TracePrompts(SyntheticPrompts):
         api: str = "chat",
         sessions: TraceSessions | None = None,
     ) -> None:
-        super().__init__(_PLACEHOLDER, seed, salt, tokenizer, template_tokens, api)
+        super().__init__(NO_LENGTHS, seed, salt, tokenizer, template_tokens, api)
         self.trace, self._sessions = trace, sessions
         self.turns = 1 if sessions is None else sessions.turns
         self._block_text_cached = functools.lru_cache(maxsize=4096)(self._block_text)
@@ -138,10 +137,3 @@ class TracePrompts(SyntheticPrompts):
     def _own_text(self, number: int, n: int) -> str:
         head = self._starts[number % len(self._starts)]
         return self._random_text("own", number, n, (" " + head,))
-
-
-# The real lengths come from the trace.
-_ONE_TOKEN = SimpleNamespace(tag="fixed", value=1)
-_PLACEHOLDER = SimpleNamespace(
-    turns=None, input_tokens=_ONE_TOKEN, output_tokens=_ONE_TOKEN, shared_prefix_tokens=0, system_tokens=0, prefixes=1
-)

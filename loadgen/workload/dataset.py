@@ -234,7 +234,7 @@ def _converted(path: Path, files: Iterable[Path], said: str) -> Rows:
         with file.open("rb") as opened:
             while part := opened.read(1 << 20):
                 digest.update(part)
-        for where, row in _placed(file):
+        for where, row in placed(file):
             try:
                 line = msgspec.json.encode(row)
             except (TypeError, ValueError) as error:
@@ -246,7 +246,7 @@ def _converted(path: Path, files: Iterable[Path], said: str) -> Rows:
     return check.rows(end, digest.hexdigest(), said, spool)
 
 
-def _placed(file: Path) -> Iterator[data_files.Placed]:
+def placed(file: Path) -> Iterator[data_files.Placed]:
     """The rows of a file of any form, each with its place. Raises UserError."""
     if not data_files.is_jsonl(file):
         yield from data_files.rows_of(file)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from loadgen import format, seeds, units
-from loadgen.errors import Fault, Faults, UserError, closest
+from loadgen.errors import Fault, UserError, closest, collecting
 from loadgen.slo import METRIC_ALIASES, METRICS, Slo, StopRule, Term
 from loadgen.workload.fields import SALT_PATTERN, Fixed, OneTokenOrMore
 from loadgen.workload.messages import locate
@@ -527,7 +527,7 @@ def _with_missing_counts(
     """Set the missing count: the rows of the file for a single measured stage, all of the trace for a replay stage."""
     measured = [stage for stage in stages if stage.measured]
     rows: int | None = None
-    try:
+    with collecting(faults):
         if isinstance(requests, FromTrace):
             rows = len(_starts_of(requests))
         elif isinstance(requests, FromFile):
@@ -542,10 +542,6 @@ def _with_missing_counts(
                     count = rows
             result.append(stage.model_copy(update={"count": count}) if count else stage)
         return result
-    except Fault as fault:
-        faults.append(fault)
-    except Faults as several:
-        faults.extend(several.faults)
     # the file is at fault, and not a stage that has no end without it
     return [stage if stage.duration_ns or stage.count else stage.model_copy(update={"count": 1}) for stage in stages]
 

@@ -89,10 +89,6 @@ class Replica:
     """
 
     def __init__(self, costs: Costs, limits: ServerLimits) -> None:
-        if limits.max_num_tokens < limits.max_batch_size:
-            raise ValueError("max_num_tokens must be at least max_batch_size: all decode in every iteration")
-        if limits.kv_blocks * limits.tokens_per_block < limits.max_seq_len:
-            raise ValueError("the key-value cache does not hold one sequence of max_seq_len")
         self._costs, self._limits = costs, limits
         self.waiting: deque[SimRequest] = deque()
         self.active = 0  # admitted, not finished
@@ -129,12 +125,7 @@ class Replica:
         return input_tokens < limits.max_seq_len and (limits.chunked_prefill or input_tokens <= limits.max_num_tokens)
 
     def submit(self, request: SimRequest) -> None:
-        """A request arrives. Requests must arrive in order of `due_ns`.
-
-        Raises ValueError for a prompt that can never be served.
-        """
-        if not self.admissible(request.input_tokens):
-            raise ValueError(f"a prompt of {request.input_tokens} tokens cannot be served")
+        """A request arrives that is `admissible`. Requests must arrive in order of `due_ns`."""
         room = self._limits.max_seq_len - request.input_tokens
         if request.output_tokens > room:  # trtllm-serve clamps without an error
             request.output_tokens = request.todo = room

@@ -132,7 +132,7 @@ class Script:
 
     def __init__(self, ask: ParsedRequest, dialect: Dialect, number: int, created: int) -> None:
         chat, trtllm = ask.api == "chat", dialect == "trtllm"
-        self._ask, self._dialect, self._chat, self._trtllm = ask, dialect, chat, trtllm
+        self._ask, self.dialect, self._chat, self._trtllm = ask, dialect, chat, trtllm
         self._start = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{number}",
             "object": "chat.completion.chunk" if chat else "text_completion",
@@ -272,10 +272,6 @@ class Script:
         value = {**self._start, "choices": [choice], "usage": self._usage(counted)}
         value |= {"metrics": metrics} if metrics else {}
         return _json(value | {"object": "chat.completion"} if self._chat else value)
-
-    def error(self) -> bytes:
-        """The JSON body of the 500 when the engine fails before a whole answer is there."""
-        return error(self._dialect, "the simulated engine failed", 500)
 
     def failure(self) -> tuple[list[bytes], bool]:
         """The events that end a stream when the engine fails, and whether the body still ends properly.

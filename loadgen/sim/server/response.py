@@ -146,7 +146,7 @@ class SimAnswer:
             body = body.replace(b'":"', b'":"' + b"a" * OVERSIZED_BYTES, 1)
         headers = tuple(self._timing(now_ns).items()) if self._timed else ()
         if name == "error_event" or name == "engine_error":
-            body = self._script.error()
+            body = dialect.error(self._script.dialect, "the simulated engine failed", 500)
             return head(500, JSON, len(body), keep_alive=self.keep_alive) + body, "answered"
         length = -1 if name == "close_delimited" else len(body)
         start = head(200, JSON, length, headers=headers, keep_alive=self.keep_alive)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen.sim.server.dialect import Dialect, ParsedRequest, error, malformed, refused, words
+from loadgen.sim.server.dialect import Dialect, ParsedRequest, malformed, refused, words
 from loadgen.sim.server.request_parser import (
     TEMPLATE_TOKENS,
     RequestRules,
@@ -137,7 +137,7 @@ class ResponseScript:
     head = tail = done = b""
 
     def __init__(self, ask: ParsedRequest, dialect: Dialect, number: int, created: int) -> None:
-        self._ask, self._dialect, self._created = ask, dialect, created
+        self._ask, self.dialect, self._created = ask, dialect, created
         self.id = f"resp_{number}_{ask.digest[:6].hex()}"
         self._item = f"msg_{number}"
         self._events = 0
@@ -219,10 +219,6 @@ class ResponseScript:
         if not finish:
             return msgspec.json.encode(self._response("in_progress", counted))
         return msgspec.json.encode(self._ended(counted, text))
-
-    def error(self) -> bytes:
-        """The JSON body of the 500 when the engine fails before a whole answer is there."""
-        return error(self._dialect, "the simulated engine failed", 500)
 
     def failure(self) -> tuple[list[bytes], bool]:
         """The events that end a stream when the engine fails, and whether the body still ends properly."""

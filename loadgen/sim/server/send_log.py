@@ -80,9 +80,3 @@ def parse_log(data: bytes) -> SentRequests:
     if len(table) != head.events:
         raise ValueError(f"the log should have {head.events} events and has {len(table)}")
     return SentRequests(head.requests, *(np.ascontiguousarray(table[:, i]) for i in range(len(COLUMNS))))
-
-
-def read_log(path: str) -> SentRequests:
-    """The parsed log of a file."""
-    with open(path, "rb") as file:
-        return parse_log(file.read())

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from loadgen.sim.server.dialect import DONE, Dialect, ParsedRequest, error, malformed, refused
+from loadgen.sim.server.dialect import DONE, Dialect, ParsedRequest, malformed, refused
 from loadgen.sim.server.request_parser import RequestRules, check_model, count_tokens
 
 DIMENSIONS = 1024
@@ -116,7 +116,7 @@ class ValueScript:
     done = DONE
 
     def __init__(self, ask: ParsedRequest, dialect: Dialect, number: int, created: int) -> None:
-        self._ask, self._dialect, self._number = ask, dialect, number
+        self._ask, self.dialect, self._number = ask, dialect, number
 
     def whole(self, counted: int, finish: bool = True, metrics: Any = None, meta_info: Any = None) -> bytes:
         """The JSON body. Without `finish` it has no values; its usage reports `counted` tokens too many."""
@@ -159,7 +159,3 @@ class ValueScript:
             ranks.append(rank)
         ranks.sort(key=lambda rank: -rank["relevance_score"])
         return ranks if asked.top_n is None else ranks[: max(0, asked.top_n)]
-
-    def error(self) -> bytes:
-        """The JSON body of the 500 when the engine fails before the answer is there."""
-        return error(self._dialect, "the simulated engine failed", 500)
