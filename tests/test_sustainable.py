@@ -210,7 +210,7 @@ def test_a_peak_that_grows_is_refused_and_the_steady_knee_stands_beside_it() -> 
     assert answer.steady is not None and answer.not_steady is not None
     assert 96 * 0.985 <= answer.steady <= 96 < answer.not_steady <= answer.steady * 1.011
     assert answer.sustained is True
-    text = search_text.render(answer, [], GOAL, unit="/s", simulated=True)
+    text = search_text.render(answer, [], GOAL.names, unit="/s", simulated=True)
     assert "Confirmed" in text and "Steady" in text and "every term held over 2 times the length" in text
 
 
