@@ -124,6 +124,7 @@ def test_dry_run_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert "220 requests" in text and "1,302" in text
 
 
+@pytest.mark.commands
 def test_progress_as_json_says_which_step_of_how_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [
         "sweep",

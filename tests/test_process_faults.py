@@ -148,6 +148,18 @@ def test_other_signals_are_one_ctrl_c(tmp_path: Path, endpoint: Embedded, number
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_an_interrupt_before_the_load_leaves_nothing(tmp_path: Path, endpoint: Embedded, workers: str) -> None:
+    process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "50", "-n", "4000", "--workers", workers)
+    while not (tmp_path / "out" / "run.json").exists() and process.poll() is None:  # before the first worker starts
+        pass
+    process.send_signal(signal.SIGTERM)
+    code, _, err = ended(process)
+    assert (code, "interrupted" in err, "Traceback" in err) == (130, True, False), err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.processes
 def test_nohup_stays_nohup(tmp_path: Path, endpoint: Embedded) -> None:
     words = ["-m", "loadgen", "run", "qa", "--url", endpoint.url, "--request-rate", "100", "-n", "100"]
     command = ["nohup", sys.executable, *words, "-o", str(tmp_path / "out")]

@@ -9,6 +9,7 @@ import gc
 import re
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import typer
@@ -110,6 +111,12 @@ def spread(arguments: Sequence[str]) -> list[str]:
     return out
 
 
+@cache
+def parser() -> Any:
+    """The parser of all commands. Making it takes as long as many a command, so a process makes it once."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point: exits with one of the codes of `loadgen.errors`."""
     gc.set_threshold(COLLECT_AFTER)
@@ -125,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
         try:
             typed = sys.argv[1:] if arguments is None else list(arguments)
-            code = app(spread(typed), standalone_mode=False, obj=typed)
+            code = parser()(spread(typed), standalone_mode=False, obj=typed)
         except WrongUsage as error:
             if type(error).__name__ == "NoArgsIsHelpError":
                 error.show()

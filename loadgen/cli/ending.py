@@ -25,8 +25,7 @@ def ending(call: Callable[[], int]) -> int:
         print(fault, file=sys.stderr)
         return fault.exit_code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return interrupted()
     except OSError as error:
         if error.errno not in _OF_THE_HOST:
             return _bug(error)
@@ -34,6 +33,12 @@ def ending(call: Callable[[], int]) -> int:
         return USAGE
     except Exception as error:
         return _bug(error)
+
+
+def interrupted() -> int:
+    """Say that the user broke it off; the exit code."""
+    print("interrupted", file=sys.stderr)
+    return INTERRUPTED
 
 
 def _interrupt_by(*names: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from loadgen.cli.ending import interrupted
 from loadgen.errors import UserError, meant
 from loadgen.execution.options import PANELS
 
@@ -45,6 +46,12 @@ class Group(TyperGroup):
     """Commands in the order in which they are given to `in_order`, not in that of their making."""
 
     order: tuple[str, ...] = ()
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # typer would end without a word
+            return interrupted()
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         found = super().get_command(ctx, cmd_name)

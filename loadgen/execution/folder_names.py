@@ -52,7 +52,7 @@ def keep_aside(out: Path, now: datetime.datetime) -> None:
 def alone(folder: Path) -> Iterator[None]:
     """The folder of several runs, made and locked while inside. Raises UserError while another command works in it.
 
-    A Fault before the first run has begun removes what was created.
+    A Fault or a Ctrl-C before the first run has begun removes what was created.
     """
     existed = folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def alone(folder: Path) -> Iterator[None]:
         try:
             with store.nothing_left(folder):
                 yield
-        except (Fault, Faults):
+        except (Fault, Faults, KeyboardInterrupt):
             if not existed:
                 with contextlib.suppress(OSError):  # it holds something
                     folder.rmdir()
@@ -75,7 +75,7 @@ def taken(out: Path | None, name: str, now: datetime.datetime) -> Iterator[Path]
     """The first of the names that holds no run, made and locked: of two runs with one `--out` at the same time, the
     second gets another name.
 
-    A Fault before the run has begun removes what was created.
+    A Fault or a Ctrl-C before the run has begun removes what was created.
     """
     for folder in _names(out, name, now):
         with store.nothing_left(folder):

@@ -20,7 +20,6 @@ from loadgen.errors import Fault, Faults, UserError
 from loadgen.execution import cache_reset, driver, run_header, server_accounts, step_targets
 from loadgen.execution.backends import local
 from loadgen.execution.compactor_process import Compactor
-from loadgen.execution.driver import Share, large
 from loadgen.execution.events import (
     LoadStarted,
     RunEnded,
@@ -35,6 +34,7 @@ from loadgen.execution.folder_names import taken
 from loadgen.execution.plan import Plan, Settings, prepare
 from loadgen.execution.probing import Known, find_all, serving
 from loadgen.execution.profiler import Profiler, span
+from loadgen.execution.share import Share, large
 from loadgen.execution.steering import MakeSteering
 from loadgen.execution.stop_watch import watch
 from loadgen.metrics import reasons
@@ -96,7 +96,7 @@ def execute(
 
 @contextlib.contextmanager
 def _no_header_without_load(folder: Path, tell: Tell) -> Iterator[Tell]:
-    """Yields `tell`. A Fault raised inside before the load has started removes the header: nothing was measured."""
+    """Yields `tell`. A Fault or a Ctrl-C inside before the load starts removes the header: nothing was measured."""
     started = False
 
     def hear(event: RunEvent) -> None:
@@ -106,7 +106,7 @@ def _no_header_without_load(folder: Path, tell: Tell) -> Iterator[Tell]:
 
     try:
         yield hear
-    except (Fault, Faults):
+    except (Fault, Faults, KeyboardInterrupt):
         if not started:
             (folder / "run.json").unlink(missing_ok=True)
         raise

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP while a load goes on: they end the load, not the process. IO."""
+"""SIGINT, SIGTERM and SIGHUP while workers start, and while a load goes on: they end the load, not the process. IO."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
+
+from loadgen.errors import Fault
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -30,3 +32,25 @@ def calling(stop: Callable[[int], object]) -> Iterator[None]:
         for number, handler in before.items():
             loop.remove_signal_handler(number)
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def ending_start(end: Callable[[], object]) -> Iterator[None]:
+    """While inside, where workers start, each of these signals calls `end()`, of which the start may fail. At the end
+    raises KeyboardInterrupt where one came.
+    """
+    came = False
+
+    def interrupted(_: int) -> None:
+        nonlocal came
+        came = True
+        end()
+
+    with calling(interrupted):
+        try:
+            yield
+        except Fault:
+            if not came:
+                raise
+    if came:
+        raise KeyboardInterrupt

@@ -109,9 +109,9 @@ def aiperf_records(text: str, where: str) -> ForeignResult:
             for our_name, (their_name, _) in _AIPERF.items():
                 if their_name in metrics:
                     value = metrics[their_name]["value"]
-                    values[our_name] += value if our_name == "inter_chunk_ms" else [float(value)]
+                    values[our_name] += map(float, value if our_name == "inter_chunk_ms" else [value])
             tokens += metrics.get("output_sequence_length", {}).get("value", 0)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise UserError(
                 "damaged_file", f"no record of AIPerf: {error}", f"{where}:{number}", "the line is damaged"
             ) from None

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from loadgen import format
-from loadgen.cost.capacity_planning import CapacityPlan, Loss, MeasuredRate
+from loadgen.cost.capacity_planning import CapacityPlan, Loss, MeasuredRate, one_load
 from loadgen.cost.comparison import slo_words
 from loadgen.cost.evidence import Evidence, notes
+from loadgen.cost.reasons import texts
 from loadgen.mlperf import published as reference
 from loadgen.report import published
 from loadgen.report.table import wrapped
@@ -37,17 +38,11 @@ def _measured(evidence: Evidence | None, measured: MeasuredRate | None, plan: Ca
         f"{measured.workload} on {format.counted(measured.gpus, 'GPU')}, SLO: {slo_words(evidence.summary)}; "
         f"mean answer {measured.response_s:.3g} s; from {measured.folder}"
     ]
-    words += [f"! {note}" for note in (*notes(evidence), *one_load(evidence, measured))]
+    words += [f"! {note}" for note in texts([*notes(evidence), *one_load(evidence, measured)])]
     if plan is not None:
         words += [*_machines(plan), *_users(plan, at_most=measured.lower_bound)]
     for sentence in words:
         yield from wrapped(sentence, "  ", "    ")
-
-
-def one_load(evidence: Evidence, measured: MeasuredRate) -> Iterator[str]:
-    """That a rate is the one of a run that was given no more; of a capacity the notes on its evidence say it."""
-    if evidence.capacity is None and measured.lower_bound:
-        yield f"a lower bound: {measured.bound_why}. Machines that follow from it are at most what stands here"
 
 
 def _machines(plan: CapacityPlan) -> Iterator[str]:
@@ -99,6 +94,7 @@ def render_json(
     profile: str, evidence: Evidence | None, measured: MeasuredRate | None, plan: CapacityPlan | None
 ) -> str:
     """The same content as a JSON document, ending in a newline."""
+    measured_notes = [] if evidence is None or measured is None else [*notes(evidence), *one_load(evidence, measured)]
     rack = reference.rack(reference.nodes().rows)
     rows = [row for row in reference.profiles().rows if row.profile == profile]
     document = {
@@ -116,9 +112,8 @@ def render_json(
         "ignored": list(reference.IGNORED),
         "notes": reference.notes_of(reference.profiles(), rows),
         "measured": measured,
-        "measured_notes": []
-        if evidence is None or measured is None
-        else [*notes(evidence), *one_load(evidence, measured)],
+        "measured_notes": texts(measured_notes),
+        "measured_note_codes": measured_notes,
         "plan": plan,
     }
     return format.document(document).decode()

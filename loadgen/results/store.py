@@ -227,7 +227,7 @@ def _is_large(merged: Path) -> bool:
 
 @contextlib.contextmanager
 def nothing_left(folder: Path) -> Iterator[None]:
-    """While inside, a Fault raised before any run has started (for example: target down) removes what was created.
+    """While inside, a Fault (target down) or a Ctrl-C before any run has started removes what was created.
 
     A folder that had content before is left as it is.
     """
@@ -235,7 +235,7 @@ def nothing_left(folder: Path) -> Iterator[None]:
     was_empty = not existed or (folder.is_dir() and not any(folder.iterdir()))
     try:
         yield
-    except (Fault, Faults):
+    except (Fault, Faults, KeyboardInterrupt):
         if was_empty and not any(folder.rglob("run.json")):
             shutil.rmtree(folder, ignore_errors=True)
             if existed:

@@ -17,9 +17,9 @@ from loadgen import child_process
 from loadgen.errors import TargetError
 from loadgen.execution import stop_signals
 from loadgen.execution.backends import merge, worker
-from loadgen.execution.driver import Share
 from loadgen.execution.events import LoadStarted, RunningLoad, Tell
 from loadgen.execution.plan import Plan
+from loadgen.execution.share import Share
 from loadgen.execution.shared_counters import SharedCounters
 
 
@@ -27,8 +27,8 @@ async def run(plan: Plan, tell: Tell) -> Share:
     """Carry out a plan on its worker processes. Unfinished slots of a worker that dies are recorded as `lost`; one that
     publishes nothing for `frozen_s` does not move any more, and is ended.
 
-    Raises TargetError if a worker could not start. SIGINT and SIGTERM are passed on to all workers: after the first
-    they stop and drain, after the second they end at once.
+    Raises TargetError if a worker could not start, KeyboardInterrupt where a signal came before all had. Later ones are
+    passed on to all workers: after the first they stop and drain, after the second they end at once.
     """
     job, workers, frozen_s = plan.job, plan.job.settings.workers, plan.job.settings.tuning.frozen_s
     (job.folder / "spool").mkdir(exist_ok=True)
@@ -43,8 +43,9 @@ async def run(plan: Plan, tell: Tell) -> Share:
                 process.send_signal(number)
 
     try:
-        with stop_signals.calling(pass_on):
+        with stop_signals.ending_start(lambda: pass_on(signal.SIGKILL)):
             await _all_ready(processes, data, threads, frozen_s)
+        with stop_signals.calling(pass_on):
             start_ns = monotonic_ns() + worker.HEAD_START_NS
             tell(LoadStarted(start_ns, RunningLoad(counters.sum, lambda: pass_on(signal.SIGINT))))
             for process in processes:

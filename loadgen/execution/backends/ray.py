@@ -26,9 +26,9 @@ from loadgen.execution import resource_limits, stop_signals
 from loadgen.execution.backends import clock_sync, merge, node_facts, ray_agent, worker
 from loadgen.execution.backends.node_facts import NodeFacts
 from loadgen.execution.backends.ray_agent import Copy, RayAgent
-from loadgen.execution.driver import Share
 from loadgen.execution.events import LoadStarted, RunningLoad, Tell, WorkersPlaced
 from loadgen.execution.plan import Plan
+from loadgen.execution.share import Share
 from loadgen.execution.shared_counters import SharedCounters
 from loadgen.results import manifest
 
@@ -236,11 +236,12 @@ class RayCluster:
         pieces = [data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES)]
         followers: list[asyncio.Task[Share | None]] = []
         try:
-            with stop_signals.calling(self._pass_on):
+            with stop_signals.ending_start(lambda: self._pass_on(signal.SIGKILL)):
                 await asyncio.gather(*(self._start_worker(member, pieces) for member in members))
                 followers = [asyncio.create_task(self._follow(member, counters)) for member in members]
                 await asyncio.gather(*(member.ready for member in members))
                 await asyncio.gather(*(self._compare_clocks(member) for member in members))
+            with stop_signals.calling(self._pass_on):
                 tell(WorkersPlaced(self._header()))
                 start_ns = monotonic_ns() + HEAD_START_NS
                 tell(LoadStarted(start_ns, RunningLoad(counters.sum, lambda: self._pass_on(signal.SIGINT))))
