@@ -4,12 +4,15 @@ properties hold at any speed, and the kernel stamps every packet."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import certifi
 import pytest
 from hypothesis import HealthCheck, settings
 from loadgen_sdk.transport.wire import SO_TIMESTAMPNS
@@ -51,6 +54,16 @@ def interrupts_arrive() -> None:
     """A shell starts what it puts into the background with SIGINT ignored, which a run respects."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_root_certificate(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test asks the net, and reading a list of 140 authorities takes longer than most tests that make a client."""
+    first = re.search(r"-----BEGIN.*?END CERTIFICATE-----\n", Path(certifi.where()).read_text("utf-8"), re.DOTALL)
+    assert first is not None
+    file = tmp_path_factory.mktemp("tls") / "root.pem"
+    file.write_text(first[0])
+    os.environ["SSL_CERT_FILE"] = str(file)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from loadgen.metrics.summary import dump_summary, summarize
 from loadgen.results.manifest import Fingerprints, Header, Host, Second, StagePlan, TargetFacts
-from loadgen.results.record import BIN_NS, DURATIONS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
+from loadgen.results.record import BIN_NS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
 from loadgen.slo import Slo, Term
 from loadgen.stats.quantiles import Histogram
 
@@ -21,6 +21,8 @@ MS, S = 1_000_000, 1_000_000_000
 Inputs = tuple[Header, NDArray[np.void], list[Histogram], list[NDArray[np.int64]], list[Second], list[str]]
 """What `summarize` takes."""
 HOST = Host(name="load-1", kernel="Linux 6.8.0", python="3.12.4", cpu="AMD EPYC 9V33X", cpus=16, clock="tsc")
+
+DURATIONS = ("client_lag_ns", "stamp_error_ns", "last_token_error_ns", "max_gap_ns", "max_gap_error_ns")
 
 
 def blank(n: int) -> NDArray[np.void]:

@@ -4,6 +4,7 @@ over many seeds, where neither sockets nor a clock are wanted."""
 from __future__ import annotations
 
 import heapq
+from functools import lru_cache
 
 import numpy as np
 from make_examples import MS, S, blank, stream
@@ -23,6 +24,11 @@ SLOTS = 32
 
 def rows(seed: int, n: int, rate: float = 10.0, slower: float = 1.0) -> NDArray[np.void]:
     """n requests of an M/G/SLOTS queue: 8/s load it by some 65 %, 10/s by 85 %; `slower` multiplies its times."""
+    return _drawn(seed, n, rate, slower).copy()
+
+
+@lru_cache(64)
+def _drawn(seed: int, n: int, rate: float, slower: float) -> NDArray[np.void]:
     draw = np.random.default_rng(seed)
     due = np.cumsum(draw.exponential(1 / rate, n))
     noise = draw.lognormal(0, 0.15, n)

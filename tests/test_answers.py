@@ -17,7 +17,7 @@ from loadgen.answers.ask import Asked, refuse_other_tokenizer, unequal_tokens
 from loadgen.answers.comparison import judge, score
 from loadgen.answers.questions import Question, read_questions
 from loadgen.bundle import verify as bundle
-from loadgen.cli import app
+from loadgen.cli import parser
 from loadgen.contracts.load import load_contract
 from loadgen.contracts.run import run
 from loadgen.contracts.stored import again
@@ -147,7 +147,7 @@ def endpoints() -> Iterator[tuple[str, str, str]]:
 
 
 def _asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
-    code = app(["answers", *arguments, "--json"], standalone_mode=False, obj=list(arguments))
+    code = parser()(["answers", *arguments, "--json"], standalone_mode=False, obj=list(arguments))
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -181,7 +181,7 @@ def test_without_references_nothing_says_whose_answer_is_right(
     endpoints: tuple[str, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = str(_write(tmp_path / "d.jsonl", [{"prompt": f"q{i}", "output_tokens": 5} for i in range(12)]))
-    code = app(["answers", data, "--url", endpoints[0], "--against", endpoints[1], "--within", "1%"],
+    code = parser()(["answers", data, "--url", endpoints[0], "--against", endpoints[1], "--within", "1%"],
                standalone_mode=False, obj=[])  # fmt: skip
     assert code == 3 and "UNDECIDED" in capsys.readouterr().out
 
@@ -228,7 +228,7 @@ def test_two_tokenizers_are_told_and_token_ids_refused() -> None:
 def test_an_endpoint_that_is_not_there_is_said(tmp_path: Path, url: str) -> None:
     data = str(_write(tmp_path / "d.jsonl", [{"prompt": "p", "reference": "r"}]))
     with pytest.raises(TargetError):
-        app(["answers", data, "--url", url], standalone_mode=False, obj=[])
+        parser()(["answers", data, "--url", url], standalone_mode=False, obj=[])
 
 
 # -- contracts ----------------------------------------------------------------------------------------------------
@@ -334,4 +334,4 @@ def test_a_contract_about_answers_from_the_file_to_the_bundle(
 def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     data = str(_write(tmp_path / "d.jsonl", [{"prompt": "p"}]))
     with pytest.raises((UserError, Faults)):
-        app(["answers", data, *arguments], standalone_mode=False, obj=[])
+        parser()(["answers", data, *arguments], standalone_mode=False, obj=[])

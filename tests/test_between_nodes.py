@@ -10,7 +10,7 @@ import pytest
 from make_examples import blank, stream
 from numpy.typing import NDArray
 
-from loadgen.cli import app
+from loadgen.cli import parser
 from loadgen.compare.comparison import ComparedRun, Side, compare
 from loadgen.errors import Faults
 from loadgen.execution.targets import load_targets
@@ -155,7 +155,7 @@ def test_a_simulated_rack_is_compared_by_replica(tmp_path: Path, capsys: pytest.
     """The preset's VMs differ by some 3 %, as the published logs do: none stands out of that."""
     out = tmp_path / "r"
     call = ["run", "qa", "--url", "sim:gb300-rack", "--request-rate", "150/s", "--duration", "30s", "--seed", "3"]
-    app([*call, "-o", str(out)], standalone_mode=False, obj=[])
+    parser()([*call, "-o", str(out)], standalone_mode=False, obj=[])
     found = load_summary((out / "summary.json").read_bytes()).between
     assert found.unit == "replica" and found.nodes == 72 and found.odd == ()
     tpot = next(one for one in found.variances if one.metric == "tpot")

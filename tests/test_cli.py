@@ -56,6 +56,7 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
         (["capacity"], "--profile is missing", "rag"),
         (["run", "rag", "--url"], "--url needs a value", "--help"),
         (["size", "rag", "vm", "--users", "x"], "integer", "--help"),
+        (["fit", "x", "--on-bad-row", "no"], "error: 'no' is not one of 'fail', 'skip'", "--help"),
         (["run", "rag", "more"], "more", "--help"),
         (["run", "--isl", "100"], "--input-tokens alone", "add --output-tokens"),
         (["run", "--dataset", __file__], "", ""),
@@ -124,6 +125,7 @@ def test_dry_run_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert "220 requests" in text and "1,302" in text
 
 
+@pytest.mark.commands
 def test_progress_as_json_says_which_step_of_how_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [
         "sweep",

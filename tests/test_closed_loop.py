@@ -279,6 +279,7 @@ def test_a_closed_and_an_open_loop_of_one_server_agree(tmp_path: Path) -> None:
     assert in_flight == pytest.approx(64, rel=0.1), "Poisson arrivals at that rate hold as many in flight"
 
 
+@pytest.mark.commands
 def test_a_sweep_finds_what_a_search_finds_or_says_that_it_is_a_bound(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,7 @@ LOOKING = {"startswith", "endswith", "partition", "rpartition", "find", "index",
 MATCHING = {"match", "fullmatch", "search", "findall", "finditer", "sub", "split"}
 
 FOREIGN = {
+    "loadgen/cli/wrong_usage.py": "pydantic, under typer, begins the message of a wrong choice with words of its own",
     "loadgen/workload/dataset.py": "msgspec says the byte of a JSON error in its message only",
     "loadgen/workload/data_files.py": "msgspec says the byte of a JSON error in its message only; pyarrow: as below",
     "loadgen/results/parquet.py": "pyarrow: the first sentence of its message is shown",

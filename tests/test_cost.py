@@ -8,7 +8,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -21,7 +23,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from loadgen.cli.cost import cost as command
-from loadgen.cost import inputs, price_file, prices
+from loadgen.cost import comparison, inputs, price_file, prices, reasons
 from loadgen.cost.comparison import OfferComparison, compare_offers, differences
 from loadgen.cost.evidence import Evidence
 from loadgen.cost.unit_cost import GOOD, OUTPUT, REQUEST, TASK, TOTAL, UNITS, Cost, Offer, offer
@@ -31,6 +33,7 @@ from loadgen.metrics.summary import Summary, dump_summary, load_summary
 from loadgen.report import cost as report
 from loadgen.results.capacity import Capacity
 from loadgen.results.capacity import dump as dump_capacity
+from loadgen.results.manifest import ReasonCode
 from loadgen.server_metrics.energy import EnergyUse
 from loadgen.stats.quantiles import Distribution
 
@@ -204,6 +207,37 @@ def test_measured_energy_stands_beside_the_declared_and_changes_no_cost():
     assert unpriced is not None and unpriced.money[OUTPUT] is None
 
 
+def coded(notes: Sequence[ReasonCode]) -> dict[str, dict[str, Any]]:
+    return {one.code: one.values for one in notes}
+
+
+def noted(one: Offer) -> dict[str, dict[str, Any]]:
+    return coded(one.note_codes)
+
+
+def test_every_code_has_words_is_used_and_is_listed():
+    room = Path(comparison.__file__).parent
+    files = [*room.glob("*.py"), room.parent / "report" / "size.py"]
+    raised = set(re.findall(r'note\(\s*"(\w+)"', "".join(file.read_text() for file in files)))
+    chosen = {"slo_missed_at_capacity", "slo_missed", "model_differs", "region_differs"}  # written with a condition
+    assert raised | chosen == set(reasons.SENTENCES)
+    text = (Path(__file__).parent.parent / "docs" / "cost.md").read_text()
+    listed = re.findall(r"`(\w+)`", text[text.index("| codes of |") : text.index("## Size")])
+    assert sorted(listed) == sorted(reasons.SENTENCES)
+
+
+def test_words_of_values_that_may_be_missing():
+    cold, warm = reasons.note("cache_differs", a=0.012, b=None), reasons.note("cache_differs", a=0.3, b=0.05)
+    assert reasons.texts([cold, warm]) == ("cache (cold, 1.2 %, not said)", "cache (warm, 30.0 %, cold, 5.0 %)")
+    assert reasons.texts([reasons.note("region_differs", a="", b="eastus")]) == (
+        "different regions (not given, eastus)",
+    )
+    bare, known = reasons.note("egress_unpriced", request_kb=None), reasons.note("egress_unpriced", request_kb=12.34)
+    assert [words.partition("provider")[2] for words in reasons.texts([bare, known])] == [
+        " is not in the cost", ", 12.3 kB a request, is not in the cost",
+    ]  # fmt: skip
+
+
 def test_bought_machines_write_off_their_capital_and_pay_staff():
     """876,000 over 10 years is 10 an hour, 5 % of it a year is 5 an hour; 4 of 8 GPUs pay half."""
     entry = (
@@ -212,13 +246,13 @@ def test_bought_machines_write_off_their_capital_and_pay_staff():
     )
     one = priced(GPUS, entry)
     assert one.hourly == {"capital": 5, "staff": Decimal("2.5"), "power": Decimal("0.5")}
-    assert any("4 of the 8 GPUs" in note for note in one.notes)
+    assert noted(one)["part_of_machines"] == {"used": 4, "bought": 8}
 
 
 def test_machines_are_rented_whole():
     one = priced(changed(GPUS, target={"gpus": 5}), rent("60"))
     assert one.gpus_paid == 8 and one.hourly == {"rent": 120}
-    assert any("5 GPUs were used, 8 are paid" in note for note in one.notes)
+    assert noted(one)["whole_machines"] == {"used": 5, "paid": 8}
 
 
 def test_an_interval_of_the_rate_is_turned_around_by_the_price():
@@ -263,7 +297,7 @@ def test_a_capacity_of_the_version_before_is_priced_at_what_its_run_was_offered(
     assert found.capacity.low_per_s is not None and found.capacity.low_per_s <= found.capacity.rate_per_s
     assert found.capacity.output_tokens_per_s == GPUS.tokens.steady_output_per_s
     one = offer(found, book(rent("36")).entries[0], "x", "", gpus=4, utilization=Decimal(1))
-    assert any("21.4/s" in note and "19.91/s" in note for note in one.notes)
+    assert noted(one)["capacity_lowered"] == {"stored_per_s": 21.4, "offered_per_s": GPUS.load.offered_rps}
     output = one.costs[OUTPUT]
     assert output and float(output.total) == pytest.approx(10_000 / 24_341.782873, rel=1e-6)
 
@@ -289,10 +323,9 @@ def test_an_offline_run_is_priced_over_the_whole_run(tmp_path: Path, lanes: bool
     assert one.basis.label == "Offline"
     assert output and GPUS.tokens.output_per_s is not None
     assert float(output.total) == pytest.approx(10_000 / GPUS.tokens.output_per_s, rel=1e-6)
-    assert any("without a limit on latency" in note for note in one.notes)
-    assert not any("not at its capacity" in note or "no SLO" in note for note in one.notes)
+    assert "at_once" in noted(one) and not noted(one).keys() & {"own_load", "no_slo"}
     assert "over the whole run" in report.measured(one)
-    assert any("Offline" in reason for reason in differences(one, priced(GPUS, rent("36")))[0])
+    assert "one_at_once" in coded(differences(one, priced(GPUS, rent("36")))[0])
 
 
 def test_gpus_that_contradict_the_run_are_refused(results: Path):
@@ -309,35 +342,38 @@ def test_gpus_that_contradict_the_run_are_refused(results: Path):
 def test_another_machines_price_is_said_in_capitals():
     entry = "rented: provider: P, shape: ND96isr_H100_v5, gpu: H100, gpus: 8, per_gpu_hour: 12.29"
     one = priced(GPUS, entry)
-    words = "ANOTHER MACHINE: measured on GB300 (ND128isr_GB300_v6), priced as H100"
-    assert any(note.startswith(words) for note in one.notes)
+    shape = "ND128isr_GB300_v6"
+    assert noted(one)["other_gpu"] == {"measured": ["GB300"], "where": shape, "priced": "H100"}
+    assert any(note.startswith(f"ANOTHER MACHINE: measured on GB300 ({shape}), priced as H100;") for note in one.notes)
     assert "ANOTHER MACHINE" in report.standing(one)
     rack = priced(changed(GPUS, target={"shape": "", "name": "simulated: gb300-rack", "simulated": True}), entry)
-    assert any("measured on GB300 (simulated: gb300-rack), priced as H100" in note for note in rack.notes)
+    assert noted(rack)["other_gpu"]["where"] == "simulated: gb300-rack"
     stand_in = priced(GPUS, "rented: provider: Oracle, shape: BM.GPU.GB300.4, gpu: GB300, gpus: 4, per_gpu_hour: 18")
-    assert any("priced as Oracle's BM.GPU.GB300.4" in note for note in stand_in.notes)
-    assert not any("ANOTHER MACHINE" in note for note in priced(GPUS, rent("60")).notes)
+    assert noted(stand_in)["other_shape"] == {"measured": shape, "provider": "Oracle", "priced": "BM.GPU.GB300.4"}
+    assert not noted(priced(GPUS, rent("60"))).keys() & {"other_gpu", "other_shape"}
 
 
 def test_a_run_that_was_offered_less_than_its_capacity_says_so():
     """Its timetable offered 19.9/s; a request there is what it is at 20.5/s, but nobody saw 20.5/s."""
-    notes = priced(GPUS, rent("60"), capacity=knee(20.5)).notes
-    assert any("the run at 20.5/s was in fact offered 19.91/s" in note for note in notes)
-    assert not any("in fact offered" in note for note in priced(GPUS, rent("60"), capacity=knee(20)).notes)
+    notes = noted(priced(GPUS, rent("60"), capacity=knee(20.5)))
+    assert notes["offered_less"] == {"asked_per_s": 20.5, "offered_per_s": GPUS.load.offered_rps}
+    assert "offered_less" not in noted(priced(GPUS, rent("60"), capacity=knee(20)))
 
 
 def test_what_a_price_does_not_say_is_said():
     bare = priced(GPUS, "rented: provider: P, gpu: GB300, per_gpu_hour: 18")
-    assert any("egress" in note and "kB a request" in note for note in bare.notes)
-    assert any("how many GPUs a machine has" in note for note in bare.notes)
+    assert noted(bare)["egress_unpriced"]["request_kb"] > 0 and "machine_unknown" in noted(bare)
+    assert any(" kB a request, is not in the cost" in note for note in bare.notes)
     whole = priced(GPUS, rent("60", egress_per_gb="0.05"))
-    assert not any("egress" in note or "how many GPUs" in note for note in whole.notes)
-    without = priced(changed(GPUS, bytes={"received": 0}), rent("60", egress_per_gb="0.05"))
-    assert any("no bytes were counted" in note for note in without.notes)
+    assert not noted(whole).keys() & {"egress_unpriced", "egress_uncounted", "machine_unknown"}
+    unsaid = changed(GPUS, bytes={"received": 0})
+    assert "egress_uncounted" in noted(priced(unsaid, rent("60", egress_per_gb="0.05")))
+    assert noted(priced(unsaid, rent("60")))["egress_unpriced"] == {"request_kb": None}
     copied = bare.price.model_copy(update={"as_of": "undated", "source": "not stated"})
     found = Evidence(name="x", folder="x", summaries=(GPUS,))
-    notes = offer(found, copied, "x", "", gpus=4, utilization=Decimal(1)).notes
-    assert any("no date" in note for note in notes) and any("no source" in note for note in notes)
+    assert {"price_undated", "price_unsourced"} <= noted(
+        offer(found, copied, "x", "", gpus=4, utilization=Decimal(1))
+    ).keys()
     assert "undated, no source stated" in prices.dated(copied)
 
 
@@ -373,13 +409,13 @@ def test_a_single_run_says_that_it_is_priced_at_its_load():
     assert one.basis.label == "at this load"
     cost = one.costs[REQUEST]
     assert cost and cost.low is None and cost.high is None
-    assert any("not at its capacity" in note for note in one.notes)
+    assert "own_load" in noted(one)
 
 
 def test_an_invalid_run_has_no_good_requests():
     one = priced(changed(GPUS, verdict={"valid": False, "reasons": ("late",)}), rent("60"))
     assert one.costs[GOOD] is None and one.basis.rates[GOOD] is None and one.costs[REQUEST] is not None
-    assert any("INVALID measurement: late" in note for note in one.notes)
+    assert noted(one)["invalid"] == {"reasons": ["late"], "codes": []}
 
 
 def two(a: Offer, b: Offer) -> OfferComparison:
@@ -387,26 +423,28 @@ def two(a: Offer, b: Offer) -> OfferComparison:
 
 
 @pytest.mark.parametrize(
-    ("what", "parts"),
+    ("code", "values", "parts"),
     [
-        ("recipe", {"fingerprints": {"recipe": "other"}}),
-        ("SLO", {"goodput": {"share_limit": None}}),
+        ("recipe_differs", {"b": "other"}, {"fingerprints": {"recipe": "other"}}),
+        ("slo_differs", {}, {"goodput": {"share_limit": None}}),
         (
-            "output tokens counted by",
+            "count_differs",
+            {"tokens": "output", "a": "server", "b": "estimate"},
             {"tokens": {"sources": API.tokens.sources.__class__(input={"server": 1}, output={"estimate": 1})}},
         ),
-        ("cache (cold, 1.2 %, warm, 30.0 %)", {"tokens": {"cached_share": 0.3}}),
-        ("cache (cold, 1.2 %, not said)", {"tokens": {"cached_share": None}}),
-        ("one is simulated", {"target": {"simulated": True}}),
+        ("cache_differs", {"b": 0.3}, {"tokens": {"cached_share": 0.3}}),
+        ("cache_differs", {"b": None}, {"tokens": {"cached_share": None}}),
+        ("one_simulated", {}, {"target": {"simulated": True}}),
     ],
 )
-def test_what_differs_is_named_and_gets_no_ratio(what: str, parts: dict[str, dict[str, Any]]):
+def test_what_differs_is_named_and_gets_no_ratio(code: str, values: dict[str, Any], parts: dict[str, dict[str, Any]]):
     a, b = priced(GPUS, rent("60"), name="a"), priced(changed(GPUS, **parts), rent("60"), name="b")
     found = two(a, b)
     (pair,) = found.pairs
     assert pair.ratio is None and pair.word == "not comparable"
-    assert [words for words in pair.differences if words.startswith(what)] == list(pair.differences)
-    assert found.against_first == ((), pair.differences)
+    (why,) = pair.difference_codes
+    assert why.code == code and values.items() <= why.values.items()
+    assert found.against_first == ((), pair.difference_codes)
     text = report.render_text(found)
     assert "b *" in text and "NOT COMPARABLE with the first" in text
 
@@ -415,12 +453,12 @@ def test_different_seeds_are_a_note_only():
     apart, notes = differences(
         priced(GPUS, rent("60"), name="a"), priced(changed(GPUS, run={"seed": 3}), rent("60"), name="b")
     )
-    assert apart == () and notes == ("different seeds",)
+    assert apart == () and [one.code for one in notes] == ["seed_differs"]
 
 
 def test_a_capacity_and_a_load_are_not_set_against_each_other():
     a, b = priced(GPUS, rent("60"), capacity=knee(20, 19, 21), name="a"), priced(GPUS, rent("60"), name="b")
-    assert two(a, b).pairs[0].differences == ("one at its capacity, one at a load of its own",)
+    assert coded(two(a, b).pairs[0].difference_codes) == {"one_at_capacity": {}}
 
 
 @pytest.mark.parametrize(

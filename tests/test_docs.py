@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from loadgen.cli import WrongUsage, app, spread
+from loadgen.cli import WrongUsage, parser, spread
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -19,7 +18,7 @@ PAGES = [
 ]  # fmt: skip
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"(?m)^(?:    (?!    ).*|```\w*\n[\s\S]*?^```)$")  # indented text, or between fences
-COMMAND: Any = typer.main.get_command(app)
+COMMAND: Any = parser()
 DOTS = ("...", "…")
 
 

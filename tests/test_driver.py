@@ -360,7 +360,7 @@ def test_a_bug_in_a_callback_ends_the_run_and_what_was_recorded_stays(tmp_path: 
 
 LARGE = """
 import ctypes, sys
-from loadgen.execution.driver import return_large_blocks
+from loadgen.execution.share import return_large_blocks
 
 class Blocks(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in "heap a b c mapped d e used free top".split()]

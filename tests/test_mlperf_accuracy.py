@@ -12,7 +12,7 @@ import pytest
 from refusals import refused
 from test_tokenizer import train
 
-from loadgen.cli import app
+from loadgen.cli import parser
 from loadgen.errors import Faults, UserError
 from loadgen.mlperf import accuracy, rules
 from loadgen.mlperf.accuracy import AccuracyMean
@@ -93,7 +93,7 @@ def url() -> Iterator[str]:
 
 
 def _call(*arguments: str) -> int:
-    code: int = app(["mlperf", "accuracy", *arguments], standalone_mode=False, obj=[])
+    code: int = parser()(["mlperf", "accuracy", *arguments], standalone_mode=False, obj=[])
     return code
 
 

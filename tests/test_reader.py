@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loadgen_sdk.dialects.reader import Flow, Reading, error_text, parse_usage
+from loadgen_sdk.dialects.reader import Flow, Reading, error_text
 from loadgen_sdk.dialects.sse import Named
 from loadgen_sdk.request import Completion, Usage
 from loadgen_sdk.transport.exchange import Exchange
@@ -514,10 +514,13 @@ def test_server_timing_is_kept_as_it_came() -> None:
 
 def test_usage_of_every_shape() -> None:
     full = counted(5, prompt_tokens_details={"cached_tokens": 4}, completion_tokens_details={"reasoning_tokens": 2})
-    assert parse_usage(json.dumps(full).encode()) == Usage(input=9, output=5, cached=4, reasoning=2)
-    assert parse_usage(b'{"input_tokens":1,"output_tokens":2}') == Usage(input=1, output=2)
-    for odd in (b"null", b"[]", b"7", b"{", b'{"prompt_tokens":true,"completion_tokens":-1,"prompt_tokens_details":3}'):
-        assert parse_usage(odd) == Usage()
+    odd = {"prompt_tokens": True, "completion_tokens": -1, "prompt_tokens_details": 3}
+    for said, usage in (
+        (full, Usage(input=9, output=5, cached=4, reasoning=2)),
+        ({"input_tokens": 1, "output_tokens": 2}, Usage(input=1, output=2)),
+        *((nothing, Usage()) for nothing in (None, [], 7, odd)),
+    ):
+        assert answered(stream(A, STOP | {"usage": said}, DONE)).usage == usage, said
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +24,19 @@ SHIPPED = [
 ]
 
 
-def schema(kind: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    with pytest.raises(SystemExit) as ending:
+@cache
+def schema(kind: str) -> dict[str, Any]:
+    with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit) as ending:
         cli.main(["schema", kind])
     assert ending.value.code == 0
-    printed: dict[str, Any] = json.loads(capsys.readouterr().out)
+    printed: dict[str, Any] = json.loads(out.getvalue())
     return printed
 
 
 @pytest.mark.parametrize(("kind", "file"), SHIPPED, ids=lambda value: getattr(value, "name", value))
-def test_shipped_files(kind: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shipped_files(kind: str, file: Path) -> None:
     written = json.loads(json.dumps(yaml.safe_load(file.read_text()), default=str))
-    jsonschema.Draft202012Validator(schema(kind, capsys)).validate(written)
+    jsonschema.Draft202012Validator(schema(kind)).validate(written)
 
 
 @pytest.mark.parametrize(
@@ -49,5 +53,5 @@ def test_shipped_files(kind: str, file: Path, capsys: pytest.CaptureFixture[str]
         ("prices", {"currency": "USD", "rentd": {}}, False),
     ],
 )
-def test_good_and_bad(kind: str, written: Any, good: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    assert jsonschema.Draft202012Validator(schema(kind, capsys)).is_valid(written) is good
+def test_good_and_bad(kind: str, written: Any, good: bool) -> None:
+    assert jsonschema.Draft202012Validator(schema(kind)).is_valid(written) is good

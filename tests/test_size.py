@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from refusals import refused
 
-from loadgen.cli import app
+from loadgen.cli import parser
 from loadgen.cli.size import _searched
 from loadgen.cost.capacity_planning import MeasuredRate, fleet, plan
 from loadgen.cost.evidence import Evidence
@@ -111,7 +111,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _called(*arguments: str) -> Any:
-    return app(["size", *arguments], standalone_mode=False, obj=list(arguments))
+    return parser()(["size", *arguments], standalone_mode=False, obj=list(arguments))
 
 
 def test_the_answer_is_the_first_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,8 +153,9 @@ def test_a_run_at_one_load_says_no_more_than_that_this_load_was_carried(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _called("rag", "vm/run", "--users", "5000", "--json") == 0
-    source = json.loads(capsys.readouterr().out)["sizes"][0]["source"]
-    assert source["lower_bound"] and source["bound_why"]
+    (sized,) = json.loads(capsys.readouterr().out)["sizes"]
+    assert sized["source"]["lower_bound"] and sized["source"]["bound_why"]
+    assert {"code": "one_load", "values": {"why": sized["source"]["bound_why"]}} in sized["note_codes"]
     assert _called("rag", "vm/run", "--users", "5000") == 0
     out = capsys.readouterr().out
     assert "need at most" in " ".join(out.split()) and "at least" in out and "a lower bound" in out

@@ -613,6 +613,7 @@ def test_every_field_is_documented_and_nothing_else() -> None:
 def test_every_code_has_words_and_a_place_in_the_document() -> None:
     text = (Path(__file__).parent.parent / "docs" / "summary.md").read_text()
     listed = set(re.findall(r"`(\w+)`", text[text.index("| codes of |") : text.index("`note` has no meaning")]))
-    assert listed == set(reasons.SENTENCES) - set(reasons.WITHHELD)
+    only_words = {"events_unsure", "largest_gap_unsure", "tpot_unsure"}  # in `unsound` of a summary
+    assert listed == set(reasons.SENTENCES) - only_words
     raised = re.findall(r'_code\(\s*"(\w+)"', Path(validity.__file__).read_text())
     assert set(raised) <= set(reasons.SENTENCES)

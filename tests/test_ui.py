@@ -15,7 +15,7 @@ import pytest
 import runs
 from browser import Browser, find
 
-from loadgen.cli import app
+from loadgen.cli import parser
 from loadgen.cli.results_list import is_collection, results_in
 from loadgen.cli.ui import Server
 from loadgen.metrics.summary import Summary, dump_summary, load_summary
@@ -82,7 +82,7 @@ def test_a_folder_of_several_commands_is_a_collection_and_a_sweep_is_none(result
 
 
 def test_report_of_a_folder_writes_one_page(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert app(["report", str(results)], standalone_mode=False, obj=[]) == 0
+    assert parser()(["report", str(results)], standalone_mode=False, obj=[]) == 0
     assert "swept" in capsys.readouterr().out
     page = (results / "report.html").read_text()
     charts = json.loads(re.findall(r'id="charts">(.*?)</script>', page)[0])

@@ -680,6 +680,11 @@ def fits(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
     return all(checks[key](rule) for key, rule in schema.items() if key not in silent)
 
 
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    return json_schema()
+
+
 def test_the_shipped_schema_is_the_exported_one() -> None:
     shipped = json.loads((packaged()["rag"].parent / "schema.json").read_text("utf-8"))
     assert shipped == json_schema(), "run: loadgen schema > workloads/schema.json"
@@ -696,15 +701,13 @@ GOOD = [
 
 
 @pytest.mark.parametrize("line", GOOD)
-def test_the_schema_takes_what_load_takes(line: str, tmp_path: Path) -> None:
-    schema = json_schema()
+def test_the_schema_takes_what_load_takes(line: str, schema: dict[str, Any], tmp_path: Path) -> None:
     of(TWO_LINES + line, tmp_path, NONE if "stages" in line else TEN_S)
     assert fits(yaml.safe_load(TWO_LINES + line), schema, schema)
 
 
 @pytest.mark.parametrize("path", packaged().values(), ids=str)
-def test_the_schema_takes_the_shipped(path: Path) -> None:
-    schema = json_schema()
+def test_the_schema_takes_the_shipped(path: Path, schema: dict[str, Any]) -> None:
     assert fits(yaml.safe_load(path.read_text("utf-8")), schema, schema)
 
 
@@ -728,8 +731,7 @@ BEYOND_LINES = ("ramp: 3s", "{at: p99}", "grace: 200000h", "timeout: 0", "${1}")
         for row in BAD_REQUESTS[:3] + BAD_REQUESTS[5:7] + BAD_REQUESTS[8:9] + BAD_REQUESTS[18:]
     ],
 )
-def test_the_schema_refuses_what_load_refuses(text: str) -> None:
-    schema = json_schema()
+def test_the_schema_refuses_what_load_refuses(text: str, schema: dict[str, Any]) -> None:
     assert not fits(yaml.safe_load(text), schema, schema)
 
 

@@ -9,6 +9,7 @@ import gc
 import re
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import typer
@@ -110,6 +111,12 @@ def spread(arguments: Sequence[str]) -> list[str]:
     return out
 
 
+@cache
+def parser() -> Any:
+    """The parser of all commands. Making it takes as long as many a command, so a process makes it once."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point: exits with one of the codes of `loadgen.errors`."""
     gc.set_threshold(COLLECT_AFTER)
@@ -117,15 +124,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def call() -> int:
         if sys.platform == "win32":
-            raise UserError(
-                "wrong_platform",
-                "loadgen takes Linux (or macOS, to read what is stored)",
-                "",
-                "use it in WSL2 or a container",
-            )
+            hint = "use it in WSL2 or a container"
+            raise UserError("wrong_platform", "loadgen takes Linux (or macOS, to read what is stored)", "", hint)
         try:
             typed = sys.argv[1:] if arguments is None else list(arguments)
-            code = app(spread(typed), standalone_mode=False, obj=typed)
+            code = parser()(spread(typed), standalone_mode=False, obj=typed)
         except WrongUsage as error:
             if type(error).__name__ == "NoArgsIsHelpError":
                 error.show()

@@ -6,11 +6,14 @@ Pure: no money, no files.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from loadgen.cost.evidence import Evidence
+from loadgen.cost.reasons import note
 from loadgen.errors import UserError
 from loadgen.results.capacity import STILL_KEPT, RateInterval, replications
+from loadgen.results.manifest import ReasonCode
 
 GPUS_PER_VM = 4  # ND GB300 v6; one fault domain
 VMS_PER_RACK = 18  # one NVL72: 72 GPUs
@@ -200,3 +203,9 @@ def _steady_rates(evidence: Evidence) -> tuple[str, list[float]]:
     else:
         noun, rates = "requests", [summary.load.steady_completed_rps for summary in summaries]
     return noun, [rate for rate in rates if rate is not None]
+
+
+def one_load(evidence: Evidence, rate: MeasuredRate) -> Iterator[ReasonCode]:
+    """That a rate is the one of a run that was given no more; of a capacity the notes on its evidence say it."""
+    if evidence.capacity is None and rate.lower_bound:
+        yield note("one_load", why=rate.bound_why)

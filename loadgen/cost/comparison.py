@@ -12,9 +12,11 @@ from itertools import combinations, product
 from typing import Any
 
 from loadgen.cost.prices import Owned, PerToken, Price, Prices, Rented
+from loadgen.cost.reasons import note, texts
 from loadgen.cost.unit_cost import GOOD, HOUR_S, REQUEST, TASK, Offer, cost
 from loadgen.limits import CACHED_SHARE
 from loadgen.metrics.summary import Summary
+from loadgen.results.manifest import ReasonCode
 from loadgen.workload.fields import Part
 
 SWING = Decimal("0.1")  # relative change of inputs whose uncertainty is not known
@@ -25,18 +27,26 @@ DAY_H = 24
 class Pair:
     """Two offers compared: `ratio` is the cost of `a` / the cost of `b`.
 
-    `differences` says why they may not be compared; `ratio` is then None. `low` and `high` are None where a rate has no
-    interval. `word` is the judgement in words.
+    `difference_codes` says why they may not be compared; `ratio` is then None. `low` and `high` are None where a rate
+    has no interval. `word` is the judgement in words.
     """
 
     a: str
     b: str
-    differences: tuple[str, ...]
-    notes: tuple[str, ...]
+    difference_codes: tuple[ReasonCode, ...]
+    note_codes: tuple[ReasonCode, ...]
     ratio: Decimal | None
     low: Decimal | None
     high: Decimal | None
     word: str
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        return texts(self.difference_codes)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return texts(self.note_codes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +88,7 @@ class OfferComparison:
     prices: Prices
     unit: str
     offers: tuple[Offer, ...]
-    against_first: tuple[tuple[str, ...], ...]
+    against_first: tuple[tuple[ReasonCode, ...], ...]
     pairs: tuple[Pair, ...]
     swings: tuple[Swing, ...]
     break_evens: tuple[BreakEven, ...]
@@ -107,46 +117,51 @@ def _common_unit(offers: Sequence[Offer]) -> str:
     return REQUEST
 
 
-def differences(a: Offer, b: Offer) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def differences(a: Offer, b: Offer) -> tuple[tuple[ReasonCode, ...], tuple[ReasonCode, ...]]:
     """The differences that forbid a comparison of two offers, and those that are only noted."""
-    summary_a, summary_b = a.evidence.summary, b.evidence.summary
-    reasons: list[str] = []
-    notes: list[str] = []
     if a.evidence is b.evidence:
         return (), ()
+    summary_a, summary_b = a.evidence.summary, b.evidence.summary
+    reasons: list[ReasonCode] = []
     recipes = _recipes(a, b)
     if recipes[0] != recipes[1] or not recipes[0]:
-        reasons.append("recipe ({}, {})".format(*(recipe[:8] or "unknown" for recipe in recipes)))
+        recipe_a, recipe_b = (recipe[:8] or "unknown" for recipe in recipes)
+        reasons.append(note("recipe_differs", a=recipe_a, b=recipe_b))
     if _slo_key(summary_a) != _slo_key(summary_b):
-        reasons.append(f"SLO ({slo_words(summary_a)}; {slo_words(summary_b)})")
+        reasons.append(note("slo_differs", a=slo_words(summary_a), b=slo_words(summary_b)))
     for kind, key in (("input", 0), ("output", 1)):
         source_a, source_b = _token_sources(summary_a)[key], _token_sources(summary_b)[key]
         if source_a != source_b:
-            reasons.append(f"{kind} tokens counted by ({source_a}, {source_b})")
+            reasons.append(note("count_differs", tokens=kind, a=source_a, b=source_b))
     if not _same_cache(summary_a, summary_b):
-        reasons.append(f"cache ({_cache_words(summary_a)}, {_cache_words(summary_b)})")
+        reasons.append(note("cache_differs", a=summary_a.tokens.cached_share, b=summary_b.tokens.cached_share))
     if a.evidence.simulated != b.evidence.simulated:
-        reasons.append("one is simulated")
+        reasons.append(note("one_simulated"))
     if a.basis.is_capacity != b.basis.is_capacity and not (_by_token(a) or _by_token(b)):
-        reasons.append("one at its capacity, one at a load of its own")
+        reasons.append(note("one_at_capacity"))
     if a.evidence.at_once != b.evidence.at_once and not (_by_token(a) or _by_token(b)):
-        reasons.append("one Offline, without a limit on latency")
+        reasons.append(note("one_at_once"))
     floors = [offer.name for offer in (a, b) if has_lower_bound(offer)]
     if floors:
-        reasons.append(f"only a lower bound of the capacity is known ({', '.join(floors)})")
+        reasons.append(note("one_lower_bound", offers=floors))
     if a.basis.confidence != b.basis.confidence and None not in (a.basis.confidence, b.basis.confidence):
-        reasons.append(f"confidence of the intervals ({a.basis.confidence:g}, {b.basis.confidence:g})")
-    notes += [f"{offer.name} is not a valid measurement" for offer in (a, b) if not offer.evidence.valid]
+        reasons.append(note("confidence_differs", a=a.basis.confidence, b=b.basis.confidence))
+    return tuple(reasons), tuple(_remarks(a, b))
+
+
+def _remarks(a: Offer, b: Offer) -> Iterator[ReasonCode]:
+    summary_a, summary_b = a.evidence.summary, b.evidence.summary
+    for offer in (a, b):
+        if not offer.evidence.valid:
+            yield note("offer_invalid", offer=offer.name)
     if summary_a.run.seed != summary_b.run.seed:
-        notes.append("different seeds")
-    if summary_a.target.model != summary_b.target.model:
-        notes.append(f"different models ({summary_a.target.model}, {summary_b.target.model})")
-    if summary_a.target.region != summary_b.target.region:
-        regions = ", ".join(summary.target.region or "not given" for summary in (summary_a, summary_b))
-        notes.append(f"different regions ({regions})")
+        yield note("seed_differs")
+    for code, field in (("model_differs", "model"), ("region_differs", "region")):
+        value_a, value_b = (getattr(summary.target, field) for summary in (summary_a, summary_b))
+        if value_a != value_b:
+            yield note(code, a=value_a, b=value_b)
     if summary_a.rtt_ms is not None and summary_b.rtt_ms is not None and abs(summary_a.rtt_ms - summary_b.rtt_ms) > 5:
-        notes.append(f"connect time {summary_a.rtt_ms:.1f} and {summary_b.rtt_ms:.1f} ms is inside TTFT")
-    return tuple(reasons), tuple(notes)
+        yield note("connect_differs", a_ms=summary_a.rtt_ms, b_ms=summary_b.rtt_ms)
 
 
 def has_lower_bound(offer: Offer) -> bool:
@@ -190,13 +205,6 @@ def _same_cache(one: Summary, other: Summary) -> bool:
     return most <= CACHED_SHARE or (least > CACHED_SHARE and most - least <= CACHED_SHARE)
 
 
-def _cache_words(summary: Summary) -> str:
-    share = summary.tokens.cached_share
-    if share is None:
-        return "not said"
-    return f"cold, {share * 100:.1f} %" if share <= CACHED_SHARE else f"warm, {share * 100:.1f} %"
-
-
 def _by_token(offer: Offer) -> bool:
     return isinstance(offer.price, PerToken)
 
@@ -205,10 +213,13 @@ def _pair(a: Offer, b: Offer, unit: str) -> Pair:
     reasons, notes = differences(a, b)
     cost_a, cost_b = a.costs[unit], b.costs[unit]
     if cost_a is None or cost_b is None:
-        reasons = (*reasons, "no cost in this unit")
+        reasons = (*reasons, note("no_cost"))
+    pair = Pair(
+        a=a.name, b=b.name, difference_codes=reasons, note_codes=notes, ratio=None, low=None, high=None,
+        word="not comparable",
+    )  # fmt: skip
     if reasons or cost_a is None or cost_b is None:
-        word = "not comparable"
-        return Pair(a=a.name, b=b.name, differences=reasons, notes=notes, ratio=None, low=None, high=None, word=word)
+        return pair
     ratio = cost_a.total / cost_b.total
     low, high = _ratio_ends(a, b, unit)
     if low is None or high is None:
@@ -218,7 +229,7 @@ def _pair(a: Offer, b: Offer, unit: str) -> Pair:
     else:
         word = f"{a.name if ratio < 1 else b.name} is cheaper"
         word += " (for the tokens that were counted)" if _by_token(a) and _by_token(b) else ""
-    return Pair(a=a.name, b=b.name, differences=(), notes=notes, ratio=ratio, low=low, high=high, word=word)
+    return replace(pair, ratio=ratio, low=low, high=high, word=word)
 
 
 def _ratio_ends(a: Offer, b: Offer, unit: str) -> tuple[Decimal | None, Decimal | None]:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from loadgen.cost.reasons import note
 from loadgen.metrics.summary import Summary
 from loadgen.results.capacity import STILL_KEPT, Capacity
+from loadgen.results.manifest import ReasonCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,37 +46,32 @@ class Evidence:
         return any(summary.target.simulated for summary in self.summaries)
 
 
-def notes(evidence: Evidence) -> Iterator[str]:
+def notes(evidence: Evidence) -> Iterator[ReasonCode]:
     """Notes to show beside every figure from this evidence."""
-    summaries = evidence.summaries
+    summaries, capacity = evidence.summaries, evidence.capacity
     if evidence.simulated:
-        yield "SIMULATED: no real server was measured"
+        yield note("simulated")
     if not evidence.valid:
-        reasons = {reason for summary in summaries for reason in summary.verdict.reasons}
-        yield "INVALID measurement: " + "; ".join(sorted(reasons)) + "; an invalid run has no good requests"
+        verdicts = [summary.verdict for summary in summaries]
+        yield note(
+            "invalid",
+            reasons=sorted({reason for verdict in verdicts for reason in verdict.reasons}),
+            codes=sorted({reason.code for verdict in verdicts for reason in verdict.codes}),
+        )
     if any(summary.goodput.met is False for summary in summaries):
-        yield "the run behind the capacity missed its SLO" if evidence.capacity else "the SLO was missed at this load"
-    if evidence.capacity is not None and evidence.capacity.lower_bound:
-        yield (
-            f"a lower bound: {evidence.capacity.bound_why or STILL_KEPT}. The capacity is at least this; a cost and a "
-            "number of machines that follow from it are at most what stands here"
-        )
+        yield note("slo_missed_at_capacity" if capacity else "slo_missed")
+    if capacity is not None and capacity.lower_bound:
+        yield note("lower_bound", why=capacity.bound_why or STILL_KEPT)
     if any(summary.goodput.undecided for summary in summaries):
-        yield "the SLO is undecided at this load: its figures are withheld, or too many requests unfinished (--grace)"
-    if evidence.lowered_from_per_s is not None and evidence.capacity is not None:
-        yield (
-            f"capacity.json says {evidence.lowered_from_per_s:.4g}/s, without tokens (an earlier version, or by hand); "
-            f"its run was in fact offered {evidence.capacity.rate_per_s:.4g}/s, and no more than that is used"
-        )
-    if evidence.capacity is not None and evidence.capacity.method == "search" and evidence.capacity.confirmed is False:
-        yield "the search ended before a confirmation: a probe at full length is the evidence"
+        yield note("slo_undecided")
+    if evidence.lowered_from_per_s is not None and capacity is not None:
+        yield note("capacity_lowered", stored_per_s=evidence.lowered_from_per_s, offered_per_s=capacity.rate_per_s)
+    if capacity is not None and capacity.method == "search" and capacity.confirmed is False:
+        yield note("unconfirmed")
     if evidence.at_once:
-        yield (
-            "Offline: everything was due at once, without a limit on latency; rates are over the whole run. Under a "
-            "limit the same machines carry less"
-        )
+        yield note("at_once")
     elif not summaries[0].goodput.has_slo:
-        yield "no SLO: nothing says which requests were good"
+        yield note("no_slo")
 
 
 def own_target(summary: Summary) -> Summary:

@@ -14,13 +14,14 @@ from decimal import ROUND_HALF_EVEN, Decimal
 
 import msgspec
 
-from loadgen import format
 from loadgen.cost.evidence import Evidence, notes, own_target
 from loadgen.cost.prices import NO_SOURCE, UNDATED, Energy, Owned, PerToken, Price, Rented
+from loadgen.cost.reasons import note, texts
 from loadgen.errors import UserError
 from loadgen.metrics.blocks import Sessions
 from loadgen.metrics.summary import Summary
 from loadgen.results.capacity import Capacity, RateInterval, replications
+from loadgen.results.manifest import ReasonCode
 
 # The units that a cost is per: keys of `rates` and `counts` of a Basis, and of the costs of an Offer.
 REQUEST, GOOD, TASK, OUTPUT, TOTAL = "request", "good_request", "task", "million_output_tokens", "million_tokens"
@@ -135,9 +136,13 @@ class Offer:
     costs: Mapping[str, Cost | None]
     power: Power | None
     measured: MeasuredEnergy | None
-    notes: tuple[str, ...]
+    note_codes: tuple[ReasonCode, ...]
     classes: Mapping[str, ClassCost]  # {} where all requests are of one kind
     steps: Mapping[str, StepCost] = field(default_factory=dict)  # of tasks: `step_cost.with_steps`
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return texts(self.note_codes)
 
 
 def decimal(number: float) -> Decimal:
@@ -368,7 +373,7 @@ def offer(evidence: Evidence, price: Price, name: str, at: str, *, gpus: int | N
         costs={unit: cost(rate_basis, price, gpus, unit, utilization) for unit in UNITS},
         power=_power(rate_basis, price, gpus),
         measured=_measured(evidence.summaries, None if isinstance(price, PerToken) else price.energy),
-        notes=tuple(_notes(evidence, rate_basis, price, gpus)),
+        note_codes=tuple(_notes(evidence, rate_basis, price, gpus)),
         classes=_classes(evidence, rate_basis, price, gpus, utilization),
     )
 
@@ -448,41 +453,35 @@ def _measured(summaries: tuple[Summary, ...], priced: Energy | None) -> Measured
     )
 
 
-def _notes(evidence: Evidence, basis: Basis, price: Price, gpus: int | None) -> Iterator[str]:
+def _notes(evidence: Evidence, basis: Basis, price: Price, gpus: int | None) -> Iterator[ReasonCode]:
     yield from notes(evidence)
     if apart := [step.name for step in evidence.summary.steps if step.targets]:
-        yield f"{', '.join(apart)}: at endpoints of their own, and not in these costs: see those of the steps"
+        yield note("steps_apart", steps=apart)
     if not isinstance(price, PerToken) and gpus is not None:
         yield from _machine_notes(evidence, basis, price, gpus)
     if isinstance(price, PerToken):
         if not basis.cached_known and price.per_million_cached is not None:
-            yield "the server does not say what came from its cache: all prompt tokens are priced as fresh"
+            yield note("cached_unknown")
         failed = sum(summary.requests.failed + summary.requests.lost for summary in evidence.summaries)
         if failed:
             counted = sum(summary.tokens.failed_input + summary.tokens.failed_output for summary in evidence.summaries)
-            known = format.counted(counted, "token of theirs is", "tokens of theirs are")
-            yield f"{format.counted(failed, 'failed request')}: {known} known and in the price"
+            yield note("failed_paid", failed=failed, tokens=counted)
     resent = sum(summary.requests.resent for summary in evidence.summaries)
     if resent:
-        again = format.counted(resent, "request was", "requests were")
-        yield f"{again} sent again after a reset; what the first sending cost is not known"
+        yield note("resent", requests=resent)
     if price.as_of == UNDATED:
-        yield "the price has no date"
+        yield note("price_undated")
     if price.source == NO_SOURCE:
-        yield "the price has no source: nobody says where it is from"
-    yield from _egress_notes(basis, price)
-
-
-def _egress_notes(basis: Basis, price: Price) -> Iterator[str]:
+        yield note("price_unsourced")
     requests = basis.counts[REQUEST]
-    counted = f", {basis.bytes_out / requests / KILO:,.3g} kB a request," if basis.bytes_out and requests else ""
+    request_kb = float(basis.bytes_out / requests / KILO) if basis.bytes_out and requests else None
     if price.egress_per_gb is None:
-        yield f"no price of egress (egress_per_gb): what leaves the provider{counted} is not in the cost"
-    elif not counted:
-        yield "no bytes were counted (virtual time): egress is not in the cost"
+        yield note("egress_unpriced", request_kb=request_kb)
+    elif request_kb is None:
+        yield note("egress_uncounted")
 
 
-def _ramp_notes(basis: Basis, capacity: Capacity) -> Iterator[str]:
+def _began_empty(basis: Basis, capacity: Capacity) -> Iterator[ReasonCode]:
     """Said where requests/s times their length is more than the tokens/s that the run showed."""
     requests, count, tokens = basis.rates[REQUEST], basis.counts[REQUEST], basis.rates[OUTPUT]
     millions = basis.counts[OUTPUT]
@@ -490,18 +489,20 @@ def _ramp_notes(basis: Basis, capacity: Capacity) -> Iterator[str]:
         return
     implied = requests * millions / count
     if tokens < implied * (1 - RAMP):
-        yield (
-            f"its run showed {tokens * MILLION:,.0f} output tokens/s, {1 - tokens / implied:.1%} less than "
-            f"{requests:.4g}/s of {millions * MILLION / count:,.0f} tokens: it began with an empty server. Tokens are "
-            "priced by what it showed"
+        yield note(
+            "began_empty",
+            output_tokens_per_s=float(tokens * MILLION),
+            missing=float(1 - tokens / implied),
+            requests_per_s=float(requests),
+            output_tokens=float(millions * MILLION / count),
         )
 
 
 _GPU = re.compile(r"(?<![A-Z0-9])(?:GB|GH|B|H|A|L|MI|RTX)[0-9]{2,4}X?(?![0-9])")
 
 
-def other_machine(summary: Summary, price: Rented | Owned) -> str:
-    """How the machine of a price differs from the one of the run, in words; "" where it does not, or is not known.
+def other_machine(summary: Summary, price: Rented | Owned) -> ReasonCode | None:
+    """How the machine of a price differs from the one of the run; None where it does not, or is not known.
 
     By the GPU that the run's shape or name tells, else by the shape.
     """
@@ -509,41 +510,38 @@ def other_machine(summary: Summary, price: Rented | Owned) -> str:
     told = set(_GPU.findall(f"{target.shape} {target.name}".upper()))
     priced = set(_GPU.findall(price.gpu.upper()))
     if told and priced and not told & priced:
-        return f"measured on {' and '.join(sorted(told))} ({target.shape or target.name}), priced as {price.gpu}"
+        return note("other_gpu", measured=sorted(told), where=target.shape or target.name, priced=price.gpu)
     if target.shape and price.shape and target.shape.lower() != price.shape.lower():
-        return f"measured on {target.shape}, priced as {price.provider}'s {price.shape}"
-    return ""
+        return note("other_shape", measured=target.shape, provider=price.provider, priced=price.shape)
+    return None
 
 
-def _machine_notes(evidence: Evidence, basis: Basis, price: Rented | Owned, gpus: int) -> Iterator[str]:
+def _machine_notes(evidence: Evidence, basis: Basis, price: Rented | Owned, gpus: int) -> Iterator[ReasonCode]:
     summary = evidence.summary
     if not basis.is_capacity and not evidence.at_once:
-        yield "priced at the load it was given, not at its capacity: more load may cost less per request"
+        yield note("own_load")
     if other := other_machine(summary, price):
-        yield f"ANOTHER MACHINE: {other}; nobody sells this speed at this price"
+        yield other
     if isinstance(price, Rented) and price.gpus is None:
-        yield "the price does not say how many GPUs a machine has: paid by the GPU; whole machines may cost more"
+        yield note("machine_unknown")
     machine_count = machines(price, gpus)
     if isinstance(price, Rented) and price.gpus is not None and machine_count * price.gpus != gpus:
-        used = format.counted(gpus, "GPU was", "GPUs were")
-        yield f"{used} used, {machine_count * price.gpus} are paid: machines are rented whole"
+        yield note("whole_machines", used=gpus, paid=int(machine_count * price.gpus))
     if isinstance(price, Owned) and gpus != price.gpus:
-        bought = format.counted(price.gpus, "GPU that was", "GPUs that were")
-        yield f"pays {gpus} of the {bought} bought"
+        yield note("part_of_machines", used=gpus, bought=price.gpus)
     steady_s, answer_p50_ms = summary.window.steady.duration_s, summary.e2e_ms.p50
     is_short = steady_s is not None and answer_p50_ms is not None and answer_p50_ms / 1e3 * SHORT_WINDOW > steady_s
     if not basis.is_capacity and not evidence.at_once and is_short and not summary.warmup.scheduled:
-        yield "no warm-up, and a run short beside its answers: the steady rate holds its ramp and reads low"
+        yield note("short_run")
     capacity = evidence.capacity
     if capacity is None:
         return
-    yield from _ramp_notes(basis, capacity)
+    yield from _began_empty(basis, capacity)
     offered_rps = summary.load.offered_rps
     if capacity.unit != "requests" or offered_rps is None:
         return
     away = offered_rps / capacity.rate_per_s - 1
     if abs(away) > AWAY:
-        yield f"what a request is was measured at {offered_rps:.3g}/s, away from the capacity"
+        yield note("off_capacity", offered_per_s=offered_rps)
     elif away < -NEAR:
-        asked, offered = f"{capacity.rate_per_s:.4g}/s", f"{offered_rps:.4g}/s"
-        yield f"by the chance of its arrivals the run at {asked} was in fact offered {offered}"
+        yield note("offered_less", asked_per_s=capacity.rate_per_s, offered_per_s=offered_rps)

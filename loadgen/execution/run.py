@@ -20,7 +20,6 @@ from loadgen.errors import Fault, Faults, UserError
 from loadgen.execution import cache_reset, driver, run_header, server_accounts, step_targets
 from loadgen.execution.backends import local
 from loadgen.execution.compactor_process import Compactor
-from loadgen.execution.driver import Share, large
 from loadgen.execution.events import (
     LoadStarted,
     RunEnded,
@@ -35,6 +34,7 @@ from loadgen.execution.folder_names import taken
 from loadgen.execution.plan import Plan, Settings, prepare
 from loadgen.execution.probing import Known, find_all, serving
 from loadgen.execution.profiler import Profiler, span
+from loadgen.execution.share import Share, large
 from loadgen.execution.steering import MakeSteering
 from loadgen.execution.stop_watch import watch
 from loadgen.metrics import reasons

@@ -196,12 +196,15 @@ def _power(case: _Case) -> Cause | None:
     best, factor, cut = 0.0, 1.0, 0.0
     for at in np.arange(0.15, 0.9, 0.05):
         before, after = values[time < at - 0.03], values[time >= at + 0.03]  # the answers in between had some of both
-        if min(len(before), len(after)) < FEWEST_SLOW or _rises(before) or _rises(after):
+        if min(len(before), len(after)) < FEWEST_SLOW:
             continue
-        ratio = float(np.median(after) / max(np.median(before), 1.0))
-        middle = np.median(before) * ratio**0.5
+        usual = float(np.median(before))
+        ratio = float(np.median(after)) / max(usual, 1.0)
+        if ratio < STEP or _rises(before) or _rises(after):
+            continue
+        middle = usual * ratio**0.5
         apart = min(float((before < middle).mean()), float((after > middle).mean()))
-        if ratio >= STEP and apart > best:
+        if apart > best:
             best, factor, cut = apart, ratio, float(at)
     more_asked = (case.time >= cut).mean() / max(1 - cut, 0.01) > STEADY * (case.time < cut).mean() / max(cut, 0.01)
     if best < APART or more_asked:

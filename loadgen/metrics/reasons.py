@@ -150,16 +150,22 @@ STATES = {
     "decided": "ended early by a search: its outcome was certain",
 }
 """How a run ended that did not finish, as `run.state` of a summary says it."""
-WITHHELD = ("events_unsure", "largest_gap_unsure", "tpot_unsure")  # in `unsound` of a summary, as words only
 _FAMILIES = {
     "itl": "ITL", "inter_chunk": "gaps between events", "max_gap": "largest gap", "stalls": "stalls", "tpot": "TPOT",
     "tpot_mlperf": "TPOT (MLPerf)",
 }  # fmt: skip
 
 
-def sentence(reason: ReasonCode) -> str:
-    """What a code says, in words. A code of a newer version, which has no words here, is its name."""
-    return _Sentence(reason.values).vformat(SENTENCES.get(reason.code, reason.code), (), reason.values)
+Formats = dict[str, Callable[[Any], str]]
+
+
+def sentence(reason: ReasonCode, sentences: dict[str, str] = SENTENCES, formats: Formats | None = None) -> str:
+    """What a code says, in words. A code of a newer version, which has no words here, is its name.
+
+    sentences, formats: of another table than that of a verdict.
+    """
+    written = _Sentence(reason.values, FORMATS if formats is None else formats)
+    return written.vformat(sentences.get(reason.code, reason.code), (), reason.values)
 
 
 def coded(code: str, values: dict[str, Any] | None) -> dict[str, ReasonCode]:
@@ -172,15 +178,15 @@ class _Sentence(string.Formatter):
     """Adds the formats of this table to those of Python, and `{n:body was|bodies were}` for a number of things; a part
     may name any of the values."""
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        self.values = values
+    def __init__(self, values: dict[str, Any], formats: Formats) -> None:
+        self.values, self.formats = values, formats
 
     def format_field(self, value: Any, format_spec: str) -> str:
         if format_spec == "part":
             return self.vformat(_PARTS[value], (), self.values)
         if "|" in format_spec:
             return format.counted(value, *format_spec.split("|"))
-        if written := _FORMATS.get(format_spec):
+        if written := self.formats.get(format_spec):
             return written(value)
         text: str = super().format_field(value, format_spec)
         return text
@@ -192,7 +198,7 @@ def share(value: float) -> str:
     return f"{percent:.1f} %" if percent >= 0.1 or percent == 0 else f"{percent:.2g} %"
 
 
-_FORMATS: dict[str, Callable[[Any], str]] = {
+FORMATS: Formats = {
     "share": share,
     "signed": lambda value: f"{value * 100:+.1f} %",
     "of": lambda value: "against a" if value is None else f"{share(value)} of",

@@ -92,7 +92,7 @@ class Repetition:
         """Whether these runs are all that is asked for."""
         if len(summaries) >= self.at_most:
             return True
-        return self.count is None and is_tight(_figures(summaries, LEVEL), self.within)
+        return self.count is None and is_tight(_figures(summaries), self.within)
 
 
 def is_tight(figures: Sequence[RepeatedFigure], within: float) -> bool:
@@ -103,16 +103,14 @@ def is_tight(figures: Sequence[RepeatedFigure], within: float) -> bool:
     )
 
 
-def summarize_repeats(
-    named: Sequence[tuple[str, Summary]], *, within: float | None = None, level: float = LEVEL
-) -> RepeatSummary:
+def summarize_repeats(named: Sequence[tuple[str, Summary]], *, within: float | None = None) -> RepeatSummary:
     """The summary of runs of one load. `named`: the name and the summary of each, in order."""
     summaries = [summary for _, summary in named]
-    figures = _figures(summaries, level)
+    figures = _figures(summaries)
     return RepeatSummary(
         runs=tuple(name for name, _ in named),
         seeds=tuple(summary.run.seed for summary in summaries),
-        confidence=level,
+        confidence=LEVEL,
         figures=figures,
         valid=all(summary.verdict.valid for summary in summaries),
         simulated=any(summary.target.simulated for summary in summaries),
@@ -121,7 +119,7 @@ def summarize_repeats(
     )
 
 
-def _figures(summaries: Sequence[Summary], level: float) -> tuple[RepeatedFigure, ...]:
+def _figures(summaries: Sequence[Summary]) -> tuple[RepeatedFigure, ...]:
     """The figures that every run has."""
     made = []
     for path in SHOWN:
@@ -130,12 +128,12 @@ def _figures(summaries: Sequence[Summary], level: float) -> tuple[RepeatedFigure
         if known is None or not values or len(values) < len(summaries):
             continue
         mean = float(np.mean(values))
-        interval = intervals.replications(values, level)
+        interval = intervals.replications(values, LEVEL)
         several = len(values) > 1
         low, high = interval.low, interval.high
         if path in SHARES:  # runs without a failure do not say that there is none
-            within = intervals.wilson(mean, sum(summary.requests.scheduled for summary in summaries), level)
-            _, low, high = intervals.with_replications(intervals.Bounds(mean, *within), values, level)
+            within = intervals.wilson(mean, sum(summary.requests.scheduled for summary in summaries), LEVEL)
+            _, low, high = intervals.with_replications(intervals.Bounds(mean, *within), values, LEVEL)
         spread = float(np.std(values, ddof=1)) if several else None
         if spread is not None and path not in SHARES:
             spread = spread / abs(mean) if mean else None

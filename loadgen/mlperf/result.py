@@ -27,6 +27,7 @@ DISCLOSURE = (
     "unregistered trademarks of MLCommons Association; see https://mlcommons.org for the official results."
 )
 
+END_TOKEN = 2  # that of run_verification.py
 UNRESOLVED = 1 << 62
 """The latency of a query that never completed, in ns: above every limit."""
 
@@ -346,7 +347,7 @@ class Test06(msgspec.Struct, frozen=True, kw_only=True):
         return self.replies > 0 and not (self.first_token or self.end_tokens or self.length)
 
 
-def test06(replies: Iterable[Reply], *, end_token: int = 2, offline: bool = False) -> Test06:
+def test06(replies: Iterable[Reply], *, offline: bool = False) -> Test06:
     """TEST06: the first reported token begins the output, at most one end token ends it, the count is the length.
 
     Source: compliance/TEST06/run_verification.py. End tokens are those at the end of the output.
@@ -356,6 +357,6 @@ def test06(replies: Iterable[Reply], *, end_token: int = 2, offline: bool = Fals
         total += 1
         shared = min(len(reply.first), len(reply.output))
         first += list(reply.first[:shared]) != list(reply.output[:shared])
-        ends += len(reply.output) > 2 and list(reply.output[-2:]) == [end_token, end_token]
+        ends += len(reply.output) > 2 and list(reply.output[-2:]) == [END_TOKEN, END_TOKEN]
         length += len(reply.output) != reply.reported
     return Test06(replies=total, first_token=None if offline else first, end_tokens=ends, length=length)

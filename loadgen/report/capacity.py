@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from loadgen import format
-from loadgen.cost.capacity_planning import CapacityPlan, Loss, MeasuredRate
+from loadgen.cost.capacity_planning import CapacityPlan, Loss, MeasuredRate, one_load
 from loadgen.cost.comparison import slo_words
 from loadgen.cost.evidence import Evidence, notes
+from loadgen.cost.reasons import texts
 from loadgen.mlperf import published as reference
 from loadgen.report import published
 from loadgen.report.table import wrapped
@@ -33,25 +34,19 @@ def _measured(evidence: Evidence | None, measured: MeasuredRate | None, plan: Ca
     mark += "A LOWER BOUND of the capacity, " if measured.lower_bound else ""
     yield f"From a run under the SLO: {mark}{measured.name}"
     words = [
-        f"{measured.basis}: {'at least ' if measured.lower_bound else ''}{_span(measured.rate)} {measured.noun}/s of "
+        f"{measured.basis}: {'at least ' if measured.lower_bound else ''}{_rate(measured.rate)} {measured.noun}/s of "
         f"{measured.workload} on {format.counted(measured.gpus, 'GPU')}, SLO: {slo_words(evidence.summary)}; "
         f"mean answer {measured.response_s:.3g} s; from {measured.folder}"
     ]
-    words += [f"! {note}" for note in (*notes(evidence), *one_load(evidence, measured))]
+    words += [f"! {note}" for note in texts([*notes(evidence), *one_load(evidence, measured)])]
     if plan is not None:
         words += [*_machines(plan), *_users(plan, at_most=measured.lower_bound)]
     for sentence in words:
         yield from wrapped(sentence, "  ", "    ")
 
 
-def one_load(evidence: Evidence, measured: MeasuredRate) -> Iterator[str]:
-    """That a rate is the one of a run that was given no more; of a capacity the notes on its evidence say it."""
-    if evidence.capacity is None and measured.lower_bound:
-        yield f"a lower bound: {measured.bound_why}. Machines that follow from it are at most what stands here"
-
-
 def _machines(plan: CapacityPlan) -> Iterator[str]:
-    vm, rack = _span(plan.per_vm), _span(plan.per_rack)
+    vm, rack = _rate(plan.per_vm), _rate(plan.per_rack)
     gpus, vms = format.counted(plan.gpus_per_vm, "GPU"), format.counted(plan.vms_per_rack, "independent VM")
     yield f"one VM of {gpus}: {vm}/s; one rack of {vms}: {rack}/s"
     yield _loss(plan.rack_lost, "of a full rack")
@@ -89,16 +84,15 @@ def _loss(loss: Loss, vms_of: str) -> str:
     )
 
 
-def _span(rate: RateInterval) -> str:
-    if rate.low is None or rate.high is None:
-        return format.quantity(rate.mid)
-    return f"{format.quantity(rate.mid)} [{format.quantity(rate.low)}, {format.quantity(rate.high)}]"
+def _rate(rate: RateInterval) -> str:
+    return format.spanned(rate.mid, rate.low, rate.high)
 
 
 def render_json(
     profile: str, evidence: Evidence | None, measured: MeasuredRate | None, plan: CapacityPlan | None
 ) -> str:
     """The same content as a JSON document, ending in a newline."""
+    measured_notes = [] if evidence is None or measured is None else [*notes(evidence), *one_load(evidence, measured)]
     rack = reference.rack(reference.nodes().rows)
     rows = [row for row in reference.profiles().rows if row.profile == profile]
     document = {
@@ -116,9 +110,8 @@ def render_json(
         "ignored": list(reference.IGNORED),
         "notes": reference.notes_of(reference.profiles(), rows),
         "measured": measured,
-        "measured_notes": []
-        if evidence is None or measured is None
-        else [*notes(evidence), *one_load(evidence, measured)],
+        "measured_notes": texts(measured_notes),
+        "measured_note_codes": measured_notes,
         "plan": plan,
     }
     return format.document(document).decode()

@@ -12,7 +12,8 @@ from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from loadgen import format
 from loadgen.cost.comparison import OfferComparison, has_lower_bound, slo_words
 from loadgen.cost.prices import Owned, PerToken, dated
-from loadgen.cost.unit_cost import GOOD, OUTPUT, PARTS, REQUEST, TASK, TOTAL, UNITS, Cost, Offer, other_machine
+from loadgen.cost.reasons import texts
+from loadgen.cost.unit_cost import GOOD, OUTPUT, PARTS, REQUEST, TASK, TOTAL, UNITS, Cost, Offer
 from loadgen.format import NONE
 from loadgen.report import table
 from loadgen.report.table import WIDTH, wrapped
@@ -153,8 +154,7 @@ def standing(offer: Offer) -> str:
     """A short label for every figure of an offer: the basis of its rate, then what stands against it."""
     marks = ["simulated"] if offer.evidence.simulated else []
     marks += [] if offer.evidence.valid else ["INVALID"]
-    if not isinstance(offer.price, PerToken) and other_machine(offer.evidence.summary, offer.price):
-        marks.append("ANOTHER MACHINE")
+    marks += ["ANOTHER MACHINE"] if {note.code for note in offer.note_codes} & {"other_gpu", "other_shape"} else []
     return ", ".join([offer.basis.label, *marks])
 
 
@@ -178,7 +178,7 @@ def render_text(comparison: OfferComparison) -> str:
 def _offer_lines(comparison: OfferComparison) -> Iterator[str]:
     for offer, differences in zip(comparison.offers, comparison.against_first, strict=True):
         yield offer.name
-        marks = [f"! NOT COMPARABLE with the first: {'; '.join(differences)}"] if differences else []
+        marks = [f"! NOT COMPARABLE with the first: {'; '.join(texts(differences))}"] if differences else []
         for words in (priced(offer), measured(offer), *(f"! {note}" for note in offer.notes), *marks):
             yield from wrapped(words, "  ", "    ")
 
@@ -391,7 +391,7 @@ def render_markdown(comparison: OfferComparison) -> str:
         lines.append(f"- **{offer.name}**: {priced(offer)}. {measured(offer)}.")
         lines += [f"  - {note}" for note in offer.notes]
         if comparison.against_first[i]:
-            lines.append(f"  - \\* not comparable with the first: {'; '.join(comparison.against_first[i])}")
+            lines.append(f"  - \\* not comparable with the first: {'; '.join(texts(comparison.against_first[i]))}")
     for title, sentences in (ratios(comparison), break_evens(comparison)):
         if sentences:
             lines += ["", title, "", *(f"- {words}" for words in sentences)]

@@ -15,12 +15,16 @@ from typing import Any
 from loadgen import format
 from loadgen.cost.comparison import OfferComparison, has_lower_bound
 from loadgen.cost.prices import Owned, Rented
+from loadgen.cost.reasons import texts
 from loadgen.cost.unit_cost import UNITS, Offer
+from loadgen.results.manifest import ReasonCode
 
 CSV_HEAD = (
     *("offer", "unit", "part", "amount", "currency", "low", "high", "basis", "comparable", "valid", "simulated"),
     *("sample_prices", "price", "as_of", "source", "region", "notes"),
 )
+
+OF_A_PAIR = ("a", "b", "differences", "difference_codes", "notes", "note_codes", "ratio", "low", "high")
 
 
 def render_csv(comparison: OfferComparison) -> str:
@@ -61,10 +65,7 @@ def render_json(comparison: OfferComparison) -> str:
             _offer_json(offer, differences)
             for offer, differences in zip(comparison.offers, comparison.against_first, strict=True)
         ],
-        "pairs": [
-            _fields(pair, "a", "b", "differences", "notes", "ratio", "low", "high", judgement="word")
-            for pair in comparison.pairs
-        ],
+        "pairs": [_fields(pair, *OF_A_PAIR, judgement="word") for pair in comparison.pairs],
         "sensitivity": [_fields(swing, "offer", "input", "change", "down", "up") for swing in comparison.swings],
         "break_even": [
             _fields(break_even, "rent", "by_token", "per_day", carries_per_day="carries", judgement="word")
@@ -88,7 +89,7 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _offer_json(offer: Offer, differences: Sequence[str]) -> dict[str, Any]:
+def _offer_json(offer: Offer, differences: Sequence[ReasonCode]) -> dict[str, Any]:
     price, power = offer.price, offer.power
     kind = "rented" if isinstance(price, Rented) else "owned" if isinstance(price, Owned) else "per_token"
     return {
@@ -99,8 +100,9 @@ def _offer_json(offer: Offer, differences: Sequence[str]) -> dict[str, Any]:
         "valid": offer.evidence.valid,
         "simulated": offer.evidence.simulated,
         "region": offer.evidence.summary.target.region,
-        "not_comparable_with_first": list(differences),
-        "notes": list(offer.notes),
+        "not_comparable_with_first": texts(differences),
+        "not_comparable_codes": differences,
+        **_fields(offer, "notes", "note_codes"),
         "lower_bound": has_lower_bound(offer),  # then costs are at most these; why is among the notes
         "price": {
             "name": price.name,

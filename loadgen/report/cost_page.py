@@ -8,6 +8,7 @@ from __future__ import annotations
 from html import escape
 
 from loadgen.cost.comparison import BreakEven, OfferComparison
+from loadgen.cost.reasons import texts
 from loadgen.cost.unit_cost import PARTS, Offer
 from loadgen.report import cost as words
 from loadgen.report import page
@@ -26,7 +27,7 @@ def render(comparison: OfferComparison) -> str:
     sheet.say(words.headline(comparison), "sentence warn" if is_marked else "sentence")
     sheet.section("Offers, and what they rest on")
     for offer, differences in zip(comparison.offers, comparison.against_first, strict=True):
-        unlike = [f"not comparable with the first: {'; '.join(differences)}"] if differences else []
+        unlike = [f"not comparable with the first: {'; '.join(texts(differences))}"] if differences else []
         sheet.add(f"<h3>{escape(offer.name)}</h3>")
         sheet.say(words.priced(offer))
         sheet.say(words.measured(offer), "soft")

@@ -36,6 +36,7 @@ RECENT_S = 10.0
 TARGETS = 24  # most rows of targets on one screen
 ABOVE, WRAPPED = 14, 4  # lines above the targets; extra lines on a screen narrower than BAR
 BAR = 60  # width of the progress bar, in columns
+PAGE = 100  # width of the view in a page, in columns
 POINTS = 40  # most points of a trend line, evenly over the run
 LINES_FROM = 90  # columns of a screen with room for trend lines
 KEPT = {None: "", True: "green", False: "bold red"}  # how a figure is shown that keeps its limit, or does not
@@ -417,7 +418,7 @@ def events_per_s(folder: Path, low_s: float, high_s: float) -> float | None:
     return total * 1e9 / BIN_NS / (high - low) if files and high > low else None
 
 
-def snapshot(folder: Path, width: int = 100) -> str:
+def snapshot(folder: Path) -> str:
     """The run in `folder` as it is now, drawn as text: of the rows that are still in its spool."""
     from contextlib import closing
     from io import StringIO
@@ -429,7 +430,7 @@ def snapshot(folder: Path, width: int = 100) -> str:
         view.add(tail.rows())
         view.sample(tail.seconds())
         view.serve(tail.server())
-    Console(file=text, width=width, color_system=None).print(draw(view.picture(view.latest_s), width))
+    Console(file=text, width=PAGE, color_system=None).print(draw(view.picture(view.latest_s), PAGE))
     return text.getvalue()
 
 

@@ -10,14 +10,15 @@ from dataclasses import asdict
 from typing import Any
 
 from loadgen import format
-from loadgen.cost.capacity_planning import needed
+from loadgen.cost.capacity_planning import needed, one_load
 from loadgen.cost.comparison import slo_words
 from loadgen.cost.evidence import Evidence, notes
 from loadgen.cost.prices import Price, dated
+from loadgen.cost.reasons import note, texts
 from loadgen.cost.sizing import Money, Need, Size
 from loadgen.report import table
-from loadgen.report.capacity import one_load
 from loadgen.report.search import MODEL_ERROR, model_error
+from loadgen.results.manifest import ReasonCode
 
 Sized = Sequence[tuple[Size, Evidence | None]]
 
@@ -66,7 +67,7 @@ def _noun(size: Size) -> str:
 def _columns(sizes: Sequence[Size], currency: str) -> list[str]:
     noun = _noun(sizes[0])
     rows: list[tuple[str, Callable[[Size], str]]] = [
-        ("machines, spare ones too", lambda size: _span(size.machines, size.low, size.high, format.count)),
+        ("machines, spare ones too", lambda size: format.spanned(size.machines, size.low, size.high, format.count)),
         ("carrying the load", lambda size: format.count(size.carrying)),
         ("GPUs", lambda size: format.count(None if size.machines is None else size.machines * size.gpus_per_machine)),
         ("used of what all carry", lambda size: format.percent(size.used)),
@@ -86,26 +87,17 @@ def _columns(sizes: Sequence[Size], currency: str) -> list[str]:
 
 def _rate(size: Size) -> str:
     least = "at least " if size.source.lower_bound else ""
-    return least + _span(size.per_machine.mid, size.per_machine.low, size.per_machine.high, format.quantity)
+    return least + format.spanned(size.per_machine.mid, size.per_machine.low, size.per_machine.high)
 
 
 def _amount(money: Money | None) -> str:
-    return "-" if money is None else _span(money.mid, money.low, money.high, lambda value: f"{value:,.0f}")
+    return "-" if money is None else format.spanned(money.mid, money.low, money.high, lambda value: f"{value:,.0f}")
 
 
 def _small(money: Money | None) -> str:
-    return (
-        "-" if money is None else _span(money.mid, money.low, money.high, lambda value: format.quantity(float(value)))
-    )
-
-
-def _span(mid: Any, low: Any, high: Any, text: Callable[[Any], str]) -> str:
-    """The middle, and the ends where they print as something else."""
-    if mid is None:
+    if money is None:
         return format.NONE
-    if low is None or high is None or text(low) == text(high):
-        return text(mid)
-    return f"{text(mid)} [{text(low)}, {text(high)}]"
+    return format.spanned(money.mid, money.low, money.high, lambda value: format.quantity(float(value)))
 
 
 def _rests_on(size: Size, evidence: Evidence | None, need: Need) -> Iterator[str]:
@@ -135,17 +127,16 @@ def _rests_on(size: Size, evidence: Evidence | None, need: Need) -> Iterator[str
             "limits. Measure before you buy: loadgen search"
         )
     else:
-        yield from (f"! {note}" for note in _notes(size, evidence, need))
+        yield from (f"! {note}" for note in texts(_notes(size, evidence, need)))
     if size.price is not None:
         yield f"price: {size.price.name}, {dated(size.price)}{_paid(size.price, need)}"
 
 
-def _notes(size: Size, evidence: Evidence, need: Need) -> Iterator[str]:
+def _notes(size: Size, evidence: Evidence, need: Need) -> Iterator[ReasonCode]:
     yield from (*notes(evidence), *one_load(evidence, size.source))
     if evidence.simulated and size.machines is not None:
         least = needed(size.demand_per_s, size.per_machine.mid * (1 - MODEL_ERROR[1])) + need.spare
-        slower = f"were each machine {MODEL_ERROR[1] * 100:g} % slower, it would be"
-        yield f"the model is wrong by {model_error()}: {slower} {format.counted(least, 'machine')}"
+        yield note("model_error", error=model_error(), slower_percent=MODEL_ERROR[1] * 100, machines=least)
 
 
 def _paid(price: Price, need: Need) -> str:
@@ -159,12 +150,14 @@ def render_json(sized: Sized, need: Need, *, currency: str) -> str:
     """The same content as a JSON document, ending in a newline. Amounts are strings of decimal digits."""
 
     def one(size: Size, evidence: Evidence | None) -> dict[str, Any]:
+        codes = [] if evidence is None else list(_notes(size, evidence, need))
         return asdict(size) | {
             "price": None if size.price is None else {"name": size.price.name, "as_of": size.price.as_of},
             "per_thousand": size.per_thousand,
             "simulated": evidence is not None and evidence.simulated,
             "estimate": evidence is None,
-            "notes": [] if evidence is None else list(_notes(size, evidence, need)),
+            "notes": texts(codes),
+            "note_codes": codes,
         }
 
     document = {"schema": 1, "currency": currency, "need": need, "sizes": [one(*pair) for pair in sized]}

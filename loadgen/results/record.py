@@ -77,7 +77,6 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
     ("accepted_tokens", "i4", "of those, the ones that were right, -1 not told"),
 )
 
-DURATIONS = ("client_lag_ns", "stamp_error_ns", "last_token_error_ns", "max_gap_ns", "max_gap_error_ns")
 """Columns in ns that are no instants: 0, not -1, for a request that was never sent."""
 ROW = np.dtype([(name, "<" + code) for name, code, _ in FIELDS])
 

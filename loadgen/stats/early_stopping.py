@@ -46,12 +46,12 @@ def needed(t: int, p: float = 0.99, c: float = 0.99) -> int:
     return low + t
 
 
-def allowed(n: int, p: float = 0.99, c: float = 0.99) -> int:
+def allowed(n: int, p: float = 0.99) -> int:
     """The most queries of `n` that may be over the limit; -1 when `n` is too small even without one."""
-    if needed(0, p, c) > n:
+    if needed(0, p) > n:
         return -1
     low, high = 0, max(1, int(n * (1 - p)) + 1)
     while low < high:
         t = (low + high + 1) // 2
-        low, high = (t, high) if needed(t, p, c) <= n else (low, t - 1)
+        low, high = (t, high) if needed(t, p) <= n else (low, t - 1)
     return low

@@ -47,13 +47,13 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
         return Distribution(count=self.count, supported=self.supported)
 
 
-def deciding(distribution: Distribution, most: str = "p99") -> tuple[str, float] | None:
-    """The highest quantile that the sample supports, at most `most`, and its value; None when it supports none.
+def deciding(distribution: Distribution) -> tuple[str, float] | None:
+    """The highest quantile that the sample supports, at most the p99, and its value; None when it supports none.
 
     Limits are judged by it: a p99 of 30 samples is the largest of them, and one late request would decide.
     """
     names = [name for name, _ in QUANTILES]
-    for name in reversed(names[: names.index(most) + 1]):
+    for name in reversed(names[: names.index("p99") + 1]):
         if name in distribution.supported:
             value = getattr(distribution, name)
             return None if value is None else (name, value)

@@ -17,9 +17,9 @@ from loadgen import child_process
 from loadgen.errors import TargetError
 from loadgen.execution import stop_signals
 from loadgen.execution.backends import merge, worker
-from loadgen.execution.driver import Share
 from loadgen.execution.events import LoadStarted, RunningLoad, Tell
 from loadgen.execution.plan import Plan
+from loadgen.execution.share import Share
 from loadgen.execution.shared_counters import SharedCounters
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.execution.bodies import UNKNOWN
-from loadgen.execution.driver import Share
 from loadgen.execution.plan import Plan
+from loadgen.execution.share import Share
 from loadgen.results import manifest, slot_ranges
 from loadgen.results.record import ROW, RowPlace, unsent_row
 from loadgen.results.spool import Spool, recorded, segments

@@ -26,9 +26,9 @@ from loadgen.execution import resource_limits, stop_signals
 from loadgen.execution.backends import clock_sync, merge, node_facts, ray_agent, worker
 from loadgen.execution.backends.node_facts import NodeFacts
 from loadgen.execution.backends.ray_agent import Copy, RayAgent
-from loadgen.execution.driver import Share
 from loadgen.execution.events import LoadStarted, RunningLoad, Tell, WorkersPlaced
 from loadgen.execution.plan import Plan
+from loadgen.execution.share import Share
 from loadgen.execution.shared_counters import SharedCounters
 from loadgen.results import manifest
 

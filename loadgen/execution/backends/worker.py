@@ -24,8 +24,9 @@ from time import monotonic_ns
 
 from loadgen import child_process
 from loadgen.errors import Fault, TargetError
-from loadgen.execution.driver import Driver, Share, work
+from loadgen.execution.driver import Driver, work
 from loadgen.execution.plan import Job, build_plan
+from loadgen.execution.share import Share
 from loadgen.execution.shared_counters import SharedCounters
 
 BOARD = "board"

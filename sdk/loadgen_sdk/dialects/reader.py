@@ -100,7 +100,6 @@ class _Id(msgspec.Struct, gc=False):
 
 
 _decode = msgspec.json.Decoder(_Event).decode
-_decode_counts = msgspec.json.Decoder(_Counts).decode
 _decode_id = msgspec.json.Decoder(_Id).decode
 _decode_any = msgspec.json.decode
 _NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -192,7 +191,6 @@ class Reading:
     """
 
     __slots__ = (
-        "done_marker",
         "end",
         "error",
         "finish_reason",
@@ -236,7 +234,6 @@ class Reading:
         self.server_timing: dict[str, Any] | None = None
         self.response_id = ""  # this and the tool calls are read only if texts are kept
         self.tool_deltas: list[msgspec.Raw] = []
-        self.done_marker = False
         self.template: tuple[bytes, bytes] | None = None  # bytes before and after the text of a plain event: `_learn`
         self.learned = self.plain_events = 0  # templates so far, and events that were found by them
         self.sink = sink  # called with (text, reasoning, stamp) for each output event; None on the hot path
@@ -353,7 +350,6 @@ class Reading:
             payload: bytes | Named = events[position]  # type: ignore[assignment]  # no number without a template
             position += 1
             if payload == b"[DONE]":
-                self.done_marker = True
                 continue
             try:
                 event = _decode(payload)  # type: ignore[arg-type]  # a Named raises TypeError: cheaper than a test per event
@@ -470,7 +466,6 @@ class Reading:
                 return None
         text = (payload.data if isinstance(payload, Named) else payload).strip()  # a named event counts by its data
         if text == b"[DONE]":
-            self.done_marker = True
             return None
         try:
             value = _decode_any(text)
@@ -544,18 +539,6 @@ class Reading:
             reason = f"finish reason {self.finish_reason[:60]!r}" if self.finish_reason else "no finish reason"
             return Failure("no_finish_reason", f"{reason} after {self.output_events} output events")
         return None
-
-
-def parse_usage(raw: bytes) -> Usage:
-    """The token counts of a server's usage object. A count that is missing or of another type is None."""
-    try:
-        return _decode_counts(raw).usage()
-    except _NOT_JSON:
-        pass
-    try:
-        return _lenient_counts(_decode_any(raw)).usage()
-    except _NOT_JSON:
-        return Usage()
 
 
 def _without_choices(event: _Event, payload: bytes | Named) -> _Event | None:
