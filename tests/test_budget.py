@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 from loadgen import cli
 from loadgen.cli.show import Show
@@ -75,7 +76,7 @@ def test_money_by_the_token_and_by_the_hour(prices: Path) -> None:
     assert budget.cost(load, target()) == pytest.approx(Decimal(2), abs=Decimal("1e-6"))  # 1 for prompts, 1 for answers
     assert budget.cost(load, target(shape="four", gpus=4)) == pytest.approx(Decimal(18), abs=Decimal("1e-6"))
     assert budget.cost(load._replace(requests=None), target()) is None
-    with pytest.raises(UserError, match="--> --gpus"):
+    with refused(UserError, "missing_option", "--gpus"):
         budget.cost(load, target(shape="four"))
     budget.limit, budget.spent = Decimal(3), Decimal(2)
     budget.admit(Decimal(1))
@@ -122,6 +123,23 @@ def test_a_dry_run_over_the_limit_says_so(prices: Path, capsys: pytest.CaptureFi
     assert ends(*paid, "73") == 0
     assert "cost of all 2 runs: about 72.00 USD" in capsys.readouterr().out
     assert ends(*paid, "71") == 2
+
+
+def test_virtual_time_costs_nothing_dry_or_not(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A dry run was refused for the money of a run that was then carried out without a word of it."""
+    out = prices.parent / "out"
+    load = ("run", "--isl", "20", "--osl", "5", "--rate", "1", "-d", "36s", "--seed", "1", "--url", "sim:gb300-vm")
+    paid = (*load, "--gpus", "4", "--shape", "four", "--prices", str(prices), "--max-cost", "0.1", "-o", str(out))
+    for more in (("--dry-run",), ()):
+        assert ends(*paid, *more) in (0, 3)
+        assert "0.36 USD on a real server" in "".join(capsys.readouterr())
+
+
+def test_the_hint_for_a_run_without_a_price_names_what_a_run_takes(prices: Path) -> None:
+    budget = Budget(load_prices(prices))
+    with pytest.raises(UserError) as caught:
+        budget.cost(Forecast(1000, 1800, 500, 100), target(model=""))
+    assert "--shape (four" in caught.value.hint and "--price " not in caught.value.hint
 
 
 def test_a_load_is_stopped_where_the_limit_is_reached(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
