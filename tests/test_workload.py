@@ -786,5 +786,7 @@ def test_two_lengths_are_a_workload() -> None:
     assert workload.stages[0].duration_ns == 60 * S
     assert workload.name == "1000 in, 200 out"
     assert (workload.requests.input_tokens.value, workload.requests.output_tokens.value) == (1000, 200)
-    with pytest.raises(Faults, match="--> loadgen run"):
+    with pytest.raises(Faults) as alone:
         loading.given(None, None, read_flags(input_tokens="1000"))
+    (fault,) = alone.value.faults
+    assert (fault.code, fault.where) == ("missing_option", "--input-tokens")
