@@ -124,6 +124,23 @@ def test_a_dry_run_over_the_limit_says_so(prices: Path, capsys: pytest.CaptureFi
     assert ends(*paid, "71") == 2
 
 
+def test_virtual_time_costs_nothing_dry_or_not(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A dry run was refused for the money of a run that was then carried out without a word of it."""
+    out = prices.parent / "out"
+    load = ("run", "--isl", "20", "--osl", "5", "--rate", "1", "-d", "36s", "--seed", "1", "--url", "sim:gb300-vm")
+    paid = (*load, "--gpus", "4", "--shape", "four", "--prices", str(prices), "--max-cost", "0.1", "-o", str(out))
+    for more in (("--dry-run",), ()):
+        assert ends(*paid, *more) in (0, 3)
+        assert "0.36 USD on a real server" in "".join(capsys.readouterr())
+
+
+def test_the_hint_for_a_run_without_a_price_names_what_a_run_takes(prices: Path) -> None:
+    budget = Budget(load_prices(prices))
+    with pytest.raises(UserError) as caught:
+        budget.cost(Forecast(1000, 1800, 500, 100), target(model=""))
+    assert "--shape (four" in caught.value.hint and "--price " not in caught.value.hint
+
+
 def test_a_load_is_stopped_where_the_limit_is_reached(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
     counters, stopped = Counters(), []
     counters.sent, counters.events = 1000, 100_000

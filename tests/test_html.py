@@ -16,6 +16,7 @@ from queueing import fail, rows
 from loadgen.cli import main
 from loadgen.execution.compactor_process import Compactor
 from loadgen.interop.other_definitions import reported
+from loadgen.metrics.blocks import Sessions
 from loadgen.metrics.columns import UNDEFINED, Columns
 from loadgen.metrics.summary import Summary, summarize
 from loadgen.report import html, page, percentile_curves, run_data, run_headline
@@ -24,7 +25,7 @@ from loadgen.results.manifest import Fingerprints, Header, StagePlan, TargetFact
 from loadgen.results.spool import HEAT_EDGES_NS
 from loadgen.run_folder import with_server
 from loadgen.server_metrics.series import FILE, UP, MetricSample
-from loadgen.stats.quantiles import Histogram, support
+from loadgen.stats.quantiles import Distribution, Histogram, support
 
 S = 1_000_000_000
 
@@ -102,6 +103,19 @@ def test_a_number_on_too_few_samples_is_marked() -> None:
     few = run_headline.five(summary_of(rows(1, 300)))[0]  # promised at p99, which needs 662
     assert few.value.startswith("~") and "too few samples for p99" in few.beside
     assert not run_headline.five(summary_of(rows(1, 700)))[0].value.startswith("~")
+
+
+def test_the_headline_numbers_are_of_one_window() -> None:
+    summary = summary_of(rows(1, 700))
+    load = msgspec.structs.replace(summary.load, offered_rps=9.0, completed_rps=7.0, steady_completed_rps=8.0)
+    goodput = msgspec.structs.replace(summary.goodput, share=1.0, rps=7.0, steady_rps=8.0)
+    summary = msgspec.structs.replace(summary, load=load, goodput=goodput)
+    *_, completed, within = run_headline.five(summary)
+    assert (completed.value, within.beside) == ("8.00", "goodput 8.00/s")
+    assert "9.00/s offered" in completed.beside
+    talk = Sessions(count=7, ok=7, ok_per_s=1.0, steady_ok_per_s=1.0, duration_ms=Distribution())
+    *_, completed, within = run_headline.five(msgspec.structs.replace(summary, sessions=talk))
+    assert "offered" not in completed.beside
 
 
 # -- figures -------------------------------------------------------------------------------------------------------

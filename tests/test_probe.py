@@ -275,6 +275,14 @@ def test_lists_that_end_it(listed: list[Any], model: str | None, words: str, hin
     assert KEY not in f"{caught.value} {caught.value.hint}"
 
 
+def test_a_model_that_the_list_names_alone_is_not_offered_again() -> None:
+    gone = [404, JSON, '{"error":{"message":"The model `mine` does not exist."}}']
+    listed = [200, JSON, json.dumps({"data": [{"id": "mine"}]})]
+    with pytest.raises(TargetUnusable) as caught:
+        InMemory(healthy(models=listed, short=gone, long=gone)).probe()
+    assert "choose" not in caught.value.hint and "--api" in caught.value.hint
+
+
 def test_adapters_are_no_models_to_choose_from() -> None:
     rows = [{"id": "lora", "owned_by": "vllm", "parent": "base"}, {"id": "base", "owned_by": "vllm", "parent": None}]
     found = InMemory(healthy(models=[200, JSON, json.dumps({"data": rows})])).probe()

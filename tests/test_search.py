@@ -494,3 +494,30 @@ def test_what_is_typed_again_stands_over_what_was_typed_before() -> None:
         typed_again(hidden, ["search", "--resume", "f"])
     assert fault.value.where == "--header"
     assert "--header" in typed_again(hidden, ["search", "--resume", "f", "--header", "X-Key: k"])
+
+
+def test_the_report_of_a_search_that_was_killed_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "search"
+    asked = [
+        "search",
+        "qa",
+        "--url",
+        "sim:gb300-vm",
+        "--slo",
+        "ttft:2s:p95",
+        "-d",
+        "5s",
+        "--max-probes",
+        "2",
+        "--seed",
+        "1",
+    ]
+    with pytest.raises(SystemExit):
+        main([*asked, "-o", str(folder)])
+    capsys.readouterr()
+    (folder / experiment.ANSWER).unlink()  # it is written last
+    with pytest.raises(SystemExit):
+        main(["report", str(folder), "--no-html"])
+    assert f"search --resume {folder}" in capsys.readouterr().out

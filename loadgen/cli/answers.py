@@ -59,7 +59,10 @@ def answers(
     from loadgen.report.answers import render
 
     settings = given.settings(needs_text="answers are scored as texts")
-    if settings.targets or settings.virtual:
+    if settings.virtual:
+        hint = "--url http://HOST:8000; without --url a simulated endpoint answers, in random words"
+        raise UserError("unsupported", "virtual time makes no texts to score", f"--url {settings.url}", hint)
+    if settings.targets:
         raise UserError(
             "unsupported", "this command asks one endpoint over HTTP", "--url", "--against is the second one"
         )

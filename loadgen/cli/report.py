@@ -16,6 +16,7 @@ from loadgen.cli.options import Strict
 from loadgen.cli.output import in_color, print_answer, say_changed
 from loadgen.cli.results_list import is_collection, results_in
 from loadgen.cli.search import code as search_code
+from loadgen.cli.search import resuming
 from loadgen.errors import OK, UNSOUND, UserError
 
 if TYPE_CHECKING:
@@ -126,6 +127,8 @@ def open_result(folder: Path, *, page: bool, color: bool = False) -> Opened:
             answer += f"\n{adaptive_text.render(adaptive)}\n"
     if folders:
         answer += _mlperf_text(folder, summaries[0])
+    if search is None and (folder / experiment.PLAN).is_file() and experiment.plan_of(folder).by == "search":
+        answer += f"\nThe search has no answer yet. Go on with: {resuming(folder, experiment.plan_of(folder))}\n"
     return Opened(answer, sheet, summaries, bool(folders), search, adaptive)
 
 

@@ -285,13 +285,18 @@ def perform(
 def _go_on(answer: SearchAnswer, folder: Path, plan: ExperimentPlan) -> str:
     """How to go on, where something is left to be done."""
     more = {"interrupted": "", "gone": "", "invalid": "", "probes": " --max-probes N", "time": " --max-time TIME"}
-    is_mlperf = plan.command[1:2] == ("mlperf",)
-    if answer.reason not in more or (is_mlperf and more[answer.reason]):
+    if answer.reason not in more or (plan.command[1:2] == ("mlperf",) and more[answer.reason]):
         return ""
+    return f"; go on with: {resuming(folder, plan)}{more[answer.reason]}"
+
+
+def resuming(folder: Path, plan: ExperimentPlan) -> str:
+    """The command that goes on with a search."""
+    is_mlperf = plan.command[1:2] == ("mlperf",)
     begun_with = "the same command and"
     if is_mlperf or plan.command[1:2] == ("search",):
         begun_with = " ".join(plan.command[: 3 if is_mlperf else 2])
-    return f"; go on with: {begun_with} --resume {folder}{more[answer.reason]}"
+    return f"{begun_with} --resume {folder}"
 
 
 def code(answer: SearchAnswer) -> int:

@@ -58,16 +58,25 @@ def print_plans(workloads: Iterable[Workload], settings: Settings, budget: Budge
         print(described.text)
         if budget is not None:
             cost = budget.cost(described.load, _targets(settings))
-            print("cost: known once the target was probed" if cost is None else f"cost: about {budget.words(cost)}")
+            print(
+                "cost: known once the target was probed"
+                if cost is None
+                else f"cost: about {_money(budget, cost, settings)}"
+            )
         if described.refused is not None:
             refused.setdefault(str(described.refused), described.refused)
     if refused:
         raise Faults(list(refused.values()))
     if budget is not None and (cost := _cost_of_all(budget, loads, settings)) is not None:
         if len(loads) > 1:
-            print(f"cost of all {len(loads)} runs: about {budget.words(cost)}")
-        budget.admit(cost, "this run" if len(loads) == 1 else f"these {len(loads)} runs")
+            print(f"cost of all {len(loads)} runs: about {_money(budget, cost, settings)}")
+        if not settings.virtual:
+            budget.admit(cost, "this run" if len(loads) == 1 else f"these {len(loads)} runs")
     return 0
+
+
+def _money(budget: Budget, cost: Decimal, settings: Settings) -> str:
+    return f"{budget.words(cost)}{' on a real server: virtual time costs nothing' if settings.virtual else ''}"
 
 
 def _cost_of_all(budget: Budget, loads: Sequence[Forecast], settings: Settings) -> Decimal | None:
@@ -187,7 +196,8 @@ class Show:
     def _forecast(self, planned: RunPlanned) -> None:
         """Say what a run will send and cost, where it is long or paid. Raises UserError over the limit of money."""
         plan, header = planned
-        if plan.job.settings.virtual:
+        virtual = plan.job.settings.virtual
+        if virtual and self._budget is None:
             return
         load = forecast_of(plan)
         if self._budget is not None:
@@ -197,9 +207,12 @@ class Show:
         cost = None
         if self._budget is not None:
             cost = self._budget.cost(load, header.targets)
-            self._budget.admit(cost or Decimal())
+            if not virtual:
+                self._budget.admit(cost or Decimal())
         if self._budget is not None or (not self._quiet and (load.seconds or LONG_S) >= LONG_S):
-            money = f", {self._budget.words(cost)}" if self._budget is not None and cost is not None else ""
+            money = ""
+            if self._budget is not None and cost is not None:
+                money = f", {_money(self._budget, cost, plan.job.settings)}"
             say(f"expected: about {load.words}{money}")
 
     def _follow_cost(self, load: RunningLoad, budget: Budget) -> None:

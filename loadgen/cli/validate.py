@@ -183,7 +183,8 @@ def validate(
     print_answer(result, text(result), as_json=as_json)
     say(f"all of it in {folder}, the page for people: {folder / run.PAGE}")
     if result.verdict == verdict.INCONCLUSIVE and not result.interrupted:
-        say(f"to add load where it is undecided: loadgen validate --extend {folder}")
+        say(f"to add load where it is undecided: loadgen validate --extend {folder} --add TIME")
+        say("  more than the reasons say is missing: each look asks for more confidence than the one before")
     if bundle is not None:
         write_bundle(folder, bundle)
     return verdict.exit_code(result)

@@ -337,8 +337,8 @@ def together(values: Series, p: float, confidence: float, length_s: float) -> st
     if worth >= needed or needed <= quantile_interval.LEAST_WORTH:
         return ""
     return (
-        f"the slowest came together, in a few stretches of {format.duration(length_s)}: {size(values):,} requests are "
-        f"worth some {worth:.0f} that do not share their fate; p{p * 100:g} needs {needed}: "
+        f"the slowest came together, in a few stretches of the {format.duration(length_s)}: {size(values):,} requests "
+        f"are worth some {worth:.0f} that do not share their fate; p{p * 100:g} needs {needed}: "
         f"{_longer(length_s, needed, worth)}"
     )
 

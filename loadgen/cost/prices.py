@@ -282,6 +282,10 @@ def _supply_hint(target: TargetFacts, prices: Prices, result: str) -> str:
     if target.shape:
         advice = f"supply rented: (or owned:) with shape: {target.shape}, per_hour, gpus, as_of and source"
     else:
-        keys = f"model: {target.model}, per_million_input, per_million_output, as_of and source"
-        advice = f"supply per_token: with {keys}; for rented machines say --shape and --gpus when running"
-    return f"{advice}; or --price '{result or 'DIR'}=NAME', one of: {', '.join(prices.at)}"
+        shapes = dict.fromkeys(price.shape for price in prices.entries if not isinstance(price, PerToken))
+        known = ", ".join(filter(None, shapes))
+        machines = f"a machine has the price of its --shape{f' ({known})' if known else ''}, with --gpus, when running"
+        keys = f"model: {target.model or 'NAME'}, per_million_input, per_million_output, as_of and source"
+        advice = f"{machines}; a model is supplied under per_token: with {keys}"
+    # a run has no flag that names a price: it is chosen later, of its result
+    return f"{advice}; or --price '{result}=NAME', one of: {', '.join(prices.at)}" if result else advice

@@ -77,20 +77,20 @@ def _standing(result: MlperfResult) -> str:
         return "INVALID"
     if not result.rules_only:
         return "VALID" if result.scenario == "offline" else "VALID, and sustained"
-    return "VALID by the rules only: " + ("NOT sustained" if result.sustained is False else "not shown to be sustained")
+    return f"VALID by the rules only: {'NOT sustained' if result.sustained is False else 'not held for twice as long'}"
 
 
 def _sustained(result: MlperfResult) -> Iterator[str]:
     """Whether the rate can go on for ever, and what would show it."""
     if result.sustained_why:
-        yield result.sustained_why
+        yield f"in this run: {result.sustained_why}" if result.sustained is None else result.sustained_why
     if result.sustained is False and result.valid:
         yield (
             "a queue grows: a longer run at this rate would miss the limits. --find-peak finds a rate that is sustained"
         )
     elif result.rules_only and result.longer_minutes is not None:
         yield (
-            f"to show that it is sustained takes a run twice as long, {result.longer_minutes:,.0f} minutes: "
+            f"whether it goes on, a run twice as long shows, {result.longer_minutes:,.0f} minutes: "
             "--find-peak --sustain"
         )
     if result.rules_qps is not None and result.target_qps is not None:

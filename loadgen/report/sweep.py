@@ -121,7 +121,7 @@ def _table(curve: SweepCurve) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     return tuple(_HEAD[i] for i in kept_columns), [tuple(row[i] for i in kept_columns) for row in rows]
 
 
-_UNITS = "Latencies in ms. tokens/s: output, while load was offered; per user: 1 / TPOT p50. ~: too few samples."
+_UNITS = "Latencies in ms. req/s, output tokens/s: while load was offered; per user: 1 / TPOT p50. ~: too few samples."
 
 
 def render_text(curve: SweepCurve) -> str:

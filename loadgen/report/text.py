@@ -149,6 +149,10 @@ def _counts(summary: Summary) -> Iterator[str]:
     load, window = summary.load, summary.window
     yield from _labelled("Requests", request_counts(summary))
     rates = [f"offered {format.rate(load.offered_rps)}"] if load.offered_rps is not None else []
+    if rates and summary.sessions is not None and load.steady_completed_rps is not None:
+        rates[0] += (
+            " up to the last request"  # which is due after the last start, where load is no longer said to be on
+        )
     rates += [f"sent {format.rate(load.achieved_rps)}", f"completed {format.rate(load.completed_rps)}"]
     if load.steady_completed_rps is not None:
         rates[-1] += f" ({format.rate(load.steady_completed_rps)} while load was offered)"

@@ -345,6 +345,8 @@ class _Asker:
         elif status in (400, 404, 422) and model and _about_model(error, model):
             code, message = "unknown_model", f"{url} does not serve the model {model!r}: {error}"
             hint = f"choose with --model: {_shown_models(models)}" if models else "name one that it serves with --model"
+            if list(models) == [model]:
+                hint = "its list names this model alone: see the server's log, or try another --api"
         elif status in (404, 405):
             other_api = "completions" if self.target.api == "chat" else "chat"
             hint = f"check the path of the URL, or try --api {other_api}"
