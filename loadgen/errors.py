@@ -180,6 +180,11 @@ def of_reading(error: Exception, content: Code = "damaged_file") -> Code:
     return "wrong_encoding" if isinstance(error, UnicodeDecodeError) else content
 
 
+def not_installed(what: str, package: str, where: str, extra: str) -> UserError:
+    """The fault where a package is missing that an extra of loadgen brings."""
+    return UserError("not_installed", what, where, f"pip install 'loadgen[{extra}]'", key=package)
+
+
 FAULTS_SHOWN = 20  # of one file
 
 

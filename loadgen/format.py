@@ -6,7 +6,7 @@ Pure: a number in, a short string out. An unknown value (None) becomes a dash, n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,15 @@ def quantity(value: float | None, digits: int = 3) -> str:
     if rounded < least / 2:
         return f"<{least:.{decimals}f}" if value > 0 else f">-{least:.{decimals}f}"
     return f"{value:,.{decimals}f}"
+
+
+def spanned(mid: Any, low: Any, high: Any, text: Callable[[Any], str] = quantity) -> str:
+    """A value as this text with the ends of its interval, where they print as something else: 4.57 [4.41, 4.80]."""
+    if mid is None:
+        return NONE
+    if low is None or high is None or text(low) == text(high):
+        return text(mid)
+    return f"{text(mid)} [{text(low)}, {text(high)}]"
 
 
 def milliseconds(value: float | None) -> str:

@@ -43,11 +43,14 @@ QUANTILE_HINT = "write a percentile, like p50, p99 or p99.9"
 
 
 class Wrong(ValueError):
-    """A text is not valid. `str()` is a predicate ("is not a duration"); `hint` says what to write instead."""
+    """A text is not valid. `str()` is a predicate ("is not a duration"); `hint` says what to write instead.
 
-    def __init__(self, code: Code, predicate: str, hint: str) -> None:
+    `key`: the column or key that it stood under, of a row with several.
+    """
+
+    def __init__(self, code: Code, predicate: str, hint: str, key: str = "") -> None:
         super().__init__(predicate)
-        self.code, self.hint = code, hint
+        self.code, self.hint, self.key = code, hint, key
 
 
 def seconds(text: str) -> float:

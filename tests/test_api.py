@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 
 import loadgen
 from loadgen import pytest_plugin
@@ -62,14 +63,14 @@ def test_frames_for_notebooks(tmp_path: Path) -> None:
     assert polars["tpot_s"].max() == pytest.approx((result.tpot_ms.max or 0) / 1e3)
     assert result.frame("pyarrow", unit="ns")["due_ns"].to_pylist() == result.rows["due_ns"].to_pylist()
     assert result._repr_html_().startswith("<pre") and "TTFT" in result._repr_html_()
-    with pytest.raises(loadgen.errors.UserError, match="unit="):
+    with refused(loadgen.errors.UserError, "unknown_name"):
         result.frame(unit="h")  # type: ignore[arg-type]
-    with pytest.raises(loadgen.errors.UserError, match=r"/sweep$|/sweep\n"):
+    with refused(loadgen.errors.UserError, "ambiguous"):
         loadgen.load(tmp_path / "sweep")
     runs = loadgen.load_runs(tmp_path / "sweep")
     assert list(runs) == ["c1"] and runs["c1"].ttft_ms == result.ttft_ms
     assert list(loadgen.load_runs(tmp_path)) == ["sweep/c1"]
-    with pytest.raises(loadgen.errors.UserError, match="/c1/flows"):
+    with refused(loadgen.errors.UserError, "no_result", where="/c1/flows"):
         loadgen.load_runs(tmp_path / "sweep" / "c1" / "flows")
 
 
@@ -87,7 +88,7 @@ def test_a_checked_workload_and_a_virtual_target(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_in_async_code_it_belongs_into_a_thread(tmp_path: Path) -> None:
     async def go() -> Any:
-        with pytest.raises(Fault, match="blocks") as found:
+        with refused(Fault, "event_loop") as found:
             loadgen.run(FEW, concurrency=1, num_requests=1)
         assert "await loadgen.arun(...)" in str(found.value)
         return await asyncio.to_thread(loadgen.run, FEW, concurrency=1, num_requests=3, out=tmp_path / "run", **QUICK)
@@ -96,30 +97,31 @@ def test_in_async_code_it_belongs_into_a_thread(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("use", "error", "words"),
+    ("use", "error", "code"),
     [
-        (lambda: loadgen.run("qa", durtion="3s"), TypeError, "no flag 'durtion'; did you mean 'duration'"),
-        (lambda: loadgen.run("nowhere.yaml"), Faults, "no such workload"),
-        (loadgen.run, Faults, "no workload"),
-        (lambda: loadgen.run(7), Fault, "a int is no workload"),
-        (lambda: loadgen.run("qa", duration="soon", seed=-1), Faults, "(?s)--duration soon.*--seed -1"),
-        (lambda: loadgen.run("qa", server="x", client="y", workers=0), Faults, "(?s)'x'.*'0' is no number.*'y'"),
-        (lambda: loadgen.run("qa", cacert="/nowhere.pem"), Faults, "no such file"),
-        (lambda: loadgen.run({"name": "x"}), Faults, "requests"),
-        (lambda: loadgen.run("qa", trace="/nowhere.jsonl"), Faults, "no such trace"),
-        (lambda: loadgen.run(load_workload("qa"), duration="3s"), Fault, "not changed by --duration"),
-        (lambda: loadgen.run("qa", url="http://127.0.0.1:9"), Fault, "nothing listens"),
-        (lambda: loadgen.load("/nowhere"), Fault, "no such folder"),
+        (lambda: loadgen.run("nowhere.yaml"), Faults, "missing_file"),
+        (loadgen.run, Faults, "missing_option"),
+        (lambda: loadgen.run(7), Fault, "wrong_type"),
+        (lambda: loadgen.run("qa", duration="soon", seed=-1), Faults, "invalid_value"),
+        (lambda: loadgen.run("qa", server="x", client="y", workers=0), Faults, "unknown_name"),
+        (lambda: loadgen.run("qa", cacert="/nowhere.pem"), Faults, "missing_file"),
+        (lambda: loadgen.run({"name": "x"}), Faults, "missing_key"),
+        (lambda: loadgen.run("qa", trace="/nowhere.jsonl"), Faults, "missing_file"),
+        (lambda: loadgen.run(load_workload("qa"), duration="3s"), Fault, "conflict"),
+        (lambda: loadgen.run("qa", url="http://127.0.0.1:9"), Fault, "connect"),
+        (lambda: loadgen.load("/nowhere"), Fault, "missing_file"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_as_on_the_command_line(
-    use: Callable[[], Any], error: type[Exception], words: str
+    use: Callable[[], Any], error: type[Exception], code: str
 ) -> None:
-    with pytest.raises(error) as found:
+    with refused(error, code):
         use()
-    import re
 
-    assert re.search(words, str(found.value))
+
+def test_an_option_that_there_is_none_of() -> None:
+    with pytest.raises(TypeError, match="no flag 'durtion'; did you mean 'duration'"):
+        loadgen.run("qa", durtion="3s")  # type: ignore[call-arg]
 
 
 def test_names_that_there_are_none_of() -> None:

@@ -56,6 +56,7 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
         (["capacity"], "--profile is missing", "rag"),
         (["run", "rag", "--url"], "--url needs a value", "--help"),
         (["size", "rag", "vm", "--users", "x"], "integer", "--help"),
+        (["fit", "x", "--on-bad-row", "no"], "error: 'no' is not one of 'fail', 'skip'", "--help"),
         (["run", "rag", "more"], "more", "--help"),
         (["run", "--isl", "100"], "--input-tokens alone", "add --output-tokens"),
         (["run", "--dataset", __file__], "", ""),

@@ -30,6 +30,7 @@ from loadgen_sdk.transport.exchange import Exchange
 from loadgen_sdk.transport.pool import CONNECT_NS, Pool
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.transport.wire import FOREVER, Tls, Wire
+from refusals import refused
 
 from loadgen.sim.server.embedded import Embedded, start
 from loadgen.sim.server.faults import NAMES
@@ -517,12 +518,12 @@ def test_nobody_listens() -> None:
         async with client_of(url) as client:
             await client.open(3)
 
-    with pytest.raises(TargetUnusable, match=r"cannot connect to http://127\.0\.0\.1:.*: Connection refused"):
+    with refused(TargetUnusable, "connect"):
         run(work())
 
 
 def test_no_such_host() -> None:
-    with pytest.raises(TargetUnusable, match=r"'no-such-host\.invalid'"):
+    with refused(TargetUnusable, "dns"):
         ask("http://no-such-host.invalid:8000")
 
 
@@ -768,7 +769,7 @@ def test_tls_of_a_known_authority(papers: Papers) -> None:
         assert named.failure is not None
         assert named.failure.kind == "tls"
         assert ask(endpoint.url, tls=Tls(verify=False))[0].failure is None
-        with pytest.raises(TargetUnusable, match="certificate verify failed"):
+        with refused(TargetUnusable, "tls"):
             run(client_opened(endpoint.url))
         (plain,) = ask(endpoint.url.replace("https", "http"))
         assert plain.failure is not None
@@ -825,7 +826,7 @@ def test_tls_files_that_are_none(tmp_path: Path, name: str) -> None:
         path = tmp_path / "x.pem"
         if content is not None:
             path.write_bytes(content)
-        with pytest.raises(TargetUnusable, match=r"x\.pem"):
+        with refused(TargetUnusable, "unreadable_file"):
             Tls(**{name: str(path)}).context()
 
 

@@ -16,7 +16,7 @@ from make_codes import ROOT
 from loadgen import errors
 
 FAULTS = {"UserError", "TargetError", "UnsoundEvidence", "WrongUse", "TargetUnusable", "FailedOnce", "Wrong", "BadRow"}
-MAKERS = {"fault", "report", "is_enough"}  # functions of one module that make a fault with the code they get
+MAKERS = {"fault", "report"}  # functions of one module that make a fault with the code they get
 MESSAGES = {
     "caveat", "error", "exc", "hint", "message", "msg", "note", "problem", "reason", "said", "sentence", "trouble",
     "undecided", "warning", "what", "why",
@@ -25,6 +25,7 @@ LOOKING = {"startswith", "endswith", "partition", "rpartition", "find", "index",
 MATCHING = {"match", "fullmatch", "search", "findall", "finditer", "sub", "split"}
 
 FOREIGN = {
+    "loadgen/cli/wrong_usage.py": "pydantic, under typer, begins the message of a wrong choice with words of its own",
     "loadgen/workload/dataset.py": "msgspec says the byte of a JSON error in its message only",
     "loadgen/workload/data_files.py": "msgspec says the byte of a JSON error in its message only; pyarrow: as below",
     "loadgen/results/parquet.py": "pyarrow: the first sentence of its message is shown",
@@ -96,6 +97,8 @@ def words(node: ast.AST) -> set[str]:
     """The texts that an expression can be made of; not those in the condition of an `if`."""
     if isinstance(node, ast.IfExp):
         return words(node.body) | words(node.orelse)
+    if isinstance(node, ast.Subscript):  # of a mapping: the code of another process
+        return set()
     return {one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)}
 
 

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from queueing import fail, rows
+from refusals import refused
 
 from loadgen.cli import main
 from loadgen.compare import block_errors, comparison, thresholds
@@ -360,18 +361,18 @@ def test_beyond_noise_asks_for_the_whole_interval(low: float | None, failed: boo
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "code"),
     [
-        ("ttft_ms.p99 >> 5", "not a condition"),
-        ("tfft_ms.p99 > +5%", "did you mean ttft_ms.p99"),
-        ("requests.ok > 5ms", "is no time"),
-        ("ttft_ms.p99 > 5%", "is no share"),
+        ("ttft_ms.p99 >> 5", "invalid_value"),
+        ("tfft_ms.p99 > +5%", "unknown_name"),
+        ("requests.ok > 5ms", "invalid_value"),
+        ("ttft_ms.p99 > 5%", "invalid_value"),
     ],
 )
-def test_conditions_that_are_none(text: str, said: str) -> None:
-    with pytest.raises(Faults) as faults:
+def test_conditions_that_are_none(text: str, code: str) -> None:
+    with refused(Faults, code) as faults:
         thresholds.parse_thresholds([text, "nonsense"])
-    assert said in str(faults.value) and "nonsense" in str(faults.value)
+    assert "nonsense" in str(faults.value)
 
 
 # -- formats -------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from loadgen.cli import main
 from loadgen.errors import FAULTS_SHOWN, Faults, UserError
@@ -88,48 +89,47 @@ def test_repeats_and_ignored_fields_are_said(written):
 
 
 @pytest.mark.parametrize(
-    ("row", "where", "what"),
+    ("row", "where", "code"),
     [
-        (b'{"prompt": "a"', ":1", "not JSON"),
-        (b'{"prompt": "a",}', ":1:16", "not JSON"),
-        (b'{"prompt": "\xff"}', ":1:13", "not UTF-8"),
-        (b"[1]", ": row 1", "not a JSON object"),
-        (b'[{"prompt": "a"},\n{"prompt": }]', ":2", "begins like a JSON list"),
-        pytest.param(b'{"prompt": ' + b"[" * 9000, ":1", "nested too deeply", id="deep"),
-        (b'"text"', ":1", "not a JSON object"),
-        (b"{}", ":1", "neither `prompt` nor `messages`"),
-        (b'{"body": {}, "url": "/v1/embeddings"}', ":1", "a batch row for"),
-        (b'{"conversations": [{"from": "alien", "value": "a"}]}', ":1", 'conversations[0] is from "alien"'),
-        (b'{"conversations": [{"from": "human"}]}', ":1", "conversations[0] says null"),
-        (b'{"conversations": []}', "", "no requests"),
-        (b'{"timestamp": 1, "input_length": 2, "output_length": 3}', ":1", "a row of a trace"),
-        (b'{"promt": "a"}', ":1", 'did you mean "prompt"?'),
-        (b'{"prompt": "a", "messages": []}', ":1", "both"),
-        (b'{"prompt": ""}', ":1", 'prompt is ""'),
-        (b'{"prompt": 5}', ":1", "prompt is 5"),
-        (b'{"prompt": [1, true]}', ":1", "prompt is [1,true]"),
-        (b'{"messages": []}', ":1", "messages is []"),
-        (b'{"messages": ["hi"]}', ":1", 'messages[0] is "hi"'),
-        (b'{"messages": [{"content": "hi"}]}', ":1", "messages[0].role is null"),
-        (b'{"messages": [{"role": "user", "content": 1}]}', ":1", "messages[0].content is 1"),
-        (b'{"prompt": "a", "output_tokens": 0}', ":1", "output_tokens is 0"),
-        (b'{"prompt": "a", "max_tokens": "9"}', ":1", 'max_tokens is "9"'),
-        (b'{"prompt": "a", "max_tokens": 1.5}', ":1", "max_tokens is 1.5"),
-        (b'{"prompt": "a", "max_tokens": 1, "output_tokens": 1}', ":1", "output_tokens and max_tokens together"),
-        (b'{"prompt": "a", "temperature": "hot"}', ":1", "a number"),
-        (b'{"prompt": "a", "stop": [1]}', ":1", "a text or a list of texts"),
-        (b'{"prompt": "a", "extra_body": []}', ":1", "extra_body is []"),
-        (b"", "", "no requests"),
-        (b"\n\r\n", "", "no requests"),
-        (b"\xff\xfe{\x00", "", "UTF-16"),
-        (b"PAR1\x15", "", "not Parquet"),
+        (b'{"prompt": "a"', ":1", "invalid_syntax"),
+        (b'{"prompt": "a",}', ":1:16", "invalid_syntax"),
+        (b'{"prompt": "\xff"}', ":1:13", "wrong_encoding"),
+        (b"[1]", ": row 1", "wrong_type"),
+        (b'[{"prompt": "a"},\n{"prompt": }]', ":2", "invalid_syntax"),
+        pytest.param(b'{"prompt": ' + b"[" * 9000, ":1", "too_large", id="deep"),
+        (b'"text"', ":1", "wrong_type"),
+        (b"{}", ":1", "missing_key"),
+        (b'{"body": {}, "url": "/v1/embeddings"}', ":1", "unsupported"),
+        (b'{"conversations": [{"from": "alien", "value": "a"}]}', ":1", "unknown_name"),
+        (b'{"conversations": [{"from": "human"}]}', ":1", "wrong_type"),
+        (b'{"conversations": []}', "", "empty_file"),
+        (b'{"timestamp": 1, "input_length": 2, "output_length": 3}', ":1", "wrong_format"),
+        (b'{"promt": "a"}', ":1", "missing_key"),
+        (b'{"prompt": "a", "messages": []}', ":1", "conflict"),
+        (b'{"prompt": ""}', ":1", "wrong_type"),
+        (b'{"prompt": 5}', ":1", "wrong_type"),
+        (b'{"prompt": [1, true]}', ":1", "wrong_type"),
+        (b'{"messages": []}', ":1", "wrong_type"),
+        (b'{"messages": ["hi"]}', ":1", "wrong_type"),
+        (b'{"messages": [{"content": "hi"}]}', ":1", "wrong_type"),
+        (b'{"messages": [{"role": "user", "content": 1}]}', ":1", "wrong_type"),
+        (b'{"prompt": "a", "output_tokens": 0}', ":1", "wrong_type"),
+        (b'{"prompt": "a", "max_tokens": "9"}', ":1", "wrong_type"),
+        (b'{"prompt": "a", "max_tokens": 1.5}', ":1", "wrong_type"),
+        (b'{"prompt": "a", "max_tokens": 1, "output_tokens": 1}', ":1", "conflict"),
+        (b'{"prompt": "a", "temperature": "hot"}', ":1", "wrong_type"),
+        (b'{"prompt": "a", "stop": [1]}', ":1", "wrong_type"),
+        (b'{"prompt": "a", "extra_body": []}', ":1", "wrong_type"),
+        (b"", "", "empty_file"),
+        (b"\n\r\n", "", "empty_file"),
+        (b"\xff\xfe{\x00", "", "wrong_encoding"),
+        (b"PAR1\x15", "", "damaged_file"),
     ],
 )
-def test_what_is_wrong_with_a_row(written, row, where, what):
-    with pytest.raises((Faults, UserError)) as caught:
+def test_what_is_wrong_with_a_row(written, row, where, code):
+    with refused((Faults, UserError), code) as caught:
         written(row)
     assert f"rows.jsonl{where}\n" in f"{caught.value}\n"
-    assert what in str(caught.value)
 
 
 def test_all_faults_at_once_but_not_without_end(written):
@@ -142,13 +142,13 @@ def test_all_faults_at_once_but_not_without_end(written):
 
 
 def test_no_file_and_a_changed_file_are_named(written, tmp_path):
-    with pytest.raises(UserError, match=r"--> .*none.jsonl"):
+    with refused(UserError, "missing_file"):
         dataset.read_rows(tmp_path / "none.jsonl")
-    with pytest.raises(UserError, match="cannot read the requests"):
+    with refused(UserError, "unreadable_file"):
         dataset.read_rows(tmp_path)
     made = written([CHAT, CHAT])
     made.rows.path.write_bytes(b"\x00" * 5)
-    with pytest.raises(UserError, match=r"rows\.jsonl"):
+    with refused(UserError, "changed_file", where="rows.jsonl"):
         made[1]
 
 
@@ -272,22 +272,22 @@ def test_data_sets_of_other_forms(tmp_path, name, write, rows, lengths, said):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "where", "what"),
+    ("name", "content", "where", "code"),
     [
-        ("a.csv", 'question\n"a\nb"\n""\nlast\n""\n', ":4", "neither `prompt`"),
-        ("a.csv", "question\na,b\n", ":2", "more cells than"),
-        ("a.csv", 'question\n"a\n', ":", "not CSV"),
-        ("a.csv", "", "", "no requests"),
-        ("a.json", '[{"prompt": "a"}, {"promt": "b"}]', ": row 2", 'did you mean "prompt"?'),
-        ("a.arrow", "ARROW1..", "", "not Arrow"),
+        ("a.csv", 'question\n"a\nb"\n""\nlast\n""\n', ":4", "missing_key"),
+        ("a.csv", "question\na,b\n", ":2", "invalid_syntax"),
+        ("a.csv", 'question\n"a\n', ":", "invalid_syntax"),
+        ("a.csv", "", "", "empty_file"),
+        ("a.json", '[{"prompt": "a"}, {"promt": "b"}]', ": row 2", "missing_key"),
+        ("a.arrow", "ARROW1..", "", "damaged_file"),
     ],
 )
-def test_a_fault_in_another_form_names_its_row(tmp_path, name, content, where, what):
+def test_a_fault_in_another_form_names_its_row(tmp_path, name, content, where, code):
     path = tmp_path / name
     path.write_text(content)
-    with pytest.raises((Faults, UserError)) as caught:
+    with refused((Faults, UserError), code) as caught:
         dataset.read_rows(path)
-    assert f"{path}{where}" in str(caught.value) and what in str(caught.value)
+    assert f"{path}{where}" in str(caught.value)
 
 
 def test_data_sets_of_hugging_face_are_found_in_its_caches(tmp_path, monkeypatch):
@@ -308,8 +308,8 @@ def test_data_sets_of_hugging_face_are_found_in_its_caches(tmp_path, monkeypatch
     }
     assert list(sizes.values()) == [2, 1, 1, 2], sizes
     assert dataset.read_rows("hf:some/sums").notes[0] == "some/sums, split train: train-00000-of-00001.parquet"
-    for name, what in (("hf:some/sums:dev", "no such part"), ("hf:", "not the name of a data set")):
-        with pytest.raises(UserError, match=what):
+    for name, code in (("hf:some/sums:dev", "unknown_name"), ("hf:", "invalid_value")):
+        with refused(UserError, code):
             dataset.read_rows(name)
 
 

@@ -15,6 +15,7 @@ from loadgen_sdk.dialects.body import body
 from loadgen_sdk.dialects.quirks import QUIRKS
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.request import Request
+from refusals import refused
 
 from loadgen.cli import main
 from loadgen.errors import Fault, Faults
@@ -226,14 +227,13 @@ def test_doctor_and_search_take_embeddings(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_what_an_api_does_not_take_is_refused() -> None:
-    with pytest.raises(Faults) as found:
+    with refused(Faults, "unsupported", "--api"):
         settings({"api": "rerank", "url": ["http://a"], "client": "openai"})
-    assert "--client openai is not made for rerank" in str(found.value)
     assert settings({"api": "embeddings", "url": ["http://a"]}).stream is False
     ids = Request(id="r", prompt=[1, 2, 3], max_tokens=2)
     assert b'"input":[1,2,3]' in body(ids, QUIRKS["vllm"], "embeddings", "m", False)
     for api in ("chat", "responses"):
-        with pytest.raises(TargetUnusable, match="token ids"):
+        with refused(TargetUnusable, "unsupported"):
             body(ids, QUIRKS["vllm"], api, "m", False)
 
 

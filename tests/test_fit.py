@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refused
 
 from loadgen import cli
 from loadgen.errors import Fault
@@ -134,6 +135,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ended(str(path), "--trace-slice", "..1s") == 2
         and "nothing can be fitted to 10 requests" in capsys.readouterr().err
     )
-    with pytest.raises(Fault, match="all requests at the same time"):
+    with refused(Fault, "too_few"):
         path.write_text("".join(json.dumps({**row, "timestamp": 0}) + "\n" for row in rows))
         fit.fit(read_trace(path))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from loadgen.errors import UserError
 from loadgen.interop.loadgen_log import parse_log, read_log
@@ -93,17 +94,17 @@ def test_every_figure_has_a_source() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "code"),
     [
-        (("llama2-7b", "server", None), "unknown benchmark"),
-        (("mixtral-8x7b", "interactive", None), "no interactive"),
-        (("llama2-70b", "server", "v9.9"), "unknown round"),
-        (("gpt-oss-120b", "server", "v5.1"), "has no gpt-oss-120b"),
-        (("deepseek-r1", "interactive", "v5.1"), "begins with round v6.0"),
+        (("llama2-7b", "server", None), "unknown_name"),
+        (("mixtral-8x7b", "interactive", None), "unsupported"),
+        (("llama2-70b", "server", "v9.9"), "unknown_name"),
+        (("gpt-oss-120b", "server", "v5.1"), "unsupported"),
+        (("deepseek-r1", "interactive", "v5.1"), "unsupported"),
     ],
 )
-def test_wrong_names(arguments: tuple[Any, ...], words: str) -> None:
-    with pytest.raises(UserError, match=words) as caught:
+def test_wrong_names(arguments: tuple[Any, ...], code: str) -> None:
+    with refused(UserError, code) as caught:
         rules.test(*arguments)
     assert caught.value.hint
 

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from loadgen.errors import FAULTS_SHOWN, Faults, UserError
 from loadgen.mlperf import dataset, pickle_reader, rules
@@ -110,7 +111,7 @@ class Sneaky:
 def test_a_gzipped_pickle_is_unpacked_to_a_bound(tmp_path: Path) -> None:
     (tmp_path / "a.pkl").write_bytes(gzip.compress(pickle.dumps([{"text": "x" * 1_000_000}])))
     assert len(pickle_reader.read_pickle(tmp_path / "a.pkl")["text"][0]) == 1_000_000
-    with pytest.raises(UserError, match=r"unpacks to more than 100 kB"):
+    with refused(UserError, "too_large"):
         pickle_reader.read_pickle(tmp_path / "a.pkl", most_bytes=100_000)
 
 
@@ -119,7 +120,7 @@ def test_a_length_that_is_a_lie_takes_no_memory(tmp_path: Path, op: bytes) -> No
     (tmp_path / "a.pkl").write_bytes(pickle.PROTO + b"\x05" + op + (1 << 31).to_bytes(8, "little") + b"short")
     tracemalloc.start()
     try:
-        with pytest.raises(UserError, match="broken pickle"):
+        with refused(UserError, "damaged_file"):
             read(tmp_path / "a.pkl")
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
@@ -127,29 +128,28 @@ def test_a_length_that_is_a_lie_takes_no_memory(tmp_path: Path, op: bytes) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "what"),
+    ("name", "data", "code"),
     [
-        ("a.pkl", pickle.dumps(Hostile()), "posix.system"),
-        ("a.pkl", pickle.dumps([Sneaky()]), "builtins.getattr"),
-        ("a.pkl", pickle.dumps(ROWS)[:-9], "broken pickle"),
-        ("a.pkl", b"", "broken pickle"),
-        ("a.pkl", pickle.dumps(7), "not a table"),
-        ("a.parquet", b"PAR1 nonsense", "not Parquet"),
-        ("a.jsonl", b'{"prompt": "a"}\n{"prompt"', "not JSON"),
-        ("a.jsonl", b'{"text": "a"}', "no column of prompts"),
-        ("a.jsonl", b"", "no column of prompts"),
-        ("a.jsonl", b'{"tok_input": [1, -2]}', "no prompt"),
-        ("a.jsonl", json.dumps({"tok_input": [1] * 1025}).encode(), "a prompt of 1,025 tokens"),
-        ("a.jsonl", b'{"prompt": "a"}\n{"prompt": [1]}', "texts and token ids"),
-        ("a.csv", b"prompt\na\n", "no format"),
+        ("a.pkl", pickle.dumps(Hostile()), "unsafe_file"),
+        ("a.pkl", pickle.dumps([Sneaky()]), "unsafe_file"),
+        ("a.pkl", pickle.dumps(ROWS)[:-9], "damaged_file"),
+        ("a.pkl", b"", "damaged_file"),
+        ("a.pkl", pickle.dumps(7), "damaged_file"),
+        ("a.parquet", b"PAR1 nonsense", "damaged_file"),
+        ("a.jsonl", b'{"prompt": "a"}\n{"prompt"', "invalid_syntax"),
+        ("a.jsonl", b'{"text": "a"}', "missing_key"),
+        ("a.jsonl", b"", "missing_key"),
+        ("a.jsonl", b'{"tok_input": [1, -2]}', "wrong_type"),
+        ("a.jsonl", json.dumps({"tok_input": [1] * 1025}).encode(), "out_of_range"),
+        ("a.jsonl", b'{"prompt": "a"}\n{"prompt": [1]}', "wrong_type"),
+        ("a.csv", b"prompt\na\n", "wrong_format"),
     ],
 )
-def test_bad_files_are_named(tmp_path: Path, name: str, data: bytes, what: str) -> None:
+def test_bad_files_are_named(tmp_path: Path, name: str, data: bytes, code: str) -> None:
     path = tmp_path / name
     path.write_bytes(data)
-    with pytest.raises((UserError, Faults)) as caught:
+    with refused((UserError, Faults), code) as caught:
         read(path)
-    assert what in str(caught.value)
     assert name in str(caught.value)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 
 import loadgen
 from loadgen import cli
@@ -32,83 +33,82 @@ def ends(arguments: list[str]) -> int:
 
 
 BAD: list[tuple[str, Any, str]] = [
-    ("url", ["http://h", "http://h/v1"], "is given twice"),
-    ("url", ["sim:gb300-vm", "http://h"], "beside no other target"),
-    ("targets", "/nowhere.yaml", "cannot read the targets"),
-    ("session_header", "X Session", "no name of a header"),
-    ("route", "leastinflight", "unknown value 'leastinflight'"),
-    ("on_target_failure", "stopp", "unknown value 'stopp'"),
-    ("server", "vlm", "unknown value 'vlm'"),
-    ("api", "chats", "unknown value 'chats'"),
-    ("client", "curl", "unknown value 'curl'"),
-    ("keep", "all", "unknown value 'all'"),
-    ("trace", "/nowhere.jsonl", "no such trace"),
-    ("trace_speed", "0", "is not a number above zero"),
-    ("trace_slice", "20m..10m", "ends before it begins"),
-    ("trace_loop", 0, "not a number of that kind"),
-    ("on_bad_row", "drop", "known: fail, skip"),
-    ("trace_replay", "chains", "known: instants"),
-    ("request_rate", "fast", '"fast" is not a rate'),
-    ("burstiness", -1, "not a number above zero"),
-    ("concurrency", 0, "not a number of that kind"),
-    ("concurrency_ramp", "soon", "not a duration"),
-    ("max_in_flight", "0", "not a number of that kind"),
-    ("num_requests", -5, "not a number of that kind"),
-    ("duration", "0s", "no time at all"),
-    ("warmup", "ten", "not a duration"),
-    ("num_warmups", "x", "not a number of that kind"),
-    ("grace", "1 week", "not a duration"),
-    ("timeout", 0, "no time at all"),
-    ("stall_timeout", "-1s", "not a duration"),
-    ("slo", "ttft:2x", "there is no unit"),
-    ("slo", ["ttft", "tpot:1q"], "(?s)not a promise.*there is no unit"),
-    ("goodput", "ttf:2000", 'names no metric: "ttf"'),
-    ("input_tokens", "1.5", "not a number of that kind"),
-    ("output_tokens", 10**9, "too many"),
-    ("seed", "one", "not a seed"),
-    ("seed", 2**64, "not a seed"),
-    ("schedule_seed", -1, "not a seed"),
-    ("salt", "two words", "not a salt"),
-    ("limit", "speed:3%", 'names no limit: "speed"'),
-    ("stop_when", "errors:2", "is not a percentage"),
-    ("workers", 0, "'0' is no number of workers"),
-    ("workers", True, "'True' is no number of workers"),
-    ("workers", "many", "'many' is no number of workers"),
-    ("extra_body", "[1]", "not a JSON object"),
-    ("extra_body", "{", "not a JSON object"),
-    ("headers", "no colon here", "a header without a value"),
-    ("headers", "X: a\nY: b", "a character that HTTP cannot carry"),
-    ("headers", "a b: c", "a character that HTTP cannot carry"),
-    ("headers", ["X: 1", "content-length: 5"], "only the client knows"),
-    ("api_key_file", "/nowhere", "cannot read the key"),
-    ("cacert", "/nowhere.pem", "no such file"),
-    ("cert", "/nowhere.pem", "no such file"),
-    ("key", "/nowhere.pem", "no such file"),
-    ("server_metrics", ["auto", "http://h/metrics"], "stands alone"),
-    ("energy", "watts", "no URL of a metrics page"),
-    ("profile", ":3s", "names no stage"),
-    ("server_metrics", "ftp://h", "no URL of a metrics page"),
-    ("gpus", 0, "'0' is no number of GPUs"),
-    ("gpus", -4, "'-4' is no number of GPUs"),
-    ("metadata", "key", "a key without a value"),
-    ("metadata", ["password=hunter2"], "looks like a secret"),
-    ("system", "/nowhere.yaml", "no such system file"),
-    ("dataset", "/nowhere.csv", "no such file"),
+    ("url", ["http://h", "http://h/v1"], "duplicate"),
+    ("url", ["sim:gb300-vm", "http://h"], "conflict"),
+    ("targets", "/nowhere.yaml", "missing_file"),
+    ("session_header", "X Session", "invalid_value"),
+    ("route", "leastinflight", "unknown_name"),
+    ("on_target_failure", "stopp", "unknown_name"),
+    ("server", "vlm", "unknown_name"),
+    ("api", "chats", "unknown_name"),
+    ("client", "curl", "unknown_name"),
+    ("keep", "all", "unknown_name"),
+    ("trace", "/nowhere.jsonl", "missing_file"),
+    ("trace_speed", "0", "invalid_value"),
+    ("trace_slice", "20m..10m", "out_of_range"),
+    ("trace_loop", 0, "invalid_value"),
+    ("on_bad_row", "drop", "unknown_name"),
+    ("trace_replay", "chains", "unknown_name"),
+    ("request_rate", "fast", "invalid_value"),
+    ("burstiness", -1, "invalid_value"),
+    ("concurrency", 0, "invalid_value"),
+    ("concurrency_ramp", "soon", "invalid_value"),
+    ("max_in_flight", "0", "invalid_value"),
+    ("num_requests", -5, "invalid_value"),
+    ("duration", "0s", "out_of_range"),
+    ("warmup", "ten", "invalid_value"),
+    ("num_warmups", "x", "invalid_value"),
+    ("grace", "1 week", "invalid_value"),
+    ("timeout", 0, "out_of_range"),
+    ("stall_timeout", "-1s", "invalid_value"),
+    ("slo", "ttft:2x", "invalid_value"),
+    ("slo", ["ttft", "tpot:1q"], "invalid_value"),
+    ("goodput", "ttf:2000", "unknown_name"),
+    ("input_tokens", "1.5", "invalid_value"),
+    ("output_tokens", 10**9, "out_of_range"),
+    ("seed", "one", "invalid_value"),
+    ("seed", 2**64, "invalid_value"),
+    ("schedule_seed", -1, "invalid_value"),
+    ("salt", "two words", "invalid_value"),
+    ("limit", "speed:3%", "unknown_name"),
+    ("stop_when", "errors:2", "invalid_value"),
+    ("workers", 0, "invalid_value"),
+    ("workers", True, "invalid_value"),
+    ("workers", "many", "invalid_value"),
+    ("extra_body", "[1]", "invalid_value"),
+    ("extra_body", "{", "invalid_value"),
+    ("headers", "no colon here", "invalid_value"),
+    ("headers", "X: a\nY: b", "invalid_value"),
+    ("headers", "a b: c", "invalid_value"),
+    ("headers", ["X: 1", "content-length: 5"], "unsupported"),
+    ("api_key_file", "/nowhere", "missing_file"),
+    ("cacert", "/nowhere.pem", "missing_file"),
+    ("cert", "/nowhere.pem", "missing_file"),
+    ("key", "/nowhere.pem", "missing_file"),
+    ("server_metrics", ["auto", "http://h/metrics"], "conflict"),
+    ("energy", "watts", "invalid_url"),
+    ("profile", ":3s", "invalid_value"),
+    ("server_metrics", "ftp://h", "invalid_url"),
+    ("gpus", 0, "invalid_value"),
+    ("gpus", -4, "invalid_value"),
+    ("metadata", "key", "invalid_value"),
+    ("metadata", ["password=hunter2"], "secret"),
+    ("system", "/nowhere.yaml", "missing_file"),
+    ("dataset", "/nowhere.csv", "missing_file"),
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "words"), BAD)
+@pytest.mark.parametrize(("name", "value", "code"), BAD)
 def test_both_faces_refuse_the_same_in_the_same_words(
-    name: str, value: Any, words: str, capsys: pytest.CaptureFixture[str]
+    name: str, value: Any, code: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flag = OPTIONS[name].flags.split()[0]
     typed = [f"{flag}={one}" for one in (value if isinstance(value, list) else [value])]
     assert ends(["run", "qa", *typed]) == 2
     said = capsys.readouterr().err
-    with pytest.raises(Faults) as faults:
+    with refused(Faults, code) as faults:
         loadgen.run("qa", **{name: value})
     assert str(faults.value) == said.rstrip("\n")
-    assert re.search(words, said)
 
 
 def test_every_option_has_a_bad_value_here() -> None:
@@ -131,18 +131,18 @@ def test_options_that_exclude_each_other(given: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    ("name", "value", "code"),
     [
-        ("insecure", "no", "'no' is neither True nor False"),
-        ("stream", 0, "0 is neither True nor False"),
-        ("model", 7, "a int is no text"),
-        ("api_key", b"sk-secret", "a bytes is no text"),
-        ("headers", {"X": "a\nb"}, "HTTP cannot carry"),
-        ("embedded", "fast", "no mapping"),
+        ("insecure", "no", "wrong_type"),
+        ("stream", 0, "wrong_type"),
+        ("model", 7, "wrong_type"),
+        ("api_key", b"sk-secret", "wrong_type"),
+        ("headers", {"X": "a\nb"}, "invalid_value"),
+        ("embedded", "fast", "wrong_type"),
     ],
 )
-def test_what_only_python_can_say(name: str, value: Any, words: str) -> None:
-    with pytest.raises(Faults, match=words) as faults:
+def test_what_only_python_can_say(name: str, value: Any, code: str) -> None:
+    with refused(Faults, code) as faults:
         loadgen.run("qa", **{name: value})
     assert "secret" not in str(faults.value)
 

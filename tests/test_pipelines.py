@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from canned import Heard, answer, events, serving
+from refusals import refused
 
 from loadgen import run_folder
 from loadgen.compare.comparison import compare
@@ -244,36 +245,35 @@ def test_lengths_are_what_the_texts_have() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "told"),
+    ("steps", "code"),
     [
-        ({"embed": {"kind": "embed"}}, "without a message"),
-        ({"embed": STEPS["embed"] | {"output_tokens": 3}}, "kind embed has no output_tokens"),
-        ({"embed": STEPS["embed"] | {"documents": {}}}, "kind embed has no documents"),
-        ({"embed": {"kind": "rerank", "input_tokens": 4}}, "has no documents to rank"),
+        ({"embed": {"kind": "embed"}}, "missing_key"),
+        ({"embed": STEPS["embed"] | {"output_tokens": 3}}, "no_effect"),
+        ({"embed": STEPS["embed"] | {"documents": {}}}, "no_effect"),
+        ({"embed": {"kind": "rerank", "input_tokens": 4}}, "missing_key"),
         (
             {"embed": STEPS["embed"], "b": {"after": "embed", "best": 3, "output_tokens": 3}},
-            "no rerank right before it",
+            "missing_key",
         ),
-        ({"embed": {"input_tokens": 4}}, "has no output_tokens"),
-        ({"embed": STEPS["embed"] | {"kind": "embde"}}, "embde"),
-        ({"a": {"input_tokens": 4, "output_tokens": 2, "parallel": 2}}, "begins with one request"),
+        ({"embed": {"input_tokens": 4}}, "missing_key"),
+        ({"embed": STEPS["embed"] | {"kind": "embde"}}, "unknown_name"),
+        ({"a": {"input_tokens": 4, "output_tokens": 2, "parallel": 2}}, "unsupported"),
         (
             {
                 "a": {"input_tokens": 4, "output_tokens": 2},
                 "b": {"after": "a", "context": "new", "parallel": 2, "output_tokens": 2},
             },
-            "ends with one request",
+            "unsupported",
         ),
         (
             {"embed": {"kind": "rerank", "input_tokens": 4, "documents": {"count": 60, "corpus": 50}}},
-            "60 different chunks",
+            "out_of_range",
         ),
     ],
 )
-def test_steps_that_cannot_be_are_told(steps: dict[str, Any], told: str) -> None:
-    with pytest.raises(Faults) as found:
+def test_steps_that_cannot_be_are_told(steps: dict[str, Any], code: str) -> None:
+    with refused(Faults, code):
         workload({"steps": steps})
-    assert told in str(found.value)
 
 
 def targets(*urls: str, **more: Any) -> Settings:
@@ -281,22 +281,21 @@ def targets(*urls: str, **more: Any) -> Settings:
 
 
 @pytest.mark.parametrize(
-    ("urls", "told"),
+    ("urls", "code"),
     [
-        (["http://a", "embeder=http://b"], 'asks a target "embeder"'),
-        (["http://a", "embedder=http://b"], 'step "rank" asks the target "ranker", which is not given'),
-        (["embedder=http://b", "ranker=http://c"], 'step "answer" names no target'),
+        (["http://a", "embeder=http://b"], "unknown_name"),
+        (["http://a", "embedder=http://b"], "missing_option"),
+        (["embedder=http://b", "ranker=http://c"], "missing_option"),
     ],
 )
-def test_targets_are_given_all_or_none(urls: list[str], told: str) -> None:
-    with pytest.raises(Faults) as found:
+def test_targets_are_given_all_or_none(urls: list[str], code: str) -> None:
+    with refused(Faults, code):
         resolved(workload(), targets(*urls))
-    assert told in str(found.value)
 
 
 def test_where_steps_go() -> None:
     plain = workload({"input_tokens": 5, "output_tokens": 5})
-    with pytest.raises(Faults, match="no step of this workload asks"):
+    with refused(Faults, "unknown_name", "--url"):
         resolved(plain, targets("http://a", "embedder=http://b"))
     assert resolved(plain, targets("http://a")) == targets("http://a")
     one = resolved(workload(), targets("http://a", extra_body='{"x": 1}', model="m"))
@@ -306,18 +305,18 @@ def test_where_steps_go() -> None:
     of_main, _, of_rank = (one.of(endpoint) for endpoint in one.endpoints)
     assert (of_main.model, of_main.extra_body, of_rank.model, of_rank.extra_body) == ("m", {"x": 1}, "r", None)
     steps = STEPS | {"embed": STEPS["embed"] | {"target": {"url": "http://e", "api_key_env": "E_KEY"}}}
-    with pytest.raises(Faults, match="E_KEY is not set"):
+    with refused(Faults, "unset_variable", "E_KEY"):
         resolved(workload({**RAG, "steps": steps}), targets("http://a"), {})
     own = resolved(workload({**RAG, "steps": steps}), targets("http://a"), {"E_KEY": "k"})
     assert own.endpoints[1] == Endpoint(url="http://e", api_key="k", name="embed", api="embeddings", serves="embed")
     several = resolved(workload(), targets("http://a", "embedder=http://b", "embedder=http://c", "ranker=http://d"))
     assert several.step_targets["", "embed"] == (1, 2)
-    with pytest.raises(Faults, match="--client openai is not made for embeddings"):
+    with refused(Faults, "unsupported", "--client"):
         resolved(workload(), replace(targets("http://a"), client="openai"))
 
 
 def test_values_are_not_asked_of_tasks_as_a_whole() -> None:
-    with pytest.raises(Fault, match="no text that a later request could go on from"):
+    with refused(Fault, "unsupported", "--api"):
         build(workload(), 1, 2, load_tokenizer(), 0, "embeddings")
 
 

@@ -16,6 +16,7 @@ from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.fetch import Fetcher
 from loadgen_sdk.probe.probe import ASKED_TOKENS, HttpAnswer, ProbeResult, probe
 from loadgen_sdk.transport.target import Target
+from refusals import refused
 
 from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
@@ -256,20 +257,20 @@ def test_the_other_name_of_the_limit_is_learnt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("listed", "model", "words", "hint"),
+    ("listed", "model", "code", "hint"),
     [
-        (served("vllm", "a", "b"), None, "2 models", "--model: a, b"),
-        (served("vllm", *map(str, range(20))), None, "20 models", "and 12 more"),
-        ([200, JSON, '{"data":[]}'], None, "lists no models", "--model"),
-        ([404, {}, "nope"], None, "answers 404 when asked", "--model"),
-        ([200, {}, "<html>hello</html>"], None, "lists no models", "--model"),
-        ([401, JSON, json.dumps({"error": f"bad key {KEY}"})], "m", "401", "check the key"),
-        ([403, JSON, "{}"], "m", "403", "check the key"),
-        ([503, JSON, '{"error":{"message":"Loading model"}}'], None, "Loading model", "loading"),
+        (served("vllm", "a", "b"), None, "no_model", "--model: a, b"),
+        (served("vllm", *map(str, range(20))), None, "no_model", "and 12 more"),
+        ([200, JSON, '{"data":[]}'], None, "no_model", "--model"),
+        ([404, {}, "nope"], None, "no_model", "--model"),
+        ([200, {}, "<html>hello</html>"], None, "no_model", "--model"),
+        ([401, JSON, json.dumps({"error": f"bad key {KEY}"})], "m", "unauthorized", "check the key"),
+        ([403, JSON, "{}"], "m", "unauthorized", "check the key"),
+        ([503, JSON, '{"error":{"message":"Loading model"}}'], None, "http_5xx", "loading"),
     ],
 )
-def test_lists_that_end_it(listed: list[Any], model: str | None, words: str, hint: str) -> None:
-    with pytest.raises(TargetUnusable, match=words) as caught:
+def test_lists_that_end_it(listed: list[Any], model: str | None, code: str, hint: str) -> None:
+    with refused(TargetUnusable, code) as caught:
         InMemory(healthy(models=listed)).probe(model=model, api_key=KEY)
     assert hint in caught.value.hint
     assert KEY not in f"{caught.value} {caught.value.hint}"
@@ -293,35 +294,35 @@ ERRORS = RECORDED["errors"]["answers"]
 
 
 @pytest.mark.parametrize(
-    ("answer", "words", "hint"),
+    ("answer", "code", "hint"),
     [
-        (ERRORS["dynamo/err_bad_model"], "does not serve the model 'mine'", "--model: tiny"),
-        (ERRORS["tfserve/err_bad_model"], "pinned to", ""),
-        ([404, JSON, '{"error":{"message":"The model `mine` does not exist."}}'], "does not serve the model", "tiny"),
-        ([404, JSON, '{"detail":"Not Found"}'], "404: Not Found", "--api completions"),
-        (ERRORS["dynamo/err_unknown_field"], "no_such_field_xyz", "--extra-body '{\"FIELD\": null}'"),
-        (ERRORS["tfserve/err_unknown_field"], "no_such_field_xyz", "--server"),
+        (ERRORS["dynamo/err_bad_model"], "unknown_model", "--model: tiny"),
+        (ERRORS["tfserve/err_bad_model"], "http_4xx", ""),
+        ([404, JSON, '{"error":{"message":"The model `mine` does not exist."}}'], "unknown_model", "tiny"),
+        ([404, JSON, '{"detail":"Not Found"}'], "http_4xx", "--api completions"),
+        (ERRORS["dynamo/err_unknown_field"], "http_4xx", "--extra-body '{\"FIELD\": null}'"),
+        (ERRORS["tfserve/err_unknown_field"], "http_4xx", "--server"),
         (
             [400, JSON, '{"object":"error","message":"prompt too long","code":400}'],
-            "400: prompt too long",
+            "http_4xx",
             "--extra-body",
         ),
-        ([401, JSON, f'{{"error":"{KEY} is wrong"}}'], "401: \\*\\*\\* is wrong", "check the key"),
-        ([429, JSON, '{"error":{"message":"slow down"}}'], "429: slow down", "rate limit"),
-        ([503, JSON, ""], "503: no text", "loading"),
-        ([500, {}, "Internal Server Error"], "500: Internal Server Error", "log"),
-        ([307, {"location": f"https://h/v1?key={KEY}"}, ""], "redirect to https://h/v1", "leads to"),
+        ([401, JSON, f'{{"error":"{KEY} is wrong"}}'], "unauthorized", "check the key"),
+        ([429, JSON, '{"error":{"message":"slow down"}}'], "http_429", "rate limit"),
+        ([503, JSON, ""], "http_5xx", "loading"),
+        ([500, {}, "Internal Server Error"], "http_5xx", "log"),
+        ([307, {"location": f"https://h/v1?key={KEY}"}, ""], "http_3xx", "leads to"),
         (
             [200, {"content-type": "text/event-stream"}, 'data: {"error":{"message":"boom"}}\n\n'],
-            "error_event: boom",
+            "invalid_answer",
             "log",
         ),
-        ([200, {"content-type": "text/event-stream"}, ""], "empty", "log"),
-        ([200, JSON, "null"], "no_finish_reason", "log"),
+        ([200, {"content-type": "text/event-stream"}, ""], "invalid_answer", "log"),
+        ([200, JSON, "null"], "invalid_answer", "log"),
     ],
 )
-def test_answers_that_end_it(answer: list[Any], words: str, hint: str) -> None:
-    with pytest.raises(TargetUnusable, match=words) as caught:
+def test_answers_that_end_it(answer: list[Any], code: str, hint: str) -> None:
+    with refused(TargetUnusable, code) as caught:
         InMemory(healthy(short=answer, long=answer)).probe(model="mine", api_key=KEY)
     assert hint in caught.value.hint
     assert KEY not in f"{caught.value} {caught.value.hint}"
@@ -345,10 +346,10 @@ class Shaky(InMemory):
 def test_a_server_that_fails_now_and_then_is_asked_again() -> None:
     server = Shaky(healthy(), 3, 500)
     assert any("3 probing requests failed before" in warning for warning in server.probe(model="tiny").warnings)
-    with pytest.raises(TargetUnusable, match=" 500: "):
+    with refused(TargetUnusable, "http_5xx"):
         Shaky(healthy(), 8, 500).probe(model="tiny")
     assert any("1 probing requests failed" in warning for warning in Shaky(healthy(), 1, 429).probe().warnings)
-    with pytest.raises(TargetUnusable, match=" 429: "):
+    with refused(TargetUnusable, "http_429"):
         Shaky(healthy(), 8, 429).probe(model="tiny")
 
 
@@ -429,18 +430,18 @@ def test_direct_sends_what_it_was_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "code"),
     [
-        (b"", "closed the connection"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhe", "closed the connection"),
-        (b"\x15\x03\x01\x00\x02\x02\x46", "does not speak HTTP"),
-        (b"SSH-2.0-OpenSSH\r\n", "does not speak HTTP"),
-        (b"\0\0\x12\4\0\0\0\0\0", "speaks HTTP/2 and no HTTP/1.1"),
-        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (5 << 20), "more than 4 MiB"),
+        (b"", "reset"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhe", "reset"),
+        (b"\x15\x03\x01\x00\x02\x02\x46", "wrong_protocol"),
+        (b"SSH-2.0-OpenSSH\r\n", "wrong_protocol"),
+        (b"\0\0\x12\4\0\0\0\0\0", "wrong_protocol"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (5 << 20), "invalid_answer"),
     ],
 )
-def test_direct_says_what_is_wrong_with_an_answer(text: bytes, words: str) -> None:
-    with pytest.raises(TargetUnusable, match=words) as caught:
+def test_direct_says_what_is_wrong_with_an_answer(text: bytes, code: str) -> None:
+    with refused(TargetUnusable, code) as caught:
         ask(saying(text))
     assert caught.value.hint
 
@@ -449,7 +450,7 @@ def test_direct_does_not_wait_for_ever() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
-    with pytest.raises(TargetUnusable, match=r" 0\.05 s"):
+    with refused(TargetUnusable, "timeout"):
         ask(silent, timeout_s=0.05)
 
 
@@ -457,9 +458,9 @@ def test_nothing_there() -> None:
     async def run(url: str) -> None:
         await Fetcher(Target.parse(url)).connect()
 
-    with pytest.raises(TargetUnusable, match=r"127\.0\.0\.1:1"):
+    with refused(TargetUnusable, "connect"):
         asyncio.run(run("http://user:word@127.0.0.1:1/v1"))
-    with pytest.raises(TargetUnusable, match=r"nosuch\.invalid"):
+    with refused(TargetUnusable, "dns", where="nosuch.invalid"):
         asyncio.run(run("http://nosuch.invalid"))
 
 
@@ -481,7 +482,7 @@ def test_a_proxy_that_is_not_used_is_named_where_it_may_be_the_cause(
         monkeypatch.delenv(name.upper(), raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(TargetUnusable, match=r"127\.0\.0\.1:1") as caught:
+    with refused(TargetUnusable, "connect") as caught:
         asyncio.run(Fetcher(Target.parse("http://127.0.0.1:1")).connect())
     assert ("proxy" in caught.value.hint) is told
 
@@ -494,7 +495,7 @@ def test_tls_with_a_server_of_http_2_only() -> None:
     server_tls.set_alpn_protocols(["h2"])
     trusting.set_alpn_protocols(["http/1.1"])
     settings_frame = saying(b"\0\0\x12\4\0\0\0\0\0")
-    with pytest.raises(TargetUnusable, match=r"speaks HTTP/2 and no HTTP/1\.1"):
+    with refused(TargetUnusable, "wrong_protocol"):
         ask(settings_frame, "https://127.0.0.1", server_tls, tls=trusting)
 
 
@@ -503,13 +504,13 @@ def test_tls() -> None:
     server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(server_tls)
     hello = saying(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
-    with pytest.raises(TargetUnusable, match=r"certificate of .* is not trusted") as caught:
+    with refused(TargetUnusable, "tls") as caught:
         ask(hello, "https://127.0.0.1", server_tls)
     assert "--cacert" in caught.value.hint
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
     assert ask(hello, "https://127.0.0.1", server_tls, tls=trusting).body == b"hi"
-    with pytest.raises(TargetUnusable, match="TLS with") as caught:
+    with refused(TargetUnusable, "tls") as caught:
         ask(saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "https://127.0.0.1", tls=trusting)
     assert "http://" in caught.value.hint
 
@@ -527,6 +528,6 @@ def test_the_embedded_endpoint() -> None:
         assert found.tokens_per_event is not None
         assert found.tokens_per_event > 2
         assert found.rtt_ms > 0
-        with pytest.raises(TargetUnusable, match="temperatur") as caught:
+        with refused(TargetUnusable, "http_4xx") as caught:
             asyncio.run(run(endpoint.url, extra_body={"temperatur": 0}))
         assert "--extra-body" in caught.value.hint

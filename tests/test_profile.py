@@ -13,6 +13,7 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
+from refusals import refused
 
 import loadgen
 from loadgen import units
@@ -46,7 +47,7 @@ def test_a_part_of_the_load_is_named_and_may_be_cut_short() -> None:
     assert profiler.span(profiler.asked("steady"), STAGES) == (5, None)
     assert profiler.span(profiler.asked("a"), STAGES) == (5, 9)
     assert profiler.span(profiler.asked("b:3s"), STAGES) == (9, 9 + 3 * 10**9)
-    with pytest.raises(UserError, match=r"'c'(.|\n)*--> --profile c"):
+    with refused(UserError, "unknown_name", "--profile"):
         profiler.span(profiler.asked("c"), STAGES)
     with pytest.raises(units.Wrong):
         profiler.asked(":3s")
@@ -84,12 +85,12 @@ def test_it_is_never_left_running_after_an_abort(tmp_path: Path, end: signal.Sig
 
 @pytest.mark.processes
 def test_a_server_without_one_is_refused_before_the_load(tmp_path: Path) -> None:
-    with pytest.raises(Fault, match="--> --profile"):
+    with refused(Fault, "unsupported", "--profile"):
         loadgen.run(WORKLOAD, embedded={"dialect": "openai"}, profile="steady", out=tmp_path / "a")
-    with embedded.start(Options(dialect="openai")) as server, pytest.raises(Fault, match="/start_profile"):
+    with embedded.start(Options(dialect="openai")) as server, refused(Fault, "unsupported"):
         loadgen.run(
             WORKLOAD, url=server.url, server="vllm", extra_body={"ignore_eos": None, "min_tokens": None},
             profile="steady", out=tmp_path / "b",
         )  # fmt: skip
-    with pytest.raises(Fault, match="--> --profile"):
+    with refused(Fault, "unsupported", "--profile"):
         loadgen.run(WORKLOAD, url="sim:gb300-vm", profile="steady", out=tmp_path / "c")

@@ -27,6 +27,7 @@ from loadgen_sdk import (
     WrongUse,
     latest_measurement,
 )
+from refusals import refused
 
 from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
@@ -58,7 +59,7 @@ def test_the_probe_waits_as_long_as_a_call_may() -> None:
     """A server that accepts connections, and one that lists its models, and neither generates."""
 
     async def go(url: str) -> None:
-        with pytest.raises(TargetUnusable, match=r" 0\.2 s"):
+        with refused(TargetUnusable, "timeout"):
             await Client(url, timeout_s=0.2).complete("Hi")
 
     models = answer({"data": [{"id": "m"}]})
@@ -215,11 +216,11 @@ def test_the_blocking_face_raises_as_the_other_one() -> None:
     with serving(BUSY) as server, BlockingClient(server.url, **KNOWN) as client:
         with pytest.raises(RequestFailed, match=r"^http_429: slow"):
             list(client.stream("Hi"))
-        with pytest.raises(WrongUse, match=" int"):
+        with refused(WrongUse, "wrong_type"):
             client.complete(3)  # type: ignore[arg-type]
-    with pytest.raises(TargetUnusable), BlockingClient("http://127.0.0.1:9"):
+    with refused(TargetUnusable, "connect"), BlockingClient("http://127.0.0.1:9"):
         pass
-    with pytest.raises(TargetUnusable, match=r"'127\.0\.0\.1:9'"):
+    with refused(TargetUnusable, "invalid_url"):
         BlockingClient("127.0.0.1:9")
 
 
@@ -234,15 +235,15 @@ def test_a_blocking_client_inside_a_loop_is_warned_of() -> None:
 
 
 def test_what_cannot_be_is_said() -> None:
-    with pytest.raises(WrongUse, match="lives in an event loop, and none is running"):
+    with refused(WrongUse, "event_loop"):
         Client("http://127.0.0.1:9", **KNOWN)
 
     async def go() -> None:
-        with pytest.raises(WrongUse, match="'x'"):
+        with refused(WrongUse, "unknown_name"):
             Client("http://127.0.0.1:9", server="x")
-        with pytest.raises(WrongUse, match=r"throttle .* int"):
+        with refused(WrongUse, "wrong_type"):
             Client("http://127.0.0.1:9", throttle=3)  # type: ignore[arg-type]
-        with pytest.raises(TargetUnusable, match=r"127\.0\.0\.1:9"):
+        with refused(TargetUnusable, "connect"):
             await Client("http://127.0.0.1:9").open()
         told: Told = []
         with pytest.raises(TargetUnusable):

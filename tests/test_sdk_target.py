@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.transport.target import Target, header_secrets, redact
+from refusals import refused
 
 AZURE = "https://me.openai.azure.com"
 
@@ -89,30 +90,30 @@ def test_azure_lists_models_beside_its_deployments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "word"),
+    "url",
     [
-        ("", "empty"),
-        ("host:8000", "scheme"),
-        ("localhost", "scheme"),
-        ("ftp://host", "ftp"),
-        ("http+unix://%2Frun%2Fvllm.sock", "unix"),
-        ("http://", "no host"),
-        ("http://:8000", "no host"),
-        ("http:///v1", "no host"),
-        ("http://a b", "space"),
-        ("http://host:80x", "host and port"),
-        ("http://host:99999", "host and port"),
-        ("http://host:0", "port 0"),
-        ("http://[::1", "host and port"),
-        ("http://host\\v1", "backslash"),
-        ("http://host/\r\nX: y", "control character"),
-        ("http://host/#frag", "#"),
-        ("http://user:pa/ss@host", "@"),
-        ("http://user?pass@host", "@"),
+        "",
+        "host:8000",
+        "localhost",
+        "ftp://host",
+        "http+unix://%2Frun%2Fvllm.sock",
+        "http://",
+        "http://:8000",
+        "http:///v1",
+        "http://a b",
+        "http://host:80x",
+        "http://host:99999",
+        "http://host:0",
+        "http://[::1",
+        "http://host\\v1",
+        "http://host/\r\nX: y",
+        "http://host/#frag",
+        "http://user:pa/ss@host",
+        "http://user?pass@host",
     ],
 )
-def test_bad_urls_are_named(url: str, word: str) -> None:
-    with pytest.raises(TargetUnusable, match=word) as caught:
+def test_bad_urls_are_named(url: str) -> None:
+    with refused(TargetUnusable, "invalid_url") as caught:
         Target.parse(url)
     assert caught.value.hint
 

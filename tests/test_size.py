@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 
 from loadgen.cli import parser
 from loadgen.cli.size import _searched
@@ -92,10 +93,10 @@ def test_an_api_by_the_token_has_a_price_and_no_machines() -> None:
 def test_a_published_rate_is_an_estimate_that_needs_the_length_of_an_answer() -> None:
     source = published_rate("X", 944_902.0, gpus=72, output_tokens=1200, workload="rag", said_by="MLPerf")
     assert source.rate == RateInterval(mid=944_902 / 1200)
-    with pytest.raises(UserError, match="--> --answer"):
+    with refused(UserError, "no_figure", "--answer"):
         size(source, Need(users=10, think_s=30), gpus_per_machine=4, price=None, evidence=None)
     assert size(source, Need(users=10, answer_s=20), gpus_per_machine=4, price=None, evidence=None).machines == 2
-    with pytest.raises(UserError, match=r"X (.|\n)*--> published"):
+    with refused(UserError, "no_figure"):
         published_rate("X", None, gpus=72, output_tokens=1200, workload="rag", said_by="MLPerf")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import refused
 from test_traces import bailian, captured, mooncake, otlp, shape, span, subagent, tracelab, weka
 
 from loadgen.errors import Fault, Faults
@@ -162,19 +163,16 @@ def test_a_recording_server_hears_a_session_in_its_order(tmp_path: Path) -> None
 
 def test_what_the_trace_does_not_say_is_not_made_up(tmp_path: Path) -> None:
     silent = written(tmp_path, [weka("a", call(0, None, 130, 5, 1), call(3, None, 140, 5, 1))])
-    with pytest.raises((Fault, Faults)) as raised:
+    with refused((Fault, Faults), "unsupported") as raised:
         sessions(silent)
-    assert "does not say when answers ended" in str(raised.value) and "--trace-replay instants" in str(raised.value)
+    assert "--trace-replay instants" in str(raised.value)
     chats = written(tmp_path, [bailian(1, -1, 0.0, 30, 9), bailian(3, 1, 61.5, 60, 8)], "chats.jsonl")
-    with pytest.raises((Fault, Faults)) as raised:
+    with refused((Fault, Faults), "unsupported"):
         sessions(chats)
-    assert "1 of its 1 sessions" in str(raised.value)
-    with pytest.raises(Faults) as several:
+    with refused(Faults, "no_effect", "--trace-replay"):
         load("qa", read_flags(trace_replay="sessions"))
-    assert "no trace is replayed" in str(several.value)
-    with pytest.raises(Faults) as several:
+    with refused(Faults, "invalid_value", "--trace-speed"):
         sessions(silent, trace_speed="x")
-    assert "--trace-speed" in str(several.value)
 
 
 def test_sessions_begin_by_any_law_and_a_class_of_them_is_refused(tmp_path: Path) -> None:
@@ -191,9 +189,8 @@ def test_sessions_begin_by_any_law_and_a_class_of_them_is_refused(tmp_path: Path
         "name: m\nclasses: {a: {weight: 1, requests: {trace: trace.jsonl, replay: sessions}}}\n"
         "stages: [{arrival: {poisson: 2/s}, count: 6}]\n"
     )
-    with pytest.raises(Faults) as raised:
+    with refused(Faults, "unsupported", "classes.a.requests"):
         load(str(tmp_path / "m.yaml"))
-    assert "one class of several" in str(raised.value)
 
 
 def test_a_recipe_of_instants_is_what_it_was(tmp_path: Path) -> None:

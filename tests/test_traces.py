@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.requests import tokenizer as tokens
@@ -209,17 +210,21 @@ def test_tables_in_parquet(tmp_path: Path) -> None:
     times = [1.0, 2.0, 3.0, 4.0, 0.5, 6.0]
     with pytest.raises(Faults) as found:
         traces.read_trace(parquet(tmp_path / "bad", timestamp=times, **bad))
-    text = str(found.value)
-    assert "row 2" in text and "row 3" in text and "row 4" in text and "row 5" in text and "goes back by 0.5 s" in text
+    assert [(fault.where.partition(", row ")[2], fault.code, fault.key) for fault in found.value.faults] == [
+        ("2", "invalid_value", "input_length"),
+        ("3", "invalid_value", "output_length"),
+        ("4", "invalid_value", "input_length"),
+        ("5", "unordered", "timestamp"),
+    ]
     kept = traces.read_trace(tmp_path / "bad", skip_bad=True)
     assert (kept.due_ns.tolist(), kept.bad_rows) == ([0, 5 * S], 4)
     assert "row 2: input_length is missing" in kept.first_bad
-    with pytest.raises(Fault, match="a, b"):
+    with refused(Fault, "wrong_format"):
         traces.read_trace(parquet(tmp_path / "o", a=[1], b=[2]))
-    with pytest.raises(Fault, match=r"timestamp .*string"):
+    with refused(Fault, "wrong_type", "timestamp"):
         traces.read_trace(parquet(tmp_path / "t", timestamp=["a"], input_length=[1], output_length=[1]))
     (tmp_path / "cut").write_bytes((tmp_path / "s").read_bytes()[:-20])
-    with pytest.raises(Fault, match="cut short or damaged"):
+    with refused(Fault, "damaged_file"):
         traces.read_trace(tmp_path / "cut")
 
 
@@ -235,7 +240,7 @@ def test_compressed_files_and_such_as_are_cut_short(compression: str, tmp_path: 
         stream.write(plain.read_bytes())
     assert traces.read_trace(packed).input_tokens.tolist() == traces.read_trace(plain).input_tokens.tolist()
     packed.write_bytes(packed.read_bytes()[:-100])
-    with pytest.raises(Fault, match=f"the {compression} file is cut short or damaged") as found:
+    with refused(Fault, "damaged_file") as found:
         traces.read_trace(packed)
     assert "t.packed" in str(found.value) and "copy it again" in str(found.value)
 
@@ -245,7 +250,7 @@ def test_a_compressed_line_is_read_to_a_bound(tmp_path: Path) -> None:
     with trace_files.opened(tmp_path / "t.jsonl.gz", longest=1_000_000) as lines:
         assert [number for number, _ in lines] == [1, 2]
     with (
-        pytest.raises(UserError, match=r"more than 1,000 characters(.|\n)*t\.jsonl\.gz:2"),
+        refused(UserError, "too_large", where="t.jsonl.gz:2"),
         trace_files.opened(tmp_path / "t.jsonl.gz", longest=1_000) as lines,
     ):
         list(lines)
@@ -270,16 +275,19 @@ def test_bad_rows_are_left_out_and_counted_where_asked(tmp_path: Path) -> None:
     path = written(tmp_path / "t", *rows)
     with pytest.raises(Faults) as found:
         traces.read_trace(path)
-    text = str(found.value)
-    assert [f"{path}:{line}\n" in text + "\n" for line in (2, 3, 4, 5)] == [True] * 4, text
-    assert "the time goes back by" in text and "4,630 days from that of the first row" in text
+    assert [(fault.where, fault.code) for fault in found.value.faults] == [
+        (f"{path}:2", "invalid_value"),
+        (f"{path}:3", "invalid_syntax"),
+        (f"{path}:4", "unordered"),
+        (f"{path}:5", "out_of_range"),
+    ]
     trace = traces.read_trace(path, skip_bad=True)
     assert (trace.due_ns.tolist(), trace.bad_rows) == ([0, 8 * MS], 4)
     notes = TracePrompts(trace, 1, 2, tokens.load_tokenizer(None)).warnings(2)
     assert any(
         f"4 bad rows of the trace are left out, the first {path}:2: input_length is -5" in note for note in notes
     )
-    with pytest.raises(Fault, match="1 bad row"):
+    with refused(Fault, "empty_file"):
         traces.read_trace(written(tmp_path / "u", mooncake(1, -5, 1)), skip_bad=True)
 
 
@@ -324,53 +332,51 @@ def test_many_rows_at_once_are_the_same_rows(rows: list[dict[str, Any]]) -> None
 
 
 @pytest.mark.parametrize(
-    ("rows", "words"),
+    ("rows", "code", "key", "line"),
     [
-        (["", "  "], "no requests in the trace"),
-        ([mooncake(0, 5, 0)], "1 row without an answer"),
-        ([{"prompt": "Hello"}], "(?s)these are prompts, not a trace.*--dataset"),
-        ([{"a": 1}], "(?s)not a trace that is known here.*Mooncake"),
-        (["a,b", "1,2"], "not a trace that is known here"),
-        ([mooncake(5, 5, 1), mooncake(3, 5, 1)], "(?s)the time goes back by 0.002 s.*:2.*--on-bad-row skip"),
-        (["Timestamp,Request tokens,Response tokens", "5,5,1", "4,5,1"], "(?s)the time goes back by 1 s.*:3"),
-        ([weka("a", call(0, 0, 5))], "(?s)in is 0.*:1"),
-        ([{"requests": 3, "block_size": 64}], "requests is 3"),
-        ([{"requests": [], "block_size": 0}], "block_size is 0"),
-        ([{**weka("a"), "hash_id_scope": "global"}], 'hash_id_scope is "global"'),
-        ([{**tracelab("a", 1, 0, 5, 1), "timing_events": []}], "timing_events has no instant"),
-        ([tracelab("a", 1, 0, 5, 1), tracelab("a", 1, -3, 5, 1)], "(?s)prefix_tokens is -3.*:2"),
-        ([otlp(span(EPOCH, -4, 1))], "gen_ai.usage.input_tokens is -4"),
-        ([otlp({"name": "GET /"})], "no requests in the trace"),
-        ([captured(3, 4, 5, usage=False)], "(?s)the captured answer has no usage.*streamed answers"),
-        ([{"captureData": {}}], "captureData has no endpointOutput.data"),
-        ([mooncake(0, 5, 1), "{broken"], "(?s)not JSON.*:2"),
-        ([mooncake(0, 5, 1), [1]], "(?s)not a JSON object.*:2"),
-        ([mooncake(0, 5, 1), mooncake("soon", 5, 1)], '(?s)timestamp is "soon".*:2'),  # type: ignore[arg-type]
-        ([mooncake(0, 0, 1)], "(?s)input_length is 0.*:1"),
-        ([mooncake(0, 5, 1), mooncake(1, 5, 1.5)], "output_length is 1.5"),  # type: ignore[arg-type]
-        ([mooncake(0, 5, 1), {**mooncake(1, 5, 1), "hash_ids": "x"}], 'hash_ids is "x"'),
-        (["TIMESTAMP,ContextTokens,GeneratedTokens", "yesterday,1,2"], "(?s)timestamp is 'yesterday'.*:2"),
-        (["timestamp,input_length,output_length", "1,2"], "(?s)2 fields, the first line names 3.*:2"),
-        (["timestamp,input_length,output_length", "nan,2,3"], 'timestamp is "nan"'),
-        (["timestamp,input_length,output_length", "1,2,3.5"], "output_length is 3.5"),
+        (["", "  "], "empty_file", "", ""),
+        ([mooncake(0, 5, 0)], "empty_file", "", ""),
+        ([{"prompt": "Hello"}], "wrong_format", "", ":1"),
+        ([{"a": 1}], "wrong_format", "", ":1"),
+        (["a,b", "1,2"], "wrong_format", "", ":1"),
+        ([mooncake(5, 5, 1), mooncake(3, 5, 1)], "unordered", "", ":2"),
+        (["Timestamp,Request tokens,Response tokens", "5,5,1", "4,5,1"], "unordered", "", ":3"),
+        ([weka("a", call(0, 0, 5))], "invalid_value", "in", ":1"),
+        ([{"requests": 3, "block_size": 64}], "wrong_type", "requests", ":1"),
+        ([{"requests": [], "block_size": 0}], "invalid_value", "block_size", ":1"),
+        ([{**weka("a"), "hash_id_scope": "global"}], "unsupported", "hash_id_scope", ":1"),
+        ([{**tracelab("a", 1, 0, 5, 1), "timing_events": []}], "missing_value", "timing_events", ":1"),
+        ([tracelab("a", 1, 0, 5, 1), tracelab("a", 1, -3, 5, 1)], "invalid_value", "prefix_tokens", ":2"),
+        ([otlp(span(EPOCH, -4, 1))], "invalid_value", "gen_ai.usage.input_tokens", ":1"),
+        ([otlp({"name": "GET /"})], "empty_file", "", ""),
+        ([captured(3, 4, 5, usage=False)], "missing_key", "usage", ":1"),
+        ([{"captureData": {}}], "missing_key", "endpointOutput.data", ":1"),
+        ([mooncake(0, 5, 1), "{broken"], "invalid_syntax", "", ":2"),
+        ([mooncake(0, 5, 1), [1]], "wrong_type", "", ":2"),
+        ([mooncake(0, 5, 1), mooncake("soon", 5, 1)], "invalid_value", "timestamp", ":2"),  # type: ignore[arg-type]
+        ([mooncake(0, 0, 1)], "invalid_value", "input_length", ":1"),
+        ([mooncake(0, 5, 1), mooncake(1, 5, 1.5)], "invalid_value", "output_length", ":2"),  # type: ignore[arg-type]
+        ([mooncake(0, 5, 1), {**mooncake(1, 5, 1), "hash_ids": "x"}], "wrong_type", "hash_ids", ":2"),
+        (["TIMESTAMP,ContextTokens,GeneratedTokens", "yesterday,1,2"], "invalid_value", "timestamp", ":2"),
+        (["timestamp,input_length,output_length", "1,2"], "missing_value", "", ":2"),
+        (["timestamp,input_length,output_length", "nan,2,3"], "invalid_value", "timestamp", ":2"),
+        (["timestamp,input_length,output_length", "1,2,3.5"], "invalid_value", "output_length", ":2"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(rows: list[Any], words: str, tmp_path: Path) -> None:
-    import re
-
-    with pytest.raises((Fault, Faults)) as found:
-        traces.read_trace(written(tmp_path / "t", *rows))
-    assert re.search(words, str(found.value)), str(found.value)
+def test_what_is_wrong_is_said_with_its_line(rows: list[Any], code: str, key: str, line: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "t", *rows)
+    with refused((Fault, Faults), code, key, f"{path}{line}"):
+        traces.read_trace(path)
 
 
 def test_all_faults_up_to_a_point(tmp_path: Path) -> None:
     with pytest.raises(Faults) as found:
         traces.read_trace(written(tmp_path / "t", mooncake(0, 5, 1), *(mooncake(1, 0, 1) for _ in range(50))))
-    assert len(found.value.faults) == 21 and "stopped after 20" in str(found.value)
-    with pytest.raises(Fault, match="cannot read"):
+    assert len(found.value.faults) == 21 and found.value.faults[-1].code == "more_faults"
+    with refused(Fault, "missing_file"):
         traces.read_trace(tmp_path / "nowhere")
     (tmp_path / "latin").write_bytes(b"{\xff}")
-    with pytest.raises(Fault, match="not a text file"):
+    with refused(Fault, "wrong_encoding"):
         traces.read_trace(tmp_path / "latin")
 
 
@@ -436,12 +442,10 @@ def test_a_trace_under_flags_and_in_a_file(tmp_path: Path) -> None:
     assert [stage.arrival.tag for stage in warm.stages] == ["poisson", "trace"]
     promised = of_trace(tmp_path / "t.jsonl", read_flags(), "qa")
     assert promised.slo is not None and promised.name == "qa" and promised.stages[0].count == 11
-    with pytest.raises(Faults) as found:
+    with refused(Faults, "conflict", "--input-tokens"):
         of_trace(tmp_path / "t.jsonl", read_flags(input_tokens=5))
-    assert "the lengths are those of the trace" in str(found.value)
-    with pytest.raises(Faults) as found:
+    with refused(Faults, "invalid_syntax", where="bad.jsonl:2"):
         of_trace(written(tmp_path / "bad.jsonl", mooncake(0, 5, 1), "{"))
-    assert "bad.jsonl:2" in str(found.value)
 
 
 def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
@@ -461,17 +465,15 @@ def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
     assert recipe_fingerprint(workload, "server") != recipe_fingerprint(of_trace(path), "server")
     again = of_trace(path, read_flags(trace_slice="0.3..0.6"), "qa")
     assert again.stages[0].count == 3
-    for flags, words in (
-        ({"trace_slice": "5m.."}, "no requests in this part of the trace, which is 1.0 s long"),
-        ({"trace_speed": 2, "request_rate": 5}, "the arrivals are not those of a trace"),
-        ({"trace_loop": 1_000_000, "num_requests": 10**9}, "1,000,000,000 requests to plan"),
+    for flags, code in (
+        ({"trace_slice": "5m.."}, "empty_file"),
+        ({"trace_speed": 2, "request_rate": 5}, "no_effect"),
+        ({"trace_loop": 1_000_000, "num_requests": 10**9}, "too_large"),
     ):
-        with pytest.raises((Fault, Faults)) as found:
+        with refused((Fault, Faults), code):
             of_trace(path, read_flags(**flags))
-        assert words in str(found.value)
-    with pytest.raises(Faults) as without:
+    with refused(Faults, "no_effect", "--on-bad-row"):
         load("qa", read_flags(on_bad_row="skip"))
-    assert "no trace is replayed" in str(without.value)
     file = tmp_path / "w.yaml"
     file.write_text(
         "name: w\nrequests: {trace: t.jsonl, slice: 300ms..600ms, on_bad_row: skip}\n"
@@ -479,9 +481,8 @@ def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
     )
     assert len(arrivals.build(load(str(file)), 1).columns().due_ns) == 6
     file.write_text(file.read_text().replace("300ms..600ms", "600ms"))
-    with pytest.raises(Faults) as wrong:
+    with refused(Faults, "invalid_value", where="w.yaml:2"):
         load(str(file))
-    assert "is no part of a time" in str(wrong.value) and "w.yaml:2" in str(wrong.value)
 
 
 @given(

@@ -92,12 +92,9 @@ def refuse_other_tokenizer(endpoint: Settings, other: Settings, questions: Seque
         for one in (endpoint, other)
     )
     if of_one is not None and of_other is not None and of_one != of_other:
-        raise UserError(
-            "mismatch",
-            f"prompts are token ids, and the tokenizers differ: one text is {of_one} tokens here, {of_other} there",
-            f"{shown(endpoint)} and {shown(other)}",
-            "give the prompts as texts: the ids of one tokenizer are other words in another",
-        )
+        what = f"prompts are token ids, and the tokenizers differ: one text is {of_one} tokens here, {of_other} there"
+        hint = "give the prompts as texts: the ids of one tokenizer are other words in another"
+        raise UserError("mismatch", what, f"{shown(endpoint)} and {shown(other)}", hint)
 
 
 def unequal_tokens(first: Asked, second: Asked) -> str:

@@ -11,7 +11,7 @@ import re
 from functools import cache
 from typing import Any
 
-from loadgen.errors import UserError
+from loadgen.errors import not_installed
 
 ROUGE = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 NAMES = ROUGE | {
@@ -36,13 +36,8 @@ def _rouge() -> Any:
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
-        raise UserError(
-            "not_installed",
-            "references are scored with the package rouge_score",
-            "loadgen answers",
-            _INSTALL,
-            key="rouge_score",
-        ) from None
+        what = "references are scored with the package rouge_score"
+        raise not_installed(what, "rouge_score", "loadgen answers", "answers") from None
     return RougeScorer(list(ROUGE), use_stemmer=True)
 
 
@@ -50,17 +45,9 @@ def _edit_similarity(a: str, b: str) -> float:
     try:
         from rapidfuzz.distance import Levenshtein
     except ImportError:
-        raise UserError(
-            "not_installed",
-            "answers are compared with the package rapidfuzz",
-            "loadgen answers",
-            _INSTALL,
-            key="rapidfuzz",
-        ) from None
+        what = "answers are compared with the package rapidfuzz"
+        raise not_installed(what, "rapidfuzz", "loadgen answers", "answers") from None
     return float(Levenshtein.normalized_similarity(a, b))
-
-
-_INSTALL = "pip install 'loadgen[answers]'"
 
 
 def against_reference(

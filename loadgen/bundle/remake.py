@@ -71,12 +71,8 @@ def kind_of(folder: Path) -> str:
     if run_folder.runs_in(folder):
         return "runs"
     what = "no result of loadgen in this folder" if folder.is_dir() else "no such folder"
-    raise UserError(
-        "no_result" if folder.is_dir() else "missing_file",
-        what,
-        str(folder),
-        "give the folder that run, sweep, search, validate or mlperf has named",
-    )
+    hint = "give the folder that run, sweep, search, validate or mlperf has named"
+    raise UserError("no_result" if folder.is_dir() else "missing_file", what, str(folder), hint)
 
 
 def is_kept(file: PurePosixPath) -> bool:

@@ -101,16 +101,14 @@ def bundle(folder: Path, out: Path, *, key: Path | None = None, content: bool = 
         raise UserError(
             "file_exists", "this file exists", f"--out {out}", "give another name: evidence is not written over"
         )
-    left_out = {
-        file.relative_to(folder).as_posix(): why
-        for file in sorted(folder.rglob("*"))
-        if file.is_file() and (why := _left_out(file, kind, content))
-    }
-    files: dict[str, Path | bytes] = {
-        f"{RESULT}/{name}": file
-        for file in sorted(folder.rglob("*"))
-        if file.is_file() and (name := file.relative_to(folder).as_posix()) not in left_out
-    }
+    files: dict[str, Path | bytes] = {}
+    left_out: dict[str, str] = {}
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = file.relative_to(folder).as_posix()
+        if why := _left_out(file, kind, content):
+            left_out[name] = why
+        else:
+            files[f"{RESULT}/{name}"] = file
     manifest = Manifest(
         kind=kind,
         name=folder.resolve().name,

@@ -124,12 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def call() -> int:
         if sys.platform == "win32":
-            raise UserError(
-                "wrong_platform",
-                "loadgen takes Linux (or macOS, to read what is stored)",
-                "",
-                "use it in WSL2 or a container",
-            )
+            hint = "use it in WSL2 or a container"
+            raise UserError("wrong_platform", "loadgen takes Linux (or macOS, to read what is stored)", "", hint)
         try:
             typed = sys.argv[1:] if arguments is None else list(arguments)
             code = parser()(spread(typed), standalone_mode=False, obj=typed)

@@ -75,12 +75,8 @@ def compare(
     folder = _folder(kept, name)
     if not folder.is_dir():
         known = ", ".join(sorted(path.name for path in kept.glob("*/"))) or "none"
-        raise UserError(
-            "unknown_name",
-            f'no baseline is called "{name}"',
-            str(kept),
-            f"known: {known}; loadgen baseline save NAME DIR",
-        )
+        hint = f"known: {known}; loadgen baseline save NAME DIR"
+        raise UserError("unknown_name", f'no baseline is called "{name}"', str(kept), hint)
     return compare_results(
         [folder, *results],
         fail_on=fail_on,

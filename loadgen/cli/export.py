@@ -54,12 +54,8 @@ def export(
         print(f"written to {form}: {where}", file=sys.stderr)
         return OK
     if is_run(folder) and not store.has_rows(folder):
-        raise UserError(
-            "no_records",
-            "only the summary of this run was kept, not its records",
-            str(folder),
-            "export a run with records",
-        )
+        hint = "export a run with records"
+        raise UserError("no_records", "only the summary of this run was kept, not its records", str(folder), hint)
     stored = store.read_run(folder)
     if form == "csv":
         data = _csv(to_table(stored.rows, stored.texts))

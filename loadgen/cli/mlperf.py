@@ -382,12 +382,8 @@ def _measured_rate(load: _Load, folder: Path, lanes: int | None) -> float | None
             return None
         rate_and_length = mlperf_run.offline_rate(trial_folder)
         if rate_and_length is None:
-            raise UserError(
-                "no_figure",
-                "the trial pass completed nothing",
-                str(trial_folder),
-                "give --target-qps: expected samples/s",
-            )
+            hint = "give --target-qps: expected samples/s"
+            raise UserError("no_figure", "the trial pass completed nothing", str(trial_folder), hint)
         qps, length_s = rate_and_length
         say(f"expected: {qps:,.4g} samples/s, from {length_s:,.3g} s in {trial_folder}")
         if length_s >= length_ns / 10e9:

@@ -236,12 +236,9 @@ def typed_again(before: Sequence[str], now: Sequence[str]) -> list[str]:
         elif not equals and name not in switches:
             next(rest)
     if hidden := next((flag for flag, word in pairwise(kept) if "***" in word), None):
-        raise UserError(
-            "missing_option",
-            "the command that is gone on with had a secret, which is not stored",
-            hidden,
-            "give it again",
-        )
+        what = "the command that is gone on with had a secret, which is not stored"
+        hint = "give it again"
+        raise UserError("missing_option", what, hidden, hint)
     return [*kept, *now[1:]]
 
 

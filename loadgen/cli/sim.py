@@ -88,12 +88,8 @@ def _faults_text(path: str) -> str:
         with open(path, encoding="utf-8") as file:
             shares = yaml.safe_load(file)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(
-            of_reading(error, "invalid_syntax"),
-            f"cannot read the faults: {error}",
-            path,
-            "a YAML mapping such as {truncate: 0.05}",
-        ) from None
+        hint = "a YAML mapping such as {truncate: 0.05}"
+        raise UserError(of_reading(error, "invalid_syntax"), f"cannot read the faults: {error}", path, hint) from None
     if not isinstance(shares, dict):
         raise UserError(
             "wrong_type", "not a mapping from fault to share", path, "for example {truncate: 0.05, http_429@2s: 0.1}"

@@ -142,12 +142,9 @@ def _need(
     from loadgen.cost.sizing import Need
 
     if (users is None) == (rate is None):
-        raise UserError(
-            "missing_option" if users is None else "conflict",
-            "users or a rate, one of the two",
-            "--users, --rate",
-            "like --users 5000, or --rate 50",
-        )
+        what = "users or a rate, one of the two"
+        hint = "like --users 5000, or --rate 50"
+        raise UserError("missing_option" if users is None else "conflict", what, "--users, --rate", hint)
     per_s = typed("--rate", rate, partial(units.rate_per_s, bare=True))
     if per_s is not None and not 0 < per_s < float("inf"):
         raise UserError("invalid_value", f'"{rate}" is not a load to carry', "--rate", "like 50 or 600/min")
@@ -169,12 +166,8 @@ def _chosen(texts: Sequence[str], sources: Sequence[str]) -> dict[str, str]:
         if not equals and len(sources) == 1:
             source, name = sources[0], text
         if source not in sources or not name:
-            raise UserError(
-                "invalid_value",
-                f'"{text}" is not SOURCE=NAME',
-                "--price",
-                meant(source, sources) or "a source as it was given",
-            )
+            hint = meant(source, sources) or "a source as it was given"
+            raise UserError("invalid_value", f'"{text}" is not SOURCE=NAME', "--price", hint)
         chosen[source] = name
     return chosen
 

@@ -43,12 +43,8 @@ def ui(
     from loadgen.cost import price_file
 
     if not folder.is_dir():
-        raise UserError(
-            "missing_file",
-            "no such folder",
-            str(folder),
-            "the folder that runs are in: -o of loadgen run, else results/",
-        )
+        hint = "the folder that runs are in: -o of loadgen run, else results/"
+        raise UserError("missing_file", "no such folder", str(folder), hint)
     book = None if prices is None else price_file.load_prices(prices, accept_sample=False, currency=currency)
     try:
         server = Server(folder, port, book)

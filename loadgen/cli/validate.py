@@ -90,12 +90,8 @@ def validate(
     if contract is None and extend is not None:
         return given.call(typed_again(stored.command_of(extend), given.arguments))
     if contract is None:
-        raise UserError(
-            "missing_option",
-            "no contract",
-            "loadgen validate",
-            f"a file, a folder, or: {', '.join(packaged('contracts'))}",
-        )
+        hint = f"a file, a folder, or: {', '.join(packaged('contracts'))}"
+        raise UserError("missing_option", "no contract", "loadgen validate", hint)
     if contract.is_dir():
         result = stored.again(contract)
         print_answer(result, text(result), as_json=as_json)
@@ -133,19 +129,11 @@ def validate(
         _check_values(checked_contract, settings)
     asked = checked_contract.contract.answers
     if asked is None and against is not None:
-        raise UserError(
-            "no_effect",
-            "this contract asks nothing about answers",
-            "--against",
-            "answers: {dataset: FILE, must: [...]}",
-        )
+        hint = "answers: {dataset: FILE, must: [...]}"
+        raise UserError("no_effect", "this contract asks nothing about answers", "--against", hint)
     if asked is not None and settings.virtual and not dry_run:
-        raise UserError(
-            "unsupported",
-            "a simulation in virtual time gives no answers",
-            "--url",
-            "leave it out for the embedded endpoint",
-        )
+        hint = "leave it out for the embedded endpoint"
+        raise UserError("unsupported", "a simulation in virtual time gives no answers", "--url", hint)
     other = None
     if asked is not None:
         model = against_model or asked.against_model

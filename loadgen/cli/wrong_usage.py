@@ -30,5 +30,5 @@ def fault_of(error: Any) -> UserError:
         command = f"{command} {name}"
     if flag:  # its value is missing
         return UserError("missing_value", f"{flag} needs a value", flag, "loadgen COMMAND --help says which")
-    said = str(error.message)
+    said = str(error.message).removeprefix("Value error, ")  # of the parser's own checks
     return UserError("invalid_value", said[:1].lower() + said[1:].rstrip("."), command, f"see {help_of_it}")

@@ -92,12 +92,8 @@ def _parse(text: str) -> Condition:
     number = float(digits) * (-1 if sign == "-" else 1)
     if unit in _MS:
         if known_metric.unit != "ms":
-            raise UserError(
-                "invalid_value",
-                f"{path} is no time",
-                where,
-                f"write the limit in {known_metric.unit or 'its own unit'}",
-            )
+            hint = f"write the limit in {known_metric.unit or 'its own unit'}"
+            raise UserError("invalid_value", f"{path} is no time", where, hint)
         number *= _MS[unit]
     if unit == "%":
         if not sign and path not in SHARES:

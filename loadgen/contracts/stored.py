@@ -89,7 +89,10 @@ def again(folder: Path) -> Validation:
     changed = verify(folder)
     if changed:
         raise Faults(
-            [UserError("changed_file", what, str(folder / name), _USE_ORIGINAL) for name, what in changed.items()]
+            [
+                UserError("missing_file" if what == "gone" else "changed_file", what, str(folder / name), _USE_ORIGINAL)
+                for name, what in changed.items()
+            ]
         )
     return judge(folder, *read(folder))
 

@@ -99,12 +99,8 @@ def parse_log(summary: str, detail: str = "", where: str = "") -> LoadGenLog:
             fields.setdefault(label, value)
     parameters = {match[1]: match[2] for match in map(_LINE.match, parameters_text.splitlines()) if match is not None}
     if "Result is" not in fields:
-        raise UserError(
-            "damaged_file",
-            "a LoadGen summary that was cut off: it has no result",
-            where,
-            "run it again, or find the file",
-        )
+        hint = "run it again, or find the file"
+        raise UserError("damaged_file", "a LoadGen summary that was cut off: it has no result", where, hint)
     details = _detail_values(detail)
     scenario = fields.get("Scenario", "").replace(" ", "")
     queries = details.get("result_query_count")

@@ -10,7 +10,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from loadgen.errors import UserError
+from loadgen.errors import not_installed
 from loadgen.metrics import registry
 from loadgen.metrics.summary import Summary
 
@@ -44,13 +44,7 @@ def parameters(summary: Summary) -> dict[str, str]:
 
 def _needs(package: str) -> None:
     if find_spec(package) is None:
-        raise UserError(
-            "not_installed",
-            f"{package} is not installed",
-            f"--as {package}",
-            f"pip install 'loadgen[{package}]'",
-            key=package,
-        )
+        raise not_installed(f"{package} is not installed", package, f"--as {package}", package)
 
 
 def mlflow(folder: Path, summary: Summary, out: Path | None) -> str:

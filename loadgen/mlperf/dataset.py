@@ -188,12 +188,8 @@ def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
     No code in a pickle is run. Rows beyond the benchmark's number of samples are dropped, and the name says so.
     """
     if not path.is_file():
-        raise UserError(
-            "missing_file",
-            "no such file",
-            f"--dataset {path}",
-            "the official data set: a .pkl, .jsonl or .parquet file",
-        )
+        hint = "the official data set: a .pkl, .jsonl or .parquet file"
+        raise UserError("missing_file", "no such file", f"--dataset {path}", hint)
     kind = path.suffixes[-2] if path.suffix == ".gz" and len(path.suffixes) > 1 else path.suffix
     readers: dict[str, Callable[[Path], dict[str, Sequence[Any]]]] = {
         ".pkl": pickle_reader.read_pickle,

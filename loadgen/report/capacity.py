@@ -34,7 +34,7 @@ def _measured(evidence: Evidence | None, measured: MeasuredRate | None, plan: Ca
     mark += "A LOWER BOUND of the capacity, " if measured.lower_bound else ""
     yield f"From a run under the SLO: {mark}{measured.name}"
     words = [
-        f"{measured.basis}: {'at least ' if measured.lower_bound else ''}{_span(measured.rate)} {measured.noun}/s of "
+        f"{measured.basis}: {'at least ' if measured.lower_bound else ''}{_rate(measured.rate)} {measured.noun}/s of "
         f"{measured.workload} on {format.counted(measured.gpus, 'GPU')}, SLO: {slo_words(evidence.summary)}; "
         f"mean answer {measured.response_s:.3g} s; from {measured.folder}"
     ]
@@ -46,7 +46,7 @@ def _measured(evidence: Evidence | None, measured: MeasuredRate | None, plan: Ca
 
 
 def _machines(plan: CapacityPlan) -> Iterator[str]:
-    vm, rack = _span(plan.per_vm), _span(plan.per_rack)
+    vm, rack = _rate(plan.per_vm), _rate(plan.per_rack)
     gpus, vms = format.counted(plan.gpus_per_vm, "GPU"), format.counted(plan.vms_per_rack, "independent VM")
     yield f"one VM of {gpus}: {vm}/s; one rack of {vms}: {rack}/s"
     yield _loss(plan.rack_lost, "of a full rack")
@@ -84,10 +84,8 @@ def _loss(loss: Loss, vms_of: str) -> str:
     )
 
 
-def _span(rate: RateInterval) -> str:
-    if rate.low is None or rate.high is None:
-        return format.quantity(rate.mid)
-    return f"{format.quantity(rate.mid)} [{format.quantity(rate.low)}, {format.quantity(rate.high)}]"
+def _rate(rate: RateInterval) -> str:
+    return format.spanned(rate.mid, rate.low, rate.high)
 
 
 def render_json(

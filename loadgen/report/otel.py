@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.errors import UserError
+from loadgen.errors import UserError, not_installed
 from loadgen.execution.trace_context import TraceContext
 from loadgen.metrics.columns import OK, UNDEFINED, Columns
 from loadgen.report.reader_process import ReaderProcess
@@ -45,14 +45,8 @@ def asked(text: str) -> str:
         hint = f"{', '.join(KINDS_OF_SIGNAL)} ({ENDPOINT} says where to), or the URL of a collector"
         raise UserError("unknown_name", f"{text!r} is no kind of signal", "--otel", hint)
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter.otlp.proto.http") is None:
-        hint = "pip install 'loadgen[otlp]'"
-        raise UserError(
-            "not_installed",
-            "the packages that send OpenTelemetry are not installed",
-            "--otel",
-            hint,
-            key="opentelemetry",
-        )
+        what = "the packages that send OpenTelemetry are not installed"
+        raise not_installed(what, "opentelemetry", "--otel", "otlp")
     return text
 
 

@@ -67,7 +67,7 @@ def _noun(size: Size) -> str:
 def _columns(sizes: Sequence[Size], currency: str) -> list[str]:
     noun = _noun(sizes[0])
     rows: list[tuple[str, Callable[[Size], str]]] = [
-        ("machines, spare ones too", lambda size: _span(size.machines, size.low, size.high, format.count)),
+        ("machines, spare ones too", lambda size: format.spanned(size.machines, size.low, size.high, format.count)),
         ("carrying the load", lambda size: format.count(size.carrying)),
         ("GPUs", lambda size: format.count(None if size.machines is None else size.machines * size.gpus_per_machine)),
         ("used of what all carry", lambda size: format.percent(size.used)),
@@ -87,26 +87,17 @@ def _columns(sizes: Sequence[Size], currency: str) -> list[str]:
 
 def _rate(size: Size) -> str:
     least = "at least " if size.source.lower_bound else ""
-    return least + _span(size.per_machine.mid, size.per_machine.low, size.per_machine.high, format.quantity)
+    return least + format.spanned(size.per_machine.mid, size.per_machine.low, size.per_machine.high)
 
 
 def _amount(money: Money | None) -> str:
-    return "-" if money is None else _span(money.mid, money.low, money.high, lambda value: f"{value:,.0f}")
+    return "-" if money is None else format.spanned(money.mid, money.low, money.high, lambda value: f"{value:,.0f}")
 
 
 def _small(money: Money | None) -> str:
-    return (
-        "-" if money is None else _span(money.mid, money.low, money.high, lambda value: format.quantity(float(value)))
-    )
-
-
-def _span(mid: Any, low: Any, high: Any, text: Callable[[Any], str]) -> str:
-    """The middle, and the ends where they print as something else."""
-    if mid is None:
+    if money is None:
         return format.NONE
-    if low is None or high is None or text(low) == text(high):
-        return text(mid)
-    return f"{text(mid)} [{text(low)}, {text(high)}]"
+    return format.spanned(money.mid, money.low, money.high, lambda value: format.quantity(float(value)))
 
 
 def _rests_on(size: Size, evidence: Evidence | None, need: Need) -> Iterator[str]:

@@ -74,8 +74,8 @@ Length = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 class BadRow(Wrong):
     """A line is not valid; `column` counts bytes from 1, 0 means the whole row."""
 
-    def __init__(self, code: Code, problem: str, hint: str = "", column: int = 0) -> None:
-        super().__init__(code, problem, hint)
+    def __init__(self, code: Code, problem: str, hint: str = "", key: str = "", *, column: int = 0) -> None:
+        super().__init__(code, problem, hint, key)
         self.column = column
 
 
@@ -160,9 +160,8 @@ class _Check:
         except NoQuestion:
             self._left_out += 1
         except BadRow as wrong:
-            self.faults.append(
-                UserError(wrong.code, str(wrong), where + (f":{wrong.column}" if wrong.column else ""), wrong.hint)
-            )
+            place = where + (f":{wrong.column}" if wrong.column else "")
+            self.faults.append(UserError(wrong.code, str(wrong), place, wrong.hint, key=wrong.key))
             if enough(self.faults, str(self._path)):
                 raise Faults(self.faults) from None
         else:
@@ -273,7 +272,7 @@ def parse_row(line: bytes) -> DatasetRow:
         line.decode()  # first, because the JSON decoder counts a bad byte from the start of its string
         row = msgspec.json.decode(line)
     except UnicodeDecodeError as error:
-        raise BadRow("wrong_encoding", "not UTF-8", "save the file as UTF-8", error.start + 1) from None
+        raise BadRow("wrong_encoding", "not UTF-8", "save the file as UTF-8", column=error.start + 1) from None
     except RecursionError:
         raise BadRow("too_large", "nested too deeply") from None
     except msgspec.DecodeError as error:
@@ -281,7 +280,7 @@ def parse_row(line: bytes) -> DatasetRow:
         message = re.sub(r" \(byte \d+\)", "", str(error)).removeprefix("JSON is malformed: ")
         message = message.replace("Input data was truncated", "the line ends before the object does")
         column = int(byte_offset[1]) + 1 if byte_offset else 0
-        raise BadRow("invalid_syntax", f"not JSON: {message}", "one JSON object per line", column) from None
+        raise BadRow("invalid_syntax", f"not JSON: {message}", "one JSON object per line", column=column) from None
     if not isinstance(row, dict):
         raise BadRow("wrong_type", "not a JSON object", 'write {"prompt": "..."} or {"messages": [...]}')
     row, read_as, answer = _under_our_names(row)
@@ -353,7 +352,9 @@ def _batch(row: dict[str, Any]) -> dict[str, Any]:
             "rows for /v1/chat/completions or /v1/completions can be sent",
         )
     if not isinstance(body, dict):
-        raise BadRow("wrong_type", f"body is {shortened(body)}", 'an object, like {"model": "...", "messages": [...]}')
+        raise BadRow(
+            "wrong_type", f"body is {shortened(body)}", 'an object, like {"model": "...", "messages": [...]}', "body"
+        )
     return body
 
 
@@ -363,16 +364,22 @@ def _first_question(turns: list[Any], key: str) -> tuple[list[dict[str, str]], s
     for number, turn in enumerate(turns):
         if not isinstance(turn, Mapping):
             raise BadRow(
-                "wrong_type", f"{key}[{number}] is {shortened(turn)}", 'like {"from": "human", "value": "Hello"}'
+                "wrong_type",
+                f"{key}[{number}] is {shortened(turn)}",
+                'like {"from": "human", "value": "Hello"}',
+                f"{key}[{number}]",
             )
         speaker, text = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))
         role = SPEAKERS.get(speaker) if isinstance(speaker, str) else None
         if role is None:
             raise BadRow(
-                "unknown_name", f"{key}[{number}] is from {shortened(speaker)}", f"known: {', '.join(SPEAKERS)}"
+                "unknown_name",
+                f"{key}[{number}] is from {shortened(speaker)}",
+                f"known: {', '.join(SPEAKERS)}",
+                f"{key}[{number}]",
             )
         if not isinstance(text, str):
-            raise BadRow("wrong_type", f"{key}[{number}] says {shortened(text)}", "a text")
+            raise BadRow("wrong_type", f"{key}[{number}] says {shortened(text)}", "a text", f"{key}[{number}]")
         if role == "assistant" and messages and messages[-1]["role"] == "user":
             return messages, text
         if text and (role == "system" or (role == "user" and not any(one["role"] == "user" for one in messages))):
@@ -388,7 +395,7 @@ def _output_length(row: dict[str, Any]) -> tuple[int | None, bool]:
         return None, False
     if len(keys) > 1:
         hint = "output_tokens is the exact length, max_tokens an upper bound"
-        raise BadRow("conflict", f"{' and '.join(keys)} together", hint)
+        raise BadRow("conflict", f"{' and '.join(keys)} together", hint, keys[0])
     [key] = keys
     return _checked(row, key, Length, f"a whole number from 1 to {MOST_TOKENS:,}"), LENGTHS[key]
 
@@ -398,21 +405,28 @@ def _checked(row: dict[str, Any], key: str, kind: Any, hint: str) -> Any:
     try:
         return msgspec.convert(row[key], kind)
     except msgspec.ValidationError:
-        raise BadRow("wrong_type", f"{key} is {shortened(row[key])}", hint) from None
+        raise BadRow("wrong_type", f"{key} is {shortened(row[key])}", hint, key) from None
 
 
 def _messages(value: Any) -> list[dict[str, Any]]:
     hint = 'like [{"role": "user", "content": "Hello"}]'
     if not isinstance(value, list) or not value:
-        raise BadRow("wrong_type", f"messages is {shortened(value)}", hint)
+        raise BadRow("wrong_type", f"messages is {shortened(value)}", hint, "messages")
     for i, message in enumerate(value):
         if not isinstance(message, dict):
-            raise BadRow("wrong_type", f"messages[{i}] is {shortened(message)}", hint)
+            raise BadRow("wrong_type", f"messages[{i}] is {shortened(message)}", hint, f"messages[{i}]")
         if not isinstance(message.get("role"), str):
-            raise BadRow("wrong_type", f"messages[{i}].role is {shortened(message.get('role'))}", hint)
+            raise BadRow(
+                "wrong_type", f"messages[{i}].role is {shortened(message.get('role'))}", hint, f"messages[{i}].role"
+            )
         content = message.get("content")
         if not isinstance(content, str | list) and not (content is None and "tool_calls" in message):
-            raise BadRow("wrong_type", f"messages[{i}].content is {shortened(content)}", "a text, or a list of parts")
+            raise BadRow(
+                "wrong_type",
+                f"messages[{i}].content is {shortened(content)}",
+                "a text, or a list of parts",
+                f"messages[{i}].content",
+            )
     return value
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import FAULTS_SHOWN, Code, UserError
-from loadgen.units import LONGEST_NS, MOST_TOKENS
+from loadgen.units import LONGEST_NS, MOST_TOKENS, Wrong
 from loadgen.workload import trace_formats
 from loadgen.workload.trace_formats import TraceColumns
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BATCH = 262_144
 Ints = NDArray[np.int64]
-Take = Callable[[TraceColumns, int, Sequence[tuple[int, Code, str]]], bool]
+Take = Callable[[TraceColumns, int, Sequence[tuple[int, Wrong]]], bool]
 """Takes sound rows, the number of bad ones, and the first of these with what is wrong; says whether to go on."""
 
 
@@ -47,9 +47,8 @@ def read(path: Path, take: Take) -> str:
             kinds = [file.schema_arrow.field(column).type for column in columns]
             for column, kind in zip(columns, kinds, strict=True):
                 if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind)):
-                    raise UserError(
-                        "wrong_type", f"the column {column} holds {kind}", str(path), "numbers, or dates for the time"
-                    )
+                    problem, hint = f"the column {column} holds {kind}", "numbers, or dates for the time"
+                    raise UserError("wrong_type", problem, str(path), hint, key=column)
             whole_ns = 1_000_000_000 if name == "BurstGPT" else 1_000_000
             _take_all(file.iter_batches(BATCH, columns=columns), columns, whole_ns, take)
             return name
@@ -77,17 +76,23 @@ def _take_all(batches: Iterator[Any], columns: list[str], whole_ns: int, take: T
         faults = []
         (bad,) = np.nonzero(~kept)
         for row in bad[:FAULTS_SHOWN].tolist():
-            reasons: tuple[tuple[bool, Code, str], ...] = (
-                (timed[row], "invalid_value", f"{columns[0]} is missing or no number"),
-                (counted[row], "invalid_value", f"{columns[1]} is missing or not from 1 to {MOST_TOKENS:,}"),
-                (answered[row], "invalid_value", f"{columns[2]} is missing or not from 0 to {MOST_TOKENS:,}"),
-                (near[row], "out_of_range", "the time is more than a year from that of the first row"),
-                (forward[row], "unordered", f"the time goes back by {(before[row] - at_ns[row]) / 1e9:,.6g} s"),
+            back_s = (before[row] - at_ns[row]) / 1e9
+            reasons: tuple[tuple[bool, Code, str, str], ...] = (
+                (timed[row], "invalid_value", columns[0], f"{columns[0]} is missing or no number"),
+                (counted[row], "invalid_value", columns[1], _no_count(columns[1], 1)),
+                (answered[row], "invalid_value", columns[2], _no_count(columns[2], 0)),
+                (near[row], "out_of_range", columns[0], "the time is more than a year from that of the first row"),
+                (forward[row], "unordered", columns[0], f"the time goes back by {back_s:,.6g} s"),
             )
-            faults.append((number + row, *next(reason for good, *reason in reasons if not good)))
+            _, code, column, problem = next(reason for reason in reasons if not reason[0])
+            faults.append((number + row, Wrong(code, problem, "", column)))
         if not take(TraceColumns(at_ns[kept], read[kept], write[kept]), len(bad), faults):
             return
         number += len(kept)
+
+
+def _no_count(column: str, least: int) -> str:
+    return f"{column} is missing or not from {least} to {MOST_TOKENS:,}"
 
 
 def _times(column: pa.Array, whole_ns: int) -> tuple[Ints, NDArray[np.bool_]]:

@@ -235,12 +235,13 @@ def _weka_rows(trace: dict[str, Any]) -> Iterator[TraceRow]:
     name = str(trace.get("id"))
     size = trace.get("block_size")
     if not _is_number(size) or not isinstance(size, int | float) or size <= 0:
-        raise Wrong("invalid_value", f"block_size is {shortened(size)}", "a number of tokens above 0")
+        raise Wrong("invalid_value", f"block_size is {shortened(size)}", "a number of tokens above 0", "block_size")
     if trace.get("hash_id_scope", "local") != "local":
         raise Wrong(
             "unsupported",
             f"hash_id_scope is {shortened(trace['hash_id_scope'])}",
             "local: each trace has hashes of its own",
+            "hash_id_scope",
         )
     own_hashes = _id_of(name) & 0x7FFFFFFF
     for request in _requests(trace):
@@ -260,10 +261,10 @@ def _weka_rows(trace: dict[str, Any]) -> Iterator[TraceRow]:
 def _requests(of: dict[str, Any]) -> Iterator[dict[str, Any]]:
     requests = of.get("requests")
     if not isinstance(requests, list):
-        raise Wrong("wrong_type", f"requests is {shortened(requests)}", "a list of calls")
+        raise Wrong("wrong_type", f"requests is {shortened(requests)}", "a list of calls", "requests")
     for request in requests:
         if not isinstance(request, dict):
-            raise Wrong("wrong_type", f"a request is {shortened(request)}", "an object with t, in and out")
+            raise Wrong("wrong_type", f"a request is {shortened(request)}", "an object with t, in and out", "requests")
         yield request
 
 
@@ -312,7 +313,10 @@ class _TraceLab:
         outputs = [utc_date_ns(str(e.get("timestamp"))) for e in events if e.get("event_type") in _TRACELAB_OUTPUTS]
         if not inputs and not outputs:
             raise Wrong(
-                "missing_value", "timing_events has no instant", "a user_message or a tool_result with a timestamp"
+                "missing_value",
+                "timing_events has no instant",
+                "a user_message or a tool_result with a timestamp",
+                "timing_events",
             )
         return max(inputs) if inputs else min(outputs), max(outputs, default=0)
 
@@ -398,7 +402,7 @@ def _sagemaker_row(row: dict[str, Any]) -> TraceRow:
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         hint = "token counts come from the answer's `usage`, which streamed answers are captured without"
-        raise Wrong("missing_key", "the captured answer has no usage", hint)
+        raise Wrong("missing_key", "the captured answer has no usage", hint, "usage")
     return TraceRow(
         utc_date_ns(str(event.get("inferenceTime") if isinstance(event, dict) else None)),
         token_count(usage.get("prompt_tokens"), "usage.prompt_tokens", 1),
@@ -411,16 +415,16 @@ def _captured(capture: Any, part: str) -> dict[str, Any]:
     stored = capture.get(part) if isinstance(capture, dict) else None
     data = stored.get("data") if isinstance(stored, dict) else None
     if not isinstance(stored, dict) or not isinstance(data, str):
-        raise Wrong("missing_key", f"captureData has no {part}.data", "capture both input and output")
+        raise Wrong("missing_key", f"captureData has no {part}.data", "capture both input and output", f"{part}.data")
     if str(stored.get("encoding", "JSON")).upper() == "BASE64":
         try:
             data = base64.b64decode(data, validate=True).decode()
         except (binascii.Error, UnicodeDecodeError):
-            raise Wrong("invalid_value", f"{part}.data is not base64 of a text", "") from None
+            raise Wrong("invalid_value", f"{part}.data is not base64 of a text", "", f"{part}.data") from None
     try:
         return json_object(data)
     except Wrong as wrong:
-        raise Wrong(wrong.code, f"{part}.data is {wrong}", "a captured chat completion") from None
+        raise Wrong(wrong.code, f"{part}.data is {wrong}", "a captured chat completion", f"{part}.data") from None
 
 
 # -------------------------------------------------------------------------------------------------------------- values
@@ -441,7 +445,7 @@ def _number(text: str) -> int | float | str:
 
 def time_ns(value: Any, scale: float) -> int:
     if not isinstance(value, int | float) or not _is_number(value) or abs(value) * scale > _LATEST_NS:
-        raise Wrong("invalid_value", f"timestamp is {shortened(value)}", "a number")
+        raise Wrong("invalid_value", f"timestamp is {shortened(value)}", "a number", "timestamp")
     return int(value) * int(scale) + round((value - int(value)) * scale)
 
 
@@ -451,7 +455,7 @@ def _length_ns(row: dict[str, Any], name: str, scale: float) -> int:
     if value is None:
         return -1
     if not isinstance(value, int | float) or not _is_number(value) or not 0 <= value * scale < _LATEST_NS:
-        raise Wrong("invalid_value", f"{name} is {shortened(value)}", "a length of time, zero or more")
+        raise Wrong("invalid_value", f"{name} is {shortened(value)}", "a length of time, zero or more", name)
     return round(value * scale)
 
 
@@ -461,14 +465,15 @@ def _seconds_ns(text: str) -> int:
 
 def token_count(value: Any, name: str, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_TOKENS:
-        raise Wrong("invalid_value", f"{name} is {shortened(value)}", f"a whole number from {least} to {MOST_TOKENS:,}")
+        hint = f"a whole number from {least} to {MOST_TOKENS:,}"
+        raise Wrong("invalid_value", f"{name} is {shortened(value)}", hint, name)
     return value
 
 
 def _hash_ids(row: dict[str, Any]) -> list[int]:
     value = row.get("hash_ids") or []
     if not isinstance(value, list):
-        raise Wrong("wrong_type", f"hash_ids is {shortened(value)}", "a list")
+        raise Wrong("wrong_type", f"hash_ids is {shortened(value)}", "a list", "hash_ids")
     is_id = [isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= _ID_BITS for item in value]
     return value if all(is_id) else [item if good else _id_of(item) for item, good in zip(value, is_id, strict=True)]
 
@@ -478,6 +483,9 @@ def _id_of(item: Any) -> int:
     return int.from_bytes(hashlib.blake2b(str(item).encode(), digest_size=6).digest(), "little")
 
 
+_DATE_HINT = "a date like 2023-11-16 18:15:46.6805900"
+
+
 def utc_date_ns(text: str) -> int:
     """ns since 1970 of `2023-11-16 18:15:46.6805900`; UTC unless the text has an offset. Raises Wrong."""
     to_seconds, _, fraction_and_offset = text.partition(".")
@@ -485,11 +493,11 @@ def utc_date_ns(text: str) -> int:
     try:
         date = datetime.datetime.fromisoformat(to_seconds + fraction_and_offset[len(digits) :])
     except ValueError:
-        raise Wrong("invalid_value", f"timestamp is {text!r}", "a date like 2023-11-16 18:15:46.6805900") from None
+        raise Wrong("invalid_value", f"timestamp is {text!r}", _DATE_HINT, "timestamp") from None
     if date.tzinfo is None:
         date = date.replace(tzinfo=datetime.UTC)
     since_epoch = date - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
     at_ns = (since_epoch.days * 86_400 + since_epoch.seconds) * 10**9 + int((digits + "000000000")[:9])
     if abs(at_ns) > _LATEST_NS:
-        raise Wrong("invalid_value", f"timestamp is {text!r}", "a date like 2023-11-16 18:15:46.6805900")
+        raise Wrong("invalid_value", f"timestamp is {text!r}", _DATE_HINT, "timestamp")
     return at_ns

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen import format
-from loadgen.errors import Code, Fault, Faults, UserError, enough, of_reading
+from loadgen.errors import Fault, Faults, UserError, enough, of_reading
 from loadgen.units import LONGEST_NS, Wrong
 from loadgen.workload import trace_files, trace_formats
 from loadgen.workload.schema import FromTrace, Replay
@@ -173,7 +173,7 @@ def _add_rows(index: _Index, found: TraceFormat, lines: Iterator[tuple[int, str]
                 for row in found.rows(line):
                     index.add(row)
             except Wrong as wrong:
-                if index.is_enough(wrong.code, str(wrong), f"{index.path}:{number}", wrong.hint):
+                if index.is_enough(wrong, f"{index.path}:{number}"):
                     return
 
 
@@ -283,20 +283,20 @@ class _Index:
             self._starts.frombytes((len(self._hashes) + ends).astype(np.int64).tobytes())
             self._hashes.extend(hashes)
 
-    def add_checked(self, columns: TraceColumns, bad: int, faults: Sequence[tuple[int, Code, str]]) -> bool:
+    def add_checked(self, columns: TraceColumns, bad: int, faults: Sequence[tuple[int, Wrong]]) -> bool:
         """Add rows of a table. `faults`: of the first of the `bad` rows, by row number. Returns whether to go on."""
-        for number, code, problem in faults:
-            if self.is_enough(code, problem, f"{self.path}, row {number:,}", ""):
+        for number, wrong in faults:
+            if self.is_enough(wrong, f"{self.path}, row {number:,}"):
                 return False
         self._bad += bad - len(faults)
         self.add_columns(columns)
         return True
 
-    def is_enough(self, code: Code, problem: str, where: str, hint: str) -> bool:
+    def is_enough(self, wrong: Wrong, where: str) -> bool:
         """Note a row with a fault. Returns whether to read no further."""
         self._bad += 1
         if not self._skip_bad or not self._faults:
-            self._faults.append(UserError(code, problem, where, hint))
+            self._faults.append(UserError(wrong.code, str(wrong), where, wrong.hint, key=wrong.key))
         return not self._skip_bad and enough(self._faults, str(self.path))
 
     def trace(self, name: str) -> Trace:

@@ -124,10 +124,10 @@ def differences(local: NodeFacts, remote: NodeFacts, where: str) -> Iterator[Fau
     for name, value in local.same.items():
         if remote.same.get(name) != value:
             what = f"{name} {remote.same.get(name)} there, {value} here"
-            yield UserError("nodes_differ", what, where, "the same on every node: the requests of a run depend on it")
+            hint = "the same on every node: the requests of a run depend on it"
+            yield UserError("nodes_differ", what, where, hint, key=name)
     for path, digest in local.files.items():
         if remote.files.get(path) != digest:
             what = "no such file there" if not remote.files.get(path) else "another file there than here"
-            yield UserError(
-                "nodes_differ", f"{path}: {what}", where, "put it on a shared folder, under the same absolute path"
-            )
+            hint = "put it on a shared folder, under the same absolute path"
+            yield UserError("nodes_differ", f"{path}: {what}", where, hint, key=path)

@@ -11,6 +11,7 @@ import select
 import subprocess
 import threading
 import time
+from typing import Any
 
 import msgspec
 
@@ -76,7 +77,7 @@ def start(options: Options | None = None) -> Embedded:
         if not piece:
             break
         line += piece
-    ready: dict[str, object] = {}
+    ready: dict[str, Any] = {"code": "process_failed"}
     if line.endswith(b"\n"):
         ready = msgspec.json.decode(line)
     if "url" not in ready:
@@ -85,7 +86,6 @@ def start(options: Options | None = None) -> Embedded:
         child.stdin.close()
         child.stdout.close()
         reason = str(ready.get("error", "it ended or said nothing")).removeprefix("error: ")
-        raise TargetError(
-            "process_failed", f"the embedded endpoint did not start: {reason}", "loadgen.sim.server.process"
-        )
+        what = f"the embedded endpoint did not start: {reason}"
+        raise TargetError(ready["code"], what, "loadgen.sim.server.process")
     return Embedded(child, str(ready["url"]))

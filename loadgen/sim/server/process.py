@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from loadgen.errors import Fault, Faults, TargetError
+from loadgen.errors import Fault, Faults, TargetError, codes
 from loadgen.sim.server.endpoint import SimServer
 from loadgen.sim.server.options import Options
 
@@ -91,7 +91,8 @@ def main() -> int:
     try:
         return serve(msgspec.json.decode(line, type=Options), 0)
     except (Fault, Faults, OSError) as error:
-        print(msgspec.json.encode({"error": str(error)}).decode(), flush=True)
+        code = "host_refused" if isinstance(error, OSError) else codes(error)[0]
+        print(msgspec.json.encode({"error": str(error), "code": code}).decode(), flush=True)
         return 2
 
 
