@@ -21,6 +21,7 @@ from loadgen.cli.ui import Server
 from loadgen.metrics.summary import Summary, dump_summary, load_summary
 from loadgen.report import results_page
 from loadgen.results.capacity import Capacity, dump
+from loadgen.search.experiment import ExperimentPlan
 
 DATA = Path(__file__).parent / "data"
 RAG = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
@@ -67,6 +68,13 @@ def test_everything_is_found_and_nothing_else(results: Path) -> None:
     assert (found["swept"].kind, found["one-run"].kind) == ("sweep", "run")
     assert found["damaged"].curve is None and "cannot be read" in found["damaged"].word
     assert found["going-on"].going_on
+
+
+def test_a_search_without_an_answer_is_no_sweep(tmp_path: Path) -> None:
+    _store(tmp_path / "s" / "r1")
+    plan = ExperimentPlan(by="search", kind="request_rate", workload="qa", source_text="", target="t", flags={})
+    (tmp_path / "s" / "plan.json").write_bytes(msgspec.json.encode(plan))
+    assert [result.kind for result in results_in(tmp_path)] == ["search"]
 
 
 def test_the_interval_of_a_capacity_is_in_tokens_per_second(results: Path) -> None:
