@@ -217,7 +217,7 @@ def _faults(steps: Map, tools: Any, source: Source) -> Iterator[Fault]:
         )
     for name in steps:
         yield from _faults_of_step(name, steps[name], steps, tools, fault)
-    if unknown:
+    if unknown or not steps:  # the schema tells that there are none
         return
     try:
         TopologicalSorter(after).prepare()
