@@ -336,16 +336,18 @@ def test_search_report_cost_and_capacity_say_one_thing(
         "--precision", "0.2", "--start", PROFILES[profile],
     )  # fmt: skip
     assert "found, and confirmed" in found
-    load = _number(r"^Load +([\d.]+)/s", found)
-    confirmed = _number(r"^Confirmed +([\d.]+)/s", found)
-    steady = _number(r"^Steady +([\d.]+)/s", found)
+    unit = " conversations/s" if profile == "agentic" else "/s"
+    load = _number(rf"^Load +([\d.]+){unit}", found)
+    confirmed = _number(rf"^Confirmed +([\d.]+){unit}", found)
+    steady = _number(rf"^Steady +([\d.]+){unit}", found)
     of_steady = " ".join(found.partition("\nSteady")[2].partition("\nSpent")[0].split())
     assert "the load that loadgen cost and loadgen capacity use, with the steady tokens of that run" in of_steady
 
     reported = said("report", str(folder))
-    assert (_number(r"^Load +([\d.]+)/s", reported), _number(r"^Confirmed +([\d.]+)/s", reported)) == (load, confirmed)
+    assert _number(rf"^Load +([\d.]+){unit}", reported) == load
+    assert _number(rf"^Confirmed +([\d.]+){unit}", reported) == confirmed
     page = (folder / "report.html").read_text()
-    assert f"by search: {load:g}/s" in page and f"a full run held at {confirmed:g}/s" in page
+    assert f"by search: {load:g}{unit}" in page and f"a full run held at {confirmed:g}{unit}" in page
 
     stored = json.loads((folder / "capacity.json").read_text())
     evidence = store.read_run(folder / stored["evidence"])
