@@ -77,6 +77,11 @@ def test_a_search_without_an_answer_is_no_sweep(tmp_path: Path) -> None:
     assert [result.kind for result in results_in(tmp_path)] == ["search"]
 
 
+def test_runs_beside_a_damaged_plan_are_reported(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parser()(["report", str(results / "swept"), "--no-html"], standalone_mode=False, obj=[]) == 0
+    assert "4/s" in capsys.readouterr().out
+
+
 def test_the_interval_of_a_capacity_is_in_tokens_per_second(results: Path) -> None:
     (swept,) = (result for result in results_in(results) if result.name == "swept")
     assert swept.interval is not None

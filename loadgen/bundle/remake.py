@@ -58,10 +58,7 @@ def kind_of(folder: Path) -> str:
     if (folder / PLACE).is_file():
         return "validation"
     if (folder / experiment.PLAN).is_file():
-        try:
-            return experiment.plan_of(folder).by
-        except UserError:
-            return "experiment"  # a damaged one
+        return experiment.begun_by(folder) or "experiment"  # a damaged one
     if (folder / repeats.FILE).is_file():
         return "repeats"
     if (folder / answers.FILE).is_file():

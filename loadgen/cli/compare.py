@@ -67,9 +67,10 @@ def compare(
         anyway=anyway,
     )
     outcomes = list(thresholds.hold(conditions, comparison_result, beyond_noise=beyond_noise))
-    text = render_module.render_text(comparison_result, outcomes, color=in_color())
     if as_markdown:
         text = render_module.render_markdown(comparison_result, outcomes)
+    else:
+        text = render_module.render_text(comparison_result, outcomes, color=in_color())
     print_answer({"comparison": comparison_result, "conditions": outcomes}, text, as_json=as_json)
     if html is not None:
         write_file(html, render_module.render_html(comparison_result, outcomes), "--html")

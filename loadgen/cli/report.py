@@ -127,7 +127,7 @@ def open_result(folder: Path, *, page: bool, color: bool = False) -> Opened:
             answer += f"\n{adaptive_text.render(adaptive)}\n"
     if folders:
         answer += _mlperf_text(folder, summaries[0])
-    if search is None and (folder / experiment.PLAN).is_file() and experiment.plan_of(folder).by == "search":
+    if search is None and experiment.begun_by(folder) == "search":
         answer += f"\nThe search has no answer yet. Go on with: {resuming(folder, experiment.plan_of(folder))}\n"
     return Opened(answer, sheet, summaries, bool(folders), search, adaptive)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from loadgen.errors import Fault, UserError
+from loadgen.errors import Fault
 
 if TYPE_CHECKING:
     from loadgen.cost.prices import Prices
@@ -74,10 +74,7 @@ def kind_of(folder: Path) -> str:
     if (folder / VERDICT).is_file():
         return "validation"
     if (folder / experiment.PLAN).is_file():
-        try:
-            return experiment.plan_of(folder).by
-        except UserError:  # a damaged one
-            return "sweep"
+        return experiment.begun_by(folder) or "sweep"
     if (folder / repeats.FILE).is_file():
         return "repeats"
     if run_folder.is_run(folder):

@@ -76,8 +76,6 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
     ("draft_tokens", "i4", "tokens that speculation proposed, -1 not told"),
     ("accepted_tokens", "i4", "of those, the ones that were right, -1 not told"),
 )
-
-"""Columns in ns that are no instants: 0, not -1, for a request that was never sent."""
 ROW = np.dtype([(name, "<" + code) for name, code, _ in FIELDS])
 
 STATUS = {name: i for i, name in enumerate(STATUSES)}

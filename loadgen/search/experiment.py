@@ -64,6 +64,14 @@ def plan_of(folder: Path) -> ExperimentPlan:
     return _read(folder / PLAN)
 
 
+def begun_by(folder: Path) -> str:
+    """The command whose folder this is, search or sweep; "" where it is of neither, or its plan is damaged."""
+    try:
+        return plan_of(folder).by
+    except UserError:
+        return ""
+
+
 def seed_of(folder: Path, asked: int | None) -> int:
     """The seed of the experiment in `folder`: the one asked for, else the one it was begun with, else a fresh one."""
     if asked is None and (folder / PLAN).is_file():
