@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from refusals import refused
 from loadgen import format
 from loadgen.cli import main
 from loadgen.contracts import run as validation
+from loadgen.contracts import steady_samples
 from loadgen.contracts import verdict as judge
 from loadgen.contracts.evaluate import MeasuredLevel
 from loadgen.contracts.load import load_contract
@@ -930,8 +933,8 @@ def test_a_validation_is_shortened_and_extended(tmp_path: Path, capsys: pytest.C
     begin = f"{tmp_path}/c.yaml --url sim:gb300-vm --seed 1 -o {folder} --duration 80s"
     code, out, err = validated(begin, capsys)
     assert (code, "1 min 20 s of load instead of 3 min 00 s" in out) == (3, True)
-    assert f"loadgen validate --extend {folder}" in err
-    code, out, _ = validated(f"--extend {folder} --add 170s", capsys)
+    assert f"loadgen validate --extend {folder} --add 176s" in err, "two windows of 80 s, and a tenth"
+    code, out, _ = validated(f"--extend {folder} --add 176s", capsys)
     assert code == 0, out
     stored = msgspec.json.decode((folder / "verdict.json").read_bytes(), type=Validation)
     assert (stored.looks, stored.verdict) == (2, PASS)
@@ -946,6 +949,40 @@ def test_a_validation_is_shortened_and_extended(tmp_path: Path, capsys: pytest.C
     once_more = validated(f"--extend {folder} --add 1m", capsys)
     assert (once_more[0], "every term is decided" in once_more[2]) == (2, True)
     assert validated(f"{tmp_path}/c.yaml --url sim:gb300-vm --add 1m", capsys)[0] == 2
+
+
+@pytest.mark.commands
+@pytest.mark.parametrize(("workload", "seed"), [("qa", 1), ("summarization", 2), ("agentic", 3)])
+def test_the_load_that_is_said_to_be_missing_decides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], workload: str, seed: int
+) -> None:
+    """Each look asks for more confidence, and what one reason hides is missing too: it was never enough."""
+    promise = "{ttft: {limit: 900ms, at: p80}}"
+    level = f"{{name: busy, workload: {workload}, rate: 4/s, duration: 2m, must: [{promise}]}}"
+    (tmp_path / "c.yaml").write_text(f"name: c\ngpus: 4\nhorizon: 30s\nlevels: [{level}]\n")
+    target = f"--url sim:gb300-vm --seed {seed}"
+    code, out, err = validated(f"{tmp_path}/c.yaml {target} -o {tmp_path / 'out'}", capsys)
+    assert code == 3, out
+    (term,) = msgspec.json.decode((tmp_path / "out" / "verdict.json").read_bytes(), type=Validation).levels[0].terms
+    assert term.missing_s
+    command = re.search(r"loadgen validate (--extend \S+ --add (\d+)m)", err)
+    assert command is not None, err
+    assert int(command[2]) == math.ceil(term.missing_s / 60)
+    code, out, _ = validated(f"{command[1]} {target}", capsys)
+    assert code == 0, out
+
+
+def test_what_is_enough_at_one_look_is_weighed_at_the_next() -> None:
+    """A load that meets what comes back every 10 s with 97.5 % certainty misses it at the next confidence."""
+    p, horizon_s = 0.95, 10.0
+    length_s = intervals.length_for(horizon_s, 0.95)
+    now = steady_samples.too_short(length_s, p, 0.95, horizon_s, "ttft p95")
+    assert not now
+    assert now.enough_s > length_s
+    assert not steady_samples.too_short(now.enough_s, p, 0.975, horizon_s, "ttft p95")
+    short = steady_samples.tail(40.0, (50.0, 600.0), p, 0.95, "ttft p95")
+    longer = short.enough_s / 600
+    assert not steady_samples.tail(40.0 * longer, (50.0 * longer, short.enough_s), p, 0.975, "ttft p95")
 
 
 def test_a_broken_promise_is_not_extended_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -142,8 +143,8 @@ def validate(
         return _predict(checked_contract, settings, overrides.seed, as_json)
 
     show = given.show()
+    repeats = {level.level.name: how.at_least if how else level.level.repeats for level in checked_contract.levels}
     if extend is None:
-        repeats = {level.level.name: how.at_least if how else level.level.repeats for level in checked_contract.levels}
         show.expect([one.workload for one in checked_contract.levels for _ in range(repeats[one.level.name])], settings)
         given.make_room(settings.out)
     execute = given.execute(show)
@@ -171,8 +172,9 @@ def validate(
     print_answer(result, text(result), as_json=as_json)
     say(f"all of it in {folder}, the page for people: {folder / run.PAGE}")
     if result.verdict == verdict.INCONCLUSIVE and not result.interrupted:
-        say(f"to add load where it is undecided: loadgen validate --extend {folder} --add TIME")
-        say("  more than the reasons say is missing: each look asks for more confidence than the one before")
+        add_s = verdict.to_add_s(result, repeats)
+        length = "TIME" if not add_s else f"{math.ceil(add_s)}s" if add_s < 600 else f"{math.ceil(add_s / 60)}m"
+        say(f"to add load where it is undecided: loadgen validate --extend {folder} --add {length}")
     if bundle is not None:
         write_bundle(folder, bundle)
     return verdict.exit_code(result)

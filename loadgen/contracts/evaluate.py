@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from loadgen import format
 from loadgen.contracts import steady_samples as steady
 from loadgen.contracts.schema import KINDS, LATENCIES, OF_TASKS, POOLED, Promise
-from loadgen.contracts.steady_samples import QUEUED, Missing, RecordedRun, SteadySample, Timed
+from loadgen.contracts.steady_samples import MARGIN, QUEUED, Missing, RecordedRun, Shortage, SteadySample, Timed
 from loadgen.errors import Fault, Faults
 from loadgen.metrics import columns as metrics
 from loadgen.metrics import outcomes, windows
@@ -49,12 +49,14 @@ class Held(NamedTuple):
 
     `sample` is the number of requests behind the figure. `caveat` says why the sample bounds the figure on one side
     only ("" when it bounds both). `of` names the part of the load that was used ("" for all of it). `length_s` and
-    `looks`: how long a load, and how many independent looks at the server, the figure rests on.
+    `looks`: how long a load, and how many independent looks at the server, the figure rests on. `enough_s`: the load of
+    all runs that leaves no caveat at the next look; 0 where none can be named.
     """
 
     found: Bounds
     sample: int
     caveat: str = ""
+    enough_s: float = 0.0
     of: str = ""
     length_s: float = 0.0
     looks: float | None = None
@@ -106,7 +108,7 @@ class Evaluator:
     def own_latency(self, term: Promise) -> Held:
         metric = OF_TASKS.get(term.kind, term.kind)
         bounds, sample = self._latency(self.runs, self._columns, metric, term.quantile, term.limit, term.kind)
-        return Held(bounds, sample.total, sample.caveat, sample.of, sample.length_s, sample.looks)
+        return _of_sample(bounds, sample.total, sample)
 
     def errors(self, term: Promise) -> Held:
         return self._share(
@@ -118,8 +120,8 @@ class Evaluator:
         what = f"a share of {format.percent(term.limit)}"
         sample = steady.settle(self.runs, misses, QUEUED[0], term.limit, self.confidence, what, self.horizon_s)
         kept = self._share([1 - missed for missed in sample.values])
-        found = kept.found._replace(low=0.0) if sample.caveat else kept.found
-        return Held(found, kept.sample, sample.caveat, sample.of, sample.length_s, sample.looks)
+        found = kept.found._replace(low=0.0) if sample.short else kept.found
+        return _of_sample(found, kept.sample, sample)
 
     def sustained(self, term: Promise) -> Held:
         first, last = self._first_and_last_windows(term.window_ns)
@@ -169,16 +171,18 @@ class Evaluator:
         """
         samples = [steady.figures(run_columns, metric, limit_ns=limit_ns) for run_columns in columns]
         name = name or metric
-        steady.supported([values for _, values in samples], p, name)
+        length_s = steady.load_length_s([due for due, _ in samples])
+        steady.supported([values for _, values in samples], p, name, length_s)
         sample = steady.settle(runs, samples, metric, p, self.confidence, f"{name} p{p * 100:g}", self.horizon_s)
-        if sample.caveat:
+        bounds, of_cluster = _bounded(sample.values, p, self.confidence, length_s, steady.waits(runs, metric))
+        enough_s = max(sample.short.enough_s, of_cluster.enough_s)
+        if sample.short:
+            sample = sample._replace(short=Shortage(sample.short.words, enough_s))
             bounds = self._between_runs(quantile_interval.quantile(sample.values, p, self.confidence), sample.values, p)
             return bounds._replace(high=max(bounds.high, sample.bound)), sample
-        length_s = sum(float(due[-1] - due[0]) / 1e9 for due, _ in samples if len(due))
-        bounds, caveat = _bounded(sample.values, p, self.confidence, length_s, steady.waits(runs, metric))
-        if caveat and math.isfinite(bounds.high):
+        if of_cluster and math.isfinite(bounds.high):
             sample = sample._replace(of=", ".join(filter(None, (sample.of, "upper end from the spread of its swings"))))
-        return self._between_runs(bounds, sample.values, p), sample._replace(caveat=caveat)
+        return self._between_runs(bounds, sample.values, p), sample._replace(short=Shortage(of_cluster.words, enough_s))
 
     def _between_runs(self, bounds: Bounds, values: Series, p: float) -> Bounds:
         """The interval of a percentile, at least as wide as the percentiles of the single runs differ."""
@@ -191,14 +195,16 @@ class Evaluator:
         per_run = [a / b for a, b in zip(above, below, strict=True)]
         return intervals.with_replications(ratio, per_run, self.confidence, log=True)
 
-    def _quantile(self, values: Series, p: float, what: str, length_s: float, confidence: float) -> tuple[Bounds, str]:
+    def _quantile(
+        self, values: Series, p: float, what: str, length_s: float, confidence: float
+    ) -> tuple[Bounds, Shortage]:
         """A percentile of values that were already selected from `length_s` of load; and why it has no upper end."""
-        steady.supported(values, p, what)
+        steady.supported(values, p, what, length_s)
         queued = steady.waits(self.runs, what)
         if queued and (stays := steady.looks(self.runs)):
             looks_in_part = stays[0] * length_s / stays[1]
-            if caveat := steady.tail(looks_in_part, (looks_in_part, length_s), p, confidence, f"p{p * 100:g}"):
-                return quantile_interval.quantile(values, p, confidence)._replace(high=math.inf), caveat
+            if short := steady.tail(looks_in_part, (looks_in_part, length_s), p, confidence, f"p{p * 100:g}"):
+                return quantile_interval.quantile(values, p, confidence)._replace(high=math.inf), short
         return _bounded(values, p, confidence, length_s, queued)
 
     def _share(self, marks: Series) -> Held:
@@ -220,8 +226,9 @@ class Evaluator:
         per_run = [run.gaps.quantile(p) for run in self.runs]
         bounds = intervals.replications(per_run, self.confidence).bounds
         length_s = steady.load_length_s([steady.figures(columns, "e2e")[0] for columns in self._columns])
-        caveat = steady.too_short(length_s, p, self.confidence, self.horizon_s, f"{term.kind} p{p * 100:g}")
-        return Held(bounds._replace(high=math.inf) if caveat else bounds, self._ok_requests(), caveat)
+        short = steady.too_short(length_s, p, self.confidence, self.horizon_s, f"{term.kind} p{p * 100:g}")
+        bounds = bounds._replace(high=math.inf) if short else bounds
+        return Held(bounds, self._ok_requests(), short.sentence(), _known(short))
 
     def _rate(self, count_in_span: _CountInSpan) -> tuple[Bounds, str]:
         """The rate per second after the start-up. Where the start-up did not end: no upper end, and the caveat.
@@ -234,7 +241,7 @@ class Evaluator:
             pieces = _pieces(span, steady_state.BATCHES)
             first_settled = steady_state.rising(np.array([count_in_span(run, columns, piece) for piece in pieces]))
             if first_settled is None:
-                caveat = steady.unsettled(span.duration_s or 0.0)
+                caveat = steady.unsettled(span.duration_s or 0.0).sentence()
             settled_spans.append(
                 span
                 if not first_settled
@@ -268,7 +275,8 @@ class Evaluator:
             start, end = round(span.start_s * 1e9), round(span.end_s * 1e9)
             if not _has_windows(run, window_ns):
                 length, window = format.duration((end - start) / 1e9), format.duration(window_ns / 1e9)
-                raise Missing(f"a load of {length} has no two windows of {window}")
+                missing_s = MARGIN * 2 * window_ns / 1e9 * len(self.runs)  # in runs of their own
+                raise Missing(f"a load of {length} has no two windows of {window}", missing_s)
             first.append(windows.span(start, start + window_ns))
             last.append(windows.span(end - window_ns, end))
         return first, last
@@ -281,8 +289,8 @@ class Evaluator:
                 for columns, span in zip(self._columns, spans, strict=True)
             ]
             length_s = len(self.runs) * term.window_ns / 1e9
-            bounds, caveat = self._quantile(values, term.quantile, term.of, length_s, self.confidence)
-            halves.append((bounds, caveat and f"in a window {caveat} in each", steady.size(values)))
+            bounds, short = self._quantile(values, term.quantile, term.of, length_s, self.confidence)
+            halves.append((bounds, f"in a window {short.sentence()} in each" if short else "", steady.size(values)))
             of_runs.append(_of_runs(values, term.quantile))
         ratio = self._differing_runs(_ratio(halves[1][0], halves[0][0], "the first window"), of_runs[1], of_runs[0])
         caveat = halves[0][1] or halves[1][1]
@@ -294,14 +302,14 @@ class Evaluator:
             raise Missing("there was one target: nothing to compare between nodes")
         pairs = count * (count - 1) / 2
         confidence = 1 - (1 - self.confidence) / pairs  # Bonferroni: all pairs together keep the confidence
-        nodes, of_runs, sizes, caveats = [], [], [], []
+        nodes, of_runs, sizes, short = [], [], [], []
         length_s = sum(run.summary.window.steady.duration_s or 0.0 for run in self.runs)
         for node in range(count):
             values = [steady.latencies(columns, term.of, columns["target"] == node) for columns in self._columns]
-            bounds, caveat = self._quantile(values, term.quantile, term.of, length_s, confidence)
+            bounds, of_node = self._quantile(values, term.quantile, term.of, length_s, confidence)
             nodes.append(bounds)
             of_runs.append(_of_runs(values, term.quantile))
-            caveats.append(caveat and f"node {node + 1}: {caveat}")
+            short.append(of_node._replace(words=of_node.words and f"node {node + 1}: {of_node.words}"))
             sizes.append(steady.size(values))
         if failed := [f"node {node + 1}" for node, bounds in enumerate(nodes) if math.isinf(bounds.value)]:
             raise Missing(f"too many requests failed at {', '.join(failed)}: no {term.at} to compare")
@@ -310,8 +318,8 @@ class Evaluator:
             for a, b in permutations(range(count), 2)
         ]
         largest_ratio = Bounds(*(max(ratio[i] for ratio in ratios) for i in range(3)))
-        caveat = next(filter(None, caveats), "")
-        return Held(_change(largest_ratio), min(sizes), caveat)
+        worst = steady.all_of(short)
+        return Held(_change(largest_ratio), min(sizes), worst.sentence(), _known(worst))
 
     def against(self, term: Promise) -> Held:
         other = self.measured.get(term.level, MeasuredLevel())
@@ -321,9 +329,11 @@ class Evaluator:
         p = term.quantile
         own_latency, own_sample = self._latency(self.runs, self._columns, term.of, p)
         other_latency, other_sample = self._latency(other.runs, other_columns, term.of, p)
-        caveat = own_sample.caveat or (other_sample.caveat and f"{term.level}: {other_sample.caveat}")
+        of_other = other_sample.short
+        of_other = of_other._replace(words=of_other.words and f"{term.level}: {of_other.words}")
+        short = steady.all_of([own_sample.short, of_other])
         bounds = _ratio(own_latency, other_latency, term.level)
-        return Held(bounds, min(own_sample.total, other_sample.total), caveat)
+        return Held(bounds, min(own_sample.total, other_sample.total), short.sentence(), _known(short))
 
     def energy(self, term: Promise) -> Held:
         """Watts by their reading error over a rate by its interval, as wide as the single runs differ."""
@@ -365,20 +375,30 @@ class Evaluator:
 _CountInSpan = Callable[[RecordedRun, Columns, Span], float]
 
 
-def _bounded(values: Series, p: float, confidence: float, length_s: float, queued: bool) -> tuple[Bounds, str]:
-    """A quantile with its interval, and why the sample alone does not bound it from above ("" when it does).
+def _of_sample(found: Bounds, requests: int, sample: SteadySample) -> Held:
+    short = sample.short
+    return Held(found, requests, short.sentence(), _known(short), sample.of, sample.length_s, sample.looks)
+
+
+def _known(short: Shortage) -> float:
+    """The load that will do; 0 where it is not known."""
+    return short.enough_s if math.isfinite(short.enough_s) else 0.0
+
+
+def _bounded(values: Series, p: float, confidence: float, length_s: float, queued: bool) -> tuple[Bounds, Shortage]:
+    """A quantile with its interval, and why the sample alone does not bound it from above, if it does not.
 
     A figure without queueing time still gets an upper end, from the spread of the batches of the load. Queueing time
     gets none: it is either near zero or long, so the spread of batches says nothing about it.
     """
     bounds = quantile_interval.quantile(values, p, confidence)
-    caveat = steady.together(values, p, confidence, length_s)
+    short = steady.together(values, p, confidence, length_s)
     from_spread = (
-        caveat or quantile_interval.known(values, p, confidence) < quantile_interval.LEAST_WORTH
+        short or quantile_interval.known(values, p, confidence) < quantile_interval.LEAST_WORTH
     )  # its range may hold a failed request
     if from_spread and not queued and math.isinf(bounds.high):
         bounds = bounds._replace(high=max(bounds.value, quantile_interval.tolerance(values, p, confidence)))
-    return bounds._replace(high=max(bounds.high, quantile_interval.other_state(values, p))), caveat
+    return bounds._replace(high=max(bounds.high, quantile_interval.other_state(values, p))), short
 
 
 def _ratio(numerator: Bounds, denominator: Bounds, what: str) -> Bounds:

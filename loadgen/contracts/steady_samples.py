@@ -42,6 +42,7 @@ continues. benchmarks/trust.py finds the wrong PASS verdicts.
 """
 SPELL_S = 6.0  # a state that makes a percentile is taken to come in spells of this length ...
 LONGEST_HORIZON_S = 600.0  # ... and to come back within this time; a contract's `horizon` replaces both
+MARGIN = 1.1  # an estimate of the load that would do is of what varies
 NEARLY = 0.9  # share of a length that counts as that length: a load ends with its last request, not with its time
 
 Timed = tuple[NDArray[np.int64], NDArray[np.float64]]  # due instants in ns and one value for each, in order of due
@@ -109,20 +110,45 @@ class RecordedRun:
 
 
 class Missing(Exception):
-    """A figure cannot be computed. The message says why."""
+    """A figure cannot be computed. The message says why; `missing_s`: how much more load will do, 0 if not known."""
+
+    def __init__(self, why: str, missing_s: float = 0.0) -> None:
+        super().__init__(why)
+        self.missing_s = missing_s
+
+
+class Shortage(NamedTuple):
+    """Why a load is too short for a figure, and how long a load will do if what comes is like what was seen.
+
+    `words` is "" where nothing is missing. `enough_s`: of all runs together, at the confidence of the next look, also
+    where this look found enough; infinite where it is not known.
+    """
+
+    words: str = ""
+    enough_s: float = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self.words)
+
+    def sentence(self) -> str:
+        """The words, with the load that would do."""
+        if not self.words:
+            return ""
+        load = f"about {format.duration(self.enough_s)} of load" if math.isfinite(self.enough_s) else "a longer load"
+        return f"{self.words}: {load}"
 
 
 class SteadySample(NamedTuple):
     """The values of the steady part of each run; `total` counts the values before the start-up was cut.
 
-    `caveat` says why the sample gives no upper end of its own ("" when it does). `bound` is then the least upper end:
+    `short` says why the sample gives no upper end of its own, if it gives none. `bound` is then the least upper end:
     the worst batch that was seen, or infinity. `of` names the part of the load in words ("" for all of it). `length_s`:
     the load of all runs together; `looks`: the independent looks at the server that it is worth (None: not known).
     """
 
     values: list[NDArray[np.float64]]
     total: int
-    caveat: str = ""
+    short: Shortage = Shortage()
     bound: float = math.inf
     of: str = ""
     length_s: float = 0.0
@@ -193,12 +219,14 @@ def _mean_stay_s(run: RecordedRun) -> float:
     return (run.summary.e2e_ms.mean or 0.0) / 1e3
 
 
-def supported(values: Series, p: float, what: str) -> None:
+def supported(values: Series, p: float, what: str, length_s: float) -> None:
+    """Raises Missing where a load of `length_s` brought fewer values than a percentile needs."""
     n, least = size(values), support(p)
     if n == 0:
         raise Missing(f"no request has a {what}")
     if n < least:
-        raise Missing(f"{format.counted(n, 'sample')}; p{p * 100:g} is supported from {least:,}")
+        what = f"{format.counted(n, 'sample')}; p{p * 100:g} is supported from {least:,}"
+        raise Missing(what, _enough_s(length_s, least, n) - length_s)
 
 
 def horizon_s(p: float, asked_s: float | None = None) -> float:
@@ -209,17 +237,17 @@ def horizon_s(p: float, asked_s: float | None = None) -> float:
     return asked_s if asked_s is not None else min(SPELL_S / (1 - p), LONGEST_HORIZON_S)
 
 
-def too_short(length_s: float, p: float, confidence: float, asked_s: float | None, what: str) -> str:
-    """Why a load of this length, over all runs, cannot show that a latency stays low; "" when it can."""
+def too_short(length_s: float, p: float, confidence: float, asked_s: float | None, what: str) -> Shortage:
+    """Why a load of this length, over all runs, cannot show that a latency stays low, if it cannot."""
     horizon = horizon_s(p, asked_s)
-    needed_s = intervals.length_for(horizon, confidence)
-    if length_s >= NEARLY * needed_s:
-        return ""
-    return (
+    enough_s = intervals.length_for(horizon, intervals.at_next_look(confidence))
+    if length_s >= NEARLY * intervals.length_for(horizon, confidence):
+        return Shortage(enough_s=enough_s)
+    words = (
         f"a load of {format.duration(length_s)} sees what comes back within "
-        f"{format.duration(intervals.recurrence(length_s, confidence))}; {what} needs {format.duration(horizon)}: "
-        f"about {format.duration(needed_s)} of load"
+        f"{format.duration(intervals.recurrence(length_s, confidence))}; {what} needs {format.duration(horizon)}"
     )
+    return Shortage(words, enough_s)
 
 
 def load_length_s(due: Sequence[NDArray[np.int64]]) -> float:
@@ -243,13 +271,12 @@ def settle(
     length_s = load_length_s([due for due, _ in timed])
     sample = SteadySample([values for _, values in settled], sum(len(values) for _, values in timed), length_s=length_s)
     sample = sample._replace(looks=independent_looks(runs, settled))
-    short = too_short(length_s, p, confidence, asked_horizon_s, what)
-    if sample.looks is not None and sample.looks < LEAST_LOOKS:
-        short = short or _too_few_states(sample.looks, length_s)
-    stays = looks(runs) if waits(runs, metric) else None
     if not all(part.settled for part in parts):
         lengths = [float(due[-1] - due[0]) / 1e9 for due, _ in timed if len(due)]
-        return sample._replace(caveat=unsettled(max(lengths, default=0.0)))
+        return sample._replace(short=unsettled(max(lengths, default=0.0)))
+    of_time = [too_short(length_s, p, confidence, asked_horizon_s, what), _too_few_states(sample.looks, length_s)]
+    of_queue = []
+    stays = looks(runs) if waits(runs, metric) else None
     if stays is not None:
         stays_ns = [_mean_stay_s(run) * 1e9 for run in runs]
         ttft_samples = [figures(run.columns(), QUEUED[0]) for run in runs]
@@ -257,23 +284,27 @@ def settle(
             steady_state.looks(*one, stay_ns, errors=0.0) for one, stay_ns in zip(ttft_samples, stays_ns, strict=True)
         )
         distinct_looks = sum(steady_state.looks(*one, stay_ns) for one, stay_ns in zip(settled, stays_ns, strict=True))
-        caveat = tail(min(seen, stays[0]), stays, p, confidence, what)
-        if not caveat:
-            caveat = _too_few_looks(distinct_looks, LOOKS[metric], stays[1])
-            least_looks = (
-                0.0 if _never_queued(runs) else LOOKS[metric] * 0.75
-            )  # without queueing no least number: the batches just vary
-            if (
-                caveat and not short and distinct_looks >= max(intervals.unseen(p, confidence), least_looks)
-            ):  # enough looks to have met the worst case
-                settled_with_stay = zip(settled, stays_ns, strict=True)
-                sample = sample._replace(
-                    bound=max(steady_state.worst(*one, stay_ns, p) for one, stay_ns in settled_with_stay)
-                )
-        sample = sample._replace(caveat=caveat)
-    sample = sample._replace(caveat="; and ".join(filter(None, (sample.caveat, short))))
+        unseen = tail(min(seen, stays[0]), stays, p, confidence, what)
+        of_queue = [unseen, _too_few_looks(distinct_looks, LOOKS[metric], length_s, settled, stays_ns)]
+        # without queueing no least number: the batches just vary
+        least_looks = 0.0 if _never_queued(runs) else LOOKS[metric] * 0.75
+        is_met = distinct_looks >= max(intervals.unseen(p, confidence), least_looks)  # the worst case, in so many looks
+        if of_queue[1] and not unseen and not any(of_time) and is_met:
+            settled_with_stay = zip(settled, stays_ns, strict=True)
+            sample = sample._replace(
+                bound=max(steady_state.worst(*one, stay_ns, p) for one, stay_ns in settled_with_stay)
+            )
     starts = [float(due[part.start] - due[0]) for (due, _), part in zip(timed, parts, strict=True) if part.start]
-    return sample._replace(of=f"from {format.duration(max(starts) / 1e9)} on" if starts else "")
+    return sample._replace(
+        short=all_of(of_queue, of_time), of=f"from {format.duration(max(starts) / 1e9)} on" if starts else ""
+    )
+
+
+def all_of(*groups: Sequence[Shortage]) -> Shortage:
+    """The first reason of each group in words, and the load that leaves no reason of any group."""
+    words = [next((one.words for one in group if one), "") for group in groups]
+    enough_s = max((one.enough_s for group in groups for one in group), default=0.0)
+    return Shortage("; and ".join(filter(None, words)), enough_s)
 
 
 def independent_looks(runs: Sequence[RecordedRun], timed: Sequence[Timed]) -> float | None:
@@ -284,63 +315,81 @@ def independent_looks(runs: Sequence[RecordedRun], timed: Sequence[Timed]) -> fl
     return sum(steady_state.slow_looks(*one, stay_ns) for one, stay_ns in zip(timed, stays_ns, strict=True))
 
 
-def _too_few_states(seen: float, length_s: float) -> str:
-    return (
+def _too_few_states(seen: float | None, length_s: float) -> Shortage:
+    if seen is None:
+        return Shortage()
+    enough_s = _enough_s(length_s, LEAST_LOOKS, seen or 1)
+    if seen >= LEAST_LOOKS:
+        return Shortage(enough_s=enough_s)
+    words = (
         f"a server that changes slowly: this load is worth some {math.floor(seen)} independent looks at it; "
-        f"{LEAST_LOOKS} needed: {_longer(length_s, LEAST_LOOKS, seen)}"
+        f"{LEAST_LOOKS} needed"
     )
+    return Shortage(words, enough_s)
 
 
-def _longer(length_s: float, needed: float, seen: float) -> str:
-    return f"about {format.duration(length_s * needed / seen)} of load" if seen else "a much longer load"
+def _enough_s(length_s: float, needed: float, seen: float) -> float:
+    """The load that brings `needed` of what a load of `length_s` brought `seen` of."""
+    return MARGIN * length_s * needed / seen if seen else math.inf
 
 
-def unsettled(length_s: float) -> str:
-    return (
+def unsettled(length_s: float) -> Shortage:
+    words = (
         f"after {format.duration(length_s / 2)} of load the start-up was not over, so what a steady load gives was not "
-        "seen: a longer load, or a warm-up stage longer than that before it"
+        "seen (a warm-up stage longer than that before it helps too)"
     )
+    return Shortage(words, math.inf)
 
 
-def _too_few_looks(seen: float, needed: int, length_s: float) -> str:
-    """Why batches do not represent a load that continues: successive queue states are correlated. "" when they do."""
+def _too_few_looks(
+    seen: float, needed: int, length_s: float, timed: Sequence[Timed], stays_ns: Sequence[float]
+) -> Shortage:
+    """Why batches do not represent a load that continues, if they do not: successive queue states are correlated."""
     if seen >= needed:
-        return ""
-    return (
+        return Shortage()
+    longest, stay_ns = max(zip(timed, stays_ns, strict=True), key=lambda run: len(run[0][0]))
+    enough_s = length_s + MARGIN * steady_state.length_for(needed - seen, *longest, stay_ns) / 1e9
+    words = (
         f"a queue that lasts: requests that came one after another fared alike, so this load is worth some {seen:.0f} "
-        f"looks at it; {needed} needed: {_longer(length_s, needed, seen)}"
+        f"looks at it; {needed} needed"
     )
+    return Shortage(words, enough_s)
 
 
-def tail(seen: float, stays: tuple[float, float], p: float, confidence: float, what: str) -> str:
-    """Why a tail that queueing causes has no upper bound although there are enough requests; "" when it has one.
+def tail(seen: float, stays: tuple[float, float], p: float, confidence: float, what: str) -> Shortage:
+    """Why a tail that queueing causes has no upper bound although there are enough requests, if it has none.
 
     `seen` counts independent looks at the queue. Requests close together see the same queue, so more requests do not
     help: a bad state that lasts a share 1 - p of the time stays unseen with probability p ** seen.
     """
     needed = intervals.unseen(p, confidence)
-    if seen >= needed:
-        return ""
     count, length_s = stays
-    return (
+    enough_s = _enough_s(length_s, intervals.unseen(p, intervals.at_next_look(confidence)), seen or count)
+    if seen >= needed:
+        return Shortage(enough_s=enough_s)
+    words = (
         f"requests stay {format.duration(length_s / count)} on average, so this load saw the queue some {seen:.0f} "
-        f"times; {what} needs {needed}: {_longer(length_s, needed, seen)}"
+        f"times; {what} needs {needed}"
     )
+    return Shortage(words, enough_s)
 
 
-def together(values: Series, p: float, confidence: float, length_s: float) -> str:
-    """Why a tail has no upper bound although there are enough requests: its slow requests came in a few clusters.
+def together(values: Series, p: float, confidence: float, length_s: float) -> Shortage:
+    """Why a tail has no upper bound although there are enough requests, if so: its slow requests came in few clusters.
 
-    `length_s` is the length of the load. Returns "" when the tail is bounded.
+    `length_s` is the length of the load.
     """
     worth, needed = quantile_interval.known(values, p, confidence), intervals.unseen(p, confidence)
-    if worth >= needed or needed <= quantile_interval.LEAST_WORTH:
-        return ""
-    return (
+    if needed <= quantile_interval.LEAST_WORTH:
+        return Shortage()
+    enough_s = _enough_s(length_s, intervals.unseen(p, intervals.at_next_look(confidence)), worth)
+    if worth >= needed:
+        return Shortage(enough_s=enough_s)
+    words = (
         f"the slowest came together, in a few stretches of the {format.duration(length_s)}: {size(values):,} requests "
-        f"are worth some {worth:.0f} that do not share their fate; p{p * 100:g} needs {needed}: "
-        f"{_longer(length_s, needed, worth)}"
+        f"are worth some {worth:.0f} that do not share their fate; p{p * 100:g} needs {needed}"
     )
+    return Shortage(words, enough_s)
 
 
 def waits(runs: Sequence[RecordedRun], metric: str) -> bool:

@@ -19,7 +19,7 @@ from loadgen import errors as codes
 from loadgen import format
 from loadgen.contracts.evaluate import Evaluator, Held, MeasuredLevel, Money
 from loadgen.contracts.schema import OF_TASKS, AnswersAsked, Contract, ContractLevel, Promise, words
-from loadgen.contracts.steady_samples import Missing, RecordedRun
+from loadgen.contracts.steady_samples import MARGIN, Missing, RecordedRun
 from loadgen.limits import CACHED_SHARE
 from loadgen.metrics import reasons
 from loadgen.stats import intervals
@@ -36,7 +36,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 
     `horizon_s`: the verdict holds for what comes back within this time, on average. `looks`: the independent looks at
     the server behind it. Null where not known, and in verdicts of older versions. `look`: of a validation that was
-    extended, at which look this was decided, or the last one.
+    extended, at which look this was decided, or the last one. `missing_s`: of an undecided term, how much more load, of
+    all runs together, will decide it if the server goes on like this; null where nobody can say.
     """
 
     term: str
@@ -54,6 +55,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     horizon_s: float | None = None
     looks: int | None = None
     look: int | None = None
+    missing_s: float | None = None
 
 
 class ScoredAnswers(NamedTuple):
@@ -154,6 +156,20 @@ def exit_code(validation: Validation) -> int:
     return {PASS: codes.OK, FAIL: codes.SLO_MISSED, INCONCLUSIVE: codes.UNSOUND}[validation.verdict]
 
 
+def to_add_s(validation: Validation, runs_of: Mapping[str, int]) -> float:
+    """How long each added run has to be, so that no undecided term misses load any more; 0 where no term can say.
+
+    `runs_of`: how many runs an extension adds to each level.
+    """
+    missing = [
+        term.missing_s / runs_of[term.level]
+        for level in validation.levels
+        for term in level.terms
+        if term.missing_s is not None and term.level in runs_of
+    ]
+    return max(missing, default=0.0)
+
+
 def sentence(level_verdicts: Sequence[LevelVerdict]) -> str:
     """The verdict in one sentence."""
     must_terms = [term for level in level_verdicts for term in level.terms if term.kind == "must"]
@@ -200,12 +216,13 @@ def after_looks(
     if not looks:
         return levels(contract, measured, money)
     judged: tuple[LevelVerdict, ...] = ()
+    confidence = contract.confidence
     for number, runs in enumerate(looks):
-        confidence = 1 - (1 - contract.confidence) / 2**number
         so_far = {name: replace(level, runs=level.runs[: runs.get(name, 0)]) for name, level in measured.items()}
         now = levels(contract.model_copy(update={"confidence": confidence}), so_far, money)
         now = tuple(_at_look(level, number + 1) for level in now)
         judged = tuple(map(_kept, judged, now)) if judged else now
+        confidence = intervals.at_next_look(confidence)
     return judged
 
 
@@ -359,8 +376,10 @@ def _judge_term(
     try:
         evaluated = held(term)
     except Missing as missing:
-        return Judgement(**fields, verdict="INCONCLUSIVE", code="no_figure", reason=str(missing))
-    verdict, code, reason = _compare_with_limit(term, evaluated, confidence)
+        return Judgement(
+            **fields, verdict="INCONCLUSIVE", code="no_figure", reason=str(missing), missing_s=missing.missing_s or None
+        )
+    verdict, code, reason, enough_s = _compare_with_limit(term, evaluated, confidence)
     return Judgement(
         **fields,
         verdict=verdict,
@@ -374,6 +393,7 @@ def _judge_term(
         sample=evaluated.sample,
         horizon_s=round(intervals.recurrence(evaluated.length_s, confidence), 3) or None,
         looks=None if evaluated.looks is None else round(evaluated.looks),
+        missing_s=round(enough_s - evaluated.length_s, 3) if enough_s > evaluated.length_s else None,
     )
 
 
@@ -381,32 +401,44 @@ def _finite(value: float) -> float | None:
     return round(float(f"{value:.9g}"), 12) if math.isfinite(value) else None
 
 
-def _compare_with_limit(term: Promise, evaluated: Held, confidence: float) -> tuple[Verdict, str, str]:
-    """The verdict, and the reason as a code and in words."""
+def _compare_with_limit(term: Promise, evaluated: Held, confidence: float) -> tuple[Verdict, str, str, float]:
+    """The verdict, the reason as a code and in words, and the load that will decide in s; 0 where it is not known."""
     bounds, limit, unit = evaluated.found, term.limit_in_unit, term.unit
     part = f", {evaluated.of}" if evaluated.of else ""
     value = "a failed request" if math.isinf(bounds.value) else figure(bounds.value, unit)
     measured = f"{value} ({_interval_words(bounds, unit)} at {confidence * 100:g} %{part})"
     promise = f"the promise of {'at most' if term.is_at_most else 'at least'} {figure(limit, unit)}"
     if bounds.high <= limit if term.is_at_most else bounds.low >= limit:
-        return "PASS", "kept", f"{measured} keeps {promise}{_horizon_words(evaluated, confidence)}"
+        return "PASS", "kept", f"{measured} keeps {promise}{_horizon_words(evaluated, confidence)}", 0.0
     if bounds.low > limit if term.is_at_most else bounds.high < limit:
-        return "FAIL", "broken", f"{measured} breaks {promise}"
+        return "FAIL", "broken", f"{measured} breaks {promise}", 0.0
     if evaluated.caveat:
-        return "INCONCLUSIVE", "one_sided", f"{value} in this sample; {evaluated.caveat}"
-    needed = _sample_needed(bounds, limit, evaluated.sample, "tasks" if term.kind in OF_TASKS else "requests")
-    return "INCONCLUSIVE", "held_by_interval", f"{measured}: the interval holds {promise}; {needed}"
+        return "INCONCLUSIVE", "one_sided", f"{value} in this sample; {evaluated.caveat}", evaluated.enough_s
+    factor = _factor_needed(bounds, limit, confidence)
+    if factor is None:
+        needed, enough_s = "more are needed", 0.0
+    elif math.isinf(factor):
+        needed, enough_s = "the two are too close for any sample of reasonable size", 0.0
+    else:
+        enough_s = max(factor * evaluated.length_s, evaluated.enough_s)
+        noun = "tasks" if term.kind in OF_TASKS else "requests" if evaluated.length_s else "prompts"
+        load = f", {format.duration(enough_s)} of load," if enough_s else ""
+        needed = f"about {math.ceil(evaluated.sample * factor):,} {noun}{load} would decide it"
+    return "INCONCLUSIVE", "held_by_interval", f"{measured}: the interval holds {promise}; {needed}", enough_s
 
 
-def _sample_needed(bounds: Bounds, limit: float, sample: int, noun: str) -> str:
-    """The sample size that would decide, if the value stays the same: intervals shrink with the square root of n."""
+def _factor_needed(bounds: Bounds, limit: float, confidence: float) -> float | None:
+    """How many times the sample would decide at the next look, if the value stays the same: intervals shrink with the
+    square root of n. Infinite where the two are too close; None where the interval has no end.
+    """
     value, low, high = bounds
     half_width, distance = (value - low if value > limit else high - value), abs(limit - value)
     if not math.isfinite(half_width):
-        return "more are needed"
+        return None
     if not distance or half_width / distance > 100:
-        return "the two are too close for any sample of reasonable size"
-    return f"about {math.ceil(sample * (half_width / distance) ** 2 * 1.1):,} {noun} would decide it"
+        return math.inf
+    wider = intervals.z_quantile(intervals.at_next_look(confidence)) / intervals.z_quantile(confidence)
+    return (half_width / distance * wider) ** 2 * MARGIN
 
 
 def figure(value: float, unit: str) -> str:

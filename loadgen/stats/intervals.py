@@ -330,6 +330,11 @@ def faultless(limit: float, level: float = LEVEL) -> int:
     return math.ceil(z * z * (1 - limit) / limit)
 
 
+def at_next_look(level: float) -> float:
+    """The confidence that the next look at growing data is judged at, after one at `level`: see contracts.verdict."""
+    return 1 - (1 - level) / 2
+
+
 def unseen(p: float, level: float = LEVEL) -> int:
     """The number of independent observations from which a state that holds with probability 1 - p would be observed.
 

@@ -7,6 +7,7 @@ are in `intervals.py`.
 
 from __future__ import annotations
 
+import bisect
 import math
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from loadgen.stats.quantiles import element
 
 BATCHES = 60  # batches for finding the start-up: 1.7 % of the load each
 FEWEST = 5  # fewest intervals of one stay for which their correlation means anything
+MOST_STAYS = 1_000_000  # of a load that is planned
 SURE = 1.96  # standard errors by which a correlation may be larger than estimated
 
 
@@ -68,14 +70,33 @@ def looks(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float
     r), where r is the correlation of intervals of one stay. r is taken larger than estimated by `errors` standard
     errors (of Fisher's z), because a short sample of a slow queue makes r look small. 0 with too few values.
     """
+    count, r = _of_stays(due_ns, values, stay_ns)
+    return 0.0 if r is None else _worth(count, r, errors)
+
+
+def length_for(
+    looks: float, due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float, errors: float = SURE
+) -> float:
+    """The ns of load in one piece that are worth so many `looks`, if it correlates as these values do.
+
+    With too few values to know, as if nothing correlated: so the least that it can be.
+    """
+    _, r = _of_stays(due_ns, values, stay_ns)
+    return stay_ns * bisect.bisect_left(range(MOST_STAYS), looks, FEWEST, key=lambda n: _worth(n, r or 0.0, errors))
+
+
+def _of_stays(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float) -> tuple[int, float | None]:
+    """How many intervals of one stay have values, and their correlation; None with too few of them."""
     if len(values) < FEWEST:
-        return 0.0
+        return 0, None
     series, _ = _stretches(due_ns, values, stay_ns)
-    if len(series) < FEWEST:
-        return 0.0
-    r = max(intervals.correlation(series), 0.0)
-    r = math.tanh(math.atanh(r) + errors / math.sqrt(len(series) - 3))
-    return len(series) * (1 - r) / (1 + r)
+    return len(series), max(intervals.correlation(series), 0.0) if len(series) >= FEWEST else None
+
+
+def _worth(count: int, r: float, errors: float) -> float:
+    """What so many intervals of one stay are worth, each correlated with the next by `r`, give or take `errors`."""
+    r = math.tanh(math.atanh(r) + errors / math.sqrt(count - 3))
+    return count * (1 - r) / (1 + r)
 
 
 def slow_looks(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float) -> float:
