@@ -15,7 +15,9 @@ from loadgen.cli import main
 from loadgen.execution import run
 from loadgen.execution.events import LoadStarted, RunEvent, StepBegun
 from loadgen.execution.plan import Settings
+from loadgen.metrics.summary import load_summary
 from loadgen.results import store
+from loadgen.results.capacity import load_capacity
 from loadgen.results.manifest import AdaptivePlan
 from loadgen.results.record import ROW, STATUS
 from loadgen.schedule import arrivals
@@ -339,12 +341,35 @@ def test_a_dry_run_says_how_the_load_will_grow(capsys: pytest.CaptureFixture[str
     assert "from 4 in flight up" in said and "sustained for 20 min" in said and "after 1 h" in said
 
 
+def test_machines_and_cost_are_by_the_load_that_was_sustained(
+    found: tuple[Path, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run at one load is a lower bound; this one has seen higher loads fail."""
+    folder, _ = found
+    result, shown = stored(folder), load_capacity((folder / "capacity.json").read_bytes())
+    assert result.answer.interval is not None
+    assert (shown.rate_per_s, shown.evidence, shown.confirmed) == (result.answer.steady, ".", True)
+    assert (shown.lower_bound, shown.sustained) == (False, result.answer.sustained)
+    assert shown.low_per_s is not None
+    assert shown.low_per_s <= shown.rate_per_s
+    summary = load_summary((folder / "summary.json").read_bytes())
+    assert shown.output_tokens_per_s == summary.tokens.steady_output_per_s
+    assert ends("capacity", "--profile", summary.run.workload, "--results", str(folder), "--users", "5000") == 0
+    text = capsys.readouterr().out
+    assert "capacity by search: " in text
+    assert "LOWER BOUND" not in text
+    assert ends("report", str(folder.parent)) == 0
+    assert ends("report", str(folder)) == 0
+
+
 def test_the_plan_is_in_the_header(found: tuple[Path, int]) -> None:
     header = store.read_run(found[0]).header
     assert header.adaptive == plan(start=4.0, window_s=20.0, sustain_s=120.0)
 
 
-def test_a_bundle_makes_the_steps_again(found: tuple[Path, int]) -> None:
+def test_a_bundle_makes_the_steps_and_the_capacity_again(found: tuple[Path, int]) -> None:
     folder, _ = found
     made = {one.name: one.data for one in remade(folder)}
     assert made[adaptive_run.FILE] == (folder / adaptive_run.FILE).read_bytes()
+    again, kept = (load_capacity(data) for data in (made["capacity.json"], (folder / "capacity.json").read_bytes()))
+    assert again == msgspec.structs.replace(kept, recipe=""), "what was asked is not among the records"

@@ -161,6 +161,16 @@ def test_a_run_at_one_load_says_no_more_than_that_this_load_was_carried(
     assert "need at most" in " ".join(out.split()) and "at least" in out and "a lower bound" in out
 
 
+def test_what_is_wrong_is_told_before_a_search(folder: Path) -> None:
+    """A search of minutes ran first, and then the other source had no published rate, or the price no entry."""
+    arguments = ("rag", "sim:gb300-vm", "--slo", "ttft:2s", "--users", "5")
+    with refused(Faults, "unknown_name"):
+        _called(*arguments, "published:nobody", "--answer", "9s")
+    with refused(Faults, "unknown_name"):
+        _called(*arguments, "--accept-sample-prices", "--price", "nobody")
+    assert not list(Path("results").glob("size-*"))
+
+
 def test_two_sources_side_by_side_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _called(RAG.run.workload, "vm", "published:CoreWeave, GB300", "--rate", "50", "--json") == 0
     said = json.loads(capsys.readouterr().out)

@@ -105,6 +105,10 @@ def _summary(folder: Path) -> Iterator[Remade]:
     yield Remade(run_folder.SUMMARY, dump_summary(run_folder.summary(folder)), basis)
     if (folder / adaptive_run.FILE).is_file() and (found := adaptive_run.read(folder)) is not None:
         yield Remade(adaptive_run.FILE, adaptive_run.dump(found), RECORDS)
+        if (folder / capacity.FILE).is_file():
+            shown = adaptive_run.found_capacity(folder, found)
+            data = b"null\n" if shown is None else capacity.dump(shown)
+            yield Remade(capacity.FILE, data, SUMMARIES, leave=("recipe",))
 
 
 def _mlperf(folder: Path) -> Iterator[Remade]:

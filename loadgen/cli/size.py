@@ -90,7 +90,7 @@ def size(
     from loadgen.results.manifest import TargetFacts
 
     need = _need(users, think, rate, answer, spare, hours_per_day)
-    if slo and not any(source.startswith(SIMULATED) for source in sources):
+    if slo and not any(map(_is_searched, sources)):
         hint = "search again under this one: loadgen search --slo; or name a machine to search now: sim:gb300-vm"
         raise UserError("no_effect", "a stored result keeps the SLO that it was measured under", "--slo", hint)
     wants_money = prices is not None or accept_sample_prices
@@ -102,10 +102,14 @@ def size(
     if wants_money:
         book = price_file.load_prices(prices, accept_sample=accept_sample_prices, currency=currency)
     chosen = _chosen(price or [], sources)
-    sized: list[tuple[sizing.Size, Evidence | None]] = []
+    sized_of: dict[str, tuple[sizing.Size, Evidence | None]] = {}
     faults: list[Fault] = []
-    for source in sources:
+    for source in sorted(sources, key=_is_searched):  # what can be wrong is told before minutes of search
+        if faults and _is_searched(source):
+            break
         try:
+            if book is not None and source in chosen:
+                find(book, TargetFacts(), chosen[source], source)
             measured, evidence = _source(source, profile, slo or [], gpus, given.call, allow_invalid=allow_invalid)
             at = None
             if book is not None:
@@ -115,17 +119,17 @@ def size(
                 target = evidence.summary.target if evidence is not None else TargetFacts()
                 matching = find(book, target, chosen.get(source, ""), source)
                 if len(matching) > 1:
-                    names = " or ".join(f"--price '{source}={found.name}'" for found in matching)
+                    names = " or ".join(f"--price '{source}={one.name}'" for one in matching)
                     raise UserError("ambiguous", f"{source} has prices of several commitments", "--price", names)
                 at = matching[0]
             per_machine = gpus_per_machine or getattr(at, "gpus", None) or measured.gpus
-            sized.append(
-                (sizing.size(measured, need, gpus_per_machine=per_machine, price=at, evidence=evidence), evidence)
-            )
+            found = sizing.size(measured, need, gpus_per_machine=per_machine, price=at, evidence=evidence)
+            sized_of[source] = found, evidence
         except Fault as fault:
             faults.append(fault)
     if faults:
         raise Faults(faults)
+    sized = [sized_of[source] for source in sources]
     if as_json:
         print(report.render_json(sized, need, currency=currency), end="")
     else:
@@ -134,6 +138,10 @@ def size(
             remarks.append(f"exchanged at {'; '.join(book.exchanged)}")
         print(report.render_text(sized, need, currency=currency, remarks=remarks), end="")
     return OK
+
+
+def _is_searched(source: str) -> bool:
+    return source.startswith(SIMULATED)
 
 
 def _need(
@@ -187,7 +195,7 @@ def _source(
 
     if source.startswith(PUBLISHED):
         return _published(source.removeprefix(PUBLISHED), profile), None
-    folder = _searched(source, profile, slo, call) if source.startswith(SIMULATED) else Path(source)
+    folder = _searched(source, profile, slo, call) if _is_searched(source) else Path(source)
     evidence = inputs.read_evidence([folder], allow_invalid=allow_invalid)[0]
     return replace(measured_rate(evidence, name_of(profile), gpus), name=source), evidence
 

@@ -10,8 +10,10 @@ import msgspec
 from loadgen import format, run_folder
 from loadgen.errors import Fault, UserError
 from loadgen.execution.plan import Settings
-from loadgen.results import checksums, store
+from loadgen.results import capacity, checksums, store
+from loadgen.results.capacity import Capacity
 from loadgen.results.manifest import AdaptivePlan, Header
+from loadgen.search import experiment
 from loadgen.search.adaptive import SUSTAIN, Adaptive, StoredAdaptive, replayed
 from loadgen.search.watch import Goal
 from loadgen.slo import Slo
@@ -27,6 +29,7 @@ class AdaptiveSteering:
     plan: AdaptivePlan
     goal: Goal
     drain_ns: int
+    workload: Workload
 
     def __call__(self) -> Adaptive:
         return Adaptive(self.goal, self.plan, self.drain_ns)
@@ -36,6 +39,8 @@ class AdaptiveSteering:
         stored = read(folder)
         assert stored is not None
         store.replace(folder / FILE, dump(stored))
+        if (found := found_capacity(folder, stored, self.workload)) is not None:
+            store.replace(folder / capacity.FILE, capacity.dump(found))
         checksums.write(folder)
 
 
@@ -46,7 +51,7 @@ def dump(stored: StoredAdaptive) -> bytes:
 
 def prepared(workload: Workload, plan: AdaptivePlan) -> tuple[Workload, AdaptiveSteering]:
     """The workload with the first step as its only stage, and what steers it."""
-    steering = AdaptiveSteering(plan, Goal(slo=workload.slo or Slo(terms=())), workload.drain_ns)
+    steering = AdaptiveSteering(plan, Goal(slo=workload.slo or Slo(terms=())), workload.drain_ns, workload)
     first = steering().first
     law = (
         Closed(concurrency=round(first.load), ramp_ns=_ramp_ns(workload))
@@ -111,6 +116,15 @@ def read(folder: Path) -> StoredAdaptive | None:
         simulated=_simulated(header),
         seed=header.seed,
     )
+
+
+def found_capacity(folder: Path, stored: StoredAdaptive, workload: Workload | None = None) -> Capacity | None:
+    """The capacity that the run is evidence of: the load that it sustained; None where it sustained none.
+
+    Without the workload its recipe stays empty.
+    """
+    steps = [step.trial for step in stored.steps if step.trial.ask.kind == SUSTAIN]
+    return experiment.highest(folder, steps[-1:], stored.answer, workload=workload)
 
 
 def _agree(controller: Adaptive, folder: Path) -> None:

@@ -219,9 +219,7 @@ def outputs(
     `bound_why`: why the capacity is only a lower bound, even if a load that was tried was too high.
     """
     files = {CURVE: "\n".join(curve(told)).encode() + b"\n"}
-    found = highest(folder, told, answer, workload=workload)
-    if found is not None and (bound_why or found.lower_bound):
-        found = msgspec.structs.replace(found, lower_bound=True, bound_why=bound_why or capacity.STILL_KEPT)
+    found = highest(folder, told, answer, workload=workload, bound_why=bound_why)
     return files if found is None else files | {capacity.FILE: capacity.dump(found)}
 
 
@@ -240,14 +238,19 @@ def swept(folder: Path, told: Sequence[TrialResult]) -> tuple[sweep.SweepCurve, 
 
 
 def highest(
-    folder: Path, told: Sequence[TrialResult], answer: SearchAnswer, *, workload: Workload | None
+    folder: Path,
+    told: Sequence[TrialResult],
+    answer: SearchAnswer,
+    *,
+    workload: Workload | None = None,
+    bound_why: str = "",
 ) -> capacity.Capacity | None:
     """The capacity that these runs are evidence of.
 
     None without an SLO, without a load that held at full length, or when full-length runs failed where they should have
-    passed. It is a lower bound when no run was over. The evidence is the highest confirmed run, or else the highest run
-    that held to its end. Rate and tokens are those of that run: its load and its steady tokens; never the load of the
-    answer, at which half of the runs fail.
+    passed. It is a lower bound when no run was over, or for the reason in `bound_why`. The evidence is the highest
+    confirmed run, or else the highest run that held to its end. Rate and tokens are those of that run: its load and its
+    steady tokens; never the load of the answer, at which half of the runs fail.
     The interval is that of the answer, widened to the rate, and below the load that was seen not to be sustained. In a
     closed loop, the rate is the rate that the run completed, without an interval, because the interval of the answer is
     in lanes.
@@ -271,11 +274,12 @@ def highest(
         rate_per_s=rate,
         low_per_s=min(ends.low, rate) if ends else None,
         high_per_s=high,
-        lower_bound=answer.missed is None,
+        lower_bound=bool(bound_why) or answer.missed is None,
+        bound_why=bound_why or (capacity.STILL_KEPT if answer.missed is None else ""),
         unit="conversations" if summary.sessions is not None and not closed else "requests",
         method="sweep" if best.ask.kind == "level" else "search",
         recipe=request_fingerprint(workload, _counted(summary), summary.run.tokenizer_sha256) if workload else "",
-        evidence=best.folder,
+        evidence=best.folder or ".",
         confirmed=best.ask.kind not in ("bracket", "probe", "level"),
         output_tokens_per_s=summary.tokens.steady_output_per_s,
         total_tokens_per_s=summary.tokens.steady_total_per_s,
