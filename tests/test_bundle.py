@@ -173,7 +173,7 @@ def test_records_of_another_run_do_not_give_the_figures(made: Path, tmp_path: Pa
 def test_files_that_are_gone_or_damaged_are_named_without_a_traceback(made: Path, tmp_path: Path) -> None:
     bundle = bundled(made / "validation", tmp_path)
     gone = verify.verify(changed(bundle, "result/verdict.html", None))
-    assert [(one.file, one.what) for one in gone.differences] == [("result/verdict.html", "is missing")]
+    assert [(one.file, one.code) for one in gone.differences] == [("result/verdict.html", "missing")]
     for name in ("steady/r1/requests/requests.parquet", "steady/r1/run.json", "target.json", "contract.yaml"):
         damaged = changed(bundle, f"result/{name}", lambda _: b"\x00\xff")
         found = verify.verify(damaged)

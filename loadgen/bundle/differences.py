@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 TOLERANCE = 1e-9  # relative: sums may differ in their last digits between two kinds of CPU
 SHOWN = 200  # characters of a value in a message
+
+
+MismatchCode = Literal["differs", "missing", "changed", "unlisted", "extra", "not_json", "not_remade", "no_hashes"]
 
 
 class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +23,8 @@ class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
     at: str = ""  # path of keys in JSON, or the line
     stored: str = ""
     again: str = ""
-    what: str = "differs"
+    code: MismatchCode = "differs"
+    what: str = "differs"  # the code in words
 
     @property
     def text(self) -> str:
@@ -47,7 +51,9 @@ def compare(file: str, stored: bytes, again: bytes, *, leave: tuple[str, ...] = 
     try:
         pairs = list(zip(_documents(file, stored), _documents(file, again), strict=True))
     except ValueError:
-        return Compared(same=0, differences=(Mismatch(file=file, what="is no JSON, or of another length"),))
+        return Compared(
+            same=0, differences=(Mismatch(file=file, code="not_json", what="is no JSON, or of another length"),)
+        )
     walk = _Walk(file, leave, older)
     for number, (one, other) in enumerate(pairs, 1):
         walk.value(f"line {number}" if file.endswith(".jsonl") else "", one, other)
@@ -114,9 +120,9 @@ class _Walk:
         if is_stored and is_made:
             self.value(at, stored, again)
         elif is_stored:
-            self.found.append(Mismatch(file=self.file, at=at, what="is a field that nothing gives"))
+            self.found.append(Mismatch(file=self.file, at=at, code="extra", what="is a field that nothing gives"))
         elif not self.older:
-            self.found.append(Mismatch(file=self.file, at=at, what="is missing"))
+            self.found.append(Mismatch(file=self.file, at=at, code="missing", what="is missing"))
 
 
 def _is_sentence(value: Any) -> bool:

@@ -20,7 +20,7 @@ from loadgen import format
 from loadgen.answers import folder as answers
 from loadgen.bundle import archive, remake, signature
 from loadgen.bundle.archive import MANIFEST, RESULT, SIGNATURE, SUMS, Manifest
-from loadgen.bundle.differences import Mismatch, compare
+from loadgen.bundle.differences import Mismatch, MismatchCode, compare
 from loadgen.errors import UserError
 from loadgen.execution.run_header import version
 from loadgen.mlperf import run as mlperf
@@ -197,11 +197,15 @@ def _hashes(root: Path) -> list[Mismatch]:
     """The files that are not as SHA256SUMS says, that it does not list, and those that it lists and are not there."""
     listed = checksums.read(root)
     if listed is None:
-        return [Mismatch(file=SUMS, what="is missing: nothing vouches for any file")]
-    found = checksums.changed(root) | dict.fromkeys(checksums.unlisted(root), "is not in the list of hashes")
+        return [Mismatch(file=SUMS, code="no_hashes", what="is missing: nothing vouches for any file")]
+    found = checksums.changed(root) | dict.fromkeys(checksums.unlisted(root), "unlisted")
     found.pop(SIGNATURE, None)
-    words = {"changed": "is changed: its hash is another one", "gone": "is gone"}
-    return [Mismatch(file=name, what=words.get(what, what)) for name, what in found.items()]
+    said: dict[str, tuple[MismatchCode, str]] = {
+        "changed": ("changed", "is changed: its hash is another one"),
+        "gone": ("missing", "is gone"),
+        "unlisted": ("unlisted", "is not in the list of hashes"),
+    }
+    return [Mismatch(file=name, code=said[how][0], what=said[how][1]) for name, how in found.items()]
 
 
 def _signature(
@@ -232,13 +236,13 @@ def _again(folder: Path, manifest: Manifest) -> tuple[list[Made], dict[str, str]
         stored = folder / one.name
         name = f"{RESULT}/{one.name}"
         if one.damaged:
-            found.append(Mismatch(file=name, what=f"cannot be made again: {one.basis}"))
+            found.append(Mismatch(file=name, code="not_remade", what=f"cannot be made again: {one.basis}"))
         elif one.data is None:
             not_made[one.name] = one.basis
         elif older and not one.name.endswith((".json", ".jsonl")):
             not_made[one.name] = f"another version of loadgen ({manifest.version}) has worded it"
         elif not stored.is_file():
-            found.append(Mismatch(file=name, what="is missing"))
+            found.append(Mismatch(file=name, code="missing", what="is missing"))
         else:
             changed = tuple(place for places in newer_definitions for place in places.get(stored.name, ()))
             came = compare(name, stored.read_bytes(), one.data, leave=(*changed, *one.leave), older=older)
