@@ -146,6 +146,16 @@ class MeasuredRate:
     response_s: float
     workload: str
 
+    @property
+    def kind(self) -> str:
+        """What the interactions are, good or not: "requests", "conversations", "tasks"."""
+        return self.noun.removeprefix("good ").removeprefix("successful ")
+
+    @property
+    def answer(self) -> str:
+        """What a user waits for: "an answer", "a conversation"."""
+        return "an answer" if self.kind == "requests" else f"a {self.kind[:-1]}"
+
 
 ONE_LOAD = "the SLO was kept at this load, which may not be the highest (loadgen search finds it)"
 

@@ -36,11 +36,11 @@ def _measured(evidence: Evidence | None, measured: MeasuredRate | None, plan: Ca
     words = [
         f"{measured.basis}: {'at least ' if measured.lower_bound else ''}{_rate(measured.rate)} {measured.noun}/s of "
         f"{measured.workload} on {format.counted(measured.gpus, 'GPU')}, SLO: {slo_words(evidence.summary)}; "
-        f"mean answer {measured.response_s:.3g} s; from {measured.folder}"
+        f"{measured.answer} takes {measured.response_s:.3g} s on average; from {measured.folder}"
     ]
     words += [f"! {note}" for note in texts([*notes(evidence), *one_load(evidence, measured)])]
     if plan is not None:
-        words += [*_machines(plan), *_users(plan, at_most=measured.lower_bound)]
+        words += [*_machines(plan), *_users(plan, measured)]
     for sentence in words:
         yield from wrapped(sentence, "  ", "    ")
 
@@ -52,17 +52,17 @@ def _machines(plan: CapacityPlan) -> Iterator[str]:
     yield _loss(plan.rack_lost, "of a full rack")
 
 
-def _users(plan: CapacityPlan, *, at_most: bool) -> Iterator[str]:
+def _users(plan: CapacityPlan, measured: MeasuredRate) -> Iterator[str]:
     if plan.users is None or plan.vms is None or plan.lost is None or plan.response_s is None:
         yield "how many users that is: --users N --think 30s"
         return
     yield (
-        f"{format.counted(plan.users, 'user')}, each waiting {plan.response_s:.3g} s for an answer and thinking "
-        f"{plan.think_s:g} s: {format.quantity(plan.demand_per_s)} interactions/s"
+        f"{format.counted(plan.users, 'user')}, each waiting {plan.response_s:.3g} s for {measured.answer} and "
+        f"thinking {plan.think_s:g} s: {format.quantity(plan.demand_per_s)} {measured.kind}/s"
     )
     has_range = plan.vms_low is not None and plan.vms_low != plan.vms_high
     vms_range = f" ({plan.vms_low:,} to {plan.vms_high:,} by the interval)" if has_range else ""
-    most, least = ("at most ", "at least ") if at_most else ("", "")
+    most, least = ("at most ", "at least ") if measured.lower_bound else ("", "")
     machines = f"VMs: {most}{plan.vms:,}{vms_range}; racks: {most}{plan.racks:,}"
     yield f"{machines}; one full rack carries {least}{format.counted(plan.rack_users, 'such user')}"
     yield _loss(plan.lost, "of these")

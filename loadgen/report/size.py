@@ -52,7 +52,9 @@ def _answer(size: Size, evidence: Evidence | None, need: Need, currency: str) ->
             f" ({size.low} to {size.high} by the interval)" if size.low is not None and size.low != size.high else ""
         )
     if size.per_month is not None and size.per_thousand is not None:
-        words += f": {currency} {_amount(size.per_month)} a month, {_small(size.per_thousand)} per 1,000 {_noun(size)}"
+        words += (
+            f": {currency} {_amount(size.per_month)} a month, {_small(size.per_thousand)} per 1,000 {size.source.kind}"
+        )
     return words
 
 
@@ -60,12 +62,8 @@ def _machines(count: int, gpus: int) -> str:
     return f"{format.counted(count, 'machine')} of {format.counted(gpus, 'GPU')}"
 
 
-def _noun(size: Size) -> str:
-    return size.source.noun.removeprefix("good ").removeprefix("successful ")
-
-
 def _columns(sizes: Sequence[Size], currency: str) -> list[str]:
-    noun = _noun(sizes[0])
+    noun = sizes[0].source.kind
     rows: list[tuple[str, Callable[[Size], str]]] = [
         ("machines, spare ones too", lambda size: format.spanned(size.machines, size.low, size.high, format.count)),
         ("carrying the load", lambda size: format.count(size.carrying)),
@@ -74,7 +72,7 @@ def _columns(sizes: Sequence[Size], currency: str) -> list[str]:
         (f"load, {noun} per second", lambda size: format.quantity(size.demand_per_s)),
         (f"one machine carries, {noun} per second", _rate),
         (
-            "an answer takes" if noun == "requests" else f"a {noun[:-1]} takes",
+            f"{sizes[0].source.answer} takes",
             lambda size: format.duration(size.response_s) if size.response_s else "-",
         ),
         (f"{currency} per month", lambda size: _amount(size.per_month)),
@@ -108,9 +106,8 @@ def _rests_on(size: Size, evidence: Evidence | None, need: Need) -> Iterator[str
     folder = "" if source.folder == source.name else f"; {source.folder}"
     yield f"{source.name}: {source.basis}, {at}{slo}{folder}"
     if need.users is not None and size.response_s:
-        what = "an answer" if _noun(size) == "requests" else f"a {_noun(size)[:-1]} to end"
         yield (
-            f"each user waits {format.duration(size.response_s)} for {what} and thinks {need.think_s:g} s: "
+            f"each user waits {format.duration(size.response_s)} for {source.answer} and thinks {need.think_s:g} s: "
             f"{need.users:,} / {size.response_s + need.think_s:.3g} s = {format.quantity(size.demand_per_s)} per second"
         )
     if size.machines is not None and size.gpus_per_machine != source.gpus:
