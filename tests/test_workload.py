@@ -44,6 +44,7 @@ from loadgen.workload import (
     recipe_fingerprint,
     request_fingerprint,
 )
+from loadgen.workload.yaml_marks import read_yaml
 
 S = 1_000_000_000
 TWO_LINES = "name: truth\nrequests: {input_tokens: 150, output_tokens: 200}\n"
@@ -787,3 +788,19 @@ def test_two_lengths_are_a_workload() -> None:
     assert (workload.requests.input_tokens.value, workload.requests.output_tokens.value) == (1000, 200)
     with refused(Faults, "missing_option"):
         loading.given(None, None, read_flags(input_tokens="1000"))
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("a: [b, c\nd: 3\n", "close the list [ at 1:4, and put commas between its entries"),
+        ("a: {b: c\nd: 3\n", "close the mapping { at 1:4, and put commas between its entries"),
+        ('a: "b\nc: 3\n', "close the quote at 1:4"),
+        ("a:\n  - b\n - c\n", "check the indentation: entries of one level begin in one column"),
+        ("a: b\n\tc: d\n", "YAML does not allow tabs for indentation: use spaces"),
+    ],
+)
+def test_text_that_is_no_yaml_says_what_to_do(text: str, hint: str) -> None:
+    with pytest.raises(Faults) as caught:
+        read_yaml(text, "a.yaml", {})
+    assert [one.hint for one in caught.value.faults] == [hint]

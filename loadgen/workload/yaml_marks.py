@@ -138,6 +138,10 @@ def _spot(node: yaml.Node) -> Spot:
     return Spot(node.start_mark.line + 1, node.start_mark.column + 1, text)
 
 
+_OPENED = {"flow sequence": "the list [", "flow mapping": "the mapping {", "quoted scalar": "the quote"}
+"""What the parser was within -> what was opened, in words."""
+
+
 def _syntax(error: yaml.MarkedYAMLError, text: str, file: str, kind: str) -> Fault:
     mark = error.problem_mark or error.context_mark
     spot = Spot(mark.line + 1, mark.column + 1) if mark else Spot(1, 1)
@@ -152,6 +156,12 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, file: str, kind: str) -> Fau
         hint = "put a value that contains a colon in quotes, or check the indentation of the line"
     elif "${" in line and ("{" in line.replace("${", "")):
         hint = "inside { } put ${VAR} in quotes"
+    elif opened := next((what for name, what in _OPENED.items() if name in str(error.context)), ""):
+        begun = error.context_mark
+        at = f" at {begun.line + 1}:{begun.column + 1}" if begun else ""
+        hint = f"close {opened}{at}" + ("" if "quote" in opened else ", and put commas between its entries")
+    elif "block" in str(error.context):
+        hint = "check the indentation: entries of one level begin in one column"
     elif error.context:
         hint = str(error.context)
     return UserError("invalid_syntax", f"not valid YAML: {error.problem}", where(file, spot, ""), hint)
