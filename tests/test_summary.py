@@ -175,12 +175,23 @@ def test_goodput_by_hand() -> None:
 
 
 def test_slots_without_a_record_are_lost() -> None:
-    header = msgspec.structs.replace(
-        HEADER, state="running", stages=(HEADER.stages[0], StagePlan(name="main", slots=12))
-    )
+    header = msgspec.structs.replace(HEADER, stages=(HEADER.stages[0], StagePlan(name="main", slots=12)))
     s = summarize(header, hand_rows())
     assert (s.requests.scheduled, s.requests.lost, s.requests.by_error["no_record"].count) == (12, 4, 3)
     assert (s.goodput.counted, s.goodput.good) == (11, 4)
+
+
+def test_of_a_run_that_was_cut_off_what_was_sent_and_has_no_record_is_lost() -> None:
+    """What was due after the cut was counted as lost, and as over every limit."""
+    stages = (HEADER.stages[0], StagePlan(name="main", slots=5000))
+    header = msgspec.structs.replace(HEADER, state="running", stages=stages)
+    rows = hand_rows()
+    sent = len(rows) - 1  # one was dropped
+    samples = [Second(t_s=2, worker=1, sent=3), Second(t_s=1, sent=4), Second(t_s=2, sent=sent)]
+    s = summarize(header, rows, seconds=samples)
+    assert (s.requests.scheduled, s.requests.lost, s.requests.by_error["no_record"].count) == (12, 4, 3)
+    assert (s.goodput.counted, s.goodput.good) == (11, 4)
+    assert summarize(header, rows).requests.scheduled == 9, "nothing is known of what was sent"
     assert s.run.state == "cut_off"
     assert says(s.verdict.warning_codes, "cut_off")
 

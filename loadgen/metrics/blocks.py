@@ -200,12 +200,10 @@ def bytes(cell: Cell) -> Bytes:
 
 
 def requests(cell: Cell, unrecorded: int) -> RequestCounts:
-    """Counts by status and by error kind, most frequent kind first. `unrecorded`: planned slots without a row; they are
-    lost.
-    """
+    """Counts by status and by error kind, most frequent kind first. `unrecorded`: lost slots, which have no row."""
     errors = {kind: ErrorKind(count=count, first_text=words) for kind, (count, _, words) in cell.errors.items()}
     if unrecorded:
-        errors["no_record"] = ErrorKind(count=unrecorded, first_text="planned, but no record of it was found")
+        errors["no_record"] = ErrorKind(count=unrecorded, first_text="planned or sent, but no record of it was found")
     counts = {name: cell.sum(name) for name in (*STATUSES, "resent")}
     return RequestCounts(
         scheduled=cell.sum("rows") + unrecorded,

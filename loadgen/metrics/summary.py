@@ -307,7 +307,7 @@ def build(
     everything = (measured, warmup)
     full = blocks.full_load(cells, min(chosen, default=0), max(chosen, default=0))
     inside = blocks.window(measured, everything, full)
-    unrecorded = [max(0, (plan.slots or 0) - cell.sum("rows")) for plan, cell in zip(plans, cells, strict=True)]
+    unrecorded = _unrecorded(header, plans, cells, seconds)
     lost = sum(unrecorded[i] for i in chosen)
     own_gaps, errors = (pooled(of[i] for i in chosen if i < len(of)) for of in (gaps, event_errors))
     own_timeline = [timeline[i] for i in chosen if i < len(timeline)]
@@ -443,6 +443,22 @@ def _of_rows(
         "between": between.of_rows(measured, inside.steady, header),
         "causes": causes.explain(measured, header, server_samples),
     }
+
+
+def _unrecorded(
+    header: Header, plans: Sequence[StagePlan], cells: Sequence[Cell], seconds: Sequence[Second]
+) -> list[int]:
+    """Per stage, the slots without a row: of what was planned, or, of a run that was cut off, of what had been sent.
+
+    What was due after the cut was never asked for. The samples that workers take of themselves say what was sent.
+    """
+    rows = [cell.sum("rows") for cell in cells]
+    if header.state != "running":
+        return [max(0, (plan.slots or 0) - count) for plan, count in zip(plans, rows, strict=True)]
+    sent_by = {second.worker: second.sent for second in sorted(seconds, key=lambda second: second.t_s)}
+    sent = sum(sent_by.values()) + sum(cell.sum("dropped") for cell in cells)
+    last = max((i for i, count in enumerate(rows) if count), default=0)
+    return [max(0, sent - sum(rows)) if i == last else 0 for i in range(len(rows))]
 
 
 class _Parts(NamedTuple):
