@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import date
 from functools import cache
 from pathlib import Path
 
+import pyarrow as pa
 from fuzz_documents import BETWEEN
 from loadgen_sdk.dialects.quirks import Api
 from loadgen_sdk.dialects.reader import Flow, Reading, error_text
@@ -21,6 +23,7 @@ from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.server_facts import server_facts
 from loadgen_sdk.transport.http1 import Malformed, Response
 from loadgen_sdk.transport.target import Target
+from pyarrow import parquet
 
 import loadgen
 from loadgen import run_folder
@@ -120,6 +123,14 @@ def trace(data: bytes) -> None:
 
 def dataset(data: bytes) -> None:
     read_rows(_file("d.jsonl", data))
+
+
+def arrow(data: bytes) -> None:
+    read_rows(_file("d.arrow", data))
+
+
+def cells(data: bytes) -> None:
+    read_rows(_file("d.csv", data))
 
 
 def foreign(data: bytes) -> None:
@@ -228,6 +239,8 @@ TARGETS: dict[str, tuple[Callable[[bytes], None], tuple[str, ...]]] = {
     "targets": (targets, ()),
     "trace": (trace, ("tests/data/oracle/trace.jsonl",)),
     "dataset": (dataset, ()),
+    "arrow": (arrow, ()),
+    "cells": (cells, ()),
     "foreign": (foreign, ("tests/data/rivals/*.json*",)),
     "mlperf_log": (mlperf_log, ()),
     "run_json": (run_json, ("tests/data/run_example.json",)),
@@ -270,12 +283,31 @@ def _run_folder(keep: str) -> bytes:
         return BETWEEN.join(name + b"\0" + path.read_bytes() for name, path in kept if path.is_file())
 
 
+def _tables(name: str) -> list[bytes]:
+    """Small tables as the files that a parser of tables reads."""
+    rows = pa.table({"prompt": ["a", "b c"], "output_tokens": [3, 4], "words": [["x"], ["y", "z"]]})
+    times = pa.table({"TIMESTAMP": [0, 1000, 2000], "ContextTokens": [10, 20, 30], "GeneratedTokens": [1, 2, 3]})
+    made = io.BytesIO()
+    if name in ("dataset", "trace"):
+        parquet.write_table(rows if name == "dataset" else times, made)
+        return [made.getvalue()]
+    if name == "cells":
+        return [b'prompt,output_tokens\n"a ""b""",3\nc,4\n']
+    if name != "arrow":
+        return []
+    streamed = io.BytesIO()
+    for make, sink in ((pa.ipc.new_file, made), (pa.ipc.new_stream, streamed)):
+        with make(sink, rows.schema) as writer:
+            writer.write_table(rows)
+    return [made.getvalue(), streamed.getvalue()]
+
+
 @cache
 def corpus(name: str) -> list[bytes]:
     """The inputs kept for a target: files of the repository, and what was found by fuzzing."""
     paths = [path for glob in TARGETS[name][1] for path in sorted(ROOT.glob(glob))]
     files = [INPUT_OF.get(name, bytes)(path.read_bytes()) for path in paths]
-    files += [_run_folder(keep) for keep in ("raw", "histogram")] if name == "folder" else []
+    files += [_run_folder(keep) for keep in ("raw", "histogram")] if name == "folder" else _tables(name)
     kept = CORPUS / f"{name}.txt"
     lines = kept.read_text().splitlines() if kept.exists() else []
     return files + [base64.b85decode(line) for line in lines]

@@ -46,3 +46,10 @@ def test_damaged_input_is_told(name: str) -> None:
         told(name, data)
 
     holds()
+
+
+@pytest.mark.parametrize(("name", "column"), [("dataset", b"prompt"), ("trace", b"TIMESTAMP"), ("folder", b"status")])
+def test_a_column_whose_name_is_no_text(name: str, column: bytes) -> None:
+    """Of a damaged Parquet file: it was "a bug in loadgen"."""
+    (data, *_) = (data for data in corpus(name) if b"PAR1" in data)
+    assert told(name, data.replace(column, b"\xc9" * len(column)))

@@ -155,7 +155,7 @@ class Frame:
 
         try:
             yield
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:  # two: damaged names of columns
             where = self._paths[first] if len(self._paths) == 1 or first else self._paths[0].parent
             reason = str(error).partition(".")[0]
             hint = "copy the run's folder again; summary.json, if it is there, still holds its figures"

@@ -115,10 +115,11 @@ def _tables(file: Path, form: str) -> Iterator[Placed]:
     number = 0
     try:
         for batch in pq.ParquetFile(file).iter_batches(1000) if form == "Parquet" else _arrow_batches(file):
+            batch.validate(full=True)  # reading a damaged Arrow file would end the process
             for row in batch.to_pylist():
                 number += 1
                 yield f"{file}: row {number}", _without_nulls(row)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         raise UserError(
             "damaged_file", f"not {form}: {str(error).partition('.')[0]}", str(file), "is the file whole?"
         ) from None

@@ -52,7 +52,7 @@ def read(path: Path, take: Take) -> str:
             whole_ns = 1_000_000_000 if name == "BurstGPT" else 1_000_000
             _take_all(file.iter_batches(BATCH, columns=columns), columns, whole_ns, take)
             return name
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # the last: a damaged name of a column
         problem = f"the Parquet file is cut short or damaged: {str(error).splitlines()[0]}"
         raise UserError("damaged_file", problem, str(path), "copy it again") from None
 
@@ -76,7 +76,7 @@ def _take_all(batches: Iterator[Any], columns: list[str], whole_ns: int, take: T
         faults = []
         (bad,) = np.nonzero(~kept)
         for row in bad[:FAULTS_SHOWN].tolist():
-            back_s = (before[row] - at_ns[row]) / 1e9
+            back_s = (int(before[row]) - int(at_ns[row])) / 1e9
             reasons: tuple[tuple[bool, Code, str, str], ...] = (
                 (timed[row], "invalid_value", columns[0], f"{columns[0]} is missing or no number"),
                 (counted[row], "invalid_value", columns[1], _no_count(columns[1], 1)),
