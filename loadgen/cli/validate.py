@@ -96,6 +96,9 @@ def validate(
     if contract.is_dir():
         result = stored.again(contract)
         print_answer(result, text(result), as_json=as_json)
+        if result.verdict == verdict.INCONCLUSIVE:
+            repeats = {level.name: level.repeats for level in stored.read(contract)[0].levels}
+            _say_extension(verdict.to_add_s(result, repeats), contract)
         if bundle is not None:
             write_bundle(contract, bundle)
         return verdict.exit_code(result)
@@ -172,12 +175,16 @@ def validate(
     print_answer(result, text(result), as_json=as_json)
     say(f"all of it in {folder}, the page for people: {folder / run.PAGE}")
     if result.verdict == verdict.INCONCLUSIVE and not result.interrupted:
-        add_s = verdict.to_add_s(result, repeats)
-        length = "TIME" if not add_s else f"{math.ceil(add_s)}s" if add_s < 600 else f"{math.ceil(add_s / 60)}m"
-        say(f"to add load where it is undecided: loadgen validate --extend {folder} --add {length}")
+        _say_extension(verdict.to_add_s(result, repeats), folder)
     if bundle is not None:
         write_bundle(folder, bundle)
     return verdict.exit_code(result)
+
+
+def _say_extension(add_s: float, folder: Path) -> None:
+    """The command that adds load to an undecided validation. `add_s`: to each run; 0 where nobody can say."""
+    length = "TIME" if not add_s else f"{math.ceil(add_s)}s" if add_s < 600 else f"{math.ceil(add_s / 60)}m"
+    say(f"to add load where it is undecided: loadgen validate --extend {folder} --add {length}")
 
 
 def _check_values(checked: Checked, settings: Settings) -> None:
