@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import date
@@ -38,7 +39,7 @@ from loadgen.execution.targets import load_targets
 from loadgen.interop import application_calls, loadgen_log, reader
 from loadgen.metrics.summary import load_summary
 from loadgen.mlperf.pickle_reader import read_pickle
-from loadgen.results import manifest
+from loadgen.results import manifest, store
 from loadgen.results.capacity import load_capacity
 from loadgen.server_metrics import energy, request_accounts, series
 from loadgen.sim.presets.preset import load_preset
@@ -273,12 +274,15 @@ INPUT_OF: dict[str, Callable[[bytes], bytes]] = {
 """What a file of the repository is as an input, where it is not its bytes."""
 
 
-def _run_folder(keep: str) -> bytes:
-    """The files of a short run."""
+def _run_folder(keep: str, *, spooled: bool = False) -> bytes:
+    """The files of a short run; `spooled`: with its rows as a killed one leaves them."""
     with tempfile.TemporaryDirectory(dir=_SCRATCH) as made:
-        loadgen.run(
-            "qa", url="sim:gb300-vm", request_rate="10", num_requests=20, keep=keep, out=Path(made, "r"), seed=1
-        )
+        loadgen.run("qa", url="sim:gb300-vm", request_rate="10", num_requests=8, keep=keep, out=Path(made, "r"), seed=1)
+        if spooled:
+            rows = store.read_run(Path(made, "r")).rows
+            shutil.rmtree(Path(made, "r", "requests"))
+            Path(made, "r", "spool").mkdir(exist_ok=True)
+            Path(made, "r", "spool", "w0.rows").write_bytes(rows.tobytes())
         kept = [(name, Path(made, "r", name.decode())) for name in FILES]
         return BETWEEN.join(name + b"\0" + path.read_bytes() for name, path in kept if path.is_file())
 
@@ -307,7 +311,9 @@ def corpus(name: str) -> list[bytes]:
     """The inputs kept for a target: files of the repository, and what was found by fuzzing."""
     paths = [path for glob in TARGETS[name][1] for path in sorted(ROOT.glob(glob))]
     files = [INPUT_OF.get(name, bytes)(path.read_bytes()) for path in paths]
-    files += [_run_folder(keep) for keep in ("raw", "histogram")] if name == "folder" else _tables(name)
+    if name == "folder":
+        files += [_run_folder("raw"), _run_folder("histogram"), _run_folder("raw", spooled=True)]
+    files += _tables(name)
     kept = CORPUS / f"{name}.txt"
     lines = kept.read_text().splitlines() if kept.exists() else []
     return files + [base64.b85decode(line) for line in lines]

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from fuzz_targets import ROOT, TARGETS, corpus, told
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refusals import refused
+
+import loadgen
+from loadgen import run_folder
+from loadgen.errors import UserError
+from loadgen.results import store
 
 PIECES = st.one_of(
     st.binary(max_size=8),
@@ -53,3 +61,20 @@ def test_a_column_whose_name_is_no_text(name: str, column: bytes) -> None:
     """Of a damaged Parquet file: it was "a bug in loadgen"."""
     (data, *_) = (data for data in corpus(name) if b"PAR1" in data)
     assert told(name, data.replace(column, b"\xc9" * len(column)))
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("status", 9), ("kind", 250), ("input_source", 7), ("finish_reason", 99), ("due_ns", -5), ("sent_ns", 2**62)],
+)
+def test_rows_that_no_run_has_written_are_told(tmp_path: Path, column: str, value: int) -> None:
+    """Of a damaged disk: each was "a bug in loadgen" in another place."""
+    run = tmp_path / "run"
+    loadgen.run("qa", url="sim:gb300-vm", request_rate="10", num_requests=20, out=run, seed=1)
+    rows = store.read_run(run).rows.copy()
+    (run / "requests" / store.MERGED).unlink()
+    rows[column][3] = value
+    (run / "spool").mkdir(exist_ok=True)
+    (run / "spool" / "w0.rows").write_bytes(rows.tobytes())
+    with refused(UserError, "damaged_file"):
+        run_folder.open_run(run)

@@ -15,19 +15,11 @@ from numpy.typing import NDArray
 
 from loadgen.errors import UserError
 from loadgen.results.files import private
-from loadgen.results.record import FIELDS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
+from loadgen.results.record import FIELDS, NAMES, ROW, STATUSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-NAMES = {
-    "status": STATUSES,
-    "kind": KINDS,
-    "finish_reason": FINISH_REASONS,
-    "input_source": SOURCES,
-    "output_source": SOURCES,
-}
-"""Columns that are integer codes in a row and strings in Parquet; the code is the index in the tuple."""
 _BOOLEANS = ("reused", "kernel_stamp")
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from loadgen_sdk.dialects.server_account import NO_ACCOUNT, server_account
 from loadgen_sdk.errors import KINDS as KINDS  # noqa: PLC0414 - other rooms know it as the kinds of a record
 from loadgen_sdk.request import Completion
+from numpy.typing import NDArray
 
 SCHEMA = 1  # version of records and header; a reader refuses newer ones
 WITH_UNFINISHED = 2  # the schema of a run with unfinished requests: readers of schema 1 would take them for ok
@@ -82,11 +83,36 @@ STATUS = {name: i for i, name in enumerate(STATUSES)}
 KIND = {name: i for i, name in enumerate(KINDS)}
 FINISH = {name: i for i, name in enumerate(FINISH_REASONS)}
 SOURCE = {name: i for i, name in enumerate(SOURCES)}
+NAMES = {
+    "status": STATUSES,
+    "kind": KINDS,
+    "finish_reason": FINISH_REASONS,
+    "input_source": SOURCES,
+    "output_source": SOURCES,
+}
+"""Columns that are integer codes in a row and strings in Parquet; the code is the index in the tuple."""
+
+LONGEST_NS = 400 * 86_400_000_000_000  # no run is longer
 _LETTER = {"i8": "q", "i4": "i", "i2": "h", "u1": "B"}
 pack = struct.Struct("<" + "".join(_LETTER[code] for _, code, _ in FIELDS)).pack
 """Packs values, in the order of FIELDS, into the bytes of one ROW."""
 
 BIN_NS = 10_000_000  # length of a bin of the timeline of output events
+
+
+def check(rows: NDArray[np.void]) -> None:
+    """Raises ValueError for rows that no run has written: a code without a name, a time longer than any run."""
+    if not len(rows):
+        return
+    for name, code, _ in FIELDS:
+        least, most = 0, len(NAMES.get(name, ())) - 1
+        if name.endswith("_ns"):
+            least, most = 0 if name == "due_ns" else -LONGEST_NS, LONGEST_NS
+        elif name not in NAMES:
+            continue
+        values = rows[name]
+        if values.max() > most or (code != "u1" and values.min() < least):
+            raise ValueError(f"a request with {name} {values.max() if values.max() > most else values.min()}")
 
 
 class RowPlace(NamedTuple):

@@ -40,7 +40,7 @@ from loadgen.errors import Fault, Faults, UserError
 from loadgen.results import manifest
 from loadgen.results.files import replace as replace  # noqa: PLC0414 - other rooms call `store.replace`
 from loadgen.results.parquet import Frame, from_parquet
-from loadgen.results.record import ROW
+from loadgen.results.record import ROW, check
 from loadgen.results.spool import HEAT, STAMPS, complete_rows, segments, worker_texts
 from loadgen.server_metrics import series
 from loadgen.stats.quantiles import Histogram
@@ -83,6 +83,7 @@ def read_run(folder: Path, *, lazily: bool = False) -> Stored:
             rows, texts = cast("NDArray[np.void]", frame), frame.texts
         else:
             rows, texts = _read_rows(folder)
+            check(rows)
         stages = max(len(header.stages), 1)
         gaps = [Histogram() for _ in range(stages)]
         timeline = [np.zeros(0, np.int64) for _ in range(stages)]
@@ -211,7 +212,8 @@ def rows_after(folder: Path, taken: Mapping[int, int]) -> Iterator[tuple[NDArray
     """Rows of the spool, and the error texts they refer to, without the first `taken[worker]` rows of each worker."""
     for segment in segments(folder):
         first = max(taken.get(segment.worker, 0) - segment.first, 0)
-        yield complete_rows(segment.path)[first:], worker_texts(folder, segment.worker)
+        check(rows := complete_rows(segment.path)[first:])
+        yield rows, worker_texts(folder, segment.worker)
 
 
 def has_rows(folder: Path) -> bool:

@@ -119,7 +119,7 @@ def _tables(file: Path, form: str) -> Iterator[Placed]:
             for row in batch.to_pylist():
                 number += 1
                 yield f"{file}: row {number}", _without_nulls(row)
-    except (pa.ArrowException, UnicodeDecodeError) as error:
+    except (pa.ArrowException, ValueError, KeyError, OverflowError) as error:  # types and dates that Python has not
         raise UserError(
             "damaged_file", f"not {form}: {str(error).partition('.')[0]}", str(file), "is the file whole?"
         ) from None
