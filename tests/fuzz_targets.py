@@ -27,7 +27,6 @@ from loadgen_sdk.transport.target import Target
 from pyarrow import parquet
 
 import loadgen
-from loadgen import run_folder
 from loadgen.answers.questions import read_questions
 from loadgen.bundle.archive import unpack
 from loadgen.cli.report import open_result
@@ -165,7 +164,6 @@ def folder(data: bytes) -> None:
                 path = run / name.decode()
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(content)
-        run_folder.open_run(run)
         read_run(run)
 
 
@@ -274,10 +272,10 @@ INPUT_OF: dict[str, Callable[[bytes], bytes]] = {
 """What a file of the repository is as an input, where it is not its bytes."""
 
 
-def _run_folder(keep: str, *, spooled: bool = False) -> bytes:
+def _run_folder(*, spooled: bool = False) -> bytes:
     """The files of a short run; `spooled`: with its rows as a killed one leaves them."""
     with tempfile.TemporaryDirectory(dir=_SCRATCH) as made:
-        loadgen.run("qa", url="sim:gb300-vm", request_rate="10", num_requests=8, keep=keep, out=Path(made, "r"), seed=1)
+        loadgen.run("qa", url="sim:gb300-vm", request_rate="10", num_requests=8, out=Path(made, "r"), seed=1)
         if spooled:
             rows = store.read_run(Path(made, "r")).rows
             shutil.rmtree(Path(made, "r", "requests"))
@@ -312,7 +310,7 @@ def corpus(name: str) -> list[bytes]:
     paths = [path for glob in TARGETS[name][1] for path in sorted(ROOT.glob(glob))]
     files = [INPUT_OF.get(name, bytes)(path.read_bytes()) for path in paths]
     if name == "folder":
-        files += [_run_folder("raw"), _run_folder("histogram"), _run_folder("raw", spooled=True)]
+        files += [_run_folder(), _run_folder(spooled=True)]
     files += _tables(name)
     kept = CORPUS / f"{name}.txt"
     lines = kept.read_text().splitlines() if kept.exists() else []
