@@ -25,7 +25,7 @@ from loadgen.metrics import reasons, validity
 from loadgen.metrics.summary import Summary, dump_summary, exit_code, load_summary, summarize
 from loadgen.report import text
 from loadgen.results import record
-from loadgen.results.manifest import Header, Second, StagePlan, TargetFacts, decode, decode_seconds, encode
+from loadgen.results.manifest import Header, ReasonCode, Second, StagePlan, TargetFacts, decode, decode_seconds, encode
 from loadgen.results.record import KINDS, SOURCES, STATUSES, Built, RowPlace
 from loadgen.results.spool import Timeline
 from loadgen.slo import Slo, Term
@@ -628,3 +628,9 @@ def test_every_code_has_words_and_a_place_in_the_document() -> None:
     assert listed == set(reasons.SENTENCES) - only_words
     raised = re.findall(r'_code\(\s*"(\w+)"', Path(validity.__file__).read_text())
     assert set(raised) <= set(reasons.SENTENCES)
+
+
+def test_a_code_whose_values_do_not_fit_its_words_is_its_name() -> None:
+    """Of a damaged run.json: it was "a bug in loadgen"."""
+    assert reasons.sentence(ReasonCode(code="failures", values={})) == "failures"
+    assert reasons.sentence(ReasonCode(code="failures", values={"failed": "many", "requests": []})) == "failures"

@@ -160,12 +160,16 @@ Formats = dict[str, Callable[[Any], str]]
 
 
 def sentence(reason: ReasonCode, sentences: dict[str, str] = SENTENCES, formats: Formats | None = None) -> str:
-    """What a code says, in words. A code of a newer version, which has no words here, is its name.
+    """What a code says, in words. A code of a newer version, which has no words here, is its name; so is one whose
+    values do not fit its words, of a damaged file.
 
     sentences, formats: of another table than that of a verdict.
     """
     written = _Sentence(reason.values, FORMATS if formats is None else formats)
-    return written.vformat(sentences.get(reason.code, reason.code), (), reason.values)
+    try:
+        return written.vformat(sentences.get(reason.code, reason.code), (), reason.values)
+    except (LookupError, ValueError, TypeError, AttributeError, OverflowError):
+        return reason.code
 
 
 def coded(code: str, values: dict[str, Any] | None) -> dict[str, ReasonCode]:

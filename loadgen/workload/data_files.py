@@ -21,6 +21,7 @@ from loadgen.errors import UserError
 HUB = "hf:"  # of the name of a data set of Hugging Face: hf:ORG/NAME, hf:ORG/NAME/CONFIG:SPLIT
 SUFFIXES = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".tsv")
 SPLITS = ("train", "test", "validation")  # which is taken where several are there and none is named
+TOGETHER = 1000  # rows of a table that are taken at once
 _CELL_LIMIT = 1 << 30
 _NOT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 
@@ -114,11 +115,12 @@ def _tables(file: Path, form: str) -> Iterator[Placed]:
 
     number = 0
     try:
-        for batch in pq.ParquetFile(file).iter_batches(1000) if form == "Parquet" else _arrow_batches(file):
+        for batch in pq.ParquetFile(file).iter_batches(TOGETHER) if form == "Parquet" else _arrow_batches(file):
             batch.validate(full=True)  # reading a damaged Arrow file would end the process
-            for row in batch.to_pylist():
-                number += 1
-                yield f"{file}: row {number}", _without_nulls(row)
+            for first in range(0, batch.num_rows, TOGETHER):
+                for row in batch.slice(first, TOGETHER).to_pylist():
+                    number += 1
+                    yield f"{file}: row {number}", _without_nulls(row)
     except (pa.ArrowException, ValueError, KeyError, OverflowError) as error:  # types and dates that Python has not
         raise UserError(
             "damaged_file", f"not {form}: {str(error).partition('.')[0]}", str(file), "is the file whole?"
