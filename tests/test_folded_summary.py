@@ -158,7 +158,9 @@ def test_an_empty_run() -> None:
 
 
 def test_what_is_no_ledger_is_refused() -> None:
-    for data in (b"", b"\x00", Accumulator(Header()).to_bytes()):
+    sound = Accumulator(HEADER).to_bytes()
+    damaged = [sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :] for at in range(6, len(sound), len(sound) // 50)]
+    for data in (b"", b"\x00", Accumulator(Header()).to_bytes(), *damaged, sound[:-1]):
         with pytest.raises(ValueError, match="ledger"):
             Accumulator.from_bytes(data, HEADER)
 

@@ -8,6 +8,7 @@ of them (`--keep sample`). `summary.build` makes a Summary of either.
 
 from __future__ import annotations
 
+import zlib
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,6 +43,7 @@ SAMPLES = (*LATENCIES, *ERRORS, *OWN)
 AMOUNTS = ("ok", "good", "input", "output", "flying")  # that come with time: requests, tokens, seconds in flight
 _COUNTED = [SOURCES.index("server"), SOURCES.index("tokenizer")]  # sources that know how many tokens an event carries
 _FORMAT = 1
+_CHECKED = b"LEDGER"  # then a CRC-32 of what follows; ledgers of older versions begin with their content
 
 
 class Cell:
@@ -495,11 +497,16 @@ class Accumulator:
             open=self._open_conversations,
             taken=self.taken,
         )
-        return msgspec.msgpack.encode(packed)
+        data = msgspec.msgpack.encode(packed)
+        return _CHECKED + zlib.crc32(data).to_bytes(4, "little") + data
 
     @classmethod
     def from_bytes(cls, data: bytes, header: Header) -> Accumulator:
         """The inverse of `to_bytes`, for an accumulator of the same run. Raises ValueError for anything else."""
+        if data.startswith(_CHECKED):
+            head, data = data[: len(_CHECKED) + 4], data[len(_CHECKED) + 4 :]
+            if zlib.crc32(data).to_bytes(4, "little") != head[len(_CHECKED) :]:
+                raise ValueError("the ledger is damaged: its check sum is another one")
         try:
             packed = msgspec.msgpack.decode(data, type=_Packed)
         except (ValueError, RecursionError) as error:
