@@ -111,6 +111,12 @@ def test_targets_and_prompt_lengths_have_splits_of_their_own() -> None:
     assert slow.rest_ms - fast.rest_ms == pytest.approx(50)
 
 
+def test_prompts_of_one_length_are_no_classes_also_where_some_were_not_counted() -> None:
+    """A run of fixed lengths ended as "a bug in loadgen" once a server left the prompt tokens of one answer out."""
+    splits = summary(rows(input_tokens=np.where(np.arange(1000) == 7, -1, 500))).splits
+    assert [(group.by, group.requests) for group in splits.groups] == [("all", 1000)]
+
+
 def test_few_requests_have_no_p99() -> None:
     assert [split.at for split in summary(rows(50)).splits.groups[0].ttft] == ["p50"]
     assert summary(rows(5)).splits.groups[0].ttft == ()

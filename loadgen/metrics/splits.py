@@ -156,7 +156,8 @@ def _groups(requests: JoinedColumns, header: Header) -> Iterator[tuple[str, str,
     known = tokens[tokens >= 0]
     edges = np.unique(np.quantile(known, CLASSES, method="lower")).astype(int).tolist() if len(known) else []
     low = -1
-    for high in [*(edge for edge in edges if edge < known.max()), None]:
+    edges = [edge for edge in edges if edge < known.max()]
+    for high in [*edges, None] if edges else ():  # all prompts of one length are no classes
         of_class = (tokens > low) & (tokens <= (tokens.max() if high is None else high))
         if not of_class.all() and of_class.sum() >= BANDS["p99"][2]:
             name = f"over {low:,} tokens" if high is None else f"{low + 1:,} to {high:,} tokens"
