@@ -70,7 +70,7 @@ def _arrivals(header: Header, summary: Any, columns: Sequence[Columns]) -> Itera
     lanes, most = stage.concurrency, load.in_flight_max
     if stage.closed and lanes and most is not None and columns:  # without rows, it is sampled once a second
         yield StimulusCheck(code="lanes", asked=float(lanes), seen=float(most), ok=most >= lanes, n=sent)
-    elif not stage.closed and stage.rate and load.achieved_rps is not None:
+    elif not stage.closed and stage.rate and load.achieved_rps is not None and sent > 0:
         by_chance = _SIGMAS * (planned if planned is not None else 1.0) / math.sqrt(sent)
         close = abs(load.achieved_rps / stage.rate - 1) <= max(CLOSE, by_chance)
         yield StimulusCheck(code="rate", asked=stage.rate, seen=load.achieved_rps, ok=close, n=sent)
