@@ -107,12 +107,14 @@ def check(rows: NDArray[np.void]) -> None:
     for name, code, _ in FIELDS:
         least, most = 0, len(NAMES.get(name, ())) - 1
         if name.endswith("_ns"):
-            least, most = 0 if name == "due_ns" else -LONGEST_NS, LONGEST_NS
+            least, most = -LONGEST_NS, LONGEST_NS
         elif name not in NAMES:
             continue
         values = rows[name]
         if values.max() > most or (code != "u1" and values.min() < least):
             raise ValueError(f"a request with {name} {values.max() if values.max() > most else values.min()}")
+    if ((rows["due_ns"] < 0) & (rows["status"] == STATUSES.index("ok"))).any():
+        raise ValueError("an answered request that was never due")
 
 
 class RowPlace(NamedTuple):
