@@ -28,6 +28,13 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
     limit_ns: int
     quantile: float = 0.99
 
+    def __post_init__(self) -> None:
+        """A stored term may be damaged."""
+        if self.metric not in NAMES:
+            raise ValueError(f"no SLO is of {self.metric!r}")
+        if not 0 < self.quantile < 1:
+            raise ValueError(f"no quantile: {self.quantile!r}")
+
 
 class TaskTerm(msgspec.Struct, frozen=True, kw_only=True):
     """What was promised of tasks and conversations: at least `share` of them end `within_ns`, and never wait longer

@@ -78,3 +78,11 @@ def test_rows_that_no_run_has_written_are_told(tmp_path: Path, column: str, valu
     (run / "spool" / "w0.rows").write_bytes(rows.tobytes())
     with refused(UserError, "damaged_file"):
         run_folder.open_run(run)
+
+
+@pytest.mark.parametrize(("sound", "damaged"), [(b'"ttft"', b'"qtft"'), (b'"quantile": 0.95', b'"quantile": 9.5')])
+def test_a_header_with_an_slo_that_nobody_can_have_is_told(sound: bytes, damaged: bytes) -> None:
+    """It was "a bug in loadgen"."""
+    data = corpus("folder")[0]
+    assert sound in data
+    assert told("folder", data.replace(sound, damaged))
