@@ -187,8 +187,9 @@ def one_cell(folder: Path, url: str, known: Known, fault: str, asked: str, cell:
     assert (healthy["end_ns"] - healthy["due_ns"]).max() < 2e9, "a healthy request was held up"
 
 
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def open_files() -> list[str]:
+    links = (Path("/proc/self/fd", number) for number in os.listdir("/proc/self/fd"))
+    return sorted(str(link.readlink()) for link in links if link.is_symlink())
 
 
 def read(url: str, page: str) -> bytes:

@@ -90,8 +90,11 @@ def _run_worker() -> None:
 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # Ray starts its threads without them
     source = sys.stdin.buffer
-    job: Job = pickle.loads(source.read(int.from_bytes(source.read(8), "little")))
-    i, workers = map(int, source.readline().split())
+    pickled, which = source.read(int.from_bytes(source.read(8), "little")), source.readline()
+    if not which.endswith(b"\n"):  # the command was ended while it wrote this
+        return
+    job: Job = pickle.loads(pickled)
+    i, workers = map(int, which.split())
 
     async def gate() -> int:
         _write_line(READY)
