@@ -1,0 +1,111 @@
+"""Tables that grow by rows: ours first, those of other packages when they are needed, and faults that stop nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from plugin_packages import install
+
+from loadgen.errors import UserError
+from loadgen.plugins import OpenTable, resolve
+
+GROUP = "loadgen.test_rows"
+
+
+class Dish(NamedTuple):
+    name: str
+    cook: str = "posixpath:basename"
+
+
+OURS = Dish("soup"), Dish("bread")
+
+
+def table() -> OpenTable[Dish]:
+    return OpenTable(GROUP, Dish, OURS)
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that is looked through as site-packages is."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("LOADGEN_PLUGINS", raising=False)
+    yield tmp_path
+    for module in ("kitchen_a", "kitchen_b", "kitchen_c"):
+        sys.modules.pop(module, None)
+
+
+MODULE = """
+from test_plugins import Dish
+ROW = Dish("stew", "kitchen_a:stew")
+OTHER = Dish("soup")
+MISNAMED = Dish("pie")
+NO_ROW = "stew"
+def stew(what):
+    return f"{what} stew" if what else 1 / 0
+"""
+
+
+def test_a_reference_is_resolved_when_it_is_used() -> None:
+    assert resolve("posixpath:basename")("a/b") == "b"
+    assert resolve("pathlib:Path.cwd")() == Path.cwd()
+
+
+def test_rows_of_other_packages_stand_behind_ours(packages: Path) -> None:
+    install(packages, "kitchen-a", {"kitchen_a": MODULE}, {GROUP: {"stew": "kitchen_a:ROW"}})
+    dishes = table()
+    assert dishes.find("soup") is OURS[0]
+    assert "plugins" not in vars(dishes) and "kitchen_a" not in sys.modules, "a name of ours looks for no plug-in"
+    assert dishes.names() == ("soup", "bread", "stew")
+    assert dishes.names(foreign=False) == ("soup", "bread") and dishes.find("stew", foreign=False) is None
+    stew = dishes.find("stew")
+    assert stew is not None and dishes.function(stew, stew.cook)("fish") == "fish stew"
+    assert [str(plugin) for plugin in dishes.plugins] == ["stew of kitchen-a 1.0"]
+    assert dishes.find("cake") is None
+
+
+def test_the_switch_loads_none(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(packages, "kitchen-a", {"kitchen_a": MODULE}, {GROUP: {"stew": "kitchen_a:ROW"}})
+    monkeypatch.setenv("LOADGEN_PLUGINS", "0")
+    assert table().names() == ("soup", "bread")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fault"),
+    [
+        ("stew", "kitchen_b:GONE", "AttributeError: "),
+        ("stew", "no_such_module:ROW", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("stew", "kitchen_b:NO_ROW", "kitchen_b:NO_ROW is no Dish"),
+        ("stew", "kitchen_b:MISNAMED", "the row is named 'pie'"),
+        ("soup", "kitchen_b:OTHER", f"{GROUP} has a row of this name already"),
+    ],
+)
+def test_a_plug_in_that_fails_says_which_and_stops_nothing(
+    packages: Path, capsys: pytest.CaptureFixture[str], name: str, value: str, fault: str
+) -> None:
+    install(packages, "kitchen-b", {"kitchen_b": MODULE}, {GROUP: {name: value}})
+    install(packages, "kitchen-c", {"kitchen_a": MODULE}, {GROUP: {"tart": "kitchen_c:ROW"}})
+    dishes = table()
+    assert dishes.names() == ("soup", "bread") == dishes.names()
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 2 and told[0].startswith(f"plug-in {name} of kitchen-b 1.0 is left out: {fault}")
+    if name != "soup":
+        with pytest.raises(UserError) as raised:
+            dishes.find(name)
+        assert raised.value.code == "plugin_failed" and raised.value.key == "kitchen-b"
+        assert fault in raised.value.what
+
+
+def test_what_a_plug_in_raises_is_told_as_its_fault(packages: Path) -> None:
+    install(packages, "kitchen-a", {"kitchen_a": MODULE}, {GROUP: {"stew": "kitchen_a:ROW"}})
+    dishes = table()
+    stew = dishes.find("stew")
+    assert stew is not None
+    with pytest.raises(UserError) as raised:
+        dishes.function(stew, stew.cook)("")
+    assert "stew of kitchen-a 1.0" in raised.value.what and "ZeroDivisionError" in raised.value.what
+    with pytest.raises(UserError):
+        dishes.function(stew, "kitchen_a:gone")
