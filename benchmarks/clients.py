@@ -36,7 +36,7 @@ import numpy as np
 import rig
 
 import loadgen
-from loadgen.sim.server.send_log import read_log
+from loadgen.sim.server.send_log import parse_log
 
 
 class Case(NamedTuple):
@@ -203,7 +203,7 @@ def once(name: str, case: Case) -> tuple[Ran, dict[str, float], tuple[float, flo
                     raise SystemExit(f"{name} ended with {process.returncode}: {out.read()[-1000:].decode()}")
             wall, after = time.monotonic() - begun, rig.stats(server.url)
             ttft_ms = told()
-        sent = read_log(log)
+        sent = parse_log(log.read_bytes())
         first: dict[int, int] = {}
         for number, at in zip(sent.request.tolist(), sent.sent_ns.tolist(), strict=True):
             first.setdefault(number, at)

@@ -14,6 +14,7 @@ import socket
 import tempfile
 import time
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from loadgen.sim.server.embedded import Embedded, start
 from loadgen.sim.server.options import Options
-from loadgen.sim.server.send_log import parse_log, read_log
+from loadgen.sim.server.send_log import parse_log
 
 END = b"0\r\n\r\n"
 REQUEST = (
@@ -104,7 +105,8 @@ def measure(name: str, options: Options, streams: int, tokens: int, rounds: int,
             after = json.loads(get(endpoint.url + "/_stats"))
             logs = [] if several else [parse_log(get(endpoint.url + "/_log"))]
         if several:
-            logs = [read_log(path), *(read_log(f"{path}.{core}") for core in range(1, options.cores))]
+            paths = [path, *(f"{path}.{core}" for core in range(1, options.cores))]
+            logs = [parse_log(Path(one).read_bytes()) for one in paths]
     late_us = np.concatenate([(log.sent_ns - log.planned_ns) / 1e3 for log in logs])
     late = ""
     if len(late_us) and not options.flood:

@@ -38,7 +38,7 @@ from loadgen.limits import ValidityLimits
 from loadgen.metrics.columns import Columns
 from loadgen.metrics.summary import summarize
 from loadgen.results import store
-from loadgen.sim.server.send_log import SentRequests, read_log
+from loadgen.sim.server.send_log import SentRequests, parse_log
 from loadgen.stats.quantiles import deciding, exact, index
 
 FALSE_VALID, FALSE_INVALID = 1 / 60, 3 / 60
@@ -206,7 +206,7 @@ def once(way: Way) -> dict[str, Outcome]:
         options = {"ttft": f"normal:{TTFT_MS}ms,{TTFT_MS / 10}ms", "itl": f"{way.itl_ms}ms", "log_events": "all"}
         with rig.endpoint(**options, log=log_file) as server:
             found = drive(server.url, scratch, way)
-        truth = sent(read_log(log_file), found["run_id"], found["start_ns"])
+        truth = sent(parse_log(Path(log_file).read_bytes()), found["run_id"], found["start_ns"])
         stored = store.read_run(Path(scratch))
         summary = summarize(*stored)
     rows = stored.rows[(stored.rows["status"] == 0) & np.isin(stored.rows["slot"], list(truth.by_slot))]

@@ -19,7 +19,7 @@ import rig
 
 from loadgen.preflight.selfcheck import Truth, truth
 from loadgen.results import store
-from loadgen.sim.server.send_log import read_log
+from loadgen.sim.server.send_log import parse_log
 
 TOKENS, ITL_MS = 200, 10
 LIMITS = {10_000: (0.2, 1.0), 25_000: (0.3, 2.0)}  # ms: of TTFT p50, p99
@@ -35,7 +35,7 @@ def once(rate: float, seconds: float, lockstep: bool) -> tuple[dict[str, Any], T
         with rig.endpoint(**options, log=file) as server:
             arguments = {"url": server.url, "folder": scratch, **load}
             found = rig.watched(server.url, lambda: rig.contend("ours.py", "drive", arguments))
-        log = read_log(file)
+        log = parse_log(Path(file).read_bytes())
         rows = store.read_run(Path(scratch)).rows
     seen = truth(rows, log, found["run_id"], found["start_ns"])
     if seen is None or found["ok"] != found["requests"]:
