@@ -192,6 +192,10 @@ SEARCH = ["search", "open.yaml", *LADDER, "--slo", "tpot:20.6ms:p90", "--low", "
           "--precision", "0.3", "--max-probes", "5", "--out", "search"]  # fmt: skip
 
 
+DAY = re.compile(r"\b20\d\d-\d\d-\d\d\b")
+"""Today's, which the table of a sweep has in its head."""
+
+
 def ladder(where: Path, call: list[str]) -> dict[str, Any]:
     """What a sweep or a search prints and leaves: its own files, and the rows and summary of every level."""
     shutil.copy(DATA / "open.yaml", where)
@@ -204,7 +208,7 @@ def ladder(where: Path, call: list[str]) -> dict[str, Any]:
         elif file.suffix == ".jsonl":
             found[file.name] = [steady(json.loads(line)) for line in file.read_text().splitlines()]
         elif file.suffix in (".csv", ".md"):
-            found[file.name] = file.read_text().splitlines()
+            found[file.name] = DAY.sub("DAY", file.read_text()).splitlines()
         elif file.is_dir():
             summary = steady(json.loads((file / "summary.json").read_bytes()))
             found[file.name] = {"rows": rows(loadgen.load(file).rows), "summary": sha(written(summary))}
