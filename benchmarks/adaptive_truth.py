@@ -26,18 +26,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loadgen import seeds
-from loadgen.execution.backends import virtual
-from loadgen.metrics import sustainable
-from loadgen.metrics.columns import Columns
-from loadgen.results.manifest import AdaptivePlan
-from loadgen.schedule import arrivals
-from loadgen.schedule.steered import Steered
+from loadgen.core import seeds
+from loadgen.core.metrics import sustainable
+from loadgen.core.metrics.columns import Columns
+from loadgen.core.results.manifest import AdaptivePlan
+from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.steered import Steered
+from loadgen.core.slo import Slo, Term
+from loadgen.core.workload import Fixed, Poisson, Stage, Synthetic, Workload
 from loadgen.search import load_search, watch
 from loadgen.search.adaptive import Adaptive
+from loadgen.sim import virtual_backend as virtual
 from loadgen.sim.presets import preset as presets
-from loadgen.slo import Slo, Term
-from loadgen.workload import Fixed, Poisson, Stage, Synthetic, Workload
 
 S = 1_000_000_000
 FULL_S, WARM_S, TRUTH_S, SUSTAIN_S, WINDOW_S, LOOK_S = 600, 600, 1800, 1200, 60, 5

@@ -23,18 +23,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen import seeds
-from loadgen.execution.backends.virtual import Course
-from loadgen.metrics.causes import Explanation, explain
-from loadgen.metrics.columns import Columns
-from loadgen.results.manifest import Header, StagePlan
-from loadgen.schedule import arrivals
-from loadgen.server_metrics.series import UP, MetricSample
+from loadgen.core import seeds
+from loadgen.core.metrics.causes import Explanation, explain
+from loadgen.core.metrics.columns import Columns
+from loadgen.core.results.manifest import Header, StagePlan
+from loadgen.core.schedule import arrivals
+from loadgen.core.server_metrics.series import UP, MetricSample
+from loadgen.core.workload import Fixed, Poisson, Stage, Synthetic, Workload
 from loadgen.sim.engine.replica import Costs, Replica, ServerLimits
 from loadgen.sim.engine.routing import route
 from loadgen.sim.presets.preset import load_preset
+from loadgen.sim.virtual_backend import Course
 from loadgen.sim.virtual_rows import outcome
-from loadgen.workload import Fixed, Poisson, Stage, Synthetic, Workload
 
 S, MS = 1_000_000_000, 1_000_000
 LENGTH_S = 150

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.compare import comparison
-from loadgen.execution.backends.virtual import simulate
-from loadgen.metrics.summary import summarize
-from loadgen.results.manifest import Fingerprints, Header, StagePlan, TargetFacts
-from loadgen.schedule import arrivals
+from loadgen.core.metrics.summary import summarize
+from loadgen.core.results.manifest import Fingerprints, Header, StagePlan, TargetFacts
+from loadgen.core.schedule import arrivals
+from loadgen.core.workload import load, read_flags
 from loadgen.sim.presets.preset import load_preset as preset
-from loadgen.workload import load, read_flags
+from loadgen.sim.virtual_backend import simulate
 
 BATCH = 64  # sequences at once: small, so that 2,000 requests are several minutes of load
 INSTANTS = (

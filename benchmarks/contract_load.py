@@ -22,8 +22,8 @@ from loadgen.contracts.evaluate import MeasuredLevel
 from loadgen.contracts.load import load_contract
 from loadgen.contracts.schema import Checked, Planned
 from loadgen.contracts.stored import read_run
-from loadgen.execution.plan import Settings
-from loadgen.execution.run import execute
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.run import execute
 
 CONTRACTS = "chatbot,summarization,rag,agentic"
 LIMIT = 0.9  # share of the checks that come out as predicted

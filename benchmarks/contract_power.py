@@ -32,11 +32,11 @@ from loadgen.contracts.schema import parse
 from loadgen.contracts.steady_samples import RecordedRun, latencies
 from loadgen.contracts.stored import read_run
 from loadgen.contracts.verdict import levels
-from loadgen.execution.plan import SCHEME, Settings
-from loadgen.execution.run import execute
-from loadgen.metrics.columns import Columns
-from loadgen.stats.quantiles import index
-from loadgen.workload import load, read_flags
+from loadgen.core.execution.plan import SCHEME, Settings
+from loadgen.core.execution.run import execute
+from loadgen.core.metrics.columns import Columns
+from loadgen.core.stats.quantiles import index
+from loadgen.core.workload import load, read_flags
 
 TERMS = (("tpot", 50), ("e2e", 50), ("ttft", 50), ("tpot", 95), ("e2e", 95), ("tpot", 99), ("e2e", 99), ("ttft", 99))
 LONG = 400_000

@@ -20,8 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from loadgen.metrics.sustainable import LONGER
-from loadgen.mlperf import published
+from loadgen.core.metrics.sustainable import LONGER
+from loadgen.cost import published
 
 PRESET = "gb300-rack"
 RULES_S = 600  # least length of a run by the rules

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import rig
 
-from loadgen.results import store
+from loadgen.core.results import store
 
 WARM_NS = 500_000_000
 TOKENS, ITL_MS = 200, 10

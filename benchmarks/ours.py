@@ -19,13 +19,13 @@ import numpy as np
 import rig
 import uvloop
 
-from loadgen.execution import run, run_header
-from loadgen.execution.compactor_process import Compactor
-from loadgen.execution.driver import SETTLE_NS, Driver, work
-from loadgen.execution.plan import Settings, prepare
-from loadgen.execution.probing import find
-from loadgen.results import manifest, store
-from loadgen.workload import load, read_flags
+from loadgen.core.execution import run, run_header
+from loadgen.core.execution.driver import SETTLE_NS, Driver, work
+from loadgen.core.execution.plan import Settings, prepare
+from loadgen.core.execution.probing import find
+from loadgen.core.followers.compactor_process import Compactor
+from loadgen.core.results import manifest, store
+from loadgen.core.workload import load, read_flags
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -16,17 +16,17 @@ from types import SimpleNamespace
 
 import msgspec
 
-from loadgen.requests import prompts
-from loadgen.requests import tokenizer as tokens
-from loadgen.requests.build import build
-from loadgen.workload import Fixed, Synthetic, Turns, Uniform
+from loadgen.core.requests import prompts
+from loadgen.core.requests import tokenizer as tokens
+from loadgen.core.requests.build import build
+from loadgen.core.workload import Fixed, Synthetic, Turns, Uniform
 
 START = """if True:
     import time, numpy, msgspec, hashlib, zlib
     begin = time.process_time()
     from types import SimpleNamespace as N
-    from loadgen.requests.build import build
-    from loadgen.requests.tokenizer import load_tokenizer
+    from loadgen.core.requests.build import build
+    from loadgen.core.requests.tokenizer import load_tokenizer
     laws = N(input_tokens=N(tag="fixed", value=1300), output_tokens=N(tag="fixed", value=500), shared_prefix_tokens=0,
              prefixes=1, system_tokens=0, turns=None)
     build(N(requests=laws), 1, 2, load_tokenizer())[0]

@@ -32,16 +32,16 @@ from typing import Any
 import rig
 import scale_ray
 
-from loadgen.execution import run
-from loadgen.execution.events import LoadStarted, RunEvent, silent
-from loadgen.execution.plan import Endpoint, Settings, Tuning
-from loadgen.metrics.summary import Summary
-from loadgen.results import store
-from loadgen.results.parquet import to_table
+from loadgen.core.execution import run
+from loadgen.core.execution.events import LoadStarted, RunEvent, silent
+from loadgen.core.execution.plan import Endpoint, Settings, Tuning
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.results import store
+from loadgen.core.results.parquet import to_table
+from loadgen.core.stats.quantiles import Histogram
+from loadgen.core.workload import load, read_flags
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
-from loadgen.stats.quantiles import Histogram
-from loadgen.workload import load, read_flags
 
 TOKENS_PER_S = 1_000_000
 OPENED_PER_S = 1_000  # streams that begin in a second, until all are open
@@ -283,9 +283,9 @@ def million(flags: argparse.Namespace) -> None:
 MERGE = """
 import resource, sys, time
 from pathlib import Path
-from loadgen.metrics import columns as metrics
-from loadgen.results.parquet import Frame
-from loadgen.stats.quantiles import exact
+from loadgen.core.metrics import columns as metrics
+from loadgen.core.results.parquet import Frame
+from loadgen.core.stats.quantiles import exact
 began, cpu = time.perf_counter(), time.process_time()
 columns = metrics.Columns(Frame([Path(sys.argv[1]) / "requests" / "requests.parquet"]))
 for metric in ("ttft", "tpot", "e2e", "send_lag"):
@@ -295,7 +295,7 @@ print(time.process_time() - cpu, time.perf_counter() - began, resource.getrusage
 WHOLE = """
 import resource, sys, time
 from pathlib import Path
-from loadgen import run_folder
+from loadgen.core import run_folder
 began, cpu = time.perf_counter(), time.process_time()
 run_folder.summary(Path(sys.argv[1]))
 print(time.process_time() - cpu, time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
@@ -307,9 +307,9 @@ def records(folder: Path, count: int, targets: int = 1) -> None:
     import numpy as np
     import pyarrow.parquet as pq
 
-    from loadgen.results import manifest
-    from loadgen.results.record import BIN_NS, ROW, SOURCES
-    from loadgen.slo import Slo, Term
+    from loadgen.core.results import manifest
+    from loadgen.core.results.record import BIN_NS, ROW, SOURCES
+    from loadgen.core.slo import Slo, Term
 
     (folder / "requests").mkdir(parents=True)
     (folder / "flows").mkdir()

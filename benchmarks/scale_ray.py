@@ -19,7 +19,7 @@ from typing import Any
 
 import rig
 
-from loadgen.execution.events import LoadStarted, RunEvent
+from loadgen.core.execution.events import LoadStarted, RunEvent
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 

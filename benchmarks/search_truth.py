@@ -24,15 +24,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loadgen import seeds
-from loadgen.execution.backends import virtual
+from loadgen.core import seeds
+from loadgen.core.schedule import arrivals
+from loadgen.core.slo import Slo, Term
+from loadgen.core.stats import intervals
+from loadgen.core.workload import Fixed, Poisson, Stage, Synthetic, Workload
 from loadgen.mlperf import dataset, rules
-from loadgen.schedule import arrivals
 from loadgen.search import belief, load_search, watch
+from loadgen.sim import virtual_backend as virtual
 from loadgen.sim.presets import preset as presets
-from loadgen.slo import Slo, Term
-from loadgen.stats import intervals
-from loadgen.workload import Fixed, Poisson, Stage, Synthetic, Workload
 
 S = 1_000_000_000
 FULL_S = 600

@@ -24,12 +24,12 @@ from loadgen_sdk.app.client import Client
 from loadgen_sdk.dialects.body import body
 from loadgen_sdk.request import Request
 
-from loadgen import seeds
-from loadgen.execution.plan import Settings
-from loadgen.execution.probing import find
-from loadgen.requests import tokenizer
-from loadgen.requests.build import build
-from loadgen.workload import load, read_flags
+from loadgen.core import seeds
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.probing import find
+from loadgen.core.requests import tokenizer
+from loadgen.core.requests.build import build
+from loadgen.core.workload import load, read_flags
 
 
 def said(event: dict[str, Any]) -> tuple[float, float] | None:

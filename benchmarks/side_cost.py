@@ -15,7 +15,7 @@ from time import process_time
 from loadgen_sdk.dialects.server_account import server_account
 
 import loadgen
-from loadgen.server_metrics import energy, request_accounts, series
+from loadgen.core.server_metrics import energy, request_accounts, series
 from loadgen.sim.engine.latency_model import Pace, law
 from loadgen.sim.server.metrics_pages import Tally
 

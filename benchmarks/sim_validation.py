@@ -20,14 +20,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.execution.backends.virtual import Course, simulate
-from loadgen.mlperf import published as reference
-from loadgen.results.record import BIN_NS
-from loadgen.schedule import arrivals
+from loadgen.core.results.record import BIN_NS
+from loadgen.core.schedule import arrivals
+from loadgen.core.workload import Constant as Evenly
+from loadgen.core.workload import Fixed, Poisson, Stage, Synthetic, Workload
+from loadgen.cost import published as reference
 from loadgen.sim.presets import preset as presets
 from loadgen.sim.presets.preset import Preset, SourcedNumber
-from loadgen.workload import Constant as Evenly
-from loadgen.workload import Fixed, Poisson, Stage, Synthetic, Workload
+from loadgen.sim.virtual_backend import Course, simulate
 
 SERVER_S = 600  # MLPerf's minimum duration, which all of these runs kept
 SIGMA_OUT = 0.62  # of the logarithm of output lengths: published latencies have p99 / p50 = 4.0, p50 0.8 of the mean

@@ -20,7 +20,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from loadgen import units
+from loadgen.core import units
 
 EVERY_S = 10.0
 

@@ -34,12 +34,12 @@ import numpy as np
 import rig
 from numpy.typing import NDArray
 
-from loadgen.limits import ValidityLimits
-from loadgen.metrics.columns import Columns
-from loadgen.metrics.summary import summarize
-from loadgen.results import store
+from loadgen.core.limits import ValidityLimits
+from loadgen.core.metrics.columns import Columns
+from loadgen.core.metrics.summary import summarize
+from loadgen.core.results import store
+from loadgen.core.stats.quantiles import deciding, exact, index
 from loadgen.sim.server.send_log import SentRequests, parse_log
-from loadgen.stats.quantiles import deciding, exact, index
 
 FALSE_VALID, FALSE_INVALID = 1 / 60, 3 / 60
 LOG_MS = 0.5

@@ -16,13 +16,13 @@ from typing import Any
 
 import msgspec
 
-from loadgen.execution.backends import virtual
-from loadgen.metrics.summary import summarize
+from loadgen.core.metrics.summary import summarize
+from loadgen.core.results.manifest import Header, StagePlan
+from loadgen.core.schedule import arrivals
 from loadgen.mlperf import result as mlperf
 from loadgen.mlperf import rules
 from loadgen.mlperf import run as mlperf_run
-from loadgen.results.manifest import Header, StagePlan
-from loadgen.schedule import arrivals
+from loadgen.sim import virtual_backend as virtual
 from loadgen.sim.presets.preset import load_preset
 
 BENCHMARK = "llama2-70b"

@@ -31,7 +31,7 @@ before, path, rows, begin = mb("VmRSS"), sys.argv[1], 0, time.process_time()
 {work}
 print(rows, time.process_time() - begin, max(0, mb("VmHWM") - before))
 """
-TRACE = READ.format(imports="from loadgen.workload.traces import read_trace", work="rows = len(read_trace(path))")
+TRACE = READ.format(imports="from loadgen.core.workload.traces import read_trace", work="rows = len(read_trace(path))")
 BARE = READ.format(
     imports="import msgspec", work="for line in open(path, 'rb'):\n    rows += 1\n    msgspec.json.decode(line)"
 )
@@ -72,7 +72,7 @@ def make(folder: Path, rows: int) -> list[Path]:
 def replay(folder: Path, seconds: int) -> None:
     import pyarrow.parquet as pq
 
-    from loadgen.workload.traces import read_trace
+    from loadgen.core.workload.traces import read_trace
 
     rng = np.random.default_rng(2)
     at_ms = np.cumsum(rng.gamma(0.5, 2 / 100, 100 * seconds)) * 1000

@@ -52,14 +52,14 @@ from loadgen.contracts import verdict
 from loadgen.contracts.evaluate import MeasuredLevel
 from loadgen.contracts.schema import parse
 from loadgen.contracts.steady_samples import latencies
-from loadgen.metrics import sustainable
-from loadgen.metrics.columns import Columns
-from loadgen.metrics.summary import summarize
-from loadgen.results.manifest import Fingerprints, Header, StagePlan, TargetFacts
-from loadgen.results.record import SOURCES
+from loadgen.core.metrics import sustainable
+from loadgen.core.metrics.columns import Columns
+from loadgen.core.metrics.summary import summarize
+from loadgen.core.results.manifest import Fingerprints, Header, StagePlan, TargetFacts
+from loadgen.core.results.record import SOURCES
+from loadgen.core.stats import trend
+from loadgen.core.stats.quantiles import index
 from loadgen.search import load_search
-from loadgen.stats import trend
-from loadgen.stats.quantiles import index
 
 RATE = 5.0
 TOKENS = 100

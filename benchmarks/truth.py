@@ -17,8 +17,8 @@ from typing import Any
 
 import rig
 
+from loadgen.core.results import store
 from loadgen.preflight.selfcheck import Truth, truth
-from loadgen.results import store
 from loadgen.sim.server.send_log import parse_log
 
 TOKENS, ITL_MS = 200, 10

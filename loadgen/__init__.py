@@ -1,5 +1,5 @@
 """loadgen: measures what users of an LLM endpoint feel. `loadgen.run`, `loadgen.arun`, `loadgen.load`,
-`loadgen.load_runs`, `loadgen.Result`; docs/sdk.md.
+`loadgen.load_runs`, `loadgen.Result`, and the faults that they raise; docs/sdk.md.
 
 Nothing is imported before it is used.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Result", "arun", "load", "load_runs", "run"]
+__all__ = ["Fault", "Faults", "Result", "arun", "load", "load_runs", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
 """`python -m loadgen`: the command line where its script is not on the path."""
 
-from loadgen.cli import main
+from loadgen.shell.app import main
 
 if __name__ == "__main__":
     main()

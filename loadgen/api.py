@@ -15,21 +15,21 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_type_hints
 
-from loadgen.errors import Fault, Faults, UserError, closest, collecting
-from loadgen.execution import options as table
-from loadgen.execution.options import OPTIONS, RunOptions
+from loadgen.core.errors import Fault, Faults, UserError, closest, collecting
+from loadgen.core.execution import options as table
+from loadgen.core.execution.options import OPTIONS, RunOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from loadgen.metrics.blocks import RequestCounts, Tokens
-    from loadgen.metrics.goodput import Goodput
-    from loadgen.metrics.load import Load
-    from loadgen.metrics.request_table import Unit
-    from loadgen.metrics.summary import Summary
-    from loadgen.metrics.validity import Verdict
-    from loadgen.stats.quantiles import Distribution
-    from loadgen.workload import Workload
+    from loadgen.core.metrics.blocks import RequestCounts, Tokens
+    from loadgen.core.metrics.goodput import Goodput
+    from loadgen.core.metrics.load import Load
+    from loadgen.core.metrics.request_table import Unit
+    from loadgen.core.metrics.summary import Summary
+    from loadgen.core.metrics.validity import Verdict
+    from loadgen.core.stats.quantiles import Distribution
+    from loadgen.core.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Result:
     @property
     def exit_code(self) -> int:
         """The exit code of `loadgen run`: 0, 1 SLO missed, 3 not valid, 130 interrupted."""
-        from loadgen.metrics.summary import exit_code
+        from loadgen.core.metrics.summary import exit_code
 
         return exit_code(self.summary)
 
@@ -110,15 +110,15 @@ class Result:
 
         Empty if no metrics page was read.
         """
-        from loadgen.results import store
+        from loadgen.core.results import store
 
         return store.server_table(self.folder)
 
     @cached_property
     def rows(self) -> pa.Table:
-        """One row per request of all stages; times in ns since the start. Columns: `loadgen.results.record.FIELDS`."""
-        from loadgen.results import store
-        from loadgen.results.parquet import to_table
+        """One row per request of all stages; times in ns since the start. Columns: `core.results.record.FIELDS`."""
+        from loadgen.core.results import store
+        from loadgen.core.results.parquet import to_table
 
         stored = store.read_run(self.folder)
         table: pa.Table = to_table(stored.rows, stored.texts)
@@ -129,8 +129,8 @@ class Result:
 
         Null where a request has no such value. unit: "ns", "us", "ms" or "s".
         """
-        from loadgen.metrics.request_table import NS, request_table
-        from loadgen.results import store
+        from loadgen.core.metrics.request_table import NS, request_table
+        from loadgen.core.results import store
 
         if unit not in NS:
             raise UserError("unknown_name", f"unit={unit!r}", "Result.frame", f"give one of {', '.join(NS)}")
@@ -156,7 +156,7 @@ class Result:
         return f'<pre style="line-height:1.2">{html.escape(str(self))}</pre>'
 
     def __str__(self) -> str:
-        from loadgen.report import text
+        from loadgen.runs import text
 
         return text.render(self.summary, color=False)
 
@@ -177,10 +177,10 @@ def run(
     warmup, slo, seed, input_tokens, model, out (default: a new folder in results/), ... Python's own are api_key
     (else OPENAI_API_KEY), headers, metadata and extra_body as mappings, sources, stream, embedded.
 
-    Raises loadgen.errors.Fault (UserError, TargetError) or Faults if the run cannot start or finish, and TypeError for
+    Raises loadgen.Fault (UserError, TargetError) or loadgen.Faults if the run cannot start or finish, and TypeError for
     an unknown option. A missed SLO or an invalid measurement does not raise: see `Result`.
     """
-    from loadgen.execution.run import execute
+    from loadgen.core.execution.run import execute
 
     if asyncio._get_running_loop() is not None:
         hint = "in async code and in notebooks: await loadgen.arun(...), with the same arguments"
@@ -228,7 +228,7 @@ for _function in (run, arun):  # what `help` and notebooks show and complete; ty
 
 def load(folder: str | os.PathLike[str]) -> Result:
     """Return the results of a stored run, computed again from its records. Raises UserError for another folder."""
-    from loadgen import run_folder
+    from loadgen.core import run_folder
 
     path = Path(folder)
     if not run_folder.is_run(path) and _runs_in(path):
@@ -254,7 +254,7 @@ def load_runs(folder: str | os.PathLike[str]) -> dict[str, Result]:
 
 def _runs_in(folder: Path) -> list[Path]:
     """The runs in a folder, or one level below, as those of a validation are."""
-    from loadgen import run_folder
+    from loadgen.core import run_folder
 
     below = (run for inner in sorted(folder.glob("*/")) for run in run_folder.runs_in(inner))
     return run_folder.runs_in(folder) or [*below]
@@ -262,8 +262,8 @@ def _runs_in(folder: Path) -> list[Path]:
 
 def _refuse_misuse(workload: Any, options: RunOptions) -> None:
     """Raises UserError for what is no workload, or cannot be changed."""
-    from loadgen.workload import Workload
-    from loadgen.workload.overrides import of_the_load
+    from loadgen.core.workload import Workload
+    from loadgen.core.workload.overrides import of_the_load
 
     source = next((f"a {name}" for name in ("trace", "dataset") if options.get(name) is not None), "")
     changes = of_the_load(options)
@@ -279,7 +279,7 @@ def _refuse_misuse(workload: Any, options: RunOptions) -> None:
 
 
 def _checked(workload: Any, options: RunOptions) -> Workload:
-    from loadgen.workload import Workload, loading, read_flags
+    from loadgen.core.workload import Workload, loading, read_flags
 
     if isinstance(workload, Workload):
         return workload

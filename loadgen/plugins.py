@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar
 
-from loadgen.errors import Fault, Faults, UserError
+from loadgen.core.errors import Fault, Faults, UserError
 
 SWITCH = "LOADGEN_PLUGINS"  # 0: none is looked for
 

@@ -21,10 +21,11 @@ from random import Random
 
 INSTRUMENTED = [  # all else only slows it down
     "loadgen_sdk.dialects", "loadgen_sdk.transport.http1", "loadgen_sdk.transport.target",
-    "loadgen_sdk.probe.server_facts", "loadgen.workload", "loadgen.contracts", "loadgen.cost.price_file",
-    "loadgen.execution.targets", "loadgen.workload.dataset", "loadgen.interop", "loadgen.results", "loadgen.run_folder",
-    "loadgen.server_metrics.series", "loadgen.sim.server.request_parser", "loadgen.bundle.archive",
-    "loadgen.mlperf.pickle_reader", "loadgen.answers.questions", "loadgen.sim.presets.preset", "loadgen.report",
+    "loadgen_sdk.probe.server_facts", "loadgen.core.workload", "loadgen.contracts", "loadgen.pricing.price_file",
+    "loadgen.core.execution.targets", "loadgen.core.workload.dataset",
+    "loadgen.interop", "loadgen.results", "loadgen.core.run_folder",
+    "loadgen.core.server_metrics.series", "loadgen.sim.server.request_parser", "loadgen.evidence.archive",
+    "loadgen.mlperf.pickle_reader", "loadgen.answers.questions", "loadgen.sim.presets.preset", "loadgen.present",
 ]  # fmt: skip
 KEPT = 120  # inputs per target
 LONGEST = 2_000  # bytes of an input that is kept

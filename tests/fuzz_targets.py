@@ -28,25 +28,26 @@ from pyarrow import parquet
 
 import loadgen
 from loadgen.answers.questions import read_questions
-from loadgen.bundle.archive import unpack
-from loadgen.cli.report import open_result
 from loadgen.compare.inputs import read_run
 from loadgen.contracts.load import load_contract
-from loadgen.cost import price_file
-from loadgen.errors import Fault, Faults
-from loadgen.execution.targets import load_targets
-from loadgen.interop import application_calls, loadgen_log, reader
-from loadgen.metrics.summary import load_summary
+from loadgen.core.errors import Fault, Faults
+from loadgen.core.execution.targets import load_targets
+from loadgen.core.metrics.summary import load_summary
+from loadgen.core.results import manifest, store
+from loadgen.core.results.capacity import load_capacity
+from loadgen.core.server_metrics import energy, request_accounts, series
+from loadgen.core.workload import load
+from loadgen.core.workload.dataset import read_rows
+from loadgen.core.workload.traces import read_trace
+from loadgen.evidence.archive import unpack
+from loadgen.interop import application_calls, reader
+from loadgen.mlperf import loadgen_log
 from loadgen.mlperf.pickle_reader import read_pickle
-from loadgen.results import manifest, store
-from loadgen.results.capacity import load_capacity
-from loadgen.server_metrics import energy, request_accounts, series
+from loadgen.pricing import price_file
+from loadgen.shell.report import open_result
 from loadgen.sim.presets.preset import load_preset
 from loadgen.sim.server.dialect import Refusal
 from loadgen.sim.server.request_parser import RequestRules, parse_request
-from loadgen.workload import load
-from loadgen.workload.dataset import read_rows
-from loadgen.workload.traces import read_trace
 
 ROOT = Path(__file__).parent.parent
 CORPUS = Path(__file__).parent / "data" / "fuzz"

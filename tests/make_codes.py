@@ -10,7 +10,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "errors.md"
-FILES = {"the client and of the generator": "sdk/loadgen_sdk/errors.py", "the generator alone": "loadgen/errors.py"}
+FILES = {
+    "the client and of the generator": "sdk/loadgen_sdk/errors.py",
+    "the generator alone": "loadgen/core/errors.py",
+}
 BEGIN = "<!-- codes: made by tests/make_codes.py from the comments in the two errors.py -->"
 END = "<!-- end of the codes -->"
 LINE = re.compile(r'(?m)^    (?:# (?P<group>.+)|"(?P<code>\w+)",  # (?P<meaning>.+))$')

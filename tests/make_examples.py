@@ -10,11 +10,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.metrics.summary import dump_summary, summarize
-from loadgen.results.manifest import Fingerprints, Header, Host, Second, StagePlan, TargetFacts
-from loadgen.results.record import BIN_NS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
-from loadgen.slo import Slo, Term
-from loadgen.stats.quantiles import Histogram
+from loadgen.core.metrics.summary import dump_summary, summarize
+from loadgen.core.results.manifest import (
+    Fingerprints,
+    Header,
+    Host,
+    Second,
+    StagePlan,
+    TargetFacts,
+)
+from loadgen.core.results.record import BIN_NS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
+from loadgen.core.slo import Slo, Term
+from loadgen.core.stats.quantiles import Histogram
 
 DATA = Path(__file__).parent / "data"
 MS, S = 1_000_000, 1_000_000_000

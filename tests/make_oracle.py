@@ -34,7 +34,7 @@ DATA = Path(__file__).parent / "data" / "oracle"
 FOLDERS = DATA / "folders"
 CALLS = """
 import contextlib, io, json, sys
-from loadgen.cli import main
+from loadgen.shell.app import main
 sys.argv[0] = "loadgen"
 told = []
 for arguments in json.load(sys.stdin):

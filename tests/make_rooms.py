@@ -28,10 +28,12 @@ def layers(package: str) -> list[list[str]]:
 def packages(package: str) -> list[Path]:
     """The folders of a package that are packages themselves, in the order of the layers, each before what is in it."""
     names = [name for line in layers(package) for name in line]
-    lowest = {name.split(".")[0]: place for place, name in enumerate(names)}
+    if package == "loadgen":
+        names += [f"core/{name}" for line in layers("loadgen.core") for name in line]
+    place = {name: number for number, name in enumerate(names)}
     folder = FOLDERS[package]
     found = (file.parent.relative_to(folder) for file in folder.rglob("__init__.py") if file.parent != folder)
-    return sorted(found, key=lambda path: (lowest.get(path.parts[0], -1), path))
+    return sorted(found, key=lambda path: (place.get("/".join(path.parts[:2]), place.get(path.parts[0], -1)), path))
 
 
 def docstring(folder: Path) -> tuple[str, str]:

@@ -11,12 +11,12 @@ from make_examples import MS, S, blank, stream
 from numpy.typing import NDArray
 
 from loadgen.contracts.steady_samples import RecordedRun
-from loadgen.limits import ValidityLimits
-from loadgen.metrics.summary import summarize
-from loadgen.results.manifest import Header, StagePlan, TargetFacts
-from loadgen.results.record import KINDS, SOURCES, STATUSES
-from loadgen.slo import Slo
-from loadgen.stats.quantiles import Histogram
+from loadgen.core.limits import ValidityLimits
+from loadgen.core.metrics.summary import summarize
+from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
+from loadgen.core.results.record import KINDS, SOURCES, STATUSES
+from loadgen.core.slo import Slo
+from loadgen.core.stats.quantiles import Histogram
 
 TOKENS = 200
 SLOTS = 32

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from loadgen.errors import Code
+from loadgen.core.errors import Code
 
 
 @contextmanager

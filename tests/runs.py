@@ -13,13 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 from queueing import TOKENS, rows
 
-from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, Tell
-from loadgen.results import manifest
-from loadgen.results.manifest import Fingerprints, Header, Host, ReasonCode, Second, StagePlan, TargetFacts
-from loadgen.results.record import BIN_NS
-from loadgen.results.spool import Spool
-from loadgen.slo import Slo, Term
-from loadgen.stats.quantiles import Histogram
+from loadgen.core.execution.events import LoadStarted, RunEvent, RunningLoad, Tell
+from loadgen.core.results import manifest
+from loadgen.core.results.manifest import (
+    Fingerprints,
+    Header,
+    Host,
+    ReasonCode,
+    Second,
+    StagePlan,
+    TargetFacts,
+)
+from loadgen.core.results.record import BIN_NS
+from loadgen.core.results.spool import Spool
+from loadgen.core.slo import Slo, Term
+from loadgen.core.stats.quantiles import Histogram
 
 S = 1_000_000_000
 

@@ -15,8 +15,8 @@ from refusals import refused
 
 import loadgen
 from loadgen import pytest_plugin
-from loadgen.errors import Fault, Faults
-from loadgen.workload import load as load_workload
+from loadgen.core.errors import Fault, Faults
+from loadgen.core.workload import load as load_workload
 
 FEW = {"name": "few", "requests": {"input_tokens": 12, "output_tokens": 4}}
 QUICK = {"embedded": {"ttft": "3ms", "itl": "1ms"}}
@@ -63,14 +63,14 @@ def test_frames_for_notebooks(tmp_path: Path) -> None:
     assert polars["tpot_s"].max() == pytest.approx((result.tpot_ms.max or 0) / 1e3)
     assert result.frame("pyarrow", unit="ns")["due_ns"].to_pylist() == result.rows["due_ns"].to_pylist()
     assert result._repr_html_().startswith("<pre") and "TTFT" in result._repr_html_()
-    with refused(loadgen.errors.UserError, "unknown_name"):
+    with refused(loadgen.core.errors.UserError, "unknown_name"):
         result.frame(unit="h")  # type: ignore[arg-type]
-    with refused(loadgen.errors.UserError, "ambiguous"):
+    with refused(loadgen.core.errors.UserError, "ambiguous"):
         loadgen.load(tmp_path / "sweep")
     runs = loadgen.load_runs(tmp_path / "sweep")
     assert list(runs) == ["c1"] and runs["c1"].ttft_ms == result.ttft_ms
     assert list(loadgen.load_runs(tmp_path)) == ["sweep/c1"]
-    with refused(loadgen.errors.UserError, "no_result", where="/c1/flows"):
+    with refused(loadgen.core.errors.UserError, "no_result", where="/c1/flows"):
         loadgen.load_runs(tmp_path / "sweep" / "c1" / "flows")
 
 

@@ -10,11 +10,12 @@ import msgspec
 import pytest
 import yaml
 
-from loadgen import cli, pytest_plugin
-from loadgen.execution.folder_names import alone
-from loadgen.metrics.validity import note, verdict
-from loadgen.report import outcome
-from loadgen.run_folder import kept_summary
+from loadgen import pytest_plugin
+from loadgen.core.execution.folder_names import alone
+from loadgen.core.metrics.validity import note, verdict
+from loadgen.core.run_folder import kept_summary
+from loadgen.runs import outcome
+from loadgen.shell import app as cli
 
 pytestmark = pytest.mark.commands
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from loadgen import cli
+from loadgen.shell import app as cli
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from refusals import refused
 
 import loadgen
-from loadgen import run_folder
-from loadgen.errors import UserError
-from loadgen.results import store
+from loadgen.core import run_folder
+from loadgen.core.errors import UserError
+from loadgen.core.results import store
 
 PIECES = st.one_of(
     st.binary(max_size=8),

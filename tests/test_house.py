@@ -25,14 +25,14 @@ ONLY = {  # heavy module -> the one that may import it
     "httptools": "loadgen.sim.server.connection",
     "mlperf_loadgen": "loadgen.mlperf.official_loadgen",
     "openai": "loadgen_sdk.transport.openai_client",
-    "ray": "loadgen.execution.backends.ray",
-    "rich": "loadgen.report.dashboard",
-    "tiktoken": "loadgen.requests.tokenizer",
-    "tokenizers": "loadgen.requests.tokenizer",
+    "ray": "loadgen.core.execution.backends.ray",
+    "rich": "loadgen.runs.dashboard",
+    "tiktoken": "loadgen.core.requests.tokenizer",
+    "tokenizers": "loadgen.core.requests.tokenizer",
 }
 
 TWICE = {  # class -> why two modules have one of this name
-    "StageSpan": "`schedule/timetable.py`: a stage in slots; `report/run_data.py`: the same on the axis of a chart",
+    "StageSpan": "`schedule/timetable.py`: a stage in slots; `runs/page_data.py`: the same on the axis of a chart",
 }
 
 
@@ -72,14 +72,6 @@ def test_imports_are_as_drawn() -> None:
     code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True, no_logo=True))"
     linted = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert linted.returncode == 0, linted.stdout + linted.stderr
-
-
-@pytest.mark.parametrize("room", ["contracts", "mlperf"])
-def test_rooms_on_two_lines_are_listed_by_module(room: str) -> None:
-    listed = {
-        f"loadgen.{name}" for line in make_rooms.layers("loadgen") for name in line if name.startswith(f"{room}.")
-    }
-    assert graph().find_children(f"loadgen.{room}") == listed
 
 
 def test_no_cycles() -> None:
@@ -144,7 +136,7 @@ def test_heavy_modules_have_one_importer(heavy: str) -> None:
 
 @pytest.mark.processes
 def test_help_imports_nothing_heavy() -> None:
-    code = "import sys, loadgen.cli; print(' '.join(sys.modules))"
+    code = "import sys, loadgen.shell.app; print(' '.join(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not (HEAVY | {"numpy", "pydantic"}) & set(loaded)
 
@@ -168,7 +160,7 @@ def test_tests_replace_nothing_of_ours() -> None:
     """What a test has to change is an argument: `Tuning`, a parameter with a default, or a real thing."""
     found = {
         (file.name, str(call.args[-2].value) if isinstance(call.args[-2], ast.Constant) else ast.unparse(call))
-        for file in (ROOT / "tests").glob("*.py")
+        for file in (ROOT / "tests").rglob("*.py")
         if ".setattr(" in (text := file.read_text("utf-8"))
         for call in ast.walk(ast.parse(text))
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "setattr"
@@ -199,13 +191,13 @@ def test_where_is_it_has_ten_answers() -> None:
     assert all(re.search(r"`(?:loadgen|sdk)/[\w/]+\.py`", line) for line in questions)
 
 
-def test_the_drawing_of_rooms_is_that_of_the_layers() -> None:
-    section = README.read_text("utf-8").partition("## Rooms")[2].partition("<!--")[0]
+@pytest.mark.parametrize("package", ["loadgen", "loadgen.core"])
+def test_the_drawing_of_the_tree_is_that_of_the_layers(package: str) -> None:
+    section = README.read_text("utf-8").partition("## The tree")[2].partition("<!--")[0]
+    section = section.split("and in `core/`:")[package == "loadgen.core"]
     lines = [line.split() for line in section.splitlines() if line.startswith("    ")]
     drawn = [{re.sub(r"(\.py|/)$", "", word) for word in line if word.endswith((".py", "/"))} for line in lines]
-    layers = [{name.replace(".", "/") for name in line} for line in make_rooms.layers("loadgen")]
-    # of the judgements, the rooms are drawn and the modules are listed
-    assert drawn == [{name.partition("/")[0] for name in line} if "compare" in line else line for line in layers]
+    assert drawn == [set(line) for line in make_rooms.layers(package)]
 
 
 @pytest.mark.parametrize(

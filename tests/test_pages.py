@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from browser import Browser, find
 
-from loadgen.cli import main
+from loadgen.shell.app import main
 
 pytestmark = pytest.mark.commands
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 from plugin_packages import install
 
-from loadgen.errors import UserError
+from loadgen.core.errors import UserError
 from loadgen.plugins import OpenTable, resolve
 
 GROUP = "loadgen.test_rows"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadgen.workload import (
+from loadgen.core.workload import (
     Arrival,
     Closed,
     Constant,

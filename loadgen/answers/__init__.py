@@ -1,4 +1,4 @@
-"""Whether answers are still right: scores against references, and against those of another endpoint.
+"""Are the answers still right? Scores against references, and against those of another endpoint: `loadgen answers`.
 
-A judgement: renders nothing and knows no other judgement. Only `ask.py` asks the endpoints; it sends no load.
+Only `ask.py` asks the endpoints; it sends no load.
 """

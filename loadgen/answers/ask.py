@@ -9,9 +9,9 @@ from functools import partial
 from typing import NamedTuple
 
 from loadgen.answers.questions import Question
-from loadgen.errors import TargetError, UserError
-from loadgen.execution.plan import Settings
-from loadgen.workload.dataset import DatasetRow
+from loadgen.core.errors import TargetError, UserError
+from loadgen.core.execution.plan import Settings
+from loadgen.core.workload.dataset import DatasetRow
 
 GREEDY = {"temperature": 0, "seed": 1}
 OUTPUT_TOKENS = 256  # where neither the row nor --max-tokens says

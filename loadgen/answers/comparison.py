@@ -16,8 +16,8 @@ from loadgen.answers.scores import (
     against_each_other,
     against_reference,
 )
-from loadgen.limits import FEWEST_ANSWERS
-from loadgen.stats.intervals import LEVEL, ratio, replications, unseen_share, wilson
+from loadgen.core.limits import FEWEST_ANSWERS
+from loadgen.core.stats.intervals import LEVEL, ratio, replications, unseen_share, wilson
 
 SCHEMA = 1
 

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import msgspec
 
-from loadgen import format
 from loadgen.answers.comparison import AnswersResult, ScoredPrompt, judge, score
 from loadgen.answers.questions import AnswerKey, Question
-from loadgen.results import files
-from loadgen.results.manifest import decoded
+from loadgen.core import format
+from loadgen.core.results import files
+from loadgen.core.results.manifest import decoded
 
 FILE, SCORES, TEXTS = "answers.json", "scores.jsonl", "texts.jsonl"
 _Row = TypeVar("_Row")

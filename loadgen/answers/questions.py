@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from loadgen.errors import Fault, Faults, UserError, enough
-from loadgen.workload.dataset import BadRow, DatasetRow, parse_row, read_rows
+from loadgen.core.errors import Fault, Faults, UserError, enough
+from loadgen.core.workload.dataset import BadRow, DatasetRow, parse_row, read_rows
 
 REFERENCES = ("reference", "answer", "output", "response", "target")
 """Keys under which data sets keep the right answer; the first one that a row has counts."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from loadgen.answers import ask, folder
 from loadgen.answers.comparison import AnswersResult, judge, score
 from loadgen.answers.questions import Question
-from loadgen.execution.plan import Settings
-from loadgen.execution.run_header import version
-from loadgen.stats.intervals import LEVEL
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.run_header import version
+from loadgen.core.stats.intervals import LEVEL
 
 
 def run(

@@ -11,7 +11,7 @@ import re
 from functools import cache
 from typing import Any
 
-from loadgen.errors import not_installed
+from loadgen.core.errors import not_installed
 
 ROUGE = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 NAMES = ROUGE | {

@@ -1,4 +1,4 @@
-"""Comparison of results: first whether the work was the same, then each difference with its interval.
+"""Is a result better, worse or the same? First whether the work was the same, then each difference with its interval.
 
-It reads finished results, runs no load and renders nothing. It does not import the other judgements.
+`loadgen compare` and baselines by name. It reads finished results by the table of result kinds and runs no load.
 """

@@ -15,18 +15,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen import format
 from loadgen.compare import block_errors
 from loadgen.compare.block_errors import Known
-from loadgen.limits import CACHED_SHARE
-from loadgen.metrics import outcomes
-from loadgen.metrics.columns import OK, Columns, is_measured, of_class, step_of
-from loadgen.metrics.reasons import STATES
-from loadgen.metrics.registry import SHARES, SHOWN, Metric, figure, metric
-from loadgen.metrics.summary import ClassSummary, StepSummary, Summary
-from loadgen.results.manifest import Header, ReasonCode, StepPlan, TargetFacts
-from loadgen.stats import intervals
-from loadgen.stats.intervals import LEVEL
+from loadgen.core import format
+from loadgen.core.limits import CACHED_SHARE
+from loadgen.core.metrics import outcomes
+from loadgen.core.metrics.columns import OK, Columns, is_measured, of_class, step_of
+from loadgen.core.metrics.reasons import STATES
+from loadgen.core.metrics.registry import SHARES, SHOWN, Metric, figure, metric
+from loadgen.core.metrics.summary import ClassSummary, StepSummary, Summary
+from loadgen.core.results.manifest import Header, ReasonCode, StepPlan, TargetFacts
+from loadgen.core.stats import intervals
+from loadgen.core.stats.intervals import LEVEL
 
 UNLIKE = "not the same work"
 POWER = 0.9  # probability of finding the smallest detectable change

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from loadgen import format, run_folder
 from loadgen.compare.comparison import ComparedRun, Side
-from loadgen.errors import Faults, UserError
-from loadgen.metrics.summary import Summary
-from loadgen.run_folder import is_run, runs_in
+from loadgen.core import format, run_folder
+from loadgen.core.errors import Faults, UserError
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.run_folder import is_run, runs_in
 
 LEFT_BY_OTHERS = (
     "profile_export_aiperf.json",

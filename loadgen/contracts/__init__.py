@@ -1,6 +1,5 @@
-"""Promises about a service: the contract file, its lint, the figure of each term, the verdict.
+"""Is this promise kept? The contract file, its lint, the figure of each term, the verdict: `loadgen validate`.
 
-A judgement: runs no load, renders nothing, knows no other judgement. Only `load.py`, which reads what a contract
-names, `run.py`, which carries it out and writes its report, and `stored.py`, which reads its folder again, stand above
-the judgements.
+`run.py` carries a contract out, `stored.py` reads its folder again, `prediction.py` tries it on a simulated server;
+`schema.py`, `lint.py`, `evaluate.py`, `verdict.py` and `planning.py` are pure.
 """

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadgen import format
 from loadgen.answers import folder
 from loadgen.answers.comparison import ScoredGroup, judge
 from loadgen.answers.questions import read_questions
@@ -17,10 +16,11 @@ from loadgen.contracts.evaluate import Held
 from loadgen.contracts.schema import AnswersAsked, Promise
 from loadgen.contracts.steady_samples import Missing
 from loadgen.contracts.verdict import ScoredAnswers
-from loadgen.execution.plan import Settings
-from loadgen.execution.probing import serving
-from loadgen.limits import FEWEST_ANSWERS
-from loadgen.stats.intervals import Bounds
+from loadgen.core import format
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.probing import serving
+from loadgen.core.limits import FEWEST_ANSWERS
+from loadgen.core.stats.intervals import Bounds
 
 FOLDER = "answers"
 LANES = 8

@@ -14,19 +14,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen import format
 from loadgen.contracts import steady_samples as steady
 from loadgen.contracts.schema import KINDS, LATENCIES, OF_TASKS, POOLED, Promise
 from loadgen.contracts.steady_samples import MARGIN, QUEUED, Missing, RecordedRun, Shortage, SteadySample, Timed
-from loadgen.errors import Fault, Faults
-from loadgen.metrics import columns as metrics
-from loadgen.metrics import outcomes, windows
-from loadgen.metrics.columns import OK, Columns
-from loadgen.metrics.windows import Span
-from loadgen.stats import intervals, quantile_interval, steady_state
-from loadgen.stats.intervals import Bounds
-from loadgen.stats.quantile_interval import Series
-from loadgen.stats.quantiles import element
+from loadgen.core import format
+from loadgen.core.errors import Fault, Faults
+from loadgen.core.metrics import columns as metrics
+from loadgen.core.metrics import outcomes, windows
+from loadgen.core.metrics.columns import OK, Columns
+from loadgen.core.metrics.windows import Span
+from loadgen.core.stats import intervals, quantile_interval, steady_state
+from loadgen.core.stats.intervals import Bounds
+from loadgen.core.stats.quantile_interval import Series
+from loadgen.core.stats.quantiles import element
 
 RATE_BATCHES = intervals.BATCHES  # for the batch means of a rate, over all runs together
 

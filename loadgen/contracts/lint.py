@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from loadgen import format
 from loadgen.contracts import planning
 from loadgen.contracts.schema import (
     ANSWER_KINDS,
@@ -32,16 +31,17 @@ from loadgen.contracts.schema import (
     words,
 )
 from loadgen.contracts.steady_samples import NEARLY, horizon_s
-from loadgen.errors import Code, Fault, Faults, UserError, meant
-from loadgen.limits import FEWEST_ANSWERS
-from loadgen.stats import intervals
-from loadgen.stats.quantiles import support
-from loadgen.workload import Closed, Mix, Poisson, Slo, Workload
-from loadgen.workload import load as load_workload
-from loadgen.workload.loading import packaged
-from loadgen.workload.messages import locate
-from loadgen.workload.overrides import Overrides
-from loadgen.workload.yaml_marks import Map, where
+from loadgen.core import format
+from loadgen.core.errors import Code, Fault, Faults, UserError, meant
+from loadgen.core.limits import FEWEST_ANSWERS
+from loadgen.core.stats import intervals
+from loadgen.core.stats.quantiles import support
+from loadgen.core.workload import Closed, Mix, Poisson, Slo, Workload
+from loadgen.core.workload import load as load_workload
+from loadgen.core.workload.loading import packaged
+from loadgen.core.workload.messages import locate
+from loadgen.core.workload.overrides import Overrides
+from loadgen.core.workload.yaml_marks import Map, where
 
 RATES_NEED = 30  # least number of requests for a rate with an interval
 POOLED_REPEATS = 3  # pooled gaps are correlated within a run, so each repeat counts as one sample

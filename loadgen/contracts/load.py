@@ -24,11 +24,11 @@ from loadgen.contracts.schema import (
     read_document,
     text_of,
 )
-from loadgen.cost import price_file
-from loadgen.errors import Faults
-from loadgen.workload.fields import Source
-from loadgen.workload.messages import in_order, validated
-from loadgen.workload.yaml_marks import Map
+from loadgen.core.errors import Faults
+from loadgen.core.workload.fields import Source
+from loadgen.core.workload.messages import in_order, validated
+from loadgen.core.workload.yaml_marks import Map
+from loadgen.pricing import price_file
 
 
 def load_contract(

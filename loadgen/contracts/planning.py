@@ -6,10 +6,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from loadgen import format
 from loadgen.contracts.schema import OF_TASKS, ContractLevel, Planned, PlannedClass, Promise
-from loadgen.schedule.chains import of_requests
-from loadgen.workload import Closed, Mix, Ramp, Replay, Stage, Workload
+from loadgen.core import format
+from loadgen.core.schedule.chains import of_requests
+from loadgen.core.workload import Closed, Mix, Ramp, Replay, Stage, Workload
 
 DRAWN = 200  # starts of a class, to know how many requests one has on average
 

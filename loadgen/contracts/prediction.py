@@ -19,12 +19,12 @@ from loadgen.contracts.schema import Checked, Planned
 from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.contracts.stored import read_run
 from loadgen.contracts.verdict import INCONCLUSIVE, LevelForecast, LevelVerdict, NeededLoad
-from loadgen.errors import Faults, TargetError, codes
-from loadgen.execution.plan import SCHEME, Settings
-from loadgen.execution.run import Execute
-from loadgen.metrics.summary import summarize
+from loadgen.core.errors import Faults, TargetError, codes
+from loadgen.core.execution.plan import SCHEME, Settings
+from loadgen.core.execution.run import Execute
+from loadgen.core.metrics.summary import summarize
+from loadgen.core.stats.quantiles import Histogram
 from loadgen.sim.server.options import PHYSICAL
-from loadgen.stats.quantiles import Histogram
 
 LONGEST = 4.0  # times the length of the level: so long is looked ahead
 MOST_REQUESTS = 60_000  # of a level: a simulation of more takes minutes

@@ -19,28 +19,28 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from loadgen import format, run_folder
 from loadgen.contracts import answers, planning, stored, verdict
+from loadgen.contracts import page as verdict_page
+from loadgen.contracts.page import cases
 from loadgen.contracts.schema import AnswersAsked, Checked, Contract, ContractLevel, Planned
 from loadgen.contracts.stored import CONTRACT, PLACE, PRICES, RESOLVED, ValidationFacts
 from loadgen.contracts.verdict import LevelVerdict, Validation
-from loadgen.errors import Fault, Faults, TargetError, UserError, codes
-from loadgen.execution.folder_names import alone, run_id
-from loadgen.execution.plan import Settings
-from loadgen.execution.repeats import pause, seeded
-from loadgen.execution.run import Execute
-from loadgen.metrics import repeats
-from loadgen.metrics.repeats import RepeatSummary, Repetition
-from loadgen.metrics.summary import Summary
+from loadgen.core import format, run_folder
+from loadgen.core.errors import Fault, Faults, TargetError, UserError, codes
+from loadgen.core.execution.folder_names import alone, run_id
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.repeats import pause, seeded
+from loadgen.core.execution.run import Execute
+from loadgen.core.metrics import repeats
+from loadgen.core.metrics.repeats import RepeatSummary, Repetition
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.results import checksums, store
+from loadgen.core.workload import placed
 from loadgen.preflight.target_checks import FAULT, WARNING, Finding
-from loadgen.report import junit
-from loadgen.report import validation as verdict_page
-from loadgen.report.validation import cases
-from loadgen.results import checksums, store
-from loadgen.workload import placed
+from loadgen.present import junit
 
 if TYPE_CHECKING:
-    from loadgen.workload import Workload
+    from loadgen.core.workload import Workload
 
 DOCTOR, VERDICT, PAGE, JUNIT = "doctor.json", "verdict.json", "verdict.html", "junit.xml"
 

@@ -23,18 +23,28 @@ from pydantic import (
     create_model,
 )
 
-from loadgen import format
-from loadgen.errors import Fault, Faults
-from loadgen.slo import Slo
-from loadgen.stats.quantiles import name as percentile
-from loadgen.units import Wrong
-from loadgen.workload import Workload
-from loadgen.workload.fields import Duration, FiniteRate, Part, Quantile, Share, Source, Tagged, Whole, one_of
-from loadgen.workload.loading import packaged, read_text
-from loadgen.workload.messages import in_order, validated
-from loadgen.workload.schema import Lanes
-from loadgen.workload.slo_fields import checked_slo
-from loadgen.workload.yaml_marks import Map, read_yaml
+from loadgen.core import format
+from loadgen.core.errors import Fault, Faults
+from loadgen.core.slo import Slo
+from loadgen.core.stats.quantiles import name as percentile
+from loadgen.core.units import Wrong
+from loadgen.core.workload import Workload
+from loadgen.core.workload.fields import (
+    Duration,
+    FiniteRate,
+    Part,
+    Quantile,
+    Share,
+    Source,
+    Tagged,
+    Whole,
+    one_of,
+)
+from loadgen.core.workload.loading import packaged, read_text
+from loadgen.core.workload.messages import in_order, validated
+from loadgen.core.workload.schema import Lanes
+from loadgen.core.workload.slo_fields import checked_slo
+from loadgen.core.workload.yaml_marks import Map, read_yaml
 
 Of = Literal["ttft", "ttft_from_sent", "first_answer", "tpot", "e2e", "max_gap"]
 OfAnswers = Literal["rouge1", "rouge2", "rougeL", "exact", "choice", "json"]

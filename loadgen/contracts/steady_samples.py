@@ -15,17 +15,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen import format
-from loadgen.metrics import columns as metrics
-from loadgen.metrics import outcomes, tasks, windows
-from loadgen.metrics.columns import CANCELLED, OK, UNFINISHED, Columns, is_measured, of_class
-from loadgen.metrics.goodput import Goodput
-from loadgen.metrics.summary import Summary
-from loadgen.results.manifest import Header
-from loadgen.slo import Slo, Term
-from loadgen.stats import intervals, quantile_interval, steady_state
-from loadgen.stats.quantile_interval import Series
-from loadgen.stats.quantiles import Histogram, support
+from loadgen.core import format
+from loadgen.core.metrics import columns as metrics
+from loadgen.core.metrics import outcomes, tasks, windows
+from loadgen.core.metrics.columns import CANCELLED, OK, UNFINISHED, Columns, is_measured, of_class
+from loadgen.core.metrics.goodput import Goodput
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.results.manifest import Header
+from loadgen.core.slo import Slo, Term
+from loadgen.core.stats import intervals, quantile_interval, steady_state
+from loadgen.core.stats.quantile_interval import Series
+from loadgen.core.stats.quantiles import Histogram, support
 
 QUEUED = ("ttft", "ttft_from_sent", "first_answer", "e2e")  # latencies that include queueing time
 NO_WAIT = 0.05  # share of the median E2E: with p99 TTFT below it, E2E is not dominated by queueing

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from loadgen import run_folder
 from loadgen.contracts import answers, schema, verdict
 from loadgen.contracts.evaluate import MeasuredLevel, Money
 from loadgen.contracts.schema import Contract
 from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.contracts.verdict import Validation
-from loadgen.errors import Faults, UserError
-from loadgen.execution.run_header import version
-from loadgen.metrics.columns import measured_gaps
+from loadgen.core import run_folder
+from loadgen.core.errors import Faults, UserError
+from loadgen.core.execution.run_header import version
+from loadgen.core.metrics.columns import measured_gaps
+from loadgen.core.results import checksums, manifest, store
+from loadgen.core.results.manifest import TargetFacts
+from loadgen.core.stats.intervals import Bounds
 from loadgen.preflight.target_checks import Finding
-from loadgen.results import checksums, manifest, store
-from loadgen.results.manifest import TargetFacts
-from loadgen.stats.intervals import Bounds
 
 if TYPE_CHECKING:
-    from loadgen.cost.prices import Prices
+    from loadgen.pricing.prices import Prices
 
 CONTRACT, PRICES = "contract.yaml", "prices.yaml"
 RESOLVED = "contract.resolved.yaml"  # where the contract names environment variables: with their values
@@ -174,7 +174,7 @@ def verify(folder: Path) -> dict[str, str]:
 def _prices(folder: Path, contract: Contract) -> Prices | None:
     if not contract.prices:
         return None
-    from loadgen.cost import price_file
+    from loadgen.pricing import price_file
 
     return price_file.load_prices(folder / PRICES, accept_sample=True)
 
@@ -183,9 +183,9 @@ def money(prices: Prices) -> Money:
     """The cost function under `prices`, per thousand good requests; the highest cost where several prices fit."""
 
     def cost(run: RecordedRun, good_rate: Bounds) -> tuple[Bounds, str]:
-        from loadgen.cost import prices as pricing
-        from loadgen.cost import unit_cost
-        from loadgen.cost.evidence import Evidence
+        from loadgen.pricing import prices as pricing
+        from loadgen.pricing import unit_cost
+        from loadgen.pricing.evidence import Evidence
 
         evidence = Evidence(name=run.folder, folder=run.folder, summaries=(run.summary,))
         measured_basis = unit_cost.basis(evidence)

@@ -15,15 +15,15 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from loadgen import errors as codes
-from loadgen import format
 from loadgen.contracts.evaluate import Evaluator, Held, MeasuredLevel, Money
 from loadgen.contracts.schema import OF_TASKS, AnswersAsked, Contract, ContractLevel, Promise, words
 from loadgen.contracts.steady_samples import MARGIN, Missing, RecordedRun
-from loadgen.limits import CACHED_SHARE
-from loadgen.metrics import reasons
-from loadgen.stats import intervals
-from loadgen.stats.intervals import Bounds
+from loadgen.core import errors as codes
+from loadgen.core import format
+from loadgen.core.limits import CACHED_SHARE
+from loadgen.core.metrics import reasons
+from loadgen.core.stats import intervals
+from loadgen.core.stats.intervals import Bounds
 
 SCHEMA = 1
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"

@@ -1,4 +1,4 @@
-"""What a unit of work costs: prices, measured rates, comparison of offers, capacity planning.
+"""What does it cost, how many machines does it take? `loadgen cost` and `loadgen size`, and the published figures.
 
-A judgement: reads finished results and price files, runs no load, renders nothing. Knows no other judgement.
+Reads finished results and price files; runs a load only where `size` has to search for a capacity.
 """

@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from loadgen.cost.evidence import Evidence
-from loadgen.cost.reasons import note
-from loadgen.errors import UserError
-from loadgen.results.capacity import STILL_KEPT, RateInterval, replications
-from loadgen.results.manifest import ReasonCode
+from loadgen.core.errors import UserError
+from loadgen.core.results.capacity import STILL_KEPT, RateInterval, replications
+from loadgen.core.results.manifest import ReasonCode
+from loadgen.pricing.evidence import Evidence
+from loadgen.pricing.reasons import note
 
 GPUS_PER_VM = 4  # ND GB300 v6; one fault domain
 VMS_PER_RACK = 18  # one NVL72: 72 GPUs

@@ -11,13 +11,13 @@ from decimal import Decimal
 from itertools import combinations, product
 from typing import Any
 
-from loadgen.cost.prices import Owned, PerToken, Price, Prices, Rented
-from loadgen.cost.reasons import note, texts
-from loadgen.cost.unit_cost import GOOD, HOUR_S, REQUEST, TASK, Offer, cost
-from loadgen.limits import CACHED_SHARE
-from loadgen.metrics.summary import Summary
-from loadgen.results.manifest import ReasonCode
-from loadgen.workload.fields import Part
+from loadgen.core.limits import CACHED_SHARE
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.results.manifest import ReasonCode
+from loadgen.core.workload.fields import Part
+from loadgen.pricing.prices import Owned, PerToken, Price, Prices, Rented
+from loadgen.pricing.reasons import note, texts
+from loadgen.pricing.unit_cost import GOOD, HOUR_S, REQUEST, TASK, Offer, cost
 
 SWING = Decimal("0.1")  # relative change of inputs whose uncertainty is not known
 DAY_H = 24

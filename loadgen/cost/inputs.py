@@ -10,13 +10,13 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen import format
-from loadgen.cost.evidence import Evidence
-from loadgen.errors import UNSOUND, Fault, Faults, UserError, collecting, of_reading
-from loadgen.metrics.summary import Summary, load_summary
-from loadgen.results import capacity
-from loadgen.workload.messages import locate
-from loadgen.workload.yaml_marks import read_yaml, where
+from loadgen.core import format
+from loadgen.core.errors import UNSOUND, Fault, Faults, UserError, collecting, of_reading
+from loadgen.core.metrics.summary import Summary, load_summary
+from loadgen.core.results import capacity
+from loadgen.core.workload.messages import locate
+from loadgen.core.workload.yaml_marks import read_yaml, where
+from loadgen.pricing.evidence import Evidence
 
 
 class UnsoundEvidence(Fault):

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
+from loadgen.core.errors import UserError
+from loadgen.core.results.capacity import RateInterval
 from loadgen.cost.capacity_planning import MeasuredRate, demand, fleet, needed
-from loadgen.cost.evidence import Evidence
-from loadgen.cost.prices import PerToken, Price
-from loadgen.cost.unit_cost import (
+from loadgen.pricing.evidence import Evidence
+from loadgen.pricing.prices import PerToken, Price
+from loadgen.pricing.unit_cost import (
     BY_TIME,
     HOUR_S,
     REQUEST,
@@ -23,8 +25,6 @@ from loadgen.cost.unit_cost import (
     energy_per_hour,
     hourly,
 )
-from loadgen.errors import UserError
-from loadgen.results.capacity import RateInterval
 
 HOURS_PER_MONTH = Decimal(730)  # 8,760 / 12
 THOUSAND = Decimal(1000)

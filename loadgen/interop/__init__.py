@@ -1,4 +1,4 @@
-"""Result files of other tools: read under their own definitions, and our runs written in their formats.
+"""What do other tools say? Their result files under their own definitions, our runs in their formats, traces, `fit`.
 
-A judgement: reads and writes files, runs no load, renders nothing. Knows no other judgement.
+Reads and writes files and runs no load.
 """

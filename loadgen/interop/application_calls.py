@@ -9,8 +9,8 @@ from typing import Annotated
 
 import msgspec
 
-from loadgen.errors import UserError
-from loadgen.stats.quantiles import Distribution
+from loadgen.core.errors import UserError
+from loadgen.core.stats.quantiles import Distribution
 
 VALUES_SHOWN = 20  # of one label: those with the most calls; the others are summed up in one group
 ALL, OTHERS, NONE = "all calls", "(others)", "(none)"
@@ -102,7 +102,7 @@ def _group(name: str, value: str, calls: Sequence[_Call]) -> Calls:
 def _distribution(calls: Sequence[_Call], name: str) -> Distribution:
     import numpy as np
 
-    from loadgen.stats.quantiles import Distribution, exact
+    from loadgen.core.stats.quantiles import Distribution, exact
 
     values = [value for call in calls if (value := getattr(call, name)) is not None]
     return exact(np.rint(np.array(values) * 1e6).astype(np.int64)) if values else Distribution()

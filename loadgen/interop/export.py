@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.core.metrics.columns import FAILED, LOST
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.results.manifest import Header
+from loadgen.core.results.record import FINISH_REASONS
+from loadgen.core.stats.early_stopping import allowed
+from loadgen.core.stats.quantiles import Histogram, index
 from loadgen.interop.other_definitions import Theirs, chosen, theirs
 from loadgen.interop.result import COUNTS
-from loadgen.metrics.columns import FAILED, LOST
-from loadgen.metrics.summary import Summary
-from loadgen.results.manifest import Header
-from loadgen.results.record import FINISH_REASONS
-from loadgen.stats.early_stopping import allowed
-from loadgen.stats.quantiles import Histogram, index
 
 
 class ExportSource:

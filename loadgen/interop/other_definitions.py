@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.core.metrics.columns import OK, Columns, is_measured, measured_gaps
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.results.manifest import Header
+from loadgen.core.stats.quantiles import Histogram, milliseconds
 from loadgen.interop.result import COUNTS
-from loadgen.metrics.columns import OK, Columns, is_measured, measured_gaps
-from loadgen.metrics.summary import Summary
-from loadgen.results.manifest import Header
-from loadgen.stats.quantiles import Histogram, milliseconds
 
 Pair = tuple[float | None, float | None]
 NONE: Pair = (None, None)

@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from loadgen import format
-from loadgen.errors import UserError, of_reading
+from loadgen.core import format
+from loadgen.core.errors import UserError, of_reading
 from loadgen.interop import tools
-from loadgen.interop.loadgen_log import as_result
 from loadgen.interop.result import COUNTS, WITH_FIRST, ForeignResult
+from loadgen.mlperf.loadgen_log import as_result
 
 __all__ = ["COUNTS", "WITH_FIRST", "ForeignResult", "parse_result", "read_result"]
 

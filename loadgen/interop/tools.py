@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.errors import UserError
+from loadgen.core.errors import UserError
+from loadgen.core.stats.quantiles import QUANTILES
 from loadgen.interop.result import WITH_FIRST, ForeignResult, as_number, at, counted, made, result, statistics
-from loadgen.stats.quantiles import QUANTILES
 
 SECONDS, NANOSECONDS = 1e3, 1e-6  # in ms
 

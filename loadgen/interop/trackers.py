@@ -10,9 +10,9 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from loadgen.errors import not_installed
-from loadgen.metrics import registry
-from loadgen.metrics.summary import Summary
+from loadgen.core.errors import not_installed
+from loadgen.core.metrics import registry
+from loadgen.core.metrics.summary import Summary
 
 PROJECT = "loadgen"  # experiment of MLflow, project of W&B
 FILES = ("summary.json", "run.json", "report.html")

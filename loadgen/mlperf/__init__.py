@@ -1,5 +1,4 @@
-"""What the MLPerf Inference rules say of a run: limits, early stopping, VALID or INVALID, LoadGen's log files.
+"""What do MLPerf's rules say? Limits, early stopping, VALID or INVALID, LoadGen's log files: `loadgen mlperf`.
 
-A judgement: runs no load, renders nothing, knows no other judgement. Only `run.py` and `official_loadgen.py`, which
-carry a test out, stand above the judgements.
+`run.py` and `official_loadgen.py` carry a test out; `rules.py`, `result.py`, `log_files.py` and `accuracy.py` are pure.
 """

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from loadgen.errors import OK, SLO_MISSED, UNSOUND, UserError
+from loadgen.core.errors import OK, SLO_MISSED, UNSOUND, UserError
 from loadgen.mlperf.result import DISCLOSURE, Test06
 from loadgen.mlperf.rules import Benchmark, rules
 

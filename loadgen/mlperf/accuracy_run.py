@@ -7,21 +7,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from loadgen import format
 from loadgen.answers.ask import ask, shown
 from loadgen.answers.comparison import judge, score
 from loadgen.answers.questions import Question
 from loadgen.answers.scores import ROUGE
-from loadgen.errors import UserError
-from loadgen.execution.plan import Settings
-from loadgen.execution.run_header import version
+from loadgen.core import format
+from loadgen.core.errors import UserError
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.run_header import version
+from loadgen.core.requests.tokenizer import Tokenizer, load_tokenizer
+from loadgen.core.results import files
+from loadgen.core.workload.dataset import DatasetRow
 from loadgen.mlperf import accuracy, dataset
 from loadgen.mlperf.accuracy import AccuracyMean, AccuracyResult
 from loadgen.mlperf.result import Reply, Test06, test06
 from loadgen.mlperf.rules import Test, rules
-from loadgen.requests.tokenizer import Tokenizer, load_tokenizer
-from loadgen.results import files
-from loadgen.workload.dataset import DatasetRow
 
 FILE = "mlperf_accuracy.json"
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen import format, seeds
-from loadgen.errors import Fault, Faults, UserError, enough
+from loadgen.core import format, seeds
+from loadgen.core.errors import Fault, Faults, UserError, enough
+from loadgen.core.workload.dataset import placed
 from loadgen.mlperf import pickle_reader
 from loadgen.mlperf.rules import Benchmark, Test
-from loadgen.workload.dataset import placed
 
 SHAPE_SEED = 24576  # seeds the order of the synthetic set; part of its definition, not a setting
 LEAST_INPUT = 4  # tokens that make prompts differ from each other

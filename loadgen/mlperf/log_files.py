@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
+from loadgen.core.stats.loadgen_spread import PERCENTILES, LoadGenSpread
 from loadgen.mlperf import dataset, rules
 from loadgen.mlperf.result import DISCLOSURE, UNRESOLVED, Check, MlperfResult
 from loadgen.mlperf.rules import Test
-from loadgen.stats.loadgen_spread import PERCENTILES, LoadGenSpread
 
 SUMMARY, DETAIL = "mlperf_log_summary.txt", "mlperf_log_detail.txt"
 MARK = ":::MLLOG "

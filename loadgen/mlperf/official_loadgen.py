@@ -20,23 +20,23 @@ import numpy as np
 from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.request import Completion
 
-from loadgen import seeds
-from loadgen.errors import UserError
-from loadgen.execution.plan import Settings
-from loadgen.execution.probing import client_options, find, serving
-from loadgen.execution.run_header import version
-from loadgen.interop.loadgen_log import LoadGenLog, read_log
+from loadgen.core import seeds
+from loadgen.core.errors import UserError
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.probing import client_options, find, serving
+from loadgen.core.execution.run_header import version
+from loadgen.core.requests import build as build_prompts
+from loadgen.core.requests import prompts
+from loadgen.core.requests.tokenizer import load_tokenizer
+from loadgen.core.results import checksums
+from loadgen.core.stats.loadgen_spread import PERCENTILES
+from loadgen.core.workload import FromFile
 from loadgen.mlperf import dataset, rules, run
 from loadgen.mlperf import result as mlperf
+from loadgen.mlperf.loadgen_log import LoadGenLog, read_log
 from loadgen.mlperf.result import MlperfResult
 from loadgen.mlperf.rules import Test
 from loadgen.mlperf.run import Data
-from loadgen.requests import build as build_prompts
-from loadgen.requests import prompts
-from loadgen.requests.tokenizer import load_tokenizer
-from loadgen.results import checksums
-from loadgen.stats.loadgen_spread import PERCENTILES
-from loadgen.workload import FromFile
 
 BUILD_AHEAD = 200_000  # request bodies built before the start: about 20 s and 300 MB
 OWN = "own"  # subfolder for the log files by our stamps

@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from loadgen import format
-from loadgen.errors import UserError
+from loadgen.core import format
+from loadgen.core.errors import UserError
 
 MOST_BYTES = 2_000_000_000  # of a gzipped pickle once it is unpacked
 

@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen import format
-from loadgen.errors import OK, SLO_MISSED, UNSOUND
+from loadgen.core import format
+from loadgen.core.errors import OK, SLO_MISSED, UNSOUND
+from loadgen.core.results.record import STATUS
+from loadgen.core.stats.early_stopping import needed
+from loadgen.core.stats.loadgen_spread import PERCENTILES, LoadGenSpread
+from loadgen.core.stats.quantiles import index
 from loadgen.mlperf.rules import Test
-from loadgen.results.record import STATUS
-from loadgen.stats.early_stopping import needed
-from loadgen.stats.loadgen_spread import PERCENTILES, LoadGenSpread
-from loadgen.stats.quantiles import index
 
 DISCLOSURE = (
     "MLPerf-style, unofficial: not verified by MLCommons Association. The MLPerf name and logo are registered and "

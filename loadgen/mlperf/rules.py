@@ -13,8 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from loadgen.errors import UserError
-from loadgen.schedule import arrivals
+from loadgen.core.errors import UserError
+from loadgen.core.schedule import arrivals
 
 Scenario = Literal["server", "interactive", "offline"]
 

@@ -18,20 +18,15 @@ import numpy as np
 from loadgen_sdk.dialects.quirks import Api
 from numpy.typing import NDArray
 
-from loadgen import format
-from loadgen.errors import UserError
-from loadgen.execution.plan import Settings
-from loadgen.metrics import reasons, sustainable
-from loadgen.metrics.summary import Summary
-from loadgen.mlperf import dataset, log_files, rules
-from loadgen.mlperf import result as mlperf
-from loadgen.results import checksums, store
-from loadgen.results.manifest import decoded
-from loadgen.results.record import STATUS
-from loadgen.search import experiment, trials
-from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer
-from loadgen.search.watch import Goal
-from loadgen.workload import (
+from loadgen.core import format
+from loadgen.core.errors import UserError
+from loadgen.core.execution.plan import Settings
+from loadgen.core.metrics import reasons, sustainable
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.results import checksums, store
+from loadgen.core.results.manifest import decoded
+from loadgen.core.results.record import STATUS
+from loadgen.core.workload import (
     AtLeast,
     Closed,
     Constant,
@@ -44,7 +39,12 @@ from loadgen.workload import (
     Term,
     Workload,
 )
-from loadgen.workload.fields import OneTokenOrMore
+from loadgen.core.workload.fields import OneTokenOrMore
+from loadgen.mlperf import dataset, log_files, rules
+from loadgen.mlperf import result as mlperf
+from loadgen.search import experiment, trials
+from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer
+from loadgen.search.watch import Goal
 
 WAIT_NS = 24 * 3_600 * 1_000_000_000  # LoadGen waits for every query without a limit
 STALL_NS = 900 * 1_000_000_000

@@ -26,13 +26,13 @@ from loadgen_sdk.transport.http1 import merged
 from loadgen_sdk.transport.pool import Pool
 from loadgen_sdk.transport.target import Target, header_secrets, redact
 
-from loadgen import seeds
-from loadgen.execution import probing, resource_limits
-from loadgen.execution.plan import Settings
+from loadgen.core import seeds
+from loadgen.core.execution import probing, resource_limits
+from loadgen.core.execution.plan import Settings
+from loadgen.core.requests import tokenizer as tokens
 from loadgen.preflight import host_checks, target_checks
 from loadgen.preflight.host_checks import Machine
 from loadgen.preflight.target_checks import FAULT, OK, TRIAL_TOKENS, Finding, Trial
-from loadgen.requests import tokenizer as tokens
 from loadgen.sim.presets.preset import load_preset
 
 CONNECTS = 5

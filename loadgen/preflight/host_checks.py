@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from loadgen import format
+from loadgen.core import format
 from loadgen.preflight.target_checks import NOTE, OK, WARNING, Finding
 
 TIMER_LATE_MS = 1.0  # p99 lateness of a 1 ms timer above which even an idle host delays sends

@@ -22,16 +22,16 @@ import numpy as np
 from loadgen_sdk.probe.fetch import Fetcher
 from loadgen_sdk.transport.target import Target
 
-from loadgen import format
-from loadgen.metrics.summary import Summary, summarize
-from loadgen.results.manifest import ReasonCode
-from loadgen.stats.quantiles import element
+from loadgen.core import format
+from loadgen.core.metrics.summary import Summary, summarize
+from loadgen.core.results.manifest import ReasonCode
+from loadgen.core.stats.quantiles import element
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from loadgen.core.workload import Workload
     from loadgen.sim.server.send_log import SentRequests
-    from loadgen.workload import Workload
 
 Kind = Literal["spread", "lockstep", "requests"]
 
@@ -275,7 +275,7 @@ def run(seconds: float = 3.0, say: Callable[[str], None] = print) -> SelfcheckRe
     """Search each kind of level. `say` gets a line per step; every step takes a little more than `seconds`."""
     from loadgen_sdk import compiled
 
-    from loadgen.execution import resource_limits
+    from loadgen.core.execution import resource_limits
 
     steps: list[Step] = []
     levels = []
@@ -365,8 +365,8 @@ class _DrivenRun(NamedTuple):
 
 
 def _workload(tokens: int, rate: float, seconds: float) -> Workload:
-    from loadgen.workload import read_flags
-    from loadgen.workload.loading import of_mapping
+    from loadgen.core.workload import read_flags
+    from loadgen.core.workload.loading import of_mapping
 
     requests = {"input_tokens": 20, "output_tokens": tokens}
     load = read_flags(request_rate=rate, duration=seconds, grace=5, timeout=20)
@@ -377,11 +377,11 @@ def _drive(url: str, workload: Workload, folder: Path) -> _DrivenRun:
     """An ordinary run, without the process that writes its rows as Parquet."""
     import uvloop
 
-    from loadgen.execution import run_header
-    from loadgen.execution.driver import SETTLE_NS, work
-    from loadgen.execution.plan import Settings, prepare
-    from loadgen.execution.probing import find
-    from loadgen.results import manifest, store
+    from loadgen.core.execution import run_header
+    from loadgen.core.execution.driver import SETTLE_NS, work
+    from loadgen.core.execution.plan import Settings, prepare
+    from loadgen.core.execution.probing import find
+    from loadgen.core.results import manifest, store
 
     starts: list[int] = []
 

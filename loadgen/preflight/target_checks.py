@@ -17,7 +17,7 @@ import msgspec
 from loadgen_sdk.dialects.quirks import Quirk
 from loadgen_sdk.probe.probe import HttpAnswer, ProbeResult
 
-from loadgen import format
+from loadgen.core import format
 
 State = Literal["ok", "note", "warning", "fault", "unknown"]
 OK: State = "ok"

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen.limits import ValidityLimits
-from loadgen.metrics import columns as metrics
-from loadgen.metrics import outcomes, sustainable
-from loadgen.metrics.columns import Columns
-from loadgen.results.manifest import AdaptivePlan, StagePlan
-from loadgen.results.record import ROW
-from loadgen.schedule.dispatcher import Start
-from loadgen.schedule.steered import End, LoadStep, Move, Rest
+from loadgen.core.limits import ValidityLimits
+from loadgen.core.metrics import columns as metrics
+from loadgen.core.metrics import outcomes, sustainable
+from loadgen.core.metrics.columns import Columns
+from loadgen.core.results.manifest import AdaptivePlan, StagePlan
+from loadgen.core.results.record import ROW
+from loadgen.core.schedule.dispatcher import Start
+from loadgen.core.schedule.steered import End, LoadStep, Move, Rest
+from loadgen.core.stats import quantiles
 from loadgen.search.load_search import SIGMA_OF_NOISE, LoadSearch, NextTrial, SearchAnswer, TrialResult
 from loadgen.search.watch import BROKEN, Goal, Outcome
-from loadgen.stats import quantiles
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

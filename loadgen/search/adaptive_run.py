@@ -7,17 +7,17 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen import format, run_folder
-from loadgen.errors import Fault, UserError
-from loadgen.execution.plan import Settings
-from loadgen.results import capacity, checksums, store
-from loadgen.results.capacity import Capacity
-from loadgen.results.manifest import AdaptivePlan, Header
+from loadgen.core import format, run_folder
+from loadgen.core.errors import Fault, UserError
+from loadgen.core.execution.plan import Settings
+from loadgen.core.results import capacity, checksums, store
+from loadgen.core.results.capacity import Capacity
+from loadgen.core.results.manifest import AdaptivePlan, Header
+from loadgen.core.slo import Slo
+from loadgen.core.workload import Closed, Poisson, Workload
 from loadgen.search import experiment
 from loadgen.search.adaptive import SUSTAIN, Adaptive, StoredAdaptive, replayed
 from loadgen.search.watch import Goal
-from loadgen.slo import Slo
-from loadgen.workload import Closed, Poisson, Workload
 
 FILE = "adaptive.json"
 

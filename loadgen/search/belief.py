@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadgen.stats.intervals import Interval
+from loadgen.core.stats.intervals import Interval
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from loadgen import format, run_folder, seeds
-from loadgen.errors import UserError
-from loadgen.metrics.blocks import per_gpu
-from loadgen.results import capacity, checksums, store
-from loadgen.results.manifest import decoded, decoded_lines
+from loadgen.core import format, run_folder, seeds
+from loadgen.core.errors import UserError
+from loadgen.core.metrics.blocks import per_gpu
+from loadgen.core.results import capacity, checksums, store
+from loadgen.core.results.manifest import decoded, decoded_lines
+from loadgen.core.workload import Workload, request_fingerprint
 from loadgen.search import sweep
 from loadgen.search.load_search import LoadSearch, SearchAnswer, SearchSettings, TrialResult, resume
-from loadgen.workload import Workload, request_fingerprint
 
 if TYPE_CHECKING:
-    from loadgen.metrics.summary import Summary
+    from loadgen.core.metrics.summary import Summary
 
 SCHEMA = 1
 PLAN = "plan.json"

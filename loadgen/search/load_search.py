@@ -17,9 +17,9 @@ from typing import Literal
 
 import msgspec
 
+from loadgen.core.stats.intervals import Interval
 from loadgen.search.belief import Belief
 from loadgen.search.watch import Outcome
-from loadgen.stats.intervals import Interval
 
 Kind = Literal["bracket", "probe", "confirm", "sustain", "level"]
 """sustain: as confirm, and it must not grow either; level: a load of a grid that the user gave."""

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
-from loadgen.errors import UserError
-from loadgen.metrics.blocks import per_gpu
-from loadgen.results.capacity import STILL_KEPT
+from loadgen.core.errors import UserError
+from loadgen.core.metrics.blocks import per_gpu
+from loadgen.core.results.capacity import STILL_KEPT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from loadgen.metrics.summary import StageSummary, Summary
+    from loadgen.core.metrics.summary import StageSummary, Summary
 
 Kind = Literal["concurrency", "request_rate"]
 Outcome = Literal["under", "over", "invalid"]

@@ -20,30 +20,37 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from loadgen import format, run_folder, seeds
-from loadgen.errors import UserError
-from loadgen.execution import run
-from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, RunPlanned, Tell, silent
-from loadgen.execution.run import Execute
-from loadgen.metrics import columns, outcomes, reasons
-from loadgen.results import checksums, store
-from loadgen.results.record import ROW
-from loadgen.results.spool import Tail
-from loadgen.schedule.arrivals import at_load
+from loadgen.core import format, run_folder, seeds
+from loadgen.core.errors import UserError
+from loadgen.core.execution import run
+from loadgen.core.execution.events import (
+    LoadStarted,
+    RunEvent,
+    RunningLoad,
+    RunPlanned,
+    Tell,
+    silent,
+)
+from loadgen.core.execution.run import Execute
+from loadgen.core.metrics import columns, outcomes, reasons
+from loadgen.core.results import checksums, store
+from loadgen.core.results.record import ROW
+from loadgen.core.results.spool import Tail
+from loadgen.core.schedule.arrivals import at_load
+from loadgen.core.slo import Slo
+from loadgen.core.workload import Closed, Poisson, placed
 from loadgen.search import experiment
 from loadgen.search.experiment import StoredSearch
 from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer, TrialResult
 from loadgen.search.watch import BROKEN, Decision, Goal, Watch
-from loadgen.slo import Slo
-from loadgen.workload import Closed, Poisson, placed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from loadgen.execution.plan import Settings
-    from loadgen.metrics.summary import Summary
-    from loadgen.schedule.timetable import Schedule
-    from loadgen.workload import Stage, Workload
+    from loadgen.core.execution.plan import Settings
+    from loadgen.core.metrics.summary import Summary
+    from loadgen.core.schedule.timetable import Schedule
+    from loadgen.core.workload import Stage, Workload
 
 LOOK_S = 5.0
 MANY = 400_000  # requests: above this the virtual watch looks less often, since each look reads all rows

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from loadgen.metrics import columns as metrics
-from loadgen.metrics import outcomes, sustainable
-from loadgen.metrics.columns import Columns
-from loadgen.results.record import KIND
-from loadgen.slo import Slo
-from loadgen.stats import early_stopping, intervals, trend
-from loadgen.stats.quantiles import element, support
+from loadgen.core.metrics import columns as metrics
+from loadgen.core.metrics import outcomes, sustainable
+from loadgen.core.metrics.columns import Columns
+from loadgen.core.results.record import KIND
+from loadgen.core.slo import Slo
+from loadgen.core.stats import early_stopping, intervals, trend
+from loadgen.core.stats.quantiles import element, support
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

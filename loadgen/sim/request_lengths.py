@@ -12,13 +12,13 @@ from array import array
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from loadgen.requests.prompts import FilePrompts, SyntheticPrompts
+from loadgen.core.requests.prompts import FilePrompts, SyntheticPrompts
 from loadgen.sim.server.request_parser import NATURAL_TOKENS
 
 if TYPE_CHECKING:
-    from loadgen.requests.mix import MixPrompts
-    from loadgen.requests.task_prompts import TaskPrompts
-    from loadgen.requests.trace_prompts import TracePrompts
+    from loadgen.core.requests.mix import MixPrompts
+    from loadgen.core.requests.task_prompts import TaskPrompts
+    from loadgen.core.requests.trace_prompts import TracePrompts
 
 Sizes = Callable[[int], tuple[int, int, Sequence[Hashable]]]
 """Maps a request's number to prompt tokens, output tokens, and the hashes of its prompt's shareable blocks.

@@ -15,10 +15,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.results.record import BIN_NS, CUTS, FINISH, KIND, ROW, SOURCE, STATUS, Built, RowPlace, unsent_row
-from loadgen.schedule.chains import Conversations, Singles
-from loadgen.schedule.timetable import Schedule
-from loadgen.stats.quantiles import Histogram
+from loadgen.core.results.record import (
+    BIN_NS,
+    CUTS,
+    FINISH,
+    KIND,
+    ROW,
+    SOURCE,
+    STATUS,
+    Built,
+    RowPlace,
+    unsent_row,
+)
+from loadgen.core.schedule.chains import Conversations, Singles
+from loadgen.core.schedule.timetable import Schedule
+from loadgen.core.stats.quantiles import Histogram
 
 Ints = NDArray[np.int64]
 

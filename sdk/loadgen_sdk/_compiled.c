@@ -1,5 +1,5 @@
 /* The parts of the client that run once per event, in C: the twins of `Inbox` and `Receiver` in transport/receiver.py
-   and of the functions in transport/plain.py and dialects/reader.py, which say what they do. tests/test_compiled.py holds the two against
+   and of the functions in transport/plain.py and dialects/reader.py, which say what they do. tests/sdk/test_compiled.py holds the two against
    each other. Built where a C compiler is found; `compiled.py` chooses. Only the limited API of Python 3.11 is used,
    so that one build serves every later version. */
 

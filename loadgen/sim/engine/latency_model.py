@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from typing import Any
 
-from loadgen import units
-from loadgen.errors import UserError
+from loadgen.core import units
+from loadgen.core.errors import UserError
 
 Emission = tuple[Any, int, bool, int]
 """`(key, tokens, finished, due_ns)`: request, number of tokens, whether this is its last emission, planned time."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
-from loadgen.errors import Code, UserError, meant, of_reading
+from loadgen.core.errors import Code, UserError, meant, of_reading
 from loadgen.sim.engine.replica import Costs, ServerLimits
 
 FOLDER = Path(__file__).parent

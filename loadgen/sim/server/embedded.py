@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from loadgen import child_process
-from loadgen.errors import TargetError
+from loadgen.core import child_process
+from loadgen.core.errors import TargetError
 from loadgen.sim.server.options import Options
 
 READY_S = 60.0  # a start takes 0.2 s; longer on a machine that swaps, or that has ten times more work than it can do

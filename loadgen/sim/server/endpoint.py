@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 from loadgen_sdk.transport.clock import TimerFd
 
-from loadgen.errors import Fault as Wrong
-from loadgen.errors import TargetError, UserError, of_reading
+from loadgen.core.errors import Fault as Wrong
+from loadgen.core.errors import TargetError, UserError, of_reading
 from loadgen.sim.engine.fleet import Fleet
 from loadgen.sim.engine.latency_model import Pace, duration_ns, law
 from loadgen.sim.server import dialect, faults, tls

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from loadgen.errors import Fault as Wrong
-from loadgen.errors import Faults, UserError
+from loadgen.core.errors import Fault as Wrong
+from loadgen.core.errors import Faults, UserError
 from loadgen.sim.engine.latency_model import duration_ns, uniform
 
 NAMES: dict[str, str] = {

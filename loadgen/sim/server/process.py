@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from loadgen.errors import Fault, Faults, TargetError, codes
+from loadgen.core.errors import Fault, Faults, TargetError, codes
 from loadgen.sim.server.endpoint import SimServer
 from loadgen.sim.server.options import Options
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from typing import TYPE_CHECKING
 
-from loadgen.errors import UserError
+from loadgen.core.errors import UserError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -1,0 +1,98 @@
+"""`loadgen answers` as text. Pure: takes values, returns a string."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from loadgen.answers.comparison import AnswersResult, Change, Score, ScoredGroup
+from loadgen.answers.scores import NAMES
+from loadgen.core import format
+from loadgen.present import table
+
+WORDS = {True: "yes", False: "no", None: "undecided"}
+
+
+def render(result: AnswersResult, reasons: Sequence[str] = ()) -> str:
+    """The whole report, ending in a newline. reasons: why prompts had no answer, the first few."""
+    lines = ["SIMULATED, not a real server: texts are random words"] if result.simulated else []
+    where = f"A: {result.model} at {result.url}" + (
+        f"; B: {result.against_model} at {result.against}" if result.against else ""
+    )
+    lines += [f"{result.dataset}: {format.counted(result.prompts, 'prompt')}, greedy. {where}"]
+    unanswered = ((result.failed, "A", "they score 0"), (result.failed_against, "B", "they are not compared"))
+    for count, name, worth in unanswered:
+        if count:
+            lines.append(f"! {count:,} of {format.counted(result.prompts, 'prompt')} had no answer of {name}: {worth}")
+    lines += [f"  {reason}" for reason in reasons] + [f"! {note}" for note in result.notes]
+    for part in result.parts:
+        lines += ["", *_part(part, result)]
+    lines += ["", *_end(result)]
+    return (
+        "\n".join(line for whole in lines for line in (table.wrapped(whole) if whole.startswith("!") else [whole]))
+        + "\n"
+    )
+
+
+def _part(part: ScoredGroup, result: AnswersResult) -> Iterator[str]:
+    if len(result.parts) > 1:
+        yield f"class {part.group}" if part.group else "all prompts"
+    other = {score.metric: score for score in part.other}
+    changes = {change.metric: change for change in part.changes}
+    rows = []
+    for score in part.scores:
+        row = [NAMES[score.metric], format.count(score.count), _score(score)]
+        if result.against:
+            change = changes.get(score.metric)
+            row += [_score(other.get(score.metric)), _change(change)]
+            if result.loss is not None:
+                row.append(format.NONE if change is None else WORDS[change.within])
+        rows.append(row)
+    head = ["score", "prompts", "A"]
+    head += ["B", "A over B"] if result.against else []
+    head += [f"within {result.loss * 100:g} %"] if result.against and result.loss is not None else []
+    if rows:
+        yield from table.text(head, rows)
+    if part.alike:
+        yield from table.text(
+            ["A and B", "prompts", "mean"], [[NAMES[s.metric], format.count(s.count), _score(s)] for s in part.alike]
+        )
+    if not rows and not part.alike:
+        yield "nothing to score: no row has a reference, and there is no second endpoint (--against)"
+
+
+def _score(score: Score | None) -> str:
+    if score is None:
+        return format.NONE
+    if score.low is None or score.high is None:
+        return f"~{_number(score, score.mean)}"
+    return f"{_number(score, score.mean)} [{_number(score, score.low)}, {_number(score, score.high)}]"
+
+
+def _number(score: Score, value: float) -> str:
+    return f"{value:.1f}" if score.metric == "agreement" else f"{value * 100:.1f} %"
+
+
+def _change(change: Change | None) -> str:
+    if change is None or change.ratio is None:
+        return format.NONE
+    if change.low is None or change.high is None:
+        return f"~{change.ratio:.3f}"
+    return f"{change.ratio:.3f} [{change.low:.3f}, {change.high:.3f}]"
+
+
+def _end(result: AnswersResult) -> Iterator[str]:
+    yield from table.wrapped(
+        f"{result.level * 100:g} % intervals: of shares Wilson's, of means Student's, of A over B Fieller's of pairs; "
+        "at least as wide as what so few prompts may not have met. ~: too few answers."
+    )
+    if result.loss is None:
+        return
+    if not result.parts[0].changes:
+        yield "UNDECIDED: no row has a reference, so nothing says whose answer is right"
+        return
+    words = {
+        True: f"PASS: every score of A is within {result.loss * 100:g} % of B's",
+        False: f"FAIL: a score of A is more than {result.loss * 100:g} % below B's",
+        None: "UNDECIDED: more prompts are needed" + (", and answers that did not come" if result.failed else ""),
+    }
+    yield words[result.verdict]

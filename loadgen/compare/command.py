@@ -1,0 +1,95 @@
+"""`loadgen compare A B [C...]`: what differs between results, by how much, and whether it is significant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loadgen.core.errors import OK, SLO_MISSED, UNSOUND, UserError
+from loadgen.shell.output import in_color, print_answer, say_changed, write_file
+
+FailOn = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fail-on",
+        help="Exit 1 when it holds: 'ttft_ms.p99 > +5%' (a change; needs repeats on both sides), "
+        "'goodput.share < 99%' (a value). Repeatable.",
+    ),
+]
+BeyondNoise = Annotated[
+    bool, typer.Option("--beyond-noise", help="--fail-on only where the whole interval is beyond the limit.")
+]
+
+
+def compare(
+    results: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folders of runs, folders of repeats, or result files of other tools; the first is the base."
+        ),
+    ],
+    fail_on: FailOn = None,
+    beyond_noise: BeyondNoise = False,
+    confidence: Annotated[str, typer.Option("--confidence", help="Of all metrics together.")] = "95%",
+    anyway: Annotated[bool, typer.Option("--anyway", help="Judge although the work differs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Write the page to this file too.")] = None,
+    junit: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML to this file too.")] = None,
+) -> int:
+    """Hold results against the first one: equal work first, then each metric's difference, its interval and a word.
+
+    Better or worse needs repeats on both sides (loadgen run --repeat 3); one run a side can differ, no more.
+
+    Exit: 0, 1 a condition of --fail-on holds, 2 wrong usage, 3 a result is not valid, or a condition is undecided.
+
+    Example: loadgen compare before after --fail-on 'ttft_ms.p99 > +5%'
+    """
+    from loadgen.compare import comparison, inputs, thresholds
+    from loadgen.compare import text as render_module
+    from loadgen.interop import reader
+    from loadgen.present.junit import render
+
+    if len(results) < 2:
+        raise UserError(
+            "too_few", "one result alone compares with nothing", " ".join(map(str, results)), "give two or more"
+        )
+    for folder in results:
+        say_changed(folder)
+    level = _confidence(confidence)
+    conditions = thresholds.parse_thresholds(fail_on or ())
+    comparison_result = comparison.compare(
+        inputs.read_sides(results, reader.read_result),
+        also=[condition.metric for condition in conditions],
+        confidence=level,
+        anyway=anyway,
+    )
+    outcomes = list(thresholds.hold(conditions, comparison_result, beyond_noise=beyond_noise))
+    if as_markdown:
+        text = render_module.render_markdown(comparison_result, outcomes)
+    else:
+        text = render_module.render_text(comparison_result, outcomes, color=in_color())
+    print_answer({"comparison": comparison_result, "conditions": outcomes}, text, as_json=as_json)
+    if html is not None:
+        write_file(html, render_module.render_html(comparison_result, outcomes), "--html")
+    if junit is not None:
+        cases = list(render_module.cases(comparison_result, outcomes))
+        write_file(junit, render("loadgen compare", cases), "--junit")
+    if not comparison_result.valid:
+        return UNSOUND
+    if any(outcome.failed for outcome in outcomes):
+        return SLO_MISSED
+    return UNSOUND if any(outcome.failed is None for outcome in outcomes) else OK
+
+
+def _confidence(text: str) -> float:
+    digits, percent = (text[:-1], True) if text.endswith("%") else (text, False)
+    try:
+        level = float(digits) / (100 if percent else 1)
+    except ValueError:
+        level = 0.0
+    if not 0.5 <= level < 1:
+        raise UserError("invalid_value", "no level of confidence", f"--confidence {text}", "from 50% to 99.9%")
+    return level

@@ -1,0 +1,236 @@
+"""`loadgen validate`: run the validation of a contract, or judge a stored validation again; print the verdict."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from loadgen.answers.command import AgainstKey, AgainstModel, other_endpoint
+from loadgen.core import units
+from loadgen.core.errors import OK, Fault, Faults, UserError, collecting
+from loadgen.core.execution.options import typed
+from loadgen.evidence.bundle_command import write as write_bundle
+from loadgen.shell.options import OF_THE_LOAD, Given, takes, typed_again
+from loadgen.shell.output import print_answer, say
+
+if TYPE_CHECKING:
+    from loadgen.contracts.schema import Checked
+    from loadgen.core.execution.plan import Settings
+    from loadgen.core.metrics.summary import Summary
+    from loadgen.core.workload import Workload
+
+
+@takes(
+    without=(*(OF_THE_LOAD - {"seed", "salt"}), "keep", "client"),
+    out="A new folder for all of it.",
+)
+def validate(
+    given: Given,
+    contract: Annotated[
+        Path | None,
+        typer.Argument(help="A contract file, the name of a shipped one, or a folder of a validation to judge anew."),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check everything and predict, by a simulated server, what load each term needs; send nothing.",
+        ),
+    ] = False,
+    duration: Annotated[
+        str | None,
+        typer.Option(
+            "--duration",
+            "--benchmark-duration",
+            "-d",
+            metavar="TIME",
+            help="No level's load is longer; says what cannot be decided then.",
+        ),
+    ] = None,
+    extend: Annotated[
+        Path | None,
+        typer.Option(
+            "--extend", help="Folder of a validation to add load to, where it is undecided; without its flags."
+        ),
+    ] = None,
+    add: Annotated[
+        str | None,
+        typer.Option("--add", metavar="TIME", help="With --extend: length of each added run; else as in the contract."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print verdict.json.")] = False,
+    against: Annotated[
+        str | None, typer.Option("--against", help="Endpoint B, that the contract compares answers with.")
+    ] = None,
+    against_model: AgainstModel = None,
+    against_key_file: AgainstKey = None,
+    bundle: Annotated[
+        Path | None, typer.Option("--bundle", help="Also write all of it into one file for `loadgen verify`: poc.zip.")
+    ] = None,
+) -> int:
+    """Measure what a contract promises and say PASS, FAIL or INCONCLUSIVE, with reasons, in one folder with hashes.
+
+    Exit: 0 PASS, 1 FAIL, 2 wrong usage or contract, 3 INCONCLUSIVE, 70 bug, 130 interrupted.
+
+    Of a validation that is extended, each look at the growing records is judged at a higher confidence (97.5 %, 98.75
+    %, ... of 95 %), so that looking again makes no wrong PASS likely; what was decided stays so.
+
+    Example: loadgen validate contract.yaml --url http://HOST:8000 --repeat 3
+    """
+    from loadgen.contracts import run, stored, verdict
+    from loadgen.contracts.load import load_contract
+    from loadgen.contracts.page import text
+    from loadgen.contracts.planning import planned_words
+    from loadgen.core.execution.folder_names import alone
+    from loadgen.core.metrics.repeats import Repetition
+    from loadgen.core.workload.loading import packaged
+
+    if contract is None and extend is not None:
+        return given.call(typed_again(stored.command_of(extend), given.arguments))
+    if contract is None:
+        hint = f"a file, a folder, or: {', '.join(packaged('contracts'))}"
+        raise UserError("missing_option", "no contract", "loadgen validate", hint)
+    if contract.is_dir():
+        result = stored.again(contract)
+        print_answer(result, text(result), as_json=as_json)
+        if result.verdict == verdict.INCONCLUSIVE:
+            repeats = {level.name: level.repeats for level in stored.read(contract)[0].levels}
+            _say_extension(verdict.to_add_s(result, repeats), contract)
+        if bundle is not None:
+            write_bundle(contract, bundle)
+        return verdict.exit_code(result)
+    faults: list[Fault] = []
+    how = None
+    longest_ns = add_ns = None
+    with collecting(faults):
+        settings = given.settings()
+    overrides = given.overrides()
+    faults += overrides.faults
+    with collecting(faults):
+        how = given.repetition()
+    with collecting(faults):
+        longest_ns = _time(duration, "--duration")
+    with collecting(faults):
+        add_ns = _time(add, "--add")
+    if add is not None and extend is None:
+        faults.append(UserError("no_effect", "says how much to add, and to nothing", f"--add {add}", "--extend FOLDER"))
+    if bundle is not None and bundle.exists():
+        faults.append(UserError("file_exists", "this file exists", f"--bundle {bundle}", "give another name"))
+    with collecting(faults):
+        checked_contract = load_contract(
+            contract,
+            gpus=given["gpus"],
+            repeats=how.at_least if how else None,
+            longest_ns=longest_ns,
+            against=against is not None,
+        )
+    if faults:
+        raise Faults(faults)
+    if settings.values:
+        _check_values(checked_contract, settings)
+    asked = checked_contract.contract.answers
+    if asked is None and against is not None:
+        hint = "answers: {dataset: FILE, must: [...]}"
+        raise UserError("no_effect", "this contract asks nothing about answers", "--against", hint)
+    if asked is not None and settings.virtual and not dry_run:
+        hint = "leave it out for the embedded endpoint"
+        raise UserError("unsupported", "a simulation in virtual time gives no answers", "--url", hint)
+    other = None
+    if asked is not None:
+        model = against_model or asked.against_model
+        other = other_endpoint(settings, against or asked.against, model, against_key_file)
+    if dry_run:
+        return _predict(checked_contract, settings, overrides.seed, as_json)
+
+    show = given.show()
+    repeats = {level.level.name: how.at_least if how else level.level.repeats for level in checked_contract.levels}
+    if extend is None:
+        show.expect([one.workload for one in checked_contract.levels for _ in range(repeats[one.level.name])], settings)
+        given.make_room(settings.out)
+    execute = given.execute(show)
+    runs = (how or Repetition(count=level.level.repeats) for level in checked_contract.levels)
+    show.begin(sum(level.at_most for level in runs), at_most=extend is not None or (how is not None and not how.count))
+
+    def perform(workload: Workload, settings: Settings) -> tuple[Summary, Path]:
+        show.step(str(settings.out))
+        summary, out = execute(workload, settings)
+        show.finished(summary)
+        return summary, out
+
+    for planned in checked_contract.levels:
+        if planned.shortened_from_ns is not None:
+            say("\n".join(planned_words(planned)))
+    carry_out: dict[str, Any] = {
+        "perform": perform, "say": say, "seed": overrides.seed, "salt": overrides.salt, "repetition": how,
+    }  # fmt: skip
+    if extend is not None:
+        folder = extend
+        with alone(folder):
+            result = run.extend(folder, checked_contract, settings, add_ns=add_ns, **carry_out)
+    else:
+        result, folder = run.run(checked_contract, settings, settings.out, other=other, **carry_out)
+    print_answer(result, text(result), as_json=as_json)
+    say(f"all of it in {folder}, the page for people: {folder / run.PAGE}")
+    if result.verdict == verdict.INCONCLUSIVE and not result.interrupted:
+        _say_extension(verdict.to_add_s(result, repeats), folder)
+    if bundle is not None:
+        write_bundle(folder, bundle)
+    return verdict.exit_code(result)
+
+
+def _say_extension(add_s: float, folder: Path) -> None:
+    """The command that adds load to an undecided validation. `add_s`: to each run; 0 where nobody can say."""
+    length = "TIME" if not add_s else f"{math.ceil(add_s)}s" if add_s < 600 else f"{math.ceil(add_s / 60)}m"
+    say(f"to add load where it is undecided: loadgen validate --extend {folder} --add {length}")
+
+
+def _check_values(checked: Checked, settings: Settings) -> None:
+    """Raises Faults for promises about tokens, where answers have none."""
+    from loadgen.contracts.schema import LATENCIES, words
+
+    faults: list[Fault] = []
+    for planned in checked.levels:
+        for term in (*planned.level.must, *planned.level.should):
+            if term.kind in LATENCIES and term.kind != "e2e":
+                what = f"answers of {settings.api} have no tokens: {words(term)} could never be decided"
+                faults.append(
+                    UserError("unsupported", what, f"--api {settings.api}", "promise e2e, or leave --api out")
+                )
+    if faults:
+        raise Faults(faults)
+
+
+def _time(text: str | None, flag: str) -> int | None:
+    """A length of time in ns. Raises UserError."""
+    length_ns = typed(flag, text, partial(units.duration_ns, bare="s"))
+    if length_ns == 0:
+        raise UserError("out_of_range", "no time at all", f"{flag} {text}", f"{flag} 10m")
+    return length_ns
+
+
+def _predict(checked: Checked, settings: Settings, seed: int | None, as_json: bool) -> int:
+    """Print what each term of a contract needs, from a simulation; the exit code."""
+    from loadgen.contracts import prediction, stored
+    from loadgen.contracts.lint import answers_words
+    from loadgen.contracts.page import forecast_text
+    from loadgen.contracts.planning import planned_words
+    from loadgen.core.execution.run import execute
+    from loadgen.pricing.price_file import load_prices
+
+    if not as_json:
+        print(f"contract: {checked.contract.name}, {checked.contract.confidence * 100:g} % confidence")
+        for level in checked.levels:
+            print("\n".join(planned_words(level)), flush=True)
+        if checked.contract.answers is not None:
+            print("\n".join(answers_words(checked.contract.answers)))
+    simulated = prediction.on(settings)
+    say(f"simulating {simulated.shown.removeprefix('simulated: ')} in virtual time; this may take a minute")
+    prices = None if checked.contract.prices is None else load_prices(checked.folder / checked.contract.prices)
+    money = None if prices is None else stored.money(prices)
+    forecast = prediction.predict(checked, simulated, perform=execute, money=money, seed=seed)
+    text = forecast_text(forecast, simulated.shown, asked=None if settings.virtual else settings.url)
+    print_answer({"simulated": simulated.shown, "levels": forecast}, text, as_json=as_json)
+    return OK

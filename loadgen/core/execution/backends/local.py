@@ -1,0 +1,125 @@
+"""Several workers on this machine: one process and one share each; they coordinate nothing while the clock runs.
+
+A worker builds its share, reports `ready`, gets the common start instant, works, and reports a `Share`. Each has its
+own sockets and its own files. IO; `worker.py` defines the messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from time import monotonic_ns
+
+from loadgen.core import child_process
+from loadgen.core.errors import TargetError
+from loadgen.core.execution import stop_signals
+from loadgen.core.execution.backends import merge, worker
+from loadgen.core.execution.events import LoadStarted, RunningLoad, Tell
+from loadgen.core.execution.plan import Plan
+from loadgen.core.execution.share import Share
+from loadgen.core.execution.shared_counters import SharedCounters
+
+
+async def run(plan: Plan, tell: Tell) -> Share:
+    """Carry out a plan on its worker processes. Unfinished slots of a worker that dies are recorded as `lost`; one that
+    publishes nothing for `frozen_s` does not move any more, and is ended.
+
+    Raises TargetError if a worker could not start, KeyboardInterrupt where a signal came before all had. Later ones are
+    passed on to all workers: after the first they stop and drain, after the second they end at once.
+    """
+    job, workers, frozen_s = plan.job, plan.job.settings.workers, plan.job.settings.tuning.frozen_s
+    (job.folder / "spool").mkdir(exist_ok=True)
+    data = pickle.dumps(job)
+    processes = [worker.start() for _ in range(workers)]
+    threads = ThreadPoolExecutor(workers)  # one each: all are heard at once
+    counters = SharedCounters(job.folder / "spool" / worker.BOARD, workers)
+
+    def pass_on(number: int) -> None:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    try:
+        with stop_signals.ending_start(lambda: pass_on(signal.SIGKILL)):
+            await _all_ready(processes, data, threads, frozen_s)
+        with stop_signals.calling(pass_on):
+            start_ns = monotonic_ns() + worker.HEAD_START_NS
+            tell(LoadStarted(start_ns, RunningLoad(counters.sum, lambda: pass_on(signal.SIGINT))))
+            for process in processes:
+                worker.tell(process, f"{start_ns}\n".encode())
+            loop = asyncio.get_running_loop()
+            reports = asyncio.gather(
+                *(loop.run_in_executor(threads, _report, process, processes) for process in processes)
+            )
+            reasons = [f"worker {i} died" for i in range(workers)]
+            while not (await asyncio.wait([reports], timeout=1))[0]:
+                for i, process in enumerate(processes):
+                    moved_ns = max(counters.updated_ns(i), start_ns)
+                    if process.poll() is None and monotonic_ns() > moved_ns + frozen_s * 1e9:
+                        reasons[i] = f"worker {i} did not move for {frozen_s:g} s and was killed"
+                        process.kill()
+            return merge.total(plan, reports.result(), reasons)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.terminate()  # all of them before the first is waited for
+        for process in processes:
+            child_process.end(process)
+        threads.shutdown()
+
+
+async def _all_ready(
+    processes: list[subprocess.Popen[bytes]], job: bytes, threads: ThreadPoolExecutor, frozen_s: float
+) -> None:
+    """Give every worker its share, and wait until all are ready. Raises TargetError for one that could not start.
+
+    One that uses no CPU time for `frozen_s` does not move any more: connections are opened in less.
+    """
+
+    def ready(i: int) -> None:
+        worker.give(processes[i], job, i, len(processes))
+        stdout = processes[i].stdout
+        assert stdout is not None
+        worker.expect_ready(stdout.readline())
+
+    loop = asyncio.get_running_loop()
+    starts = [loop.run_in_executor(threads, ready, i) for i in range(len(processes))]
+    for start in starts:
+        start.add_done_callback(lambda done: done.exception())  # the first fault is raised, the others are its effects
+    used_s = [-1.0] * len(processes)
+    frozen: set[int] = set()
+    while not all(start.done() for start in starts):
+        done, _ = await asyncio.wait(starts, timeout=frozen_s, return_when=asyncio.FIRST_EXCEPTION)
+        if any(start.exception() for start in done):
+            break
+        for i, start in enumerate(starts):
+            before_s, used_s[i] = used_s[i], child_process.cpu_s(processes[i].pid)
+            if not start.done() and used_s[i] == before_s:
+                frozen.add(i)
+                processes[i].kill()
+    if frozen:
+        what = f"worker {min(frozen)} did not move for {frozen_s:g} s before the load, and was killed"
+        raise TargetError(
+            "process_failed", what, f"--workers {len(processes)}", "is this host out of memory, or its disk stuck?"
+        )
+    for start in starts:
+        if start.done():
+            start.result()
+
+
+def _report(process: subprocess.Popen[bytes], all_processes: list[subprocess.Popen[bytes]]) -> Share | None:
+    """The Share that a worker reports at its end; None if it died."""
+
+    def stop_others() -> None:
+        for other in all_processes:
+            worker.tell(other, worker.STOPPING)
+
+    assert process.stdout is not None
+    share = None
+    for line in process.stdout:
+        share = worker.read_share(line, stop_others)
+    process.wait()
+    return share

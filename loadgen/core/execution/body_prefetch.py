@@ -1,0 +1,274 @@
+"""Request bodies of a load that is too large to build in advance: a builder process builds the next ones.
+
+IO, over two pipes. When a request starts, the worker asks the builder for request numbers that will follow: the next
+turn of the conversation, the next request of the lane, or the next one in the window of an open loop. So the number of
+bodies in memory is bounded by lanes and window, however long the load is. The sending loop builds a body itself only if
+the builder falls behind (counted in `late`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import pickle
+import struct
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from loadgen_sdk.dialects.body import body as make_body
+from loadgen_sdk.request import Request
+
+from loadgen.core import child_process
+from loadgen.core.execution import step_targets
+from loadgen.core.execution.bodies import UNKNOWN, Bodies, built_of
+from loadgen.core.execution.plan import Job, build_plan
+from loadgen.core.execution.probing import client_options
+from loadgen.core.results.record import SOURCES, Built
+from loadgen.core.schedule.timetable import Schedule, StageSpan
+
+if TYPE_CHECKING:
+    from loadgen.core.requests.prompts import Prompts
+
+HELD_BYTES = 256 << 20  # bytes of bodies in memory; above this, the window requests no more
+PIPE_BYTES = 1 << 20
+READ_BYTES = 256 << 10  # read in one call: about 50 µs
+_FRAME = struct.Struct("<qiiiB")  # number, bytes that follow, built tokens, asked output, index into SOURCES
+
+
+class BodyPrefetch(Bodies):
+    """As `Bodies`, but another process builds. Create it in a running loop, `await filled()`, then send."""
+
+    def __init__(self, job: Job, part: Schedule, prompts: Prompts) -> None:
+        linked = job.settings.api == "responses" and getattr(job.workload.requests, "turns", None) is not None
+        super().__init__(prompts, preparer(job, prompts), 0, linked=linked)
+        self._part, self._tuning = part, job.settings.tuning
+        self._received: dict[int, tuple[bytes, Built]] = {}
+        self._received_bytes = 0
+        self._requested: set[int] = set()  # numbers requested from the builder and not received yet
+        self._sent: dict[int, Built] = {}
+        self._windows = [_window(part, span) for span in part.stages]
+        self._window_sizes: list[int] = [0] * len(part.stages)  # for each window: how many are requested or received
+        self._buffer = bytearray()
+        self._outgoing = bytearray()
+        self._all_received: asyncio.Future[None] | None = None
+        self._process = subprocess.Popen(
+            child_process.command("loadgen.core.execution.body_prefetch"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        data = pickle.dumps(job)
+        self._read_fd, self._write_fd = self._process.stdout.fileno(), self._process.stdin.fileno()
+        for descriptor in (self._read_fd, self._write_fd):
+            os.set_blocking(descriptor, False)
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._loop = asyncio.get_running_loop()
+        self._outgoing += len(data).to_bytes(8, "little") + data
+        self._write_requests()
+        self._loop.add_reader(self._read_fd, self._read)
+        for stage, span in enumerate(part.stages):
+            lanes = [lane for lane in part.own_lanes(span) if span.chains is None or lane < span.chains]
+            self._request([part.first_number(span.first_chain + lane) for lane in lanes])
+            self._refill(stage)
+
+    async def filled(self) -> None:
+        """Wait until the bodies requested at the start have arrived. A builder that uses no CPU time for
+        `helper_frozen_s` does not move any more: it is killed, and all bodies are built late.
+        """
+        if self._requested:
+            self._all_received = self._loop.create_future()
+            used_s = -1.0
+            while not (await asyncio.wait([self._all_received], timeout=self._tuning.helper_frozen_s))[0]:
+                before_s, used_s = used_s, child_process.cpu_s(self._process.pid)
+                if used_s == before_s:
+                    self._process.kill()
+
+    # -- called by the driver ------------------------------------------------------------------------------------
+
+    def body(self, stage: int, number: int) -> bytes:
+        self._request_following(stage, number, starts=True)
+        if self._real_history and self._prompts.follows_replies(number):
+            return self._with_replies(number)
+        entry = self._take(number)
+        if entry is None:
+            self.late += 1
+            return self._build_now(number, self._prompts[number])
+        self._sent[number] = entry[1]
+        return entry[0]
+
+    def built(self, stage: int, number: int) -> Built:
+        built = self._sent.pop(number, None) or self._built_late.pop(number, None)
+        if built is not None:
+            return built
+        self._request_following(stage, number, starts=False)  # the request is never sent
+        entry = self._take(number)
+        return UNKNOWN if entry is None else entry[1]
+
+    def close(self) -> None:
+        super().close()
+        self._loop.remove_reader(self._read_fd)
+        self._loop.remove_writer(self._write_fd)
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+        self._process.kill()
+        self._process.wait()
+
+    # -- requesting bodies -----------------------------------------------------------------------------------------
+
+    def _request_following(self, stage: int, number: int, *, starts: bool) -> None:
+        """A request starts, or never will: request the bodies that may follow it. `starts`: it starts."""
+        turns = self._part.turns
+        chain = number // turns
+        span = self._part.stages[stage]
+        wanted = []
+        if starts and turns > 1:
+            wanted += [one for one in self._part.following(number) if not self._prompts.follows_replies(one)]
+        if number == self._part.first_number(chain):
+            if span.lanes:
+                next_chain = chain + span.lanes
+                if span.chains is None or next_chain < span.first_chain + span.chains:
+                    wanted.append(self._part.first_number(next_chain))
+            else:
+                self._window_sizes[stage] -= 1
+        self._request(wanted)
+        self._refill(stage)
+
+    def _refill(self, stage: int) -> None:
+        window, wanted = self._windows[stage], []
+        while self._window_sizes[stage] < self._tuning.window and self._received_bytes < HELD_BYTES:
+            number = next(window, None)
+            if number is None:
+                break
+            wanted.append(number)
+            self._window_sizes[stage] += 1
+        self._request(wanted)
+
+    def _request(self, numbers: list[int]) -> None:
+        if not numbers:
+            return
+        self._requested.update(numbers)
+        self._outgoing += struct.pack(f"<{len(numbers)}q", *numbers)
+        self._write_requests()
+
+    def _write_requests(self) -> None:
+        try:
+            written = os.write(self._write_fd, self._outgoing)
+        except BlockingIOError:
+            written = 0
+        except OSError:  # the builder is dead: all further bodies are built late
+            self._outgoing.clear()
+            return
+        del self._outgoing[:written]
+        if self._outgoing:
+            self._loop.add_writer(self._write_fd, self._write_requests)
+        else:
+            self._loop.remove_writer(self._write_fd)
+
+    def _take(self, number: int) -> tuple[bytes, Built] | None:
+        self._requested.discard(number)
+        entry = self._received.pop(number, None)
+        if entry is not None:
+            self._received_bytes -= len(entry[0])
+        return entry
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._read_fd, READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._loop.remove_reader(self._read_fd)
+            self._requested.clear()
+        buffer = self._buffer
+        buffer += data
+        position = 0
+        while position + _FRAME.size <= len(buffer):
+            number, length, tokens, asked_output, source = _FRAME.unpack_from(buffer, position)
+            end = position + _FRAME.size + length
+            if end > len(buffer):
+                break
+            if number in self._requested:
+                self._requested.discard(number)
+                self._received[number] = (
+                    bytes(buffer[position + _FRAME.size : end]),
+                    Built(tokens, SOURCES[source], asked_output),
+                )
+                self._received_bytes += length
+            position = end
+        del buffer[:position]
+        if not self._requested and self._all_received is not None and not self._all_received.done():
+            self._all_received.set_result(None)
+
+
+def _window(part: Schedule, span: StageSpan) -> Iterator[int]:
+    """Numbers of the first turns of this share's chains, in order. None for a closed loop, where each lane asks."""
+    if not span.lanes:
+        for chain in range(part.part, len(span.offsets), part.parts):
+            yield part.first_number(span.first_chain + chain)
+
+
+def preparer(job: Job, prompts: Prompts) -> Callable[[int, Request], bytes]:
+    """A function that builds the body of a request of this job: the same bytes as the client's `prepare`."""
+    each = [job.settings.of(endpoint) for endpoint in job.settings.endpoints]
+    extra = [client_options(one, probed)["extra_body"] for one, probed in zip(each, job.found, strict=True)]
+    serving = step_targets.serving(job.settings, prompts)
+
+    def prepare(number: int, request: Request) -> bytes:
+        target = 0 if serving is None else serving(number)[0]
+        probed = job.found[target]
+        api, stream = probed.target.api, each[target].stream
+        return make_body(request, probed.quirk, api, probed.model, stream, extra_body=extra[target])
+
+    return prepare
+
+
+def _run_builder() -> None:
+    """The builder process: request numbers from standard input, bodies to standard output, until the input ends."""
+    os.nice(5)
+    job = pickle.loads(_exactly(int.from_bytes(_exactly(8), "little")))
+    prompts = build_plan(job).requests
+    prepare = preparer(job, prompts)
+    pending = bytearray()
+    while True:
+        data = os.read(0, PIPE_BYTES)
+        if not data:
+            return
+        pending += data
+        complete = len(pending) // 8 * 8
+        for (number,) in struct.iter_unpack("<q", bytes(pending[:complete])):
+            request = prompts[number]
+            body = prepare(number, request)
+            tokens, source, asked_output = built_of(request)
+            header = _FRAME.pack(number, len(body), tokens, asked_output, SOURCES.index(source))
+            _send(header + body)
+        del pending[:complete]
+
+
+def _exactly(size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = os.read(0, size - len(data))
+        if not more:
+            raise SystemExit(0)
+        data += more
+    return data
+
+
+def _send(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(1, view) :]
+        except BrokenPipeError:
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    _run_builder()

@@ -1,0 +1,79 @@
+"""Compares the longest requests of a load with the context of its target, before the load. Pure, but for presets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from loadgen_sdk.dialects.quirks import VALUES
+from loadgen_sdk.probe.probe import ProbeResult
+
+from loadgen.core.errors import UserError
+from loadgen.core.requests import lengths
+from loadgen.core.requests.prompts import Prompts
+from loadgen.core.workload import Workload
+
+MOST_TOO_LONG = 0.5  # share of requests that a target would refuse, above which nothing is worth measuring
+LONG = "gb300-vm-128k"  # a preset with a long context
+
+
+class Context(NamedTuple):
+    """How many tokens of prompt and answer together a target takes, and how it counts the prompt."""
+
+    model: str
+    tokens: int
+    template_tokens: int | None = None
+    token_ratio: float | None = None
+
+
+class TooLong(NamedTuple):
+    """The requests that are longer than the target takes: their share of all, in words, and what can be done."""
+
+    share: float
+    words: str
+    hint: str
+
+    def refused(self, workload: Workload, where: str) -> UserError | None:
+        """The fault that they are; None where they are so few that the run is valid all the same."""
+        if self.share <= min(workload.limits.failure_share, MOST_TOO_LONG):
+            return None
+        return UserError("over_context", self.words, where, self.hint)
+
+
+def shortest(found: Sequence[ProbeResult]) -> Context | None:
+    """The shortest context of the targets that generate and say theirs; None where none does."""
+    known = [
+        Context(one.model, one.max_context, one.template_tokens, one.token_ratio)
+        for one in found
+        if one.max_context is not None and one.target.api not in VALUES
+    ]
+    return min(known, key=lambda one: one.tokens, default=None)
+
+
+def of_preset(name: str) -> Context:
+    """The context of a simulated server, which is known without asking it."""
+    from loadgen.sim.presets.preset import load_preset
+
+    preset = load_preset(name)
+    return Context(preset.model.name, preset.limits.max_seq_len)
+
+
+def too_long(requests: Prompts, count: int | None, context: Context | None) -> TooLong | None:
+    """The requests of a load of `count` that do not fit the context; None where all do, or where it is not known."""
+    if context is None:
+        return None
+    first = lengths.of_first(requests, count)
+    contexts = lengths.contexts(first, context.template_tokens, context.token_ratio)
+    if not contexts:
+        return None
+    over, largest = sum(tokens > context.tokens for tokens in contexts), max(contexts)
+    if not over:
+        return None
+    of_all = f"the {len(contexts):,}" if len(contexts) == count else f"the first {len(contexts):,}"
+    return TooLong(
+        share=over / len(contexts),
+        words=f"{over:,} of {of_all} requests are longer than the context of {context.model}: with up to {largest:,} "
+        f"tokens of prompt and answer, and it takes {context.tokens:,}",
+        hint=f"a target with a longer context (vLLM: --max-model-len; simulated: --url sim:{LONG}), or shorter "
+        "requests: in the workload lower the max of lengths, or the turns",
+    )

@@ -1,0 +1,486 @@
+"""Carries out one share of a plan in one process: `Driver` waits until requests are due, sends them, records the
+results, drains and stops. `share.py` makes what it needs for that: bodies, connections, files.
+
+`Driver` is a thin shell over `schedule.dispatcher.Dispatcher`, which decides what starts when, and `Sender.send`, which
+sends. There is no asyncio task and no future per request. Records go to a `Spool`; the driver computes only the
+counters of the progress line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from time import monotonic_ns
+from typing import Any, Protocol
+
+import numpy as np
+from loadgen_sdk.dialects.reader import Flow
+from loadgen_sdk.request import Completion, Failure
+from loadgen_sdk.transport.wire import FOREVER, Wire
+
+from loadgen.core.execution import stop_signals
+from loadgen.core.execution.bodies import Bodies
+from loadgen.core.execution.events import Counters, LoadStarted, RunningLoad, StepBegun, Tell
+from loadgen.core.execution.plan import Plan, cap
+from loadgen.core.execution.self_sampling import SECOND_NS, SelfSampling
+from loadgen.core.execution.share import AHEAD, Share, equipped, no_collector, return_large_blocks
+from loadgen.core.execution.target_selection import TargetSelection
+from loadgen.core.requests.trace_context import TraceContext
+from loadgen.core.results.record import CUTS, ROW, Built, RowPlace, row, unsent_row
+from loadgen.core.results.spool import Spool, Timeline
+from loadgen.core.schedule.dispatcher import Dispatcher, Start
+from loadgen.core.schedule.steered import End, LoadStep, Steered
+from loadgen.core.schedule.timetable import Schedule, shard
+
+BURST = 8  # requests started in one turn: a send takes about 20 µs, and reading must not wait long
+HOLD_NS = 5_000_000  # longest time without a turn of the event loop, which handles signals and the progress line
+FLUSH_NS = SECOND_NS // 2  # how often rows are written to disk
+FLOWS_NS = 2 * SECOND_NS  # how often histograms and timelines are written; a histogram is rewritten in full
+AFTER_STOP_NS = 30 * SECOND_NS  # longest time that requests in flight may go on after the user stopped the load
+SETTLE_NS = 20_000_000  # from the moment when everything is ready to instant 0
+
+
+class Sender(Protocol):
+    """What the driver needs of a client: the SDK's `Pool`, or the reference client that uses the openai package."""
+
+    def send(
+        self,
+        request: None,
+        body: bytes,
+        due: int,
+        on_done: Callable[[Completion], None],
+        flow: Flow,
+        *,
+        name: str,
+        asked_output: int,
+        **more: Any,
+    ) -> object:
+        """`more`, for requests of conversations and tasks: `sink` of output events, `more` header lines."""
+
+    def cancel(self, exchange: object, failure: Failure) -> None: ...
+
+    def tick(self, now: int) -> None: ...
+
+    @property
+    def in_flight(self) -> int: ...
+
+
+class Driver:
+    """One schedule, one client per target, one spool. `run` returns when every slot has a record."""
+
+    def __init__(
+        self,
+        *,
+        schedule: Schedule,
+        bodies: Bodies,
+        numbers: Sequence[Iterator[int]],
+        clients: Sequence[Sender],
+        route: str = "auto",
+        serving: Callable[[int], Sequence[int]] | None = None,
+        stop_on_failure: bool = False,
+        wire: Wire,
+        hold_ns: int = HOLD_NS,
+        spool: Spool,
+        start_ns: int,
+        drain_ns: int,
+        max_in_flight: int | None = None,
+        worker: int = 0,
+        run_id: str = "",
+        trace: TraceContext | None = None,
+        session_header: str | None = None,
+        redact: Callable[[str], str] = str,
+        steer: Callable[[Dispatcher], Steered] | None = None,
+    ) -> None:
+        """`steer`: of a load that is decided while it goes. Its bodies are those of one stage."""
+        self._schedule, self._session_header = schedule, session_header
+        self._dispatcher = Dispatcher(schedule, max_in_flight=max_in_flight)
+        self.steered = None if steer is None else steer(self._dispatcher)
+        self.on_step: Callable[[StepBegun], None] = lambda steps: None
+        self._ended_rows: list[bytes] = []  # since the last look of the steering
+        self._bodies, self._clients, self._wire, self._spool = bodies, clients, wire, spool
+        self._numbers_by_stage = numbers
+        self._sent_by_stage = [0] * len(schedule.stages)
+        self._chain_step = [0 if span.chains is not None else span.lanes * schedule.turns for span in schedule.stages]
+        self._selection = TargetSelection(
+            route, len(clients), schedule.turns, lambda target: clients[target].in_flight, serving
+        )
+        self._stop_on_failure = stop_on_failure
+        self.start_ns, self._drain_ns, self._worker, self._run_id = start_ns, drain_ns, worker, run_id
+        self._trace = trace
+        self._redact = redact
+        self._timelines = [Timeline(start_ns) for _ in schedule.stages]
+        horizon = None if self.steered is not None else schedule.horizon_ns
+        self._load_end_ns = FOREVER if horizon is None else start_ns + horizon
+        self._drain_end_ns = FOREVER if horizon is None else start_ns + horizon + drain_ns
+        self._is_rest_recorded = False  # the slots that will never be sent have their records
+        self._in_flight: dict[int, tuple[int, object]] = {}
+        self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._flush_at_ns = start_ns + FLUSH_NS
+        self._flows_at_ns = start_ns + FLOWS_NS
+        self._sampling = SelfSampling(worker, start_ns)
+        self.counters = Counters()
+        self.interrupted = False
+        self.stopped = False  # because a target stopped answering
+        self._cancelling = False  # we are cancelling the requests in flight
+        self._starting = False  # requests are started or ended in bulk: a completion must not start more
+        wire.hold_ns = hold_ns
+        wire.wake = self._on_wake
+        wire.tick = self._on_tick
+        if schedule.slots is None or self.steered is not None:  # bodies of a load without end are built during the run
+            wire.idle = self._build_ahead
+
+    async def run(self) -> None:
+        """Run from the start instant to the last record. Raises an exception that a callback raised (a bug)."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._on_loop_error)
+        try:
+            self._set_wake_up()
+            self._check_finished()
+            await self._finished
+        finally:
+            self._wire.wake_at(FOREVER)
+            self._wire.wake = self._wire.tick = self._wire.idle = None
+            self._wire.hold_ns = 0
+            self._write_rest(monotonic_ns())
+            self._sampling.close()
+            loop.set_exception_handler(None)
+
+    @property
+    def down(self) -> dict[int, float]:
+        """Targets that stopped answering -> when they first did, s from the start."""
+        return {target: round((at_ns - self.start_ns) / SECOND_NS, 3) for target, at_ns in self._selection.down.items()}
+
+    @property
+    def steps(self) -> StepBegun | None:
+        """Of a load that is decided while it goes: its stages so far."""
+        steered = self.steered
+        return None if steered is None else StepBegun(tuple(steered.stages), self._dispatcher.schedule)
+
+    def give_up(self) -> None:
+        """Stop because a target stopped answering and the run is configured to end in that case."""
+        if not self.interrupted:
+            self.stopped = True
+            self.stop()
+
+    def stop(self) -> None:
+        """Start no more requests; those in flight may end within the drain, at most AFTER_STOP_NS.
+
+        A second call ends the run at once, and so does the first one where the load is over and only the drain is left.
+        """
+        if self._finished.done():
+            return
+        now = monotonic_ns()
+        if self.interrupted or (now >= self._load_end_ns and not self.stopped):
+            self.interrupted = True
+            self._dispatcher.stop()
+            self._cancel_all(Failure("interrupted", "interrupted by the user"))
+            self._record_rest("interrupted")
+            self._finish()
+            return
+        self.interrupted = True
+        if self.steered is not None:
+            self.steered.stop(now - self.start_ns)
+        self._dispatcher.stop()
+        self._record_rest("interrupted")
+        self._drain_end_ns = min(self._drain_end_ns, now + min(self._drain_ns, AFTER_STOP_NS))
+        self._check_finished()
+
+    # -- starting and ending requests ----------------------------------------------------------------------------
+
+    def _on_wake(self, now: int) -> None:
+        self._starting = True
+        for start in self._dispatcher.ready(now - self.start_ns, BURST):
+            if start.dropped:
+                self._record_unsent(start)
+            else:
+                self._send(start)
+        self._starting = False
+        self._set_wake_up()
+
+    def _set_wake_up(self) -> None:
+        due = self._dispatcher.next_ns()
+        self._wire.wake_at(FOREVER if due is None else self.start_ns + due)
+
+    def _send(self, start: Start) -> None:
+        number, of_bodies = start.number, self._of_bodies(start)
+        self._sent_by_stage[of_bodies] += 1
+        self.counters.sent += 1
+        self.counters.in_flight += 1
+        target = self._selection.choose(number, monotonic_ns())
+        self._in_flight[number] = (target, None)
+        body = self._bodies.body(of_bodies, number)
+        built = self._bodies.built(of_bodies, number)
+        more = self._of_session(start) if start.session >= 0 else {}
+        if self._trace is not None:
+            more["more"] = self._trace.header(number) + more.get("more", b"")
+        exchange = self._clients[target].send(
+            None,
+            body,
+            self.start_ns + start.due_ns,
+            partial(self._on_done, start, target, built),
+            self._timelines[start.stage].flow,
+            name=f"{self._run_id}-{number}",
+            asked_output=built.asked_output,
+            **more,
+        )
+        if number in self._in_flight:  # not there if it failed at once because no socket was free
+            self._in_flight[number] = (target, exchange)
+
+    def _of_bodies(self, start: Start) -> int:
+        """The stage whose bodies those of this slot are among."""
+        return start.stage if self.steered is None else 0
+
+    def _of_session(self, start: Start) -> dict[str, Any]:
+        """What is said with a request of a conversation or task: its session, and where its user goes away."""
+        more: dict[str, Any] = {}
+        if self._session_header is not None:
+            more["more"] = f"{self._session_header}: {self._run_id}-{start.session}\r\n".encode("latin-1")
+        leaving = self._schedule.chains.of(start.session).leaving
+        if leaving is not None and leaving.turn == start.turn:
+            events_left = leaving.tokens
+
+            def hear(text: str, reasoning: str, at: int) -> None:
+                nonlocal events_left
+                events_left -= 1
+                if not events_left:  # not from within the reading of its events
+                    asyncio.get_running_loop().call_soon(self._abandon, start.number)
+
+            more["sink"] = hear
+        return more
+
+    def _abandon(self, number: int) -> None:
+        """The user of a task goes away: end this request, and those in flight beside it."""
+        if number not in self._in_flight:  # its last event came in the same read
+            return
+        for one in (number, *self._dispatcher.beside(number)):
+            target, exchange = self._in_flight[one]
+            self._clients[target].cancel(
+                exchange, Failure("abandoned", "its user went away in the middle of an answer")
+            )
+
+    def _build_ahead(self) -> bool:
+        """Called when there is no traffic: build one body of a load without end. True if there may be more to do."""
+        for stage, numbers in enumerate(self._numbers_by_stage):
+            if self._sent_by_stage[stage] + AHEAD > self._bodies.ahead(stage) and self._bodies.build(
+                stage, numbers, most=1
+            ):
+                return True
+        return False
+
+    def _on_done(self, start: Start, target: int, built: Built, done: Completion) -> None:
+        number = start.number
+        self._in_flight.pop(number, None)
+        counters = self.counters
+        counters.in_flight -= 1
+        failure = done.failure
+        text = -1
+        if failure is None:
+            counters.ok += 1
+            if done.first_token >= 0:
+                counters.recent_ttft_ns.append(done.first_token - done.due)
+            self._selection.answered(target)
+        else:
+            if failure.kind not in CUTS:
+                counters.failed += 1
+            if not self._cancelling and self._selection.failed(target, done, done.done) and self._stop_on_failure:
+                self.give_up()
+            text = self._spool.text(self._redact(failure.text))
+        place = self._place(start, target)
+        written = row(place, done, self.start_ns, text=text, built=built)
+        self._spool.row(written)
+        if self.steered is not None:
+            self._ended_rows.append(written)
+        self._bodies.answered(number, done)
+        dispatcher = self._dispatcher
+        pause = 0
+        if failure is not None and (
+            step := self._chain_step[start.stage]
+        ):  # stage without a count: the lane may go on to its next chain
+            pause = self._selection.pause_ns(number - start.turn + step)
+        why = "abandoned" if failure is not None and failure.kind == "abandoned" else "previous_turn_failed"
+        dispatcher.finished(number, done.done - self.start_ns, failure is None, pause, why)
+        if self._starting:
+            return
+        if dispatcher.next_ns() is not None:
+            self._on_wake(monotonic_ns())
+        elif not self._in_flight:
+            self._check_finished()
+
+    def _record_unsent(self, start: Start) -> None:
+        self.counters.dropped += 1
+        place = self._place(start, self._selection.choose(start.number, -1))
+        status = CUTS.get(start.dropped, "dropped")
+        built = self._bodies.built(self._of_bodies(start), start.number)
+        written = unsent_row(place, start.due_ns, start.dropped, status, built)
+        self._spool.row(written)
+        if self.steered is not None:
+            self._ended_rows.append(written)
+
+    def _place(self, start: Start, target: int) -> RowPlace:
+        number, session = start.number, start.session
+        return RowPlace(number, number, start.stage, self._worker, target, session, start.turn, start.lane)
+
+    def _check_finished(self) -> None:
+        if self._dispatcher.done and not self._finished.done() and (self.steered is None or self.steered.over):
+            self._finish()
+
+    def _look(self, steered: Steered, now: int) -> None:
+        """Let the steering see what has ended since it looked last, and go on as it says."""
+        rows = np.frombuffer(b"".join(self._ended_rows), ROW)
+        self._ended_rows.clear()
+        move = steered.look(now - self.start_ns, rows)
+        if isinstance(move, LoadStep):
+            self._schedule = self._dispatcher.schedule
+            span = self._schedule.stages[-1]
+            self._timelines.append(Timeline(self.start_ns))
+            self._chain_step.append(span.lanes * self._schedule.turns)
+            if (steps := self.steps) is not None:
+                self.on_step(steps)
+        elif isinstance(move, End):
+            self._load_end_ns = self._drain_end_ns = now  # the steering has waited for what was in flight
+        self._set_wake_up()
+
+    def _finish(self) -> None:
+        if not self._finished.done():
+            self._finished.set_result(None)
+            self._wire.hold_ns = 0  # the event loop continues at once
+
+    def _is_start_due(self, now: int) -> bool:
+        """Whether a request is due and not started yet. It is sent before the drain ends, even if late."""
+        due = self._dispatcher.next_ns()
+        return due is not None and self.start_ns + due <= now
+
+    def _end_drain(self) -> None:
+        """The drain is over: cut what is in flight; record the slots that would have followed as never sent."""
+        if self.interrupted:
+            self._cancel_all(Failure("interrupted", "not finished when the drain after the interruption ended"))
+            return
+        self._dispatcher.stop()  # before the cut: it must not drop the turns after those that are cut
+        self._starting = True
+        drain = self._drain_ns / SECOND_NS
+        self._cancel_all(Failure("unfinished", f"in flight when the drain ended, {drain:g} s after the load (--grace)"))
+        self._starting = False
+        self._record_rest("unfinished")
+
+    def _record_rest(self, kind: str) -> None:
+        """After `dispatcher.stop`: record every slot that will never be sent. `kind`: why, where nothing else was."""
+        if self._is_rest_recorded:
+            return
+        self._is_rest_recorded = True
+        for start in self._dispatcher.unsent():
+            self._record_unsent(start._replace(dropped=kind) if start.dropped == "interrupted" else start)
+
+    def _cancel_all(self, failure: Failure) -> None:
+        self._cancelling = True
+        for target, exchange in list(self._in_flight.values()):
+            self._clients[target].cancel(exchange, failure)
+
+    # -- housekeeping --------------------------------------------------------------------------------------------
+
+    def _on_tick(self, now: int) -> None:
+        for client in self._clients:
+            client.tick(now)
+        steered = self.steered
+        if steered is not None and not steered.over and now - self.start_ns >= steered.next_look_ns:
+            self._look(steered, now)
+        if now >= self._drain_end_ns and not self._dispatcher.done and not self._is_start_due(now):
+            self._drain_end_ns = FOREVER
+            self._end_drain()
+        for timeline in self._timelines:
+            self.counters.events += timeline.fold()
+        if self._sampling.is_due(now):
+            self._spool.second(self._sampling.second(now, self.counters))
+        if now >= self._flush_at_ns:
+            self._flush_at_ns = now + FLUSH_NS
+            self._spool.flush()
+        if now >= self._flows_at_ns:
+            self._flows_at_ns = now + FLOWS_NS
+            self._store_flows()
+        self._check_finished()
+
+    def _store_flows(self) -> None:
+        for stage, timeline in enumerate(self._timelines):
+            if timeline.used:
+                bins = timeline.bins[: timeline.used]
+                self._spool.flows(stage, timeline.gaps, bins, timeline.first, errors=timeline.errors)
+                timeline.stored()
+
+    def _write_rest(self, now: int) -> None:
+        for timeline in self._timelines:
+            timeline.fold()
+        self._spool.second(self._sampling.second(now, self.counters))
+        self._store_flows()
+        self._spool.flush()
+
+    def _on_loop_error(self, _: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        error = context.get("exception")
+        if not self._finished.done():
+            exception = error if isinstance(error, Exception) else RuntimeError(str(context.get("message")))
+            self._finished.set_exception(exception)
+
+
+# -- a share of a plan in this process ---------------------------------------------------------------------------------
+
+
+async def run(plan: Plan, tell: Tell) -> Share:
+    """Carry out a plan in this process."""
+
+    async def gate() -> int:
+        return monotonic_ns() + SETTLE_NS
+
+    def begun(driver: Driver) -> None:
+        driver.on_step = tell
+        tell(LoadStarted(driver.start_ns, RunningLoad(lambda: driver.counters, driver.stop)))
+
+    return await work(plan, 0, 1, gate, begun)
+
+
+async def work(
+    plan: Plan, share: int, shares: int, gate: Callable[[], Awaitable[int]], begun: Callable[[Driver], None]
+) -> Share:
+    """Do one share of a plan in this process. Raises TargetError if a target cannot be used.
+
+    `gate()` is awaited when everything is ready and returns the start instant (monotonic ns). `begun` is called with
+    the driver before it runs.
+    """
+    job, settings, workload = plan.job, plan.job.settings, plan.job.workload
+    part = shard(plan.timetable, share, shares)
+    async with equipped(plan, part, share) as own:
+        return_large_blocks()
+        with no_collector():
+            driver = Driver(
+                schedule=part,
+                bodies=own.bodies,
+                numbers=own.numbers,
+                clients=own.clients,
+                route=settings.route,
+                serving=own.serving,
+                stop_on_failure=settings.on_target_failure == "stop",
+                wire=own.wire,
+                hold_ns=0 if settings.client == "openai" else HOLD_NS,  # its tasks need turns of the event loop
+                spool=own.spool,
+                start_ns=await gate(),
+                drain_ns=workload.drain_ns,
+                max_in_flight=cap(workload.max_in_flight, share, shares),
+                worker=share,
+                run_id=job.run_id,
+                trace=TraceContext(job.run_id) if job.settings.traceparent else None,
+                session_header=settings.session_header,
+                redact=own.redact,
+                steer=own.steer,
+            )
+            begun(driver)
+            with stop_signals.calling(lambda _: driver.stop()):
+                await driver.run()
+        digest = own.bodies.digest
+        return Share(
+            prompts_total=digest.total,
+            prompts_count=digest.count,
+            bodies_total=own.bodies.sent_bytes.total,
+            late=own.bodies.late,
+            interrupted=driver.interrupted and not driver.stopped,
+            stopped=driver.stopped,
+            down=driver.down,
+            steps=driver.steps,
+        )

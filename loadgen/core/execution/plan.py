@@ -1,0 +1,334 @@
+"""Decides what a run sends and when, before the clock starts: requests, timetable, lanes, number of workers.
+
+Pure, except that it reads the tokenizer, the user's data and the limits of this machine. It talks to no target.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from loadgen_sdk.dialects.quirks import VALUES, Api
+from loadgen_sdk.errors import TargetUnusable
+from loadgen_sdk.probe.probe import ProbeResult
+from loadgen_sdk.transport.target import Target
+from loadgen_sdk.transport.wire import Tls
+
+from loadgen.core import format, seeds
+from loadgen.core.child_process import FROZEN_S
+from loadgen.core.errors import Fault, Faults, UserError
+from loadgen.core.execution import lane_start, resource_limits
+from loadgen.core.execution.context import TooLong, shortest, too_long
+from loadgen.core.execution.steering import MakeSteering
+from loadgen.core.followers.profiler import ProfileAsked
+from loadgen.core.followers.scraper import PagesAsked
+from loadgen.core.requests import tokenizer as tokens
+from loadgen.core.requests.build import build
+from loadgen.core.requests.prompts import Prompts
+from loadgen.core.results.spool import SEGMENT_ROWS
+from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.timetable import Schedule
+from loadgen.core.workload import Task, Workload, parts
+from loadgen.sim.server.options import PHYSICAL
+
+EVENTS_EACH = 10_000  # output events/s per worker for `auto`: about half of what a worker can handle
+LANES_EACH = 64  # closed-loop lanes per worker for `auto`: the rate of a closed loop is not known in advance
+MOST_PER_CORE = 8  # workers per core: more only use memory (60 to 100 MB each) and compete for the core
+SCHEME = "sim:"  # of a target that is a preset in virtual time
+Route = Literal["auto", "round-robin", "least-in-flight", "sticky"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One target of a run, as the user gave it. `url` "" means the embedded endpoint."""
+
+    url: str
+    name: str = ""
+    api_key: str | None = field(default=None, repr=False)
+    gpus: int | None = None
+    shape: str = ""
+    region: str = ""
+    node: str = ""
+    serves: str = ""  # the name by which steps of tasks ask for it; "": all that name no other
+    api: Api | None = None  # of these steps; None: that of the run
+    model: str | None = None  # of these steps; None: the only one that the server lists
+
+    @property
+    def shown(self) -> str:
+        """Its name, or its URL without secrets."""
+        if self.name or not self.url:
+            return self.name or "embedded simulation"
+        if self.url.startswith(SCHEME):
+            return f"simulated: {self.url.removeprefix(SCHEME)}"
+        try:
+            return Target.parse(self.url).redacted
+        except TargetUnusable:
+            return "--url"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """Sizes and waits of a run that a user never has to set."""
+
+    most_ahead: int = 100_000  # requests of a load, up to which all bodies are built before it starts
+    long_ns: int = 120_000_000_000  # length of a stage without a count, up to which the worker itself builds its bodies
+    window: int = 2_000  # requests of an open loop whose bodies are built before they are sent, where a process builds
+    segment_rows: int = SEGMENT_ROWS
+    frozen_s: float = 30.0  # without a sign of life of a worker, which publishes its counters once a second
+    helper_frozen_s: float = FROZEN_S  # the same of the processes that build bodies and store rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The options of a run besides its workload. `url` None: the embedded endpoint.
+
+    `targets`, if given, replaces `url`, `api_key`, `gpus`, `shape` and `region`; `url` is then the first one's.
+    """
+
+    url: str | None = None
+    model: str | None = None
+    server: str = "auto"
+    api: Api = "chat"
+    stream: bool = True
+    client: Literal["wire", "openai"] = "wire"
+    api_key: str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    extra_body: dict[str, Any] | None = None
+    tls: Tls = field(default_factory=Tls)
+    tokenizer: str | None = None
+    workers: int = 1  # 0: as many as the plan can use on this machine
+    ray: str | None = None  # address of a Ray cluster for the workers, or auto; None: this machine
+    sources: tuple[str, ...] = ()  # local addresses to send from
+    keep: Literal["raw", "sample", "histogram"] = "raw"  # which rows to keep
+    out: Path | None = None
+    store: str | None = None  # s3://..., az://..., ...: the finished folder is copied there
+    gpus: int | None = None
+    shape: str = ""
+    region: str = ""
+    targets: tuple[Endpoint, ...] = ()
+    step_targets: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
+    """(class, step of a task) -> its endpoints, by number; ("", ""): of all others; {}: each endpoint serves all."""
+    route: Route = "auto"
+    server_metrics: tuple[str, ...] = ("auto",)  # or off, drain, or URLs of pages: `server_metrics.scraper`
+    session_header: str | None = None  # a header with the session of each request of a conversation or task
+    server_timing: bool = False  # ask for the server's own account of each request
+    reset_cache: bool = False  # empty the servers' prefix caches before the load
+    traceparent: bool = False  # each request carries a W3C trace of its own
+    profile: ProfileAsked | None = None  # a part of the load around which the servers' profiler runs
+    energy: tuple[str, ...] = ("auto",)  # or off, nvidia-smi, or URLs of pages: `server_metrics.scraper`
+    on_target_failure: Literal["continue", "stop"] = "continue"
+    metadata: tuple[tuple[str, str], ...] = ()
+    command: tuple[str, ...] = ()
+    leave_out_first_round: bool = False  # the first request of each lane is not measured, also with a count
+    embedded: dict[str, Any] = field(default_factory=PHYSICAL.copy)  # options of the embedded endpoint
+    tuning: Tuning = Tuning()
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The targets of the load; at least one."""
+        if self.targets:
+            return self.targets
+        only = Endpoint(url=self.url or "", api_key=self.api_key, gpus=self.gpus, shape=self.shape, region=self.region)
+        return (only,)
+
+    @property
+    def shown(self) -> str:
+        """All endpoints as text, without secrets."""
+        return ", ".join(endpoint.shown for endpoint in self.endpoints)
+
+    @property
+    def values(self) -> bool:
+        """Whether answers are numbers that come at once (embeddings, rerank): no tokens, no TTFT."""
+        return self.api in VALUES
+
+    @property
+    def virtual(self) -> bool:
+        """Whether the target is a preset that is simulated in virtual time."""
+        return self.url is not None and self.url.startswith(SCHEME)
+
+    @property
+    def preset(self) -> str | None:
+        """The preset that answers, in virtual time or as the embedded endpoint; None for any other target."""
+        if self.virtual:
+            return (self.url or "").removeprefix(SCHEME)
+        return None if self.url is not None or self.targets else self.embedded.get("preset")
+
+    @property
+    def pages(self) -> PagesAsked:
+        """Which pages of servers and hardware to read, and with which keys."""
+        keys = tuple(endpoint.api_key for endpoint in self.endpoints)
+        return PagesAsked(self.server_metrics, keys, self.headers, self.tls, self.energy, self.server_timing)
+
+    def of(self, endpoint: Endpoint) -> Settings:
+        """These settings with `endpoint` as the only target, asked as it has to be."""
+        only = replace(self, url=endpoint.url, api_key=endpoint.api_key, targets=(), step_targets={})
+        if not endpoint.serves:
+            return only
+        api = endpoint.api or self.api
+        only = replace(only, api=api, model=endpoint.model, server="auto")
+        return replace(only, stream=False, extra_body=None) if api in VALUES else only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """All that a worker needs to make the plan again. Sent to worker processes as a pickle on their standard input."""
+
+    workload: Workload  # with the start of every lane decided
+    settings: Settings
+    found: tuple[ProbeResult, ...]  # probe results, one per endpoint of `settings.endpoints`
+    seed: int
+    salt: str
+    folder: Path
+    run_id: str  # the name of the folder; a node of a cluster writes into another one
+    simulated: bool = False  # the target is our own simulation: the embedded endpoint, or virtual time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a job sends, and when. Made once in a process: by `prepare`, and in each worker by `build_plan`.
+
+    `steering`: of a load that is decided while it goes; the timetable is then that of its first step.
+    """
+
+    job: Job
+    steering: MakeSteering | None = None
+    timetable: Schedule
+    requests: Prompts
+    tokenizer: tokens.Tokenizer
+    too_long: TooLong | None = None  # for its targets; known to `prepare` alone
+
+
+def build_plan(job: Job) -> Plan:
+    """The plan of a job; equal in every process."""
+    tokenizer = tokens.load_tokenizer(job.settings.tokenizer)
+    salt, template_tokens = seeds.salt_number(job.salt), job.found[0].template_tokens or 0
+    return Plan(
+        job=job,
+        timetable=arrivals.build(job.workload, job.seed),
+        requests=build(job.workload, job.seed, salt, tokenizer, template_tokens, job.settings.api),
+        tokenizer=tokenizer,
+    )
+
+
+def prepare(
+    workload: Workload,
+    settings: Settings,
+    found: tuple[ProbeResult, ...],
+    *,
+    folder: Path,
+    simulated: bool = False,
+    cores: int | None = None,
+    answer: lane_start.AnswerTime | None = None,
+    steering: MakeSteering | None = None,
+) -> tuple[Plan, tuple[lane_start.Begin, ...]]:
+    """The plan of a run, and how the lanes of each of its stages begin. Raises Faults.
+
+    `found`: probe results, one per endpoint. `cores`: free CPUs of the cluster, if the workers run on one; the limits
+    of its nodes (open files, ports) are then not checked here. `answer`: how long an answer takes, if it is known
+    better than by the probe; the lanes of a closed loop begin spread over it.
+    """
+    seed = workload.seed if workload.seed is not None else seeds.fresh()
+    job = Job(
+        workload=workload, settings=settings, found=found, seed=seed, salt=seeds.salt_of(seed, workload.salt),
+        folder=folder, run_id=folder.name, simulated=simulated,
+    )  # fmt: skip
+    plan = build_plan(job)
+    plan = replace(plan, too_long=too_long(plan.requests, plan.timetable.slots, shortest(found)))
+    answer = answer or lane_start.by_probe(found[0].first_ms, found[0].token_ms)
+    started, begins = lane_start.resolve(workload, plan.requests, answer, leave_out=settings.leave_out_first_round)
+    if started.stages != workload.stages:
+        plan = replace(plan, job=replace(job, workload=started), timetable=arrivals.build(started, seed))
+    if not settings.workers:
+        own_cores = max(1, resource_limits.cpus() - simulated) if cores is None else cores
+        most = workers(plan.timetable, plan.requests, workload.max_in_flight, own_cores)
+        settings = replace(settings, workers=most)
+        plan = replace(plan, job=replace(plan.job, settings=settings))
+    _check_limits(plan, here=cores is None)
+    return replace(plan, steering=steering), begins
+
+
+def workers(timetable: Schedule, requests: Prompts, max_in_flight: int | None, cores: int) -> int:
+    """Number of worker processes for `auto`: enough for the expected output events, at most one per core.
+
+    1 if a stage other than the last ends with its last completion, because workers do not report that to each other.
+    """
+    if any(span.dynamic for span in timetable.stages[:-1]):
+        return 1
+    output_tokens = [
+        requests.asked_output(number) or 0 for number in requests.numbers(min(timetable.slots or 100, 100))
+    ]
+    events = statistics.fmean(output_tokens) if output_tokens else 0.0
+    useful = 1
+    for span in timetable.stages:
+        if span.lanes:
+            useful = max(useful, -(-span.lanes // LANES_EACH))
+        else:
+            rate = min(span.offered_rps or 0.0, span.slots or 0)
+            useful = max(useful, math.ceil(rate * events / EVENTS_EACH))
+    return max(1, min(cores, useful, max_in_flight or cores))
+
+
+def cap(max_in_flight: int | None, share: int, shares: int) -> int | None:
+    """A worker's part of the in-flight limit; the parts of all workers add up to the limit."""
+    return None if max_in_flight is None else len(range(share, max_in_flight, shares))
+
+
+def _check_limits(plan: Plan, *, here: bool) -> None:
+    """Raises Faults if the plan needs more workers, files or ports than there are. `here`: runs on this machine."""
+    job, timetable = plan.job, plan.timetable
+    settings, in_flight_limit = job.settings, job.workload.max_in_flight
+    faults: list[Fault] = [*resource_limits.unusable(settings.sources), *_faults_of_tasks(job.workload, settings)]
+    if plan.too_long is not None and (fault := plan.too_long.refused(job.workload, settings.shown)) is not None:
+        faults.append(fault)
+    if here and settings.workers > MOST_PER_CORE * resource_limits.cpus():
+        cores = format.counted(resource_limits.cpus(), "core")
+        what = f"{format.counted(settings.workers, 'worker process', 'worker processes')} on {cores}"
+        faults.append(
+            UserError(
+                "resource_limit", what, f"--workers {settings.workers}", "--workers auto: a core each, if there is work"
+            )
+        )
+    is_open = any(not span.lanes for span in timetable.stages)
+    if in_flight_limit is not None and in_flight_limit < settings.workers and is_open:
+        what = (
+            f"{format.counted(in_flight_limit, 'request')} in flight cannot be spread over "
+            f"{format.counted(settings.workers, 'worker')}"
+        )
+        hint = f"--workers {in_flight_limit} or fewer: each has its part of the cap"
+        faults.append(UserError("out_of_range", what, "--max-in-flight", hint))
+    if here:
+        faults += resource_limits.faults(
+            total=resource_limits.connections(timetable, in_flight_limit),
+            workers=settings.workers,
+            addresses=[result.target.address for result in job.found],
+            sources=len(settings.sources),
+            simulated=job.simulated,
+            room=resource_limits.room(),
+        )
+    if faults:
+        raise Faults(faults)
+
+
+def _faults_of_tasks(workload: Workload, settings: Settings) -> Iterator[UserError]:
+    """What the tasks of a workload ask for and these settings do not give."""
+    tasks = [part for part in parts(workload.requests).values() if isinstance(part, Task)]
+    if any(task.known_tools for task in tasks) and settings.api != "chat":
+        yield UserError("unsupported", "calls of tools are messages of a chat", f"--api {settings.api}", "--api chat")
+    if any(task.abandoned for task in tasks) and not settings.stream:
+        hint = "leave it out, or abandoned: out of the workload"
+        yield UserError(
+            "unsupported", "nobody goes away in the middle of an answer that comes whole", "--no-stream", hint
+        )
+    if settings.values:
+        for rule in workload.stop_when:
+            if rule.metric not in ("errors", "e2e"):
+                what = f"answers of {settings.api} have no tokens, so this rule would never hold"
+                yield UserError("unsupported", what, f"--stop-when {rule.metric}", "errors:20%, or e2e:p50:5s")
+    if settings.session_header is not None and settings.client == "openai":
+        yield UserError(
+            "unsupported", "a header per session is not sent by the openai client", "--session-header", "--client wire"
+        )

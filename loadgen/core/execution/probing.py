@@ -1,0 +1,138 @@
+"""Probes every target of a run before its load starts, and checks that all of them serve the same model. IO."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from loadgen_sdk.dialects.body import asking_for_timing
+from loadgen_sdk.errors import TargetUnusable
+from loadgen_sdk.probe.fetch import Fetcher
+from loadgen_sdk.probe.probe import SAMPLES, ProbeResult, probe
+from loadgen_sdk.transport.target import Target
+
+from loadgen.core.errors import Fault, Faults, TargetError, UserError
+from loadgen.core.execution.events import ProbeWaits, Tell, silent
+from loadgen.core.execution.plan import Endpoint, Settings
+
+LONG_S = 5.0  # of a probe: then the user hears what is waited for
+Known = dict[Endpoint, ProbeResult]
+"""What was found out about targets."""
+
+
+@contextlib.contextmanager
+def serving(settings: Settings) -> Iterator[Settings]:
+    """The settings with a URL: where the user named none, the embedded endpoint serves while inside."""
+    if settings.url is not None:
+        yield settings
+        return
+    from loadgen.sim.server import embedded
+    from loadgen.sim.server.options import Options
+
+    simulation = embedded.start(Options(**settings.embedded))
+    try:
+        yield replace(settings, url=simulation.url)
+    finally:
+        simulation.stop()
+
+
+async def ask(
+    settings: Settings, target: Target, fetcher: Fetcher, samples: Sequence[tuple[str, int]] = SAMPLES
+) -> ProbeResult:
+    """Probe one target as a load will use it. Raises TargetUnusable. `samples`: prompts, and our count of each."""
+    return await probe(
+        target,
+        exchange=fetcher.exchange,
+        connect=fetcher.connect,
+        model=settings.model,
+        server=settings.server,
+        stream=settings.stream,
+        api_key=settings.api_key,
+        headers=settings.headers,
+        extra_body=settings.extra_body,
+        server_timing=settings.server_timing,
+        samples=samples,
+    )
+
+
+def client_options(settings: Settings, probed: ProbeResult) -> dict[str, Any]:
+    """How a client asks this target: what the settings say, and what the probe found out."""
+    headers, extra_body = settings.headers, settings.extra_body
+    if settings.server_timing:
+        headers, extra_body = asking_for_timing(probed.quirk, headers, extra_body, stream=settings.stream)
+    return {
+        "model": probed.model,
+        "quirk": probed.quirk,
+        "stream": settings.stream,
+        "api_key": settings.api_key,
+        "headers": headers,
+        "extra_body": extra_body,
+        "tls": settings.tls,
+    }
+
+
+async def find(settings: Settings, timeout_s: float) -> ProbeResult:
+    """Probe the target at `settings.url`; an answer may take `timeout_s`. Raises TargetError or UserError."""
+    assert settings.url is not None
+    shown = Endpoint(url=settings.url).shown
+    server = None if settings.server == "auto" else settings.server
+    try:
+        target = Target.parse(settings.url, api=settings.api, server=server)
+    except TargetUnusable as error:
+        raise UserError(error.code, str(error), shown, error.hint) from None
+    try:
+        return await ask(settings, target, Fetcher(target, settings.tls.context() if target.tls else None, timeout_s))
+    except TargetUnusable as error:
+        raise TargetError(error.code, str(error), shown, error.hint) from None
+
+
+async def find_all(settings: Settings, known: Known, timeout_s: float, tell: Tell = silent) -> tuple[ProbeResult, ...]:
+    """Probe every endpoint that is not `known` yet, and add it there; results in the order of the endpoints.
+
+    An answer may take `timeout_s`, as in the load; `tell` hears when the wait gets long. Raises the faults of all
+    endpoints that cannot be used, or that do not serve the same as the first endpoint.
+    """
+    endpoints = settings.endpoints
+    asked = [endpoint for endpoint in endpoints if endpoint not in known]
+    waiting = asyncio.get_running_loop().call_later(LONG_S, tell, ProbeWaits(settings.shown, timeout_s))
+    finding = (find(settings.of(endpoint), timeout_s) for endpoint in asked)
+    answers = await asyncio.gather(*finding, return_exceptions=True)
+    waiting.cancel()
+    by_endpoint = known | dict(zip(asked, answers, strict=True))
+    faults: list[Fault] = []
+    first: dict[tuple[str, str | None, str | None], tuple[Endpoint, ProbeResult]] = {}  # by what they serve
+    for endpoint in endpoints:
+        result = by_endpoint[endpoint]
+        if isinstance(result, Fault):
+            faults.append(result)
+        elif isinstance(result, BaseException):
+            raise result
+        else:
+            alike = first.setdefault((endpoint.serves, endpoint.api, endpoint.model), (endpoint, result))
+            faults += _differences(*alike, endpoint, result)
+    if len(faults) == 1:
+        raise faults[0]
+    if faults:
+        raise Faults(faults)
+    known.update((endpoint, result) for endpoint, result in by_endpoint.items() if isinstance(result, ProbeResult))
+    return tuple(known[endpoint] for endpoint in endpoints)
+
+
+def _differences(
+    first: Endpoint, first_result: ProbeResult, endpoint: Endpoint, result: ProbeResult
+) -> Iterator[TargetError]:
+    """Faults of a target whose model or server type differs from the first target (`first`, `wanted`)."""
+    ours, theirs = _served_model(result), _served_model(first_result)
+    if (ours, result.quirk) != (theirs, first_result.quirk):
+        what = f"serves {ours} ({result.server}), but {first.shown} serves {theirs} ({first_result.server})"
+        hint = "one run needs the same model and server behind every target; --model names one that all of them list"
+        yield TargetError("targets_differ", what, endpoint.shown, hint)
+
+
+def _served_model(result: ProbeResult) -> str:
+    """The model that answers. If the server does not list the requested name, the names that it lists: some servers
+    accept any name."""
+    return result.model if result.model in result.models or not result.models else ", ".join(result.models)

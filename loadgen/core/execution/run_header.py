@@ -1,0 +1,465 @@
+"""The header of a run (`run.json`): its plan, its targets, this machine, and notes on what a reader should know.
+
+Pure, except that it reads a few facts about this machine.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import platform
+import socket
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from loadgen_sdk.probe.probe import ProbeResult
+
+from loadgen.core import format, seeds
+from loadgen.core.errors import Fault
+from loadgen.core.execution import resource_limits, system_file
+from loadgen.core.execution.context import of_preset, too_long
+from loadgen.core.execution.events import RunPlanned, Tell
+from loadgen.core.execution.lane_start import Begin, by_probe, mean_lengths
+from loadgen.core.execution.plan import Endpoint, Job, Plan, Settings
+from loadgen.core.limits import ValidityLimits
+from loadgen.core.metrics import columns, reasons
+from loadgen.core.requests import lengths, resonance
+from loadgen.core.requests import tokenizer as tokens
+from loadgen.core.requests.build import build
+from loadgen.core.requests.mix import MixPrompts
+from loadgen.core.requests.prompts import Prompts, SyntheticPrompts
+from loadgen.core.requests.task_graphs import TaskGraphs
+from loadgen.core.results import manifest, store
+from loadgen.core.results.record import SCHEMA_MINOR
+from loadgen.core.schedule import arrivals
+from loadgen.core.schedule import timetable as schedule
+from loadgen.core.schedule.forecast import Forecast, forecast
+from loadgen.core.schedule.timetable import Schedule
+from loadgen.core.slo import Slo
+from loadgen.core.workload import (
+    Closed,
+    Gamma,
+    Mix,
+    Ramp,
+    Replay,
+    Synthetic,
+    Task,
+    Workload,
+    parts,
+    recipe_fingerprint,
+)
+
+MOST_CHUNKS = 30_000  # drawn, to say how often chunks come again
+
+
+def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bool = False) -> manifest.Header:
+    """The header of a run before it starts. `asked`, `begins`: the workload as it was given, and how lanes begin.
+
+    `accounts`: a server keeps accounts of requests on a page, which is read.
+    """
+    job, timetable, tokenizer = plan.job, plan.timetable, plan.tokenizer
+    settings, workload, found = job.settings, job.workload, job.found
+    slo, unjudged = judged_slo(workload.slo, settings)
+    classes, unjudged_of_classes = _classes(workload, settings)
+    unjudged |= unjudged_of_classes
+    source = "server" if all(result.usage for result in found if result.target.api == settings.api) else tokenizer.tag
+    coded = _coded_notes(plan, accounts=accounts)
+    # how lanes begin by default is the target's doing: fingerprints are of what was asked
+    asked_timetable = timetable if asked.stages == workload.stages else arrivals.build(asked, job.seed)
+    return manifest.Header(
+        schema_minor=SCHEMA_MINOR,
+        run=job.run_id,
+        started=now(),
+        version=version(),
+        command=settings.command,
+        workload=workload.name,
+        source_text=workload.source_text,
+        source_sha256=hashlib.sha256(workload.source_text.encode()).hexdigest(),
+        seed=job.seed,
+        schedule_seed=workload.schedule_seed,
+        salt=job.salt,
+        new_prompts=workload.seed is None or workload.salt == seeds.FRESH,
+        targets=_targets(plan),
+        metadata=dict(settings.metadata),
+        client=settings.client,
+        api=settings.api,
+        stream=settings.stream,
+        slo=None if any(one.slo != slo for one in classes) else slo,  # else each class has that, or its own
+        classes=classes,
+        steps=tuple(_steps(workload, settings)),
+        limits=ValidityLimits(**workload.limits.model_dump()),
+        stages=tuple(_stage_plan(workload, timetable, i, begin) for i, begin in enumerate(begins)),
+        adaptive=None if plan.steering is None else plan.steering.plan,
+        fingerprints=manifest.Fingerprints(
+            recipe=recipe_fingerprint(asked, source, tokenizer.file_sha256),
+            timetable=schedule.fingerprint(asked_timetable),
+        ),
+        rtt_ms=statistics.median(result.rtt_ms for result in found),
+        tokenizer=tokenizer.name,
+        tokenizer_tag=tokenizer.tag,
+        tokenizer_sha256=tokenizer.file_sha256,
+        template_tokens=found[0].template_tokens,
+        usage_asked=not settings.values,
+        server_timing=settings.server_timing,
+        cache_reset=settings.reset_cache,
+        chunks=_chunk_reuse(plan),
+        cache_asked=getattr(workload.requests, "cache", None),
+        shares_prompts=any(map(_shares_prompts, parts(workload.requests).values())),
+        max_in_flight=workload.max_in_flight,
+        grace_s=workload.drain_ns / 1e9,
+        timeout_s=workload.timeout_ns / 1e9,
+        stall_timeout_s=workload.stall_timeout_ns / 1e9,
+        turns=timetable.turns,
+        workers=settings.workers,
+        keep=settings.keep,
+        host=_host(),
+        notes=(*_notes(plan, coded), *unjudged),
+        note_codes=coded | unjudged,
+    )
+
+
+def of_steps(
+    header: manifest.Header, plan: Plan, stages: Sequence[Any], timetable: Schedule, *, goes_on: bool = False
+) -> manifest.Header:
+    """The header of a load that was decided while it went: its steps are its stages. The last one is measured.
+
+    `goes_on`: how many requests the last one will have is not known yet.
+    """
+    *before, last = timetable.stages
+    last = replace(last, measured=True)
+    if goes_on:
+        last = replace(last, chains=None, slots=None)
+    timetable = replace(timetable, stages=(*(replace(span, measured=False) for span in before), last))
+    workload = plan.job.workload.model_copy(update={"stages": tuple(stages)})
+    return msgspec.structs.replace(
+        header,
+        stages=tuple(_stage_plan(workload, timetable, i) for i in range(len(stages))),
+        fingerprints=header.fingerprints
+        if goes_on
+        else msgspec.structs.replace(header.fingerprints, timetable=schedule.fingerprint(timetable)),
+    )
+
+
+def _chunk_reuse(plan: Plan) -> manifest.ChunkReuse | None:
+    if not isinstance(plan.requests, SyntheticPrompts):
+        return None
+    slots, most = plan.timetable.slots, MOST_CHUNKS // len(plan.requests.chunks_of(0) or (0,))
+    requests = most if slots is None else min(slots, most)
+    found = plan.requests.chunk_reuse(requests)
+    if found is None:
+        return None
+    return manifest.ChunkReuse(requests=requests, reused_share=found[0], leading_share=found[1])
+
+
+def noted(header: manifest.Header, words: dict[str, manifest.ReasonCode]) -> manifest.Header:
+    """The header with more notes, in words and as codes."""
+    return msgspec.structs.replace(header, notes=(*header.notes, *words), note_codes={**header.note_codes, **words})
+
+
+def announce(plan: Plan, header: manifest.Header, tell: Tell) -> None:
+    """Write the header and tell that the run begins. Whoever hears it may refuse it with a Fault."""
+    store.replace(plan.job.folder / "run.json", manifest.encode(header))
+    tell(RunPlanned(plan, header))
+
+
+def forecast_of(plan: Plan) -> Forecast:
+    """What a run whose target was probed will send, and how long it will take."""
+    found, tokens = plan.job.found[0], mean_lengths(plan.requests)
+    return forecast(plan.timetable, tokens, by_probe(found.first_ms, found.token_ms).ns(1, *tokens) / 1e9)
+
+
+def now() -> str:
+    """This instant, as headers write it."""
+    return datetime.datetime.now(datetime.UTC).astimezone().isoformat(timespec="milliseconds")
+
+
+def _target_name(job: Job, result: ProbeResult, endpoint: Endpoint) -> str:
+    if job.simulated and not endpoint.serves:
+        preset = job.settings.embedded.get("preset")
+        return f"embedded simulation: {preset}" if preset else "embedded simulation"
+    return endpoint.name or ("simulation" if result.simulated else "")
+
+
+def _steps(workload: Workload, settings: Settings) -> Iterator[manifest.StepPlan]:
+    """The steps of tasks that all have the same requests."""
+    places = settings.step_targets
+    for of_class, part in parts(workload.requests).items():
+        if not isinstance(part, Task) or not part.fixed_turns or len(part.steps) == 1:
+            continue
+        nodes = TaskGraphs(part, 0)[0]
+        for name, step in part.steps.items():
+            turns = tuple(turn for turn, node in enumerate(nodes) if node.step == name)
+            thinking = ["thinking"] if step.think_time != type(step).model_fields["think_time"].default else []
+            yield manifest.StepPlan(
+                name=name,
+                of_class=of_class,
+                kind=step.kind,
+                targets=places.get((of_class, name), tuple(range(len(settings.endpoints)))),
+                model=step.model,
+                pause=", ".join([*(step.tool or ()), *thinking]),
+                turns=turns,
+                after=tuple(nodes[turn].after for turn in turns),
+            )
+
+
+def _targets(plan: Plan) -> tuple[manifest.TargetFacts, ...]:
+    job = plan.job
+    return tuple(
+        manifest.TargetFacts(
+            url=result.target.redacted,
+            server=result.server,
+            model=result.model,
+            gpus=endpoint.gpus,
+            shape=endpoint.shape,
+            region=endpoint.region,
+            node=endpoint.node,
+            name=_target_name(job, result, endpoint),
+            simulated=job.simulated or result.simulated,
+            version=result.version,
+            engine=result.engine,
+            precision=result.precision,
+            serves=endpoint.serves,
+        )
+        for result, endpoint in zip(job.found, job.settings.endpoints, strict=True)
+    )
+
+
+def _notes(plan: Plan, coded: Iterable[str]) -> Iterator[str]:
+    job, requests, timetable = plan.job, plan.requests, plan.timetable
+    settings = job.settings
+    if job.simulated and settings.embedded.get("preset"):
+        from loadgen.sim.presets.preset import load_preset
+
+        preset = load_preset(settings.embedded["preset"])
+        yield (
+            f"simulated in real time: {preset.words}; prompt and answer have {preset.limits.max_seq_len:,} tokens at "
+            f"most; with fewer than {preset.valid_from_sequences.value:,.0f} sequences per replica the model "
+            "extrapolates"
+        )
+    if not settings.tls.verify and any(result.target.tls for result in job.found):
+        yield "the server's certificate was not verified (--insecure): whoever is on the way can read key and prompts"
+    if plan.too_long is not None:
+        yield f"{plan.too_long.words}; these will fail"
+    yield from coded
+    yield from dict.fromkeys(note for result in job.found for note in result.warnings)
+    yield from requests.warnings(timetable.slots or 1000)
+
+
+def _coded_notes(plan: Plan, *, accounts: bool) -> dict[str, manifest.ReasonCode]:
+    """The notes that have a code, in words and as code."""
+    silent = [result.server for result in plan.job.found if not result.account]
+    asked = plan.job.settings.server_timing and silent and not accounts
+    unanswered = reasons.coded("server_timing_missing", {"server": silent[0]} if asked else None)
+    return _resonant(plan) | _undisclosed(plan) | unanswered
+
+
+def _resonant(plan: Plan) -> dict[str, manifest.ReasonCode]:
+    """Where round robin over the targets keeps sending each the same part of a data set: that, in words and as code."""
+    job, timetable = plan.job, plan.timetable
+    if job.settings.route not in ("auto", "round-robin") or timetable.turns > 1:
+        return {}
+    targets = len(job.settings.endpoints)
+    found = resonance.found(job.workload.requests, plan.requests, targets, "target", timetable.slots)
+    return reasons.coded("resonance", found)
+
+
+def _undisclosed(plan: Plan) -> dict[str, manifest.ReasonCode]:
+    """What a description of the system under test leaves out, in words and as code; nothing without a description."""
+    metadata = dict(plan.job.settings.metadata)
+    if not any(key.startswith(format.SYSTEM) for key in metadata):
+        return {}
+    missing = system_file.missing(metadata, _targets(plan)[0])
+    return reasons.coded("undisclosed", {"missing": missing} if missing else None)
+
+
+def version() -> str:
+    try:
+        return metadata.version("loadgen")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _host() -> manifest.Host:
+    """Facts about this machine; a fact that cannot be read keeps its empty value."""
+    cpu, memory, clock = "", None, ""
+    try:
+        with open("/proc/cpuinfo") as file:
+            cpu = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        clock = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip()
+    except (OSError, ValueError):
+        pass
+    names = ("uvloop", "msgspec", "numpy", "openai", "tiktoken")
+    return manifest.Host(
+        name=socket.gethostname(),
+        kernel=platform.release(),
+        python=platform.python_version(),
+        cpu=cpu,
+        cpus=resource_limits.cpus(),
+        memory_bytes=memory,
+        clock=clock,
+        versions={name: metadata.version(name) for name in names},
+    )
+
+
+def judged_slo(slo: Slo | None, settings: Settings) -> tuple[Slo | None, dict[str, manifest.ReasonCode]]:
+    """The SLO that can be judged, and notes. Terms that the answers of this API do not have are left out."""
+    if slo is None or settings.stream:
+        return slo, {}
+    lacking = {term.metric for term in slo.terms if term.metric in columns.NEED_A_STREAM}
+    if settings.values:
+        lacking = {term.metric for term in slo.terms if term.metric != "e2e"}
+    judged_terms = tuple(term for term in slo.terms if term.metric not in lacking)
+    skipped = [term.metric for term in slo.terms if term.metric in lacking]
+    because = {"because": "no_tokens" if settings.values else "no_stream", "api": settings.api}
+    notes = reasons.coded("not_judged", {"metrics": skipped, **because} if skipped else None)
+    judged_slo = Slo(terms=judged_terms, goodput_share=slo.goodput_share, task=slo.task)
+    return (judged_slo if judged_slo != Slo() else None), notes
+
+
+def _classes(
+    workload: Workload, settings: Settings
+) -> tuple[tuple[manifest.ClassPlan, ...], dict[str, manifest.ReasonCode]]:
+    """The classes of the requests with the SLO that each is judged by, and notes."""
+    plans: list[manifest.ClassPlan] = []
+    notes: dict[str, manifest.ReasonCode] = {}
+    for name, one in workload.requests.classes.items() if isinstance(workload.requests, Mix) else ():
+        slo, unjudged = judged_slo(one.slo or workload.slo, settings)
+        notes |= unjudged
+        share = float(one.weight)
+        plans.append(manifest.ClassPlan(name=name, share=share, model=one.model, priority=one.priority, slo=slo))
+    return tuple(plans), notes
+
+
+def _shares_prompts(requests: Any) -> bool:
+    if isinstance(requests, Task) or hasattr(requests, "path") or hasattr(requests, "trace"):
+        return True
+    return any(
+        getattr(requests, name, None) for name in ("turns", "shared_prefix_tokens", "system_tokens", "cache", "chunks")
+    )
+
+
+def _stage_plan(workload: Workload, timetable: Schedule, index: int, begin: Begin | None = None) -> manifest.StagePlan:
+    span, stage = timetable.stages[index], workload.stages[index]
+    law = stage.arrival
+    if isinstance(law, Closed) and begin is not None and begin.source != "asked":
+        law = law.model_copy(update={"ramp_ns": None})  # what the workload says is equal for all servers
+    return manifest.StagePlan(
+        name=span.name,
+        arrival=words(law),
+        closed=bool(span.lanes),
+        measured=span.measured,
+        start_ns=span.start_ns or 0,
+        end_ns=None if span.length_ns is None or span.start_ns is None else span.start_ns + span.length_ns,
+        slots=span.slots,
+        rate=getattr(stage.arrival, "rate", None),
+        concurrency=span.lanes or None,
+        first_slot=span.first_chain * span.turns,
+        chains=None if span.slots is None or span.slots == (span.chains or 0) * span.turns else span.chains,
+        ramp_s=None if begin is None or begin.ramp_ns is None else begin.ramp_ns / 1e9,
+        ramp_from="" if begin is None else begin.source,
+    )
+
+
+def words(arrival: Any) -> str:
+    """An arrival law as text, for example "poisson 10/s"."""
+    if isinstance(arrival, Closed):
+        ramp = f", begun over {arrival.ramp_ns / 1e9:g} s" if arrival.ramp_ns else ""
+        ramp = ", begun all at once" if arrival.ramp_ns == 0 else ramp
+        return f"{arrival.concurrency} in flight (closed loop{ramp})"
+    if isinstance(arrival, Ramp):
+        return f"ramp {arrival.from_rate:g}/s to {arrival.to_rate:g}/s"
+    if isinstance(arrival, Gamma):
+        return f"gamma {arrival.rate:g}/s, burstiness {arrival.burstiness:g}"
+    if isinstance(arrival, Replay):
+        return f"trace {arrival.file.name}" + (f", {arrival.speed:g} times as fast" if arrival.speed != 1 else "")
+    return "everything at once" if arrival.rate == float("inf") else f"{arrival.tag} {arrival.rate:g}/s"
+
+
+def bounds_of(stage: manifest.StagePlan, timetable: Schedule, index: int, workload: Workload) -> list[str]:
+    """How much a stage sends, and for how long: 1,077 conversations, 4,308 requests, 180 s."""
+    bounds = [] if stage.slots is None else [format.counted(stage.slots, "request")]
+    if timetable.turns > 1 and (chains := timetable.stages[index].chains) is not None:
+        bounds.insert(0, format.counted(chains, _noun_of_starts(workload.requests)))
+    if stage.end_ns is not None:
+        bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")
+    return bounds
+
+
+def _noun_of_starts(requests: Any) -> str:
+    """What a chain of a timetable is."""
+    return "task" if isinstance(requests, Task) else "start" if isinstance(requests, Mix) else "conversation"
+
+
+def _range(values: Iterable[int]) -> str:
+    ordered = sorted(values)
+    least, most = ordered[0], ordered[-1]
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+
+
+def _lengths_words(workload: Workload, requests: Prompts, count: int | None) -> Iterator[str]:
+    """How long the first requests are, the tasks that they make, and the shares of classes."""
+    first = lengths.of_first(requests, count)
+    prompt_range = f"{_range(one.input_tokens for one in first.values())} prompt tokens"
+    asked = [one.output_tokens for one in first.values()]
+    answers = f"{_range(asked)} asked for" if any(asked) else "answers as long as the server makes them"
+    contexts = lengths.contexts(first)
+    largest = f", largest context {max(contexts):,}" if contexts else ""
+    yield f"first {format.counted(len(first), 'request')}: {prompt_range}, {answers}{largest}"
+    if tasks := lengths.of_tasks(requests, first):
+        noun = "conversation" if isinstance(workload.requests, Synthetic) else "task"
+        counts = [one.requests for one in tasks]
+        mean = "" if min(counts) == max(counts) else f" ({statistics.fmean(counts):.1f} on average)"
+        yield (
+            f"a {noun}: {_range(counts)} requests{mean}, "
+            f"{_range(one.input_tokens for one in tasks)} prompt and {_range(one.output_tokens for one in tasks)} "
+            "output tokens"
+        )
+    if isinstance(requests, MixPrompts):
+        for one in lengths.of_classes(requests, first):
+            yield (
+                f"class {one.name}: {format.percent(one.starts)} of all starts, {format.percent(one.requests)} of "
+                f"these requests, {format.percent(one.tokens)} of their tokens"
+            )
+
+
+class Described(NamedTuple):
+    """What a run would do, as text and as forecast; and why its target, where that is simulated here, refuses it."""
+
+    text: str
+    load: Forecast
+    refused: Fault | None
+
+
+def describe(workload: Workload, settings: Settings) -> Described:
+    """What a run would do: load, request sizes, fingerprints. Does not use the network."""
+    seed = workload.seed if workload.seed is not None else seeds.fresh()
+    timetable = arrivals.build(workload, seed)
+    salt = seeds.salt_of(seed, workload.salt)
+    tokenizer = tokens.load_tokenizer(settings.tokenizer)
+    requests = build(workload, seed, seeds.salt_number(salt), tokenizer, api=settings.api)
+    lines = [f"workload: {workload.name}", f"target: {settings.shown}", seeds.words(seed, salt)]
+    for index in range(len(timetable.stages)):
+        stage = _stage_plan(workload, timetable, index)
+        bounds = bounds_of(stage, timetable, index, workload)
+        lines.append(f"load: {stage.arrival}: {', '.join(bounds)}{'' if stage.measured else ', warm-up, not measured'}")
+        law = workload.stages[index].arrival
+        if isinstance(law, Closed) and law.ramp_ns is None and law.concurrency > 1:
+            lines.append("      its lanes begin spread over an answer's length, which the probe of the target tells")
+    lines += _lengths_words(workload, requests, timetable.slots)
+    load = forecast(timetable, mean_lengths(requests))
+    lines.append(f"expected: about {load.words}")
+    recipe = recipe_fingerprint(workload, "server", tokenizer.file_sha256)
+    lines.append(f"recipe: {recipe}  timetable: {schedule.fingerprint(timetable)}")
+    lines += [f"note: {note}" for note in requests.warnings(timetable.slots or 1000)]
+    known = None if settings.preset is None else of_preset(settings.preset)
+    long = too_long(requests, timetable.slots, known)
+    refused = None if long is None else long.refused(workload, settings.shown)
+    lines += [f"note: {long.words}; these will fail"] if long is not None and refused is None else []
+    return Described("\n".join(lines), load, refused)

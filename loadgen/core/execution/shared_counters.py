@@ -1,0 +1,63 @@
+"""Counters of all workers in a memory-mapped file, for the progress line: each worker updates its block once a second.
+
+IO. This is all that workers share while the clock runs. Only for display, and to see that a worker still moves: no
+reported number comes from here, and a reader may see an incomplete update.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from time import monotonic_ns
+
+import numpy as np
+
+from loadgen.core.execution.events import Counters
+
+NUMBERS = ("sent", "ok", "failed", "dropped", "events", "in_flight")
+LATEST = 256  # number of latest TTFTs stored per worker
+_BLOCK = np.dtype(
+    [*((name, "<i8") for name in NUMBERS), ("at_ns", "<i8"), ("ttfts", "<i8"), ("ttft_ns", "<i8", (LATEST,))]
+)
+
+
+class SharedCounters:
+    """Counters of several workers: each worker writes its own block, and `sum` adds them up."""
+
+    def __init__(self, path: Path, workers: int) -> None:
+        with path.open("a+b") as file:
+            file.truncate(_BLOCK.itemsize * workers)
+            self._map = mmap.mmap(file.fileno(), 0)
+        self._blocks = np.frombuffer(self._map, _BLOCK)
+
+    def write(self, worker: int, counters: Counters) -> None:
+        """Publish the counters of one worker."""
+        block = self._blocks[worker]
+        latest = list(counters.recent_ttft_ns)[-LATEST:]
+        for name in NUMBERS:
+            block[name] = getattr(counters, name)
+        block["ttft_ns"][: len(latest)] = latest
+        block["ttfts"] = len(latest)
+        block["at_ns"] = monotonic_ns()
+
+    def block(self, worker: int) -> bytes:
+        """The block of one worker, to be sent to another machine."""
+        data: bytes = self._blocks[worker].tobytes()
+        return data
+
+    def paste(self, worker: int, block: bytes) -> None:
+        """Publish the block of one worker that `block` returned on another machine."""
+        self._blocks[worker] = np.frombuffer(block, _BLOCK)[0]
+
+    def updated_ns(self, worker: int) -> int:
+        """When a worker of this machine last published its counters (monotonic ns); 0: not yet."""
+        return int(self._blocks["at_ns"][worker])
+
+    def sum(self) -> Counters:
+        """Sum over all workers, as of their last update."""
+        total = Counters()
+        for name in NUMBERS:
+            setattr(total, name, int(self._blocks[name].sum()))
+        for block in self._blocks:
+            total.recent_ttft_ns.extend(block["ttft_ns"][: int(block["ttfts"])].tolist())
+        return total

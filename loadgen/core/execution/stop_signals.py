@@ -1,0 +1,56 @@
+"""SIGINT, SIGTERM and SIGHUP while workers start, and while a load goes on: they end the load, not the process. IO."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+from loadgen.core.errors import Fault
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def calling(stop: Callable[[int], object]) -> Iterator[None]:
+    """While inside, each of these signals calls `stop(number)` in the running event loop.
+
+    Python delivers signals to the main thread only: in another one nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before = {number: handler for number in NUMBERS if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
+    for number in before:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def ending_start(end: Callable[[], object]) -> Iterator[None]:
+    """While inside, where workers start, each of these signals calls `end()`, of which the start may fail. At the end
+    raises KeyboardInterrupt where one came.
+    """
+    came = False
+
+    def interrupted(_: int) -> None:
+        nonlocal came
+        came = True
+        end()
+
+    with calling(interrupted):
+        try:
+            yield
+        except Fault:
+            if not came:
+                raise
+    if came:
+        raise KeyboardInterrupt

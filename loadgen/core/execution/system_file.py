@@ -1,0 +1,148 @@
+"""`--system FILE`: the system under test as its owner describes it, in YAML with a schema; and what it does not say.
+
+Reads one file. Its keys are stored with the metadata of a run, as `system.accelerator.model`. ASKED says which of them
+the descriptions of MLPerf (the JSON of a submission's `systems/`) and of InferenceX (the configuration of a benchmark)
+have, too: what is missing there is named, so that nobody takes a result for comparable that is not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from loadgen.core.errors import Faults
+from loadgen.core.format import SYSTEM
+from loadgen.core.results.manifest import TargetFacts
+from loadgen.core.workload.fields import Part, Source, Whole
+from loadgen.core.workload.loading import read_text
+from loadgen.core.workload.messages import in_order, validated
+from loadgen.core.workload.yaml_marks import read_yaml
+
+_SMALLEST = "name: node-7\naccelerator: {model: NVIDIA H200, per_node: 8}"
+_EXAMPLE = "docs/system.example.yaml has every key"
+
+Text = Annotated[str, Field(min_length=1, max_length=300)]
+
+
+class HostsOfServers(Part):
+    """The hosts of the servers, and what is between them."""
+
+    processor: Text | None = None  # "Intel Xeon Platinum 8480C"
+    sockets: Whole | None = None
+    cores: Whole | None = None  # of all sockets of a node
+    memory: Text | None = None  # of a node: "2 TB"
+    storage: Text | None = None
+    network: Text | None = None
+    os: Text | None = None
+
+
+class Accelerator(Part):
+    """The accelerators of a node."""
+
+    model: Text | None = None  # "NVIDIA H200-SXM-141GB"
+    per_node: Whole | None = None
+    memory: Text | None = None  # of one
+    interconnect: Text | None = None  # "18x 4th-gen NVLink, 900 GB/s"
+    driver: Text | None = None
+    power_limit_w: Whole | None = None  # of one
+    cooling: Text | None = None
+
+
+class Engine(Part):
+    """What runs the model."""
+
+    name: Text | None = None
+    version: Text | None = None
+    image: Text | None = None  # of a container, with its tag or digest
+    arguments: Text | None = None  # the command line of the server, or its configuration
+
+
+class ServedModel(Part):
+    """What is served."""
+
+    weights: Text | None = None  # "nvidia/Llama-3.3-70B-Instruct-FP4", with a revision
+    precision: Text | None = None
+    kv_cache: Text | None = None  # its precision
+    speculation: Text | None = None  # "none", "MTP, 3 tokens", "EAGLE"
+
+
+class Parallelism(Part):
+    """How the model is spread over accelerators, for one copy of it."""
+
+    tensor: Whole | None = None
+    pipeline: Whole | None = None
+    expert: Whole | None = None
+    data: Whole | None = None  # copies
+    data_attention: bool | None = None
+    prefill_accelerators: Whole | None = None  # with prefill and decode apart
+    decode_accelerators: Whole | None = None
+
+
+class SystemUnderTest(Part):
+    """All that a system file may say."""
+
+    name: Text | None = None
+    status: Literal["available", "preview", "research"] | None = None  # MLPerf's words
+    nodes: Whole | None = None
+    host: HostsOfServers | None = None
+    accelerator: Accelerator | None = None
+    engine: Engine | None = None
+    model: ServedModel | None = None
+    parallelism: Parallelism | None = None
+    notes: Text | None = None
+
+
+ASKED = {
+    "MLPerf": (
+        "name", "status", "nodes", "host.processor", "host.sockets", "host.cores", "host.memory", "host.storage",
+        "host.network", "host.os", "accelerator.model", "accelerator.per_node", "accelerator.memory",
+        "accelerator.interconnect", "accelerator.cooling", "engine.name", "engine.version", "model.precision",
+    ),
+    "InferenceX": (
+        "accelerator.model", "accelerator.per_node", "nodes", "engine.name", "engine.image", "engine.arguments",
+        "model.weights", "model.precision", "model.speculation", "parallelism.tensor", "parallelism.expert",
+        "parallelism.data_attention",
+    ),
+    "a second measurement": ("accelerator.driver", "accelerator.power_limit_w", "engine.version", "model.kv_cache"),
+}  # fmt: skip
+"""Who asks for which keys, of those above."""
+
+
+def load(path: Path, env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The keys of a system file, as metadata: `system.accelerator.model`.
+
+    Raises UserError where it cannot be read, and Faults with all that is wrong in it.
+    """
+    text = read_text(path, f"--system {path}", "system file", lambda: _EXAMPLE, _EXAMPLE)
+    document, faults = read_yaml(text, str(path), env, kind="system file", smallest=_SMALLEST)
+    source = Source(file=str(path), folder=path.parent, faults=faults)
+    system = validated(SystemUnderTest, document, source)
+    if system is None or source.faults:
+        raise Faults(in_order(source.faults))
+    return {SYSTEM + key: value for key, value in _flat(system.model_dump(exclude_none=True))}
+
+
+def _flat(values: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found += _flat(value, f"{above}{key}.")
+        else:
+            words = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+            found.append((above + key, words))
+    return found
+
+
+def missing(metadata: Mapping[str, str], target: TargetFacts) -> dict[str, list[str]]:
+    """Who asks -> the keys that nobody says: neither the file nor the server nor the flags."""
+    told = {key.removeprefix(SYSTEM) for key in metadata if key.startswith(SYSTEM)}
+    of_target = {
+        "engine.name": target.server not in ("", "generic"), "engine.version": target.version,
+        "model.precision": target.precision, "accelerator.per_node": target.gpus,
+    }  # fmt: skip
+    told |= {key for key, value in of_target.items() if value}
+    return {who: left for who, keys in ASKED.items() if (left := [key for key in keys if key not in told])}

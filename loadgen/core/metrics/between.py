@@ -1,0 +1,177 @@
+"""How much of the variance of a latency lies between the nodes of a rack, and which node stands out. Pure.
+
+The ok requests of the steady window are put into cells, one per node and block of time. A node is what the targets
+file calls one; else a target; of a simulated rack a replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.core.metrics import sustainable
+from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns
+from loadgen.core.metrics.windows import Span
+from loadgen.core.results.manifest import Header, interchangeable
+from loadgen.core.stats import components
+from loadgen.core.stats.intervals import LEVEL
+
+METRICS = ("ttft", "tpot", "e2e")
+BLOCKS = (20, 10, 5, 2)  # of time: as many as leave FEWEST requests in each cell
+FEWEST = 5
+ODD_SHARE = 0.1  # of the nodes that may stand out; of more, the others are no measure
+LEAST_CHANGE = 0.01  # of the mean of the others: a smaller difference is not worth a name
+
+
+class VarianceTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the variance of one latency lies. Standard deviations in ms; their squares add up, and `..._share` of them.
+
+    `between`: of the nodes' means. `time`: what all nodes have in common over time. `own_time`: a node's own course.
+    `within`: requests of one node and time.
+    """
+
+    metric: str
+    mean_ms: float
+    between_ms: float
+    time_ms: float
+    own_time_ms: float
+    within_ms: float
+    between_share: float
+    time_share: float
+    own_time_share: float
+    within_share: float
+
+
+class OddNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node whose mean does not belong to the spread of the others."""
+
+    name: str
+    metric: str
+    mean_ms: float
+    others_ms: float
+    change: float  # against the mean of the others: 0.1 is 10 % more
+
+
+class BetweenNodes(msgspec.Struct, frozen=True, kw_only=True):
+    """The variance table of a rack. `unit`: what is compared, node, target or replica; "": nothing was, see `why`.
+
+    `nodes`: how many were compared, or were to be. `odd`: the nodes that stand out, of all nodes and metrics together
+    with confidence `level`. `silent`: nodes without enough ok requests to be compared.
+    """
+
+    unit: str = ""
+    nodes: int = 0
+    blocks: int = 0
+    level: float = LEVEL
+    variances: tuple[VarianceTable, ...] = ()
+    odd: tuple[OddNode, ...] = ()
+    silent: tuple[str, ...] = ()
+    why: str = "there is one target"
+
+
+def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> BetweenNodes:
+    """Compare the nodes of the measured rows of a run."""
+    if not interchangeable(header.targets):
+        return BetweenNodes(why="the targets serve different steps of the tasks")
+    requests = JoinedColumns(measured, ok=True)
+    unit, names, of_row = _units(requests, header)
+    if len(names) < 2:
+        return BetweenNodes()
+    if steady.start_s is None or steady.end_s is None or not steady.duration_s:
+        return BetweenNodes(
+            nodes=len(names), why="there is no time at which the load was only that of measured requests"
+        )
+    due_s = requests["due_ns"] / 1e9
+    inside = (due_s >= steady.start_s) & (due_s < steady.end_s)
+    share = (due_s - steady.start_s) / steady.duration_s
+    counted = np.bincount(of_row[inside], minlength=len(names))
+    spoken = [i for i in range(len(names)) if counted[i] >= FEWEST * BLOCKS[-1]]
+    silent = tuple(names[i] for i in range(len(names)) if i not in spoken)
+    if len(spoken) < 2:
+        why = f"fewer than two {unit}s have {FEWEST * BLOCKS[-1]} ok requests in the steady window"
+        return BetweenNodes(nodes=len(names), why=why)
+    place = np.full(len(names), -1)
+    place[spoken] = np.arange(len(spoken))
+    tables, odd, blocks_used = [], [], 0
+    for metric in METRICS:
+        values = requests.measure(metric)
+        chosen = inside & (values != UNDEFINED) & (place[of_row] >= 0)
+        cells = _cells(place[of_row][chosen], share[chosen], values[chosen] / 1e6, len(spoken))
+        if cells is None:
+            continue
+        means, counts, within = cells
+        blocks_used = max(blocks_used, means.shape[1])
+        tables.append(_table(metric, components.components(means, counts, within)))
+        odd += _odd(metric, means.mean(axis=1), [names[i] for i in spoken])
+    if not tables:
+        why = f"too few requests: {FEWEST} per {unit} in each of {BLOCKS[-1]} stretches of time are needed"
+        return BetweenNodes(nodes=len(names), silent=silent, why=why)
+    return BetweenNodes(
+        unit=unit, nodes=len(spoken), blocks=blocks_used, variances=tuple(tables), odd=tuple(odd), silent=silent, why=""
+    )
+
+
+def without(found: BetweenNodes, unsound: Collection[str]) -> BetweenNodes:
+    """Without the metrics that the run withholds."""
+    return msgspec.structs.replace(
+        found,
+        variances=tuple(one for one in found.variances if one.metric not in unsound),
+        odd=tuple(one for one in found.odd if one.metric not in unsound),
+    )
+
+
+def _units(requests: JoinedColumns, header: Header) -> tuple[str, list[str], NDArray[np.int64]]:
+    """What is compared, the names of all of them, and the number of the one of each row."""
+    targets = header.targets
+    nodes = [target.node or target.name or target.url or str(i) for i, target in enumerate(targets)]
+    if len(set(nodes)) > 1:
+        names = list(dict.fromkeys(nodes))
+        number = np.array([names.index(node) for node in nodes])
+        unit = "node" if any(target.node for target in targets) else "target"
+        return unit, names, number[requests["target"]]
+    keys, of_row = np.unique(sustainable.keys(requests), return_inverse=True)
+    return "replica", [sustainable.part_name(int(key), header) for key in keys], of_row.reshape(-1)
+
+
+def _cells(
+    part: NDArray[np.int64], share: NDArray[np.float64], values: NDArray[np.float64], parts: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64], float] | None:
+    """Means and counts of parts x blocks, and the variance inside of cells; None where even two blocks are too many."""
+    for blocks in BLOCKS:
+        cell = part * blocks + np.minimum((share * blocks).astype(np.int64), blocks - 1)
+        counts = np.bincount(cell, minlength=parts * blocks)
+        if counts.min() >= FEWEST:
+            means = np.bincount(cell, weights=values, minlength=parts * blocks) / counts
+            within = float(((values - means[cell]) ** 2).sum()) / (len(values) - parts * blocks)
+            return means.reshape(parts, blocks), counts.reshape(parts, blocks), within
+    return None
+
+
+def _table(metric: str, found: components.Components) -> VarianceTable:
+    variances = {name: getattr(found, name) for name in ("between", "time", "own_time", "within")}
+    return VarianceTable(
+        metric=metric,
+        mean_ms=found.mean,
+        **{f"{name}_ms": value**0.5 for name, value in variances.items()},
+        **{f"{name}_share": value / found.total if found.total else 0.0 for name, value in variances.items()},
+    )
+
+
+def _odd(metric: str, means: NDArray[np.float64], names: Sequence[str]) -> list[OddNode]:
+    level = 1 - (1 - LEVEL) / len(METRICS)  # Bonferroni: all metrics together keep the confidence
+    places = components.outliers(means, max(1, int(len(names) * ODD_SHARE)), level)
+    others = float(np.delete(means, places).mean())
+    return [
+        OddNode(
+            name=names[i],
+            metric=metric,
+            mean_ms=float(means[i]),
+            others_ms=others,
+            change=float(means[i]) / others - 1,
+        )
+        for i in places
+        if others and abs(float(means[i]) / others - 1) >= LEAST_CHANGE
+    ]

@@ -1,0 +1,298 @@
+"""Why the slow requests were slow: the causes whose traces they carry, in one paragraph with the evidence. Pure.
+
+Each cause is looked for by its own trace: where in TTFT the time went, when the slow requests were due, at which
+target, behind which prompts, what the servers' pages said. The first cause whose trace is clear is named, the special
+before the general: a stall makes a queue too, so the queue is named only where nothing that makes one is seen. Where no
+trace is clear, nothing is said. `benchmarks/causes.py` holds this against injected causes, and against runs without.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, sendable
+from loadgen.core.metrics.sustainable import keys, part_name
+from loadgen.core.server_metrics import energy, series
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from loadgen.core.results.manifest import Header
+    from loadgen.core.server_metrics.series import MetricSample
+
+FEWEST = 200  # ok requests: fewer have no p99 to explain
+MOST = 200_000  # requests that are looked at: of more, every second, third ...
+FAST = 0.2  # quantile of TTFT that stands for a request that met no trouble
+SLOW = 3.0  # times that TTFT is slow; a run with fewer such requests than 1 % has none to explain
+FEWEST_SLOW = 10
+MOSTLY = 0.5  # share of the excess that a part of TTFT has to explain
+CLEARLY = 0.7  # share of the slow requests that have to carry a trace
+EARLY = 0.15  # of the time: a start-up
+PAUSE_S = 3.0  # without a slow request, between two bursts of them
+FEWEST_BURSTS = 3
+EVEN = 0.2  # largest variation of the distances between bursts that come at a fixed distance
+BRIEF = 0.4  # largest share of the time that bursts take
+STEP = 1.2  # factor by which TPOT changes for good
+APART = 0.9  # share of the requests before and after a step that are on their side of its middle
+STEADY = 1.1  # factor within which TPOT and the load stay on either side of a step
+FULL = 0.9  # of the KV cache
+FEWEST_READS = 3  # of the metrics pages that have to show it
+LONG = 4.0  # times the median prompt
+FEW_LONG, MANY_LONG = 0.005, 0.3  # share of prompts that are long
+LOOKED_AT = 300  # slow requests, and as many others, whose neighbours are looked at
+HELD_BACK = 0.5  # more of the readings than before, at which the hardware says why its clocks are lower
+GROWTH = 1.5  # of the median TTFT, from the first third of the time to the last
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """One cause. `share`: of the slow requests that carry its trace, or of their excess that it explains."""
+
+    code: str  # client, network, startup, stalls, target, power, preemptions, kv_cache, long_prompts, queue
+    share: float
+    sure: str  # likely, possible
+    evidence: str
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What moved with the slow requests. `text`: a paragraph; "" where nothing was slow, or it cannot be told why."""
+
+    text: str = ""
+    slow: int = 0  # ok requests whose TTFT was SLOW times that of the fast ones
+    causes: tuple[Cause, ...] = ()  # the first is the one to look at
+
+
+class _Case(NamedTuple):
+    """The requests in order of their due instants, and what the detectors look at."""
+
+    rows: JoinedColumns
+    ttft: NDArray[np.int64]
+    slow: NDArray[np.bool_]
+    fast: NDArray[np.bool_]
+    time: NDArray[np.float64]  # of the due instants, from 0 to 1
+    span_s: float
+    part: NDArray[np.int64]  # target and replica
+    excess: dict[str, float]  # part of TTFT -> its share of what the slow took longer than the fast
+    pages: dict[str, series.MetricCurve]  # quantity of the servers' metrics pages -> its values
+    header: Header
+    samples: Sequence[MetricSample]  # of the pages of servers and hardware
+
+
+def explain(measured: Sequence[Columns], header: Header, samples: Sequence[MetricSample] = ()) -> Explanation:
+    """The causes of the slow requests among the measured rows. `samples`: of the servers' metrics pages."""
+    everything = JoinedColumns(measured, ok=True)
+    streamed = np.flatnonzero(everything.measure("ttft") != UNDEFINED)
+    if len(streamed) < FEWEST:
+        return Explanation()
+    in_order = streamed[np.lexsort((everything["slot"][streamed], everything["due_ns"][streamed]))]
+    rows = JoinedColumns(measured, ok=True, order=in_order[:: len(in_order) // MOST + 1])
+    ttft, due = rows.measure("ttft"), rows["due_ns"]
+    slow = ttft > SLOW * np.quantile(ttft, FAST, method="lower")
+    fast = (ttft <= np.median(ttft)) & ~slow
+    is_slow = slow.sum() >= max(FEWEST_SLOW, len(ttft) // 100) and bool(fast.any())
+    span = max(int(due[-1] - due[0]), 1)
+    case = _Case(
+        rows, ttft, slow, fast, (due - due[0]) / span, span / 1e9, keys(rows),
+        _excess(rows, ttft, slow, fast) if is_slow else {}, series.curves(samples), header, samples,
+    )  # fmt: skip
+    found = [cause for detect in (_DETECTORS if is_slow else (_power,)) if (cause := detect(case)) is not None]
+    return Explanation(text=_paragraph(found, case), slow=int(slow.sum()), causes=tuple(found))
+
+
+def _paragraph(found: Sequence[Cause], case: _Case) -> str:
+    if not found:
+        return ""
+    first, *others = found
+    slow = f"{case.slow.sum():,} of {len(case.ttft):,} requests took more than {SLOW:g} times the usual TTFT: "
+    text = f"Why it was slow ({first.sure}): {'' if first.code == 'power' else slow}{first.evidence}."
+    return text + (f" Also: {'; '.join(cause.evidence for cause in others)}." if others else "")
+
+
+def _excess(
+    rows: JoinedColumns, ttft: NDArray[np.int64], slow: NDArray[np.bool_], fast: NDArray[np.bool_]
+) -> dict[str, float]:
+    """What the slow requests took longer than the fast ones, as shares of the parts of TTFT."""
+    able = sendable(rows)
+    parts = {"client": rows["sent_ns"] - able, "connect": able - rows["due_ns"]}
+    for name in ("queue", "prefill", "transfer"):
+        told = rows[f"server_{name}_ns"]
+        if (told >= 0).all():
+            parts[name] = told
+    parts["rest"] = ttft - sum(parts.values())
+    whole = float(ttft[slow].mean() - ttft[fast].mean())
+    return {name: float(values[slow].mean() - values[fast].mean()) / whole for name, values in parts.items()}
+
+
+def _cause(code: str, share: float, evidence: str, sure: str = "likely") -> Cause:
+    return Cause(code=code, share=min(share, 1.0), sure=sure, evidence=evidence)
+
+
+def _client(case: _Case) -> Cause | None:
+    share = case.excess["client"]
+    if share < MOSTLY:
+        return None
+    text = f"the load generator was late: {share:.0%} of what they took longer had passed before they were sent"
+    return _cause("client", share, f"{text}; use more workers, or a host of its own")
+
+
+def _network(case: _Case) -> Cause | None:
+    """Waiting for a connection; and what is left of TTFT, where the server accounts for the rest of it."""
+    connect = case.excess["connect"]
+    accounted = "queue" in case.excess and "prefill" in case.excess
+    share = connect + (case.excess["rest"] if accounted else 0.0)
+    if share < MOSTLY:
+        return None
+    what = "waiting for a connection" if connect > share / 2 else "in the network, or before the server began to count"
+    return _cause("network", share, f"{share:.0%} of what they took longer was spent {what}")
+
+
+def _startup(case: _Case) -> Cause | None:
+    early = case.time < EARLY
+    share = float(early[case.slow].mean())
+    if share < CLEARLY:
+        return None
+    until_s = float(case.time[case.slow & early].max()) * case.span_s
+    text = f"{share:.0%} of them were due in the first {until_s:.0f} s: the server was starting up; a longer --warmup"
+    return _cause("startup", share, f"{text} leaves that out")
+
+
+def _stalls(case: _Case) -> Cause | None:
+    """Short bursts of slow requests at a fixed distance."""
+    at = case.time[case.slow] * case.span_s
+    first = np.concatenate([[0], np.flatnonzero(np.diff(at) > PAUSE_S) + 1])
+    last = np.append(first[1:], len(at)) - 1
+    sizes = last - first + 1
+    large = sizes >= max(3.0, 0.25 * float(np.median(sizes)))  # not the odd slow request between two bursts
+    starts, lengths, share = at[first[large]], (at[last] - at[first])[large], float(sizes[large].sum() / len(at))
+    distances = np.diff(starts)
+    if len(starts) < FEWEST_BURSTS or share < CLEARLY or lengths.sum() > BRIEF * case.span_s:
+        return None
+    if distances.std() > EVEN * distances.mean():
+        return None
+    text = f"{share:.0%} of them came in {len(starts)} bursts, one every {distances.mean():.0f} s: something holds the"
+    return _cause("stalls", share, f"{text} server up that often")
+
+
+def _target(case: _Case) -> Cause | None:
+    names, place, counts = np.unique(case.part, return_inverse=True, return_counts=True)
+    of_slow = np.bincount(place[case.slow], minlength=len(names)) / case.slow.sum()
+    worst = int(np.argmax(of_slow))
+    share, usual = float(of_slow[worst]), float(counts[worst] / len(case.part))
+    if share < CLEARLY or share < 1.5 * usual:
+        return None
+    name = part_name(int(names[worst]), case.header)
+    return _cause("target", share, f"{share:.0%} of them were at {name}, which serves {usual:.0%} of all requests")
+
+
+def _power(case: _Case) -> Cause | None:
+    """TPOT that rises at one instant and stays, while no more is asked for."""
+    tpot = case.rows.measure("tpot")
+    known = tpot != UNDEFINED
+    values, time = tpot[known].astype(float), case.time[known]
+    best, factor, cut = 0.0, 1.0, 0.0
+    for at in np.arange(0.15, 0.9, 0.05):
+        before, after = values[time < at - 0.03], values[time >= at + 0.03]  # the answers in between had some of both
+        if min(len(before), len(after)) < FEWEST_SLOW:
+            continue
+        usual = float(np.median(before))
+        ratio = float(np.median(after)) / max(usual, 1.0)
+        if ratio < STEP or _rises(before) or _rises(after):
+            continue
+        middle = usual * ratio**0.5
+        apart = min(float((before < middle).mean()), float((after > middle).mean()))
+        if apart > best:
+            best, factor, cut = apart, ratio, float(at)
+    more_asked = (case.time >= cut).mean() / max(1 - cut, 0.01) > STEADY * (case.time < cut).mean() / max(cut, 0.01)
+    if best < APART or more_asked:
+        return None
+    text = f"from {cut * case.span_s:.0f} s on every token took {factor - 1:.0%} longer, though no more was asked for"
+    told = _held_back(case, cut)
+    return _cause(
+        "power", best, f"{text}: {told or 'the machine became slower (a power or thermal cap, or a neighbour)'}"
+    )
+
+
+def _held_back(case: _Case, cut: float) -> str:
+    """What the hardware says of it: reasons for lower clocks that came with the step; "" where it says nothing."""
+    first_s = float(case.rows["due_ns"][0]) / 1e9
+    edges = (first_s, first_s + cut * case.span_s, first_s + case.span_s)
+    before, after = (energy.capped(case.samples, *edges[i : i + 2]) for i in (0, 1))
+    for reason, share in after.items():
+        usual = before.get(reason, 0.0)
+        if share - usual >= HELD_BACK:
+            return f"the GPUs were held back by a {reason} at {share:.0%} of the readings, before that at {usual:.0%}"
+    return ""
+
+
+def _rises(values: NDArray[np.float64]) -> bool:
+    third = max(len(values) // 3, 1)
+    return bool(np.median(values[-third:]) > STEADY * np.median(values[:third]))
+
+
+def _values(case: _Case, quantity: str) -> Sequence[float]:
+    return case.pages[quantity].values if quantity in case.pages else ()
+
+
+def _preemptions(case: _Case) -> Cause | None:
+    reads = sum(value > 0 for value in (*_values(case, series.PREEMPTED), *_values(case, series.PAUSED)))
+    share = case.excess.get("queue", 0.0) + case.excess.get("prefill", 0.0) if "queue" in case.excess else 1.0
+    if reads < FEWEST_READS:
+        return None
+    text = f"at {reads} reads of its metrics page the server had taken requests out of its batch for want of KV cache"
+    return _cause("preemptions", share, text)
+
+
+def _kv_cache(case: _Case) -> Cause | None:
+    use = _values(case, series.KV_USE)
+    full = sum(value >= FULL for value in use)
+    share = case.excess.get("queue", case.excess["rest"])
+    if full < FEWEST_READS or share < MOSTLY:
+        return None
+    text = f"the KV cache was {FULL:.0%} full or more at {full} of {len(use)} reads of the metrics page, and requests"
+    return _cause("kv_cache", share, f"{text} waited for room in it")
+
+
+def _long_prompts(case: _Case) -> Cause | None:
+    """Requests that have a prompt much longer than usual, or were sent while one was being read."""
+    tokens, sent, first = (case.rows[name] for name in ("input_tokens", "sent_ns", "first_token_ns"))
+    limit = LONG * float(np.median(tokens))
+    long = np.flatnonzero(tokens > limit)
+    if not FEW_LONG * len(tokens) <= len(long) <= MANY_LONG * len(tokens):
+        return None
+
+    def share_behind(places: NDArray[np.int64]) -> float:
+        looked_at = places[:: max(len(places) // LOOKED_AT, 1)].tolist()
+        behind = 0
+        for i in looked_at:
+            there = long[case.part[long] == case.part[i]]
+            behind += bool(tokens[i] > limit or ((sent[there] < first[i]) & (first[there] > sent[i])).any())
+        return behind / len(looked_at)
+
+    slow, fast = share_behind(np.flatnonzero(case.slow)), share_behind(np.flatnonzero(case.fast))
+    if slow < CLEARLY or slow < 2 * fast:
+        return None
+    text = f"{slow:.0%} of them have a prompt of more than {limit:,.0f} tokens or waited while one was read"
+    return _cause("long_prompts", slow, f"{text}; of the fast ones {fast:.0%}")
+
+
+def _queue(case: _Case) -> Cause | None:
+    accounted = "queue" in case.excess
+    share = case.excess["queue" if accounted else "rest"]
+    first, last = case.ttft[case.time < 1 / 3], case.ttft[case.time >= 2 / 3]
+    if not len(first) or not len(last):  # all was due at once
+        return None
+    early, late = float(np.median(first)) / 1e6, float(np.median(last)) / 1e6
+    if share < MOSTLY or late < GROWTH * early:
+        return None
+    where = "in the server's queue" if accounted else "in the server, probably in its queue"
+    text = f"they waited {where}, which grew: median TTFT {early:,.0f} ms in the first third of the time"
+    return _cause("queue", share, f"{text}, {late:,.0f} ms in the last", "likely" if accounted else "possible")
+
+
+_DETECTORS: tuple[Callable[[_Case], Cause | None], ...] = (
+    _client, _network, _startup, _stalls, _target, _power, _preemptions, _kv_cache, _long_prompts, _queue,
+)  # fmt: skip

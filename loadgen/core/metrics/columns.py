@@ -1,0 +1,267 @@
+"""The rows of a run by column, and the metrics of each request over them.
+
+Pure. It works on whole columns and never loops over rows, since the run of a rack has two million of them. The
+definitions per request are those of `loadgen_sdk.measures`, here over columns; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loadgen.core import seeds
+from loadgen.core.results.record import ROW, STATUSES
+from loadgen.core.stats.quantiles import Histogram, pooled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from loadgen.core.results.manifest import Header
+
+
+OK, FAILED, DROPPED, CANCELLED, LOST, UNFINISHED = range(len(STATUSES))
+
+_KEPT = (
+    "status", "kind", "stage", "turn", "due_ns", "sent_ns", "first_token_ns", "last_token_ns", "end_ns", "input_tokens",
+    "output_tokens", "reasoning_tokens", "output_events", "first_event_tokens", "ttft", "tpot",
+)  # fmt: skip
+
+
+def is_measured(header: Header, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Which rows are of a measured stage."""
+    flags: NDArray[np.bool_] = np.array([stage.measured for stage in header.stages] or [True])[rows["stage"]]
+    return flags
+
+
+def measured_gaps(header: Header, gaps: Sequence[Histogram]) -> Histogram:
+    """The gaps between events of the measured stages; `gaps`: one histogram per stage."""
+    return pooled(histogram for i, histogram in enumerate(gaps) if not header.stages or header.stages[i].measured)
+
+
+def class_of(header: Header, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The class of each task, conversation or single request, by its number: an index into `header.classes`."""
+    return seeds.classes(header.seed or 0, [plan.share for plan in header.classes], starts)
+
+
+def of_class(header: Header, name: str, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Which rows are requests of a class of this run: a mask of the same length."""
+    place = [plan.name for plan in header.classes].index(name)
+    chosen: NDArray[np.bool_] = class_of(header, rows["request"] // header.turns) == place
+    return chosen
+
+
+def step_of(header: Header, requests: NDArray[np.int64], turns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each row the index of its step in `header.steps`, -1 for none. `requests`: numbers of the requests."""
+    names = [plan.name for plan in header.classes] or [""]
+    table = np.full((len(names), header.turns), -1)
+    for index, step in enumerate(header.steps):
+        table[names.index(step.of_class), list(step.turns)] = index
+    starts = requests // header.turns
+    drawn = class_of(header, starts) if header.classes else np.zeros_like(starts)
+    found: NDArray[np.int64] = table[drawn, turns]
+    return found
+
+
+class Columns:
+    """A view by column of the rows of a run, of a selection of them, or of a selection of other columns.
+
+    Columns that are used often are kept in memory, contiguous, once they were read or derived. `keep_all` keeps every
+    column: half a gigabyte for the run of a rack.
+    """
+
+    __slots__ = ("_keep_all", "_kept", "_rows", "_selected_rows")
+
+    def __init__(
+        self, rows: NDArray[np.void] | Columns, chosen: NDArray[np.bool_] | None = None, *, keep_all: bool = False
+    ) -> None:
+        self._rows = rows
+        self._selected_rows = None if chosen is None or bool(chosen.all()) else np.flatnonzero(chosen)
+        self._kept: dict[str, NDArray[np.int64]] = {}
+        self._keep_all = keep_all
+
+    def __len__(self) -> int:
+        return len(self._rows) if self._selected_rows is None else len(self._selected_rows)
+
+    def __getitem__(self, field: str) -> NDArray[np.int64]:
+        """The column of one field of `record.FIELDS`, in the integer type of that field."""
+        if field in self._kept:
+            return self._kept[field]
+        if not len(self):
+            return np.zeros(0, ROW[field])
+        column: NDArray[np.int64] = self._rows[field]
+        column = np.ascontiguousarray(column) if self._selected_rows is None else column[self._selected_rows]
+        if self._keep_all or field in _KEPT:
+            self._kept[field] = column
+        return column
+
+    def measure(self, metric: str) -> NDArray[np.int64]:
+        """A metric of MEASURES for every row, of any status: int64 ns, UNDEFINED where a row has no value."""
+        if metric in self._kept:
+            return self._kept[metric]
+        values = MEASURES[metric](self)
+        if metric in _KEPT:
+            self._kept[metric] = values
+        return values
+
+    def forget(self) -> None:
+        """Give the memory of the kept columns back; they are read again when asked for."""
+        self._kept.clear()
+
+    def where(self, status: int) -> NDArray[np.bool_]:
+        """Which rows have this status: a mask of the length of the columns."""
+        mask: NDArray[np.bool_] = self["status"] == status
+        return mask
+
+    @property
+    def for_values(self) -> NDArray[np.bool_]:
+        """Which rows asked for no output, in tasks of which others do: embeddings, or a ranking."""
+        mask: NDArray[np.bool_] = self["asked_output"] == 0
+        return mask
+
+    @property
+    def attempted(self) -> NDArray[np.bool_]:
+        """Which rows reached their due instant: they were sent then, or dropped."""
+        return (self["sent_ns"] >= 0) | self.where(DROPPED)
+
+
+class JoinedColumns:
+    """The columns of several stages as one; `ok`: of their ok requests alone; `order`: of these of them, so ordered."""
+
+    def __init__(self, parts: Sequence[Columns], *, ok: bool, order: NDArray[np.int64] | None = None) -> None:
+        self._parts = parts
+        self._chosen = [part.where(OK) if ok else slice(None) for part in parts]
+        self._order = order
+        self._kept: dict[str, NDArray[np.int64]] = {}
+
+    def __getitem__(self, field: str) -> NDArray[np.int64]:
+        """The column of a field of `record.FIELDS`."""
+        return self._joined(field, Columns.__getitem__)
+
+    def measure(self, metric: str) -> NDArray[np.int64]:
+        """A metric of MEASURES, UNDEFINED where a row has no value."""
+        return self._joined(metric, Columns.measure)
+
+    def _joined(self, name: str, column: Callable[[Columns, str], NDArray[np.int64]]) -> NDArray[np.int64]:
+        if name not in self._kept:
+            columns = [column(part, name)[chosen] for part, chosen in zip(self._parts, self._chosen, strict=True)]
+            whole = np.concatenate([np.zeros(0, np.int64), *columns])
+            self._kept[name] = whole if self._order is None else whole[self._order]
+        return self._kept[name]
+
+
+UNDEFINED = np.iinfo(np.int64).min
+
+
+def _between(start: str, end: str) -> Callable[[Columns], NDArray[np.int64]]:
+    def measure(columns: Columns) -> NDArray[np.int64]:
+        first, last = columns[start], columns[end]
+        values = last - first
+        values[(first < 0) | (last < 0)] = UNDEFINED
+        return values
+
+    return measure
+
+
+def streamed_tokens(columns: Columns) -> NDArray[np.int64]:
+    """`measures.streamed_tokens` of every row; -1 where the output tokens were not counted."""
+    if not len(columns) or int(columns["reasoning_tokens"].max()) <= 0:
+        return columns["output_tokens"]
+    unstreamed = (columns["reasoning_tokens"] > 0) & (columns["first_token_ns"] == columns["first_answer_ns"])
+    token_counts: NDArray[np.int64] = columns["output_tokens"] - np.where(unstreamed, columns["reasoning_tokens"], 0)
+    return token_counts
+
+
+def _divide(span: NDArray[np.int64], divisor: NDArray[np.int64]) -> NDArray[np.int64]:
+    quotient: NDArray[np.int64] = span // np.maximum(divisor, 1)
+    quotient[(divisor <= 0) | (span == UNDEFINED)] = UNDEFINED
+    return quotient
+
+
+def _tpot(columns: Columns) -> NDArray[np.int64]:
+    span = _between("first_token_ns", "last_token_ns")(columns)
+    return _divide(span, streamed_tokens(columns) - np.maximum(columns["first_event_tokens"], 1))
+
+
+def _tpot_mlperf(columns: Columns) -> NDArray[np.int64]:
+    span = _between("first_token_ns", "end_ns")(columns)
+    return _divide(np.where(columns["due_ns"] < 0, UNDEFINED, span), columns["output_tokens"].astype(np.int64) - 1)
+
+
+def _connect(columns: Columns) -> NDArray[np.int64]:
+    """From the due instant until a new connection was ready; 0 on one that was open before."""
+    due, ready = columns["due_ns"], columns["ready_ns"]
+    return np.where((due < 0) | (ready < 0), UNDEFINED, sendable(columns) - due)
+
+
+def _where_first_token(field: str) -> Callable[[Columns], NDArray[np.int64]]:
+    return lambda columns: np.where(columns["first_token_ns"] < 0, UNDEFINED, columns[field])
+
+
+def _tpot_error(columns: Columns) -> NDArray[np.int64]:
+    """How wrong a TPOT can be: (first + last stamp error) / (n - n1). UNDEFINED where TPOT is, or an error unknown."""
+    first, last = columns["stamp_error_ns"], columns["last_token_error_ns"]
+    unknown = (first < 0) | (last < 0) | (columns["first_token_ns"] < 0) | (columns["last_token_ns"] < 0)
+    divisor = streamed_tokens(columns) - np.maximum(columns["first_event_tokens"], 1)
+    return _divide(np.where(unknown, UNDEFINED, first + last), divisor)
+
+
+def _max_gap_error(columns: Columns) -> NDArray[np.int64]:
+    unknown = (columns["output_events"] < 2) | (columns["max_gap_error_ns"] < 0)
+    return np.where(unknown, UNDEFINED, columns["max_gap_error_ns"])
+
+
+def _max_gap(columns: Columns) -> NDArray[np.int64]:
+    return np.where(columns["output_events"] < 2, UNDEFINED, columns["max_gap_ns"])
+
+
+MEASURES: Mapping[str, Callable[[Columns], NDArray[np.int64]]] = {
+    "ttft": _between("due_ns", "first_token_ns"),
+    "ttft_from_sent": _between("sent_ns", "first_token_ns"),
+    "first_answer": _between("due_ns", "first_answer_ns"),
+    "tpot": _tpot,
+    "tpot_mlperf": _tpot_mlperf,
+    "e2e": _between("due_ns", "end_ns"),
+    "max_gap": _max_gap,
+    "connect": _connect,
+    "send_lag": _between("due_ns", "sent_ns"),
+    "client_lag": _where_first_token("client_lag_ns"),
+    "stamp_error": _where_first_token("stamp_error_ns"),
+    "tpot_error": _tpot_error,
+    "max_gap_error": _max_gap_error,
+}
+"""Per-request metrics over columns; the definitions are those of `loadgen_sdk.measures`."""
+
+POOLED = ("itl", "inter_chunk")  # over all gaps of all requests: they have quantiles, but no value per request
+TERMS = ("ttft", "ttft_from_sent", "first_answer", "tpot", "tpot_mlperf", "e2e", "max_gap", *POOLED)
+"""The metrics that an SLO term may limit."""
+
+NEED_TWO_TOKENS = ("tpot", "tpot_mlperf", "max_gap")  # a request too short to have a value does not miss the limit
+NEED_A_STREAM = (*NEED_TWO_TOKENS, *POOLED)
+"""The metrics that an answer without streaming does not have."""
+
+
+def sendable(columns: Columns | JoinedColumns) -> NDArray[np.int64]:
+    """When each request could have been sent: when it was due, or its connection was there, if it needed a new one."""
+    due, ready = columns["due_ns"], columns["ready_ns"]
+    instants: NDArray[np.int64] = np.where(columns["reused"] > 0, due, np.maximum(due, ready))
+    return instants
+
+
+def defined(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The values without those that are UNDEFINED."""
+    known: NDArray[np.int64] = values[values != UNDEFINED]
+    return known
+
+
+def token_spans(columns: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Per ok request with known output tokens: instant of the first token, instant of the last token, output tokens.
+
+    Both instants are the end of the request where it was not streamed.
+    """
+    known = columns.where(OK) & (columns["output_tokens"] >= 0) & (columns["end_ns"] >= 0)
+    last = np.where(columns["last_token_ns"] < 0, columns["end_ns"], columns["last_token_ns"])[known]
+    first = np.where(columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"])[known]
+    return first, last, columns["output_tokens"][known]

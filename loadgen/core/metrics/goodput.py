@@ -1,0 +1,232 @@
+"""The block `goodput` of a summary: each SLO term at its quantile, and the requests that meet all terms. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from loadgen.core.metrics.accumulator import Cell
+from loadgen.core.metrics.blocks import Sessions, amount_in
+from loadgen.core.metrics.columns import NEED_TWO_TOKENS, POOLED
+from loadgen.core.metrics.outcomes import is_undecided
+from loadgen.core.metrics.windows import Window, per_second
+from loadgen.core.slo import Slo, Term, promise
+from loadgen.core.stats.quantiles import SUPPORT, Histogram, index, milliseconds, name, support
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class TermResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one SLO term. `value_ms` is null when no request has a value, or when the quantile falls on a
+    failed request. `met` is null when the run cannot decide the term; `undecided` says why.
+    """
+
+    metric: str
+    quantile: float
+    limit_ms: float
+    value_ms: float | None
+    margin_ms: float | None  # limit - value: negative is missed
+    met: bool | None
+    over: int  # samples over the limit, failed ones included
+    count: int
+    needed: int  # samples from which the quantile is supported
+    supported: bool
+    undecided: str = ""
+    unfinished: int = 0  # unfinished requests that are not known to be over: not in `count`
+
+    @property
+    def promise(self) -> str:
+        """`TTFT p99 at most 2,000 ms`."""
+        return promise(self.metric, self.quantile, self.limit_ms)
+
+
+class Goodput(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that meet every SLO term; all fields are null without an SLO.
+
+    `counted`: all but cancelled requests, and but the `unfinished` ones that are not known to be over a term. `met` is
+    null also where no term is missed but one is undecided. `good`, `share` and the rates are null where a term on a
+    value of each request rests on withheld figures.
+    """
+
+    rps: float | None = None  # good requests over the measured window
+    steady_rps: float | None = None  # good requests that ended in the steady window, per second of that window
+    share: float | None = None
+    good: int | None = None
+    counted: int | None = None
+    unfinished: int | None = None
+    slo: tuple[TermResult, ...] = ()
+    share_limit: float | None = None
+    met: bool | None = None
+
+    @property
+    def has_slo(self) -> bool:
+        """Whether there is an SLO: `met` is null without one, and also where it is undecided."""
+        return self.counted is not None
+
+    @property
+    def undecided(self) -> bool:
+        """Whether there is an SLO that this run can neither call met nor missed."""
+        return self.has_slo and self.met is None
+
+
+def of_classes(classes: Sequence[Goodput]) -> Goodput:
+    """That of a run whose classes have SLOs of their own: good is what is good under the SLO of its class.
+
+    The terms stand with the classes; classes without an SLO are left out.
+    """
+    met = together([one.met for one in classes if one.has_slo or one.met is not None])
+    judged = [one for one in classes if one.has_slo]
+    if not judged:
+        return Goodput(met=met if any(one.met is not None for one in classes) else None)
+
+    def total(name: str) -> Any:
+        values = [getattr(one, name) for one in judged]
+        return None if None in values else sum(values)
+
+    good, counted = total("good"), total("counted")
+    return Goodput(
+        rps=total("rps"),
+        steady_rps=total("steady_rps"),
+        share=good / counted if counted and good is not None else None,
+        good=good,
+        counted=counted,
+        unfinished=total("unfinished"),
+        met=met,
+    )
+
+
+def with_tasks(requests: Goodput, tasks: Sessions | None) -> Goodput:
+    """The goodput of requests, met where also the promise about tasks is."""
+    if tasks is None or tasks.goodput is None:
+        return requests
+    met = tasks.goodput.met
+    return msgspec.structs.replace(requests, met=together([requests.met, met]) if requests.has_slo else met)
+
+
+def goodput(
+    cell: Cell, slo: Slo | None, inside: Window, gaps: Histogram, unrecorded: int, unsound: Mapping[str, str]
+) -> Goodput:
+    """Each SLO term judged at its quantile, and the requests that meet all terms.
+
+    `unsound`: metrics whose figures are withheld, with the reason; terms on them are undecided.
+
+    Failed, dropped and lost requests are over every limit, and so are the `unrecorded` ones; cancelled requests are
+    left out, and so are unfinished ones unless they are over already (`is_over_when_cut`). A request too short to have
+    a TPOT is left out of that term and does not miss it. Terms on pooled gaps judge the gaps and not the requests.
+    A missed term decides; else an undecided one leaves the SLO undecided. Counts are exact, and so is whether a term on
+    requests is met; quantiles are those of the cell's samples.
+    """
+    if slo is None or (not slo.terms and slo.goodput_share is None):  # a promise about tasks alone
+        return Goodput()
+    everyone = cell.sum("rows") - cell.sum("cancelled") + unrecorded
+    left_out = cell.sum("unfinished") - cell.sum("unfinished_over")
+    counted, cut = everyone - left_out, is_undecided(cell.sum("unfinished"), everyone)
+    good: int | None = cell.sum("good")
+    rps = per_second(good, inside)
+    steady_rps = per_second(amount_in([cell], "good", inside.steady), inside.steady)
+    results = [_term_result(cell, i, term, gaps, everyone, cut, unsound) for i, term in enumerate(slo.terms)]
+    if any(term.metric in unsound and term.metric not in POOLED for term in slo.terms):
+        good = rps = steady_rps = None
+    share_met: bool | None = True
+    if slo.goodput_share is not None:
+        share_met = None if good is None else _judged_share(good, counted, left_out, slo.goodput_share, cut)
+    return Goodput(
+        rps=rps,
+        steady_rps=steady_rps,
+        share=good / counted if counted and good is not None else None,
+        good=good,
+        counted=counted,
+        unfinished=left_out,
+        slo=tuple(results),
+        share_limit=slo.goodput_share,
+        met=together([share_met, *(result.met for result in results)]),
+    )
+
+
+def _term_result(
+    cell: Cell, i: int, term: Term, gaps: Histogram, everyone: int, cut: bool, unsound: Mapping[str, str]
+) -> TermResult:
+    """The result of term `i`. `everyone`: all but cancelled requests. `cut`: too many are unfinished to decide by."""
+    value: float | None = None
+    left_out = 0
+    if term.metric in POOLED:
+        values = count = gaps.count
+        over = gaps.over(term.limit_ns)
+        value = gaps.quantile(term.quantile) if count else None
+        met = value is not None and value <= term.limit_ns
+        undecided = _undecided_reason(term.metric, count, 1, count, unsound)
+    else:
+        ok, values = cell.sum("ok"), cell.sum(f"term{i}")
+        left_out = cell.sum("unfinished") - cell.sum(f"term{i}_unfinished_over")
+        without_value = everyone - left_out - ok
+        count, over = values + without_value, cell.sum(f"term{i}_over") + without_value
+        place = index(count, term.quantile) if count else 0
+        if place < values:
+            value = cell.sample(term.metric).nth(place)
+        met = place < min(values, count - over)
+        undecided = _undecided_reason(term.metric, values, ok, count, unsound)
+    known_over = 0 if term.metric in POOLED else over
+    decided = _judged_with_cut(met, term.quantile, known_over, count, left_out, cut)
+    if undecided:
+        value, over, decided = None, 0, None
+    elif decided is None:
+        undecided = "too many requests were unfinished when the drain ended: give a longer --grace, or none"
+    needed = SUPPORT.get(name(term.quantile)) or support(term.quantile)
+    return TermResult(
+        metric=term.metric,
+        quantile=term.quantile,
+        limit_ms=milliseconds(term.limit_ns),
+        value_ms=None if value is None else milliseconds(value),
+        margin_ms=None if value is None else milliseconds(term.limit_ns - value),
+        met=decided,
+        over=over,
+        count=count,
+        needed=needed,
+        supported=count >= needed,
+        undecided=undecided,
+        unfinished=left_out,
+    )
+
+
+def _undecided_reason(metric: str, values: int, ok: int, count: int, unsound: Mapping[str, str]) -> str:
+    """Why a term on a metric can be neither met nor missed; "" when it can.
+
+    `values`: how many values there are (gaps, for a pooled metric). `count`: those and the requests without an answer,
+    which count as over the limit. A term that no ok request can have is not missed.
+    """
+    if metric in unsound:
+        return unsound[metric]
+    if values or (count and not ok):
+        return ""
+    if metric in ("tpot", "tpot_mlperf"):
+        return "no answer had the two tokens of a TPOT"
+    return "no answer had two output events" if metric in (*NEED_TWO_TOKENS, *POOLED) else "no request has this figure"
+
+
+def _judged_with_cut(met: bool, quantile: float, over: int, count: int, left_out: int, undecided: bool) -> bool | None:
+    """Whether a term is met, where `left_out` unfinished requests are not in `count`.
+
+    False when it is missed even if all of them had been within the limit; None when it is `undecided` otherwise.
+    """
+    everyone = count + left_out
+    if undecided and (not everyone or over < everyone - index(everyone, quantile)):
+        return None
+    return met
+
+
+def _judged_share(good: int, counted: int, left_out: int, limit: float | None, undecided: bool) -> bool | None:
+    """Whether the promised share of good requests was kept; None where the unfinished requests decide it."""
+    if limit is None:
+        return True
+    if undecided and good + left_out >= limit * (counted + left_out):
+        return None
+    return bool(counted) and good / counted >= limit
+
+
+def together(results: Sequence[bool | None]) -> bool | None:
+    """Whether all are met: False when one is missed, else None when one is undecided."""
+    if any(met is False for met in results):
+        return False
+    return None if any(met is None for met in results) else True

@@ -1,0 +1,156 @@
+"""The block `load` of a summary: offered, achieved and completed load, requests in flight, gaps between sends. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from loadgen.core.metrics.accumulator import Cell
+from loadgen.core.metrics.blocks import amount_in
+from loadgen.core.metrics.columns import Columns
+from loadgen.core.metrics.windows import Span, Window, per_second
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from loadgen.core.results.manifest import Second, StagePlan
+
+_CHUNK_ROWS = 1_000_000  # rows processed in one step, to bound the size of intermediate arrays
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """Offered, achieved and completed load. The rate of n instants is (n - 1) / (last - first)."""
+
+    arrival: str = ""  # as written in the workload: "poisson 10/s"
+    offered_rps: float | None = None  # rate of due instants; null in a closed loop, which has no offered load
+    achieved_rps: float | None = None  # rate of sent instants
+    completed_rps: float | None = None  # ok requests over the measured window
+    steady_completed_rps: float | None = None  # ok requests that ended in the steady window, per second of it
+    in_flight_mean: float | None = None  # mean over the measured window; requests of all stages count
+    in_flight_max: int | None = None
+    gap_variation: float | None = None  # standard deviation / mean of real send gaps; open-loop stages only
+    gap_variation_planned: float | None = None  # of the due instants of the same requests
+
+
+def load(
+    cell: Cell,
+    everything: Sequence[Cell],
+    inside: Window,
+    arrival: str,
+    stages: Sequence[StagePlan],
+    seconds: Sequence[Second],
+) -> Load:
+    """The block `load` of a cell. `everything`: the cells of all stages.
+
+    Where the rows were not kept, the variation of gaps is not known, the mean in flight is read from a curve, and the
+    largest number is that of the samples that each worker takes of itself.
+    """
+    variation: tuple[float | None, float | None] = None, None
+    if cell.exact:
+        mean, largest = in_flight([columns for part in everything for columns in part.columns], inside)
+        variation = _gap_variations(cell.columns, stages)
+    else:
+        mean = None if inside.duration_s is None else amount_in(everything, "flying", inside) / inside.duration_s
+        largest = _most_in_flight(seconds, inside)
+    return Load(
+        arrival=arrival,
+        offered_rps=_rate(cell, "open_due"),
+        achieved_rps=_rate(cell, "sent"),
+        completed_rps=per_second(cell.sum("ok"), inside),
+        steady_completed_rps=per_second(amount_in([cell], "ok", inside.steady), inside.steady),
+        in_flight_mean=mean,
+        in_flight_max=largest,
+        gap_variation=variation[0],
+        gap_variation_planned=variation[1],
+    )
+
+
+def _rate(cell: Cell, instants: str) -> float | None:
+    """Rate of instants per second, (n - 1) / (last - first): n instants enclose n - 1 gaps. None for fewer than two."""
+    count = cell.sum(instants)
+    length_ns = cell.most[instants] - cell.least[instants] if count > 1 else 0
+    return (count - 1) / (length_ns / 1e9) if length_ns > 0 else None
+
+
+def _most_in_flight(seconds: Sequence[Second], inside: Window) -> int | None:
+    """The largest number of requests in flight in one second, all workers together; None without samples."""
+    if inside.start_s is None or inside.end_s is None:
+        return None
+    by_second: dict[int, dict[int, int]] = defaultdict(dict)
+    for second in seconds:
+        if inside.start_s <= second.t_s <= inside.end_s:
+            by_second[int(second.t_s)][second.worker] = second.in_flight
+    return max((sum(workers.values()) for workers in by_second.values()), default=None)
+
+
+def in_flight(everything: Sequence[Columns], stretch: Span | Window) -> tuple[float | None, int | None]:
+    """Mean and maximum number of requests in flight (sent and not done) in an interval.
+
+    Exact, by a sweep over starts and ends. A request without an end (its worker died) counts as in flight until the end
+    of the interval. At the same instant, ends are counted before starts.
+    """
+    if stretch.start_s is None or stretch.end_s is None:
+        return None, None
+    low, high = round(stretch.start_s * 1e9), round(stretch.end_s * 1e9)
+    pairs = []
+    for part in everything:
+        sent, done = part["sent_ns"], part["done_ns"]
+        # in flight at some time in the interval
+        overlapping = (sent >= 0) & (sent <= high) & ((done < 0) | (done >= low))
+        pairs.append((sent[overlapping], done[overlapping]))
+        del sent, done
+    starts, ends = (np.concatenate([pair[i] for pair in pairs]) for i in (0, 1))
+    del pairs
+    endless = ends < 0
+    ends[endless] = np.maximum(starts[endless], high)
+    lengths = np.minimum(ends, high)
+    lengths -= np.maximum(starts, low)
+    total_ns = np.maximum(lengths, 0, out=lengths).sum()
+    del lengths
+    starts.sort()
+    ends.sort()
+    at_start = np.searchsorted(starts, low, "right") - np.searchsorted(ends, low, "right")
+    maximum = int(at_start)
+    first, last = np.searchsorted(starts, low, "left"), np.searchsorted(starts, high, "right")
+    for begin in range(first, last, _CHUNK_ROWS):  # requests in flight right after each start
+        chunk_starts = starts[begin : min(begin + _CHUNK_ROWS, last)]
+        levels = np.arange(begin + 1, begin + 1 + len(chunk_starts)) - np.searchsorted(ends, chunk_starts, "right")
+        maximum = max(maximum, int(levels.max()))
+    return float(total_ns / (high - low)), maximum
+
+
+def gap_variation(instants_ns: NDArray[np.int64], stages: NDArray[np.int64]) -> float | None:
+    """Coefficient of variation (standard deviation / mean) of the gaps between instants: constant 0, Poisson 1.
+
+    Gaps are computed within a stage and divided by the mean gap of that stage, so a change of rate between stages does
+    not count as variation. None when there are no gaps.
+    """
+    pooled = []
+    for stage in np.flatnonzero(np.bincount(stages)):
+        gaps = np.diff(np.sort(instants_ns[stages == stage]))
+        if len(gaps) and gaps.sum() > 0:
+            pooled.append(gaps / gaps.mean())
+    if not pooled:
+        return None
+    return float(np.concatenate(pooled).std())
+
+
+def _gap_variations(parts: Sequence[Columns], stages: Sequence[StagePlan]) -> tuple[float | None, float | None]:
+    """The variation of real send gaps and of planned ones, of requests whose gaps are planned.
+
+    Those are sent in an open loop, and they are first turns: later ones wait for the turn before.
+    """
+    closed = np.array([stage.closed for stage in stages] or [False])
+    of_arrivals = [(part["sent_ns"] >= 0) & ~closed[part["stage"]] & (part["turn"] == 0) for part in parts]
+    sent, due, of_stage = (
+        np.concatenate(
+            [np.zeros(0, np.int64), *(part[name][own] for part, own in zip(parts, of_arrivals, strict=True))]
+        )
+        for name in ("sent_ns", "due_ns", "stage")
+    )
+    return gap_variation(sent, of_stage), gap_variation(due, of_stage)

@@ -1,0 +1,217 @@
+"""The words of every code of a verdict: reasons, caveats, warnings. One table, for JSON and reports alike.
+
+Pure. A sentence gives the value, the limit and what to do about it. Programs judge by the code and its values; a
+sentence may be worded anew at any time. docs/summary.md lists the codes.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+from typing import Any
+
+from loadgen.core import format
+from loadgen.core.results.manifest import ReasonCode
+
+_RATIO = "{value_ms:.3g} ms is {share:of} {basis} ({basis_ms:.3g} ms), limit {limit:share}: {remedy:part}"
+_CUT = (
+    "{unfinished:,} of {requests:request|requests} ({share:share}) were unfinished when the drain ended{drain_s:after}"
+    ": they are neither ok nor failed, and no latency holds them"
+)
+SENTENCES = {
+    # why a run is not valid
+    "all_unfinished":
+        "all {unfinished:measured request was|measured requests were} unfinished when the drain ended: give a longer "
+        "--grace, or none",
+    "all_cancelled": "all {cancelled:measured request was|measured requests were} cancelled: nothing was measured",
+    "none_due": "no measured request was due: nothing was measured",
+    "none_ok": "not one of {requests:request|requests} succeeded",
+    "too_few":
+        "too few: {requests:measured request supports|measured requests support} no quantile, not even p50; {needed} "
+        "are needed",
+    "sent_late": f"requests were sent late: {{quantile}} send lag {_RATIO}",
+    "arrivals_unsure": f"arrival times are unsure: {{quantile}} stamp error {_RATIO}",
+    "generator_busy":
+        "the load generator was busy: worker {worker} used {cpu_share:share} of a core in the second up to "
+        "{at_s:.0f} s, limit {limit:share}: add workers",
+    "failures": "{failed:,} of {requests:request|requests} failed or were lost ({share:share}), limit {limit:share}",
+    "worker_died": "worker {worker} died: the rest of its requests are lost",
+    "interrupted": "the run was interrupted: it shows a part of the load that was planned",
+    "stopped": "the run ended early, as asked for when a target stops answering (--on-target-failure stop)",
+    "stopped_by_errors":
+        "stopped {at_s:.0f} s after the start by the rule {rule}: {failed:,} of the {requests:request|requests} that "
+        "ended in {window_s:.0f} s failed. The run shows a part of the load that was planned",
+    "stopped_by_latency":
+        "stopped {at_s:.0f} s after the start by the rule {rule}: {over:,} of the {requests:request|requests} that "
+        "ended in {window_s:.0f} s were over that. The run shows a part of the load that was planned",
+    # caveats: what belongs beside VALID
+    "withheld": "{metrics:families} withheld, arrival times are unsure: {why}",
+    "shortened":
+        "not the load that was asked for: the answers have {got:,} of {asked:,} output tokens asked "
+        "({share:share}): the server ends them early, so its figures are for shorter answers",
+    # why the figures of a family are withheld: `unsound` of a summary
+    "events_unsure": f"{{quantile}} error of the gaps between events{{unsure_share:bundled}}: {_RATIO}",
+    "largest_gap_unsure": f"{{quantile}} error of the largest gap {_RATIO}",
+    "tpot_unsure": f"{{quantile}} error of TPOT {_RATIO}",
+    # warnings
+    "cut_off": "the run has no clean end (still running, or killed): this is as far as its records go",
+    "unfinished": _CUT,
+    "unfinished_undecided":
+        f"{_CUT}; above {{limit:share}} no SLO term can be called met: give a longer --grace (`grace:` in a file), or "
+        "none: then the drain lasts as long as a request may (--timeout{timeout_s:as_long})",
+    "limit_changed": "validity limit {limit} was changed to {value:share} (default {default:share})",
+    "usage_missing":
+        "usage is missing in {missing:,} of {ok:ok answer|ok answers}: their tokens are counted another way",
+    "counts_estimated":
+        "token counts of {estimated:,} of {ok:ok request|ok requests} are estimates by the packaged vocabulary",
+    "prompt_counts_differ":
+        "prompt token counts disagree: the server's differ from ours by {share:signed}, limit {limit:share}"
+        "{template_known:template}",
+    "cached":
+        "{share:share} of the prompt tokens came from the server's cache though the workload asks for no sharing: a "
+        "repeated seed or salt makes TTFT look better than it is; give another --seed, or --salt fresh",
+    "cache_unsaid":
+        "the server does not say how many prompt tokens its cache knew: the {asked:share} asked for are not checked",
+    "cache_differs":
+        "{share:share} of the prompt tokens came from the server's cache, {asked:share} were asked for, limit "
+        "{limit:share} apart: its cache is off or too small, its blocks are long beside the prompts, or it knew the "
+        "prompts before",
+    "cache_disputed":
+        "by the servers' own counters {share:share} of the prompt tokens came from their cache, "
+        "{of:part}: others use the servers, or the counters mean another cache",
+    "lengths_differ":
+        "{share:share} of the answers are not as long as asked, limit {limit:share}: the server does not honour the "
+        "forced length",
+    "first_event_unknown":
+        "events carry several tokens and the server does not say how many the first one has: TPOT takes it as one",
+    "prompts_repeated":
+        "{requests:request repeats|requests repeat} a prompt that was sent before: a prefix cache may have served them",
+    "slo_samples":
+        "SLO term {metric} at p{percentile:g} rests on {samples:sample|samples}; {needed} are needed to support it",
+    "lanes_unfilled":
+        "{requests:,} requests for {lanes:,} lanes: so many were never in flight; give at least {needed:,} requests",
+    "never_steady": "no steady figures: {because:part} as long as measured requests were due; give a longer load",
+    "gaps_differ":
+        "send gaps vary by {variation:.2f} where the timetable has {planned:.2f}: the arrivals were not as planned",
+    "server_timing_missing":
+        "the server ({server}) was asked for its own account of each request (--server-timing), and no answer had one: "
+        "docs/servers.md says what each kind of server needs for it",
+    "profiled":
+        "the server's profiler ran from {from_s:.1f} s to {to_s:.1f} s: figures of that time hold its cost",
+    "profile_failed": "the profiler did not start: {servers}",
+    "profile_left": "the profiler may still run: send POST /stop_profile to {servers}",
+    "page_failed":
+        "{failed:,} of {reads:read|reads} of {page} failed (slow, refused, damaged or gone): what rests on it "
+        "has holes",
+    "accounts_unjoined":
+        "{unjoined} of {accounts} accounts of requests that the server kept (/perf_metrics) are of no request of this "
+        "run that could be told: of others, or lost with a read that failed; theirs stay without one",
+    "server_counts":
+        "the server's metrics page counts {server_tokens:,} output tokens, the client {client_tokens:,} "
+        "({share:signed}): {cause:part}",
+    "resonance":
+        "round robin resonates with the data set: {samples:,} samples and {servers} {kind}s have the common factor "
+        "{factor}, so each {kind} is sent the same {each:,} samples in every pass{heaviest:heaviest}. The {kind}s with "
+        "the heaviest shares decide the highest load; a data set whose size shares no factor with {servers} spreads "
+        "them",
+    "undisclosed": "the description of the system under test leaves out what others ask for: {missing:asked}",
+    "hardware_differs": "the description of the system says {key} {said}, the hardware's own metrics page {seen}",
+    "bodies_late": "{bodies:body was|bodies were} built in the sending loop, which can delay sends",
+    "target_gone": "target {target} stopped answering {at_s:.1f} s after the start",
+    "store_died": "the process that stores the records {why}; all records are counted, and kept in spool/",
+    "not_judged": "SLO terms not judged: {metrics:list}: {because:part}",
+    "virtual_time": "simulated in virtual time: {preset}; no network and no client in it",
+    "extrapolated":
+        "{sequences:,.0f} sequences per iteration on average, below {limit:,.0f}: the model extrapolates here",
+    "paused": "{times:,} times a sequence was paused for want of cache blocks and computed again",
+    "note": "{text}",  # known to the run by its words only
+}  # fmt: skip
+_PARTS = {
+    "lower_load": "lower the load or add workers",
+    "other_processes":
+        "other processes kept worker {worker} off its core for {waited_share:share} of the second up to {at_s:.0f} s: "
+        "stop them, or use a host of its own",
+    "host":
+        "this process used at most {cpu_share:share} of a core, so something else on this host kept it waiting: stop "
+        "that, or use a host of its own",
+    "lanes": "lanes were beginning or ending",
+    "warmup": "requests of the warm-up were in flight",
+    "no_stream": "answers that are not streamed have none",
+    "no_tokens": "answers of {api} have no tokens",
+    "cache_asked": "{beside:share} were asked for",
+    "cache_answers": "by the answers {beside:share}",
+    "others": "others use it, or it counts answers that failed",
+    "restarted": "it was started anew, or counts late",
+}  # fmt: skip
+STATES = {
+    "interrupted": "interrupted by the user",
+    "cut_off": "cut off: no clean end was recorded",
+    "stopped": "ended early: a target stopped answering, or a rule of --stop-when was broken",
+    "decided": "ended early by a search: its outcome was certain",
+}
+"""How a run ended that did not finish, as `run.state` of a summary says it."""
+_FAMILIES = {
+    "itl": "ITL", "inter_chunk": "gaps between events", "max_gap": "largest gap", "stalls": "stalls", "tpot": "TPOT",
+    "tpot_mlperf": "TPOT (MLPerf)",
+}  # fmt: skip
+
+
+Formats = dict[str, Callable[[Any], str]]
+
+
+def sentence(reason: ReasonCode, sentences: dict[str, str] = SENTENCES, formats: Formats | None = None) -> str:
+    """What a code says, in words. A code of a newer version, which has no words here, is its name; so is one whose
+    values do not fit its words, of a damaged file.
+
+    sentences, formats: of another table than that of a verdict.
+    """
+    written = _Sentence(reason.values, FORMATS if formats is None else formats)
+    try:
+        return written.vformat(sentences.get(reason.code, reason.code), (), reason.values)
+    except (LookupError, ValueError, TypeError, AttributeError, OverflowError):
+        return reason.code
+
+
+def coded(code: str, values: dict[str, Any] | None) -> dict[str, ReasonCode]:
+    """Sentence -> code, as a header keeps its notes; nothing for a code without values."""
+    reason = ReasonCode(code=code, values=values or {})
+    return {sentence(reason): reason} if values else {}
+
+
+class _Sentence(string.Formatter):
+    """Adds the formats of this table to those of Python, and `{n:body was|bodies were}` for a number of things; a part
+    may name any of the values."""
+
+    def __init__(self, values: dict[str, Any], formats: Formats) -> None:
+        self.values, self.formats = values, formats
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec == "part":
+            return self.vformat(_PARTS[value], (), self.values)
+        if "|" in format_spec:
+            return format.counted(value, *format_spec.split("|"))
+        if written := self.formats.get(format_spec):
+            return written(value)
+        text: str = super().format_field(value, format_spec)
+        return text
+
+
+def share(value: float) -> str:
+    """A share as a percentage: 0.0312 is "3.1 %". A share above zero is never printed as 0."""
+    percent = value * 100
+    return f"{percent:.1f} %" if percent >= 0.1 or percent == 0 else f"{percent:.2g} %"
+
+
+FORMATS: Formats = {
+    "share": share,
+    "signed": lambda value: f"{value * 100:+.1f} %",
+    "of": lambda value: "against a" if value is None else f"{share(value)} of",
+    "after": lambda value: "" if value is None else f", {value:g} s after the end of the load",
+    "as_long": lambda value: "" if value is None else f", {value:g} s",
+    "template": lambda known: "" if known else " (the chat template's share is not known)",
+    "bundled": lambda value: "" if value is None else f" ({share(value)} of the events came with others in one read)",
+    "heaviest": lambda value: f"; the heaviest share has {value:.1%} more output tokens than the mean" if value else "",
+    "asked": lambda missing: "; ".join(f"{who} asks for {', '.join(keys)}" for who, keys in missing.items()),
+    "list": ", ".join,
+    "families": lambda metrics: ", ".join(_FAMILIES[metric] for metric in metrics),
+}

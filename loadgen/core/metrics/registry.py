@@ -1,0 +1,153 @@
+"""Figures of a summary by their path (`ttft_ms.p99`, `tokens.output_per_s`): their names, units, and which way is
+better.
+
+Pure. The paths are those of `summary.json`. One more path, `ok_share`, is not in it: ok requests / all
+but cancelled and unfinished.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from loadgen.core.metrics import columns
+from loadgen.core.slo import NAMES
+from loadgen.core.stats.quantiles import QUANTILES
+
+if TYPE_CHECKING:
+    from loadgen.core.metrics.summary import Summary
+
+
+class Metric(NamedTuple):
+    """A figure that can be compared.
+
+    `better`: -1 lower is better, +1 higher is better, 0 neither. `per_request`: its name in `columns.MEASURES`, with
+    `p` its quantile (None: the mean); "" where it is no latency of single requests.
+    """
+
+    path: str
+    name: str
+    unit: str
+    better: int
+    per_request: str = ""
+    p: float | None = None
+
+
+SHARES = ("ok_share", "goodput.share", "sessions.goodput.share", "tokens.cached_share", "tokens.length_mismatch_share")
+
+
+SHOWN = (
+    "ttft_ms.p50",
+    "ttft_ms.p99",
+    "tpot_ms.p50",
+    "tpot_ms.p99",
+    "e2e_ms.p50",
+    "e2e_ms.p99",
+    "tokens.steady_output_per_s",
+    "ok_share",
+    "goodput.share",
+    "sessions.duration_ms.p50",
+    "sessions.longest_wait_ms.p50",
+    "sessions.goodput.share",
+)
+"""The metrics compared by default, between sides and between repeats, each where all have it."""
+
+
+_QUANTILES = dict(QUANTILES)
+_STATS = (*_QUANTILES, "mean", "min", "max")
+
+
+def metric(path: str) -> Metric | None:
+    """The metric of a path of `summary.json` (`ttft_ms.p99`, `tokens.output_per_s`), or of `ok_share`.
+
+    None when there is no such figure.
+    """
+    first, _, last = path.partition(".")
+    measure = first.removesuffix("_ms")
+    if first.endswith("_ms") and measure in (*columns.TERMS, "connect", "send_lag", "client_lag", "stamp_error"):
+        if last not in _STATS:
+            return None
+        name = f"{NAMES.get(measure, measure.replace('_', ' '))} {last.replace('_', '.')}"
+        exact = measure if measure in columns.MEASURES and (last in _QUANTILES or last == "mean") else ""
+        return Metric(path, name, "ms", -1, exact, _QUANTILES.get(last))
+    if path == "ok_share":
+        return Metric(path, "requests ok", "", 1)
+    if first == "sessions":
+        return _of_tasks(path)
+    if path not in _paths():
+        return None
+    name = {
+        "tokens.steady_output_per_s": "steady output tokens",
+        "tokens.output_per_s": "output tokens, whole window",
+        "load.completed_rps": "requests",
+        "goodput.share": "within the SLO",
+    }.get(path, path)
+    better = 1 if first == "goodput" or path.endswith(("_per_s", "completed_rps")) else 0
+    if path in ("requests.failed", "requests.lost", "requests.dropped", "stalls.share", "stalls.requests"):
+        better = -1
+    return Metric(path, name, "/s" if path.endswith(("_per_s", "rps")) else "", better)
+
+
+_TASK_TIMES = {"duration_ms": "task time", "wait_ms": "task waits", "longest_wait_ms": "longest wait of a task"}
+_TASK_FIGURES = {
+    "sessions.ok_per_s": ("tasks", "/s", 1),
+    "sessions.goodput.share": ("tasks within the SLO", "", 1),
+    "sessions.goodput.rps": ("tasks within the SLO", "/s", 1),
+    "sessions.requests": ("requests of a task", "", 0),
+    "sessions.input_tokens": ("prompt tokens of a task", "", 0),
+    "sessions.cached_tokens": ("cached tokens of a task", "", 1),
+    "sessions.output_tokens": ("output tokens of a task", "", 0),
+}
+
+
+def _of_tasks(path: str) -> Metric | None:
+    """The metric of a path below `sessions`."""
+    if path in _TASK_FIGURES:
+        return Metric(path, *_TASK_FIGURES[path])
+    _, _, rest = path.partition(".")
+    time, _, last = rest.partition(".")
+    if time not in _TASK_TIMES or last not in _STATS:
+        return None
+    return Metric(path, f"{_TASK_TIMES[time]} {last.replace('_', '.')}", "ms", -1)
+
+
+def paths() -> list[str]:
+    """All paths that `metric` accepts."""
+    from loadgen.core.metrics.summary import Summary
+
+    latencies = [name for name in Summary.__struct_fields__ if name.endswith("_ms")]
+    latency_paths = [f"{name}.{stat}" for name in latencies for stat in _STATS]
+    task_paths = [f"sessions.{name}.{stat}" for name in _TASK_TIMES for stat in _STATS] + list(_TASK_FIGURES)
+    return [path for path in [*latency_paths, "ok_share", *sorted(_paths()), *task_paths] if metric(path) is not None]
+
+
+def _paths() -> set[str]:
+    from loadgen.core.metrics.blocks import ClientUse, RequestCounts, Stalls, Tokens
+    from loadgen.core.metrics.goodput import Goodput
+    from loadgen.core.metrics.load import Load
+
+    struct_types = (
+        ("tokens", Tokens),
+        ("load", Load),
+        ("goodput", Goodput),
+        ("requests", RequestCounts),
+        ("client", ClientUse),
+    )
+    not_numbers = ("sources", "by_error", "arrival", "slo", "met")
+    block_paths = {
+        f"{name}.{field}"
+        for name, block in struct_types
+        for field in block.__struct_fields__
+        if field not in not_numbers
+    }
+    return block_paths | {f"stalls.{field}" for field in Stalls.__struct_fields__}
+
+
+def figure(summary: Summary, path: str) -> float | None:
+    """The number at a path of a summary; None where the summary has none."""
+    if path == "ok_share":
+        counted = summary.requests.decided
+        return summary.requests.ok / counted if counted else None
+    value: object = summary
+    for part in path.split("."):
+        value = getattr(value, part, None)
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,152 @@
+"""Figures of repeated runs: their mean, its interval by the spread between runs, and when there are enough runs.
+
+Pure. Each run is one value, whatever its length: an interval of a mean over runs covers what another start of the
+server, or another time of day, does to it; the interval within one run does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from loadgen.core.metrics.registry import SHARES, SHOWN, figure, metric
+from loadgen.core.stats import intervals
+from loadgen.core.stats.intervals import LEVEL
+
+if TYPE_CHECKING:
+    from loadgen.core.metrics.summary import Summary
+
+FILE = "repeats.json"
+FEWEST = 3  # runs, before an interval may be called tight: two agree by chance too often
+MOST = 10
+WITHIN = 0.05
+TIGHT = ("ttft_ms.p50", "tpot_ms.p50", "e2e_ms.p50", "tokens.steady_output_per_s")
+"""The figures whose intervals have to be tight; those that a run has."""
+
+
+class RepeatedFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure over all runs: `mean` with its interval (null with one run), and the values of the runs in order.
+
+    `spread`: the standard deviation between runs, as a part of the mean; of a share, of one.
+    """
+
+    metric: str
+    name: str
+    unit: str
+    mean: float
+    low: float | None
+    high: float | None
+    spread: float | None
+    values: tuple[float, ...]
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the width of the interval as a part of the mean; null where there is none."""
+        if self.low is None or self.high is None or not self.mean:
+            return None
+        return (self.high - self.low) / 2 / abs(self.mean)
+
+
+class RepeatSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `repeats.json`. `tight`: whether the figures of TIGHT are known to `within`; null if not asked."""
+
+    schema: int = 1
+    runs: tuple[str, ...]
+    seeds: tuple[int | None, ...]
+    confidence: float
+    figures: tuple[RepeatedFigure, ...]
+    valid: bool
+    simulated: bool
+    within: float | None = None
+    tight: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repetition:
+    """How often a load is repeated: `count` times, or (None) until tight, at most `most` times; with pauses between."""
+
+    count: int | None = 1
+    most: int = MOST
+    within: float = WITHIN
+    pause_ns: int = 0
+
+    @property
+    def at_most(self) -> int:
+        return self.most if self.count is None else self.count
+
+    @property
+    def at_least(self) -> int:
+        return FEWEST if self.count is None else self.count
+
+    @property
+    def words(self) -> str:
+        if self.count is not None:
+            return f"{self.count}"
+        return f"{FEWEST} to {self.most}, until the figures are known to {self.within * 100:g} %"
+
+    def enough(self, summaries: Sequence[Summary]) -> bool:
+        """Whether these runs are all that is asked for."""
+        if len(summaries) >= self.at_most:
+            return True
+        return self.count is None and is_tight(_figures(summaries), self.within)
+
+
+def is_tight(figures: Sequence[RepeatedFigure], within: float) -> bool:
+    """Whether every figure of TIGHT that there is has an interval of at most `within` of it to either side."""
+    judged = [one for one in figures if one.metric in TIGHT and one.mean]
+    return bool(judged) and all(
+        len(one.values) >= FEWEST and one.half_width is not None and one.half_width <= within for one in judged
+    )
+
+
+def summarize_repeats(named: Sequence[tuple[str, Summary]], *, within: float | None = None) -> RepeatSummary:
+    """The summary of runs of one load. `named`: the name and the summary of each, in order."""
+    summaries = [summary for _, summary in named]
+    figures = _figures(summaries)
+    return RepeatSummary(
+        runs=tuple(name for name, _ in named),
+        seeds=tuple(summary.run.seed for summary in summaries),
+        confidence=LEVEL,
+        figures=figures,
+        valid=all(summary.verdict.valid for summary in summaries),
+        simulated=any(summary.target.simulated for summary in summaries),
+        within=within,
+        tight=None if within is None else is_tight(figures, within),
+    )
+
+
+def _figures(summaries: Sequence[Summary]) -> tuple[RepeatedFigure, ...]:
+    """The figures that every run has."""
+    made = []
+    for path in SHOWN:
+        known = metric(path)
+        values = [value for summary in summaries if (value := figure(summary, path)) is not None]
+        if known is None or not values or len(values) < len(summaries):
+            continue
+        mean = float(np.mean(values))
+        interval = intervals.replications(values, LEVEL)
+        several = len(values) > 1
+        low, high = interval.low, interval.high
+        if path in SHARES:  # runs without a failure do not say that there is none
+            within = intervals.wilson(mean, sum(summary.requests.scheduled for summary in summaries), LEVEL)
+            _, low, high = intervals.with_replications(intervals.Bounds(mean, *within), values, LEVEL)
+        spread = float(np.std(values, ddof=1)) if several else None
+        if spread is not None and path not in SHARES:
+            spread = spread / abs(mean) if mean else None
+        made.append(
+            RepeatedFigure(
+                metric=path,
+                name=known.name,
+                unit=known.unit,
+                mean=mean,
+                low=max(low, 0.0) if several else None,
+                high=(min(high, 1.0) if path in SHARES else high) if several else None,
+                spread=spread,
+                values=tuple(values),
+            )
+        )
+    return tuple(made)

@@ -1,0 +1,51 @@
+"""One row per request with its figures, as people want it in a notebook: chosen unit, names instead of numbers, nulls.
+
+Pure. The definitions are those of `columns.MEASURES`; the other columns are those of `record.FIELDS`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from loadgen.core.metrics.columns import MEASURES, UNDEFINED, Columns
+from loadgen.core.results.parquet import to_table
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from loadgen.core.results.manifest import Header
+
+Unit = Literal["ns", "us", "ms", "s"]
+NS = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
+FIGURES = ("ttft", "ttft_from_sent", "first_answer", "tpot", "e2e", "max_gap", "send_lag")
+
+
+def request_table(header: Header, rows: NDArray[np.void], texts: list[str], unit: Unit) -> Any:
+    """A pyarrow Table: figures and instants in `unit` (`ttft_ms`, `due_ms`), null where a request has none."""
+    import pyarrow as pa
+
+    table = to_table(rows, texts)
+    columns = Columns(rows)
+    named: dict[str, Any] = {name: table[name] for name in ("slot", "status", "kind")}
+    if header.stages:
+        stages = [stage.name or str(number) for number, stage in enumerate(header.stages)]
+        named["stage"] = pa.array([stages[number] for number in rows["stage"]])
+    for name in FIGURES:
+        values = MEASURES[name](columns)
+        named[f"{name}_{unit}"] = pa.array(_in_unit(values, unit), mask=values == UNDEFINED)
+    for name in table.column_names:
+        if not name.endswith("_ns"):
+            named.setdefault(name, table[name])
+            continue
+        column = f"{name.removesuffix('ns')}{unit}"
+        if column not in named:
+            known = np.ascontiguousarray(rows[name])
+            absent = table[name].is_null().to_numpy()
+            named[column] = pa.array(_in_unit(known, unit), mask=absent)
+    return pa.table(named)
+
+
+def _in_unit(values_ns: Any, unit: Unit) -> Any:
+    return values_ns if unit == "ns" else values_ns / NS[unit]

@@ -1,0 +1,256 @@
+"""Where the time of a request goes: TTFT and E2E in parts, for typical and for slow requests; and the slowest of them.
+
+Pure. Quantiles of parts do not add up to the quantile of the whole. So a split is the mean over the requests whose
+value is near the quantile, of the whole and of each part: these do add up. What the client cannot see is taken from
+the server's own account of each request (`server_queue_ns` and so on in the records), where it gives one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import numpy as np
+
+from loadgen.core.limits import STALL_NS
+from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, class_of, sendable
+from loadgen.core.stats.quantiles import milliseconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from loadgen.core.results.manifest import Header
+
+Near = Literal["p50", "p99", "slowest"]
+BANDS: dict[Near, tuple[float, float, int]] = {
+    "p50": (0.45, 0.55, 11), "p99": (0.985, 0.995, 100), "slowest": (0.99, 1.0, 100),
+}  # fmt: skip
+"""Which requests stand for a quantile, by their rank as shares; and how many there must be to speak of it."""
+CLASSES = (0.25, 0.5, 0.75)  # of the prompt lengths, where classes of them end
+SHOWN = 5  # slowest requests that are listed, by TTFT and by E2E each
+
+
+class TtftSplit(msgspec.Struct, frozen=True, kw_only=True):
+    """The mean TTFT of the requests near a quantile, and its parts, which add up to it. Null: the server does not say.
+
+    `slowest`: the slowest 1 %. `client`: the load generator was late. `connect`: waiting for a new connection. `rest`:
+    the network, and everything that the server does not account for.
+    """
+
+    at: Near
+    requests: int
+    ttft_ms: float
+    client_ms: float
+    connect_ms: float
+    queue_ms: float | None = None
+    prefill_ms: float | None = None
+    transfer_ms: float | None = None  # of the KV cache
+    rest_ms: float
+
+
+class E2eSplit(msgspec.Struct, frozen=True, kw_only=True):
+    """The mean E2E of the requests near a quantile, and its parts. `stall`: largest gaps that are stalls (Stalls)."""
+
+    at: Near
+    requests: int
+    e2e_ms: float
+    ttft_ms: float
+    decode_ms: float
+    stall_ms: float
+
+
+class SplitGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """The splits of all ok requests, or of those of one target, of one class, or of a quarter by prompt length."""
+
+    by: str  # all, target, class, prompt
+    name: str = ""
+    requests: int
+    ttft: tuple[TtftSplit, ...]
+    e2e: tuple[E2eSplit, ...]
+
+
+class Splits(msgspec.Struct, frozen=True, kw_only=True):
+    """Where TTFT and E2E go. `why`: why something cannot be split, in words; else empty."""
+
+    accounted: int = 0  # ok requests with a server's account of their prefill
+    groups: tuple[SplitGroup, ...] = ()
+    why: str = "not computed"
+
+
+class SlowRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the slowest ok requests. Null: not known.
+
+    `in_flight` and `waiting_input_tokens` are of the others at its target when it was sent: how many there were, and
+    the prompt tokens of those that had no first token yet.
+    """
+
+    by: str  # ttft, e2e: by which it is one of the slowest
+    slot: int
+    id: str  # sent as X-Request-Id; "": not sent
+    session: int | None = None  # of a conversation or task, with its turn from 0; null of a request that stands alone
+    turn: int | None = None
+    target: str = ""
+    due_s: float
+    ttft_ms: float | None = None
+    e2e_ms: float
+    client_ms: float
+    connect_ms: float
+    queue_ms: float | None = None
+    prefill_ms: float | None = None
+    decode_ms: float | None = None  # by the client: first token to last one
+    max_gap_ms: float
+    input_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    in_flight: int
+    waiting_input_tokens: int
+
+
+def of_rows(measured: Sequence[Columns], header: Header) -> Splits:
+    """The splits of the measured rows of a run."""
+    requests = JoinedColumns(measured, ok=True)
+    ttft, e2e = requests.measure("ttft"), requests.measure("e2e")
+    if not len(e2e):
+        return Splits(why="no request ended ok")
+    due, has_account = requests["due_ns"], requests["server_prefill_ns"] >= 0
+    groups = []
+    for by, name, mask in _groups(requests, header):
+        own = np.flatnonzero(mask)
+        of_ttft = own[(ttft[own] != UNDEFINED) & (has_account[own] if has_account.any() else True)]
+        groups.append(
+            SplitGroup(
+                by=by,
+                name=name,
+                requests=len(own),
+                ttft=tuple(_ttft(requests, ttft, at, near) for at, near in _near(ttft, due, of_ttft)),
+                e2e=tuple(_e2e(requests, ttft, e2e, at, near) for at, near in _near(e2e, due, own)),
+            )
+        )
+    queue_known = bool((requests["server_queue_ns"] >= 0).any())
+    return Splits(
+        accounted=int(has_account.sum()), groups=tuple(groups), why=_why(bool(has_account.any()), queue_known, header)
+    )
+
+
+def _why(has_account: bool, queue_known: bool, header: Header) -> str:
+    if has_account:
+        return "" if queue_known else "the server does not say how long a request waits: its queue is in the rest"
+    if header.server_timing:
+        return "the server was asked for an account of its time (--server-timing) and gave none: docs/servers.md"
+    return "the server gives no account of its time; some do with --server-timing: docs/servers.md"
+
+
+def _groups(requests: JoinedColumns, header: Header) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
+    """All requests, and where there are several: those of each target, class of requests, class of prompt length."""
+    target, tokens = requests["target"], requests["input_tokens"]
+    yield "all", "", np.ones(len(target), bool)
+    if len(header.targets) > 1:
+        for number, facts in enumerate(header.targets):
+            yield "target", facts.name or facts.url or str(number), target == number
+    if header.classes:
+        drawn = class_of(header, requests["request"] // header.turns)
+        for number, plan in enumerate(header.classes):
+            yield "class", plan.name, drawn == number
+    known = tokens[tokens >= 0]
+    edges = np.unique(np.quantile(known, CLASSES, method="lower")).astype(int).tolist() if len(known) else []
+    low = -1
+    edges = [edge for edge in edges if edge < known.max()]
+    for high in [*edges, None] if edges else ():  # all prompts of one length are no classes
+        of_class = (tokens > low) & (tokens <= (tokens.max() if high is None else high))
+        if not of_class.all() and of_class.sum() >= BANDS["p99"][2]:
+            name = f"over {low:,} tokens" if high is None else f"{low + 1:,} to {high:,} tokens"
+            yield "prompt", f"up to {high:,} tokens" if low < 0 else name, of_class
+        low = high or low
+
+
+def _near(
+    values: NDArray[np.int64], due: NDArray[np.int64], own: NDArray[np.int64]
+) -> Iterator[tuple[Near, NDArray[np.int64]]]:
+    """The requests near each quantile, of the requests `own`; equal values in the order in which they were due."""
+    ordered = own[np.lexsort((due[own], values[own]))]
+    n = len(ordered)
+    for at, (low, high, fewest) in BANDS.items():
+        if n >= fewest:
+            first = min(int(n * low), n - 1)
+            yield at, ordered[first : max(int(n * high), first + 1)]
+
+
+def _ttft(requests: JoinedColumns, ttft: NDArray[np.int64], at: Near, near: NDArray[np.int64]) -> TtftSplit:
+    due, sent, able = requests["due_ns"][near], requests["sent_ns"][near], sendable(requests)[near]
+    whole = float(ttft[near].mean())
+    parts = {"client": float((sent - able).mean()), "connect": float((able - due).mean())}
+    for name in ("queue", "prefill", "transfer"):
+        values = requests[f"server_{name}_ns"][near]
+        if (values >= 0).all():
+            parts[name] = float(values.mean())
+    parts["rest"] = whole - sum(parts.values())
+    in_ms = {f"{name}_ms": milliseconds(value) for name, value in parts.items()}
+    return TtftSplit(at=at, requests=len(near), ttft_ms=milliseconds(whole), **in_ms)
+
+
+def _e2e(
+    requests: JoinedColumns, ttft: NDArray[np.int64], e2e: NDArray[np.int64], at: Near, near: NDArray[np.int64]
+) -> E2eSplit:
+    gap = requests["max_gap_ns"][near]
+    whole, stall = float(e2e[near].mean()), float(np.where(gap > STALL_NS, gap, 0).mean())
+    first = float(np.where(ttft[near] == UNDEFINED, e2e[near], ttft[near]).mean())  # not streamed: the whole answer
+    return E2eSplit(
+        at=at, requests=len(near), e2e_ms=milliseconds(whole), ttft_ms=milliseconds(first),
+        decode_ms=milliseconds(whole - first - stall), stall_ms=milliseconds(stall),
+    )  # fmt: skip
+
+
+def slowest(measured: Sequence[Columns], others: Sequence[Columns], header: Header) -> tuple[SlowRequest, ...]:
+    """The slowest measured requests by TTFT, then those by E2E, the slowest first. `others`: the other stages' rows."""
+    requests, everything = JoinedColumns(measured, ok=True), JoinedColumns([*measured, *others], ok=False)
+    made: list[SlowRequest] = []
+    for by in ("ttft", "e2e"):
+        values = requests.measure(by)
+        known = np.flatnonzero(values != UNDEFINED)
+        places = known[np.lexsort((requests["due_ns"][known], -values[known]))][:SHOWN]
+        made += [_slow(by, place, requests, everything, header) for place in places.tolist()]
+    return tuple(made)
+
+
+def _slow(by: str, place: int, requests: JoinedColumns, everything: JoinedColumns, header: Header) -> SlowRequest:
+    def of(name: str) -> int:
+        return int(requests[name][place])
+
+    def ms(value_ns: int) -> float | None:
+        return milliseconds(value_ns) if value_ns >= 0 else None
+
+    def count(name: str) -> int | None:
+        return of(name) if of(name) >= 0 else None
+
+    due, sent, first, last = of("due_ns"), of("sent_ns"), of("first_token_ns"), of("last_token_ns")
+    able = int(sendable(requests)[place])
+    start, done = everything["sent_ns"], everything["done_ns"]
+    flying = (start >= 0) & (start <= sent) & ((done < 0) | (done > sent)) & (everything["target"] == of("target"))
+    flying &= everything["slot"] != of("slot")
+    prompts, first_of_others = everything["input_tokens"], everything["first_token_ns"]
+    waiting = flying & ((first_of_others < 0) | (first_of_others > sent)) & (prompts >= 0)
+    facts = header.targets[of("target")] if len(header.targets) > 1 else None
+    return SlowRequest(
+        by=by,
+        slot=of("slot"),
+        id=f"{header.run}-{of('slot')}" if header.client != "virtual" else "",
+        session=count("session"),
+        turn=of("turn") if of("session") >= 0 else None,
+        target="" if facts is None else facts.name or facts.url,
+        due_s=due / 1e9,
+        ttft_ms=ms(first - due) if first >= 0 else None,
+        e2e_ms=milliseconds(of("end_ns") - due),
+        client_ms=milliseconds(sent - able),
+        connect_ms=milliseconds(able - due),
+        queue_ms=ms(of("server_queue_ns")),
+        prefill_ms=ms(of("server_prefill_ns")),
+        decode_ms=ms(last - first) if first >= 0 else None,
+        max_gap_ms=milliseconds(of("max_gap_ns")),
+        input_tokens=count("input_tokens"),
+        cached_tokens=count("cached_tokens"),
+        output_tokens=count("output_tokens"),
+        in_flight=int(flying.sum()),
+        waiting_input_tokens=int(prompts[waiting].sum()),
+    )

@@ -1,0 +1,141 @@
+"""Whether the load that was delivered is the load that was asked for: one check for each property of it.
+
+Pure. A run that does not deliver what was asked for is no measurement of it, however good its clocks are. Each check
+has the value asked for, the one seen, and whether they agree within what chance allows; `report/stimulus.py` has words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import numpy as np
+
+from loadgen.core.limits import (
+    CACHED_SHARE,
+    COUNT_DISAGREEMENT,
+    GAP_VARIATION,
+    LENGTH_MISMATCH,
+    SHORTENED,
+)
+from loadgen.core.stats.fitting import distance
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from loadgen.core.metrics.columns import Columns
+    from loadgen.core.metrics.validity import Signs
+    from loadgen.core.results.manifest import Header
+
+CHANCE = 0.001  # probability with which chance alone fails a check of a sound run
+_SIGMAS = 3.29  # the two-sided normal quantile of it
+LEAST = 30  # gaps, below which their law cannot be told
+CLOSE = 0.01  # a rate within so much of the one asked for is that rate, whatever chance allows
+
+Code = Literal["arrivals", "spacing", "rate", "lanes", "classes", "outputs", "prompts", "repeats", "cache"]
+
+
+class StimulusCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """One property of the load. `ok` null: it cannot be told, or nothing was declared."""
+
+    code: Code
+    asked: float | None = None
+    seen: float | None = None
+    ok: bool | None
+    n: int = 0  # what it rests on: gaps, requests, tokens
+    p: float | None = None  # of `arrivals`: probability of gaps so far from their law, by chance
+
+
+def checks(header: Header, summary: Any, signs: Signs, columns: Sequence[Columns]) -> tuple[StimulusCheck, ...]:
+    """The checks that this load has. `columns`: the measured rows; () where they were not kept."""
+    if not signs.sends:
+        return ()
+    return (
+        *_arrivals(header, summary, columns),
+        *_mix(header, summary),
+        *_tokens(header, summary, signs, kept=bool(columns)),
+    )
+
+
+def _arrivals(header: Header, summary: Any, columns: Sequence[Columns]) -> Iterator[StimulusCheck]:
+    measured = [stage for stage in header.stages if stage.measured]
+    load, sent = summary.load, summary.requests.scheduled - summary.requests.dropped
+    gaps = np.concatenate([np.zeros(0), *(_gaps(part, header) for part in columns)])
+    if len(gaps) >= LEAST:
+        farthest, p = _from_exponential(gaps)
+        yield StimulusCheck(code="arrivals", seen=farthest, ok=p >= CHANCE, n=len(gaps), p=p)
+    variation, planned = load.gap_variation, load.gap_variation_planned
+    if variation is not None and planned is not None:
+        close = abs(variation - planned) <= GAP_VARIATION
+        yield StimulusCheck(code="spacing", asked=planned, seen=variation, ok=close, n=sent)
+    if len(measured) != 1 or summary.sessions is not None:
+        return
+    (stage,) = measured
+    lanes, most = stage.concurrency, load.in_flight_max
+    if stage.closed and lanes and most is not None and columns:  # without rows, it is sampled once a second
+        yield StimulusCheck(code="lanes", asked=float(lanes), seen=float(most), ok=most >= lanes, n=sent)
+    elif not stage.closed and stage.rate and load.achieved_rps is not None and sent > 0:
+        by_chance = _SIGMAS * (planned if planned is not None else 1.0) / math.sqrt(sent)
+        close = abs(load.achieved_rps / stage.rate - 1) <= max(CLOSE, by_chance)
+        yield StimulusCheck(code="rate", asked=stage.rate, seen=load.achieved_rps, ok=close, n=sent)
+
+
+def _gaps(columns: Columns, header: Header) -> NDArray[np.float64]:
+    """The gaps between sends of Poisson stages, in mean gaps of their rate. Later turns wait, so they do not count."""
+    parts = [np.zeros(0)]
+    for number, stage in enumerate(header.stages):
+        if stage.rate and stage.arrival.startswith("poisson"):
+            own = (columns["stage"] == number) & (columns["turn"] == 0) & (columns["sent_ns"] >= 0)
+            parts.append(np.diff(np.sort(columns["sent_ns"][own])) * stage.rate / 1e9)
+    return np.concatenate(parts)
+
+
+def _from_exponential(gaps: NDArray[np.float64]) -> tuple[float, float]:
+    """The Kolmogorov-Smirnov distance of gaps from the exponential law of mean 1, and its probability (asymptotic)."""
+    n = len(gaps)
+    farthest = distance(np.sort(gaps), _exponential, _exponential)
+    scaled = (math.sqrt(n) + 0.12 + 0.11 / math.sqrt(n)) * farthest
+    series = 2 * sum((-1) ** (k - 1) * math.exp(-2 * (k * scaled) ** 2) for k in range(1, 101))
+    return farthest, 1.0 if scaled < 0.2 else min(max(series, 0.0), 1.0)
+
+
+def _exponential(gaps: NDArray[np.float64]) -> NDArray[np.float64]:
+    law: NDArray[np.float64] = -np.expm1(-gaps)
+    return law
+
+
+def _mix(header: Header, summary: Any) -> Iterator[StimulusCheck]:
+    """The class whose share is farthest from the one asked for."""
+    everyone = sum(part.starts for part in summary.classes)
+    if not everyone:
+        return
+    parts = [(part.share, part.starts / everyone) for part in summary.classes]
+    asked, seen = max(parts, key=lambda pair: abs(pair[1] - pair[0]))
+    by_chance = _SIGMAS * math.sqrt(asked * (1 - asked) / everyone) + 1 / everyone
+    yield StimulusCheck(code="classes", asked=asked, seen=seen, ok=abs(seen - asked) <= by_chance, n=everyone)
+
+
+def _tokens(header: Header, summary: Any, signs: Signs, *, kept: bool) -> Iterator[StimulusCheck]:
+    tokens, ok = summary.tokens, summary.requests.ok
+    asked, got = float(signs.asked), float(signs.asked_got)
+    if asked:
+        as_long = got >= asked * (1 - SHORTENED)
+        same = tokens.length_mismatch_share is None or tokens.length_mismatch_share <= LENGTH_MISMATCH
+        yield StimulusCheck(code="outputs", asked=asked, seen=got, ok=as_long and same, n=ok)
+    if signs.disagreement is not None:
+        agree = abs(signs.disagreement) <= COUNT_DISAGREEMENT
+        yield StimulusCheck(code="prompts", asked=0.0, seen=signs.disagreement, ok=agree, n=ok)
+    if header.cache_asked is not None:
+        share = tokens.cached_share
+        close = None if share is None else abs(share - header.cache_asked) <= CACHED_SHARE
+        yield StimulusCheck(code="cache", asked=header.cache_asked, seen=share, ok=close, n=ok)
+        return
+    if header.shares_prompts:
+        yield StimulusCheck(code="cache", seen=tokens.cached_share, ok=None, n=ok)
+        return
+    if kept:  # sums do not tell which prompts were sent before
+        yield StimulusCheck(code="repeats", asked=0.0, seen=float(signs.repeated), ok=not signs.repeated, n=signs.sends)
+    cold = None if tokens.cached_share is None else tokens.cached_share <= CACHED_SHARE
+    yield StimulusCheck(code="cache", asked=0.0, seen=tokens.cached_share, ok=cold, n=ok)

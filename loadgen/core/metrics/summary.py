@@ -1,0 +1,668 @@
+"""The types of `summary.json`, `build`, which computes a summary from the accumulator of a run, and its text.
+
+Pure numpy. `docs/summary.md` defines every field; a test compares that page with these types. `schema` grows when a
+field changes its meaning or is removed, not when a field is added.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from loadgen.core import format
+from loadgen.core.metrics import (
+    between,
+    blocks,
+    causes,
+    drift,
+    splits,
+    steps,
+    stimulus,
+    sustainable,
+    validity,
+)
+from loadgen.core.metrics.accumulator import SAMPLES, Accumulator, Cell, CellPair
+from loadgen.core.metrics.between import BetweenNodes
+from loadgen.core.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, Stalls, Tokens
+from loadgen.core.metrics.causes import Explanation
+from loadgen.core.metrics.columns import POOLED
+from loadgen.core.metrics.drift import Drift
+from loadgen.core.metrics.goodput import Goodput, goodput, of_classes, with_tasks
+from loadgen.core.metrics.load import Load, load
+from loadgen.core.metrics.splits import SlowRequest, Splits
+from loadgen.core.metrics.steps import StepTime
+from loadgen.core.metrics.stimulus import StimulusCheck
+from loadgen.core.metrics.sustainable import Sustainable
+from loadgen.core.metrics.validity import Signs, Verdict
+from loadgen.core.metrics.windows import Window, per_second
+from loadgen.core.results.manifest import (
+    ChunkReuse,
+    ClassPlan,
+    Fingerprints,
+    Host,
+    StagePlan,
+    StepPlan,
+    TargetFacts,
+    decoded,
+    interchangeable,
+)
+from loadgen.core.results.record import SCHEMA_MINOR
+from loadgen.core.server_metrics import hardware
+from loadgen.core.server_metrics.energy import EnergyUse
+from loadgen.core.server_metrics.hardware import SeenHardware
+from loadgen.core.server_metrics.series import Served
+from loadgen.core.stats.quantiles import Distribution, Histogram, of_gaps, pooled
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from loadgen.core.metrics.columns import Columns
+    from loadgen.core.results.manifest import Header, Second
+    from loadgen.core.server_metrics.series import MetricSample
+
+SCHEMA = 1
+
+
+class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Which run this is, how it was started, and by which program."""
+
+    id: str
+    name: str
+    workload: str
+    started: str
+    ended: str
+    state: str  # finished, interrupted (by the user), stopped, decided (by a search), cut_off (no clean end)
+    version: str
+    command: tuple[str, ...]
+    metadata: dict[str, str] = {}
+    seed: int | None
+    schedule_seed: int | None
+    salt: str = ""  # "": not known
+    client: str
+    api: str
+    stream: bool
+    tokenizer: str
+    tokenizer_tag: str
+    tokenizer_sha256: str = ""  # of the tokenizer file; "": the packaged vocabulary, or not known
+    host: Host
+
+
+class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage over its own window. Only rows of this stage count, except for requests in flight (all rows)."""
+
+    name: str
+    arrival: str
+    measured: bool
+    concurrency: int | None
+    ramp_s: float | None = None  # the lanes of a closed loop begin spread over it; 0: in one instant
+    ramp_from: str = ""  # asked, probe, preset, or stage: lanes are taken over; "": not known
+    window: Window
+    requests: RequestCounts
+    load: Load
+    tokens: Tokens
+    ttft_ms: Distribution
+    tpot_ms: Distribution
+    inter_chunk_ms: Distribution
+    e2e_ms: Distribution
+    goodput: Goodput
+
+
+class TargetSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several targets: its measured requests, over the window of the whole run."""
+
+    target: TargetFacts
+    requests: RequestCounts
+    bytes: Bytes
+    load: Load
+    tokens: Tokens
+    ttft_ms: Distribution
+    tpot_ms: Distribution
+    e2e_ms: Distribution
+    goodput: Goodput
+    own_output_per_s: float | None = None  # over this target's own window: its first due instant to its last token
+
+
+class ClassSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several classes of requests: its measured requests, over the window of the whole run."""
+
+    name: str
+    share: float  # of all starts, as asked: single requests, conversations and tasks
+    starts: int | None = None  # of this class; null: written before there were any but single requests
+    model: str | None = None
+    priority: int | None = None
+    requests: RequestCounts
+    bytes: Bytes
+    load: Load
+    tokens: Tokens
+    ttft_ms: Distribution
+    tpot_ms: Distribution
+    e2e_ms: Distribution
+    goodput: Goodput  # under the SLO of the class
+    sessions: Sessions | None = None  # null for a class of single requests
+
+
+class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several models or adapters that the classes of a run ask for: the requests of these classes together."""
+
+    model: str
+    classes: tuple[str, ...]
+    requests: RequestCounts
+    bytes: Bytes
+    load: Load
+    tokens: Tokens
+    ttft_ms: Distribution
+    tpot_ms: Distribution
+    e2e_ms: Distribution
+    goodput: Goodput  # each class under its own SLO
+
+
+class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of the tasks: its measured requests, over the window of the whole run.
+
+    The shares are of the time of the tasks that ended ok, all of which add up to 1; null where no records were kept.
+    """
+
+    name: str
+    of_class: str = ""  # "": all requests are of one kind
+    kind: str = "chat"  # chat, embed, rerank
+    targets: tuple[str, ...] = ()  # names of those that serve such steps alone; empty: those of all other requests
+    model: str | None = None
+    requests: RequestCounts
+    bytes: Bytes
+    load: Load
+    tokens: Tokens
+    ttft_ms: Distribution
+    tpot_ms: Distribution
+    e2e_ms: Distribution
+    time_share: float | None = None
+    pause: str = ""  # what passes before its requests: names of tools, "thinking"; "": nothing
+    pause_ms: Distribution = Distribution()
+    pause_share: float | None = None
+
+
+class RackTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Output tokens/s of several targets by two definitions, which differ when the targets do not end together.
+
+    `sum_of_rates_per_s` adds each target's rate over its own window, as published rack totals do. `single_clock_per_s`
+    treats the targets as one system: all tokens divided by the duration of the whole run. The other fields describe the
+    rates of the single targets.
+    """
+
+    targets: int
+    sum_of_rates_per_s: float
+    single_clock_per_s: float | None
+    min_per_s: float
+    mean_per_s: float
+    median_per_s: float
+    max_per_s: float
+    spread: float  # (max - min) / median
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `summary.json`. Only measured stages count, unless a name says otherwise (`warmup`,
+    `window.whole`).
+    """
+
+    schema: int
+    schema_minor: int = 0  # record.SCHEMA_MINOR of the version that made it
+    run: RunFacts
+    target: TargetFacts
+    rtt_ms: float | None
+    window: Window
+    bytes: Bytes
+    fingerprints: Fingerprints
+    verdict: Verdict
+    stimulus: tuple[StimulusCheck, ...] = ()  # whether the load delivered is the load asked for
+    requests: RequestCounts
+    warmup: RequestCounts
+    load: Load
+    tokens: Tokens
+    ttft_ms: Distribution
+    ttft_from_sent_ms: Distribution
+    first_answer_ms: Distribution
+    tpot_ms: Distribution
+    tpot_undefined: int  # ok requests too short to have a TPOT
+    tpot_mlperf_ms: Distribution
+    inter_chunk_ms: Distribution
+    itl_ms: Distribution | None
+    itl_absent: str  # why itl_ms is null, in words
+    unsound: dict[str, str] = {}  # metric -> why its figures are null though there are samples: unsure arrival times
+    e2e_ms: Distribution
+    max_gap_ms: Distribution
+    stalls: Stalls
+    connect_ms: Distribution
+    send_lag_ms: Distribution
+    client_lag_ms: Distribution
+    stamp_error_ms: Distribution
+    event_error_ms: Distribution = Distribution()  # stamp error of every output event; empty in older runs
+    event_unsure_share: float | None = None  # of output events: came with later ones in one read
+    tpot_error_ms: Distribution = Distribution()  # (first + last stamp error) / (n - n1); empty in older runs
+    max_gap_error_ms: Distribution = Distribution()  # of the stamp at the end of a request's largest gap
+    goodput: Goodput
+    sessions: Sessions | None  # null when no request belongs to a conversation
+    client: ClientUse
+    stages: tuple[StageSummary, ...]
+    targets: tuple[TargetSummary, ...]  # empty with a single target
+    regions: tuple[TargetSummary, ...] = ()  # one each, where the targets are in several
+    nodes: tuple[TargetSummary, ...] = ()  # one each, where targets name the node that they are on
+    rack: RackTokens | None = None  # null with a single target
+    between: BetweenNodes = BetweenNodes()
+    hardware: SeenHardware | None = (
+        None  # which accelerators, driver and power limit metrics pages name; null: none read
+    )
+    classes: tuple[ClassSummary, ...] = ()  # empty where all requests are of one kind
+    models: tuple[ModelSummary, ...] = ()  # empty where classes do not ask for several
+    steps: tuple[StepSummary, ...] = ()  # of tasks; empty where there are none, or their numbers of requests are drawn
+    cache_reset: bool = False  # the servers' prefix caches were emptied before the load
+    chunks: ChunkReuse | None = None  # what prompts with retrieved chunks share; null: there are none
+    cache_asked: float | None = None  # beside tokens.cached_share: what the workload asked for with `cache`
+    drift: Drift = Drift()
+    sustainable: Sustainable = Sustainable()
+    splits: Splits = Splits()
+    slowest: tuple[SlowRequest, ...] = ()
+    causes: Explanation = Explanation()
+    server: Served | None = None  # what the servers counted; null when no metrics page was read
+    energy: EnergyUse | None = None  # what the accelerators used; null when nothing says it
+    kept: str = "raw"  # which rows were kept: raw (all), sample, histogram (none)
+
+
+def summarize(
+    header: Header,
+    rows: NDArray[np.void],
+    gaps: Sequence[Histogram] = (),
+    timeline: Sequence[NDArray[np.int64]] = (),
+    seconds: Sequence[Second] = (),
+    texts: Sequence[str] = (),
+    event_errors: Sequence[Histogram] = (),
+    server_samples: Sequence[MetricSample] = (),
+) -> Summary:
+    """Compute the summary of a run from its rows, every figure exact.
+
+    rows: `record.ROW` of all workers, in any order. texts: error texts, indexed by `rows["text"]`. The other arguments
+    are those of `build`.
+    """
+    accumulator = Accumulator(header, exact=True)
+    accumulator.add(rows, texts)
+    return build(header, accumulator, gaps, timeline, seconds, event_errors, server_samples)
+
+
+def build(
+    header: Header,
+    accumulator: Accumulator,
+    gaps: Sequence[Histogram] = (),
+    timeline: Sequence[NDArray[np.int64]] = (),
+    seconds: Sequence[Second] = (),
+    event_errors: Sequence[Histogram] = (),
+    server_samples: Sequence[MetricSample] = (),
+) -> Summary:
+    """Compute the summary of a run from its accumulator.
+
+    gaps: per stage, a histogram of the gaps between output events. timeline: per stage, counts of output events in bins
+    of `BIN_NS` from the start of the run. seconds: the samples that each worker takes of itself. event_errors: per
+    stage, a histogram of the stamp errors of output events; empty when not known. server_samples: what the
+    servers' metrics pages said.
+
+    Sums are exact. Of an accumulator that is not exact, quantiles are read from histograms, within 0.1 %, and rates
+    over the steady window from curves of 4,096 bins; what needs all rows at once (variation of send gaps, repeated
+    prompts, whether the load was sustained) is not known.
+    """
+    plans, cells = header.stages or (StagePlan(),), accumulator.stages
+    chosen = [i for i, plan in enumerate(plans) if plan.measured]
+    measured, warmup = accumulator.measured(), accumulator.measured(False)
+    everything = (measured, warmup)
+    full = blocks.full_load(cells, min(chosen, default=0), max(chosen, default=0))
+    inside = blocks.window(measured, everything, full)
+    unrecorded = _unrecorded(header, plans, cells, seconds)
+    lost = sum(unrecorded[i] for i in chosen)
+    own_gaps, errors = (pooled(of[i] for i in chosen if i < len(of)) for of in (gaps, event_errors))
+    own_timeline = [timeline[i] for i in chosen if i < len(timeline)]
+    target = whole_target(header.targets)
+    samples = {name: measured.distribution(name) for name in SAMPLES}
+    samples |= {"inter_chunk": own_gaps.distribution(), "event_error": errors.distribution()}
+    unsure_share = 1 - int(errors.counts[0]) / errors.count if errors.count else None
+    guarded = {**samples, "gap_error": of_gaps(errors)}
+    unsound = validity.withheld(header.limits, guarded, unsure_share, seconds, inside)
+    itl_absent = blocks.itl_absent(measured, samples["inter_chunk"])
+    undecided = {**({"itl": f"there is no ITL: {itl_absent}"} if itl_absent else {}), **unsound}
+    arrival = ", then ".join(plans[i].arrival for i in chosen if plans[i].arrival)
+    parts = _Parts(header, seconds, undecided)
+    whole = parts.figures(measured, everything, inside, arrival, own_timeline, target.gpus, own_gaps, lost)
+
+    def of_stage(i: int) -> StageSummary:
+        stage, cell = plans[i], cells[i]
+        window = blocks.window(cell, [cell], blocks.full_load(cells, i, i))
+        gaps_of_stage, own_events = gaps[i] if i < len(gaps) else Histogram(), timeline[i : i + 1]
+        if cell is measured:  # the only measured stage: but for `whole`, its windows are those of the run
+            output_per_s = blocks.whole_output_per_s(everything, window)
+            figures = {**whole, "tokens": msgspec.structs.replace(whole["tokens"], whole_output_per_s=output_per_s)}
+        else:
+            figures = parts.figures(
+                cell, everything, window, stage.arrival, own_events, target.gpus, gaps_of_stage, unrecorded[i]
+            )
+        facts = _shared(stage, StageSummary)
+        return StageSummary(window=window, inter_chunk_ms=gaps_of_stage.distribution(), **facts, **figures)
+
+    targets = tuple(
+        parts.of_target(facts, pair, inside) for facts, pair in zip(header.targets, accumulator.targets, strict=False)
+    )
+    regions = tuple(
+        parts.of_target(facts, accumulator.of_targets(numbers), inside)
+        for facts, numbers in _grouped(header.targets, "region")
+    )
+    nodes = tuple(
+        parts.of_target(facts, accumulator.of_targets(numbers), inside)
+        for facts, numbers in _grouped(header.targets, "node")
+    )
+    classes = tuple(
+        parts.of_class(plan, pair, inside, accumulator.cut(i))
+        for i, (plan, pair) in enumerate(zip(header.classes, accumulator.classes, strict=True))
+    )
+    by_model: dict[str, list[int]] = {}
+    for i, plan in enumerate(header.classes):
+        by_model.setdefault(plan.model or target.model, []).append(i)
+    models = tuple(
+        parts.of_model(model, accumulator.of_classes(numbers), inside, [classes[i] for i in numbers])
+        for model, numbers in (by_model.items() if len(by_model) > 1 else ())
+    )
+    step_times = steps.times(measured.columns, header) if accumulator.exact else [steps.UNKNOWN] * len(header.steps)
+    tasks = blocks.sessions(measured, accumulator.cut(), inside)
+    whole["goodput"] = with_tasks(whole["goodput"], tasks)
+    if header.slo is None:
+        whole["goodput"] = of_classes([part.goodput for part in classes])
+    summary = Summary(
+        schema=SCHEMA,
+        schema_minor=SCHEMA_MINOR,
+        run=_run_facts(header),
+        target=target,
+        rtt_ms=header.rtt_ms,
+        window=inside,
+        bytes=blocks.bytes(measured),
+        fingerprints=header.fingerprints,
+        verdict=Verdict(valid=True, limits=header.limits),
+        warmup=blocks.requests(warmup, sum(unrecorded) - lost),
+        tpot_undefined=measured.sum("tpot_undefined"),
+        itl_ms=None if itl_absent else samples["inter_chunk"],
+        itl_absent=itl_absent,
+        unsound=unsound,
+        stalls=blocks.stalls(measured),
+        event_unsure_share=unsure_share,
+        sessions=tasks,
+        client=blocks.client(measured, seconds, inside, header.workers),
+        stages=tuple(of_stage(i) for i in range(len(header.stages))),
+        targets=targets,
+        regions=regions,
+        nodes=nodes,
+        hardware=hardware.of_samples(server_samples),
+        rack=_rack_of(targets, whole["tokens"].output_per_s) if interchangeable(header.targets) else None,
+        classes=classes,
+        models=models,
+        steps=tuple(
+            parts.of_step(plan, pair, inside, time)
+            for plan, pair, time in zip(header.steps, accumulator.steps, step_times, strict=True)
+        ),
+        cache_reset=header.cache_reset,
+        chunks=header.chunks,
+        cache_asked=header.cache_asked,
+        drift=drift.of_blocks(
+            accumulator.blocks, accumulator.block_ns, inside.steady, blocks.tokens_over_time(measured, own_timeline)
+        ),
+        **_of_rows(measured.columns, warmup.columns, inside, header, server_samples, accumulator.exact),
+        kept="raw" if accumulator.exact else header.keep,
+        **{**{f"{name}_ms": distribution for name, distribution in samples.items()}, **whole},
+    )
+    summary = withhold(summary)
+    died = {name.removeprefix("dead_") for cell in everything for name in cell.sums if name.startswith("dead_")}
+    signs = Signs(
+        dead_workers=sorted(map(int, died)),
+        unsaid=measured.sum("unsaid") > 0,
+        sends=measured.sum("sent"),
+        disagreement=blocks.prompt_disagreement(measured, header.template_tokens),
+        repeated=blocks.repeated(measured),
+        asked=measured.sum("asked"),
+        asked_got=measured.sum("asked_got"),
+    )
+    delivered = stimulus.checks(header, summary, signs, measured.columns)
+    return msgspec.structs.replace(summary, verdict=validity.of(header, summary, signs, seconds), stimulus=delivered)
+
+
+def _of_rows(
+    measured: Sequence[Columns],
+    others: Sequence[Columns],
+    inside: Window,
+    header: Header,
+    server_samples: Sequence[MetricSample],
+    kept: bool,
+) -> dict[str, Any]:
+    """The blocks that need all rows at once. `kept`: whether the rows are there."""
+    if not kept:
+        why = "the records were not kept (--keep)"
+        return {
+            "sustainable": Sustainable(why=f"{why}: growth of one target cannot be told"),
+            "splits": Splits(why=why),
+            "between": BetweenNodes(why=why),
+        }
+    return {
+        "sustainable": sustainable.of_rows(measured, others, inside, header),
+        "splits": splits.of_rows(measured, header),
+        "slowest": splits.slowest(measured, others, header),
+        "between": between.of_rows(measured, inside.steady, header),
+        "causes": causes.explain(measured, header, server_samples),
+    }
+
+
+def _unrecorded(
+    header: Header, plans: Sequence[StagePlan], cells: Sequence[Cell], seconds: Sequence[Second]
+) -> list[int]:
+    """Per stage, the slots without a row: of what was planned, or, of a run that was cut off, of what had been sent.
+
+    What was due after the cut was never asked for. The samples that workers take of themselves say what was sent.
+    """
+    rows = [cell.sum("rows") for cell in cells]
+    if header.state != "running":
+        return [max(0, (plan.slots or 0) - count) for plan, count in zip(plans, rows, strict=True)]
+    sent_by = {second.worker: second.sent for second in sorted(seconds, key=lambda second: second.t_s)}
+    sent = sum(sent_by.values()) + sum(cell.sum("dropped") for cell in cells)
+    last = max((i for i, count in enumerate(rows) if count), default=0)
+    return [max(0, sent - sum(rows)) if i == last else 0 for i in range(len(rows))]
+
+
+class _Parts(NamedTuple):
+    """What the figures of the run, of its stages and of its targets have alike."""
+
+    header: Header
+    seconds: Sequence[Second]
+    undecided: Mapping[str, str]  # metrics on which no SLO term can be decided -> why
+
+    def figures(
+        self,
+        cell: Cell,
+        everything: Sequence[Cell],
+        inside: Window,
+        arrival: str,
+        timeline: Sequence[NDArray[np.int64]],
+        gpus: int | None,
+        gaps: Histogram,
+        unrecorded: int,
+    ) -> dict[str, Any]:
+        return {
+            "requests": blocks.requests(cell, unrecorded),
+            "load": load(cell, everything, inside, arrival, self.header.stages, self.seconds),
+            "tokens": blocks.tokens(cell, everything, inside, timeline, gpus),
+            "goodput": goodput(cell, cell.slo, inside, gaps, unrecorded, self.undecided),
+            **{f"{metric}_ms": cell.distribution(metric) for metric in drift.SHOWN},
+        }
+
+    def of_target(self, target: TargetFacts, everything: CellPair, inside: Window) -> TargetSummary:
+        """One of several targets, or all of a region."""
+        cell = everything.measured
+        own_output_per_s = per_second(cell.sum_known("output_tokens"), blocks.window(cell, everything))
+        figures = self._of_part(everything, inside, target.gpus)
+        return TargetSummary(target=target, own_output_per_s=own_output_per_s, **figures)
+
+    def of_class(self, plan: ClassPlan, everything: CellPair, inside: Window, cut: tuple[int, int]) -> ClassSummary:
+        """One of several classes. `cut`: its conversations without an end."""
+        figures = self._of_part(everything, inside, None)
+        tasks = blocks.sessions(everything.measured, cut, inside)
+        figures["goodput"] = with_tasks(figures["goodput"], tasks)
+        return ClassSummary(
+            name=plan.name,
+            share=plan.share,
+            starts=everything.measured.sum("starts"),
+            model=plan.model,
+            priority=plan.priority,
+            sessions=tasks,
+            **figures,
+        )
+
+    def of_model(
+        self, model: str, everything: CellPair, inside: Window, classes: Sequence[ClassSummary]
+    ) -> ModelSummary:
+        """One of several models, with the cells of its classes together."""
+        figures = self._of_part(everything, inside, None) | {"goodput": of_classes([part.goodput for part in classes])}
+        return ModelSummary(model=model, classes=tuple(part.name for part in classes), **figures)
+
+    def of_step(self, plan: StepPlan, everything: CellPair, inside: Window, time: StepTime) -> StepSummary:
+        """One of the steps of tasks."""
+        figures = self._of_part(everything, inside, None)
+        del figures["goodput"]  # what was promised is promised of all requests, and of tasks
+        targets = [self.header.targets[number] for number in plan.targets]
+        names = tuple(target.name or target.url for target in targets if target.serves)
+        return StepSummary(**_shared(plan, StepSummary) | {"targets": names}, **figures, **time._asdict())
+
+    def _of_part(self, everything: CellPair, inside: Window, gpus: int | None) -> dict[str, Any]:
+        cell = everything.measured
+        parts = self._replace(seconds=(), undecided={**_NO_GAPS_BY_PART, **self.undecided})
+        figures = parts.figures(cell, everything, inside, "", (), gpus, Histogram(), 0)
+        for columns in cell.columns:
+            columns.forget()
+        return {"bytes": blocks.bytes(cell), **figures}
+
+
+def exit_code(summary: Summary, *, strict: bool = False) -> int:
+    """The exit code of the process: 130 interrupted, else 3 not valid, else 1 SLO missed, else 0.
+
+    `strict`: an SLO that the run cannot decide is 3.
+    """
+    return validity.exit_code(
+        interrupted=summary.run.state == "interrupted",
+        valid=summary.verdict.valid,
+        slo_met=summary.goodput.met,
+        undecided=summary.goodput.undecided,
+        strict=strict,
+    )
+
+
+def withhold(summary: Summary) -> Summary:
+    """The summary without the figures of its `unsound` metrics, whole and by stage, target and time."""
+    unsound = summary.unsound
+    if not unsound:
+        return summary
+    fields = {f"{metric}_ms" for metric in unsound}
+
+    def without(part: Any) -> dict[str, Any]:
+        values = {name: getattr(part, name) for name in part.__struct_fields__ if name in fields}
+        return {name: value.withheld() for name, value in values.items() if isinstance(value, Distribution)}
+
+    changes: dict[str, Any] = without(summary)
+    if "itl" in unsound:
+        changes |= {"itl_ms": None, "itl_absent": summary.itl_absent or unsound["itl"]}
+    if "stalls" in unsound:
+        changes["stalls"] = msgspec.structs.replace(summary.stalls, requests=None, share=None)
+    if "tpot" in unsound:
+        changes["drift"] = drift.without_tpot(summary.drift)
+    changes["between"] = between.without(summary.between, unsound)
+    for name in ("stages", "targets", "regions", "nodes", "classes", "models", "steps"):
+        changes[name] = tuple(msgspec.structs.replace(part, **without(part)) for part in getattr(summary, name))
+    return msgspec.structs.replace(summary, **changes)
+
+
+def _shared(facts: msgspec.Struct, block: type[msgspec.Struct]) -> dict[str, Any]:
+    """The values of the fields that a block of the summary has from facts of the header, under the same names."""
+    return {name: getattr(facts, name) for name in block.__struct_fields__ if name in facts.__struct_fields__}
+
+
+def whole_target(targets: Sequence[TargetFacts]) -> TargetFacts:
+    """All targets described as one: the values they have in common, and the sum of their GPUs.
+
+    Where steps of tasks have targets of their own, those of all other requests.
+    """
+    targets = [target for target in targets if not target.serves] or targets
+    if not targets:
+        return TargetFacts()
+    if len(targets) == 1:
+        return targets[0]
+    gpus = [target.gpus for target in targets if target.gpus is not None]
+    values = {name: {getattr(target, name) for target in targets} for name in TargetFacts.__struct_fields__}
+    common = {name: found.pop() for name, found in values.items() if len(found) == 1}
+    return TargetFacts(**common | {
+        "name": format.counted(len(targets), 'target'),
+        "gpus": sum(gpus) if len(gpus) == len(targets) else None,
+        "simulated": any(target.simulated for target in targets),
+    })  # fmt: skip
+
+
+def _run_facts(header: Header) -> RunFacts:
+    """The block `run` of the summary."""
+    own = {
+        "state": "cut_off" if header.state == "running" else header.state,
+        "salt": header.salt if header.schema_minor else "",  # that of older versions cannot be given again
+    }
+    return RunFacts(id=header.run, **_shared(header, RunFacts) | own)
+
+
+def _grouped(targets: Sequence[TargetFacts], by: Literal["region", "node"]) -> list[tuple[TargetFacts, list[int]]]:
+    """Per region or node the facts and the numbers of its targets; [] unless they are in several. "": not given."""
+    numbers: dict[str, list[int]] = {}
+    for i, target in enumerate(targets):
+        numbers.setdefault(getattr(target, by), []).append(i)
+    if len(numbers) < 2:
+        return []
+    return [(whole_target([targets[i] for i in own]), own) for own in numbers.values()]
+
+
+_NO_GAPS_BY_PART = dict.fromkeys(POOLED, "gaps are counted for all targets together")
+"""SLO terms that cannot be decided for one of several targets or classes -> why."""
+
+
+def _rack_of(targets: Sequence[TargetSummary], single_clock_per_s: float | None) -> RackTokens | None:
+    """The block `rack`; None for a single target."""
+    rates = [target.own_output_per_s or 0.0 for target in targets]
+    if not rates:
+        return None
+    median = statistics.median(rates)
+    return RackTokens(
+        targets=len(rates),
+        sum_of_rates_per_s=sum(rates),
+        single_clock_per_s=single_clock_per_s,
+        min_per_s=min(rates),
+        mean_per_s=statistics.fmean(rates),
+        median_per_s=median,
+        max_per_s=max(rates),
+        spread=(max(rates) - min(rates)) / median if median else 0.0,
+    )
+
+
+def dump_summary(summary: Summary) -> bytes:
+    """The bytes of `summary.json`: UTF-8, indented by two, with a final newline. Unknown values are null, never left
+    out.
+    """
+    return format.document(summary)
+
+
+def load_summary(data: bytes, where: str = "summary.json") -> Summary:
+    """The inverse of `dump_summary`. Fields that this version does not know are ignored.
+
+    Raises UserError for data that is no summary, and for a summary of a newer schema.
+    """
+    hint = "`loadgen report DIR` makes it again"
+    summary = decoded(data, Summary, where, "a summary of a run", hint, schema=SCHEMA)
+    verdict = validity.with_codes(summary.verdict)
+    state = validity.state_reasons(summary.run.state)
+    if verdict.valid and state:  # older versions called an interrupted run valid
+        verdict = validity.verdict(verdict.limits, state, verdict.warning_codes, verdict.caveat_codes)
+    return msgspec.structs.replace(summary, verdict=verdict)

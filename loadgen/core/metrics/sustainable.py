@@ -1,0 +1,238 @@
+"""Whether a load was sustained: neither TTFT nor the number in flight of any target (simulated: any replica) grew.
+
+Pure. A run that meets every limit may be a queue that grows and was not given the time to show it. The second half of
+the measured load is cut into blocks, per target or replica, and `stats.trend` tests them all together. The first half
+is left out: there a server fills, and grows for that reason.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from loadgen.core.metrics import columns as metrics
+from loadgen.core.metrics.columns import OK, Columns, JoinedColumns
+from loadgen.core.metrics.windows import Window
+from loadgen.core.results.manifest import Header
+from loadgen.core.stats import trend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from loadgen.core.results.manifest import StagePlan
+
+BLOCKS = 16
+INSTANTS = 8  # per block, at which requests in flight are counted
+FEWEST_REQUESTS = 64  # due in the second half, per target or replica
+STAYS = 2.0  # the second half must last so many times as long as a request does (p50 of E2E)
+GROWTH = 0.10  # of the mean: a smaller growth in the time tested is not called one
+MAYBE = 0.05  # chance of a growth, of one series alone, below which it may be one
+MAYBE_GROWTH = 0.25  # of the mean: such a growth, if it may be one, is not called sustained either
+SEES = 1.0  # of the mean: where not even this growth would have been seen, nothing is said
+LONGER = 2.0  # how many times as long as a run by the rules the confirmation of a sustained load lasts
+_SERIES = ("requests in flight", "TTFT")
+
+
+class Sustainable(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the load was sustained, and why that is said. Growth is over the time tested, as a share of the mean."""
+
+    sustained: bool | None = None  # null: not known
+    why: str = "not judged"
+    start_s: float | None = None  # the time tested
+    end_s: float | None = None
+    parts: int = 0  # targets or replicas tested
+    growing: tuple[str, ...] = ()  # the names of those that grew, the one that grew most first
+    growth_share: float | None = None  # of the one that grew most, by the series that is named in `why`
+    visible_share: float | None = None  # smallest growth that would have been seen in each of them
+
+
+def of_rows(measured: Sequence[Columns], others: Sequence[Columns], inside: Window, header: Header) -> Sustainable:
+    """Judge the measured rows of a run; `others`: the rows of the other stages, which are in flight too."""
+    stages = [stage for stage in header.stages if stage.measured]
+    reason = _not_judged(stages, header)
+    if reason:
+        return Sustainable(why=reason)
+    start_s, end_s = inside.steady.start_s, inside.steady.end_s
+    if start_s is None or end_s is None:
+        due_ns = _of_all(measured, lambda part: part["due_ns"][part.attempted])
+        if len(due_ns) and int(due_ns.max()) > int(due_ns.min()):
+            return Sustainable(why="too short: there is no time at which the load was only that of measured requests")
+        return Sustainable(why="all requests are due at one instant: nothing can grow over time")
+    span = _Span((start_s + end_s) / 2 * 1e9, end_s * 1e9)
+    e2e = _of_all(measured, lambda part: metrics.defined(part.measure("e2e")[part.where(OK)]))
+    if not len(e2e):
+        return Sustainable(why="no request ended ok")
+    stay_ns = float(np.median(e2e))
+    if span.end_ns - span.start_ns < STAYS * stay_ns:
+        needed = 2 * STAYS * stay_ns / 1e9
+        return Sustainable(why=f"too short: requests last {stay_ns / 1e9:.3g} s (p50), so {needed:.3g} s are needed")
+    return _judge(list(_parts(measured, others, span, header)), span)
+
+
+def of_span(measured: Columns, others: Columns, start_ns: float, end_ns: float) -> Sustainable:
+    """Judge a span of a load that goes on, by the rows known so far; not known where it lasts too short a time."""
+    e2e = metrics.defined(measured.measure("e2e")[measured.where(OK)])
+    if not len(e2e) or end_ns - start_ns < STAYS * float(np.median(e2e)):
+        return Sustainable(why="too short")
+    span = _Span(start_ns, end_ns)
+    return _judge(list(_parts([measured], [others], span, Header())), span)
+
+
+def _not_judged(stages: Sequence[StagePlan], header: Header) -> str:
+    if header.state not in ("finished", "running"):
+        return "the run did not come to its end"
+    if len(stages) > 1:
+        return "several loads were measured one after the other"
+    if stages and not stages[0].closed and stages[0].rate is None:
+        return f"the load itself changes over time ({stages[0].arrival})"
+    return ""
+
+
+class _Span(NamedTuple):
+    start_ns: float
+    end_ns: float
+
+
+class _Part(NamedTuple):
+    name: str
+    requests: int  # due in the span
+    series: tuple[NDArray[np.float64], NDArray[np.float64]]  # block means, in the order of _SERIES
+
+
+def _of_all(parts: Sequence[Columns], values: Callable[[Columns], NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(0, np.int64), *map(values, parts)])
+
+
+def _parts(measured: Sequence[Columns], others: Sequence[Columns], span: _Span, header: Header) -> Iterator[_Part]:
+    """The block means of each target, or of each replica where the rows name one."""
+    everything = [*measured, *others]
+    of_measured = _of_all(measured, keys)
+    starts, ends, of_sent = (
+        np.concatenate([values(part)[part["sent_ns"] >= 0] for part in everything])
+        for values in (lambda part: part["sent_ns"], lambda part: part["done_ns"], keys)
+    )
+    ends = np.where(ends < 0, np.iinfo(np.int64).max, ends)
+    due = _of_all(measured, lambda part: part["due_ns"])
+    ttft = _of_all(measured, lambda part: np.where(part.where(OK), part.measure("ttft"), metrics.UNDEFINED))
+    place = np.floor((due - span.start_ns) / ((span.end_ns - span.start_ns) / BLOCKS)).astype(np.int64)
+    in_span = (place >= 0) & (place < BLOCKS)
+    instants = np.linspace(span.start_ns, span.end_ns, BLOCKS * INSTANTS + 1)[:-1]
+    names = np.unique(of_measured[in_span])
+    sent_order, sent_bounds = _grouped(of_sent, names)
+    rows_order, rows_bounds = _grouped(of_measured, names)
+    for i, key in enumerate(names.tolist()):
+        own = sent_order[sent_bounds[2 * i] : sent_bounds[2 * i + 1]]
+        flying = np.searchsorted(np.sort(starts[own]), instants, "right")
+        flying = flying - np.searchsorted(np.sort(ends[own]), instants, "right")
+        rows = rows_order[rows_bounds[2 * i] : rows_bounds[2 * i + 1]]
+        rows = rows[in_span[rows]]
+        requests = len(rows)
+        rows = rows[ttft[rows] != metrics.UNDEFINED]
+        counts = np.bincount(place[rows], minlength=BLOCKS)
+        sums = np.bincount(place[rows], weights=ttft[rows], minlength=BLOCKS)
+        means = np.where(counts > 0, sums / np.maximum(counts, 1), math.nan)
+        series = (flying.reshape(BLOCKS, INSTANTS).mean(axis=1), means)
+        yield _Part(part_name(int(key), header), requests, series)
+
+
+REPLICAS = 1 << 16
+
+
+def keys(rows: Columns | JoinedColumns) -> NDArray[np.int64]:
+    """One number per target and replica of these rows."""
+    return rows["target"].astype(np.int64) * REPLICAS + rows["replica"].astype(np.int64) + 1
+
+
+def part_name(key: int, header: Header) -> str:
+    target, replica = divmod(key, REPLICAS)
+    if replica:
+        return f"replica {replica - 1}"
+    if len(header.targets) < 2:
+        return ""
+    facts = header.targets[target]
+    return f"target {facts.name or facts.url or target}"
+
+
+def _grouped(of_row: NDArray[np.int64], names: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[int]]:
+    """An order of the rows by key, and the bounds of each name in it: start, end, start, end..."""
+    order = np.argsort(of_row, kind="stable")
+    ordered = of_row[order]
+    bounds = np.stack([np.searchsorted(ordered, names, "left"), np.searchsorted(ordered, names, "right")], axis=1)
+    return order, bounds.ravel().tolist()
+
+
+class _Growth(NamedTuple):
+    share: float
+    part: str
+    series: str
+    first: float
+    last: float
+
+
+def _judge(parts: Sequence[_Part], span: _Span) -> Sustainable:
+    seconds = (span.end_ns - span.start_ns) / 1e9
+    tested = f"the second half of the load, {seconds:,.0f} s"
+    few = [part for part in parts if part.requests < FEWEST_REQUESTS]
+    if few or not parts:
+        name = f" at {few[0].name}" if few and few[0].name else ""
+        count = few[0].requests if few else 0
+        why = f"too few requests: {count} were due{name} in {tested}, {FEWEST_REQUESTS} are needed"
+        return Sustainable(why=why, parts=len(parts))
+    trends = trend.of([series for part in parts for series in part.series])
+    grown: list[_Growth] = []
+    perhaps: list[_Growth] = []
+    least_visible: list[float] = []
+    for i, part in enumerate(parts):
+        visible = []
+        for name, series, found in zip(_SERIES, part.series, trends[2 * i : 2 * i + 2], strict=True):
+            if found is None or found.level <= 0:
+                continue
+            visible.append(found.visible / found.level)
+            share = found.growth / found.level
+            if (found.grows and share > GROWTH) or (found.chance < MAYBE and share > MAYBE_GROWTH):
+                known = series[np.isfinite(series)]
+                growth = _Growth(share, part.name, name, float(known[0]), float(known[-1]))
+                (grown if found.grows else perhaps).append(growth)
+        least_visible.append(min(visible, default=math.inf))
+    visible_share = max(least_visible)
+    kind = "replica" if parts[0].name.startswith("replica") else "target"
+    facts = {
+        "start_s": float(span.start_ns / 1e9), "end_s": float(span.end_ns / 1e9), "parts": len(parts),
+        "visible_share": visible_share if math.isfinite(visible_share) else None,
+    }  # fmt: skip
+    sees = f"a growth of {max(visible_share, GROWTH):.0%} of the mean or more would have been seen"
+    if len(parts) > 1:
+        sees += f" in each {kind}"
+    if grown:
+        grown.sort(reverse=True)
+        worst = grown[0]
+        names = tuple(dict.fromkeys(growth.part for growth in grown if growth.part))
+        where = f" of {worst.part}" if worst.part else ""
+        others = f" ({len(names)} of {len(parts)} {kind}s grow)" if len(parts) > 1 else ""
+        why = f"{worst.series}{where} grows beyond chance: {_values(worst)} in {tested}{others}"
+        return Sustainable(sustained=False, why=why, growing=names, growth_share=worst.share, **facts)  # type: ignore[arg-type]
+    if perhaps:
+        most_grown = max(perhaps)
+        where = f" of {most_grown.part}" if most_grown.part else ""
+        why = (
+            f"{most_grown.series}{where} may grow: {_values(most_grown)} in {tested}, which chance alone could do "
+            "too: a longer run decides"
+        )
+        return Sustainable(why=why, growth_share=most_grown.share, **facts)  # type: ignore[arg-type]
+    if not visible_share <= SEES:
+        most = f"{visible_share:.0%} of the mean" if math.isfinite(visible_share) else "any size"
+        why = f"no growth seen in {tested}, but one of {most} would have been missed: a longer run shows more"
+        return Sustainable(why=why, **facts)  # type: ignore[arg-type]
+    why = f"neither TTFT nor requests in flight{f' of any {kind}' if len(parts) > 1 else ''} grow in {tested}; {sees}"
+    return Sustainable(sustained=True, why=why, **facts)  # type: ignore[arg-type]
+
+
+def _values(growth: _Growth) -> str:
+    if growth.series == "TTFT":
+        return f"from {growth.first / 1e6:,.0f} to {growth.last / 1e6:,.0f} ms"
+    return f"from {growth.first:,.4g} to {growth.last:,.4g}"

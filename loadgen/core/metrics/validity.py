@@ -1,0 +1,384 @@
+"""Whether a measurement can be trusted: the reasons that make it INVALID, what to know beside it, and the exit code.
+
+Pure. Every finding is a code with its values; `reasons.py` has the words. The limits come from
+`loadgen.core.limits`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+import loadgen.core.errors as codes
+from loadgen.core.format import SYSTEM
+from loadgen.core.limits import (
+    CACHED_SHARE,
+    COUNT_DISAGREEMENT,
+    GAP_VARIATION,
+    GAPS_NEEDED,
+    LENGTH_MISMATCH,
+    SHORTENED,
+    UNFINISHED_SHARE,
+    ValidityLimits,
+)
+from loadgen.core.metrics import outcomes
+from loadgen.core.metrics.reasons import sentence
+from loadgen.core.results.manifest import ReasonCode
+from loadgen.core.stats.quantiles import SUPPORT, deciding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from loadgen.core.metrics.windows import Window
+    from loadgen.core.results.manifest import Header, Second
+    from loadgen.core.server_metrics.hardware import SeenHardware
+    from loadgen.core.stats.quantiles import Distribution
+
+FEWEST = SUPPORT["p50"]  # requests of a valid run
+IDLE_SHARE = 0.5  # of a core: a worker that never used more was late because of something else on the host
+WAITED_SHARE = 0.1  # of a second spent ready to run without a core: enough to explain lateness
+FULL_SECOND_S = 0.9  # a sample this long counts as a full second
+
+
+class Signs(NamedTuple):
+    """What the verdict needs beside the summary."""
+
+    dead_workers: list[int]
+    unsaid: bool  # some ok request has a first event without a token count
+    sends: int
+    disagreement: float | None  # of prompt token counts: `blocks.prompt_disagreement`
+    repeated: int
+    asked: int  # output tokens asked for, of ok requests whose answers were counted too
+    asked_got: int  # output tokens of the same requests
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the measurement can be trusted. This does not judge the SLO: a run that missed a limit can be valid.
+
+    The sentences are for people. `codes` says the same as `reasons` for programs, one for one; likewise the others.
+    """
+
+    valid: bool
+    reasons: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    limits: ValidityLimits
+    caveats: tuple[str, ...] = ()  # what belongs beside VALID: figures withheld, a load that is not the one asked for
+    codes: tuple[ReasonCode, ...] = ()
+    warning_codes: tuple[ReasonCode, ...] = ()
+    caveat_codes: tuple[ReasonCode, ...] = ()
+
+
+def verdict(
+    limits: ValidityLimits,
+    reasons: Iterable[ReasonCode] = (),
+    warnings: Iterable[ReasonCode] = (),
+    caveats: Iterable[ReasonCode] = (),
+) -> Verdict:
+    """The verdict that these codes make, with their sentences."""
+    reasons, warnings, caveats = tuple(reasons), tuple(warnings), tuple(caveats)
+    return Verdict(
+        valid=not reasons,
+        reasons=tuple(map(sentence, reasons)),
+        warnings=tuple(map(sentence, warnings)),
+        limits=limits,
+        caveats=tuple(map(sentence, caveats)),
+        codes=reasons,
+        warning_codes=warnings,
+        caveat_codes=caveats,
+    )
+
+
+def is_host_busy(verdict: Verdict) -> bool:
+    """Whether nothing but other work on this host spoiled the measurement: neither the server nor the load did."""
+    of_the_client = {"sent_late", "arrivals_unsure", "generator_busy"}
+    remedies = {reason.values.get("remedy") for reason in verdict.codes}
+    return {reason.code for reason in verdict.codes} <= of_the_client and not remedies.isdisjoint(
+        ("other_processes", "host")
+    )
+
+
+def with_codes(stored: Verdict) -> Verdict:
+    """A stored verdict with a code for every sentence: "note", which says nothing, where an older version gave none."""
+
+    def coded(sentences: Sequence[str], given: tuple[ReasonCode, ...]) -> tuple[ReasonCode, ...]:
+        return given if len(given) == len(sentences) else tuple(map(note, sentences))
+
+    return msgspec.structs.replace(
+        stored,
+        codes=coded(stored.reasons, stored.codes),
+        warning_codes=coded(stored.warnings, stored.warning_codes),
+        caveat_codes=coded(stored.caveats, stored.caveat_codes),
+    )
+
+
+def warned(verdict: Verdict, code: str, values: dict[str, Any]) -> Verdict:
+    """The verdict with one more warning."""
+    reason = ReasonCode(code=code, values=values)
+    return msgspec.structs.replace(
+        verdict, warnings=(*verdict.warnings, sentence(reason)), warning_codes=(*verdict.warning_codes, reason)
+    )
+
+
+def without(verdict: Verdict, code: str) -> Verdict:
+    """The verdict without a warning that other figures have answered."""
+    words = {sentence(one) for one in verdict.warning_codes if one.code == code}
+    return msgspec.structs.replace(
+        verdict,
+        warnings=tuple(text for text in verdict.warnings if text not in words),
+        warning_codes=tuple(one for one in verdict.warning_codes if one.code != code),
+    )
+
+
+def note(text: str) -> ReasonCode:
+    return ReasonCode(code="note", values={"text": text})
+
+
+def exit_code(
+    *, interrupted: bool, valid: bool, slo_met: bool | None, undecided: bool = False, strict: bool = False
+) -> int:
+    """The exit code, first match: 130 (interrupted), 3 (not valid), 1 (SLO missed), 3 (`strict`, SLO undecided), 0."""
+    if interrupted:
+        return codes.INTERRUPTED
+    if not valid:
+        return codes.UNSOUND
+    if slo_met is False:
+        return codes.SLO_MISSED
+    return codes.UNSOUND if undecided and strict else codes.OK
+
+
+def busiest(seconds: Sequence[Second], window: Window) -> Second | None:
+    """The full second inside the measured window in which a worker used most CPU; None without one."""
+    return max(_inside(seconds, window), key=lambda second: second.cpu_share, default=None)
+
+
+def most_waited(seconds: Sequence[Second], window: Window) -> Second | None:
+    """The full second inside the measured window in which a worker waited longest for a core; None when not known."""
+    known = (second for second in _inside(seconds, window) if second.waited_share is not None)
+    return max(known, key=lambda second: second.waited_share or 0.0, default=None)
+
+
+def _inside(seconds: Sequence[Second], window: Window) -> list[Second]:
+    if window.start_s is None or window.end_s is None:
+        return []
+    low, high = window.start_s, window.end_s
+    return [s for s in seconds if s.span_s >= FULL_SECOND_S and s.t_s - s.span_s >= low and s.t_s <= high]
+
+
+def of(header: Header, summary: Any, signs: Signs, seconds: Sequence[Second]) -> Verdict:
+    """The verdict on a run. `summary`: its `Summary` (which imports this module), complete but for the verdict."""
+    caveats = list(_caveats(summary, signs))
+    return verdict(
+        header.limits,
+        _reasons(header, summary, signs, seconds),
+        _warnings(header, summary, signs, shortened=any(caveat.code == "shortened" for caveat in caveats)),
+        caveats,
+    )
+
+
+def _reasons(header: Header, summary: Any, signs: Signs, seconds: Sequence[Second]) -> Iterator[ReasonCode]:
+    """Why a run is INVALID.
+
+    Lateness is measured against TTFT p50, or against E2E p50 where answers are not streamed and there is no TTFT.
+    """
+    limits, requests, counted = header.limits, summary.requests, summary.requests.decided
+    if counted == 0 and requests.unfinished:
+        yield _code("all_unfinished", unfinished=requests.unfinished)
+    elif counted == 0 and requests.cancelled:
+        yield _code("all_cancelled", cancelled=requests.cancelled)
+    elif counted == 0:
+        yield _code("none_due")
+    elif requests.ok == 0:
+        yield _code("none_ok", requests=counted)
+    elif counted < FEWEST:
+        yield _code("too_few", requests=counted, needed=FEWEST)
+    basis, scale = "TTFT p50", summary.ttft_ms.p50
+    if scale is None:
+        basis, scale = "E2E p50", summary.e2e_ms.p50
+    remedy = _remedy(seconds, summary.window)
+    for code, late, limit in (
+        ("sent_late", summary.send_lag_ms, limits.send_lag_share),
+        ("arrivals_unsure", summary.stamp_error_ms, limits.stamp_error_share),
+    ):
+        if over := _over(late, basis, scale, limit):
+            yield _code(code, **over, **remedy)
+    second = busiest(seconds, summary.window)
+    if second is not None and second.cpu_share > limits.cpu_share:
+        values = {"worker": second.worker, "cpu_share": second.cpu_share, "at_s": second.t_s}
+        yield _code("generator_busy", **values, limit=limits.cpu_share)
+    failed = requests.failed + requests.lost
+    if counted and failed / counted > limits.failure_share:
+        yield _code("failures", failed=failed, requests=counted, share=failed / counted, limit=limits.failure_share)
+    for worker in signs.dead_workers:
+        yield _code("worker_died", worker=worker)
+    yield from state_reasons(summary.run.state) if header.stopped_by is None else (header.stopped_by,)
+
+
+def _code(code: str, **values: Any) -> ReasonCode:
+    return ReasonCode(code=code, values=values)
+
+
+def _over(error: Distribution, basis: str, scale: float | None, limit: float) -> dict[str, Any] | None:
+    """How an error stands to the median of what it is an error of; None where it is within the limit."""
+    decides = deciding(error)
+    if decides is None or scale is None or decides[1] <= limit * scale:
+        return None
+    name, value = decides
+    share = value / scale if scale > 0 else None
+    return {"quantile": name, "value_ms": value, "share": share, "basis": basis, "basis_ms": scale, "limit": limit}
+
+
+def _remedy(seconds: Sequence[Second], window: Window) -> dict[str, Any]:
+    """What to do about a client that was late."""
+    waited, busy = most_waited(seconds, window), busiest(seconds, window)
+    if waited is not None and (waited_share := waited.waited_share or 0.0) > WAITED_SHARE:
+        return {"remedy": "other_processes", "worker": waited.worker, "waited_share": waited_share, "at_s": waited.t_s}
+    if busy is not None and busy.cpu_share < IDLE_SHARE:
+        return {"remedy": "host", "cpu_share": busy.cpu_share}
+    return {"remedy": "lower_load"}
+
+
+def withheld(
+    limits: ValidityLimits,
+    samples: Mapping[str, Distribution],
+    unsure_share: float | None,
+    seconds: Sequence[Second],
+    window: Window,
+) -> dict[str, str]:
+    """Metrics whose figures rest on arrival times that are too unsure -> why. Empty for runs without stamp errors.
+
+    `samples`: of the metrics that have a guard of their own, and of the errors that they are judged by. `unsure_share`:
+    of the output events, those that came with others in one read.
+
+    Each family has its own guard, so TTFT may be sound where the gaps are not. Stamps that came late as a whole (one
+    packet a read) are the kernel's and exact; unsure are those of several packets in one read.
+    """
+    spoilt: dict[str, str] = {}
+    gaps, tpot = ("itl", "inter_chunk", "max_gap", "stalls"), ("tpot", "tpot_mlperf")
+    of_events, of_tpot = limits.event_error_share, limits.tpot_error_share
+    for code, metrics, error, figure, basis, limit in (
+        ("events_unsure", gaps, "gap_error", "inter_chunk", "the gaps' p50", of_events),
+        ("largest_gap_unsure", ("max_gap",), "max_gap_error", "max_gap", "its p50", of_events),
+        ("tpot_unsure", tpot, "tpot_error", "tpot", "TPOT p50", of_tpot),
+    ):
+        if over := _over(samples[error], basis, samples[figure].p50, limit):
+            reason = sentence(_code(code, unsure_share=unsure_share, **over, **_remedy(seconds, window)))
+            spoilt |= {metric: reason for metric in metrics if metric not in spoilt}
+    return spoilt
+
+
+def _caveats(summary: Any, signs: Signs) -> Iterator[ReasonCode]:
+    """What belongs beside VALID: figures that are withheld; answers so short that this is another load."""
+    by_reason: dict[str, list[str]] = {}
+    for metric, why in summary.unsound.items():
+        by_reason.setdefault(why, []).append(metric)
+    for why, metrics in by_reason.items():
+        yield _code("withheld", metrics=metrics, why=why)
+    asked, got = signs.asked, signs.asked_got
+    if got < asked * (1 - SHORTENED):
+        yield _code("shortened", asked=asked, got=got, share=got / asked)
+
+
+def _undisclosed(missing: Mapping[str, list[str]], seen: SeenHardware | None) -> dict[str, list[str]]:
+    """What nobody has said of the system, without what the metrics pages of the hardware say."""
+    told = set() if seen is None else seen.told
+    return {who: left for who, keys in missing.items() if (left := [key for key in keys if key not in told])}
+
+
+def _other_hardware(metadata: Mapping[str, str], seen: SeenHardware | None) -> Iterator[ReasonCode]:
+    """Where the description of the system and the hardware's own page do not agree."""
+    if seen is None:
+        return
+    watts = None if seen.power_limit_w is None else f"{seen.power_limit_w:g}"
+    for key, of_page in (("driver", seen.driver), ("power_limit_w", watts)):
+        said = metadata.get(f"{SYSTEM}accelerator.{key}")
+        if said and of_page and said != of_page and not of_page.startswith(f"{said}."):
+            yield _code("hardware_differs", key=f"accelerator.{key}", said=said, seen=of_page)
+
+
+def state_reasons(state: str) -> tuple[ReasonCode, ...]:
+    """Why a run that ended in this state is INVALID; empty when it is not."""
+    return (_code(state),) if state in ("interrupted", "stopped") else ()
+
+
+def _warnings(header: Header, summary: Any, signs: Signs, *, shortened: bool) -> Iterator[ReasonCode]:
+    for text in header.notes:
+        code = header.note_codes.get(text) or note(text)
+        if code.code != "undisclosed":
+            yield code
+        elif missing := _undisclosed(code.values["missing"], summary.hardware):
+            yield _code("undisclosed", missing=missing)
+    yield from _other_hardware(header.metadata, summary.hardware)
+    if summary.run.state == "cut_off":
+        yield _code("cut_off")
+    yield from _unfinished(header, summary)
+    defaults = ValidityLimits()
+    for field in defaults.__struct_fields__:
+        value, default = getattr(header.limits, field), getattr(defaults, field)
+        if value != default:
+            yield _code("limit_changed", limit=field, value=value, default=default)
+    yield from _of_token_counts(header, summary, signs, shortened=shortened)
+    told = any(code.code == "server_timing_missing" for code in header.note_codes.values())  # by the probe
+    silent = summary.requests.ok and summary.kept == "raw" and not summary.splits.accounted
+    if header.server_timing and silent and not told:
+        yield _code("server_timing_missing", server=summary.target.server or "it")
+    for term in summary.goodput.slo:
+        if not term.supported and not term.undecided:
+            values = {"metric": term.metric, "percentile": term.quantile * 100, "samples": term.count}
+            yield _code("slo_samples", **values, needed=term.needed)
+    variation, planned = summary.load.gap_variation, summary.load.gap_variation_planned
+    enough = signs.sends > GAPS_NEEDED
+    if enough and variation is not None and planned is not None and abs(variation - planned) > GAP_VARIATION:
+        yield _code("gaps_differ", variation=variation, planned=planned)
+    yield from _not_steady(header, summary, signs.sends)
+
+
+def _unfinished(header: Header, summary: Any) -> Iterator[ReasonCode]:
+    """That the end of the drain cut requests; and that no SLO term can be called met, where they are many."""
+    unfinished, everyone = summary.requests.unfinished, summary.requests.scheduled - summary.requests.cancelled
+    if unfinished:
+        cut = {"unfinished": unfinished, "requests": everyone, "share": unfinished / everyone}
+        values = {**cut, "drain_s": header.grace_s}
+        if outcomes.is_undecided(unfinished, everyone):
+            yield _code("unfinished_undecided", **values, limit=UNFINISHED_SHARE, timeout_s=header.timeout_s)
+        else:
+            yield _code("unfinished", **values)
+
+
+def _not_steady(header: Header, summary: Any, sends: int) -> Iterator[ReasonCode]:
+    """That the load never ran alone and in full: there was no time over which its steady rates could be."""
+    lanes = max((stage.concurrency or 0 for stage in header.stages if stage.measured), default=0)
+    if 0 < sends < lanes:
+        yield _code("lanes_unfilled", requests=sends, lanes=lanes, needed=5 * lanes)
+        return
+    load = summary.load
+    lasted = load.achieved_rps is not None and sends > lanes if lanes else load.offered_rps is not None
+    if lasted and summary.window.steady.duration_s is None:
+        yield _code("never_steady", because="lanes" if lanes else "warmup")
+
+
+def _of_token_counts(header: Header, summary: Any, signs: Signs, *, shortened: bool) -> Iterator[ReasonCode]:
+    """Token counts that are missing, estimated or contradictory, or of tokens that a cache served."""
+    tokens, ok, sources = summary.tokens, summary.requests.ok, summary.tokens.sources
+    if header.usage_asked and (missing := ok - sources.output.get("unasked", 0) - sources.output.get("server", 0)):
+        yield _code("usage_missing", missing=missing, ok=ok)
+    if estimated := max(sources.input.get("estimate", 0), sources.output.get("estimate", 0)):
+        yield _code("counts_estimated", estimated=estimated, ok=ok)
+    if signs.disagreement is not None and abs(signs.disagreement) > COUNT_DISAGREEMENT:
+        values = {"share": signs.disagreement, "limit": COUNT_DISAGREEMENT}
+        yield _code("prompt_counts_differ", **values, template_known=header.template_tokens is not None)
+    asked_share = header.cache_asked
+    if asked_share is not None and tokens.cached_share is None:
+        yield _code("cache_unsaid", asked=asked_share)
+    elif asked_share is not None and abs(tokens.cached_share - asked_share) > CACHED_SHARE:
+        yield _code("cache_differs", asked=asked_share, share=tokens.cached_share, limit=CACHED_SHARE)
+    elif tokens.cached_share is not None and tokens.cached_share > CACHED_SHARE and not header.shares_prompts:
+        yield _code("cached", share=tokens.cached_share)
+    differ = None if shortened else tokens.length_mismatch_share
+    if differ is not None and differ > LENGTH_MISMATCH:
+        yield _code("lengths_differ", share=differ, limit=LENGTH_MISMATCH)
+    bundled = summary.itl_absent and "itl" not in summary.unsound and (tokens.per_event or 0) > 1
+    if bundled and signs.unsaid:
+        yield _code("first_event_unknown")
+    if signs.repeated:
+        yield _code("prompts_repeated", requests=signs.repeated)

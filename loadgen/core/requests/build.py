@@ -1,0 +1,57 @@
+"""Builds the requests of a workload of any kind: synthetic, of tasks, from a file or a trace, or several classes.
+
+Pure except for reading.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgen_sdk.dialects.quirks import VALUES
+
+from loadgen.core import seeds
+from loadgen.core.errors import UserError
+from loadgen.core.requests.mix import MixPrompts
+from loadgen.core.requests.prompts import FilePrompts, Prompts, SyntheticPrompts
+from loadgen.core.requests.task_prompts import TaskPrompts
+from loadgen.core.requests.tokenizer import Tokenizer
+from loadgen.core.requests.trace_prompts import TracePrompts
+from loadgen.core.workload import trace_sessions, traces
+
+
+def build(
+    workload: Any, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0, api: str = "chat"
+) -> Prompts:
+    """Return the requests of a workload. `seed` decides lengths and choices; seed and salt together decide the text.
+
+    template_tokens: tokens that the server adds to a prompt. Lengths that are asked for include them. api: embeddings
+    and rerank ask for no output, and rerank sends retrieved chunks as its documents.
+    """
+    requests = workload.requests
+    if hasattr(requests, "classes"):
+        parts = [
+            build(one, seed, seeds.derived(salt, "class", index), tokenizer, template_tokens, api)
+            for index, one in enumerate(requests.classes.values())
+        ]
+        return MixPrompts(requests.classes, seed, parts)
+    if api in VALUES and (hasattr(requests, "steps") or getattr(requests, "turns", None) is not None):
+        hint = "kind: embed or kind: rerank in a step of a task" if hasattr(requests, "steps") else "leave out turns"
+        raise UserError(
+            "unsupported", f"an answer of {api} is no text that a later request could go on from", f"--api {api}", hint
+        )
+    if hasattr(requests, "trace") and api != "rerank":
+        trace = traces.replayed(requests)
+        sessions = trace_sessions.sessions_of(trace) if requests.replay == "sessions" else None
+        return TracePrompts(trace, seed, salt, tokenizer, template_tokens, api, sessions)
+    if hasattr(requests, "path"):
+        return FilePrompts(requests, seed, tokenizer)
+    if hasattr(requests, "steps"):
+        return TaskPrompts(requests, seed, salt, tokenizer, template_tokens)
+    if api == "rerank" and getattr(requests, "chunks", None) is None:
+        hint = "chunks: {count: 20, tokens: 300} in requests, or rows of a file with extra_body: {documents: [...]}"
+        raise UserError("missing_key", "there are no documents to rerank", "requests", hint)
+    if requests.images is not None and api not in ("chat", "responses"):
+        raise UserError(
+            "unsupported", f"images cannot be sent to {api}", "requests.images", "--api chat, or --api responses"
+        )
+    return SyntheticPrompts(requests, seed, salt, tokenizer, template_tokens, api)

@@ -1,0 +1,134 @@
+"""The capacity that a search or sweep found (`capacity.json`), and the interval of a rate from repeats.
+
+Pure: bytes and numbers in, values out. `search/` finds a capacity; `cost/` plans machines and cost from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from loadgen.core import format
+from loadgen.core.errors import UserError
+from loadgen.core.results.manifest import decoded
+from loadgen.core.stats import intervals
+
+SCHEMA = 1
+FILE = "capacity.json"
+CONFIDENCE = 0.95
+STILL_KEPT = (
+    "the highest load that was tried still kept the SLO"  # why a rate is a lower bound, unless a reason is given
+)
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest rate at which every term of the SLO was seen to hold; documented in docs/cost.md.
+
+    `rate_per_s` is the offered rate of what `unit` says, by everything behind the endpoint together, that the run
+    named as `evidence` held at full length: never one that no run was offered. `confirmed`: a search ran it as its
+    confirmation. `output_tokens_per_s` and `total_tokens_per_s` (with the prompts) are the steady ones of that run.
+    In files without tokens (of an earlier version) `rate_per_s` may be the rate at which half of the runs fail:
+    `as_shown` turns it into what their run showed. `low_per_s` and `high_per_s` are the interval of the highest
+    rate, widened to the seen one and below a load that was not sustained, at `confidence`; null when there is none.
+    `evidence` is a folder, relative to this file. `recipe` is the fingerprint of what was asked, without the rate:
+    equal for two searches for the same thing. `lower_bound`: the capacity is at least this, for the reason in
+    `bound_why`: no load that was tried was too high, or the next one that was tried is a step away. `sustained`:
+    whether a longer run showed that nothing grows at this rate, with the reason; false: something grows; null: not
+    known, "rules only".
+    """
+
+    schema: int = SCHEMA
+    rate_per_s: float
+    low_per_s: float | None = None
+    high_per_s: float | None = None
+    confidence: float = CONFIDENCE
+    lower_bound: bool = False
+    bound_why: str = ""
+    unit: Literal["requests", "conversations"] = "requests"
+    method: Literal["search", "sweep", "repeats"]
+    recipe: str = ""
+    evidence: str = "."
+    confirmed: bool | None = None
+    output_tokens_per_s: float | None = None
+    total_tokens_per_s: float | None = None
+    sustained: bool | None = None
+    sustained_why: str = ""
+
+
+def dump(capacity: Capacity) -> bytes:
+    return format.document(capacity)
+
+
+def load_capacity(data: bytes, where: str = FILE) -> Capacity:
+    """The inverse of `dump`. Raises UserError if damaged, of a newer schema, or not low <= rate <= high."""
+    hint = "the search or sweep that wrote it can write it again"
+    capacity = decoded(data, Capacity, where, "a capacity", hint, schema=SCHEMA)
+    low, rate, high = capacity.low_per_s, capacity.rate_per_s, capacity.high_per_s
+    if not (math.isfinite(rate) and rate > 0):
+        raise UserError(
+            "out_of_range", f"a capacity of {rate:g} per second", f"{where} (rate_per_s)", "it is a rate above zero"
+        )
+    if (low is None) != (high is None):
+        raise UserError(
+            "missing_key", "half an interval", f"{where} (low_per_s, high_per_s)", "give both ends, or neither"
+        )
+    if low is not None and high is not None and not 0 < low <= rate <= high < math.inf:
+        what = f"the interval {low:g} to {high:g} does not hold the rate {rate:g}"
+        raise UserError(
+            "out_of_range", what, f"{where} (low_per_s, high_per_s)", "0 < low_per_s <= rate_per_s <= high_per_s"
+        )
+    for name in ("output_tokens_per_s", "total_tokens_per_s"):
+        tokens = getattr(capacity, name)
+        if tokens is not None and not 0 <= tokens < math.inf:
+            hint = "a rate, or null where none is known"
+            raise UserError("out_of_range", f"{tokens:g} tokens per second", f"{where} ({name})", hint)
+    if not 0 < capacity.confidence < 1:
+        raise UserError(
+            "out_of_range", f"a confidence of {capacity.confidence:g}", f"{where} (confidence)", "a share, like 0.95"
+        )
+    return capacity
+
+
+def as_shown(
+    capacity: Capacity, offered_per_s: float | None, output_tokens_per_s: float | None, total_tokens_per_s: float | None
+) -> Capacity:
+    """A capacity without tokens (written by an earlier version, or by hand) with the rates that its run showed.
+
+    `offered_per_s`: what its run was offered, in the capacity's unit; a higher `rate_per_s` is lowered to it. Tokens
+    are the steady ones of that run; of a lower `rate_per_s` their share.
+    """
+    rate = capacity.rate_per_s if offered_per_s is None else min(capacity.rate_per_s, offered_per_s)
+    share = 1.0 if offered_per_s is None else rate / offered_per_s
+    low, high = capacity.low_per_s, capacity.high_per_s
+    return msgspec.structs.replace(
+        capacity,
+        rate_per_s=rate,
+        low_per_s=None if low is None else min(low, rate),
+        high_per_s=None if high is None else max(high, rate),
+        output_tokens_per_s=None if output_tokens_per_s is None else output_tokens_per_s * share,
+        total_tokens_per_s=None if total_tokens_per_s is None else total_tokens_per_s * share,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateInterval:
+    """A rate per second with its 95 % interval. Both ends are None for a single run, which does not show the spread."""
+
+    mid: float
+    low: float | None = None
+    high: float | None = None
+
+
+def replications(values: Sequence[float]) -> RateInterval:
+    """Mean of independent repeats with Student's 95 % interval; one value has no interval.
+
+    A low end that is not positive is replaced by the smallest value: a rate is positive.
+    """
+    interval = intervals.replications(values, CONFIDENCE)
+    if len(values) < 2:
+        return RateInterval(mid=interval.value)
+    return RateInterval(mid=interval.value, low=interval.low if interval.low > 0 else min(values), high=interval.high)

@@ -1,0 +1,85 @@
+"""`SHA256SUMS`: the hash of every file of a results folder, as `sha256sum -c SHA256SUMS` reads it. IO.
+
+Written last and at once, so that a folder with this file is complete. It covers the folders inside, too. A file that
+comes later (a page of `loadgen report`) is not in it, unless `renew` says that loadgen itself has written it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+from loadgen.core.results.files import replace
+
+_LINE = re.compile(r"[0-9a-f]{64} [ *].+")
+FILE = "SHA256SUMS"
+BEFORE = "manifest.sha256"  # the name in folders of older validations
+
+
+def write(folder: Path) -> None:
+    """Write the file anew, over everything that is in the folder now."""
+    replace(folder / FILE, _text(_digests(folder)))
+
+
+def begin(folder: Path) -> None:
+    """Remove the file from a folder that is going to be continued: until its end, nothing vouches for it."""
+    (folder / FILE).unlink(missing_ok=True)
+
+
+def renew(folder: Path, file: Path) -> None:
+    """Write the hash of one file of the folder anew, where it is listed; the others stay as they are."""
+    listed = read(folder)
+    name = file.relative_to(folder).as_posix() if file.is_relative_to(folder) else ""
+    if listed is not None and name in listed and (folder / FILE).is_file():
+        replace(folder / FILE, _text(listed | {name: _sha256(file)}))
+
+
+def read(folder: Path) -> dict[str, str] | None:
+    """File -> digest, as listed; None without such a file. A list that cannot be read lists itself, as changed."""
+    for name in (FILE, BEFORE):
+        try:
+            lines = (folder / name).read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            continue
+        if not all(_LINE.fullmatch(line) for line in lines):
+            return {name: ""}
+        return {line[66:]: line[:64] for line in lines}
+    return None
+
+
+def changed(folder: Path) -> dict[str, str]:
+    """Listed file -> `changed` or `gone`. {} when all are as listed, or when there is no list (older folders)."""
+    differences: dict[str, str] = {}
+    for name, digest in (read(folder) or {}).items():
+        try:
+            if _sha256(folder / name) != digest:
+                differences[name] = "changed"
+        except OSError:
+            differences[name] = "gone"
+    return differences
+
+
+def unlisted(folder: Path) -> list[str]:
+    """The files of the folder that are not in its list."""
+    listed = read(folder) or {}
+    return [name for name in _names(folder) if name not in listed]
+
+
+def _names(folder: Path) -> list[str]:
+    own = {folder / FILE, folder / BEFORE}
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path not in own)
+    return [path.relative_to(folder).as_posix() for path in files]
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {name: _sha256(folder / name) for name in _names(folder)}
+
+
+def _text(digests: dict[str, str]) -> bytes:
+    return "".join(f"{digest}  {name}\n" for name, digest in digests.items()).encode()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,320 @@
+"""`run.json`: everything known about a run except its rows; and `Second`, what a worker measures of itself.
+
+Pure: bytes in, values out. These types must never hold a secret: they are stored and printed unchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from loadgen.core import format
+from loadgen.core.errors import UserError
+from loadgen.core.limits import ValidityLimits
+from loadgen.core.results.record import SCHEMA, WITH_UNFINISHED
+from loadgen.core.slo import Slo
+
+_Kind = TypeVar("_Kind")
+
+
+class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One target of the load. The user declares `gpus`, `shape` and `region` for cost; "" or null: not declared.
+
+    `version`, `engine` and `precision` are what the server says of itself when it is probed; "": it does not say.
+    """
+
+    url: str = ""
+    server: str = ""  # trtllm, vllm, ...: the key in the dialect table
+    model: str = ""
+    gpus: int | None = None
+    shape: str = ""  # machine type, as in the price list
+    region: str = ""
+    node: str = ""  # the machine that it is on, where several targets may share one
+    name: str = ""  # "embedded simulation: gb300-vm", or the name in a targets file
+    simulated: bool = False
+    version: str = ""  # of the server: "0.32.0"
+    engine: str = ""  # that runs the model behind the server: "pytorch"
+    precision: str = ""  # of weights, and of the KV cache where it says so: "nvfp4, KV cache fp8"
+    serves: str = ""  # the name by which steps of tasks ask for it; "": it serves all that ask for no other
+
+    @property
+    def software(self) -> list[str]:
+        """What the server says of itself, as texts; [] when it says nothing."""
+        return [
+            *([f"{self.server or 'server'} {self.version}"] if self.version else []),
+            *([f"engine {self.engine}"] if self.engine else []),
+            *([f"precision {self.precision}"] if self.precision else []),
+        ]
+
+
+class Fingerprints(msgspec.Struct, frozen=True, kw_only=True):
+    """Hashes of what was run: equal text means equal content (metrics.md). "" where it is not known.
+
+    `bodies`: of the bytes of all request bodies, where all were built before the start; "" for endless and very large
+    loads, conversations with real replies, and in virtual time, where nothing is sent.
+    """
+
+    recipe: str = ""
+    prompts: str = ""
+    timetable: str = ""
+    bodies: str = ""
+
+
+class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One planned part of the run, with one arrival law. Rows refer to it by its index in `Header.stages`."""
+
+    name: str = ""
+    arrival: str = ""  # as text: "poisson 10/s", "8 in flight", "ramp 1/s to 10/s"
+    closed: bool = False  # closed loop: the next start waits for a completion
+    measured: bool = True
+    start_ns: int = 0
+    end_ns: int | None = None  # null: ends when its last request ends
+    slots: int | None = None  # planned; null when bounded by time alone
+    rate: float | None = None  # nominal, requests (conversations) per second
+    concurrency: int | None = None  # lanes of a closed loop
+    first_slot: int | None = None  # number of its first slot; null: written before schema_minor 1
+    chains: int | None = None  # tasks, conversations and single requests that start in it; null: `slots / turns`
+    ramp_s: float | None = None  # closed loop: its lanes begin evenly spread over this time; 0: all at once
+    ramp_from: str = ""  # where ramp_s is from: asked, probe, preset, stage (it takes lanes over); "": not known
+
+
+class ClassPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One class of a run. Rows do not name it: the seed and the number of a start decide its class."""
+
+    name: str = ""
+    share: float = 1.0  # of all starts, as asked: single requests, conversations and tasks
+    model: str | None = None  # null: that of the target
+    priority: int | None = None
+    slo: Slo | None = None  # its own, or that of the workload
+
+
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of the tasks of a run, where all tasks have the same requests. Rows name it by their turn."""
+
+    name: str = ""
+    of_class: str = ""  # "": all requests are of one kind
+    kind: str = "chat"  # chat, embed, rerank
+    targets: tuple[int, ...] = ()  # indices of those that serve it
+    model: str | None = None  # null: that of the target
+    pause: str = ""  # what passes before its requests: names of tools, "thinking"; "": nothing
+    turns: tuple[int, ...] = ()  # of its requests
+    after: tuple[tuple[int, ...], ...] = ()  # for each of these: the turns that it waits for
+
+
+class ChunkReuse(msgspec.Struct, frozen=True, kw_only=True):
+    """How often the retrieved chunks of a load come again, in the order in which its requests are planned."""
+
+    requests: int = 0  # looked at: all that are planned, or those with the first 30,000 chunks
+    reused_share: float = 0.0  # of the chunks: in an earlier prompt already
+    leading_share: float = 0.0  # of the chunks: an earlier prompt has the same ones up to here, so a prefix cache helps
+
+
+class AdaptivePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--adaptive` was asked for: a load that grows while the SLO holds, and is sustained in the end."""
+
+    over: Literal["rate", "concurrency"]
+    start: float  # the first load: arrivals per second, or lanes
+    high: float  # not above this load
+    window_s: float  # a step is judged by the requests that are due in so long a time
+    sustain_s: float  # how long the load that was found has to be sustained
+    precision: float  # relative, of the limit before a load is sustained; less where a step has few requests
+    longest_s: float | None = None  # of all steps together; null: no limit
+    run_spread: float | None = None  # of the server, as in a search; null: learned
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine that generated the load."""
+
+    name: str = ""
+    kernel: str = ""
+    python: str = ""
+    cpu: str = ""
+    cpus: int | None = None
+    memory_bytes: int | None = None
+    clock: str = ""  # source of the monotonic clock: "tsc"
+    versions: dict[str, str] = {}  # of the libraries that affect results
+    hot_path: str = ""  # what read the sockets: "compiled" (C) or "python"; docs/hot-path.md
+
+
+class Placed(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker on a node of a cluster. Its clock is ahead of the driver's clock by `offset_ms` ± `bound_ms`."""
+
+    worker: int
+    node: str = ""
+    address: str = ""
+    offset_ms: float = 0.0
+    bound_ms: float = 0.0
+    lost: bool = False
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the workers ran, if not on this machine.
+
+    All workers start within `start_bound_ms` of instant 0 of the run, measured by clock exchanges with each worker.
+    `drift_ms`: largest change of a clock offset by the end of the run; null: not known.
+    """
+
+    address: str = ""  # of the Ray cluster, as the user gave it
+    nodes: int = 0
+    start_bound_ms: float = 0.0
+    drift_ms: float | None = None
+    workers: tuple[Placed, ...] = ()
+
+
+class ReasonCode(msgspec.Struct, frozen=True, kw_only=True):
+    """One finding about a run, for programs: what it is, and the values in it. `metrics/reasons.py` has the words."""
+
+    code: str
+    values: dict[str, Any] = {}
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `run.json`. Written when the run starts (`state` running) and again when it ends."""
+
+    schema: int = SCHEMA  # record.WITH_UNFINISHED where there are unfinished requests
+    schema_minor: int = 0  # record.SCHEMA_MINOR of the version that wrote it
+    run: str = ""  # id of the run: the name of its folder
+    name: str = ""  # the name that the user gave it
+    started: str = ""  # wall clock, ISO 8601 with offset: instant 0 of all rows
+    ended: str = ""
+    state: str = "running"  # running (or killed), finished, interrupted (by the user), stopped, decided (by a search)
+    version: str = ""  # of loadgen
+    command: tuple[str, ...] = ()  # secrets removed
+    workload: str = ""
+    source_text: str = ""  # of the workload file, `${VAR}` not expanded
+    source_sha256: str = ""
+    seed: int | None = None
+    schedule_seed: int | None = None
+    salt: str = ""  # the same seed and salt give the same prompts
+    new_prompts: bool = True  # seed or salt were drawn for this run: no server can know its prompts
+    targets: tuple[TargetFacts, ...] = ()
+    metadata: dict[str, str] = {}  # what the user said with --metadata
+    client: str = "wire"  # wire, openai
+    api: str = "chat"
+    stream: bool = True
+    slo: Slo | None = None
+    limits: ValidityLimits = ValidityLimits()
+    stages: tuple[StagePlan, ...] = ()
+    classes: tuple[ClassPlan, ...] = ()  # empty: all requests are of one kind
+    adaptive: AdaptivePlan | None = None  # null: the load was decided before it began. Else its steps are `stages`
+    steps: tuple[StepPlan, ...] = ()  # of tasks; empty where there are none, or their numbers of requests are drawn
+    fingerprints: Fingerprints = Fingerprints()
+    rtt_ms: float | None = None  # connect time without load
+    tokenizer: str = ""
+    tokenizer_tag: str = ""  # estimate, tokenizer
+    tokenizer_sha256: str = ""  # of the tokenizer file; "": the packaged vocabulary
+    template_tokens: int | None = None  # tokens that the chat template adds, by the two-length probe; null: not known
+    usage_asked: bool = True
+    server_timing: bool = False  # the server was asked for its own account of each request
+    shares_prompts: bool = False  # the workload shares prefixes or sends history again, so cached tokens are expected
+    cache_reset: bool = False  # the servers' prefix caches were emptied between the probe and the load
+    chunks: ChunkReuse | None = None  # what the prompts of a workload with retrieved chunks share; null: it has none
+    cache_asked: float | None = None  # share of prompt tokens that the servers' caches were to know; null: not asked
+    max_in_flight: int | None = None
+    grace_s: float | None = None  # how long the drain may last: as asked with `grace`, else as `timeout`
+    timeout_s: float | None = None
+    stall_timeout_s: float | None = None
+    turns: int = 1  # places of a conversation or task in the numbers of slots: the most turns that one may have
+    workers: int = 1
+    keep: str = "raw"  # which rows are kept: raw (all), sample, histogram (none)
+    energy_pages: tuple[str, ...] = ()  # pages about the power of the hardware that are read
+    server_pages: tuple[str, ...] | None = None  # URLs of the servers' metrics pages that are read; null: not searched
+    host: Host = Host()
+    cluster: Cluster | None = None  # null: the workers ran on `host`
+    notes: tuple[
+        str, ...
+    ] = ()  # warnings, most of them known before the first request; they become warnings of the verdict
+    note_codes: dict[str, ReasonCode] = {}  # note -> its code and values, where it has some
+    stopped_by: ReasonCode | None = None  # the rule of `stop_when` that ended the run
+
+
+def interchangeable(targets: Sequence[TargetFacts]) -> bool:
+    """Whether each target serves all requests: not where steps of tasks have targets of their own."""
+    return not any(target.serves for target in targets)
+
+
+class Second(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker measured of itself, once a second. `cpu_s` is cumulative, `peak_rss_bytes` the highest so far."""
+
+    t_s: float  # end of the sample, from the start of the run
+    worker: int = 0
+    span_s: float = 1.0  # length of the sample; a full second is 0.9 s or more
+    cpu_share: float = 0.0  # of one core
+    waited_share: float | None = None  # of the sample: ready to run, but another thread had the core (Linux only)
+    cpu_s: float = 0.0
+    peak_rss_bytes: int = 0
+    in_flight: int = 0
+    sent: int = 0
+    done: int = 0
+    failed: int = 0
+
+
+def encode(header: Header) -> bytes:
+    """The bytes of `run.json`, indented for readers."""
+    return format.document(header)
+
+
+def decode(data: bytes, where: str = "run.json") -> Header:
+    """The inverse of `encode`. Missing fields (older version) take their defaults; unknown fields are ignored.
+
+    Raises UserError for bytes that are no header, and for a header of a newer version. `where` names the file in it.
+    """
+    return decoded(data, Header, where, "the header of a run", schema=WITH_UNFINISHED)
+
+
+def decoded(
+    data: bytes,
+    kind: type[_Kind],
+    where: str,
+    what: str,
+    hint: str = "the file was changed or damaged",
+    *,
+    schema: int | None = None,
+) -> _Kind:
+    """The content of a JSON file that loadgen wrote. `what` it is, in words: "the header of a run".
+
+    `schema`: the newest that this version can read; None: the file has no number of its own. Raises UserError.
+    """
+    if schema is not None:
+        _refuse_newer(data, schema, where)
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (ValueError, RecursionError) as error:
+        raise UserError("damaged_file", f"not {what}: {error}", where, hint) from None
+
+
+class _Version(msgspec.Struct):
+    schema: int
+
+
+def _refuse_newer(data: bytes, schema: int, where: str) -> None:
+    """Raises UserError unless `data` is a JSON object whose `schema` is an integer that this version can read."""
+    try:
+        found_schema = msgspec.json.decode(data, type=_Version).schema
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            "wrong_format", f"not a file of a run: {error}", where, "give the folder that a run has written"
+        ) from None
+    if found_schema > schema:
+        what = f"written by a newer loadgen (schema {found_schema}, this version reads up to {schema})"
+        raise UserError("newer_version", what, where, "update loadgen: pip install -U loadgen")
+    if found_schema < 1:
+        raise UserError(
+            "damaged_file", f"schema {found_schema} does not exist", where, "the file was changed or damaged"
+        )
+
+
+def decode_seconds(lines: bytes) -> list[Second]:
+    """The samples in the bytes of a `seconds.jsonl`; an incomplete last line is left out."""
+    return list(decoded_lines(lines.splitlines(), Second))
+
+
+def decoded_lines(lines: Iterable[bytes], kind: type[_Kind]) -> Iterator[_Kind]:
+    """The values of JSON lines, up to the first that is damaged: the last one may have been cut off."""
+    decoder = msgspec.json.Decoder(kind)
+    with contextlib.suppress(ValueError, RecursionError):
+        for line in lines:
+            yield decoder.decode(line)

@@ -1,0 +1,199 @@
+"""Rows as Parquet: to a pyarrow Table, and back from files, all columns at once or one at a time. Does IO.
+
+Columns are made from the memory of numpy arrays, and read as such. `pa.array`, `to_numpy` and `fill_null` do the same,
+but they import pandas wherever it is installed, which costs more than all that a run of a minute writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.core.errors import UserError
+from loadgen.core.results.files import private
+from loadgen.core.results.record import FIELDS, NAMES, ROW, STATUSES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+_BOOLEANS = ("reused", "kernel_stamp")
+
+
+def to_table(rows: NDArray[np.void], texts: list[str]) -> Any:
+    """Rows as a pyarrow Table with the columns of FIELDS. Codes become strings; -1 (never, unknown) becomes null."""
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {}
+    for name, _, meaning in FIELDS:
+        values = np.ascontiguousarray(rows[name])
+        if name == "text":
+            column = _strings(texts, values)
+        elif name in NAMES:
+            words = _strings(NAMES[name], np.arange(len(NAMES[name])))
+            column = pa.DictionaryArray.from_arrays(nullable(values.view(np.int8)), words)
+        elif name in _BOOLEANS:
+            column = pa.Array.from_buffers(pa.bool_(), len(values), [None, _bits(values != 0)])
+        elif (name.endswith("_ns") and name != "due_ns") or "-1" in meaning:
+            column = nullable(values, values >= 0)
+        else:
+            column = nullable(values)
+        columns[name] = column
+    fields = [pa.field(name, columns[name].type, metadata={"meaning": meaning}) for name, _, meaning in FIELDS]
+    return pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields))
+
+
+def _bits(flags: NDArray[np.bool_]) -> Any:
+    import pyarrow as pa
+
+    return pa.py_buffer(np.packbits(flags, bitorder="little"))
+
+
+def nullable(values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> Any:
+    """The values as a pyarrow array, null where they are not `valid`."""
+    import pyarrow as pa
+
+    bitmap = None if valid is None or valid.all() else _bits(valid)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [bitmap, pa.py_buffer(values)])
+
+
+def _strings(words: Sequence[str], index: NDArray[Any]) -> Any:
+    """`words[i]` for each i of the index, as a pyarrow array; null where there is no such word."""
+    import pyarrow as pa
+
+    data = [word.encode() for word in words]
+    valid = (index >= 0) & (index < len(data))
+    chosen = index[valid]
+    lengths = np.zeros(len(index), np.int64)
+    lengths[valid] = np.array([len(word) for word in data], np.int64)[chosen]
+    ends = np.zeros(len(index) + 1, np.int32)
+    np.cumsum(lengths, out=ends[1:])
+    text = b"".join([data[i] for i in chosen.tolist()])
+    buffers = (pa.py_buffer(ends), pa.py_buffer(text), None if valid.all() else _bits(valid))
+    return pa.StringArray.from_buffers(len(index), *buffers)
+
+
+def write(path: Path, tables: Iterable[Any]) -> None:
+    """Write tables (at least one) as one file with a row group each; it is there when it is whole, not before."""
+    import pyarrow.parquet as pq
+
+    scratch = path.with_suffix(".new")
+    with open(scratch, "wb", opener=private) as file:
+        writer = None
+        for table in tables:
+            writer = writer or pq.ParquetWriter(file, table.schema, compression="zstd")
+            writer.write_table(table)
+        assert writer is not None
+        writer.close()
+    scratch.replace(path)
+
+
+def from_parquet(files: list[Path], only: Sequence[str] | None = None) -> tuple[NDArray[np.void], list[str]]:
+    """The inverse of `to_table`, over several files: rows and error texts.
+
+    With `only`, reads these columns; all others have their value for unknown (-1 or 0).
+    """
+    frame = Frame(files, only)
+    rows = np.zeros(len(frame), ROW)
+    for name in ROW.names or ():
+        rows[name] = frame[name]
+    return rows, frame.texts
+
+
+class Frame:
+    """Rows in Parquet files, read one column at a time.
+
+    `frame["due_ns"]` returns the same array as rows in memory would. No column is cached, so a run of millions of rows
+    needs a fraction of the memory of its rows.
+    """
+
+    def __init__(self, files: list[Path], only: Sequence[str] | None = None) -> None:
+        import pyarrow.parquet as pq
+
+        self._paths = files
+        with self._readable(0):
+            self._files = [pq.ParquetFile(file, read_dictionary=["text"]) for file in files]
+        self._length: int = sum(file.metadata.num_rows for file in self._files)
+        self._columns = set(self._files[0].schema_arrow.names if only is None else only)
+        self._texts: list[str] | None = None if "text" in self._columns else []
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        values = np.empty(self._length, ROW[name])
+        if name not in self._columns:
+            values[:] = -1 if ROW[name].kind == "i" else 0
+            return values
+        texts: dict[str, int] = {}
+        at = 0
+        for i, file in enumerate(self._files):
+            for group in range(file.num_row_groups):
+                with self._readable(i):
+                    column = file.read_row_group(group, columns=[name]).column(0).combine_chunks()
+                values[at : at + len(column)] = _to_row_values(name, column, texts)
+                at += len(column)
+        if name == "text":
+            self._texts = list(texts)
+        return values
+
+    @contextlib.contextmanager
+    def _readable(self, first: int) -> Iterator[None]:
+        """While inside, errors of a damaged file become UserError. `first`: index of the file that is read."""
+        import pyarrow as pa
+
+        try:
+            yield
+        except (pa.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:  # two: damaged names of columns
+            where = self._paths[first] if len(self._paths) == 1 or first else self._paths[0].parent
+            reason = str(error).partition(".")[0]
+            hint = "copy the run's folder again; summary.json, if it is there, still holds its figures"
+            raise UserError("damaged_file", f"records that cannot be read: {reason}", str(where), hint) from None
+
+    @property
+    def texts(self) -> list[str]:
+        """The error texts that the column `text` refers to by index."""
+        if self._texts is None:
+            self["text"]
+        assert self._texts is not None
+        return self._texts
+
+
+def _to_row_values(name: str, column: Any, texts: dict[str, int]) -> NDArray[Any]:
+    """A Parquet column as it is in a row: codes instead of strings, -1 for null. Adds new error texts to `texts`."""
+    import pyarrow as pa
+
+    if name == "text" or name in NAMES:
+        if not isinstance(column, pa.DictionaryArray):
+            column = column.dictionary_encode()
+        code_of = {word: i for i, word in enumerate(NAMES.get(name, ()))}
+        strings = column.dictionary.to_pylist()
+        unknown = STATUSES.index("lost") if name == "status" else 0  # a status of a later version must not read as ok
+        codes = [
+            texts.setdefault(word, len(texts)) if name == "text" else code_of.get(word, unknown) for word in strings
+        ]
+        positions = np.where(_valid(column), _values(column.indices), len(strings))
+        return np.array([*codes, -1 if name == "text" else unknown], np.int64)[positions]
+    if name in _BOOLEANS:
+        return _unpacked(column.buffers()[1], column)
+    return np.where(_valid(column), _values(column), -1) if column.null_count else _values(column)
+
+
+def _values(column: Any) -> NDArray[Any]:
+    """The numbers of a pyarrow array, whatever stands where it is null."""
+    name = str(column.type)  # not `to_pandas_dtype`: older versions of pyarrow import pandas for it
+    numbers = np.frombuffer(column.buffers()[1], {"double": "f8", "float": "f4"}.get(name, name))
+    return numbers[column.offset : column.offset + len(column)]
+
+
+def _valid(column: Any) -> NDArray[np.bool_]:
+    bitmap = column.buffers()[0]
+    return np.ones(len(column), bool) if bitmap is None else _unpacked(bitmap, column)
+
+
+def _unpacked(bits: Any, column: Any) -> NDArray[np.bool_]:
+    flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[column.offset :]
+    return flags[: len(column)].astype(bool)

@@ -1,0 +1,254 @@
+"""Reads the folder of a run back, finished or not. This is the list of its files.
+
+Does IO. `record.py` defines the rows, `manifest.py` defines `run.json`, and `spool.py` writes the files of a worker.
+
+    run.json                      the header (manifest.Header)
+    requests/*.parquet            rows: small complete files during the run, one `requests.parquet` after it
+    sample/requests.parquet       with --keep sample: a sample of the rows, instead of all of them
+    spool/w0.rows                 binary rows (record.ROW), appended by worker 0; w0.N.rows continues from row N.
+                                  The compactor deletes a file that is complete and that it has read to the end
+    spool/w0.seen                 without --keep raw: the slots of rows that are deleted (slot_ranges.RUN)
+    spool/w0.texts                error texts, one JSON string per line; a row's `text` is the line number, from 0
+    spool/w0.seconds              one JSON line per second (manifest.Second)
+    flows/w0.gaps.S               histogram of the gaps between output events of stage S
+    flows/w0.stamps-S             histogram of the stamp errors of the output events of stage S; not in older runs
+    flows/w0.timeline.S           output events of stage S, counted per 10 ms
+    flows/ledger                  without --keep raw: the sums of the rows that were read, and how many of each worker
+                                  they are (metrics.accumulator.Accumulator); the rows after those are in the spool
+    flows/w0.heat                 gaps of all stages counted by length, about every 2 s: records of HEAT
+    server.jsonl                  values from the servers' metrics pages (server_metrics.series.MetricSample), one line
+                                  for each change of a value
+    summary.json
+
+A worker only appends to files and renames them, so everything it wrote is readable after `kill -9`. Parquet files are
+written at the end or, while a long run goes, by a process (`execution/compactor_process.py`), since to convert
+rows blocks the interpreter for tens of ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.core.errors import Fault, Faults, UserError
+from loadgen.core.results import manifest
+from loadgen.core.results.files import replace as replace  # noqa: PLC0414 - other rooms call `store.replace`
+from loadgen.core.results.parquet import Frame, from_parquet
+from loadgen.core.results.record import ROW, check
+from loadgen.core.results.spool import HEAT, STAMPS, complete_rows, segments, worker_texts
+from loadgen.core.server_metrics import series
+from loadgen.core.stats.quantiles import Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+MERGED = "requests.parquet"
+LAZY_ROWS = 1_000_000  # above this, a summary is computed from columns on disk instead of rows in memory
+LEDGER = "ledger"
+
+
+class Stored(NamedTuple):
+    """Everything that a summary is computed from, read back from a run's folder."""
+
+    header: manifest.Header
+    rows: NDArray[np.void]
+    gaps: list[Histogram]
+    timeline: list[NDArray[np.int64]]
+    seconds: list[manifest.Second]
+    texts: list[str]
+    event_errors: list[Histogram]  # per stage, stamp errors of output events; empty histograms in older runs
+
+
+def read_run(folder: Path, *, lazily: bool = False) -> Stored:
+    """Read a run, finished or not. Raises UserError for a folder without a run, or with a newer schema.
+
+    `lazily`: `rows` is a `Frame`, which supports what `summarize` needs of rows. Only for a finished run.
+    """
+    path = folder / "run.json"
+    if not path.is_file():
+        hint = "give the folder that `loadgen run` named in its first lines"
+        if not folder.is_dir():
+            raise UserError("missing_file", "no such folder", str(folder), hint)
+        raise UserError("no_result", "not the folder of a run: it has no run.json", str(folder), hint)
+    header = manifest.decode(path.read_bytes(), str(path))
+    with undamaged(folder):
+        if lazily:
+            frame = Frame([folder / "requests" / MERGED])
+            rows, texts = cast("NDArray[np.void]", frame), frame.texts
+        else:
+            rows, texts = _read_rows(folder)
+            check(rows)
+        stages = max(len(header.stages), 1)
+        gaps = [Histogram() for _ in range(stages)]
+        timeline = [np.zeros(0, np.int64) for _ in range(stages)]
+        for file in sorted((folder / "flows").glob("w*.*.*")):
+            _, kind, number = file.name.rsplit(".", 2)
+            if not number.isdigit() or int(number) >= stages:
+                continue
+            stage = int(number)
+            if kind == "gaps":
+                gaps[stage].merge(Histogram.from_bytes(file.read_bytes()))
+            else:
+                timeline[stage] = _add_padded(
+                    timeline[stage], np.frombuffer(_whole_records(file.read_bytes(), 8), "<i8")
+                )
+        event_errors = [Histogram() for _ in range(stages)]
+        for file in (folder / "flows").glob(f"w*.{STAMPS}*"):
+            number = file.name.partition(STAMPS)[2]
+            if number.isdigit() and int(number) < stages:
+                event_errors[int(number)].merge(Histogram.from_bytes(file.read_bytes()))
+        return Stored(header, rows, gaps, timeline, _read_seconds(folder), texts, event_errors)
+
+
+@contextlib.contextmanager
+def undamaged(folder: Path) -> Iterator[None]:
+    """While inside, what a damaged file makes of a reader is told as a UserError."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
+        what = f"a file of this run is damaged: {error}"
+        raise UserError(
+            "damaged_file", what, str(folder), "the summary that the run has printed is in its summary.json"
+        ) from None
+
+
+def read_lightly(folder: Path) -> Stored:
+    """As `read_run`; above LAZY_ROWS rows of a finished run, `rows` is a `Frame`."""
+    merged = folder / "requests" / MERGED
+    return read_run(folder, lazily=merged.exists() and _is_large(merged))
+
+
+def server(folder: Path) -> list[series.MetricSample]:
+    """Samples from the servers' own metrics pages, in order of time; empty when no page was read."""
+    file = folder / series.FILE
+    if not file.is_file():
+        return []
+    with file.open("rb") as lines:
+        return list(manifest.decoded_lines(lines, series.MetricSample))
+
+
+def server_table(folder: Path) -> Any:
+    """The samples of `server` as a pyarrow table; times in seconds from the start of the run."""
+    import pyarrow as pa
+
+    samples = server(folder)
+    types = {"t_s": pa.float64(), "target": pa.int32(), "page": pa.string(), "name": pa.string()}
+    types |= {"labels": pa.string(), "value": pa.float64()}
+    return pa.table(
+        {name: pa.array([getattr(sample, name) for sample in samples], type_) for name, type_ in types.items()}
+    )
+
+
+def heat(folder: Path) -> NDArray[np.void]:
+    """Records of HEAT of all workers, in order of time; empty for runs of older versions, which did not write them."""
+    parts = [
+        np.frombuffer(_whole_records(file.read_bytes(), HEAT.itemsize), HEAT)
+        for file in (folder / "flows").glob("w*.heat")
+    ]
+    records = np.concatenate([np.zeros(0, HEAT), *parts])
+    return records[np.argsort(records["until_ns"], kind="stable")]
+
+
+def _whole_records(data: bytes, size: int) -> bytes:
+    """The data without an incomplete record at the end, which a killed worker may leave."""
+    return data[: len(data) // size * size]
+
+
+def _add_padded(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:
+    longer, shorter = (left, right) if len(left) >= len(right) else (right, left)
+    total = longer.astype(np.int64)
+    total[: len(shorter)] += shorter
+    return total
+
+
+def _read_seconds(folder: Path) -> list[manifest.Second]:
+    kept = folder / "seconds.jsonl"
+    files = [kept] if kept.exists() else sorted(folder.glob("spool/w*.seconds"))
+    return [second for file in files for second in manifest.decode_seconds(file.read_bytes())]
+
+
+def _read_rows(folder: Path) -> tuple[NDArray[np.void], list[str]]:
+    """Rows of all workers and their error texts: of the spool, and of Parquet where segments are deleted."""
+    merged = folder / "requests" / MERGED
+    if merged.exists():  # it has all rows; beside it may be what a killed process could not remove any more
+        return from_parquet([merged])
+    spooled = segments(folder)
+    files = sorted((folder / "requests").glob("*.parquet"))
+    if not spooled:
+        return from_parquet(files) if files else (np.zeros(0, ROW), [])
+    parts: list[NDArray[np.void]] = []
+    texts: list[str] = []
+
+    def append(part: NDArray[np.void], part_texts: list[str]) -> None:
+        """Add rows; their text numbers count from the first of `part_texts`, which the caller adds next."""
+        if texts and len(part):
+            part["text"][part["text"] >= 0] += len(texts)
+        parts.append(part)
+
+    for worker in dict.fromkeys(segment.worker for segment in spooled):
+        own = [segment for segment in spooled if segment.worker == worker]
+        rows = np.concatenate([complete_rows(segment.path) for segment in own])
+        own_texts = worker_texts(folder, worker)
+        append(rows, own_texts)
+        texts += own_texts
+        end = 0  # of the rows of deleted segments found so far
+        for file in sorted((folder / "requests").glob(f"w{worker}-*.parquet")):  # rows of deleted segments
+            first = int(file.stem.partition("-")[2])
+            if end <= first < own[0].first:
+                rows, file_texts = from_parquet([file])
+                append(rows[: own[0].first - first], file_texts)
+                texts += file_texts
+                end = first + len(rows)
+    return (np.concatenate(parts) if len(parts) > 1 else parts[0]), texts
+
+
+def rows_after(folder: Path, taken: Mapping[int, int]) -> Iterator[tuple[NDArray[np.void], list[str]]]:
+    """Rows of the spool, and the error texts they refer to, without the first `taken[worker]` rows of each worker."""
+    for segment in segments(folder):
+        first = max(taken.get(segment.worker, 0) - segment.first, 0)
+        check(rows := complete_rows(segment.path)[first:])
+        yield rows, worker_texts(folder, segment.worker)
+
+
+def has_rows(folder: Path) -> bool:
+    """Whether the rows of this run are stored. If not, there is only its `summary.json`, or `flows/ledger`."""
+    if (folder / "flows" / LEDGER).exists():
+        return False
+    return any((folder / "requests").glob("*.parquet")) or any(folder.glob("spool/*.rows"))
+
+
+def _is_large(merged: Path) -> bool:
+    return len(Frame([merged])) > LAZY_ROWS
+
+
+@contextlib.contextmanager
+def nothing_left(folder: Path) -> Iterator[None]:
+    """While inside, a Fault (target down) or a Ctrl-C before any run has started removes what was created.
+
+    A folder that had content before is left as it is.
+    """
+    existed = folder.exists()
+    was_empty = not existed or (folder.is_dir() and not any(folder.iterdir()))
+    try:
+        yield
+    except (Fault, Faults, KeyboardInterrupt):
+        if was_empty and not any(folder.rglob("run.json")):
+            shutil.rmtree(folder, ignore_errors=True)
+            if existed:
+                folder.mkdir()
+        raise
+
+
+def drop_spool(folder: Path) -> None:
+    """Delete the spool after a clean end. Its seconds go to `seconds.jsonl`; its rows are in Parquet already."""
+    seconds = sorted(_read_seconds(folder), key=lambda second: (second.t_s, second.worker))
+    replace(folder / "seconds.jsonl", b"".join(msgspec.json.encode(second) + b"\n" for second in seconds))
+    for file in (folder / "spool").iterdir():
+        file.unlink()
+    (folder / "spool").rmdir()

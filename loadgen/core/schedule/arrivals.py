@@ -1,0 +1,329 @@
+"""When the chains of each stage start: the timetable of a workload (`build`), and the arrival laws of open loops.
+
+Pure functions from parameters to arrival times, in integer nanoseconds: no clock, no IO and no global random generator.
+All randomness of arrivals is spent here. `poisson` reproduces the schedule of MLPerf LoadGen bit for bit; for that it
+has its own Mersenne Twister, as LoadGen has. The other laws draw from the generator that the caller passes in
+(`seeds.stream`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.core import seeds
+from loadgen.core.schedule.chains import Chains, of_requests
+from loadgen.core.schedule.timetable import RESERVED, Schedule, StageSpan
+from loadgen.core.workload import (
+    Closed,
+    Constant,
+    Gamma,
+    Poisson,
+    Ramp,
+    Replay,
+    Stage,
+    Workload,
+    trace_sessions,
+)
+
+Offsets = NDArray[np.int64]
+
+_S = 1_000_000_000
+# Gaps per draw. Results do not depend on it: the same generator gives the same stream in blocks of any size.
+_BLOCK = 1 << 16
+
+
+class Arrivals(NamedTuple):
+    """Arrival times of one stage: ascending offsets in ns from the start of the stage, and the end of the stage.
+
+    `end_ns` is the duration if the duration ended the stage. Otherwise it is the offset of the next arrival, the first
+    one that is left out. This is LoadGen's definition of a schedule's duration: n queries own n gaps.
+    """
+
+    offsets: Offsets
+    end_ns: int
+
+
+def build(workload: Workload, seed: int) -> Schedule:
+    """The timetable of a workload: a pure function of the workload and the seed.
+
+    If the workload sets `schedule_seed`, the first measured Poisson stage uses it exactly as LoadGen uses its
+    `schedule_rng_seed`. All other stages, and all stages without an explicit seed, use seeds derived per stage, so that
+    no two stages have the same draws.
+    """
+    made = of_requests(workload.requests, seed)
+    schedule_seed = workload.schedule_seed
+    measured_poisson = [i for i, s in enumerate(workload.stages) if s.measured and isinstance(s.arrival, Poisson)]
+    explicit_seed_stage = measured_poisson[0] if measured_poisson and schedule_seed is not None else -1
+    spans: list[StageSpan] = []
+    start_ns: int | None = 0
+    first_chain = 0
+    for index, stage in enumerate(workload.stages):
+        base_seed = seed if schedule_seed is None else schedule_seed
+        loadgen_seed = base_seed if index == explicit_seed_stage else seeds.derived(base_seed, "arrivals", index)
+        span = _span(
+            stage, made, index=index, start_ns=start_ns, first_chain=first_chain, seed=base_seed,
+            loadgen_seed=loadgen_seed, taken_over=_lanes_left(spans[-1]) if spans else 0,
+        )  # fmt: skip
+        spans.append(span)
+        start_ns = None if start_ns is None or span.dynamic or span.length_ns is None else start_ns + span.length_ns
+        first_chain += RESERVED if span.chains is None else span.chains
+    return Schedule(stages=tuple(spans), chains=made)
+
+
+def _span(
+    stage: Stage, made: Chains, *, index: int, start_ns: int | None, first_chain: int, seed: int, loadgen_seed: int,
+    taken_over: int,
+) -> StageSpan:  # fmt: skip
+    if isinstance(stage.arrival, Closed):
+        if stage.duration_ns is None and stage.count is None:
+            raise ValueError(f"stage {stage.name!r} has neither a duration nor a count")
+        lanes, offsets = stage.arrival.concurrency, np.zeros(0, np.int64)
+        length_ns, count = stage.duration_ns, stage.count
+    else:
+        lanes, (offsets, length_ns) = 0, _arrivals(stage, seeds.stream(seed, "arrivals", index), loadgen_seed)
+        count = len(offsets)
+    return StageSpan(
+        index=index,
+        name=stage.name,
+        measured=stage.measured,
+        start_ns=start_ns,
+        length_ns=length_ns,
+        first_chain=first_chain,
+        chains=count,
+        lanes=lanes,
+        offsets=offsets,
+        slots=None if count is None else made.slots(first_chain, count),
+        turns=made.turns,
+        ramp_ns=getattr(stage.arrival, "ramp_ns", None) or 0,
+        taken_over=taken_over if lanes else 0,
+    )
+
+
+def _lanes_left(before: StageSpan) -> int:
+    """Lanes that the stage after this one can take over."""
+    return min(before.lanes, before.chains or before.lanes)
+
+
+def at_load(stage: Stage, load: float) -> Stage:
+    """The stage at another load: the rate of an open loop, or the lanes of a closed one."""
+    law = stage.arrival
+    changed = {"concurrency": round(load)} if isinstance(law, Closed) else {"rate": load}
+    return stage.model_copy(update={"arrival": law.model_copy(update=changed)})
+
+
+def extended(schedule: Schedule, stage: Stage, seed: int, *, start_ns: int, first_chain: int) -> Schedule:
+    """The schedule with one more stage, whose arrivals are a function of the seed and of how many stages there are."""
+    last, index = schedule.stages[-1], len(schedule.stages)
+    assert last.start_ns is not None and last.length_ns is not None
+    follows = start_ns == last.start_ns + last.length_ns
+    span = _span(
+        stage, schedule.chains, index=index, start_ns=start_ns, first_chain=first_chain, seed=seed,
+        loadgen_seed=seeds.derived(seed, "arrivals", index), taken_over=_lanes_left(last) if follows else 0,
+    )  # fmt: skip
+    return replace(schedule, stages=(*schedule.stages, span))
+
+
+def _arrivals(stage: Stage, rng: np.random.Generator, loadgen_seed: int) -> Arrivals:
+    """Start times of the chains of an open-loop stage. Raises ValueError for an arrival law that has none."""
+    bounds = {"duration_ns": stage.duration_ns, "count": stage.count}
+    match stage.arrival:
+        case Constant(rate=rate):
+            return constant(rate, **bounds)
+        case Poisson(rate=rate) if (least := stage.at_least) is not None:
+            return poisson_at_least(
+                rate, seed=loadgen_seed, min_duration_ns=least.duration_ns, min_count=least.count,
+                multiple_of=least.passes_of,
+            )  # fmt: skip
+        case Poisson(rate=rate):
+            return poisson(rate, seed=loadgen_seed, **bounds)
+        case Gamma(rate=rate, burstiness=burstiness):
+            return gamma(rate, burstiness=burstiness, rng=rng, **bounds)
+        case Ramp(from_rate=low, to_rate=high):
+            return ramp(low, high, rng=rng, **bounds)
+        case Replay(speed=speed, loop=loop) as replay:
+            starts = trace_sessions.starts_of(replay)
+            return given(starts.due_ns, starts.end_ns, speed=speed, loop=loop, **bounds)
+    raise ValueError(f"{stage.arrival!r} has no arrivals")
+
+
+def constant(rate: float, *, duration_ns: int | None = None, count: int | None = None) -> Arrivals:
+    """Evenly spaced arrivals at `rate` per second: arrival i at i / rate, rounded to the ns.
+
+    With an infinite rate all arrivals are at 0. Raises ValueError if neither a duration nor a count is given.
+    """
+    if math.isinf(rate):
+        if count is None:
+            raise ValueError("an infinite rate needs a count")
+        return Arrivals(np.zeros(count, np.int64), 0)
+    max_count = math.ceil(duration_ns * rate / _S) + 1 if duration_ns is not None else count
+    if max_count is None:
+        raise ValueError("arrivals need a duration or a count")
+    if count is not None:
+        max_count = min(max_count, count)
+    # Multiply by 1e9 first: the product is exact. Adding up rounded gaps would accumulate their errors.
+    return _truncate(np.rint(np.arange(max_count + 1) * 1e9 / rate).astype(np.int64), duration_ns, count)
+
+
+def poisson(rate: float, *, seed: int, duration_ns: int | None = None, count: int | None = None) -> Arrivals:
+    """MLPerf LoadGen's Poisson schedule for `schedule_rng_seed = seed`: first arrival at 0, exponential gaps.
+
+    The duration or the count ends it, whichever comes first.
+    """
+    return _truncate(_cumulative_offsets(_loadgen_gaps(rate, seed), rate, duration_ns, count), duration_ns, count)
+
+
+def poisson_at_least(
+    rate: float, *, seed: int, min_duration_ns: int, min_count: int = 1, multiple_of: int = 1
+) -> Arrivals:
+    """The same draw as `poisson` under LoadGen's stop rule.
+
+    Arrivals go on until the last offset reaches the minimum duration *and* the count reaches the minimum. The count is
+    then rounded up to a multiple of `multiple_of`: whole passes over the data set, for models whose samples must all be
+    issued equally often. `end_ns` is LoadGen's `duration_ns`.
+    """
+    gaps = _loadgen_gaps(rate, seed)
+    offsets = _cumulative_offsets(gaps, rate, min_duration_ns, None)
+    count = max(int(np.searchsorted(offsets, min_duration_ns)) + 1, min_count, 1)
+    count += -count % multiple_of
+    while len(offsets) <= count:
+        offsets = np.concatenate((offsets, offsets[-1] + np.cumsum(gaps(count + 1 - len(offsets)))))
+    return Arrivals(offsets[:count], int(offsets[count]))
+
+
+def gamma(
+    rate: float,
+    *,
+    burstiness: float,
+    rng: np.random.Generator,
+    duration_ns: int | None = None,
+    count: int | None = None,
+) -> Arrivals:
+    """Gamma-distributed gaps with mean 1 / rate and shape `burstiness`; the first arrival is at 0.
+
+    `burstiness` is vLLM's option of the same name: below 1 the arrivals are burstier than Poisson, at 1 they follow a
+    Poisson process, above 1 they are more even. The gaps' coefficient of variation is 1 / sqrt(burstiness).
+    """
+
+    def gaps(n: int) -> Offsets:
+        return (rng.gamma(burstiness, 1 / (rate * burstiness), n) * 1e9).astype(np.int64)
+
+    return _truncate(_cumulative_offsets(gaps, rate, duration_ns, count), duration_ns, count)
+
+
+def ramp(
+    from_rate: float,
+    to_rate: float,
+    *,
+    rng: np.random.Generator,
+    duration_ns: int | None = None,
+    count: int | None = None,
+) -> Arrivals:
+    """A Poisson process whose rate changes linearly from `from_rate` to `to_rate` over the duration.
+
+    Generated by time rescaling: t = L^-1(s), where L(t) is the integral of the rate and s a Poisson process of rate 1
+    (Cinlar 1975). If both a duration and a count are given, the count truncates. A count alone is met exactly: that
+    many points, distributed in proportion to the rate over the time in which that many are expected. The first arrival
+    is not at 0, because a ramp that starts at rate 0 has no arrival there.
+    """
+    if duration_ns is None:
+        if count is None:
+            raise ValueError("arrivals need a duration or a count")
+        duration_s = 2 * count / (from_rate + to_rate)
+        duration_ns = round(duration_s * 1e9)
+        s = np.sort(rng.random(count)) * count
+    else:
+        duration_s = duration_ns / 1e9
+        s = _unit_poisson((from_rate + to_rate) / 2 * duration_s, rng)
+    if not len(s):
+        return Arrivals(np.zeros(0, np.int64), duration_ns)
+    slope = (to_rate - from_rate) / duration_s
+    # The root of from*t + slope*t^2/2 = s, in the form that has no 0/0 at slope 0.
+    t = 2 * s / (from_rate + np.sqrt(np.maximum(from_rate * from_rate + 2 * slope * s, 0.0)))
+    return _truncate(np.append((t * 1e9).astype(np.int64), duration_ns), duration_ns, count)
+
+
+def given(
+    offsets: Offsets,
+    end_ns: int,
+    *,
+    speed: float = 1.0,
+    loop: int = 1,
+    duration_ns: int | None = None,
+    count: int | None = None,
+) -> Arrivals:
+    """Recorded arrivals: `offsets` ascending from 0, replayed `speed` times as fast, ending at `end_ns` / speed.
+
+    It is played `loop` times, one after the other; with a `count`, as often as that needs. A duration only truncates.
+    """
+    passes = loop if count is None else max(1, -(-count // len(offsets)))
+    if duration_ns is not None and end_ns:
+        passes = min(passes, math.floor(duration_ns * speed / end_ns) + 1)
+    pass_starts = np.arange(passes, dtype=np.int64)[:, None] * end_ns
+    repeated = np.append((pass_starts + offsets).reshape(-1), passes * end_ns)
+    scaled = repeated if speed == 1.0 else np.rint(repeated / speed).astype(np.int64)
+    return _truncate(scaled, duration_ns, count)
+
+
+def _unit_poisson(length: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    """The points of a Poisson process of rate 1 on [0, length), ascending."""
+    points = np.zeros(0)
+    while not len(points) or points[-1] < length:
+        gaps = rng.standard_exponential(int(length + 6 * math.sqrt(length)) + 16)
+        points = np.append(points, np.cumsum(gaps) + points[-1:].sum())
+    return points[points < length]
+
+
+def _loadgen_gaps(rate: float, seed: int) -> Callable[[int], Offsets]:
+    """A function that returns the next n gaps of LoadGen 6.0.17, in ns.
+
+    They are `exponential_distribution<double>(rate)` of libstdc++ over `mt19937`.
+    """
+    # RandomState(int) seeds with init_genrand, as std::mt19937's constructor does. NumPy's policy freezes its stream.
+    twister = np.random.RandomState(seed & 0xFFFFFFFF)
+    below_one = math.nextafter(1.0, 0.0)  # the upper bound that generate_canonical applies
+
+    def gaps(n: int) -> Offsets:
+        words = np.frombuffer(twister.bytes(8 * n), "<u4").reshape(n, 2).astype(np.float64)
+        uniform = 1.0 - np.minimum((words[:, 0] + words[:, 1] * 2.0**32) / 2.0**64, below_one)
+        gaps_ns = -np.log(uniform) / rate * 1e9
+        # NumPy's vectorised log differs from libm's in the last bit for about 0.3 % of all values, depending on the
+        # processor. Where that bit could change the whole nanosecond, use libm's log, which LoadGen calls.
+        (near_integer,) = np.nonzero(np.abs(gaps_ns - np.rint(gaps_ns)) <= gaps_ns * 1e-14)
+        for i in near_integer.tolist():
+            gaps_ns[i] = -math.log(uniform[i]) / rate * 1e9
+        return gaps_ns.astype(np.int64)
+
+    return gaps
+
+
+def _cumulative_offsets(
+    gaps: Callable[[int], Offsets], rate: float, duration_ns: int | None, count: int | None
+) -> Offsets:
+    """Offsets starting at 0, one more than needed: `count` + 1 of them, or until one reaches the duration.
+
+    Raises ValueError if neither a duration nor a count is given.
+    """
+    if duration_ns is None and count is None:
+        raise ValueError("arrivals need a duration or a count")
+    blocks = [np.zeros(1, np.int64)]
+    n_offsets, last_ns = 1, 0
+    while (count is None or n_offsets <= count) and (duration_ns is None or last_ns < duration_ns):
+        block = last_ns + np.cumsum(gaps(_BLOCK if count is None else min(_BLOCK, count + 1 - n_offsets)))
+        blocks.append(block)
+        n_offsets, last_ns = n_offsets + len(block), int(block[-1])
+    return np.concatenate(blocks)
+
+
+def _truncate(offsets: Offsets, duration_ns: int | None, count: int | None) -> Arrivals:
+    """The offsets before the duration, at most `count`. `offsets` must hold at least one more than is kept."""
+    kept = len(offsets) - 1 if duration_ns is None else int(np.searchsorted(offsets, duration_ns))
+    if count is not None and count < kept:
+        kept = count
+    end_ns = int(offsets[kept]) if kept < len(offsets) else int(offsets[-1])
+    return Arrivals(offsets[:kept].copy(), end_ns if duration_ns is None else min(end_ns, duration_ns))

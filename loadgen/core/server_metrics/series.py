@@ -1,0 +1,356 @@
+"""Server metrics of a run: parses metrics pages into samples, and summarizes the samples of a run. Pure.
+
+`scraper.py` fetches the pages. Nothing here corrects what the client measured. The server's counts are reported beside
+the client's, and a disagreement is reported as one.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from loadgen.core.limits import CACHED_SHARE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+FILE = "server.jsonl"  # in the run folder
+MOST_SERIES = 20_000  # of one page; a longer page is an error
+UP, TOOK = "up", "scrape_duration_seconds"  # the names that Prometheus uses
+ITERATION = "trtllm_iteration:"  # prefix for the names of TensorRT-LLM's JSON statistics
+AGREE = 0.02  # two counts of the same tokens that differ by more than this share disagree
+
+AUTO = {
+    "trtllm": ("/prometheus/metrics",),  # never /metrics: that is JSON there, and every read empties it
+    "vllm": ("/metrics",),
+    "sglang": ("/metrics",),
+    "llamacpp": ("/metrics",),
+    "dynamo": ("/metrics",),
+    "generic": ("/prometheus/metrics", "/metrics"),
+}
+"""Paths of the metrics page by kind of server, relative to the server's prefix; the first that answers is used."""
+
+RUNNING, WAITING, KV_USE, HITS = "running", "waiting", "kv_use", "hit_share"
+OUTPUT, INPUT, CACHED, DONE = "output_tokens", "input_tokens", "cached_tokens", "requests_ok"
+CACHE_HITS, CACHE_QUERIES = "cache_hits", "cache_queries"
+PAUSED, PREEMPTED = "paused", "preempted"  # now without room in the KV cache; so far taken out of the batch for it
+KNOWN: dict[str, tuple[str, ...]] = {
+    RUNNING: (
+        "trtllm_num_requests_running",
+        "vllm:num_requests_running",
+        "sglang:num_running_reqs",
+        "llamacpp:requests_processing",
+        "dynamo_frontend_inflight_requests",
+        f"{ITERATION}numActiveRequests",
+    ),
+    WAITING: (
+        "trtllm_num_requests_waiting",
+        "vllm:num_requests_waiting",
+        "sglang:num_queue_reqs",
+        "llamacpp:requests_deferred",
+        "dynamo_frontend_queued_requests",
+        f"{ITERATION}numQueuedRequests",
+    ),
+    KV_USE: (
+        "trtllm_kv_cache_utilization",
+        "vllm:kv_cache_usage_perc",
+        "vllm:gpu_cache_usage_perc",
+        "sglang:token_usage",
+        "llamacpp:kv_cache_usage_ratio",
+        f"{ITERATION}kvCacheStats.usedShare",
+    ),
+    HITS: ("trtllm_kv_cache_hit_rate", "sglang:cache_hit_rate", f"{ITERATION}kvCacheStats.cacheHitRate"),
+    OUTPUT: (
+        "trtllm_generation_tokens_total",
+        "vllm:generation_tokens_total",
+        "sglang:generation_tokens_total",
+        "llamacpp:tokens_predicted_total",
+        "dynamo_frontend_output_tokens_total",
+    ),
+    INPUT: (
+        "trtllm_prompt_tokens_total",
+        "vllm:prompt_tokens_total",
+        "sglang:prompt_tokens_total",
+        "llamacpp:prompt_tokens_total",
+        "dynamo_frontend_input_sequence_tokens_sum",
+    ),
+    CACHED: (
+        "trtllm_prompt_cached_tokens_total",
+        "vllm:prompt_tokens_cached_total",
+        "sglang:cached_tokens_total",
+        "llamacpp:prompt_tokens_cached_total",
+        "dynamo_frontend_cached_tokens_sum",
+    ),
+    CACHE_HITS: ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+    CACHE_QUERIES: ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+    DONE: ("trtllm_request_success_total", "vllm:request_success_total"),
+    PAUSED: (f"{ITERATION}inflightBatchingStats.numPausedRequests", "sglang:num_retracted_reqs"),
+    PREEMPTED: ("vllm:num_preemptions_total",),
+}
+"""Quantity -> the names it has on different servers. Shares are from 0 to 1; OUTPUT to DONE and PREEMPTED count."""
+_SHARES, _COUNTERS = (KV_USE, HITS), (OUTPUT, INPUT, CACHED, CACHE_HITS, CACHE_QUERIES, DONE, PREEMPTED)
+_QUANTITY_OF = {name: quantity for quantity, names in KNOWN.items() for name in names}
+
+
+class MetricSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of `server.jsonl`: a series took this value. It holds until the next line of the same series."""
+
+    t_s: float  # from the start of the run; negative: read before the load began
+    target: int | None  # index in the manifest's targets; null: the page belongs to none of them
+    page: str  # its URL, without secrets
+    name: str
+    labels: str  # as the page writes them between braces
+    value: float
+
+
+class PageReading(msgspec.Struct, frozen=True, kw_only=True):
+    """One metrics page, how often it was read, and how many reads failed."""
+
+    url: str
+    reads: int
+    failed: int
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """What the servers counted from the first read, before the load, to the last read, after it.
+
+    Sums over all pages; null if no page has the metric.
+    """
+
+    pages: tuple[PageReading, ...]
+    output_tokens: int | None = None
+    client_output_tokens: int | None = None  # counted by the client: ok requests, warm-up included
+    input_tokens: int | None = None
+    cached_tokens: int | None = None
+    requests_ok: int | None = None
+    running_max: int | None = None  # largest value at any read
+    waiting_max: int | None = None
+    kv_use_max: float | None = None  # share from 0 to 1, on the fullest page
+    hit_share: float | None = None  # share from 0 to 1, at the last read
+    cached_share: float | None = None  # of the prompt tokens since the first read; else `hit_share`; null: not said
+
+
+class MetricCurve(NamedTuple):
+    """A quantity over time: its values at the times of the reads."""
+
+    t_s: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+# -- a page --------------------------------------------------------------------------------------------------------
+
+
+def samples(text: str) -> dict[tuple[str, str], float]:
+    """Parse a page of Prometheus text into (name, labels) -> value. Values that are not finite are left out.
+
+    Raises ValueError if the text is not such a page, has no metrics or has more than MOST_SERIES series.
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    values: dict[tuple[str, str], float] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if math.isfinite(sample.value) and not sample.name.endswith("_created"):
+                    values[sample.name, labels(sample.labels)] = float(sample.value)
+            if len(values) > MOST_SERIES:
+                raise ValueError(f"more than {MOST_SERIES:,} series")
+    except (IndexError, KeyError, TypeError) as error:  # of the parser, on some texts that are none
+        raise ValueError(f"no page of metrics: {error!r}") from None
+    if not values:
+        raise ValueError("no metrics on it")
+    return values
+
+
+def labels(pairs: dict[str, str]) -> str:
+    """Labels as a Prometheus page writes them between braces: `name="value"` pairs with commas between."""
+    escaped = ((k, v.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")) for k, v in pairs.items())
+    return ",".join(f'{name}="{value}"' for name, value in escaped)
+
+
+class Iterations:
+    """TensorRT-LLM's JSON statistics, which every read empties.
+
+    `samples` returns the last row of a read, and how many rows have been read and missed in total. A gap in the
+    iteration numbers means that another client read those rows.
+    """
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+        self._read = self._missed = 0
+
+    def samples(self, data: bytes) -> dict[tuple[str, str], float]:
+        """Parse one read into (name, labels) -> value. An empty list is valid: nothing has run since the last read.
+
+        Raises ValueError if the data is not a list of iterations.
+        """
+        try:
+            rows = msgspec.json.decode(data, type=list[dict[str, Any]])
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"no list of iterations: {error}") from None
+        numbers = sorted({int(row["iter"]) for row in rows if isinstance(row.get("iter"), int | float)})
+        for previous, number in pairwise([*([] if self._last is None else [self._last]), *numbers]):
+            self._missed += max(number - previous - 1, 0)
+        self._last = numbers[-1] if numbers else self._last
+        self._read += len(rows)
+        values = {(ITERATION + "read_total", ""): float(self._read), (ITERATION + "missed_total", ""): self._missed}
+        if rows:
+            values |= {(ITERATION + name, ""): value for name, value in _numeric_leaves(rows[-1])}
+            cache = ITERATION + "kvCacheStats."
+            used_blocks, max_blocks = (values.get((f"{cache}{key}NumBlocks", "")) for key in ("used", "max"))
+            if used_blocks is not None and max_blocks:
+                values[cache + "usedShare", ""] = used_blocks / max_blocks
+            latencies_ms = [row["iterLatencyMS"] for row in rows if isinstance(row.get("iterLatencyMS"), int | float)]
+            if latencies_ms:
+                values[ITERATION + "iterLatencyMS", ""] = sum(latencies_ms) / len(latencies_ms)
+        return values
+
+
+def _numeric_leaves(value: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, float]]:
+    for key, item in value.items():
+        if isinstance(item, dict):
+            yield from _numeric_leaves(item, f"{prefix}{key}.")
+        elif isinstance(item, int | float) and not isinstance(item, bool):
+            yield prefix + key, float(item)
+
+
+def passing(name: str) -> bool:
+    """Whether a series is written only at the first and the last read: histogram buckets, hundreds per page."""
+    return name.endswith("_bucket")
+
+
+# -- a run ---------------------------------------------------------------------------------------------------------
+
+
+def curves(metric_samples: Sequence[MetricSample]) -> dict[str, MetricCurve]:
+    """The known quantities over time, by name.
+
+    Values are sums over pages and labels; shares are means. A counter becomes a rate per second between two reads,
+    placed at the middle of the interval. A counter that never grows has no curve.
+    """
+    curve_of = {}
+    for quantity, points in _quantities(metric_samples).items():
+        shown = points
+        if quantity in _COUNTERS:
+            steps = [(t0, t1, v1 - v0) for (t0, v0), (t1, v1) in pairwise(points) if t1 > t0]
+            shown = [((t0 + t1) / 2, growth / (t1 - t0)) for t0, t1, growth in steps]
+        if quantity not in _COUNTERS or any(rate for _, rate in shown):
+            curve_of[quantity] = MetricCurve(*zip(*shown, strict=True))
+    return curve_of
+
+
+def gauges(latest: Iterable[MetricSample]) -> dict[str, float]:
+    """The known quantities that are no counters, from the last sample of each series: sums, of shares the mean."""
+    values: dict[str, list[float]] = {}
+    for sample in latest:
+        quantity = _QUANTITY_OF.get(sample.name)
+        if quantity is not None and quantity not in _COUNTERS:
+            values.setdefault(quantity, []).append(sample.value)
+    return {name: sum(all_of) / (len(all_of) if name in _SHARES else 1) for name, all_of in values.items()}
+
+
+def summarize(metric_samples: Sequence[MetricSample], client_output_tokens: int | None) -> Served | None:
+    """The block `server` of a summary; None if no page was read."""
+    ups_of_page: dict[str, list[float]] = {}
+    for sample in metric_samples:
+        if sample.name == UP:
+            ups_of_page.setdefault(sample.page, []).append(sample.value)
+    if not any(any(values) for values in ups_of_page.values()):
+        return None
+    points_of = _quantities(metric_samples)
+
+    def increase(quantity: str) -> int | None:
+        points = points_of.get(quantity)
+        return round(points[-1][1] - points[0][1]) if points else None
+
+    def maximum(quantity: str) -> int | None:
+        points = points_of.get(quantity)
+        return round(max(value for _, value in points)) if points else None
+
+    hit_share = points_of[HITS][-1][1] if points_of.get(HITS) else None
+    shares = (_part(increase(CACHED), increase(INPUT)), _part(increase(CACHE_HITS), increase(CACHE_QUERIES)))
+    fullest = [sample.value for sample in metric_samples if _QUANTITY_OF.get(sample.name) == KV_USE]
+
+    return Served(
+        pages=tuple(PageReading(url=url, reads=len(ups), failed=ups.count(0.0)) for url, ups in ups_of_page.items()),
+        output_tokens=increase(OUTPUT),
+        client_output_tokens=client_output_tokens,
+        input_tokens=increase(INPUT),
+        cached_tokens=increase(CACHED),
+        requests_ok=increase(DONE),
+        running_max=maximum(RUNNING),
+        waiting_max=maximum(WAITING),
+        kv_use_max=max(fullest, default=None),
+        hit_share=hit_share,
+        cached_share=next((share for share in shares if share is not None), hit_share),
+    )
+
+
+def _part(some: int | None, of: int | None) -> float | None:
+    return some / of if some is not None and of else None
+
+
+def cache_disputed(served: Served, asked: float | None, answers: float | None) -> dict[str, Any] | None:
+    """The values of the code "cache_disputed": what the servers' counters say of a cache is not what was asked for,
+    or, where the answers say it too, not what they say. None: it agrees, or nothing was asked for."""
+    if served.cached_share is None or asked is None:
+        return None
+    beside = asked if answers is None else answers
+    if abs(served.cached_share - beside) <= CACHED_SHARE:
+        return None
+    return {"share": served.cached_share, "beside": beside, "of": "cache_asked" if answers is None else "cache_answers"}
+
+
+def disputed(served: Served) -> dict[str, Any] | None:
+    """The values of the code "server_counts" if the server's and the client's counts disagree, else None."""
+    share = disagreement(served)
+    if share is None or abs(share) <= AGREE:
+        return None
+    return {
+        "server_tokens": served.output_tokens, "client_tokens": served.client_output_tokens, "share": share,
+        "cause": "others" if share > 0 else "restarted",
+    }  # fmt: skip
+
+
+def disagreement(served: Served) -> float | None:
+    """(server's output tokens / client's output tokens) - 1; None if either is unknown or the client has none."""
+    by_server, by_client = served.output_tokens, served.client_output_tokens
+    return by_server / by_client - 1 if by_server is not None and by_client else None
+
+
+def _quantities(metric_samples: Sequence[MetricSample]) -> dict[str, list[tuple[float, float]]]:
+    """(time, value) of each known quantity at each read of any page.
+
+    A counter starts at 0 with its first value. A counter whose value falls has been restarted.
+    """
+    current: dict[str, dict[tuple[str, str, str], float]] = {}
+    last_value: dict[tuple[str, str, str], float] = {}
+    pages_read: set[str] = set()  # pages whose first read is over
+    points: dict[str, list[tuple[float, float]]] = {}
+    page_answered = False
+    for i, sample in enumerate(metric_samples):
+        key = (sample.page, sample.name, sample.labels)
+        quantity = _QUANTITY_OF.get(sample.name)
+        if quantity in _COUNTERS:
+            # A series that appears after the page's first read started at 0.
+            previous = last_value.get(key, 0.0 if sample.page in pages_read else sample.value)
+            increase = sample.value - previous if sample.value >= previous else sample.value
+            increases = current.setdefault(quantity, {})
+            increases[key] = increases.get(key, 0.0) + increase
+            last_value[key] = sample.value
+        elif quantity is not None:
+            current.setdefault(quantity, {})[key] = sample.value
+        if sample.name == UP:  # the last line of each read
+            if sample.value:
+                pages_read.add(sample.page)
+                page_answered = True
+            if page_answered and (i + 1 == len(metric_samples) or metric_samples[i + 1].t_s != sample.t_s):
+                page_answered = False
+                for name, values in current.items():
+                    total = sum(values.values())
+                    value = total / len(values) if name in _SHARES else total
+                    points.setdefault(name, []).append((sample.t_s, value))
+    return points

@@ -1,0 +1,141 @@
+"""Parses values with units: `30s`, `250ms`, `10/s`, `99%`, `p95` become integer ns, floats per second, shares.
+
+Pure text parsing, shared by workload files and flags. Every function raises `Wrong`. Its text is a predicate for a
+sentence such as '"30 sekunds" is not a duration', and its hint says what to write.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal
+
+from loadgen.core.errors import Code
+
+NS_PER_S = 1_000_000_000
+UNIT_NS = {
+    "ns": 1,
+    "us": 1_000,
+    "µs": 1_000,
+    "ms": 1_000_000,
+    "s": NS_PER_S,
+    "m": 60 * NS_PER_S,
+    "min": 60 * NS_PER_S,
+    "h": 3_600 * NS_PER_S,
+}
+PER_S = {"s": 1, "min": 60, "m": 60, "h": 3_600}
+MOST_TOKENS = 10_000_000  # of a prompt or an answer: ten times the longest known context
+LONGEST_NS = 366 * 24 * UNIT_NS["h"]  # one year, so that sums of durations fit easily into 64 bits
+
+NUMBER = r"[0-9]{1,18}(\.[0-9]{1,18})?"
+DURATION_PATTERN = rf"^({NUMBER} ?(ns|us|µs|ms|s|m|min|h)|0)$"
+RATE_PATTERN = rf"^({NUMBER} ?/ ?(s|min|m|h)|inf)$"
+SHARE_PATTERN = r"^(100(\.0{1,18})?|[0-9]{1,2}(\.[0-9]{1,18})?) ?%$"
+QUANTILE_PATTERN = r"^p[0-9]{1,2}(\.[0-9]{1,4})?$"
+
+_QUANTITY = re.compile(rf"(?P<number>{NUMBER}) ?(?P<unit>[A-Za-zµ]*)")
+_RATE = re.compile(rf"(?P<number>{NUMBER}) ?/ ?(?P<unit>[A-Za-z]+)")
+
+DURATION_HINT = "write a number and its unit, like 250ms, 30s, 2m or 1h (units: ns, us, ms, s, m, h)"
+RATE_HINT = "write a number per unit of time, like 10/s or 600/min (units: s, min, h)"
+SHARE_HINT = "write a percentage, like 99% or 0.5%"
+QUANTILE_HINT = "write a percentile, like p50, p99 or p99.9"
+
+
+class Wrong(ValueError):
+    """A text is not valid. `str()` is a predicate ("is not a duration"); `hint` says what to write instead.
+
+    `key`: the column or key that it stood under, of a row with several.
+    """
+
+    def __init__(self, code: Code, predicate: str, hint: str, key: str = "") -> None:
+        super().__init__(predicate)
+        self.code, self.hint, self.key = code, hint, key
+
+
+def seconds(text: str) -> float:
+    """Seconds of `30s`, `2m` or a bare `30`. Raises `Wrong`."""
+    return duration_ns(text, bare="s") / 1e9
+
+
+def duration_ns(text: str, bare: str | None = None) -> int:
+    """Nanoseconds of `30s`, `250ms`, `2m`, `1h`; at most one year. Raises `Wrong`.
+
+    bare: the unit of a number without one ("s" for flags, "ms" for `--goodput`); None allows only `0` without unit.
+    """
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None:
+        raise Wrong("invalid_value", "is not a duration", DURATION_HINT)
+    number, unit = Decimal(match["number"]), match["unit"] or bare
+    if unit is None:
+        if number == 0:
+            return 0
+        raise Wrong(
+            "invalid_value", "is a duration without its unit", f"write {match['number']}s or {match['number']}ms"
+        )
+    if unit not in UNIT_NS:
+        raise Wrong("invalid_value", f'is not a duration: there is no unit "{unit}"', DURATION_HINT)
+    ns = round(number * UNIT_NS[unit])
+    if ns > LONGEST_NS:
+        raise Wrong("out_of_range", "is longer than a year", DURATION_HINT)
+    if ns == 0 and number > 0:
+        raise Wrong("out_of_range", "is shorter than a nanosecond", DURATION_HINT)
+    return ns
+
+
+def time_slice(text: str, bare: str | None = None) -> tuple[int, int | None]:
+    """Begin and end in ns of `10m..20m`, `10m..` or `..20m`; None: no end. Raises `Wrong`."""
+    hint = "write 10m..20m, 10m.. (to the end) or ..20m (from the beginning)"
+    begin, dots, end = text.strip().partition("..")
+    if not dots or not (begin or end):
+        raise Wrong("invalid_value", "is no part of a time", hint)
+    found = duration_ns(begin, bare) if begin else 0, duration_ns(end, bare) if end else None
+    if found[1] is not None and found[1] <= found[0]:
+        raise Wrong("out_of_range", "ends before it begins", hint)
+    return found
+
+
+def rate_per_s(text: str, bare: bool = False) -> float:
+    """Events per second of `10/s` or `600/min`; `inf` means everything at once. Always above zero. Raises `Wrong`.
+
+    bare: whether a number without unit is allowed and means per second.
+    """
+    text = text.strip()
+    if text == "inf":
+        return math.inf
+    if bare and re.fullmatch(NUMBER, text):
+        text += "/s"
+    match = _RATE.fullmatch(text)
+    if match is None:
+        if re.fullmatch(NUMBER, text):
+            raise Wrong("invalid_value", "is a rate without its unit", f"write {text}/s or {text}/min")
+        raise Wrong("invalid_value", "is not a rate", RATE_HINT)
+    if match["unit"] not in PER_S:
+        raise Wrong("invalid_value", f'is not a rate: there is no unit "/{match["unit"]}"', RATE_HINT)
+    rate = float(Decimal(match["number"]) / PER_S[match["unit"]])
+    if rate < 1e-6:
+        raise Wrong(
+            "out_of_range", "is less than one in eleven days", "a rate is above zero; leave the stage out for a pause"
+        )
+    return rate
+
+
+def share(text: str) -> float:
+    """Return `99%` as 0.99; from 0 to 1. Raises `Wrong`."""
+    match = re.fullmatch(rf"({NUMBER}) ?%", text.strip())
+    if match is None:
+        raise Wrong("invalid_value", "is not a percentage", SHARE_HINT)
+    value = Decimal(match[1]) / 100
+    if value > 1:
+        raise Wrong("out_of_range", "is more than 100%", SHARE_HINT)
+    return float(value)
+
+
+def quantile(text: str) -> float:
+    """Return `p99.9` as 0.999; above 0 and below 1. Raises `Wrong`."""
+    if not re.fullmatch(QUANTILE_PATTERN, text.strip()):
+        raise Wrong("invalid_value", "is not a percentile", QUANTILE_HINT)
+    value = Decimal(text.strip()[1:]) / 100
+    if value == 0:
+        raise Wrong("invalid_value", "is not a percentile", QUANTILE_HINT)
+    return float(value)

@@ -1,0 +1,40 @@
+"""The workload file and the flags over it: what is sent, when, and what was promised. Every check of it is here.
+
+`loading.py`, `traces.py`, `dataset.py` and `data_files.py` read, `fingerprints.py` hashes files, everything else is
+values: nothing is drawn, no prompt is made, no clock is read. What the words mean is in docs/workloads.md.
+"""
+
+from loadgen.core.slo import Slo, Term
+from loadgen.core.workload.fields import (
+    Delay,
+    Empirical,
+    Fixed,
+    Length,
+    Listed,
+    LogNormal,
+    Normal,
+    Uniform,
+)
+from loadgen.core.workload.file_schema import json_schema, schema_of
+from loadgen.core.workload.fingerprints import recipe_fingerprint, request_fingerprint
+from loadgen.core.workload.loading import load, of_trace, packaged
+from loadgen.core.workload.overrides import Overrides, levels, placed, read_flags
+from loadgen.core.workload.schema import (
+    Arrival,
+    AtLeast,
+    Closed,
+    Constant,
+    FromFile,
+    FromTrace,
+    Gamma,
+    Mix,
+    Poisson,
+    Ramp,
+    Replay,
+    Stage,
+    Synthetic,
+    Turns,
+    Workload,
+    parts,
+)
+from loadgen.core.workload.tasks import Task, TaskStep, Tool

@@ -1,0 +1,42 @@
+"""The JSON Schema of the files that a user writes, for editors and forms. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import BaseModel
+
+from loadgen.core.workload.schema import Written
+
+
+def schema_of(model: type[BaseModel], title: str) -> dict[str, Any]:
+    """The JSON Schema of a file that this model describes; values with units are strings with a pattern."""
+    schema = model.model_json_schema(by_alias=True)
+    for generated_name, definition in list(schema["$defs"].items()):  # generic types are named by repr
+        own_title = definition.get("title", generated_name)
+        if own_title != generated_name:
+            schema = json.loads(json.dumps(schema).replace(json.dumps(generated_name)[1:-1], own_title))
+    _remove_defaults(schema)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": title}
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a workload file, for editors."""
+    schema = schema_of(Written, "A workload of loadgen")
+    del schema["properties"]["slo"]["title"]  # pydantic gives one to types that are not its own
+    schema["properties"]["classes"] = {"$ref": "#/$defs/Mix/properties/classes"}
+    schema["required"].remove("requests")
+    schema["oneOf"] = [{"required": ["requests"]}, {"required": ["classes"]}]
+    return schema
+
+
+def _remove_defaults(schema: Any) -> None:
+    """Remove the defaults: they are in checked units (ns, shares), not as a user writes them. See docs/workloads.md."""
+    if isinstance(schema, dict):
+        schema.pop("default", None)  # no field of a workload has this name
+        for inner in schema.values():
+            _remove_defaults(inner)
+    elif isinstance(schema, list):
+        for inner in schema:
+            _remove_defaults(inner)

@@ -1,0 +1,532 @@
+"""The types of a checked workload and the values each field accepts. Durations are integer ns, rates floats per second.
+
+This module reads no file. How an SLO is written is in `slo_fields.py`, what makes two workloads equal in
+`fingerprints.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+
+import msgspec
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    Strict,
+    Tag,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_validator,
+)
+
+from loadgen.core import units
+from loadgen.core.limits import ValidityLimits
+from loadgen.core.workload.fields import (
+    Delay,
+    Duration,
+    Empirical,
+    FiniteRate,
+    Fixed,
+    JsonSchema,
+    Length,
+    Listed,
+    OneTokenOrMore,
+    Part,
+    Positive,
+    Rate,
+    Salt,
+    Seed,
+    Share,
+    Source,
+    Tagged,
+    Tokens,
+    Whole,
+    one_of,
+)
+from loadgen.core.workload.slo_fields import WorkloadSlo, WrittenStopRule
+from loadgen.core.workload.tasks import Task
+from loadgen.core.workload.yaml_marks import Map
+
+TIMEOUT_NS = 600 * units.NS_PER_S  # the default of the openai client
+MOST_LANES = 1_000_000
+STALL_TIMEOUT_NS = 120 * units.NS_PER_S  # longest silence in a stream: a cold prefill of a long prompt takes a minute
+Lanes = Annotated[int, Strict(), Field(ge=1, le=MOST_LANES)]
+
+# ----------------------------------------------------------------------------------------------------------- requests
+
+
+class Turns(Part):
+    """Conversations: `count` requests each, every one re-sending what was said before it."""
+
+    count: Annotated[int, Strict(), Field(ge=1, le=10_000)]
+    tool_result_tokens: Length  # what each later turn adds: the result of a tool, or the next message of the user
+    tool_time: Delay = Fixed[Duration](value=0)  # from the end of a turn to the start of the next
+    history: Literal["scripted", "server"] = "scripted"  # assistant turns: generated from the seed, or real replies
+
+
+def _cache(value: Any, info: ValidationInfo) -> float:
+    """The share of prompt tokens that the server's cache is to know: cold is 0, warm is 1."""
+    if not isinstance(info.context, Source) and isinstance(value, float):
+        return value
+    if value in ("cold", "warm"):
+        return float(value == "warm")
+    if isinstance(value, dict) and list(value) == ["hit_rate"] and isinstance(value["hit_rate"], str):
+        return units.share(value["hit_rate"])
+    raise units.Wrong("unknown_name", "is no state of a cache", "cache: cold, cache: warm, or cache: {hit_rate: 60%}")
+
+
+_HIT_RATE = {"type": "string", "pattern": units.SHARE_PATTERN}
+CacheState = Annotated[
+    float,
+    PlainValidator(_cache),
+    JsonSchema(
+        anyOf=[
+            {"enum": ["cold", "warm"]},
+            {
+                "type": "object",
+                "properties": {"hit_rate": _HIT_RATE},
+                "required": ["hit_rate"],
+                "additionalProperties": False,
+            },
+        ]
+    ),
+]
+
+
+class Chunks(Part):
+    """Retrieval: each prompt begins with some chunks of a corpus, drawn by popularity (Zipf), no chunk twice."""
+
+    synonyms: ClassVar[dict[str, str]] = {"size": "tokens", "documents": "count", "exponent": "zipf"}
+    count: Annotated[int, Strict(), Field(ge=1, le=1_000)] = 3
+    tokens: OneTokenOrMore = 384  # of each
+    corpus: Annotated[int, Strict(), Field(ge=1, le=10_000_000)] = 10_000  # chunks in it
+    zipf: Annotated[float, Strict(), Field(ge=0, le=10)] = (
+        1.0  # chunk k is drawn in proportion to 1 / k^zipf; 0: evenly
+    )
+
+    @model_validator(mode="after")
+    def _drawable(self) -> Chunks:
+        if self.count > self.corpus:
+            raise units.Wrong(
+                "out_of_range", f"draws {self.count} different chunks from {self.corpus}", "a larger corpus"
+            )
+        return self
+
+
+Pixels = Annotated[int, Strict(), Field(ge=1, le=8192)]
+
+
+class Images(Part):
+    """Images in each (first) message, drawn from the seed; their tokens come on top of `input_tokens`."""
+
+    count: Annotated[int, Strict(), Field(ge=1, le=100)] = 1
+    width: Pixels = 512
+    height: Pixels = 512
+
+
+class Synthetic(Part):
+    """Prompts made of exactly so many tokens."""
+
+    synonyms: ClassVar[dict[str, str]] = {
+        "isl": "input_tokens",
+        "osl": "output_tokens",
+        "input": "input_tokens",
+        "output": "output_tokens",
+        "prompt_tokens": "input_tokens",
+        "max_tokens": "output_tokens",
+        "random_input_len": "input_tokens",
+        "random_output_len": "output_tokens",
+    }
+    input_tokens: Length  # content tokens of the (first) prompt, including the shared prefix
+    output_tokens: Length  # tokens of each answer
+    shared_prefix_tokens: Tokens = 0  # this many tokens at the start are equal within a prefix group
+    prefixes: Whole = 1  # number of prefix groups
+    system_tokens: Tokens = 0  # length of a system message, equal for all requests, in addition to the prompt
+    turns: Turns | None = None
+    chunks: Chunks | None = None  # retrieved ones, at the start of the prompt: a part of input_tokens
+    images: Images | None = None
+    cache: CacheState | None = None  # the share of its prompt tokens that the server knows; None: as prefixes have it
+
+    @model_validator(mode="after")
+    def _cache_alone(self) -> Synthetic:
+        others = (("shared_prefix_tokens", self.shared_prefix_tokens), ("turns", self.turns), ("chunks", self.chunks))
+        if self.cache is not None and (what := next((name for name, value in others if value), "")):
+            raise units.Wrong(
+                "conflict", f"has both cache and {what}", "cache makes the shared beginnings; keep one of the two"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _prefix_fits(self) -> Synthetic:
+        length = self.input_tokens
+        shortest = length.value if isinstance(length, Fixed) else getattr(length, "min", None) or 0
+        shortest = min(length.values) if isinstance(length, Empirical | Listed) else shortest
+        if self.chunks is not None:
+            taken = self.chunks.count * self.chunks.tokens
+            if self.shared_prefix_tokens or self.turns:
+                raise units.Wrong("conflict", "has chunks beside shared_prefix_tokens or turns", "keep one of them")
+            if shortest <= taken:
+                problem = f"has {self.chunks.count} chunks of {self.chunks.tokens} tokens in prompts of {shortest or 1}"
+                hint = f"input_tokens: more than {taken}, as a number or with a min: the rest asks"
+                raise units.Wrong("out_of_range", problem, hint)
+        if shortest and self.shared_prefix_tokens > shortest:
+            problem = f"shares a prefix of {self.shared_prefix_tokens} tokens in prompts of {shortest}"
+            raise units.Wrong("out_of_range", problem, "shared_prefix_tokens is a part of input_tokens")
+        return self
+
+
+def _existing_file(value: Any, info: ValidationInfo) -> Any:
+    """Resolve a path relative to the workload file; it must be an existing file. Raises `Wrong`."""
+    if not isinstance(info.context, Source):
+        return value
+    if not isinstance(value, str) or not value:
+        raise units.Wrong("wrong_type", "is not the name of a file", "requests: {from: prompts.jsonl}")
+    if value.startswith("hf:"):  # a data set of Hugging Face: found when it is read
+        return Path(value)
+    path = info.context.folder / value
+    hint = f"a file, named relative to the folder of the workload ({info.context.folder})"
+    if path.is_dir():
+        raise units.Wrong("unreadable_file", "is a folder", hint)
+    if not path.is_file():
+        raise units.Wrong("missing_file", "does not exist", hint)
+    return path
+
+
+class FromFile(Part):
+    """The user's own prompts or messages, a row each: a file, or a data set of Hugging Face (`dataset.py`)."""
+
+    synonyms: ClassVar[dict[str, str]] = dict.fromkeys(("path", "file", "dataset", "prompts"), "from")
+    path: Annotated[Path, BeforeValidator(_existing_file)] = Field(validation_alias="from")
+    output_tokens: Length | None = None  # for rows that do not set it
+    order: Literal["sequential", "shuffled"] = "sequential"
+
+
+def _time_slice(value: Any, info: ValidationInfo) -> tuple[int, int | None]:
+    if not isinstance(info.context, Source) and isinstance(value, tuple | list):
+        begin, end = value
+        return begin, end
+    if not isinstance(value, str):
+        raise units.Wrong(
+            "wrong_type", "is no part of a time", "slice: 10m..20m, counted from the first request of the trace"
+        )
+    return units.time_slice(value)
+
+
+TimeSlice = Annotated[
+    tuple[int, int | None],
+    PlainValidator(_time_slice),
+    PlainSerializer(list),
+    JsonSchema(
+        type="string", pattern=r"^[^.]*(\.[0-9]+)?[a-z]*\.\.[^.]*(\.[0-9]+)?[a-z]*$", examples=["10m..20m", "..1h"]
+    ),
+]
+OnBadRow = Literal["fail", "skip"]
+TraceReplay = Literal["instants", "sessions"]
+
+
+class FromTrace(Part):
+    """Prompts as long as a trace's, sharing the beginnings that its prompts share; their text is fresh in every run."""
+
+    synonyms: ClassVar[dict[str, str]] = {"path": "trace", "file": "trace"}
+    trace: Annotated[Path, BeforeValidator(_existing_file)]
+    slice_ns: TimeSlice | None = Field(None, validation_alias="slice")  # only what came in this time
+    on_bad_row: OnBadRow = "fail"  # skip: rows with faults are left out and counted
+    replay: TraceReplay = "instants"  # sessions: a request waits for those of its session that it waited for
+
+
+def _request_kind(value: Any) -> str:
+    keys = set(value) if isinstance(value, dict) else set()
+    if isinstance(value, Mix) or "classes" in keys:
+        return "Mix"
+    if isinstance(value, FromTrace) or "trace" in keys:
+        return "FromTrace"
+    if isinstance(value, Task) or "steps" in keys:
+        return "Task"
+    file_keys = keys & {"from", "order", *FromFile.synonyms}
+    return "FromFile" if isinstance(value, FromFile) or file_keys else "Synthetic"
+
+
+# ------------------------------------------------------------------------------------------------------------ arrival
+
+
+class Constant(Tagged):
+    """Evenly, `rate` per second. An infinite rate is everything at once: every request due at the stage's start."""
+
+    tag = "constant"
+    short = "rate"
+    rate: Rate
+
+
+class Poisson(Tagged):
+    """Independent arrivals, `rate` per second: exponential gaps, drawn as MLPerf LoadGen draws them."""
+
+    tag = "poisson"
+    short = "rate"
+    rate: FiniteRate
+
+
+class Gamma(Tagged):
+    """Gamma gaps of shape `burstiness`: below 1 burstier than Poisson, above 1 more even."""
+
+    tag = "gamma"
+    rate: FiniteRate
+    burstiness: Positive
+
+
+class Ramp(Tagged):
+    """Poisson whose rate goes linearly from one to the other over the stage's duration."""
+
+    tag = "ramp"
+    from_rate: FiniteRate = Field(validation_alias="from")
+    to_rate: FiniteRate = Field(validation_alias="to")
+
+
+class Closed(Tagged):
+    """`concurrency` lanes, each sending its next request when its last one is done; lanes begin one after the other,
+    evenly over `ramp`: by default the length of an answer, `0s`: all at once."""
+
+    tag = "closed"
+    short = "concurrency"
+    concurrency: Lanes
+    ramp_ns: Annotated[Duration | None, Field(validation_alias="ramp")] = None  # None: an answer's length
+
+
+class Replay(Tagged):
+    """When the requests of a trace came, `speed` times as fast. Without duration and count: all of it, `loop` times."""
+
+    tag = "trace"
+    short = "file"
+    file: Annotated[Path, BeforeValidator(_existing_file)]
+    speed: Positive = 1.0
+    slice_ns: TimeSlice | None = Field(None, validation_alias="slice")  # only what came in this time
+    loop: Annotated[int, Strict(), Field(ge=1, le=1_000_000)] = 1  # how often it is played, one after the other
+    on_bad_row: OnBadRow = "fail"
+    replay: TraceReplay = "instants"  # sessions: when its sessions began; of requests from a trace, as these have it
+
+
+if TYPE_CHECKING:
+    Arrival = Constant | Poisson | Gamma | Ramp | Closed | Replay
+else:
+    Arrival = one_of("arrival", Constant, Poisson, Gamma, Ramp, Closed, Replay)
+
+
+class AtLeast(Part):
+    """Minimums in place of bounds, as MLPerf has them: the stage goes on until the last arrival is at or after the
+    duration *and* there are so many, then up to a whole multiple of `passes_of` (the size of a data set)."""
+
+    synonyms: ClassVar[dict[str, str]] = {"num_requests": "count", "requests": "count", "time": "duration"}
+    duration_ns: Duration = Field(0, validation_alias="duration")
+    count: Whole = 1
+    passes_of: Whole = 1
+
+
+class Stage(Part):
+    """A part of the run with one arrival law. It ends after its duration or after `count` requests (conversations,
+    where there are turns), whichever comes first, or by the minimums of `at_least` (Poisson only); once a workload is
+    loaded, at least one of the three is set."""
+
+    synonyms: ClassVar[dict[str, str]] = {
+        "rate": "arrival",
+        "request_rate": "arrival",
+        "concurrency": "arrival",
+        "num_requests": "count",
+        "requests": "count",
+        "time": "duration",
+    }
+    name: str = ""
+    arrival: Arrival
+    duration_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="duration")
+    count: Whole | None = None
+    at_least: AtLeast | None = None
+    measured: Annotated[bool, Strict()] = True
+
+    @model_validator(mode="after")
+    def _minimums_alone(self) -> Stage:
+        if self.at_least is not None:
+            hint = "at_least: {duration: 600s, passes_of: 24576} stands alone, under arrival: {poisson: ...}"
+            if not isinstance(self.arrival, Poisson):
+                raise units.Wrong("unsupported", "has minimums (at_least), but its arrivals are not poisson", hint)
+            if self.duration_ns is not None or self.count is not None:
+                raise units.Wrong("conflict", "has both minimums (at_least) and bounds", hint)
+        return self
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        return [*super().keys(), "warmup"]
+
+    @classmethod
+    def unwrap(cls, data: Any) -> Any:
+        """Accept `warmup: true` as another spelling of `measured: false`."""
+        if not isinstance(data, Map) or "warmup" not in data:
+            return data
+        if "measured" in data:
+            raise units.Wrong("conflict", "says both measured and warmup", "keep one: warmup: true is measured: false")
+        warmup = data["warmup"]
+        stage = data.renamed({"warmup": "measured"})
+        stage["measured"] = not warmup if isinstance(warmup, bool) else warmup
+        return stage
+
+    @classmethod
+    def as_written(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        schema["properties"]["warmup"] = {"type": "boolean", "description": "true: the same as measured: false"}
+        return {**schema, "not": {"required": ["measured", "warmup"]}}
+
+
+# -------------------------------------------------------------------------------------------------------------- classes
+
+MOST_CLASSES = 100
+_OfOneKind = (
+    Annotated[Synthetic, Tag("Synthetic")]
+    | Annotated[FromFile, Tag("FromFile")]
+    | Annotated[FromTrace, Tag("FromTrace")]
+    | Annotated[Task, Tag("Task")]
+)
+
+
+def _weight(value: Any) -> float | str:
+    """A relative weight as a number; a percentage stays a text until all of them are seen."""
+    if isinstance(value, str):
+        units.share(value)
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise units.Wrong("invalid_value", "is not a weight", "a number above zero, or a percentage: weight: 60%")
+    return float(value)
+
+
+class RequestClass(Part):
+    """One class of what a run sends: single requests, conversations or tasks, and what was promised for them."""
+
+    weight: Annotated[
+        float | str,
+        PlainValidator(_weight),
+        JsonSchema(
+            anyOf=[{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": units.SHARE_PATTERN}]
+        ),
+    ]  # of a checked workload: its share of all starts: single requests, conversations and tasks alike
+    requests: Annotated[_OfOneKind, Discriminator(_request_kind)]
+    slo: WorkloadSlo = None  # None: that of the workload
+
+    @field_validator("requests")
+    @classmethod
+    def _no_sessions_of_a_trace(cls, requests: Any) -> Any:
+        if isinstance(requests, FromTrace) and requests.replay == "sessions":
+            raise units.Wrong(
+                "unsupported", "replays the sessions of a trace as one class of several", "replay: instants"
+            )
+        return requests
+
+    model: Annotated[str, Field(min_length=1)] | None = None  # or a LoRA adapter; None: the target's model
+    priority: Annotated[int, Strict()] | None = None  # sent as `priority`
+
+
+class Mix(Part):
+    """Several classes in one run. Of which class the n-th start (a request, a conversation, a task) is, is a pure
+    function of the seed and n."""
+
+    classes: Annotated[
+        dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")], RequestClass],
+        Field(min_length=1, max_length=MOST_CLASSES),
+    ]
+
+    @field_validator("classes")
+    @classmethod
+    def _shares(cls, classes: dict[str, RequestClass]) -> dict[str, RequestClass]:
+        """Each class with its share of all starts as its weight."""
+        weights = [one.weight for one in classes.values()]
+        percentages = [units.share(weight) for weight in weights if isinstance(weight, str)]
+        if percentages and len(percentages) < len(weights):
+            raise units.Wrong(
+                "conflict", "mix percentages and relative weights", "weight: 60% in each class, or weight: 6 in each"
+            )
+        if percentages and abs(math.fsum(percentages) - 1) > 1e-9:
+            problem = f"have weights that add up to {math.fsum(percentages) * 100:g} %, not 100 %"
+            raise units.Wrong("out_of_range", problem, "or relative weights, without %: weight: 6")
+        numbers = percentages or [float(weight) for weight in weights]
+        shares = [number / math.fsum(numbers) for number in numbers]
+        return {
+            name: one.model_copy(update={"weight": share})
+            for (name, one), share in zip(classes.items(), shares, strict=True)
+        }
+
+
+def parts(requests: Any) -> dict[str, Any]:
+    """The requests of each class, by its name; all of them, as "", where there are no classes."""
+    classes = requests.classes if isinstance(requests, Mix) else {}
+    return {name: one.requests for name, one in classes.items()} or {"": requests}
+
+
+Limits: Any = create_model(
+    "Limits",
+    __base__=Part,
+    __module__=__name__,
+    __doc__="The limits of the verdict (metrics.md), as shares.",
+    **cast(Any, {limit.name: (Share, limit.default) for limit in msgspec.structs.fields(ValidityLimits)}),
+)
+
+
+# ----------------------------------------------------------------------------------------------------------- workload
+
+
+if TYPE_CHECKING:
+    Grace = int | None
+else:
+    Grace = Duration  # may be left out, but not be null
+
+
+class Written(Part):
+    """All that a workload file may say."""
+
+    synonyms: ClassVar[dict[str, str]] = {
+        "stage": "stages",
+        "load": "stages",
+        "data": "requests",
+        "dataset": "requests",
+        "slos": "slo",
+    }
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    description: str = ""
+    # several classes are written as `classes`
+    requests: Annotated[_OfOneKind | Annotated[Mix, Tag("Mix")], Discriminator(_request_kind)]
+    stages: tuple[Stage, ...] = ()
+    slo: WorkloadSlo = None
+    grace_ns: Grace = Field(cast(Any, None), validation_alias="grace")
+    timeout_ns: Annotated[Duration, Field(gt=0)] = Field(TIMEOUT_NS, validation_alias="timeout")
+    stall_timeout_ns: Annotated[Duration, Field(gt=0)] = Field(STALL_TIMEOUT_NS, validation_alias="stall_timeout")
+    max_in_flight: Whole | None = None
+    stop_when: tuple[WrittenStopRule, ...] = ()
+    seed: Seed | None = None
+    schedule_seed: Seed | None = None
+    salt: Salt | None = None  # None: derived from the seed; "fresh": a new one in every run
+    limits: Limits = Limits()
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        return [*super().keys(), "classes"]
+
+    @classmethod
+    def unwrap(cls, data: Any) -> Any:
+        """Accept `classes: ...` in place of `requests`."""
+        if not isinstance(data, Map) or "classes" not in data:
+            return data
+        if "requests" in data:
+            raise units.Wrong("conflict", "has both requests and classes", "each class has requests of its own")
+        written = data.renamed({"classes": "requests"})
+        written["requests"] = {"classes": data["classes"]}
+        return written
+
+
+class Workload(Written):
+    """A checked workload. Durations are integer ns, rates floats per second; `seed` None: draw a fresh one."""
+
+    source_text: str = ""  # the file as written, variables unexpanded
+
+    @property
+    def drain_ns(self) -> int:
+        """How long requests in flight may go on after the end of the load: `grace`, or as long as a request may."""
+        return self.timeout_ns if self.grace_ns is None else self.grace_ns

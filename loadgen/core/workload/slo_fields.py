@@ -1,0 +1,137 @@
+"""How an SLO and the rules to stop by are written in a file, and the checked values of them. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from pydantic import Field, PlainSerializer, PlainValidator, ValidationInfo, model_validator
+
+from loadgen.core import units
+from loadgen.core.slo import METRIC_ALIASES, METRICS, Slo, StopRule, TaskTerm, Term
+from loadgen.core.workload.fields import Duration, JsonSchema, Part, Quantile, Share, Source
+from loadgen.core.workload.yaml_marks import Map
+
+
+class WrittenTerm(Part):
+    """`2s`, or `{limit: 2s, at: p95}`."""
+
+    limit_ns: Annotated[Duration, Field(gt=0)] = Field(validation_alias="limit")
+    quantile: Quantile | None = Field(None, validation_alias="at")
+
+    @classmethod
+    def unwrap(cls, data: Any) -> Any:
+        return data if isinstance(data, dict) else {"limit": data}
+
+    @classmethod
+    def as_written(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        return {"anyOf": [schema["properties"]["limit"], schema]}
+
+
+class WrittenTaskTerm(Part):
+    """What was promised of tasks and conversations as a whole."""
+
+    within_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="within")
+    wait_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="wait")  # for each first token
+    goodput: Share = 0.99  # of the tasks that keep both
+
+    @model_validator(mode="after")
+    def _has_a_limit(self) -> WrittenTaskTerm:
+        if self.within_ns is None and self.wait_ns is None:
+            raise units.Wrong("missing_value", "has no limit", "task: {within: 90s, wait: 2s, goodput: 95%}")
+        return self
+
+
+def stop_rule(text: str) -> StopRule:
+    """`errors:20%`, `ttft:p50:30s`. Raises `Wrong`."""
+    known = f"errors:20%, or a latency at a percentile, ttft:p50:30s; known: errors, {', '.join(METRICS)}"
+    name, *parts = text.strip().split(":")
+    metric = METRIC_ALIASES.get(name, name)
+    if name == "errors" and len(parts) == 1:
+        limit, quantile = units.share(parts[0]), None
+    elif metric in METRICS and len(parts) == 2:
+        quantile, limit = units.quantile(parts[0]), float(units.duration_ns(parts[1], bare="s"))
+    else:
+        raise units.Wrong("invalid_value", "is no rule to stop by", known)
+    if not limit:
+        raise units.Wrong("out_of_range", "stops every run", known)
+    return StopRule(metric=metric, limit=limit, quantile=quantile)
+
+
+def _stop_rule(value: Any) -> StopRule:
+    if isinstance(value, StopRule):
+        return value
+    if not isinstance(value, str):
+        raise units.Wrong("wrong_type", "is no rule to stop by", "errors:20%, or ttft:p50:30s")
+    return stop_rule(value)
+
+
+WrittenStopRule = Annotated[
+    StopRule,
+    PlainValidator(_stop_rule),
+    PlainSerializer(msgspec.to_builtins),
+    JsonSchema(type="string", examples=["errors:20%", "ttft:p50:30s"]),
+]
+
+
+class WrittenSlo(Part):
+    """The terms as they are written, one key each."""
+
+    synonyms: ClassVar[dict[str, str]] = METRIC_ALIASES
+    ttft: WrittenTerm | None = None
+    ttft_from_sent: WrittenTerm | None = None
+    first_answer: WrittenTerm | None = None
+    tpot: WrittenTerm | None = None
+    e2e: WrittenTerm | None = None
+    at: Quantile = 0.99
+    goodput: Share | None = None
+    task: WrittenTaskTerm | None = None
+
+    @classmethod
+    def unwrap(cls, data: Any) -> Any:
+        if not isinstance(data, Map):
+            return data
+        seen = set[str]()
+        for key in data:
+            if (name := METRIC_ALIASES.get(key, key)) in seen:
+                raise units.Wrong("duplicate", f"has {name} twice", f"{key} is another name of {name}")
+            seen.add(name)
+        return data.renamed(METRIC_ALIASES)
+
+    @classmethod
+    def as_written(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        terms = schema["properties"]
+        terms |= {alias: terms[metric] for alias, metric in METRIC_ALIASES.items()}
+        return schema
+
+    def checked(self) -> Slo:
+        written = {name: term for name in METRICS if (term := getattr(self, name))}
+        terms = [Term(metric=m, limit_ns=t.limit_ns, quantile=t.quantile or self.at) for m, t in written.items()]
+        task = None
+        if self.task is not None:
+            task = TaskTerm(within_ns=self.task.within_ns, wait_ns=self.task.wait_ns, share=self.task.goodput)
+        if not terms and (task is None or self.goodput is not None):
+            raise units.Wrong("missing_value", "has no term", "slo: {ttft: 2s, tpot: 200ms, at: p99}")
+        return Slo(terms=tuple(terms), goodput_share=self.goodput, task=task)
+
+
+def checked_slo(value: Any, info: ValidationInfo) -> Slo | None:
+    """An SLO from what a file says; None where that is wrong, as the faults of the source say then."""
+    if value is None or isinstance(value, Slo):
+        return value
+    if not isinstance(info.context, Source):  # of a checked workload, dumped
+        return msgspec.convert(value, Slo)
+    faults_before = len(info.context.faults)
+    written = WrittenSlo.model_validate(value, context=info.context)
+    return written.checked() if len(info.context.faults) == faults_before else None  # the fault is in the list already
+
+
+class _SloSchema:
+    """For the JSON Schema: an SLO is written as `WrittenSlo` says."""
+
+    @staticmethod
+    def __get_pydantic_json_schema__(core_schema: Any, handler: Any) -> Any:
+        return {"anyOf": [handler(WrittenSlo.__pydantic_core_schema__), {"type": "null"}]}
+
+
+WorkloadSlo = Annotated[Slo | None, PlainValidator(checked_slo), PlainSerializer(msgspec.to_builtins), _SloSchema()]

@@ -1,0 +1,125 @@
+"""Traces in Parquet: the columns of Mooncake, Azure LLM inference, BurstGPT or timestamp, input_length, output_length.
+
+Read batch by batch; every row is checked. A time is a date, seconds in a column with fractions, or else milliseconds
+(of BurstGPT seconds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.core.errors import FAULTS_SHOWN, Code, UserError
+from loadgen.core.units import LONGEST_NS, MOST_TOKENS, Wrong
+from loadgen.core.workload import trace_formats
+from loadgen.core.workload.trace_formats import TraceColumns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BATCH = 262_144
+Ints = NDArray[np.int64]
+Take = Callable[[TraceColumns, int, Sequence[tuple[int, Wrong]]], bool]
+"""Takes sound rows, the number of bad ones, and the first of these with what is wrong; says whether to go on."""
+
+
+def read(path: Path, take: Take) -> str:
+    """Give the rows of a file to `take`, batch by batch. Returns the name of its format. Raises UserError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            names = {column.strip().lower(): column for column in file.schema_arrow.names}
+            found = trace_formats.of_columns(list(names))
+            if found is None:
+                problem = f"not a trace that is known here: its columns are {', '.join(list(names)[:12])}"
+                raise UserError("wrong_format", problem, str(path), trace_formats.KNOWN)
+            if "hash_ids" in names:
+                problem, hint = "hash_ids in Parquet are not read", "write the trace as JSONL, which keeps its prefixes"
+                raise UserError("unsupported", problem, str(path), hint)
+            name, required, _ = found
+            columns = [names[column] for column in required]
+            kinds = [file.schema_arrow.field(column).type for column in columns]
+            for column, kind in zip(columns, kinds, strict=True):
+                if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind)):
+                    problem, hint = f"the column {column} holds {kind}", "numbers, or dates for the time"
+                    raise UserError("wrong_type", problem, str(path), hint, key=column)
+            whole_ns = 1_000_000_000 if name == "BurstGPT" else 1_000_000
+            _take_all(file.iter_batches(BATCH, columns=columns), columns, whole_ns, take)
+            return name
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # the last: a damaged name of a column
+        problem = f"the Parquet file is cut short or damaged: {str(error).splitlines()[0]}"
+        raise UserError("damaged_file", problem, str(path), "copy it again") from None
+
+
+def _take_all(batches: Iterator[Any], columns: list[str], whole_ns: int, take: Take) -> None:
+    """`whole_ns`: of 1 in a column of whole numbers."""
+    number, first_ns, latest_ns = 1, None, -(2**63)
+    for batch in batches:
+        at_ns, timed = _times(batch.column(0), whole_ns)
+        read, counted = _counts(batch.column(1), 1)
+        write, answered = _counts(batch.column(2), 0)
+        sound = timed & counted & answered
+        if first_ns is None and sound.any():
+            first_ns = int(at_ns[sound][0])
+        near = np.abs(at_ns - float(first_ns or 0)) <= LONGEST_NS
+        # the latest time of the sound rows before each one
+        before = np.maximum.accumulate(np.concatenate([[latest_ns], np.where(sound & near, at_ns, -(2**63))]))
+        forward = at_ns >= before[:-1]
+        kept = sound & near & forward
+        latest_ns = int(before[-1])
+        faults = []
+        (bad,) = np.nonzero(~kept)
+        for row in bad[:FAULTS_SHOWN].tolist():
+            back_s = (int(before[row]) - int(at_ns[row])) / 1e9
+            reasons: tuple[tuple[bool, Code, str, str], ...] = (
+                (timed[row], "invalid_value", columns[0], f"{columns[0]} is missing or no number"),
+                (counted[row], "invalid_value", columns[1], _no_count(columns[1], 1)),
+                (answered[row], "invalid_value", columns[2], _no_count(columns[2], 0)),
+                (near[row], "out_of_range", columns[0], "the time is more than a year from that of the first row"),
+                (forward[row], "unordered", columns[0], f"the time goes back by {back_s:,.6g} s"),
+            )
+            _, code, column, problem = next(reason for reason in reasons if not reason[0])
+            faults.append((number + row, Wrong(code, problem, "", column)))
+        if not take(TraceColumns(at_ns[kept], read[kept], write[kept]), len(bad), faults):
+            return
+        number += len(kept)
+
+
+def _no_count(column: str, least: int) -> str:
+    return f"{column} is missing or not from {least} to {MOST_TOKENS:,}"
+
+
+def _times(column: pa.Array, whole_ns: int) -> tuple[Ints, NDArray[np.bool_]]:
+    """ns of each row, and whether it has a time."""
+    import pyarrow as pa
+
+    present = _present(column)
+    if pa.types.is_timestamp(column.type):
+        ns = column.cast(pa.timestamp("ns", tz=column.type.tz)).cast(pa.int64())
+        return ns.fill_null(0).to_numpy(zero_copy_only=False), present
+    values = column.fill_null(0).to_numpy(zero_copy_only=False)
+    if values.dtype.kind == "f":
+        sound = np.isfinite(values) & (np.abs(values) < 9e9)
+        return np.rint(np.where(sound, values, 0) * 1e9).astype(np.int64), present & sound
+    sound = np.abs(values.astype(np.float64)) * whole_ns < 9e18
+    return np.where(sound, values, 0).astype(np.int64) * whole_ns, present & sound
+
+
+def _counts(column: pa.Array, least: int) -> tuple[Ints, NDArray[np.bool_]]:
+    """The token counts of each row, and whether each is one."""
+    values = column.fill_null(-1).to_numpy(zero_copy_only=False)
+    sound = _present(column) & (values >= least) & (values <= MOST_TOKENS)
+    if values.dtype.kind == "f":
+        sound &= values == np.floor(values)
+    return np.where(sound, values, 0).astype(np.int64), sound
+
+
+def _present(column: pa.Array) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
+    return found

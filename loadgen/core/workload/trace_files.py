@@ -1,0 +1,64 @@
+"""Opens trace files: plain, gzip or zstd, as numbered lines. Faults of the file itself are UserErrors."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from loadgen.core.errors import UserError, of_reading
+from loadgen.core.workload.trace_formats import KNOWN
+
+LONGEST_LINE = 100_000_000
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+def is_parquet(path: Path) -> bool:
+    return _beginning(path) == b"PAR1"
+
+
+@contextlib.contextmanager
+def opened(path: Path, longest: int = LONGEST_LINE) -> Iterator[Iterator[tuple[int, str]]]:
+    """The lines of a text file that are not empty, with their numbers. Compression is told by the first bytes.
+
+    `longest`: characters of a line, since a few compressed kB may be one line of any size. Raises UserError.
+    """
+    head = _beginning(path)
+    compression = next((name for mark, name in _COMPRESSED.items() if head.startswith(mark)), None)
+    try:
+        with io.TextIOWrapper(_stream(path, compression), encoding="utf-8-sig", newline="") as text:
+            yield _numbered(text, path, longest)
+    except UnicodeDecodeError:
+        raise UserError("wrong_encoding", "not a text file (UTF-8)", str(path), KNOWN) from None
+    except OSError as error:
+        if compression is None or error.errno is not None:
+            raise UserError(of_reading(error), f"cannot read the trace: {error.strerror or error}", str(path)) from None
+        problem = f"the {compression} file is cut short or damaged"
+        raise UserError("damaged_file", problem, str(path), "copy it again, or unpack it by hand") from None
+
+
+def _stream(path: Path, compression: str | None) -> Any:
+    if compression is None:
+        return path.open("rb")
+    import pyarrow as pa
+
+    return pa.input_stream(str(path), compression=compression)
+
+
+def _beginning(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(4)
+    except OSError as error:
+        raise UserError(of_reading(error), f"cannot read the trace: {error.strerror}", str(path)) from None
+
+
+def _numbered(text: io.TextIOWrapper, path: Path, longest: int) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(iter(partial(text.readline, longest + 1), ""), 1):
+        if len(line) > longest:
+            raise UserError("too_large", f"a line of more than {longest:,} characters", f"{path}:{number}", KNOWN)
+        if not line.isspace():
+            yield number, line

@@ -1,0 +1,380 @@
+"""Traces of real traffic as columns: arrival times, lengths and shared prefixes of requests.
+
+The whole file is checked and indexed in one pass; faults name file:line. Only numbers of a trace are kept, 16 bytes for
+each request without hashes. This module draws no random numbers and makes no text; `requests.trace_prompts` does that.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.core import format
+from loadgen.core.errors import Fault, Faults, UserError, enough, of_reading
+from loadgen.core.units import LONGEST_NS, Wrong
+from loadgen.core.workload import trace_files, trace_formats
+from loadgen.core.workload.schema import FromTrace, Replay
+from loadgen.core.workload.trace_formats import TraceColumns, TraceFormat, TraceRow
+
+MOST_ROWS = 20_000_000
+BLOCKS = (16, 32, 64, 128, 256, 512, 1024)  # possible tokens per hash, for formats that do not define it
+LOOKED_AT = 2_000  # rows used to infer the tokens per hash
+TOGETHER = 4_096  # lines read at a time
+
+Ints = NDArray[np.int64]
+Slice = tuple[int, int | None]  # ns from the first arrival; None: to the end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trace:
+    """One trace, in order of arrival. `blocks(i)` are the hashes of the prompt of request i, in order of the text.
+
+    Two prompts with an equal hash share all text from the beginning to the end of that block.
+    """
+
+    path: Path
+    format: str
+    due_ns: Ints  # from the first arrival
+    input_tokens: NDArray[np.int32]
+    output_tokens: NDArray[np.int32]
+    session: Ints  # number of the conversation, -1 if the trace does not name one
+    hashes: Ints
+    starts: Ints  # index into `hashes` where each request begins; one extra entry at the end
+    tokens_of: dict[int, int]  # tokens that each hash covers
+    group: Ints  # number of the session that it belongs to with its sub-agents, -1 if none
+    took_ns: Ints  # from the request to the end of its answer; -1 if not told, as is the next
+    pause_ns: Ints  # from the end of the answer before in its session
+    skipped: int = 0  # rows without output tokens, which are left out
+    bad_rows: int = 0  # rows left out because something is wrong with them
+    first_bad: str = ""  # what is wrong with the first of them, and where
+
+    def __len__(self) -> int:
+        return len(self.due_ns)
+
+    def blocks(self, index: int) -> Sequence[int]:
+        found: list[int] = self.hashes[int(self.starts[index]) : int(self.starts[index + 1])].tolist()
+        return found
+
+    @property
+    def end_ns(self) -> int:
+        """End of the trace in ns: one mean gap after the last arrival; 0 for an empty trace."""
+        n = len(self)
+        return int(self.due_ns[-1]) + (int(self.due_ns[-1]) // (n - 1) if n > 1 else 0) if n else 0
+
+    @property
+    def rate(self) -> float:
+        """Mean requests per second of the whole trace; infinite if all requests arrive at once."""
+        return len(self) * 1e9 / self.end_ns if self.end_ns else math.inf
+
+    def within(self, begin_ns: int, end_ns: int | None) -> Trace:
+        """The requests that came in this time, counted from the first arrival. Raises UserError if there are none."""
+        first = int(np.searchsorted(self.due_ns, begin_ns))
+        last = len(self) if end_ns is None else int(np.searchsorted(self.due_ns, end_ns))
+        if first >= last:
+            problem = f"no requests in this part of the trace, which is {self.due_ns[-1] / 1e9:,.1f} s long"
+            raise UserError(
+                "empty_file", problem, str(self.path), "--trace-slice 10m..20m, counted from its first request"
+            )
+        kept = slice(first, last)
+        return replace(
+            self,
+            due_ns=self.due_ns[kept] - self.due_ns[first],
+            input_tokens=self.input_tokens[kept],
+            output_tokens=self.output_tokens[kept],
+            session=self.session[kept],
+            group=self.group[kept],
+            took_ns=self.took_ns[kept],
+            pause_ns=self.pause_ns[kept],
+            starts=self.starts[first : last + 1],
+        )
+
+
+def read_trace(path: str | Path, *, part: Slice | None = None, skip_bad: bool = False) -> Trace:
+    """Read a trace file, or the part of it that came in a time. `skip_bad`: leave out rows with faults, and count them.
+
+    Raises Faults with the first FAULTS_SHOWN faults, or UserError for the file as a whole.
+    """
+    path = Path(path)
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise UserError(of_reading(error), f"cannot read the trace: {error.strerror}", str(path)) from None
+    trace = _read_cached(path, state.st_size, state.st_mtime_ns, skip_bad)
+    return trace if part is None else trace.within(*part)
+
+
+def replayed(by: FromTrace | Replay) -> Trace:
+    """The trace that requests or arrivals replay."""
+    path = by.trace if isinstance(by, FromTrace) else by.file
+    return _part(read_trace(path, skip_bad=by.on_bad_row == "skip"), by.slice_ns)
+
+
+@functools.lru_cache(maxsize=4)
+def _part(trace: Trace, part: Slice | None) -> Trace:
+    return trace if part is None else trace.within(*part)
+
+
+@functools.lru_cache(maxsize=4)
+def _read_cached(path: Path, size: int, changed_ns: int, skip_bad: bool) -> Trace:
+    if trace_files.is_parquet(path):
+        from loadgen.core.workload import trace_columns
+
+        index = _Index(path, skip_bad, in_order=True)
+        name = trace_columns.read(path, index.add_checked)
+        return index.trace(name)
+    with trace_files.opened(path) as lines:
+        return _read_lines(path, _limited(lines), skip_bad)
+
+
+def _read_lines(path: Path, lines: Iterator[tuple[int, str]], skip_bad: bool) -> Trace:
+    first = next(lines, None)
+    if first is None:
+        raise UserError("empty_file", "no requests in the trace", str(path), trace_formats.KNOWN)
+    is_json = first[1].lstrip().startswith("{")
+    try:
+        found = _json_format(first[1]) if is_json else trace_formats.of_csv(first[1])
+    except Wrong as wrong:
+        raise UserError(wrong.code, str(wrong), f"{path}:1", wrong.hint) from None
+    if found is None:
+        raise UserError("wrong_format", "not a trace that is known here", f"{path}:1", trace_formats.KNOWN)
+    index = _Index(path, skip_bad, in_order=found.in_order)
+    _add_rows(index, found, itertools.chain([first], lines) if is_json else lines)
+    return index.trace(found.name)
+
+
+def _json_format(line: str) -> TraceFormat | None:
+    return trace_formats.of_json(trace_formats.json_object(line))
+
+
+def _limited(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    for number, line in lines:
+        if number > MOST_ROWS:
+            raise UserError("too_large", f"more than {MOST_ROWS:,} lines", "the trace", "cut it into parts")
+        yield number, line
+
+
+def _add_rows(index: _Index, found: TraceFormat, lines: Iterator[tuple[int, str]]) -> None:
+    while numbered := list(itertools.islice(lines, TOGETHER)):
+        columns = found.together([line for _, line in numbered]) if found.together else None
+        if columns is not None and index.follows(columns.at_ns):
+            index.add_columns(columns)
+            continue
+        for number, line in numbered:
+            try:
+                for row in found.rows(line):
+                    index.add(row)
+            except Wrong as wrong:
+                if index.is_enough(wrong, f"{index.path}:{number}"):
+                    return
+
+
+class _Told:
+    """A column that few traces have: it takes no memory until a row fills it."""
+
+    def __init__(self, unknown: int, typecode: str = "q") -> None:
+        self._unknown, self._typecode = unknown, typecode
+        self._values: array[Any] | None = None
+
+    def add(self, value: Any, rows: int) -> None:
+        """Add the value of one row, after so many others."""
+        if self._values is None:
+            if value == self._unknown:
+                return
+            self._values = array(self._typecode, [self._unknown]) * rows
+        self._values.append(value)
+
+    def skip(self, rows: int) -> None:
+        """Add rows of which nothing is told."""
+        if self._values is not None:
+            self._values.extend([self._unknown] * rows)
+
+    def of(self, rows: int) -> NDArray[Any]:
+        """The column of all rows."""
+        return np.broadcast_to(np.int64(self._unknown), rows) if self._values is None else _view(self._values)
+
+
+class _Index:
+    """The columns of a trace while it is read."""
+
+    def __init__(self, path: Path, skip_bad: bool, *, in_order: bool) -> None:
+        self.path, self._skip_bad, self._in_order = path, skip_bad, in_order
+        self._at, self._read, self._write = array("q"), array("i"), array("i")
+        self._session, self._group, self._took, self._pause = (_Told(-1) for _ in range(4))
+        self._block = _Told(0, "d")
+        self._told = (self._session, self._group, self._block, self._took, self._pause)
+        self._sessions: dict[str, int] = {}
+        self._groups: dict[str, int] = {}
+        self._starts: array[int] | None = None
+        self._hashes = array("q")
+        self._first_ns: int | None = None
+        self._latest_ns = 0
+        self._skipped = self._bad = 0
+        self._faults: list[Fault] = []
+
+    def add(self, row: TraceRow) -> None:
+        """Add a row that was checked by itself. Raises Wrong where its time does not fit those before it."""
+        at_ns, input_tokens, output_tokens, hashes, block, session, group, took_ns, pause_ns = row
+        group = group or session
+        if self._first_ns is None:
+            self._first_ns = self._latest_ns = at_ns
+        if at_ns < self._latest_ns and self._in_order:
+            problem = f"the time goes back by {(self._latest_ns - at_ns) / 1e9:,.6g} s"
+            raise Wrong("unordered", problem, "sort the rows by time, or leave such rows out: --on-bad-row skip")
+        if abs(at_ns - self._first_ns) > LONGEST_NS:
+            problem = f"the time is {abs(at_ns - self._first_ns) / 86_400e9:,.0f} days from that of the first row"
+            raise Wrong("out_of_range", problem, "a trace of at most a year; are these milliseconds, or seconds?")
+        self._latest_ns = at_ns
+        if output_tokens < 1:  # BurstGPT marks failures this way; there is no output to request
+            self._skipped += 1
+            return
+        before = len(self._at)
+        self._at.append(at_ns)
+        self._read.append(input_tokens)
+        self._write.append(output_tokens)
+        self._session.add(self._sessions.setdefault(session, len(self._sessions)) if session else -1, before)
+        self._group.add(self._groups.setdefault(group, len(self._groups)) if group else -1, before)
+        self._block.add(block, before)
+        self._took.add(took_ns, before)
+        self._pause.add(pause_ns, before)
+        if hashes and self._starts is None:
+            self._starts = array("q", [0]) * (before + 1)
+        if self._starts is not None:
+            self._hashes.extend(hashes)
+            self._starts.append(len(self._hashes))
+
+    def follows(self, at_ns: Ints) -> bool:
+        """Whether these times go on from those so far, so that `add_columns` may take them."""
+        first_ns = int(at_ns[0]) if self._first_ns is None else self._first_ns
+        ascend = bool((np.diff(at_ns, prepend=self._latest_ns if self._at else at_ns[0]) >= 0).all())
+        return ascend and int(at_ns[-1]) - first_ns <= LONGEST_NS
+
+    def add_columns(self, columns: TraceColumns) -> None:
+        """Add rows that were checked, and that follow those so far."""
+        at_ns, read, write, hashes, hash_counts = columns
+        if not len(at_ns):
+            return
+        answered = write > 0
+        if not answered.all():
+            counts = np.array(hash_counts, np.int64) if hashes else np.zeros(len(at_ns), np.int64)
+            hashes = np.array(hashes, np.int64)[np.repeat(answered, counts)].tolist() if hashes else ()
+            hash_counts = counts[answered].tolist() if hashes else ()
+        before = len(self._at)
+        self._first_ns = int(at_ns[0]) if self._first_ns is None else self._first_ns
+        self._latest_ns = int(at_ns[-1])
+        self._skipped += int((~answered).sum())
+        for column, values in ((self._at, at_ns), (self._read, read), (self._write, write)):
+            column.frombytes(values[answered].astype(np.dtype(column.typecode)).tobytes())
+        added = len(self._at) - before
+        for told in self._told:
+            told.skip(added)
+        if hashes and self._starts is None:
+            self._starts = array("q", [0]) * (before + 1)
+        if self._starts is not None:
+            ends = np.cumsum(hash_counts) if hashes else np.zeros(added, np.int64)
+            self._starts.frombytes((len(self._hashes) + ends).astype(np.int64).tobytes())
+            self._hashes.extend(hashes)
+
+    def add_checked(self, columns: TraceColumns, bad: int, faults: Sequence[tuple[int, Wrong]]) -> bool:
+        """Add rows of a table. `faults`: of the first of the `bad` rows, by row number. Returns whether to go on."""
+        for number, wrong in faults:
+            if self.is_enough(wrong, f"{self.path}, row {number:,}"):
+                return False
+        self._bad += bad - len(faults)
+        self.add_columns(columns)
+        return True
+
+    def is_enough(self, wrong: Wrong, where: str) -> bool:
+        """Note a row with a fault. Returns whether to read no further."""
+        self._bad += 1
+        if not self._skip_bad or not self._faults:
+            self._faults.append(UserError(wrong.code, str(wrong), where, wrong.hint, key=wrong.key))
+        return not self._skip_bad and enough(self._faults, str(self.path))
+
+    def trace(self, name: str) -> Trace:
+        """All rows, in order of arrival. Raises Faults, or UserError if there are none."""
+        if self._faults and not self._skip_bad:
+            raise Faults(self._faults)
+        if not self._at:
+            reason = f": {format.counted(self._skipped, 'row')} without an answer" if self._skipped else ""
+            reason = (
+                f": {format.counted(self._bad, 'bad row')}, and no other" if self._bad and not self._skipped else reason
+            )
+            raise UserError("empty_file", f"no requests in the trace{reason}", str(self.path), trace_formats.KNOWN)
+        n = len(self._at)
+        at_ns, read, write = (_view(column) for column in (self._at, self._read, self._write))
+        session, group, block, took, pause = (told.of(n) for told in self._told)
+        starts = np.broadcast_to(np.int64(0), n + 1) if self._starts is None else _view(self._starts)
+        hashes = _view(self._hashes)
+        if (at_ns[1:] < at_ns[:-1]).any():
+            order = np.argsort(at_ns, kind="stable")
+            columns = (at_ns, read, write, session, block, group, took, pause)
+            at_ns, read, write, session, block, group, took, pause = (column[order] for column in columns)
+            hashes, starts = _reordered(hashes, starts, order)
+        at_ns -= at_ns[0]
+        return Trace(
+            path=self.path,
+            format=name,
+            due_ns=at_ns,
+            input_tokens=read,
+            output_tokens=write,
+            session=session,
+            group=group,
+            took_ns=took,
+            pause_ns=pause,
+            hashes=hashes,
+            starts=starts,
+            tokens_of=_tokens_of(hashes, starts, read, block),
+            skipped=self._skipped,
+            bad_rows=self._bad,
+            first_bad=f"{self._faults[0].where}: {self._faults[0].what}" if self._faults else "",
+        )
+
+
+def _view(column: array[Any]) -> NDArray[Any]:
+    return np.frombuffer(column, column.typecode) if column else np.zeros(0, np.int64)
+
+
+def _reordered(hashes: Ints, starts: Ints, order: Ints) -> tuple[Ints, Ints]:
+    """Hashes and their starts for the rows in another order."""
+    counts = np.diff(starts)[order]
+    ends = np.cumsum(counts)
+    from_start = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
+    return hashes[np.repeat(starts[:-1][order], counts) + from_start], np.concatenate([np.zeros(1, np.int64), ends])
+
+
+def _tokens_of(hashes: Ints, starts: Ints, input_tokens: NDArray[np.int32], block: NDArray[Any]) -> dict[int, int]:
+    """Tokens that each hash covers, by the request that has it first: a block, or what is left of the prompt."""
+    if not len(hashes):
+        return {}
+    known, first = np.unique(hashes, return_index=True)
+    row = np.searchsorted(starts, first, side="right") - 1
+    size = np.where(block[row] > 0, block[row], _infer_block_tokens(np.diff(starts), input_tokens))
+    position = first - starts[row]
+    begin, end = (np.minimum(input_tokens[row], np.rint(place * size)) for place in (position, position + 1))
+    covered = np.maximum(1, end - begin).astype(np.int64)
+    return dict(zip(known.tolist(), covered.tolist(), strict=True))
+
+
+def _infer_block_tokens(counts: Ints, input_tokens: NDArray[np.int32]) -> int:
+    """Infer the tokens per hash: the size in BLOCKS for which most prompts have the expected number of hashes.
+
+    If no size fits half of the prompts, the mean of tokens per hash.
+    """
+    (sample,) = np.nonzero(counts[:LOOKED_AT])
+    if not len(sample):
+        return BLOCKS[0]
+    hashes, tokens = counts[sample], input_tokens[sample].astype(np.int64)
+    fitting = [int((hashes == -(-tokens // size)).sum()) for size in BLOCKS]
+    best = max(range(len(BLOCKS)), key=fitting.__getitem__)
+    if fitting[best] * 2 >= len(sample):
+        return BLOCKS[best]
+    return max(1, round(float(tokens.sum() / hashes.sum())))

@@ -1,0 +1,137 @@
+"""`loadgen cost DIR...`: what a request cost in stored results, under the prices of a file.
+
+Parses flags and prints: `cost.inputs` reads runs, `cost.price_file` reads prices, `cost.comparison` compares.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loadgen.core.errors import OK, Fault, Faults, UserError
+from loadgen.shell.options import AcceptSamplePrices, AllowInvalid
+from loadgen.shell.output import say_changed, write_file
+
+
+def cost(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs, of repeats of a run, or of a search.")],
+    prices: Annotated[Path | None, typer.Option("--prices", help="Your prices: see docs/prices.example.yaml.")] = None,
+    accept_sample_prices: AcceptSamplePrices = False,
+    price: Annotated[
+        list[str] | None,
+        typer.Option("--price", metavar="DIR=NAME", help="Which price a result is under; of a single one just NAME."),
+    ] = None,
+    gpus: Annotated[
+        list[str] | None,
+        typer.Option("--gpus", metavar="DIR=N", help="GPUs of a result that recorded none; of a single one just N."),
+    ] = None,
+    utilization: Annotated[
+        str, typer.Option("--utilization", help="Share of the paid GPU-hours that is used: 0.4 or 40%.")
+    ] = "1",
+    currency: Annotated[
+        str | None, typer.Option("--currency", help="Of the figures; the price file has the exchange rates.")
+    ] = None,
+    allow_invalid: AllowInvalid = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a page with plots to this file.")] = None,
+) -> int:
+    """What a request cost: from measured runs and your prices.
+
+    Exit: 0 done, 2 wrong prices or results, 3 a result is not a valid measurement.
+
+    Example: loadgen cost results/azure results/aws --prices prices.yaml
+    """
+    from loadgen.cost import comparison, cost_data, inputs
+    from loadgen.cost import text as report
+    from loadgen.pricing import price_file
+    from loadgen.pricing.prices import find
+    from loadgen.pricing.step_cost import with_steps
+    from loadgen.pricing.unit_cost import offer
+
+    if as_json + as_markdown + as_csv > 1:
+        raise UserError("conflict", "several formats at once", "--json, --markdown, --csv", "choose one")
+    chosen = _pairs(price or [], "--price", folders)
+    gpu_counts = _gpu_counts(_pairs(gpus or [], "--gpus", folders))
+    share = _share(utilization)
+    for folder in folders:
+        say_changed(folder)
+    book = price_file.load_prices(prices, accept_sample=accept_sample_prices, currency=currency)
+    evidence = inputs.read_evidence(folders, allow_invalid=allow_invalid)
+    _check_names(chosen, [result.name for result in evidence], "--price")
+    _check_names(gpu_counts, [result.name for result in evidence], "--gpus")
+    priced, faults = [], list[Fault]()
+    for result in evidence:
+        try:
+            gpu_count = inputs.gpus_of(result, gpu_counts.get(result.name), "--gpus")
+            matching = find(book, result.summary.target, chosen.get(result.name, ""), result.name)
+            for at in matching:
+                name = result.name if len(matching) == 1 else f"{result.name} ({at.commitment or at.name})"
+                place = book.at[at.name]
+                made = offer(result, at, name, place, gpus=gpu_count, utilization=share)
+                priced.append(with_steps(made, book))
+        except Fault as fault:
+            faults.append(fault)
+    if faults:
+        raise Faults(faults)
+    compared = comparison.compare_offers(priced, book)
+    if html is not None:
+        from loadgen.cost import page as cost_page
+
+        write_file(html, cost_page.render(compared), "--html")
+    render = (
+        cost_data.render_json
+        if as_json
+        else report.render_markdown
+        if as_markdown
+        else cost_data.render_csv
+        if as_csv
+        else report.render_text
+    )
+    print(render(compared), end="")
+    return OK
+
+
+def _pairs(texts: Sequence[str], flag: str, folders: Sequence[Path]) -> dict[str, str]:
+    """DIR=VALUE of a flag; the name of a single folder may be left out."""
+    values_by_name: dict[str, str] = {}
+    for text in texts:
+        folder, equals, value = text.partition("=")
+        if not equals and len(folders) == 1:
+            folder, value = str(folders[0]), text
+        if not (folder and value):
+            what = f'"{text}" does not say which result it is of'
+            raise UserError("invalid_value", what, flag, f"like {flag} {folders[0]}=...")
+        values_by_name[Path(folder).name if "/" in folder else folder] = value
+    return values_by_name
+
+
+def _check_names(by_name: dict[str, str] | dict[str, int], names: Sequence[str], flag: str) -> None:
+    for name in by_name:
+        if name not in names:
+            raise UserError("unknown_name", f'no result is called "{name}"', flag, f"results: {', '.join(names)}")
+
+
+def _gpu_counts(texts_by_name: dict[str, str]) -> dict[str, int]:
+    for name, text in texts_by_name.items():
+        if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
+            raise UserError(
+                "invalid_value", f'"{text}" is not a number of GPUs', f"--gpus {name}", "a whole number above zero"
+            )
+    return {name: int(text) for name, text in texts_by_name.items()}
+
+
+def _share(text: str) -> Decimal:
+    match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?|\.[0-9]{1,6}) ?(%?)", text.strip())
+    value = Decimal(match[1]) / (100 if match[2] else 1) if match else Decimal(0)
+    if not 0 < value <= 1:
+        raise UserError(
+            "invalid_value", f'"{text}" is not a share', "--utilization", "above 0 and at most 1, like 0.4 or 40%"
+        )
+    return value

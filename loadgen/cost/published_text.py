@@ -1,0 +1,226 @@
+"""The published reference figures as text, Markdown and JSON tables, each with its source, date, quality and notes.
+
+Pure: takes table names, returns a string. No figure is shown without the notes that belong to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from loadgen.core import format
+from loadgen.cost import published
+from loadgen.present import table
+from loadgen.present.table import wrapped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One table, ready to print: cells as text, `left` columns left-aligned, the lines `after` below the rows."""
+
+    title: str
+    origin: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: int
+    after: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def render_text(names: Sequence[str]) -> str:
+    """The tables as text, ending in a newline."""
+    return "\n\n".join("\n".join(told(SECTIONS[name]())) for name in names) + "\n"
+
+
+def render_markdown(names: Sequence[str]) -> str:
+    """The tables as Markdown, ending in a newline."""
+    blocks = []
+    for section in (SECTIONS[name]() for name in names):
+        rows = table.markdown(section.head, section.rows, section.left)
+        notes = (f"- {note}" for note in (*section.after, *section.notes))
+        blocks.append("\n".join([f"### {section.title}", "", section.origin, "", rows, *notes]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def render_json(names: Sequence[str]) -> str:
+    """The tables as stored, with the text of their notes; for nodes and capacity, also the computed figures."""
+    rack = published.rack(published.nodes().rows)
+    document = {}
+    for name in names:
+        source: published.Table[Any] = published.profiles() if name == "capacity" else getattr(published, name)()
+        stored = msgspec.structs.asdict(source) | {"note_texts": published.notes_of(source)}
+        if name == "nodes":
+            stored["worked_out"] = rack
+        if name == "capacity":
+            stored["worked_out"] = [published.arithmetic(row, rack) for row in source.rows]
+            stored["ignored"] = list(published.IGNORED)
+        document[name] = stored
+    return format.document(document).decode()
+
+
+def told(section: Section) -> Iterator[str]:
+    """The lines of a table: title, origin, rows, what follows from them, notes."""
+    yield section.title
+    yield from wrapped(section.origin, "  ", "    ")
+    yield from table.text(section.head, section.rows, section.left)
+    for words in section.after:
+        yield from wrapped(words, "  ", "    ")
+    for words in section.notes:
+        yield from wrapped(words, "  ! ", "    ")
+
+
+def _section(
+    source: published.Table[published.R],
+    head: tuple[str, ...],
+    rows: Sequence[tuple[str, ...]],
+    *after: str,
+    left: int = 1,
+    shown: Sequence[published.R] | None = None,
+    unit: str = "",
+) -> Section:
+    """The rows of a published table; `shown`: the rows that the notes are about, where that is not all of them."""
+    return Section(
+        title=source.title + unit,
+        origin=f"source: {source.source}; date: {source.date}; quality: {source.quality}",
+        head=head,
+        rows=tuple(rows),
+        left=left,
+        after=after,
+        notes=tuple(published.notes_of(source, shown)),
+    )
+
+
+def _cells(columns: Sequence[tuple[str, str]], rows: Sequence[object]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Head and rows of a table. `columns`: the head of each, and how it writes a row."""
+    return tuple(head for head, _ in columns), [tuple(cell.format(row) for _, cell in columns) for row in rows]
+
+
+def _nodes() -> Section:
+    source = published.nodes()
+    rack = published.rack(source.rows)
+    ratio = rack.single_clock / rack.sum_of_rates - 1
+    columns = (
+        ("node", "{0.node}"),
+        ("tokens/s", "{0.tokens_per_s:,.1f}"),
+        ("samples/s", "{0.samples_per_s:.3f}"),
+        ("samples", "{0.samples:,}"),
+        ("run s", "{0.run_s:,.0f}"),
+        ("latency p50 s", "{0.latency_p50_s:,.0f}"),
+    )
+    return _section(
+        source,
+        *_cells(columns, source.rows),
+        f"minimum {rack.least:,.1f}, maximum {rack.most:,.1f}, mean {rack.mean:,.1f}, median {rack.median:,.1f} "
+        "tokens/s per node (published median: 61,759)",
+        f"sum of the 18 rates: {rack.sum_of_rates:,.1f} tokens/s, each over its own run",
+        f"single clock: {rack.single_clock:,.0f} tokens/s, all tokens over the slowest run ({ratio:+.1%})",
+    )
+
+
+def _mlperf() -> Section:
+    source = published.mlperf()
+
+    def part(value: float | None, of: float | None) -> str:
+        return format.NONE if value is None or not of else f"{value / of:.2f}"
+
+    def rate(value: float | None) -> str:
+        return format.NONE if value is None else f"{value:,.0f}"
+
+    return _section(
+        source,
+        ("round", "system", "GPUs", "Offline", "Server", "Interact.", "Offl./GPU", "S/O", "I/O", "quality"),
+        [
+            (
+                f"{row.round} {row.variant}",
+                f"{row.submitter}, {row.system}",
+                str(row.gpus),
+                *map(rate, (row.offline, row.server, row.interactive)),
+                rate(None if row.offline is None else row.offline / row.gpus),
+                part(row.server, row.offline),
+                part(row.interactive, row.offline),
+                row.quality.removesuffix(" by MLCommons").removesuffix(" of the round only"),
+            )
+            for row in source.rows
+        ],
+        "S/O, I/O: Server and Interactive over Offline; verified: by MLCommons; summary: of the round only",
+        left=2,
+        unit=", output tokens/s",
+    )
+
+
+def _latency() -> Section:
+    columns = (
+        ("run", "{0.run}, {0.scenario}"),
+        ("GPUs", "{0.gpus}"),
+        ("qps", "{0.target_qps:g}"),
+        ("tok/request", "{0.tokens_per_request:.2f}"),
+        ("TTFT p50 ms", "{0.ttft_p50_ms:g}"),
+        ("p99", "{0.ttft_p99_ms:g}"),
+        ("TPOT p50 ms", "{0.tpot_p50_ms:g}"),
+        ("p99", "{0.tpot_p99_ms:g}"),
+        ("latency p50 s", "{0.latency_p50_s:g}"),
+        ("p99", "{0.latency_p99_s:g}"),
+    )
+    return _section(published.latency(), *_cells(columns, published.latency().rows))
+
+
+def _limits() -> Section:
+    source = published.limits()
+    rows = [
+        (
+            row.label,
+            f"{row.ttft_p99_ms:g}",
+            f"{row.tpot_p99_ms:g}",
+            *(f"{count:,}" for count in (row.samples, row.max_input_tokens, row.max_output_tokens)),
+            format.NONE if row.mean_output_tokens is None else f"{row.mean_output_tokens:,.2f}",
+            row.dataset,
+        )
+        for row in source.rows
+    ]
+    head = ("benchmark", "TTFT p99 ms", "TPOT p99 ms", "samples", "max in", "max out", "mean out", "data set")
+    return _section(source, head, rows)
+
+
+def capacity(profile: str = "") -> Section:
+    """The published capacity table with its figures recomputed; only one profile if `profile` is given."""
+    source = published.profiles()
+    shown = [row for row in source.rows if profile in ("", row.profile)]
+    rack = published.rack(published.nodes().rows)
+    columns = (
+        ("profile", "{0.profile.profile}: {0.profile.title}"),
+        ("tokens", "{0.profile.tokens:,}"),
+        ("output", "{0.profile.output:,}"),
+        ("published", "~{0.profile.published_per_s:,.0f}/s"),
+        ("again", "{0.as_published:,.1f}/s"),
+        ("by output", "{0.by_output:,.0f}/s"),
+        ("on one clock", "{0.single_clock:,.0f}/s"),
+    )
+    return _section(
+        source,
+        *_cells(columns, [published.arithmetic(row, rack) for row in shown]),
+        f"again: {rack.sum_of_rates:,.1f} tokens/s over input + output tokens, as published; by output: over "
+        f"output tokens alone; on one clock: the same with {rack.single_clock:,.0f} tokens/s",
+        "what this arithmetic ignores:",
+        *(f"- {words}" for words in published.IGNORED),
+        shown=shown,
+    )
+
+
+def _figures() -> Section:
+    source = published.figures()
+    rows = [(row.name, f"{row.value} {row.unit}".strip(), row.found) for row in source.rows]
+    return _section(source, ("figure", "published", "found"), rows, left=3)
+
+
+SECTIONS = {
+    "nodes": _nodes,
+    "mlperf": _mlperf,
+    "latency": _latency,
+    "limits": _limits,
+    "capacity": capacity,
+    "figures": _figures,
+}
+"""Name of a published table -> what makes it ready to print."""

@@ -1,0 +1,253 @@
+"""`loadgen size`: how many machines some users need, one to spare, and what they cost, from one source or several.
+
+Parses flags, reads the sources (or searches a simulated machine), prints; the arithmetic is in `cost.sizing`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from loadgen.core import units
+from loadgen.core.errors import OK, Fault, Faults, UserError, meant
+from loadgen.core.execution.options import typed
+from loadgen.cost.capacity_command import measured_rate
+from loadgen.shell.options import AcceptSamplePrices, AllowInvalid, Given, takes
+
+if TYPE_CHECKING:
+    from loadgen.cost.capacity_planning import MeasuredRate
+    from loadgen.cost.sizing import Need
+    from loadgen.pricing.evidence import Evidence
+
+SIMULATED, PUBLISHED = "sim:", "published:"
+
+
+@takes(only=())
+def size(
+    given: Given,
+    profile: Annotated[
+        str, typer.Argument(metavar="workload", help="qa, rag, summarization, agentic, or a file of yours.")
+    ],
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            help="What carries it: a folder of a search, sweep or run; sim:PRESET, which is searched now; "
+            "published:SYSTEM, a row of `loadgen reference mlperf`."
+        ),
+    ],
+    users: Annotated[int | None, typer.Option("--users", min=1, help="Users who work at the same time.")] = None,
+    think: Annotated[str, typer.Option("--think", help="From an answer to the user's next question.")] = "30s",
+    rate: Annotated[
+        str | None,
+        typer.Option("--rate", "--request-rate", help="Instead of users: requests per second (50, 600/min)."),
+    ] = None,
+    slo: Annotated[list[str] | None, typer.Option("--slo", help="For sim:PRESET: ttft:2s:p95. Repeatable.")] = None,
+    spare: Annotated[int, typer.Option("--spare", min=0, help="Machines that may be lost.")] = 1,
+    prices: Annotated[Path | None, typer.Option("--prices", help="Your prices: see docs/prices.example.yaml.")] = None,
+    accept_sample_prices: AcceptSamplePrices = False,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--price", metavar="SOURCE=NAME", help="Which price a source is under; of a single one just NAME."
+        ),
+    ] = None,
+    currency: Annotated[str, typer.Option("--currency", help="Of the figures.")] = "USD",
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs of a source that recorded none.")] = None,
+    gpus_per_machine: Annotated[
+        int | None,
+        typer.Option(
+            "--gpus-per-machine",
+            min=1,
+            help="Of what is rented and lost as one. Default: the price's, else the source's.",
+        ),
+    ] = None,
+    hours_per_day: Annotated[
+        float, typer.Option("--hours-per-day", min=0.1, max=24, help="How long that load is there.")
+    ] = 24.0,
+    answer: Annotated[
+        str | None, typer.Option("--answer", help="How long an answer takes, where the source does not say.")
+    ] = None,
+    allow_invalid: AllowInvalid = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """How many machines for 5,000 users, one to spare, and what they cost a month. The answer comes first.
+
+    Exit: 0 done, 2 wrong flags, prices or results, 3 a result is not a valid measurement.
+
+    Example: loadgen size rag sim:gb300-vm --users 5000 --slo ttft:2s:p95 --prices prices.yaml
+    """
+    from loadgen.core.results.manifest import TargetFacts
+    from loadgen.cost import size_text as report
+    from loadgen.cost import sizing
+    from loadgen.pricing import price_file
+    from loadgen.pricing.prices import find
+
+    need = _need(users, think, rate, answer, spare, hours_per_day)
+    if slo and not any(map(_is_searched, sources)):
+        hint = "search again under this one: loadgen search --slo; or name a machine to search now: sim:gb300-vm"
+        raise UserError("no_effect", "a stored result keeps the SLO that it was measured under", "--slo", hint)
+    wants_money = prices is not None or accept_sample_prices
+    if price and not wants_money:
+        raise UserError(
+            "missing_option", "prices are named, and there is no price file", "--price", "--prices prices.yaml"
+        )
+    book = None
+    if wants_money:
+        book = price_file.load_prices(prices, accept_sample=accept_sample_prices, currency=currency)
+    chosen = _chosen(price or [], sources)
+    sized_of: dict[str, tuple[sizing.Size, Evidence | None]] = {}
+    faults: list[Fault] = []
+    for source in sorted(sources, key=_is_searched):  # what can be wrong is told before minutes of search
+        if faults and _is_searched(source):
+            break
+        try:
+            if book is not None and source in chosen:
+                find(book, TargetFacts(), chosen[source], source)
+            measured, evidence = _source(source, profile, slo or [], gpus, given.call, allow_invalid=allow_invalid)
+            at = None
+            if book is not None:
+                if evidence is None and source not in chosen:
+                    hint = f"--price '{source}=NAME', one of: {', '.join(book.at)}"
+                    raise UserError("no_figure", "a published figure has no shape to find its price by", source, hint)
+                target = evidence.summary.target if evidence is not None else TargetFacts()
+                matching = find(book, target, chosen.get(source, ""), source)
+                if len(matching) > 1:
+                    names = " or ".join(f"--price '{source}={one.name}'" for one in matching)
+                    raise UserError("ambiguous", f"{source} has prices of several commitments", "--price", names)
+                at = matching[0]
+            per_machine = gpus_per_machine or getattr(at, "gpus", None) or measured.gpus
+            found = sizing.size(measured, need, gpus_per_machine=per_machine, price=at, evidence=evidence)
+            sized_of[source] = found, evidence
+        except Fault as fault:
+            faults.append(fault)
+    if faults:
+        raise Faults(faults)
+    sized = [sized_of[source] for source in sources]
+    if as_json:
+        print(report.render_json(sized, need, currency=currency), end="")
+    else:
+        remarks = [f"SAMPLE PRICES, nobody's offer. {book.notes}"] if book is not None and book.sample else []
+        if book is not None and book.exchanged:
+            remarks.append(f"exchanged at {'; '.join(book.exchanged)}")
+        print(report.render_text(sized, need, currency=currency, remarks=remarks), end="")
+    return OK
+
+
+def _is_searched(source: str) -> bool:
+    return source.startswith(SIMULATED)
+
+
+def _need(
+    users: int | None, think: str, rate: str | None, answer: str | None, spare: int, hours_per_day: float
+) -> Need:
+    from loadgen.cost.sizing import Need
+
+    if (users is None) == (rate is None):
+        what = "users or a rate, one of the two"
+        hint = "like --users 5000, or --rate 50"
+        raise UserError("missing_option" if users is None else "conflict", what, "--users, --rate", hint)
+    per_s = typed("--rate", rate, partial(units.rate_per_s, bare=True))
+    if per_s is not None and not 0 < per_s < float("inf"):
+        raise UserError("invalid_value", f'"{rate}" is not a load to carry', "--rate", "like 50 or 600/min")
+    return Need(
+        users=users,
+        think_s=typed("--think", think, units.seconds) or 0.0,
+        rate_per_s=per_s,
+        answer_s=typed("--answer", answer, units.seconds),
+        spare=spare,
+        hours_per_day=hours_per_day,
+    )
+
+
+def _chosen(texts: Sequence[str], sources: Sequence[str]) -> dict[str, str]:
+    """--price SOURCE=NAME; the name of a single source may be left out."""
+    chosen = {}
+    for text in texts:
+        source, equals, name = text.rpartition("=")
+        if not equals and len(sources) == 1:
+            source, name = sources[0], text
+        if source not in sources or not name:
+            hint = meant(source, sources) or "a source as it was given"
+            raise UserError("invalid_value", f'"{text}" is not SOURCE=NAME', "--price", hint)
+        chosen[source] = name
+    return chosen
+
+
+def _source(
+    source: str,
+    profile: str,
+    slo: Sequence[str],
+    gpus: int | None,
+    call: Callable[[list[str]], int],
+    *,
+    allow_invalid: bool,
+) -> tuple[MeasuredRate, Evidence | None]:
+    """What a source was seen to carry, and the evidence; None of a published figure."""
+    from loadgen.core.workload.loading import name_of
+    from loadgen.cost import inputs
+
+    if source.startswith(PUBLISHED):
+        return _published(source.removeprefix(PUBLISHED), profile), None
+    folder = _searched(source, profile, slo, call) if _is_searched(source) else Path(source)
+    evidence = inputs.read_evidence([folder], allow_invalid=allow_invalid)[0]
+    return replace(measured_rate(evidence, name_of(profile), gpus), name=source), evidence
+
+
+def _searched(source: str, profile: str, slo: Sequence[str], call: Callable[[list[str]], int]) -> Path:
+    """The folder of a search on a simulated machine, run now, or before with the same workload and SLO."""
+    from loadgen.core.workload.loading import text_of
+
+    preset = Path(source.removeprefix(SIMULATED))
+    machine = preset.read_text(errors="replace") if preset.is_file() else ""
+    asked = hashlib.sha256("\n".join([*slo, text_of(profile), machine]).encode()).hexdigest()[:6]
+    folder = Path("results") / f"size-{Path(profile).stem}-{preset.stem}-{asked}"
+    arguments = ["search", profile, "--url", source, "--out", str(folder), "--seed", "1"]
+    for term in slo:
+        arguments += ["--slo", term]
+    print(f"loadgen {' '.join(arguments)}", file=sys.stderr)
+    with contextlib.redirect_stdout(sys.stderr):
+        code = call(arguments)
+    if code != OK:
+        raise UserError(
+            "no_figure", "the search found no load that holds", source, "see its lines above; a wider --slo"
+        )
+    return folder
+
+
+def _published(name: str, profile: str) -> MeasuredRate:
+    from loadgen.cost import published
+    from loadgen.cost.sizing import published_rate
+
+    rows = published.mlperf().rows
+    of_profile = [row for row in published.profiles().rows if row.profile == profile]
+    if not of_profile:
+        known = [row.profile for row in published.profiles().rows]
+        raise UserError(
+            "unknown_name", f'no published lengths of "{profile}"', f"{PUBLISHED}{name}", meant(profile, known)
+        )
+    wanted = name.lower()
+    found = [row for row in rows if wanted in row.label.lower()]
+    with_rate = [row for row in found if row.server is not None] or found
+    if len(with_rate) != 1:
+        labels = "; ".join(row.label for row in (with_rate or rows) if row.server is not None)
+        what = f'{"several systems are" if with_rate else "no published system is"} called "{name}"'
+        raise UserError(
+            "ambiguous" if with_rate else "unknown_name", what, f"{PUBLISHED}{name}", f"a part of one of: {labels}"
+        )
+    row = with_rate[0]
+    return published_rate(
+        row.label,
+        row.server,
+        gpus=row.gpus,
+        output_tokens=of_profile[0].output,
+        workload=profile,
+        said_by=f"MLPerf Inference {row.round}, {row.quality}",
+    )

@@ -1,0 +1,404 @@
+"""What requests cost, as text and Markdown. CSV and JSON are in `cost_data.py`, the HTML page in `cost_page.py`.
+
+Pure: takes an `OfferComparison`, returns a string. Amounts are exact `Decimal` values; they are rounded only for
+printing, such that the printed parts add up to the printed total.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+
+from loadgen.core import format
+from loadgen.core.format import NONE
+from loadgen.cost.comparison import OfferComparison, has_lower_bound, slo_words
+from loadgen.present import table
+from loadgen.present.table import WIDTH, wrapped
+from loadgen.pricing.prices import Owned, PerToken, dated
+from loadgen.pricing.reasons import texts
+from loadgen.pricing.unit_cost import GOOD, OUTPUT, PARTS, REQUEST, TASK, TOTAL, UNITS, Cost, Offer
+
+DIGITS = 4  # significant digits of a printed amount
+
+# How many units a printed amount is for, and the name of that quantity. Token units are already millions.
+PER: Mapping[str, tuple[int, str]] = {
+    REQUEST: (1000, "1,000 requests"),
+    GOOD: (1000, "1,000 good requests"),
+    TASK: (1000, "1,000 successful tasks"),
+    OUTPUT: (1, "million output tokens"),
+    TOTAL: (1, "million input + output tokens"),
+}
+EXPLAINED = {
+    REQUEST: "completed requests; failed ones are paid for and not counted",
+    GOOD: "completed within every SLO limit, in a valid run",
+    TASK: "conversations of which every turn was completed",
+    OUTPUT: "all costs over output tokens, as MLPerf counts",
+    TOTAL: "all costs over input + output tokens, as many public dashboards count",
+}
+PART_NAMES = {
+    "machines": "GPU-hours",
+    "energy": "energy",
+    "input": "input tokens",
+    "cached_input": "cached input tokens",
+}
+PART_NAMES |= {"output": "output tokens", "egress": "egress"}
+
+
+def money(amount: Decimal | None, digits: int = DIGITS) -> str:
+    """An amount with `digits` significant digits and thousands separators, without exponent or binary floats."""
+    if amount is None:
+        return NONE
+    return f"{amount.quantize(_step(amount, digits), rounding=ROUND_HALF_EVEN):,f}"
+
+
+def _step(amount: Decimal, digits: int) -> Decimal:
+    """The value of the last printed digit of an amount; never above 1."""
+    place = min(amount.adjusted() - digits + 1, 0) if amount else -digits + 1
+    return Decimal(1).scaleb(place)
+
+
+def apportioned(cost: Cost, by: int) -> tuple[Decimal, dict[str, Decimal]]:
+    """The total cost of `by` units and its parts, rounded to the last printed digit of the total.
+
+    The rounded parts add up to the rounded total: parts are rounded down, and the remaining steps go to the parts that
+    lost most (largest remainder).
+    """
+    total = cost.total * by
+    step = _step(total, DIGITS)
+    total = total.quantize(step, rounding=ROUND_HALF_EVEN)
+    exact = {part: amount * by for part, amount in cost.parts.items()}
+    parts = {part: amount.quantize(step, rounding=ROUND_FLOOR) for part, amount in exact.items()}
+    steps_left = int((total - sum(parts.values(), Decimal(0))) / step)
+    for part in sorted(parts, key=lambda part: parts[part] - exact[part])[:steps_left]:
+        parts[part] += step
+    return total, parts
+
+
+def units(comparison: OfferComparison) -> list[str]:
+    """The units in which at least one offer has a cost."""
+    return [unit for unit in UNITS if any(offer.costs[unit] is not None for offer in comparison.offers)]
+
+
+def headline(comparison: OfferComparison) -> str:
+    """Printed before any amount: currency, price file, sample prices, simulated servers, exchange rates."""
+    prices = comparison.prices
+    text = f"All amounts in {prices.currency}, prices from {prices.file}."
+    if prices.sample:
+        text = f"SAMPLE PRICES, nobody's offer ({prices.file}), in {prices.currency}. " + prices.notes
+    bounds = [offer.name for offer in comparison.offers if has_lower_bound(offer)]
+    if bounds:
+        text = f"A LOWER BOUND of the capacity is all that is known of: {', '.join(bounds)}; costs at most. " + text
+    simulated = [offer.name for offer in comparison.offers if offer.evidence.simulated]
+    if simulated:
+        text = f"SIMULATED, no real server was measured: {', '.join(simulated)}. " + text
+    if prices.exchanged:
+        text += " Exchanged at " + "; ".join(prices.exchanged) + "."
+    return text
+
+
+def priced(offer: Offer) -> str:
+    """The price of an offer in words: provider, rate, what the rate covers, date."""
+    price = offer.price
+    if isinstance(price, PerToken):
+        cached = f", {price.per_million_cached:f} cached" if price.per_million_cached is not None else ""
+        words = (
+            f"{price.model}: {price.per_million_input:f} input{cached}, {price.per_million_output:f} output per million"
+        )
+    else:
+        gpus = offer.gpus_paid
+        hourly = sum(offer.hourly.values(), Decimal(0))
+        breakdown = " (" + " + ".join(f"{part} {money(amount)}" for part, amount in offer.hourly.items()) + ")"
+        words = f"{price.shape or price.gpu}, {gpus:f} x {price.gpu}: {money(hourly)} per hour"
+        words += breakdown if len(offer.hourly) > 1 or isinstance(price, Owned) else ""
+        if offer.utilization != 1:
+            words += f", paid at {offer.utilization:%} utilization".replace(".000000", "")
+    where = f" in {price.region}" if price.region else ""
+    return f"{price.provider}{where} {words}; {dated(price)}"
+
+
+def measured(offer: Offer) -> str:
+    """The measurement behind an offer in words: rate or token counts, interval, SLO, folder."""
+    basis, summary, capacity = offer.basis, offer.evidence.summary, offer.evidence.capacity
+    workload = summary.run.workload or summary.run.name
+    limits = slo_words(summary)
+    place = f"{summary.target.region}, {offer.evidence.folder}" if summary.target.region else offer.evidence.folder
+    if capacity is not None:
+        lower_bound = "at least " if capacity.lower_bound else ""
+        rate = f"{lower_bound}{format.quantity(capacity.rate_per_s)} {capacity.unit}/s"
+        if capacity.low_per_s is not None and capacity.high_per_s is not None:
+            ends = f"{format.quantity(capacity.low_per_s)} to {format.quantity(capacity.high_per_s)}"
+            rate += f" ({capacity.confidence * 100:g} % interval {ends})"
+        else:
+            rate += " (no interval)"
+        confirmed = ", confirmed" if capacity.confirmed else ""
+        shown = ""
+        if capacity.output_tokens_per_s is not None:
+            shown = f", {format.quantity(capacity.output_tokens_per_s, 4)} output tokens/s while its run offered load"
+        words = f"{rate} of {workload}{confirmed}{shown}"
+        return f"capacity by {capacity.method}: {words}; under {limits}; from {place}"
+    if isinstance(offer.price, PerToken):
+        counted = f"{format.counted(summary.requests.ok, 'request')} of {workload}, tokens as counted"
+        return f"{basis.label}: {counted}; SLO: {limits}; from {place}"
+    request_rate = basis.rates[REQUEST]
+    rate = f"{format.quantity(float(request_rate))}/s" if request_rate else NONE
+    if basis.low is not None and basis.high is not None and request_rate:
+        ends = (
+            f"{format.quantity(float(request_rate * basis.low))} to {format.quantity(float(request_rate * basis.high))}"
+        )
+        rate += f" (95 % interval {ends})"
+    window = "over the whole run" if offer.evidence.at_once else "while load was offered"
+    return f"{basis.label}: {rate} of {workload} completed {window}; SLO: {limits}; from {place}"
+
+
+def standing(offer: Offer) -> str:
+    """A short label for every figure of an offer: the basis of its rate, then what stands against it."""
+    marks = ["simulated"] if offer.evidence.simulated else []
+    marks += [] if offer.evidence.valid else ["INVALID"]
+    marks += ["ANOTHER MACHINE"] if {note.code for note in offer.note_codes} & {"other_gpu", "other_shape"} else []
+    return ", ".join([offer.basis.label, *marks])
+
+
+def render_text(comparison: OfferComparison) -> str:
+    """The whole comparison for a terminal, ending in a newline."""
+    blocks = (
+        wrapped(headline(comparison)),
+        _offer_lines(comparison),
+        [*in_columns(*costs(comparison)), *(f"  {line}" for line in explained(comparison))],
+        in_columns(*parts(comparison)),
+        _classes(comparison),
+        table.text(*steps(comparison)) if any(offer.steps for offer in comparison.offers) else (),
+        _power(comparison),
+        _listed(*ratios(comparison)),
+        _swings(comparison),
+        _listed(*break_evens(comparison)),
+    )
+    return "\n\n".join("\n".join(lines) for block in blocks if (lines := list(block))) + "\n"
+
+
+def _offer_lines(comparison: OfferComparison) -> Iterator[str]:
+    for offer, differences in zip(comparison.offers, comparison.against_first, strict=True):
+        yield offer.name
+        marks = [f"! NOT COMPARABLE with the first: {'; '.join(texts(differences))}"] if differences else []
+        for words in (priced(offer), measured(offer), *(f"! {note}" for note in offer.notes), *marks):
+            yield from wrapped(words, "  ", "    ")
+
+
+def marked_names(comparison: OfferComparison) -> list[str]:
+    """The names of the offers, those that are not comparable with the first with a star."""
+    pairs = zip(comparison.offers, comparison.against_first, strict=True)
+    return [offer.name + " *" * bool(differences) for offer, differences in pairs]
+
+
+Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]  # head, rows
+
+
+def costs(comparison: OfferComparison) -> Rows:
+    """The costs by unit, one column per offer: the basis of each, then each cost with its interval below."""
+    rows = [("", *(standing(offer) for offer in comparison.offers))]
+    for unit in units(comparison):
+        by, name = PER[unit]
+        amounts = [offer.costs[unit] for offer in comparison.offers]
+        rows.append((name, *(NONE if cost is None else money(cost.total * by) for cost in amounts)))
+        if any(cost is not None and _has_width(cost) for cost in amounts):
+            rows.append(("", *(ends(cost, by) for cost in amounts)))
+    return (f"{comparison.prices.currency} per", *marked_names(comparison)), rows
+
+
+def _classes(comparison: OfferComparison) -> Iterator[str]:
+    """What the units of each class cost, where a result has several."""
+    shown = [unit for unit in units(comparison) if unit in (REQUEST, TASK, OUTPUT)]
+    rows = [
+        (
+            f"{offer.name}: {name}",
+            format.percent(float(part.tokens_share)),
+            *(_cell(part.costs[u], PER[u][0]) for u in shown),
+        )
+        for offer in comparison.offers
+        for name, part in offer.classes.items()
+    ]
+    if rows:
+        head = (f"{comparison.prices.currency} of a class", "tokens", *(f"per {PER[unit][1]}" for unit in shown))
+        yield from table.text(head, rows)
+        yield "  a class pays for its own tokens, or for the machines by its share of all tokens"
+
+
+def steps(comparison: OfferComparison) -> Rows:
+    """What each step of a task costs, under the price of its endpoint, and all of them together."""
+    rows: list[tuple[str, ...]] = []
+    for offer in comparison.offers:
+        for name, step in offer.steps.items():
+            known = f"{money(step.per_task)}" if step.per_task is not None else NONE
+            rows.append((f"{offer.name}: {name}", known, step.price.name if step.price is not None else step.why))
+        known_ones = [step.per_task for step in offer.steps.values() if step.per_task is not None]
+        if offer.steps:
+            lacking = len(offer.steps) - len(known_ones)
+            words = "all steps" if not lacking else f"without {lacking} of its steps, whose price is not known"
+            rows.append((f"{offer.name}: a task", money(sum(known_ones, Decimal(0))), words))
+    return (f"{comparison.prices.currency} of a step", "per task", "price"), rows
+
+
+def explained(comparison: OfferComparison) -> Iterator[str]:
+    """What each unit means, and the star behind a name."""
+    for unit in units(comparison):
+        yield f"{PER[unit][1]}: {EXPLAINED[unit]}"
+    if any(comparison.against_first):
+        yield "* not comparable with the first: see above"
+
+
+def _has_width(cost: Cost) -> bool:
+    return cost.low is not None and cost.high is not None and cost.low != cost.high
+
+
+def ends(cost: Cost | None, by: int) -> str:
+    """The interval of the cost of `by` units; a remark where it has none; the empty string without a cost."""
+    if cost is None or cost.low is None or cost.high is None:
+        return "" if cost is None else "(no interval)"
+    if cost.low == cost.high:
+        return "(as counted)"
+    return f"[{money(cost.low * by)}, {money(cost.high * by)}]"
+
+
+def parts(comparison: OfferComparison) -> Rows:
+    """The parts of the cost of the compared unit, one column per offer. The last row is the total of each column."""
+    by, name = PER[comparison.unit]
+    amounts = (offer.costs[comparison.unit] for offer in comparison.offers)
+    rounded = [None if cost is None else apportioned(cost, by) for cost in amounts]
+    head = (f"Parts of {name}", *marked_names(comparison))
+    rows = [
+        (
+            PART_NAMES[part],
+            *(NONE if amounts is None or part not in amounts[1] else f"{amounts[1][part]:,f}" for amounts in rounded),
+        )
+        for part in PARTS
+        if any(amounts is not None and part in amounts[1] for amounts in rounded)
+    ]
+    return head, [*rows, ("total", *(NONE if amounts is None else f"{amounts[0]:,f}" for amounts in rounded))]
+
+
+def power(comparison: OfferComparison) -> Rows:
+    """Energy at the measured rate: one row per offer whose power is known, possibly none."""
+    by, per = PER[comparison.unit]
+    head = ("Energy at the measured rate", "W with PUE", "J/output token", "output tok/s per MW", f"kWh per {per}")
+    rows = []
+    for offer in comparison.offers:
+        if offer.power is not None:
+            kwh = offer.power.kwh[comparison.unit]
+            figures = (offer.power.watts, offer.power.joules_per_output_token, offer.power.output_tokens_per_s_per_mw)
+            shown = [format.quantity(float(figure)) for figure in figures]
+            rows.append((offer.name, *shown, NONE if kwh is None else format.quantity(float(kwh * by))))
+    return head, rows
+
+
+def measured_energy(comparison: OfferComparison) -> Rows:
+    """What the accelerators used in the runs: one row per offer whose runs say it, possibly none."""
+    currency = comparison.prices.currency
+    head = (
+        "Energy as measured, accelerators alone", "W", "J/output token", "+-", "J/request",
+        f"{currency} of energy/1M output tokens",
+    )  # fmt: skip
+    rows = []
+    for offer in comparison.offers:
+        if (used := offer.measured) is not None:
+            each = None if used.joules_per_request is None else float(used.joules_per_request)
+            figures = (float(used.watts), float(used.joules_per_output_token))
+            error, of_energy = format.percent(float(used.error)), used.money[OUTPUT]
+            rows.append(
+                (
+                    offer.name, *map(format.quantity, figures), error, format.quantity(each),
+                    NONE if of_energy is None else money(of_energy),
+                )
+            )  # fmt: skip
+    return head, rows
+
+
+def _power(comparison: OfferComparison) -> list[str]:
+    return [
+        line
+        for head, rows in (power(comparison), measured_energy(comparison))
+        if rows
+        for line in table.text(head, rows)
+    ]
+
+
+def _listed(title: str, sentences: Sequence[str]) -> list[str]:
+    return [title, *(line for words in sentences for line in wrapped(words, "  ", "    "))] if sentences else []
+
+
+def ratios(comparison: OfferComparison) -> tuple[str, list[str]]:
+    """The title and the sentences about each pair of offers."""
+    sentences = []
+    for pair in comparison.pairs:
+        if pair.ratio is None:
+            words = f"{pair.word}: {'; '.join(pair.differences)}"
+        else:
+            ends = f" [{money(pair.low)}, {money(pair.high)}]" if pair.low is not None else ""
+            words = f"{money(pair.ratio)}{ends}: {pair.word}"
+        words += f" ({'; '.join(pair.notes)})" if pair.notes else ""
+        sentences.append(f"{pair.a} / {pair.b}: {words}")
+    return f"Ratio of cost per {PER[comparison.unit][1].removeprefix('1,000 ').removesuffix('s')}", sentences
+
+
+def break_evens(comparison: OfferComparison) -> tuple[str, list[str]]:
+    """The title and a sentence about each pair of machines and payment by the token."""
+    return "Break-even between machines and paying by the token", [
+        f"{break_even.rent} against {break_even.by_token}: {break_even.word}" for break_even in comparison.break_evens
+    ]
+
+
+SHOWN_SWINGS = 4  # most sensitivities per offer in the text
+
+
+def _swings(comparison: OfferComparison) -> Iterator[str]:
+    by, name = PER[comparison.unit]
+    rows: list[Sequence[str]] = []
+    for offer in comparison.offers:
+        own = [swing for swing in comparison.swings if swing.offer == offer.name][:SHOWN_SWINGS]
+        rows += [
+            (offer.name if i == 0 else "", swing.input, swing.change, money(swing.down * by), money(swing.up * by))
+            for i, swing in enumerate(own)
+        ]
+    if rows:
+        yield from table.text(("What moves it most", "input", "moved by", "down", "up"), rows, left=3)
+        yield f"  {comparison.prices.currency} per {name}; each input alone; 10 % where nobody said how sure it is"
+
+
+def in_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A table with one column per offer. Columns that do not fit into WIDTH follow below, labels repeated."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    first = 1
+    while first < len(head):
+        last, used_width = first, widths[0] + 2 + widths[first]
+        while last + 1 < len(head) and used_width + 2 + widths[last + 1] <= WIDTH:
+            last += 1
+            used_width += 2 + widths[last]
+        if first > 1:
+            yield ""
+        columns = [0, *range(first, last + 1)]
+        yield from table.text([head[i] for i in columns], [[row[i] for i in columns] for row in rows])
+        first = last + 1
+
+
+def render_markdown(comparison: OfferComparison) -> str:
+    """The comparison as Markdown: offers, costs, ratios, break-evens; ends in a newline."""
+    shown_units = units(comparison)
+    head = ["Offer", *(f"{comparison.prices.currency} per {PER[unit][1]}" for unit in shown_units), "Measured"]
+    rows = [
+        [name, *(_cell(offer.costs[unit], PER[unit][0]) for unit in shown_units), standing(offer)]
+        for name, offer in zip(marked_names(comparison), comparison.offers, strict=True)
+    ]
+    lines = [headline(comparison), "", table.markdown(head, rows, remarks=True)]
+    for i, offer in enumerate(comparison.offers):
+        lines.append(f"- **{offer.name}**: {priced(offer)}. {measured(offer)}.")
+        lines += [f"  - {note}" for note in offer.notes]
+        if comparison.against_first[i]:
+            lines.append(f"  - \\* not comparable with the first: {'; '.join(texts(comparison.against_first[i]))}")
+    for title, sentences in (ratios(comparison), break_evens(comparison)):
+        if sentences:
+            lines += ["", title, "", *(f"- {words}" for words in sentences)]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(cost: Cost | None, by: int) -> str:
+    if cost is None:
+        return NONE
+    return money(cost.total * by) + (f" {ends(cost, by)}" if _has_width(cost) else "")

@@ -1,0 +1,315 @@
+"""Makes a bundle of a result folder, and checks one: every hash, and every derived file made again from what was kept.
+
+IO. No network. What is compared are values, sentences and bytes; a hash guards against accident, and only a signature
+against somebody who makes the whole bundle anew.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import tempfile
+from collections import Counter
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+import msgspec
+
+from loadgen.answers import folder as answers
+from loadgen.core import format
+from loadgen.core.errors import UserError
+from loadgen.core.execution.run_header import version
+from loadgen.core.results import checksums
+from loadgen.core.results.manifest import decode
+from loadgen.core.results.record import SCHEMA_MINOR
+from loadgen.evidence import archive, remake, signature
+from loadgen.evidence.archive import MANIFEST, RESULT, SIGNATURE, SUMS, Manifest
+from loadgen.evidence.differences import Mismatch, MismatchCode, compare
+from loadgen.mlperf import run as mlperf
+from loadgen.present.table import wrapped
+
+INDENT = 12
+SHOWN = 20  # differences in the text; all are in the JSON
+CHANGED: dict[int, dict[str, tuple[str, ...]]] = {
+    1: {
+        # withheld figures, the steady window, what makes a run valid; what an interval needs before it decides
+        "summary.json": ("verdict*", "window*", "*steady_*", "stalls*", "goodput*", "unsound*"),
+        "verdict.json": ("verdict", "sentence", "levels*"),
+        "capacity.json": ("*",),
+        "search.json": ("answer*",),
+    },
+    5: {
+        # the load of conversations and tasks ends with the last that starts; connecting is of new connections alone
+        "summary.json": (
+            "*window.steady*", "*steady_*", "drift*", "sustainable*", "between*", "verdict*", "*connect_ms*",
+        ),
+        "capacity.json": ("*",),
+        "search.json": ("answer*",),
+    },
+}  # fmt: skip
+"""schema_minor -> file -> places whose definition changed with it: what an older bundle says there is left as it is."""
+
+PAGES = "a page: `loadgen report` makes it from what is here"
+PROMPTS = "texts of prompts or answers: --keep-content puts them in"
+
+
+class Made(msgspec.Struct, frozen=True, kw_only=True):
+    """A derived file and what came of it. `same`: values or lines that came out again.
+
+    `given`: values that nothing kept gives, like what a trial was asked. `redefined`: those whose definition has
+    changed since the bundle was made.
+    """
+
+    file: str
+    basis: str
+    same: int = 0
+    differs: int = 0
+    given: int = 0
+    redefined: int = 0
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of `loadgen verify`. `not_made`: derived file -> why it cannot be made again.
+
+    verified: "all" of what is derived came out again; "part": so did what could be made again; "no": something differs.
+    """
+
+    schema: int = 1
+    bundle: str
+    manifest: Manifest
+    verified: Literal["all", "part", "no"]
+    files: int
+    made: tuple[Made, ...]
+    not_made: dict[str, str]
+    differences: tuple[Mismatch, ...]
+    signature: Literal["none", "broken", "other key", "some key", "given key"]
+    signed_by: str = ""
+
+
+# -- making one --------------------------------------------------------------------------------------------------------
+
+
+def bundle(folder: Path, out: Path, *, key: Path | None = None, content: bool = False) -> Manifest:
+    """Write the bundle of a result folder. Raises UserError for a folder that is none, or not as it was written."""
+    kind = remake.kind_of(folder)
+    if changed := _changed(folder):
+        listed = ", ".join(f"{name} ({what})" for name, what in list(changed.items())[:5])
+        hint = "bundle the folder as its command left it"
+        raise UserError("changed_file", f"the folder is not as it was written: {listed}", str(folder), hint)
+    if out.exists():
+        raise UserError(
+            "file_exists", "this file exists", f"--out {out}", "give another name: evidence is not written over"
+        )
+    files: dict[str, Path | bytes] = {}
+    left_out: dict[str, str] = {}
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = file.relative_to(folder).as_posix()
+        if why := _left_out(file, kind, content):
+            left_out[name] = why
+        else:
+            files[f"{RESULT}/{name}"] = file
+    manifest = Manifest(
+        kind=kind,
+        name=folder.resolve().name,
+        made=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        version=version(),
+        definitions=_definitions(folder),
+        content=content,
+        left_out=left_out,
+    )
+    files[MANIFEST] = format.document(manifest)
+    sums = "".join(f"{_sha256(content)}  {name}\n" for name, content in files.items()).encode()
+    signed = {} if key is None else {SIGNATURE: signature.sign(key, sums)}
+    archive.write(out, {**files, SUMS: sums, **signed})
+    return manifest
+
+
+def _definitions(folder: Path) -> int:
+    """The oldest schema_minor of the runs in the folder; a damaged header counts as the oldest there is."""
+    minors = [SCHEMA_MINOR]
+    for file in folder.rglob("run.json"):
+        try:
+            minors.append(decode(file.read_bytes(), str(file)).schema_minor)
+        except UserError:
+            minors.append(0)
+    return min(minors)
+
+
+def _changed(folder: Path) -> dict[str, str]:
+    """The files that differ from the lists of hashes in the folder and in those inside it."""
+    return {
+        (path.parent.relative_to(folder) / name).as_posix(): what
+        for path in sorted(folder.rglob(checksums.FILE))
+        for name, what in checksums.changed(path.parent).items()
+    }
+
+
+def _left_out(file: Path, kind: str, content: bool) -> str:
+    if file.name in (mlperf.REQUESTS, answers.TEXTS) and not content:
+        return PROMPTS
+    return PAGES if file.name == "report.html" and kind != "sweep" else ""
+
+
+def _sha256(content: Path | bytes) -> str:
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
+    with content.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# -- checking one ------------------------------------------------------------------------------------------------------
+
+
+def verify(path: Path, *, signed_by: Path | None = None) -> Verification:
+    """Check a bundle. Raises UserError for what is none, and for one of a newer version."""
+    with tempfile.TemporaryDirectory(prefix="loadgen-verify-") as scratch:
+        root = Path(scratch)
+        manifest = archive.unpack(path, root)
+        if manifest.definitions > SCHEMA_MINOR:
+            what = f"made by a newer loadgen ({manifest.version}, definitions {manifest.definitions})"
+            raise UserError(
+                "newer_version", what, str(path), f"this one knows up to {SCHEMA_MINOR}: pip install -U loadgen"
+            )
+        differences = _hashes(root)
+        state, signer = _signature(root, signed_by)
+        folder = root / RESULT
+        for name, again in (("kind", remake.kind_of(folder)), ("definitions", _definitions(folder))):
+            if (stored := getattr(manifest, name)) != again:
+                differences.append(Mismatch(file=MANIFEST, at=name, stored=str(stored), again=str(again)))
+        made, not_made, found = _again(folder, manifest)
+        files = sum(1 for file in root.rglob("*") if file.is_file())
+    wrong = differences or found or state in ("broken", "other key")
+    return Verification(
+        bundle=str(path),
+        manifest=manifest,
+        verified="no" if wrong else "part" if not_made or any(one.redefined for one in made) else "all",
+        files=files,
+        made=tuple(made),
+        not_made=not_made,
+        differences=(*differences, *found),
+        signature=state,
+        signed_by=signer,
+    )
+
+
+def _hashes(root: Path) -> list[Mismatch]:
+    """The files that are not as SHA256SUMS says, that it does not list, and those that it lists and are not there."""
+    listed = checksums.read(root)
+    if listed is None:
+        return [Mismatch(file=SUMS, code="no_hashes", what="is missing: nothing vouches for any file")]
+    found = checksums.changed(root) | dict.fromkeys(checksums.unlisted(root), "unlisted")
+    found.pop(SIGNATURE, None)
+    said: dict[str, tuple[MismatchCode, str]] = {
+        "changed": ("changed", "is changed: its hash is another one"),
+        "gone": ("missing", "is gone"),
+        "unlisted": ("unlisted", "is not in the list of hashes"),
+    }
+    return [Mismatch(file=name, code=said[how][0], what=said[how][1]) for name, how in found.items()]
+
+
+def _signature(
+    root: Path, signed_by: Path | None
+) -> tuple[Literal["none", "broken", "other key", "some key", "given key"], str]:
+    """What the signature is worth, and its key."""
+    file = root / SIGNATURE
+    if not file.is_file():
+        if signed_by is not None:
+            raise UserError("not_signed", "the bundle is not signed", f"--signed-by {signed_by}", "ask for one that is")
+        return "none", ""
+    signed, data = file.read_bytes(), (root / SUMS).read_bytes() if (root / SUMS).is_file() else b""
+    key = signature.signer(signed, data)
+    if not key:
+        return "broken", ""
+    if signed_by is None:
+        return "some key", key
+    return ("given key" if signature.is_by(signed_by, signed, data) else "other key"), key
+
+
+def _again(folder: Path, manifest: Manifest) -> tuple[list[Made], dict[str, str], list[Mismatch]]:
+    older = manifest.definitions < SCHEMA_MINOR or manifest.version != version()
+    newer_definitions = [places for minor, places in CHANGED.items() if minor > manifest.definitions]
+    made: list[Made] = []
+    not_made: dict[str, str] = {}
+    found: list[Mismatch] = []
+    for one in remake.remade(folder):
+        stored = folder / one.name
+        name = f"{RESULT}/{one.name}"
+        if one.damaged:
+            found.append(Mismatch(file=name, code="not_remade", what=f"cannot be made again: {one.basis}"))
+        elif one.data is None:
+            not_made[one.name] = one.basis
+        elif older and not one.name.endswith((".json", ".jsonl")):
+            not_made[one.name] = f"another version of loadgen ({manifest.version}) has worded it"
+        elif not stored.is_file():
+            found.append(Mismatch(file=name, code="missing", what="is missing"))
+        else:
+            changed = tuple(place for places in newer_definitions for place in places.get(stored.name, ()))
+            came = compare(name, stored.read_bytes(), one.data, leave=(*changed, *one.leave), older=older)
+            redefined = sum(any(fnmatchcase(place, pattern) for pattern in changed) for place in came.left)
+            made.append(
+                Made(
+                    file=one.name,
+                    basis=one.basis,
+                    same=came.same,
+                    differs=len(came.differences),
+                    given=len(came.left) - redefined,
+                    redefined=redefined,
+                )
+            )
+            found += came.differences
+    known = {one.file for one in made} | not_made.keys() | {one.file.removeprefix(f"{RESULT}/") for one in found}
+    for file in sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file()):
+        if file.as_posix() not in known and not remake.is_kept(PurePosixPath(file.as_posix())):
+            not_made[file.as_posix()] = "nothing here makes it: its hash alone was looked at"
+    return made, not_made, found
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def text(found: Verification) -> str:
+    """What was checked and what came out, as text for people."""
+    manifest, made = found.manifest, found.made
+    by_basis = Counter(one.basis for one in made)
+    sources = ", ".join(f"{count} from {basis}" for basis, count in by_basis.items()) or "none"
+    given, redefined = sum(one.given for one in made), sum(one.redefined for one in made)
+    rows = [
+        ("bundle", f"{found.bundle}: {manifest.kind} {manifest.name}, by loadgen {manifest.version}, {manifest.made}"),
+        ("hashes", f"of {format.counted(found.files, 'file')}"),
+        ("made again", f"{sum(one.same for one in made):,} values and lines of {len(made)} files: {sources}"),
+        *([("as stored", f"{given:,} values that nothing kept gives, like what a trial was asked")] if given else []),
+        *([("as stored", _redefined(found))] if redefined else []),
+        *(("not made", f"{name}: {why}") for name, why in found.not_made.items()),
+        *(("left out", f"{name}: {why}") for name, why in manifest.left_out.items()),
+        *(("DIFFERS", difference.text) for difference in found.differences[:SHOWN]),
+        *([("", f"and {more:,} more: --json has all")] if (more := len(found.differences) - SHOWN) > 0 else []),
+        ("signature", _SIGNATURES[found.signature].format(key=found.signed_by)),
+    ]
+    lines = [line for head, words in rows for line in wrapped(words, f"{head:<{INDENT}}", " " * INDENT)]
+    return "\n".join([*lines, "", _ENDS[found.verified]]) + "\n"
+
+
+def _redefined(found: Verification) -> str:
+    files = ", ".join(one.file for one in found.made if one.redefined)
+    return (
+        f"what has other definitions today ({SCHEMA_MINOR}, there {found.manifest.definitions}), in {files}: loadgen "
+        f"{found.manifest.version} can make it again"
+    )
+
+
+_ENDS = {
+    "all": "VERIFIED: what was kept gives all that is said",
+    "part": "VERIFIED IN PART: what could be made again is as it was said; what was not is named above",
+    "no": "NOT VERIFIED: see above",
+}
+
+
+_SIGNATURES = {
+    "none": "none: this check guards against accident, not against forgery. Whoever changes a record can make all that "
+    "follows from it anew, hashes included",
+    "broken": "BROKEN: it does not fit the files",
+    "other key": "of another key than the one given: {key}",
+    "some key": "sound, by {key}; whose key that is was not asked (--signed-by KEY.pub)",
+    "given key": "sound, by the key given: {key}",
+}

@@ -1,0 +1,31 @@
+"""The calls of an application as a text table: all together, and by each label. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from loadgen.core.format import count, quantity
+from loadgen.interop.application_calls import Calls
+from loadgen.present import table
+from loadgen.runs.headline import quantile_ms
+
+HEAD = ("calls", "ok", "TTFT p50", "p99", "TPOT p50", "E2E p50", "p99", "tokens in", "out", "cost")
+
+
+def render_text(groups: Sequence[Calls]) -> str:
+    """One table for each label. `~`: more calls are needed for this quantile."""
+    lines: list[str] = []
+    for label, theirs in groupby(groups, lambda group: group.label):
+        lines += ["", *table.text((label or "calls of an application", *HEAD), [_row(group) for group in theirs])]
+    lines += ["", "Milliseconds, of the calls that are ok. ~: too few of them for this quantile."]
+    return "\n".join(lines[1:]) + "\n"
+
+
+def _row(group: Calls) -> tuple[str, ...]:
+    return (
+        group.value, count(group.calls), count(group.ok),
+        quantile_ms(group.ttft_ms, "p50"), quantile_ms(group.ttft_ms, "p99"), quantile_ms(group.tpot_ms, "p50"),
+        quantile_ms(group.e2e_ms, "p50"), quantile_ms(group.e2e_ms, "p99"),
+        count(group.input_tokens), count(group.output_tokens), quantity(group.cost) if group.cost is not None else "",
+    )  # fmt: skip

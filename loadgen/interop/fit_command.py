@@ -1,0 +1,59 @@
+"""`loadgen fit`: a trace in, a workload out. Parses flags, fits, prints; the arithmetic is in `stats.fitting`."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from loadgen.core import units
+from loadgen.core.errors import OK
+from loadgen.core.execution.options import typed
+from loadgen.shell.output import print_json, write_file
+
+
+def fit(
+    trace: Annotated[Path, typer.Argument(help="A trace of one of the formats of docs/workloads.md.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where to write the workload. Default: stdout.")
+    ] = None,
+    trace_slice: Annotated[
+        str | None, typer.Option("--trace-slice", metavar="FROM..TO", help="Only what came in this time: 10m..20m.")
+    ] = None,
+    on_bad_row: Annotated[
+        Literal["fail", "skip"], typer.Option("--on-bad-row", help="A row with something wrong in it: fail, or skip.")
+    ] = "fail",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Make a workload of a trace: arrivals and lengths as laws, and how good each fits.
+
+    Laws are fitted to every other request and compared with the rest. Without one that fits, lengths are values of the
+    trace itself; with rates that change, every hour is a stage.
+
+    Exit: 0 done, 2 wrong flags or a trace that cannot be read.
+
+    Example: loadgen fit traffic.jsonl -o traffic.yaml
+    """
+    from loadgen.core.workload.traces import read_trace
+    from loadgen.interop import fit as fitting
+    from loadgen.interop import fit_text as report
+
+    part = typed("--trace-slice", trace_slice, partial(units.time_slice, bare="s"))
+    fitted = fitting.fit(read_trace(trace, part=part, skip_bad=on_bad_row == "skip"))
+    workload = fitting.as_yaml(fitted, trace.name.partition(".")[0] or "trace")
+    words = report.words(fitted)
+    text = "".join(f"# {line}\n" for line in ["Made by loadgen fit.", *words]) + workload
+    if out is not None:
+        write_file(out, text, "--out")
+        words.append(f"wrote {out}: loadgen run {out}")
+    if as_json:
+        print_json(report.data(fitted, workload))
+    elif out is not None:
+        print("\n".join(words))
+    else:
+        print("\n".join(words), file=sys.stderr)
+        print(text, end="")
+    return OK

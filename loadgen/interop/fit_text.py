@@ -1,0 +1,108 @@
+"""How well a workload fits the trace that it was made from, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from loadgen.core import format
+from loadgen.core.stats.fitting import Fit
+from loadgen.interop.fit import TraceFit
+
+WIDTH = 14
+
+
+def words(fitted: TraceFit) -> list[str]:
+    """The lines of the report."""
+    trace = fitted.trace
+    lines = [
+        f"{trace.path.name}: {trace.format}, {format.counted(len(trace), 'request')} in "
+        f"{format.duration(trace.end_ns / 1e9)}, {trace.rate:.4g} per second",
+        f"{'arrivals':{WIDTH}}{_arrivals(fitted)}",
+        *_compared(fitted.gaps),
+        f"{'input tokens':{WIDTH}}{_length(fitted.input_tokens[0])}",
+        *_compared(fitted.input_tokens),
+        f"{'output tokens':{WIDTH}}{_length(fitted.output_tokens[0])}",
+        *_compared(fitted.output_tokens),
+    ]
+    return [*lines, *(f"{'not kept':{WIDTH}}{lost}" for lost in _lost(fitted))]
+
+
+def data(fitted: TraceFit, workload: str) -> dict[str, Any]:
+    """The same for programs."""
+    quantities = {"arrivals": fitted.gaps, "input_tokens": fitted.input_tokens, "output_tokens": fitted.output_tokens}
+    return {
+        "trace": str(fitted.trace.path),
+        "format": fitted.trace.format,
+        "requests": len(fitted.trace),
+        "duration_s": fitted.trace.end_ns / 1e9,
+        "bad_rows": fitted.trace.bad_rows,
+        "rates": list(fitted.rates),
+        "by_the_hour": fitted.by_the_hour,
+        "fits": {
+            name: [
+                {
+                    "law": fit.law, "parameters": fit.parameters, "distance": fit.distance, "critical": fit.critical,
+                    "fits": fit.fits,
+                }
+                for fit in fits
+            ]
+            for name, fits in quantities.items()
+        },
+        "rank_correlation": fitted.correlation,
+        "reused_share": fitted.reused,
+        "sessions": fitted.sessions,
+        "workload": workload,
+    }  # fmt: skip
+
+
+def _arrivals(fitted: TraceFit) -> str:
+    gap = fitted.gaps[0]
+    law = "poisson" if gap.law == "poisson" else f"gamma, burstiness {gap.parameters['burstiness']:g}"
+    if not fitted.by_the_hour:
+        return f"{law}, {fitted.rates[0]:.4g}/s all the time"
+    return (
+        f"{law}, a rate for each of {len(fitted.rates)} hours, {min(fitted.rates):.4g}/s to {max(fitted.rates):.4g}/s"
+    )
+
+
+def _length(fit: Fit) -> str:
+    if fit.law == "empirical":
+        return f"empirical, {len(fit.parameters['values'])} values of the trace: no law fits"
+    return ", ".join([fit.law, *(f"{name} {value:g}" for name, value in fit.parameters.items())])
+
+
+def _compared(fits: Sequence[Fit]) -> list[str]:
+    """What the distance of the chosen law says, and the others'."""
+    chosen, *others = fits
+    known = f"distance {chosen.distance:.3f}, the critical value is {chosen.critical:.3f}"
+    if chosen.fits:
+        said = "the trace cannot be told from it"
+    elif chosen.law == "empirical":
+        said = "as near as so few values are"
+    else:
+        said = f"the trace is not of this law: up to {chosen.distance * 100:.0f} % of requests are elsewhere"
+    lines = [f"{'':{WIDTH}}{known}: {said}"]
+    if others:
+        lines.append(f"{'':{WIDTH}}other laws: {', '.join(f'{fit.law} {fit.distance:.3f}' for fit in others)}")
+    return lines
+
+
+def _lost(fitted: TraceFit) -> list[str]:
+    found = []
+    if abs(fitted.correlation) >= 0.1:
+        found.append(f"input and output go together (rank correlation {fitted.correlation:.2f}), and are drawn apart")
+    if fitted.step_ns:
+        found.append(
+            f"times in steps of {fitted.step_ns / 1e9:g} s: how requests come within a step is not in the trace"
+        )
+    if fitted.prefixes:
+        found.append(
+            f"which prompts share what: {fitted.reused * 100:.0f} % of prompt tokens came before, and the workload "
+            "asks for that share of the cache"
+        )
+    if fitted.sessions:
+        found.append(f"{format.counted(fitted.sessions, 'conversation')}: every request stands alone")
+    if fitted.trace.bad_rows:
+        found.append(f"{format.counted(fitted.trace.bad_rows, 'bad row')}, the first {fitted.trace.first_bad}")
+    return found

@@ -1,0 +1,69 @@
+"""A result of accuracy mode as text: what was asked, each mean beside the rules' bounds, TEST06. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from loadgen.core import format
+from loadgen.mlperf.accuracy import TIERS, AccuracyMean, AccuracyResult, AccuracyTarget
+from loadgen.present import table
+from loadgen.present.table import wrapped
+
+NAMES = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "tokens_per_sample": "tokens/sample"}
+
+
+def render(result: AccuracyResult, reasons: Sequence[str] = ()) -> str:
+    """The whole report, ending in a newline. reasons: why samples had no answer, the first few."""
+    return "\n".join(_lines(result, reasons)) + "\n"
+
+
+def _lines(result: AccuracyResult, reasons: Sequence[str]) -> Iterator[str]:
+    mark = "SIMULATED, not a real system: " if result.simulated else ""
+    yield f"{mark}MLPerf-style (unofficial) accuracy \u00b7 {result.benchmark} \u00b7 round {result.round}"
+    yield from wrapped(result.disclosure)
+    yield ""
+    yield from wrapped(f"Data      {result.dataset}", rest=" " * 10)
+    yield f"Answers   {result.answered:,} of {result.samples:,} samples, greedy, by {result.model} at {result.url}"
+    yield from (f"  {reason}" for reason in reasons)
+    yield ""
+    head = ["mean of the answers", "95 % interval", *(f"{tier * 100:g} % target" for tier in TIERS)]
+    yield from table.text(["", *head], [_row(mean, result.targets) for mean in result.means])
+    yield ""
+    if result.test06 is not None:
+        found = result.test06
+        yield from wrapped(
+            f"TEST06    {'passed' if found.passed else 'FAILED'}: {found.end_tokens:,} answers with two end tokens, "
+            f"{found.length:,} are not as long as reported; token ids by {result.token_ids}; the first token is not "
+            "reported apart in an answer of text. An official one logs 100 samples of a performance run",
+            rest=" " * 10,
+        )
+    asked = ", ".join(result.compliance)
+    yield f"Compliance tests that the rules ask for with {result.benchmark}: {asked or 'none'}"
+    for warning in result.warnings:
+        yield from wrapped(f"! {warning}", rest="  ")
+    missing = result.samples_of_rules - result.samples
+    if missing:
+        yield f"! {result.samples:,} of the rules' {result.samples_of_rules:,} samples: a trial, for nothing else"
+    yield ""
+    for tier in TIERS:
+        yield f"{tier * 100:g} % of the reference: {_verdict(result, tier)}"
+
+
+def _row(mean: AccuracyMean, targets: Sequence[AccuracyTarget]) -> list[str]:
+    interval = format.NONE if mean.low is None or mean.high is None else f"{mean.low:.4f} to {mean.high:.4f}"
+    return [NAMES[mean.metric], f"{mean.mean:.4f}", interval, *(_bound(mean.metric, targets, tier) for tier in TIERS)]
+
+
+def _bound(metric: str, targets: Sequence[AccuracyTarget], tier: float) -> str:
+    target = next(one for one in targets if (one.metric, one.tier) == (metric, tier))
+    most = "" if target.most is None else f", at most {target.most:.4f}"
+    return f"{'met' if target.met else 'MISSED'}: at least {target.least:.4f}{most}"
+
+
+def _verdict(result: AccuracyResult, tier: float) -> str:
+    missed = [NAMES[target.metric] for target in result.targets if target.tier == tier and not target.met]
+    if missed:
+        return f"MISSED by {', '.join(missed)}"
+    if result.meets(tier):
+        return "met"
+    return "met by what was answered; not all samples of the rules were"

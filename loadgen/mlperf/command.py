@@ -1,0 +1,470 @@
+"""`loadgen mlperf server|interactive|offline`: MLPerf-style tests. Parses flags, makes one call, prints."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from loadgen.answers.command import tell
+from loadgen.core.errors import INTERRUPTED, UNSOUND, Fault, Faults, UserError, collecting
+from loadgen.search.command import RunSpread, Sustain, longer, perform, spread_of_runs
+from loadgen.shell.help import Command, in_order
+from loadgen.shell.options import OF_THE_LOAD, TARGET, Given, new_folder, takes, typed_again
+from loadgen.shell.output import print_answer, say
+
+if TYPE_CHECKING:
+    from loadgen.core.execution.plan import Settings
+    from loadgen.core.workload import Overrides, Workload
+    from loadgen.mlperf.rules import Scenario, Test
+    from loadgen.mlperf.run import Data
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print mlperf.json instead of the report.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """The options that the tests share."""
+
+    benchmark: Annotated[
+        str | None,
+        typer.Option("--benchmark", "-b", help="llama2-70b, llama3.1-8b, ... (see docs/mlperf.md)."),
+    ] = None
+    round_name: Annotated[
+        str | None, typer.Option("--round", help="Of the rules: its limits and seeds. v5.1, v6.1.")
+    ] = None
+    dataset: Annotated[
+        Path | None,
+        typer.Option("--dataset", help="The official data set (.pkl, .jsonl, .parquet), when you have it."),
+    ] = None
+    mean_output: Annotated[
+        float | None,
+        typer.Option("--mean-output", help="Of the synthetic set, to match a published row's tokens/request."),
+    ] = None
+    mean_input: Annotated[float | None, typer.Option("--mean-input", help="Of the synthetic set.")] = None
+    min_duration: Annotated[
+        float | None,
+        typer.Option("--min-duration", min=1, help="Seconds, instead of the rules' 600. Named in the result."),
+    ] = None
+    harness: Annotated[
+        str,
+        typer.Option("--harness", help="own, or loadgen: the official LoadGen issues the queries."),
+    ] = "own"
+    as_json: AsJson = False
+
+
+app = typer.Typer(
+    name="mlperf",
+    help="MLPerf-style tests, unofficial: LoadGen's schedule, arithmetic and verdict against any endpoint.",
+    rich_markup_mode=None,
+    cls=in_order(("server", "interactive", "offline", "accuracy", "verdict")),
+    no_args_is_help=True,
+)
+
+
+with_options = takes(
+    without=(
+        *(OF_THE_LOAD - {"grace", "seed", "salt"}), "keep", "stream", "client",
+        "repeat", "repeat_most", "repeat_within", "repeat_pause",
+    ),
+    grace={
+        "help": "How long queries may go on after the last one is issued. What it cuts did not complete, so the result "
+        "is INVALID.",
+        "shown": "without a limit, as LoadGen",
+    },
+    seed="Of the synthetic set's texts; lengths and arrivals are those of the rules.",
+    out="Results folder.",
+)  # fmt: skip
+
+
+@app.command(
+    "interactive",
+    cls=Command,
+    help="As server, with Interactive's tighter limits: LoadGen knows no other difference.\n\n"
+    "Example: loadgen mlperf interactive -b llama2-70b --url http://HOST:8000 --target-qps 20",
+)
+@app.command("server", cls=Command)
+@with_options
+def limited(
+    given: Given,
+    common: Common,
+    target_qps: Annotated[
+        float | None, typer.Option("--target-qps", min=0.001, help="Poisson arrivals per second.")
+    ] = None,
+    find_peak: Annotated[
+        bool, typer.Option("--find-peak", help="Search the highest rate whose official run is VALID, then run it.")
+    ] = False,
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", help="Folder of a --find-peak that was interrupted: go on, without its flags."),
+    ] = None,
+    sustain: Sustain = None,
+    run_spread: RunSpread = None,
+) -> int:
+    """The Server scenario: Poisson arrivals at a target rate, p99 limits on TTFT and TPOT, at least 600 s.
+
+    Exit: 0 VALID, 1 a limit missed, 3 too short, too few, incomplete or not a sound measurement.
+
+    Example: loadgen mlperf server -b llama2-70b --url http://HOST:8000 --find-peak
+    """
+    from loadgen.core.execution.folder_names import alone, check_empty
+    from loadgen.search import experiment
+
+    if resume is not None and common.benchmark is None and (command := experiment.plan_of(resume).command):
+        if command[1:3] != ("mlperf", given.command):
+            where = f"--resume {resume}"
+            raise UserError("mismatch", "not a search of this command", where, f"it was: {' '.join(command[:3])}")
+        return given.call(["mlperf", *typed_again(command[2:], given.arguments[1:])])
+    scenario: Scenario = "interactive" if given.command == "interactive" else "server"
+    test, settings, overrides = _checked(given, common, scenario, find_peak=find_peak)
+    if target_qps is None and not find_peak:
+        raise UserError("missing_option", "no rate", "--target-qps", "give --target-qps 182, or --find-peak")
+    if resume is not None and not find_peak:
+        raise UserError("no_effect", "only a search can be resumed", "--resume", "give --find-peak as well")
+    if resume is not None:
+        experiment.plan_of(resume)
+    spread = spread_of_runs(run_spread, settings)
+    if resume is None:
+        given.make_room(settings.out)
+    folder = resume or settings.out or _new_name(test)
+    if not find_peak:
+        check_empty(folder)
+    with alone(folder):
+        load = _prepared(given, common, test, settings, overrides, folder)
+        if find_peak:
+            return _find_peak(load, folder, target_qps, longer(sustain, settings), spread)
+        assert target_qps is not None
+        return _run_once(load, folder, target_qps)
+
+
+@app.command(cls=Command)
+@with_options
+def offline(
+    given: Given,
+    common: Common,
+    target_qps: Annotated[
+        float | None,
+        typer.Option(
+            "--target-qps",
+            "--expected-qps",
+            metavar="RATE",
+            min=0.001,
+            help="Expected samples/s: sizes the query for 600 s.",
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option("--concurrency", "-c", min=1, help="In flight over HTTP, per target (default 1024)."),
+    ] = None,
+) -> int:
+    """The Offline scenario: one query of all samples, tokens per second until the last one is done.
+
+    Without --target-qps one pass of the data set is run first, to size the query so that it lasts 600 s.
+    Exit: 0 VALID, 3 too short or incomplete.
+
+    Example: loadgen mlperf offline -b llama2-70b --url http://HOST:8000
+    """
+    from loadgen.core.execution.folder_names import alone, check_empty
+    from loadgen.mlperf import run as mlperf_run
+
+    test, settings, overrides = _checked(given, common, "offline")
+    given.make_room(settings.out)
+    folder = settings.out or _new_name(test)
+    check_empty(folder)
+    with alone(folder):
+        load = _prepared(given, common, test, settings, overrides, folder)
+        lanes = concurrency or (None if settings.virtual else mlperf_run.LANES)
+        lanes = lanes and lanes * len(settings.endpoints)
+        qps = target_qps or _measured_rate(load, folder, lanes)
+        return INTERRUPTED if qps is None else _run_once(load, folder, qps, lanes)
+
+
+@app.command(cls=Command)
+@takes(only=TARGET, without=("stream",), tokenizer={"help": "Makes the token ids of mlperf_log_accuracy.json."})
+def accuracy(
+    given: Given,
+    benchmark: Annotated[str, typer.Option("--benchmark", "-b", help="llama2-70b.")],
+    dataset: Annotated[Path, typer.Option("--dataset", help="The official data set, with its reference answers.")],
+    round_name: Annotated[str | None, typer.Option("--round", help="Of the rules. v5.1, v6.1.")] = None,
+    lanes: Annotated[int, typer.Option("-c", "--concurrency", min=1, max=100_000, help="Asked at once.")] = 64,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Results folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print mlperf_accuracy.json.")] = False,
+) -> int:
+    """Accuracy mode: every sample once, scored by ROUGE against the rules' targets, and TEST06's checks.
+
+    Nothing is timed. With --tokenizer it also writes mlperf_log_accuracy.json in LoadGen's form.
+
+    Exit: 0 99 % is met, 1 it is missed, 2 wrong usage, 3 samples or answers are missing, or not reachable.
+
+    Example: loadgen mlperf accuracy -b llama2-70b --dataset open_orca.pkl --url http://HOST:8000 --tokenizer ./llama2
+    """
+    from loadgen.core.execution.folder_names import alone, check_empty
+    from loadgen.core.execution.probing import serving
+    from loadgen.mlperf import accuracy as rules_of_accuracy
+    from loadgen.mlperf import rules
+    from loadgen.mlperf.accuracy_run import run
+    from loadgen.mlperf.accuracy_text import render
+
+    rules_of_accuracy.reference(benchmark)
+    test = rules.test(benchmark, "offline", round_name)
+    settings = given.settings(needs_text="accuracy is scored over texts")
+    if settings.targets or settings.virtual:
+        raise UserError("unsupported", "accuracy mode asks one endpoint over HTTP", "--url", "--url http://HOST:8000")
+    folder = out or _new_name(test)
+    check_empty(folder)
+    with alone(folder), serving(settings) as served:
+        result, reasons = run(
+            test,
+            dataset,
+            served,
+            folder,
+            tokenizer=settings.tokenizer,
+            lanes=lanes,
+            tell=lambda done: tell("samples", done, test.samples),
+            simulated=settings.url is None,
+        )
+    print_answer(result, render(result, reasons), as_json=as_json)
+    if not as_json:
+        say(f"results in {folder}")
+    return int(result.exit_code)
+
+
+@app.command(cls=Command)
+def verdict(
+    folder: Annotated[Path, typer.Argument(help="Of a run of loadgen mlperf; of a search, that of its confirmation.")],
+    as_json: AsJson = False,
+) -> int:
+    """The verdict of a stored run again, from its records. Nothing is written.
+
+    Exit: as of the run; 3 when it differs from the stored one.
+
+    Example: loadgen mlperf verdict results/mlperf-llama2-70b-server
+    """
+    from loadgen.core.run_folder import kept_summary
+    from loadgen.mlperf import run, text
+    from loadgen.runs.text import parts
+
+    stored = run.read(folder)
+    summary = kept_summary(folder)
+    result = run.again(folder, summary)
+    print_answer(result, text.render(result, gpus=summary.target.gpus, parts=parts(summary)), as_json=as_json)
+    if result != stored:
+        say("the records do not give the result that is stored beside them: one of the two was changed")
+        return UNSOUND
+    return int(result.exit_code if run.sound(summary) else UNSOUND)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Load:
+    """A test with its data, and how it is sent."""
+
+    test: Test
+    data: Data
+    settings: Settings
+    drain_ns: int
+    given: Given
+    official: bool  # the official LoadGen issues the queries
+    as_json: bool
+
+    def workload(self, qps: float, lanes: int | None) -> Workload:
+        from loadgen.mlperf import run as mlperf_run
+
+        return mlperf_run.workload(self.test, self.data, qps=qps, lanes=lanes, drain_ns=self.drain_ns)
+
+
+def _checked(
+    given: Given, common: Common, scenario: Scenario, *, find_peak: bool = False
+) -> tuple[Test, Settings, Overrides]:
+    """The test, the settings and the options of the load. Raises Faults with all faults together."""
+    from loadgen.mlperf import rules
+
+    faults: list[Fault] = []
+    with collecting(faults):
+        if common.benchmark is None:
+            known = ", ".join(rules.rules().benchmarks)
+            raise UserError("missing_option", "which benchmark?", "--benchmark", f"give -b with one of {known}")
+        test = rules.test(common.benchmark, scenario, common.round_name, min_duration_s=common.min_duration or 0)
+    with collecting(faults):
+        settings = given.settings(needs_text="the rules are about generated tokens")
+        if common.harness == "loadgen":
+            faults += _official_loadgen_faults(given, settings, find_peak=find_peak)
+    if common.harness not in ("own", "loadgen"):
+        faults.append(
+            UserError("unknown_name", f"unknown harness {common.harness!r}", "--harness", "known: own, loadgen")
+        )
+    if common.dataset is not None and (common.mean_output or common.mean_input):
+        faults.append(
+            UserError("conflict", "the means are of the synthetic set", "--dataset", "leave --mean-output out")
+        )
+    overrides = given.overrides()
+    faults += overrides.faults
+    if common.dataset is not None:
+        faults += [
+            UserError("conflict", "the data set is sent as it stands", f"--{name} {given[name]}", f"leave --{name} out")
+            for name in ("seed", "salt")
+            if given[name] is not None
+        ]
+    if faults:
+        raise Faults(faults)
+    return test, settings, overrides
+
+
+def _official_loadgen_faults(given: Given, settings: Settings, *, find_peak: bool) -> list[Fault]:
+    """The faults of flags that the official LoadGen cannot follow: one process, one endpoint, a fixed rate."""
+    endpoints, workers = len(settings.endpoints), given["workers"]
+    checks = (
+        (endpoints > 1, f"it drives one endpoint, {endpoints} were given", "one address for all of them"),
+        (workers not in (None, "1", "auto"), f"it issues from one process, not from {workers}", "leave --workers out"),
+        (given["ray"] is not None, "it issues from one process, not from a cluster", "leave --ray out"),
+        (find_peak, "it tests one rate and searches none", "--find-peak first, then --target-qps with what it found"),
+        (given["grace"] is not None, "it waits for every query", "leave --grace out"),
+        (
+            given["server_metrics"] not in (None, ["off"]),
+            "the servers' metrics are not read beside it",
+            "leave --server-metrics out",
+        ),
+    )
+    return [
+        UserError("unsupported", f"the official LoadGen: {problem}", "--harness loadgen", f"{hint}; or --harness own")
+        for wrong, problem, hint in checks
+        if wrong
+    ]
+
+
+def _new_name(test: Test) -> Path:
+    return new_folder(f"mlperf-{test.benchmark}-{test.scenario}")
+
+
+def _prepared(
+    given: Given, common: Common, test: Test, settings: Settings, overrides: Overrides, folder: Path
+) -> _Load:
+    """The test with its data: the user's own, whose requests are written into the folder, or synthetic ones."""
+    from loadgen.mlperf import run as mlperf_run
+
+    if common.dataset is not None:
+        data, test = mlperf_run.official(test, common.dataset, folder)
+    else:
+        data = mlperf_run.synthetic(test, mean_input=common.mean_input, mean_output=common.mean_output)
+        data = data._replace(seed=overrides.seed, salt=overrides.salt)
+    return _Load(
+        test=test,
+        data=data,
+        settings=replace(settings, api=data.api or settings.api),
+        drain_ns=mlperf_run.WAIT_NS if overrides.grace is None else overrides.grace,
+        given=given,
+        official=common.harness == "loadgen",
+        as_json=common.as_json,
+    )
+
+
+def _measured_rate(load: _Load, folder: Path, lanes: int | None) -> float | None:
+    """Measure the samples/s that determine the size of the query; None if the user interrupted.
+
+    Runs one pass of the data set, and up to two longer trials while a trial takes less than a tenth of the minimum
+    duration.
+    """
+    from loadgen.core.workload import placed
+    from loadgen.mlperf import run as mlperf_run
+
+    say("no --target-qps: one pass of the data set first, to size the query by")
+    length_ns = load.test.min_duration_ns
+    trial_load = replace(load, test=replace(load.test, min_duration_ns=length_ns // 5), drain_ns=mlperf_run.WAIT_NS)
+    qps, execute = 1e-9, load.given.execute(load.given.show())
+    for trial in range(1, 4):
+        out = _unused_beside(folder, f"trial-{trial}")
+        workload = placed(trial_load.workload(qps, lanes), f"trial-{trial}")
+        summary, trial_folder = execute(workload, replace(load.settings, out=out))
+        if summary.run.state == "interrupted":
+            return None
+        rate_and_length = mlperf_run.offline_rate(trial_folder)
+        if rate_and_length is None:
+            hint = "give --target-qps: expected samples/s"
+            raise UserError("no_figure", "the trial pass completed nothing", str(trial_folder), hint)
+        qps, length_s = rate_and_length
+        say(f"expected: {qps:,.4g} samples/s, from {length_s:,.3g} s in {trial_folder}")
+        if length_s >= length_ns / 10e9:
+            break
+    return qps
+
+
+def _unused_beside(folder: Path, name: str) -> Path:
+    """The path of an unused folder beside `folder`, with `name` in its name."""
+    candidates = (f"{folder.name}-{name}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
+    return next(path for path in map(folder.with_name, candidates) if not path.exists())
+
+
+def _run_once(load: _Load, folder: Path, qps: float, lanes: int | None = None) -> int:
+    """Perform one run, print its MLPerf result and return the exit code."""
+    from loadgen.mlperf import run as mlperf_run
+
+    say(f"MLPerf-style, unofficial; data: {load.data.name}")
+    settings = replace(load.settings, out=folder)
+    if load.official:
+        from loadgen.mlperf import official_loadgen
+
+        result, gpus = official_loadgen.perform(load.test, load.data, settings, qps=qps, lanes=lanes)
+        return _print(result, folder, gpus, load.as_json)
+    summary, folder = load.given.execute(load.given.show())(load.workload(qps, lanes), settings, own=folder)
+    result = mlperf_run.judge(folder, load.test, summary, data_name=load.data.name, qps=qps)
+    return _print(result, folder, summary.target.gpus, load.as_json, mlperf_run.sound(summary), summary)
+
+
+def _find_peak(load: _Load, folder: Path, qps: float | None, longer: float, run_spread: float | None) -> int:
+    """Search the highest VALID rate with the official seeds, then print the result of the confirming run."""
+    from loadgen.core.metrics.summary import summarize
+    from loadgen.core.results import checksums, store
+    from loadgen.mlperf import run as mlperf_run
+    from loadgen.mlperf.result import DISCLOSURE
+    from loadgen.search import trials
+
+    test, data = load.test, load.data
+    say(f"MLPerf-style, unofficial; data: {data.name}")
+    rate = qps or 10.0
+    if (pass_s := test.samples / rate) > test.min_duration_ns / 1e9:
+        say(
+            f"a run ends with a whole pass of the {test.samples:,} samples: {pass_s:,.0f} s at {rate:g}/s, whatever "
+            "the minimum duration; for a shorter trial a --dataset of fewer rows"
+        )
+    search, trial_runner, plan = mlperf_run.peak(test, data, load.settings, folder, rate, load.drain_ns)
+    search.longer, search.run_spread = longer, run_spread
+    code = perform(
+        search, trial_runner, plan, load.given.show(quiet=True), unit=" queries/s", as_json=False, silent=load.as_json,
+        trial_s=max(test.min_duration_ns / 1e9, pass_s),
+    )  # fmt: skip
+    answer = search.answer
+    kind = "confirm" if answer.steady is None or answer.lengths == 1 else "sustain"
+    confirmed = [
+        trial
+        for trial in search.told
+        if trial.ask.kind == kind and trial.outcome == "under" and (kind == "confirm" or trial.sustained is not False)
+    ]
+    if not confirmed:
+        print((folder / trials.ANSWER).read_text() if load.as_json else DISCLOSURE)
+        return code
+    best = max(confirmed, key=lambda trial: trial.ask.load)
+    run_folder = folder / best.folder
+    summary = summarize(*store.read_run(run_folder))
+    result = mlperf_run.judge(run_folder, test, summary, data_name=data.name, qps=best.ask.load, answer=answer)
+    mlperf_run.write(folder, result, test, *mlperf_run.of_summary(summary))
+    checksums.write(folder)
+    if not load.as_json:
+        print()
+    sound = mlperf_run.sound(summary)
+    return max(code, _print(result, run_folder, summary.target.gpus, load.as_json, sound, summary))
+
+
+def _print(result: Any, folder: Path, gpus: int | None, as_json: bool, sound: bool = True, summary: Any = None) -> int:
+    from loadgen.mlperf import text
+    from loadgen.runs.text import parts
+
+    if as_json:
+        sys.stdout.write((folder / "mlperf.json").read_text())
+    else:
+        print(text.render(result, gpus=gpus, parts=() if summary is None else parts(summary)), end="")
+        say(f"results in {folder}, with LoadGen's log files")
+    if summary is not None and summary.run.state == "interrupted":
+        return INTERRUPTED
+    return int(result.exit_code if sound else UNSOUND)

@@ -1,0 +1,67 @@
+"""What a run will cost before it starts, what it has cost while it goes, and the limit of both (`--max-cost`). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from loadgen.core.errors import UserError
+from loadgen.core.results.manifest import TargetFacts
+from loadgen.core.schedule.forecast import Forecast
+from loadgen.pricing import unit_cost
+from loadgen.pricing.prices import Prices, find
+from loadgen.pricing.unit_cost import REQUEST, Basis
+
+NOTHING = Decimal(0)
+
+
+@dataclass(slots=True)
+class Budget:
+    """The money of a command, over all its runs. `limit` None: there is none. `spent`: by the runs so far."""
+
+    prices: Prices
+    limit: Decimal | None = None
+    spent: Decimal = NOTHING
+
+    def words(self, amount: Decimal) -> str:
+        """An amount with its currency."""
+        return f"{amount:,.2f} {self.prices.currency}"
+
+    def admit(self, cost: Decimal, what: str = "this run") -> None:
+        """Raises UserError for `what`, a run or several together, that would go over the limit."""
+        if self.limit is not None and self.spent + cost > self.limit:
+            before = f", after {self.words(self.spent)} so far" if self.spent else ""
+            hint = "a shorter or lighter load, or a higher limit"
+            raise UserError(
+                "over_budget", f"{what} will cost about {self.words(cost)}{before}", f"--max-cost {self.limit}", hint
+            )
+
+    def cost(self, load: Forecast, targets: Sequence[TargetFacts]) -> Decimal | None:
+        """What a load costs; None where its requests or its length are not known. The highest of several commitments.
+
+        Raises UserError where no price is found, and where it is by the hour and nobody says how many GPUs there are.
+        """
+        if load.requests is None or load.seconds is None:
+            return None
+        count, seconds = Decimal(repr(load.requests)), Decimal(repr(load.seconds))
+        if not count or not seconds:
+            return NOTHING
+        basis = Basis(
+            label="forecast",
+            is_capacity=False,
+            rates={REQUEST: count / seconds},
+            counts={REQUEST: count},
+            input_tokens=count * Decimal(repr(load.input_tokens)),
+            cached_tokens=NOTHING,
+            cached_known=False,
+            output_tokens=count * Decimal(repr(load.output_tokens)),
+            bytes_out=NOTHING,
+        )
+        gpus = sum(target.gpus or 0 for target in targets) or None
+        costs = [unit_cost.cost(basis, price, gpus, REQUEST) for price in find(self.prices, targets[0])]
+        if None in costs:
+            raise UserError(
+                "missing_option", "its price is by the hour, and nobody says how many GPUs it has", "--gpus", "--gpus 4"
+            )
+        return max(cost.total for cost in costs if cost is not None) * count

@@ -1,0 +1,92 @@
+"""The evidence behind a cost or plan: one run, repeats of one run, or a capacity with the run that shows it.
+
+Pure values; `inputs.py` reads them from folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.results.capacity import STILL_KEPT, Capacity
+from loadgen.core.results.manifest import ReasonCode
+from loadgen.pricing.reasons import note
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """The evidence behind a figure. `summaries`: one run, or its repeats; with a capacity the run that shows it.
+
+    `at_once`: an Offline run, or another whose requests were all due at once: its rates are those of the whole run,
+    because no time passed in which load was offered. `lowered_from_per_s`: what the capacity file of an earlier version
+    gave as the rate, where its run was offered less.
+    """
+
+    name: str
+    folder: str
+    summaries: tuple[Summary, ...]
+    capacity: Capacity | None = None
+    at_once: bool = False
+    lowered_from_per_s: float | None = None
+
+    @property
+    def summary(self) -> Summary:
+        """The first summary, for fields that all repeats share."""
+        return self.summaries[0]
+
+    @property
+    def valid(self) -> bool:
+        return all(summary.verdict.valid for summary in self.summaries)
+
+    @property
+    def simulated(self) -> bool:
+        return any(summary.target.simulated for summary in self.summaries)
+
+
+def notes(evidence: Evidence) -> Iterator[ReasonCode]:
+    """Notes to show beside every figure from this evidence."""
+    summaries, capacity = evidence.summaries, evidence.capacity
+    if evidence.simulated:
+        yield note("simulated")
+    if not evidence.valid:
+        verdicts = [summary.verdict for summary in summaries]
+        yield note(
+            "invalid",
+            reasons=sorted({reason for verdict in verdicts for reason in verdict.reasons}),
+            codes=sorted({reason.code for verdict in verdicts for reason in verdict.codes}),
+        )
+    if any(summary.goodput.met is False for summary in summaries):
+        yield note("slo_missed_at_capacity" if capacity else "slo_missed")
+    if capacity is not None and capacity.lower_bound:
+        yield note("lower_bound", why=capacity.bound_why or STILL_KEPT)
+    if any(summary.goodput.undecided for summary in summaries):
+        yield note("slo_undecided")
+    if evidence.lowered_from_per_s is not None and capacity is not None:
+        yield note("capacity_lowered", stored_per_s=evidence.lowered_from_per_s, offered_per_s=capacity.rate_per_s)
+    if capacity is not None and capacity.method == "search" and capacity.confirmed is False:
+        yield note("unconfirmed")
+    if evidence.at_once:
+        yield note("at_once")
+    elif not summaries[0].goodput.has_slo:
+        yield note("no_slo")
+
+
+def own_target(summary: Summary) -> Summary:
+    """The summary without the tokens and bytes of steps at endpoints of their own, which have prices of their own."""
+    apart = [step for step in summary.steps if step.targets]
+    if not apart:
+        return summary
+    tokens, sent = summary.tokens, summary.bytes
+
+    def without(name: str) -> float | int | None:
+        values = [getattr(step.tokens, name) for step in apart]
+        whole = getattr(tokens, name)
+        return None if whole is None else whole - sum(value or 0 for value in values)
+
+    names = ("input", "cached", "output", "failed_input", "failed_output", "total_per_s", "steady_total_per_s")
+    tokens = msgspec.structs.replace(tokens, **{name: without(name) for name in names})
+    received = sent.received - sum(step.bytes.received for step in apart)
+    return msgspec.structs.replace(summary, tokens=tokens, bytes=msgspec.structs.replace(sent, received=received))

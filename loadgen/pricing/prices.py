@@ -1,0 +1,291 @@
+"""The kinds of price, the fields of each in a price file, and the choice of the price for a target.
+
+Pure, and without arithmetic: no default price, date or rate is guessed. Amounts are `decimal.Decimal`. `price_file.py`
+reads and checks the file as a whole; `unit_cost.py` computes costs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, Strict, WithJsonSchema
+
+from loadgen.core.errors import UserError, meant
+from loadgen.core.results.manifest import TargetFacts
+from loadgen.core.units import Wrong
+from loadgen.core.workload.fields import Part
+
+UNDATED = "undated"
+NOT_VERIFIED = "not verified"  # the quality of an entry that only records that its price is missing
+NO_SOURCE = "not stated"  # the source of a price that a copy gives without one
+EARLIEST_YEAR = 2015
+
+
+def _number(value: Any) -> Decimal:
+    """A YAML number as Decimal. The shortest text of a float equals what was written, up to 15 digits."""
+    if isinstance(value, Decimal):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise Wrong(
+            "invalid_value", "is not a number", "without quotes, unit, currency sign or thousands separator, like 10.50"
+        )
+    number = Decimal(str(value))
+    if not number.is_finite():
+        raise Wrong("out_of_range", "is not a number that can be paid", "an amount, like 10.50")
+    return number
+
+
+def _above_zero(value: Decimal) -> Decimal:
+    if value == 0:
+        raise Wrong(
+            "out_of_range",
+            "is zero: nothing is free by default",
+            "the price you pay; leave the key out where nothing is paid",
+        )
+    if value < 0:
+        raise Wrong("out_of_range", "is negative", "an amount above zero, like 10.50")
+    if value > 10**15:
+        raise Wrong("out_of_range", "is more money than there is", "an amount, like 10.50")
+    return value
+
+
+def _between(low: str, high: str, noun: str) -> AfterValidator:
+    def check(value: Decimal) -> Decimal:
+        if not Decimal(low) <= value <= Decimal(high):
+            raise Wrong("out_of_range", f"is not {noun}", f"from {low} to {high}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _currency(value: str) -> str:
+    if not re.fullmatch(r"[A-Z]{3}", value):
+        raise Wrong("invalid_value", "is not a currency", "three capital letters of ISO 4217, like USD")
+    return value
+
+
+def _as_of(value: str) -> str:
+    if value == UNDATED:
+        return value
+    try:
+        if first_day(value).year < EARLIEST_YEAR:
+            raise Wrong(
+                "out_of_range", "is before any of these prices", "the day, month or year at which the price was valid"
+            )
+    except ValueError as error:
+        if isinstance(error, Wrong):
+            raise
+        raise Wrong(
+            "invalid_value", "is not a date", f"2026-11-21, 2026-11 or 2026; {UNDATED} where nobody knows"
+        ) from None
+    return value
+
+
+def first_day(as_of: str) -> date:
+    """The first day that `2026`, `2026-11` or `2026-11-21` can mean. Raises ValueError for what is none of these."""
+    match = re.fullmatch(r"(\d{4})(?:-(\d\d)(?:-(\d\d))?)?", as_of)
+    if match is None:
+        raise ValueError(as_of)
+    return date(int(match[1]), int(match[2] or 1), int(match[3] or 1))
+
+
+Amount = Annotated[Decimal, BeforeValidator(_number), AfterValidator(_above_zero)]
+Currency = Annotated[str, AfterValidator(_currency)]
+AsOf = Annotated[str, AfterValidator(_as_of), WithJsonSchema({"type": ["string", "integer"]})]  # a year is a number
+Text = Annotated[str, Field(min_length=1)]
+Gpus = Annotated[int, Strict(), Field(ge=1, le=100_000)]
+
+
+class Energy(Part):
+    """The power of one machine (shape) and who pays it. `counted` puts it into one place, never into two:
+
+    `included`: the price has it in it already, energy is shown in kWh and joules and not in money; `hourly`: `watts` at
+    all hours is part of the hourly price; `by_load`: `idle_watts` is part of the hourly price (a machine that waits
+    burns it), what load adds is the energy term.
+    """
+
+    synonyms: ClassVar[dict[str, str]] = {"power": "watts", "power_w": "watts", "usd_per_kwh": "per_kwh"}
+
+    watts: Amount  # under the measured load, at the machine's plug
+    idle_watts: Annotated[Decimal, BeforeValidator(_number), Field(ge=0)] | None = None
+    pue: Annotated[Decimal, BeforeValidator(_number), _between("1", "3", "a power usage effectiveness")]
+    per_kwh: Amount | None = None
+    counted: Literal["included", "hourly", "by_load"]
+
+
+class _Priced(Part):
+    """What every price carries: whose it is, and where it is from."""
+
+    name: str = ""  # by which `--price DIR=NAME` and the reports call it; made from provider and shape when left out
+    provider: Text
+    currency: Currency | None = None  # of the file when left out
+    as_of: AsOf
+    source: Text
+    quality: str = ""
+    commitment: str = ""  # on demand, 1 year, spot, ...
+    region: str = ""
+    egress_per_gb: Amount | None = None  # per 1e9 bytes that leave the provider
+
+
+class Rented(_Priced):
+    """Machines by the hour. `per_hour` is a whole machine's price, `per_gpu_hour` one GPU's; exactly one is given."""
+
+    synonyms: ClassVar[dict[str, str]] = {"usd_per_gpu_hour": "per_gpu_hour", "usd_per_hour": "per_hour"}
+    synonyms |= {"price": "per_hour", "instance": "shape", "date": "as_of", "gpus_per_shape": "gpus"}
+
+    shape: str = ""  # as in `loadgen run --shape`; without it the price is chosen by `--price DIR=NAME`
+    gpu: Text
+    gpus: Gpus | None = None  # of a machine: with it, whole machines are paid
+    per_hour: Amount | None = None
+    per_gpu_hour: Amount | None = None
+    energy: Energy | None = None
+    why_missing: str = ""  # of an entry that only records that its price is missing: what was looked at
+
+
+class Owned(_Priced):
+    """Machines that were bought. The hourly price is the capital written off evenly over `years` of 8,760 hours, staff
+    (`staff_share` of the capital each year: people, space, support) and what of the power `energy.counted` puts there.
+    """
+
+    provider: Text = "own"
+    shape: str = ""
+    gpu: Text
+    gpus: Gpus  # that the capital bought; a run on fewer pays its part
+    capital: Amount
+    years: Annotated[Decimal, BeforeValidator(_number), _between("0.5", "20", "a time of writing off, in years")]
+    staff_share: Annotated[Decimal, BeforeValidator(_number), _between("0", "1", "a share of the capital per year")]
+    energy: Energy
+
+
+class PerToken(_Priced):
+    """An endpoint that is paid by the token; amounts are per million."""
+
+    synonyms: ClassVar[dict[str, str]] = {"input": "per_million_input", "output": "per_million_output"}
+    synonyms |= {"cached": "per_million_cached", "model_class": "model", "date": "as_of"}
+
+    model: Text  # as the endpoint calls it
+    url: str = ""  # how the target's URL starts, where several providers serve a model of this name
+    per_million_input: Amount
+    per_million_output: Amount
+    per_million_cached: Amount | None = None  # prompt tokens from the provider's prefix cache
+
+
+Price = Rented | Owned | PerToken
+
+
+class ExchangeRate(Part):
+    """One `from` is worth `rate` of `to`. Nothing is inverted and nothing is chained: what is needed is written."""
+
+    from_: Currency = Field(validation_alias="from")
+    to: Currency
+    rate: Amount
+    as_of: AsOf
+    source: Text
+
+
+class WrittenPrices(Part):
+    """What a price file may say."""
+
+    currency: Currency
+    sample: bool = False  # not anybody's offer: needs --accept-sample-prices
+    notes: str = ""
+    exchange: tuple[ExchangeRate, ...] = ()
+    rented: tuple[Rented, ...] = ()
+    owned: tuple[Owned, ...] = ()
+    per_token: tuple[PerToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Checked prices, all in `currency`. `at`: name of a price -> its place, file:line:column."""
+
+    file: str
+    currency: str
+    sample: bool
+    notes: str
+    entries: tuple[Price, ...]
+    at: Mapping[str, str]
+    exchanged: tuple[str, ...]  # the exchange rates used, in words
+
+
+def find(prices: Prices, target: TargetFacts, chosen: str = "", result: str = "") -> tuple[Price, ...]:
+    """The prices of a target. More than one only where they differ in commitment alone.
+
+    The price named `chosen` if given. Else, for a target with a shape, the prices of that shape (and region, where both
+    give one). Else the prices of its model and URL. Raises UserError when there is none, or when several providers,
+    regions or kinds of price match.
+    """
+    used_by = f", which {result} ran on" if result else ""
+    if chosen:
+        matching = [price for price in prices.entries if price.name == chosen]
+        if not matching:
+            raise UserError(
+                "unknown_name", f'no price is called "{chosen}"', prices.file, meant(chosen, list(prices.at))
+            )
+    elif target.shape:
+        matching = [price for price in prices.entries if _matches_shape(price, target)]
+    else:
+        matching = [price for price in prices.entries if _matches_model(price, target)]
+    if not matching:
+        hint = _supply_hint(target, prices, result)
+        raise UserError("no_price", f"no price for {_target_words(target)}{used_by}", prices.file, hint)
+    offers = {(price.provider.lower(), price.region.lower(), type(price)) for price in matching}
+    if len(offers) > 1:
+        places = ", ".join(f"{price.name} ({prices.at[price.name]})" for price in matching)
+        hint = f"choose by --price '{result or 'DIR'}=NAME': {places}"
+        raise UserError("ambiguous", f"several prices for {_target_words(target)}{used_by}", prices.file, hint)
+    for price in matching:
+        if isinstance(price, Rented) and price.per_hour is None and price.per_gpu_hour is None:
+            why = f": {price.why_missing}" if price.why_missing else ""
+            rented = [p for p in prices.entries if isinstance(p, Rented) and p.gpu == price.gpu]
+            others = [p.name for p in rented if p.per_hour or p.per_gpu_hour]
+            hint = "supply per_hour or per_gpu_hour, with as_of and source: nobody has verified one"
+            if others:
+                hint += (
+                    f"; another provider's, as a stand-in: --price '{result or 'DIR'}=NAME' with {', '.join(others)}"
+                )
+            raise UserError("no_price", f"{price.name} has no price{why}", prices.at[price.name], hint)
+    return tuple(matching)
+
+
+def dated(price: Price) -> str:
+    """The commitment, date, source and quality of a price in words, to show beside it."""
+    date_words = UNDATED if price.as_of == UNDATED else f"as of {price.as_of}"
+    source = "no source stated" if price.source == NO_SOURCE else price.source
+    return ", ".join(filter(None, (price.commitment, date_words, source, price.quality)))
+
+
+def _matches_shape(price: Price, target: TargetFacts) -> bool:
+    if isinstance(price, PerToken) or price.shape.lower() != target.shape.lower():
+        return False
+    return not price.region or not target.region or price.region.lower() == target.region.lower()
+
+
+def _matches_model(price: Price, target: TargetFacts) -> bool:
+    if not isinstance(price, PerToken) or price.model.lower() != target.model.lower():
+        return False
+    return target.url.startswith(price.url)
+
+
+def _target_words(target: TargetFacts) -> str:
+    if target.shape:
+        return f"the shape {target.shape}" + (f" in {target.region}" if target.region else "")
+    return f"the model {target.model or '(none said)'} at {target.url or target.name or 'an unknown URL'}"
+
+
+def _supply_hint(target: TargetFacts, prices: Prices, result: str) -> str:
+    if target.shape:
+        advice = f"supply rented: (or owned:) with shape: {target.shape}, per_hour, gpus, as_of and source"
+    else:
+        shapes = dict.fromkeys(price.shape for price in prices.entries if not isinstance(price, PerToken))
+        known = ", ".join(filter(None, shapes))
+        machines = f"a machine has the price of its --shape{f' ({known})' if known else ''}, with --gpus, when running"
+        keys = f"model: {target.model or 'NAME'}, per_million_input, per_million_output, as_of and source"
+        advice = f"{machines}; a model is supplied under per_token: with {keys}"
+    # a run has no flag that names a price: it is chosen later, of its result
+    return f"{advice}; or --price '{result}=NAME', one of: {', '.join(prices.at)}" if result else advice

@@ -1,0 +1,207 @@
+"""`loadgen run`: run one workload against one or several endpoints and print the results."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, collecting
+from loadgen.runs.repeats import finish
+from loadgen.search import adaptive_command as of_adaptive
+from loadgen.search.adaptive_command import AdaptiveOptions
+from loadgen.shell.options import DryRun, Given, OneWorkload, Strict, takes, typed_again
+from loadgen.shell.output import in_color, print_answer, say, write_file
+
+if TYPE_CHECKING:
+    from loadgen.core.execution.plan import Settings
+    from loadgen.core.metrics.repeats import Repetition
+    from loadgen.core.metrics.summary import Summary
+    from loadgen.core.workload import Workload
+    from loadgen.runs.show import Show
+
+
+@takes()
+def run(
+    given: Given,
+    adaptive: AdaptiveOptions,
+    workload: OneWorkload = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print summary.json (--adaptive: adaptive.json) instead of the table.")
+    ] = False,
+    strict: Strict = False,
+    dry_run: DryRun = False,
+    junit: Annotated[Path | None, typer.Option("--junit", help="Write verdict and SLO as JUnit XML too.")] = None,
+    github: Annotated[
+        bool, typer.Option("--github", help="Add a summary to the page of this GitHub step ($GITHUB_STEP_SUMMARY).")
+    ] = False,
+) -> int:
+    """Drive a workload at an endpoint; print latencies, throughput, goodput and a verdict.
+
+    Exit: 0 done and SLO met (or undecided: see --strict), 1 SLO missed, 2 wrong usage, 3 unreachable or not valid,
+    70 bug, 130 interrupted.
+
+    Example: loadgen run qa --url http://HOST:8000 -c 16 -d 2m --slo ttft:2s --slo tpot:50ms
+    """
+    from loadgen.core.execution.folder_names import check_empty
+
+    faults: list[Fault] = []
+    how, steering = None, None
+    with collecting(faults):
+        how = given.repetition()
+    with collecting(faults):
+        settings = given.settings(to_store=True)
+        if settings.out is not None and not given["force"]:
+            check_empty(settings.out)
+    with collecting(faults):
+        if adaptive.asked and not faults:
+            only, steering = of_adaptive.prepared(given, adaptive, workload, settings)
+            workloads = {only.name: only}
+        else:
+            workloads = _levels(given, workload)
+    page = os.environ.get("GITHUB_STEP_SUMMARY")
+    if github and not page:
+        faults.append(
+            UserError(
+                "unset_variable",
+                "this is no step of a GitHub workflow",
+                "--github",
+                "GITHUB_STEP_SUMMARY is not set",
+                key="GITHUB_STEP_SUMMARY",
+            )
+        )
+    if faults:
+        raise Faults(faults)
+    from loadgen.core.execution.run import execute
+    from loadgen.core.execution.steering import words
+    from loadgen.core.metrics.summary import dump_summary, exit_code
+    from loadgen.core.metrics.validity import is_host_busy
+    from loadgen.present.junit import render
+    from loadgen.runs import outcome, text
+    from loadgen.runs.show import print_plans
+    from loadgen.search import adaptive_run, adaptive_text
+
+    if dry_run:
+        if how is not None:
+            say(f"runs: {how.words}")
+        if steering is not None:
+            say(f"{words(steering.plan)}. Its first step, at its longest:")
+        return print_plans(workloads.values(), settings, given.budget())
+    show = given.show()
+    if steering is None:
+        show.expect([*workloads.values()] * (1 if how is None else how.at_least), settings)
+    given.make_room(settings.out)
+    found = None
+    if how is not None or len(workloads) > 1:
+        named, whole = _several(given, workloads, settings, how, show, as_json=as_json)
+    else:
+        summary, folder = execute(next(iter(workloads.values())), settings, show.hear, steering=steering)
+        named, whole = [(summary.run.workload, summary)], True
+        found = None if steering is None else adaptive_run.read(folder)
+        if as_json:
+            sys.stdout.buffer.write(dump_summary(summary) if found is None else adaptive_run.dump(found))
+        else:
+            print(text.render(summary, color=in_color()))
+            if found is not None:
+                print(adaptive_text.render(found))
+            say(f"results in {folder}")
+            if is_host_busy(summary.verdict):
+                say(next_step(given.arguments, settings))
+    if junit is not None:
+        write_file(junit, render("loadgen run", outcome.cases(named, strict=strict)), "--junit")
+    if github and page:
+        write_file(Path(page), outcome.markdown(named), "--github", add=True)
+    codes = [exit_code(summary, strict=strict) for _, summary in named]
+    if found is not None:
+        codes.append(of_adaptive.code(found, strict=strict))
+    return max(codes) if whole else max(*codes, INTERRUPTED)
+
+
+def _levels(given: Given, workload: str | None) -> dict[str, Workload]:
+    """The workloads to run one after the other: several where --concurrency is a list. Raises Faults."""
+    from loadgen.core.workload import levels, placed
+
+    steps = levels(given["concurrency"]) if given["concurrency"] else [None]
+    workloads = {f"c{level}": given.workload(workload, concurrency=level) for level in steps}
+    if len(steps) > 1:  # levels of one seed must not send each other's prompts
+        workloads = {name: placed(level, name) for name, level in workloads.items()}
+    if len(workloads) > 1 and given["repeat"] is not None:
+        hint = "loadgen sweep ... --repeat runs several levels again and again; or give one level"
+        raise UserError("conflict", "several levels, each to be repeated", f"--repeat {given['repeat']}", hint)
+    return workloads
+
+
+def next_step(typed: Sequence[str], settings: Settings) -> str:
+    """What to do after a run on a host that was too busy: for a simulation the same load in virtual time."""
+    if settings.url is not None:
+        return "next: the same from a host of its own; loadgen doctor --url ... says what disturbs this one"
+    target = ["run", "--url", f"sim:{settings.embedded['preset']}"]
+    again = typed_again(typed, target if settings.out is None else [*target, "-o", f"{settings.out}-virtual"])
+    return f"next: the same load in virtual time, which no other work disturbs:\n  loadgen {shlex.join(again)}"
+
+
+def _several(
+    given: Given,
+    workloads: dict[str, Workload],
+    settings: Settings,
+    how: Repetition | None,
+    show: Show,
+    *,
+    as_json: bool,
+) -> tuple[list[tuple[str, Summary]], bool]:
+    """Levels of concurrency, or repeats of one load, each in a folder of its own in one folder; a table of all.
+
+    Returns the runs, and whether they are all that was asked for.
+    """
+    from loadgen.core.execution.folder_names import taken
+    from loadgen.core.execution.repeats import repeat, seeded
+    from loadgen.core.metrics.summary import dump_summary
+    from loadgen.core.results import checksums
+    from loadgen.runs import repeats_text as repeats_table
+    from loadgen.runs import text
+    from loadgen.search import sweep_text as sweep
+    from loadgen.search.sweep import curve
+
+    first = next(iter(workloads.values()))
+    named: list[tuple[str, Summary]] = []
+    execute = given.execute(show)
+    show.begin(len(workloads) if how is None else how.at_most, at_most=how is not None and how.count is None)
+
+    def one(name: str, workload: Workload) -> bool:
+        store = settings.store and f"{settings.store}/{name}"
+        show.step(name)
+        summary, _ = execute(workload, replace(settings, out=parent / name, store=store))
+        show.finished(summary)
+        named.append((name, summary))
+        return summary.run.state != "interrupted"
+
+    with taken(settings.out, first.name, datetime.now().astimezone()) as parent:
+        if how is None:
+            whole = all(one(name, workload) for name, workload in workloads.items())
+            checksums.write(parent)
+            if as_json:
+                documents = [dump_summary(summary).strip() for _, summary in named]
+                sys.stdout.buffer.write(b"[" + b",\n".join(documents) + b"]\n")
+            else:  # the same table as `loadgen report` of the folder
+                print(sweep.render_text(curve(named)), end="", flush=True)
+                say(f"results in {parent}")
+        else:
+            whole = repeat(
+                how,
+                lambda: how.enough([summary for _, summary in named]),
+                lambda number: one(f"r{number}", seeded(first, number)),
+                virtual=settings.virtual,
+                say=say,
+            )
+            made = finish(parent, how, named)
+            levels = text.render_levels([summary for _, summary in named], color=in_color())
+            print_answer(made, f"{levels}\n{repeats_table.render_text(made)}", as_json=as_json)
+            say(f"results in {parent}; a folder of repeats is one side of: loadgen compare {parent} OTHER")
+    return named, whole

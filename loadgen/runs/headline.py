@@ -1,0 +1,389 @@
+"""The result of a run in one sentence and five numbers, the warnings that no reader may miss, the cells of its tables.
+
+Pure: takes a `Summary`, returns texts. Every page and message that states the result of a run uses these functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from loadgen.core import format, slo
+from loadgen.core.metrics.blocks import Sessions, TaskGoodput
+from loadgen.core.metrics.goodput import TermResult
+from loadgen.core.metrics.summary import (
+    ClassSummary,
+    ModelSummary,
+    StageSummary,
+    Summary,
+    TargetSummary,
+)
+from loadgen.core.metrics.validity import WAITED_SHARE
+from loadgen.core.stats.quantiles import SUPPORT, Distribution, deciding
+from loadgen.present.page import Number
+
+
+class Note(NamedTuple):
+    """A warning: its word in capitals, what it means for this run, how serious it is."""
+
+    word: str
+    text: str
+    kind: Literal["bad", "warn"]
+
+
+def client_limited(summary: Summary) -> bool:
+    """Whether the load generator, not the server, may have determined the figures.
+
+    That is so when a core was too busy, or when send lag or stamp error is too large a share of TTFT p50 (E2E p50
+    without TTFT), at the quantile that decides. The limits are those of the verdict.
+    """
+    limits, scale_ms = summary.verdict.limits, summary.ttft_ms.p50 or summary.e2e_ms.p50
+    busy = summary.client.cpu_share_max
+    if busy is not None and busy > limits.cpu_share:
+        return True
+    if scale_ms is None:
+        return False
+    pairs = ((summary.send_lag_ms, limits.send_lag_share), (summary.stamp_error_ms, limits.stamp_error_share))
+    return any((decides := deciding(late)) is not None and decides[1] > limit * scale_ms for late, limit in pairs)
+
+
+def marks(summary: Summary) -> Iterator[Note]:
+    """The warnings to show before any number."""
+    if summary.target.simulated:
+        yield Note(
+            "SIMULATED", "a model of a server answered, no real one: nothing here was measured on hardware", "warn"
+        )
+    if not summary.verdict.valid and client_limited(summary):
+        yield Note("CLIENT-LIMITED", "the load generator could not keep up: these numbers are its own, in part", "bad")
+    if not summary.verdict.valid:
+        yield Note("INVALID", "; ".join(summary.verdict.reasons), "bad")
+    for caveat in summary.verdict.caveats:
+        yield Note("RESERVATION", caveat, "warn")
+    if summary.sustainable.sustained is False:
+        yield Note("NOT SUSTAINED", summary.sustainable.why, "warn")
+    if summary.run.state == "interrupted":
+        yield Note("INTERRUPTED", "the user stopped this run: it is reported as far as it got", "warn")
+    if summary.run.state == "cut_off":
+        yield Note("CUT OFF", "this run has no clean end (killed, or still going): reported as far as it got", "warn")
+
+
+def outcome(term: TermResult) -> str:
+    """The measured value: `174 ms`; `~174 ms` with too few samples; or why there is no value."""
+    if term.undecided:
+        return "no figure"
+    if term.value_ms is None:
+        return "falls on a failed one" if term.count else "nothing measured"
+    return f"{'' if term.supported else '~'}{format.milliseconds(term.value_ms)} ms"
+
+
+def term_cells(term: TermResult, over: str = "") -> tuple[str, str, str]:
+    """The promise of an SLO term, the measured value, and how many samples were `over` the limit."""
+    counts = f"{format.count(term.over)} of {format.count(term.count)} {over}".rstrip()
+    left_out = f", {format.count(term.unfinished)} unfinished" if term.unfinished else ""
+    return term.promise, outcome(term), counts + left_out
+
+
+def met_word(met: bool | None) -> str:
+    """Whether an SLO, or a term of it, was met, in one word."""
+    return "UNDECIDED" if met is None else "met" if met else "MISSED"
+
+
+def met_color(met: bool | None) -> str:
+    """The colour of a limit in a chart."""
+    return "soft" if met is None else "good" if met else "bad"
+
+
+def sentence(summary: Summary) -> str:
+    """The result in one sentence. For an invalid run it only says that the numbers cannot be relied on."""
+    requests, goodput = summary.requests, summary.goodput
+    if not summary.verdict.valid:
+        return "Do not rely on these numbers: the measurement is not valid."
+    tasks_kept = summary.sessions.goodput if summary.sessions is not None else None
+    kept = ""
+    if tasks_kept is not None:
+        kept = (
+            f"{format.count(tasks_kept.good)} of the tasks ({format.percent(tasks_kept.share)}) {_promised(tasks_kept)}"
+        )
+    if not goodput.has_slo and tasks_kept is not None and goodput.met is not None:
+        return (
+            f"SLO {'met' if goodput.met else 'missed'}: {kept}, {format.percent(tasks_kept.share_limit)} were promised."
+        )
+    if not goodput.has_slo:
+        share = format.percent(requests.ok / requests.decided if requests.decided else None)
+        return (
+            f"A sound measurement without a promise to hold it against: {format.count(requests.ok)} of "
+            f"{format.counted(requests.decided, 'request')} succeeded ({share})."
+        )
+    good_requests = (
+        f"{format.count(goodput.good)} of {format.counted(goodput.counted, 'request')} "
+        f"({format.percent(goodput.share)})"
+    )
+    if goodput.met:
+        promises = " and ".join(term.promise for term in goodput.slo)
+        return f"SLO met: {promises or 'the promised share'}; {good_requests} were within every limit."
+    if goodput.undecided and not goodput.unfinished:
+        reasons = "; ".join(dict.fromkeys(f"{t.promise}: {t.undecided}" for t in goodput.slo if t.undecided))
+        return f"SLO undecided: no term is missed, and this run cannot decide every term ({reasons})."
+    if goodput.met is None:
+        return (
+            f"SLO undecided: {format.count(requests.unfinished)} of {format.counted(requests.scheduled, 'request')} "
+            f"were unfinished when the drain ended; {good_requests} of the others were within every limit. Give a "
+            "longer --grace, or none."
+        )
+    missed = [_missed_term(term) for term in goodput.slo if term.met is False]
+    if tasks_kept is not None and tasks_kept.met is False:
+        missed.append(f"only {kept}, {format.percent(tasks_kept.share_limit)} were promised")
+    if goodput.share_limit is not None and goodput.share is not None and goodput.share < goodput.share_limit:
+        missed.append(
+            f"only {good_requests} were within every limit, {format.percent(goodput.share_limit)} were promised"
+        )
+        return f"SLO missed: {'; '.join(missed)}."
+    if goodput.good is None:
+        return f"SLO missed: {'; '.join(missed)}."
+    return f"SLO missed: {'; '.join(missed)}; {good_requests} were within every limit."
+
+
+def _missed_term(term: TermResult) -> str:
+    name = slo.name(term.metric, term.quantile)
+    if term.value_ms is None:
+        return f"{name} falls on a failed request" if term.count else f"{name} was not measured"
+    return f"{name} is {format.milliseconds(term.value_ms)} ms, the limit {format.milliseconds(term.limit_ms)} ms"
+
+
+def shown_quantile(summary: Summary, metric: str, distribution: Distribution) -> str:
+    """The quantile to show for a metric: the one in the SLO; else p99, p95 or p90 if the samples suffice; else p50."""
+    promised = [term.quantile for term in summary.goodput.slo if term.metric == metric]
+    for name, p in (("p99_9", 0.999), ("p99", 0.99), ("p95", 0.95), ("p90", 0.9), ("p50", 0.5)):
+        if promised and promised[0] == p:
+            return name
+    return next((name for name in ("p99", "p95", "p90") if name in distribution.supported), "p50")
+
+
+def five(summary: Summary) -> tuple[Number, ...]:
+    """TTFT, TPOT, output tokens/s, completed requests/s, and the share within the SLO (without one: that succeeded)."""
+    tokens, load, goodput = summary.tokens, summary.load, summary.goodput
+    has_steady = tokens.steady_output_per_s is not None
+    output = tokens.steady_output_per_s if has_steady else tokens.output_per_s
+    output_per_gpu = tokens.steady_output_per_s_per_gpu if has_steady else tokens.output_per_s_per_gpu
+    per_gpu = f"{format.rate(output_per_gpu)} per GPU" if output_per_gpu is not None else ""
+    window = "while load was offered" if has_steady else "over the measured window"
+    completed = load.steady_completed_rps if load.steady_completed_rps is not None else load.completed_rps
+    good = goodput.rps if load.steady_completed_rps is None else goodput.steady_rps
+    # later requests of conversations are due when the earlier ones are answered: not a rate that was asked for
+    is_offered = load.offered_rps is not None and summary.sessions is None
+    offered = f"{format.rate(load.offered_rps)} offered" if is_offered else ""
+    in_flight = f"{format.quantity(load.in_flight_mean)} in flight"
+    if goodput.share is not None:
+        success = Number("Within the SLO", format.percent(goodput.share), "", f"goodput {format.rate(good)}")
+    else:
+        decided = summary.requests.decided
+        share = summary.requests.ok / decided if decided else None
+        success = Number(
+            "Succeeded", format.percent(share), "", f"{format.count(summary.requests.scheduled)} scheduled"
+        )
+    return (
+        _latency_number(summary, "ttft", "TTFT", summary.ttft_ms),
+        _latency_number(summary, "tpot", "TPOT", summary.tpot_ms),
+        Number("Output tokens", format.quantity(output), "/s", ", ".join(filter(None, (per_gpu, window)))),
+        Number("Completed", format.quantity(completed), "req/s", ", ".join(filter(None, (offered, in_flight)))),
+        success,
+    )
+
+
+def _latency_number(summary: Summary, metric: str, name: str, distribution: Distribution) -> Number:
+    quantile = shown_quantile(summary, metric, distribution)
+    value = quantile_ms(distribution, quantile)
+    beside = f"p50 {format.milliseconds(distribution.p50)} ms"
+    if quantile == "p50":
+        beside = format.counted(distribution.count, "sample")
+    if value.startswith("~"):
+        beside += f"; too few samples for {quantile}"
+    return Number(f"{name} {quantile.replace('_', '.')}", value, "ms", beside)
+
+
+# -- cells of tables -----------------------------------------------------------------------------------------------
+
+
+def quantile_ms(distribution: Distribution, quantile: str) -> str:
+    """A quantile in ms, marked with ~ when it has too few samples."""
+    value = getattr(distribution, quantile)
+    mark = "" if value is None or quantile in distribution.supported else "~"
+    return mark + format.milliseconds(value)
+
+
+def distribution_cells(distribution: Distribution, quantiles: Sequence[str]) -> tuple[str, ...]:
+    """The mean, these quantiles and the largest value in ms, and the number of samples."""
+    return (
+        format.milliseconds(distribution.mean),
+        *(quantile_ms(distribution, quantile) for quantile in quantiles),
+        format.milliseconds(distribution.max),
+        format.count(distribution.count),
+    )
+
+
+def needed(distributions: Sequence[Distribution], quantiles: Sequence[str]) -> str:
+    """The samples that the quantiles with a ~ need: `p99 662`; "" where none has it."""
+    unsupported = [q for q in quantiles if any(d.count and q not in d.supported for d in distributions)]
+    return ", ".join(f"{q.replace('_', '.')} {format.count(SUPPORT[q])}" for q in unsupported)
+
+
+def class_share(summary: Summary, part: ClassSummary) -> float | None:
+    """Which share of the measured starts a class had: single requests, conversations and tasks alike."""
+    total = sum(_starts(one) for one in summary.classes)
+    return _starts(part) / total if total else None
+
+
+def _starts(part: ClassSummary) -> int:
+    return part.requests.decided if part.starts is None else part.starts
+
+
+def class_term(term: TermResult) -> str:
+    """A term of a class and its value: `TTFT p99 at most 2,000 ms: 1,200`."""
+    value = term.undecided or (f"{format.milliseconds(term.value_ms)} ms" if term.value_ms is not None else "no answer")
+    return f"{term.promise}: {value}"
+
+
+def part_cells(part: StageSummary | TargetSummary | ClassSummary | ModelSummary) -> tuple[str, ...]:
+    """Requests ok and failed, requests/s, output tokens/s, p50 and p99 of TTFT and TPOT."""
+    return (
+        format.count(part.requests.ok),
+        format.count(part.requests.failed + part.requests.lost),
+        format.quantity(part.load.completed_rps),
+        format.quantity(part.tokens.output_per_s),
+        *(quantile_ms(d, quantile) for d in (part.ttft_ms, part.tpot_ms) for quantile in ("p50", "p99")),
+    )
+
+
+STEP_HEAD = ("asks", "ok", "failed", "requests/s", "E2E p50", "E2E p99", "TTFT p50", "tokens in", "out", "of the time")
+"""The columns of a table of the steps of tasks, behind the name of each."""
+
+
+STEPS_WORDS = "of the time: of tasks that ended ok, each instant of which belongs to the step that was waited for"
+
+
+def step_rows(summary: Summary) -> list[tuple[str, ...]]:
+    """One row for each step of the tasks, after the one for what passes before it: a tool, or a user who thinks."""
+    rows = []
+    for step in summary.steps:
+        name = f"{step.of_class}: {step.name}" if step.of_class else step.name
+        if step.pause:
+            quantiles = [quantile_ms(step.pause_ms, quantile) for quantile in ("p50", "p99")]
+            share = format.percent(step.pause_share)
+            none = format.NONE
+            rows.append((f"{step.pause}, before {name}", *[none] * 4, *quantiles, *[none] * 3, share))
+        asks = " ".join(filter(None, (step.kind, ", ".join(step.targets), step.model)))
+        rows.append((
+            name,
+            asks,
+            format.count(step.requests.ok),
+            format.count(step.requests.failed + step.requests.lost),
+            format.quantity(step.load.completed_rps),
+            *(quantile_ms(step.e2e_ms, quantile) for quantile in ("p50", "p99")),
+            quantile_ms(step.ttft_ms, "p50"),
+            format.count(step.tokens.input),
+            format.count(step.tokens.output) if step.kind == "chat" else format.NONE,
+            format.percent(step.time_share),
+        ))  # fmt: skip
+    return rows
+
+
+def target_name(part: TargetSummary) -> str:
+    """The name of a target, with its region where that is given."""
+    region = f" ({part.target.region})" if part.target.region else ""
+    return (part.target.name or part.target.url) + region
+
+
+def tasks(sessions: Sessions) -> list[list[str]]:
+    """What became of conversations and tasks, as lines of phrases: counts and times, waits and tokens, the promise."""
+    count, duration, goodput = format.count, sessions.duration_ms, sessions.goodput
+    beside = [f"{count(sessions.cut)} cut short by the end of the load or of the drain"] if sessions.cut else []
+    beside += [f"{count(sessions.abandoned)} abandoned by their users"] if sessions.abandoned else []
+    done = f"{count(sessions.ok)} of {count(sessions.count)} ok"
+    done += f" (+ {', '.join(beside)})" if beside else ""
+    times = f"p50 {_seconds(duration, 'p50')}, p95 {_seconds(duration, 'p95')} each"
+    lines = [[done, format.rate(sessions.ok_per_s), times]]
+    if sessions.requests is not None:
+        waited, longest = sessions.wait_ms, sessions.longest_wait_ms
+        cached = "" if sessions.cached_tokens is None else f" ({format.quantity(sessions.cached_tokens)} cached)"
+        waits = f"p50 {_seconds(waited, 'p50')} in all, longest wait p95 {_seconds(longest, 'p95')}"
+        lines.append(
+            [
+                f"waited for first tokens {waits}",
+                f"each {format.quantity(sessions.requests)} requests, {format.quantity(sessions.input_tokens)} prompt"
+                f"{cached} and {format.quantity(sessions.output_tokens)} output tokens",
+            ]
+        )
+    if goodput is not None:
+        shares = f"{format.percent(goodput.share)}, promised {format.percent(goodput.share_limit)}"
+        good = f"{count(goodput.good)} of {count(sessions.count)} {_promised(goodput)} ({shares})"
+        lines.append([f"SLO {met_word(goodput.met)}: {good}", f"goodput {format.rate(goodput.rps)}"])
+    return lines
+
+
+def _promised(goodput: TaskGoodput) -> str:
+    return slo.task_promise(goodput.within_ms, goodput.wait_ms)
+
+
+def _seconds(distribution: Distribution, quantile: str) -> str:
+    """A quantile in seconds, with a ~ where there are too few samples for it."""
+    value = getattr(distribution, quantile)
+    doubt = "~" if distribution.count and quantile not in distribution.supported else ""
+    return doubt + format.duration(None if value is None else value / 1000)
+
+
+def request_counts(summary: Summary) -> list[str]:
+    """How many requests were scheduled, and how many came to which end."""
+    requests = summary.requests
+    counts = [
+        f"{format.count(getattr(requests, status))} {status}"
+        for status in ("scheduled", "ok", "failed", "dropped", "cancelled", "unfinished", "lost", "resent")
+        if status in ("scheduled", "ok", "failed") or getattr(requests, status)
+    ]
+    if summary.warmup.scheduled:
+        counts[-1] += f" (+ {format.count(summary.warmup.scheduled)} of warm-up, not counted)"
+    return counts
+
+
+def client_use(summary: Summary) -> list[str]:
+    """What the load generator itself used: workers, CPU, memory, bytes."""
+    client = summary.client
+    used = [format.counted(client.workers, "worker")]
+    if client.cpu_s is not None:
+        used.append(f"{format.quantity(client.cpu_s)} CPU-s")
+    if client.cpu_share_max is not None:
+        used.append(f"busiest second {format.percent(client.cpu_share_max)} of a core")
+    if client.waited_share_max is not None and client.waited_share_max > WAITED_SHARE:
+        used.append(f"in its worst second other processes held its core for {format.percent(client.waited_share_max)}")
+    if client.peak_rss_bytes is not None:
+        used.append(f"{format.size(client.peak_rss_bytes)} at most")
+    return [*used, f"{format.size(summary.bytes.sent)} sent", f"{format.size(summary.bytes.received)} received"]
+
+
+def latencies(summary: Summary) -> list[tuple[str, Distribution]]:
+    """The latencies of a run by name, in the order of a table."""
+    has_reasoning = summary.first_answer_ms.p50 != summary.ttft_ms.p50
+    return [
+        ("TTFT", summary.ttft_ms),
+        ("TTFT from sent", summary.ttft_from_sent_ms),
+        *([("First answer", summary.first_answer_ms)] if has_reasoning else []),
+        ("TPOT", summary.tpot_ms),
+        ("Gap between events", summary.inter_chunk_ms) if summary.itl_ms is None else ("ITL", summary.itl_ms),
+        ("Largest gap", summary.max_gap_ms),
+        ("E2E", summary.e2e_ms),
+    ]
+
+
+def about_latency(summary: Summary) -> Iterator[str]:
+    """What a table of latencies does not show by itself."""
+    if summary.itl_ms is None and summary.inter_chunk_ms.count and "itl" not in summary.unsound:
+        yield f"No inter-token latency is given: {summary.itl_absent}."
+    if summary.run.api in ("embeddings", "rerank"):
+        yield f"An answer of {summary.run.api} comes whole and has no tokens: its latency is E2E, and there is no TTFT."
+    elif not summary.run.stream:
+        yield "Answers were not streamed: TTFT is the whole answer, and there is no TPOT."
+    elif summary.tpot_undefined:
+        yield f"{format.counted(summary.tpot_undefined, 'answer was', 'answers were')} too short to have a TPOT."
+    if summary.stalls.requests:
+        over = format.duration(summary.stalls.over_ms / 1000)
+        share = format.percent(summary.stalls.share)
+        yield f"{format.counted(summary.stalls.requests, 'answer')} ({share}) stood still for more than {over}."

@@ -1,0 +1,57 @@
+"""The outcome of runs for build servers: JUnit test cases, and Markdown for the summary page of a step. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loadgen.core import format
+from loadgen.core.metrics.summary import Summary
+from loadgen.present import table
+from loadgen.present.junit import OF_MET, Case, Outcome
+from loadgen.runs import text
+from loadgen.runs.headline import met_word, term_cells
+
+Named = Sequence[tuple[str, "Summary"]]
+"""Runs, each with its name."""
+
+
+def cases(named: Named, *, strict: bool = False) -> list[Case]:
+    """Of each run: whether it is valid, and each SLO term. Of a run that is not valid no term is judged.
+
+    `strict`: a term that the run cannot decide is an error.
+    """
+    found = []
+    for name, summary in named:
+        group, verdict = f"loadgen.{name}", summary.verdict
+        valid: Outcome = "passed" if verdict.valid else "error"
+        found.append(Case(name="the measurement is valid", group=group, outcome=valid, text="\n".join(verdict.reasons)))
+        for term in summary.goodput.slo:
+            _, value, over = term_cells(term, "over")
+            said = "\n".join(filter(None, (f"{value}, {over}", term.undecided)))
+            if not verdict.valid:
+                found.append(Case(name=term.promise, group=group, outcome="skipped", text="the run is not valid"))
+            elif term.met is None and strict:
+                found.append(Case(name=term.promise, group=group, outcome="error", text=said))
+            else:
+                found.append(Case(name=term.promise, group=group, outcome=OF_MET[term.met], text=said))
+        goodput = summary.goodput
+        if goodput.share_limit is not None and verdict.valid:
+            promise = f"goodput at least {format.percent(goodput.share_limit)}"
+            met = None if goodput.share is None else goodput.share >= goodput.share_limit
+            found.append(Case(name=promise, group=group, outcome=OF_MET[met], text=format.percent(goodput.share)))
+    return found
+
+
+def markdown(named: Named) -> str:
+    """What a reader of a build wants first: verdict and SLO of each run; the whole report below, folded."""
+    parts = []
+    for name, summary in named:
+        verdict = "VALID" if summary.verdict.valid else "INVALID"
+        slo = f", SLO {met_word(summary.goodput.met)}" if summary.goodput.has_slo else ""
+        parts.append(f"### loadgen: {name}: {verdict}{slo}\n")
+        parts += [f"- {reason}" for reason in summary.verdict.reasons]
+        rows = [(*term_cells(term, "over"), met_word(term.met)) for term in summary.goodput.slo]
+        if rows:
+            parts += ["", table.markdown(("SLO", "measured", "over", ""), rows)]
+        parts.append(f"\n<details><summary>Report</summary>\n\n```text\n{text.render(summary)}```\n\n</details>\n")
+    return "\n".join(parts)

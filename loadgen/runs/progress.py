@@ -1,0 +1,153 @@
+"""Progress on stderr: a line that is rewritten on a terminal, else a line every 10 s, for people or as JSON. IO.
+
+Without `--progress plain`, a terminal shows the dashboard (`dashboard.py`) of a run instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import sys
+from collections.abc import Callable, Mapping
+from time import monotonic_ns
+from typing import Any, TextIO
+
+from loadgen.core import format
+from loadgen.core.execution.events import Counters
+
+EVERY_S = 0.5
+LINE_EVERY_S = 10.0  # where the line cannot be rewritten
+SHORTEST_S = 5.0  # steps that took less together need no forecast
+
+
+def draining(in_flight: int, left_s: float | None) -> str:
+    """Words for the time after the load: what the run waits for, for how long at most, and how to end it."""
+    most = "" if left_s is None else f", at most {format.duration(max(left_s, 0.0))} more"
+    return f"draining: {format.count(in_flight)} in flight{most}; Ctrl-C ends it"
+
+
+class Progress:
+    """Writes what was counted so far again and again: a line over itself on a terminal, else a line below the last.
+
+    `as_json`: every line is a JSON object, `{"progress": {...}}`.
+    """
+
+    def __init__(
+        self,
+        total: int | None,
+        horizon_ns: int | None,
+        out: TextIO | None = None,
+        *,
+        drain_ns: int | None = None,
+        as_json: bool = False,
+    ) -> None:
+        self._drain_ns = drain_ns
+        self._total, self._horizon_ns, self._out = total, horizon_ns, out or sys.stderr
+        self._as_json = as_json
+        self._is_rewritten = self._out.isatty() and not as_json
+        self._last_events = 0
+        self._last_ns = self._began_ns = monotonic_ns()
+        self._handle: asyncio.TimerHandle | None = None
+
+    def follow(self, counters: Callable[[], Counters]) -> None:
+        """Show these counters from now on, until the event loop ends or `clear` is called."""
+        every_s = EVERY_S if self._is_rewritten else LINE_EVERY_S
+        loop = asyncio.get_running_loop()
+
+        def show() -> None:
+            facts = self.facts(counters(), monotonic_ns())
+            line = json.dumps({"progress": facts}) if self._as_json else words(facts)
+            self._out.write("\r\x1b[K" + line if self._is_rewritten else line + "\n")
+            self._out.flush()
+            self._handle = loop.call_later(every_s, show)
+
+        self._handle = loop.call_later(every_s, show)
+
+    def clear(self) -> None:
+        """Stop, and erase the line on a terminal."""
+        if self._handle is not None:
+            self._handle.cancel()
+            if self._is_rewritten:
+                self._out.write("\r\x1b[K")
+                self._out.flush()
+
+    def facts(self, counters: Counters, now: int) -> dict[str, Any]:
+        """What is known at `now`, ns on the monotonic clock. The rate covers the time since the last call.
+
+        `left_s`: of the load; below 0 it is over. `drain_left_s`: how long requests in flight may still go on.
+        """
+        span_s = max(now - self._last_ns, 1) / 1e9
+        rate = (counters.events - self._last_events) / span_s
+        self._last_events, self._last_ns = counters.events, now
+        left_s = None if self._horizon_ns is None else (self._began_ns + self._horizon_ns - now) / 1e9
+        drain_left_s = None if self._drain_ns is None or left_s is None else self._drain_ns / 1e9 + left_s
+        ordered = sorted(counters.recent_ttft_ns)
+        return {
+            "elapsed_s": round((now - self._began_ns) / 1e9, 1),
+            "done": counters.ok + counters.failed + counters.dropped,
+            "planned": self._total,
+            "in_flight": counters.in_flight,
+            "events_per_s": round(rate, 1),
+            "ttft_p50_ms": ordered[len(ordered) // 2] / 1e6 if ordered else None,
+            "ttft_p99_ms": ordered[int(len(ordered) * 0.99)] / 1e6 if ordered else None,
+            "failed": counters.failed,
+            "dropped": counters.dropped,
+            "left_s": None if left_s is None else round(left_s, 1),
+            "drain_left_s": None if drain_left_s is None else round(drain_left_s, 1),
+        }
+
+
+def words(facts: Mapping[str, Any]) -> str:
+    """The progress line."""
+    planned = f"/{facts['planned']:,}" if facts["planned"] is not None else ""
+    parts = [f"{facts['done']:,}{planned} done", f"{facts['in_flight']:,} in flight"]
+    parts.append(f"{facts['events_per_s']:,.0f} events/s")
+    if facts["ttft_p50_ms"] is not None:
+        parts.append(f"TTFT p50 {facts['ttft_p50_ms']:,.1f} p99 {facts['ttft_p99_ms']:,.1f} ms")
+    parts += [f"{facts[name]:,} {name}" for name in ("failed", "dropped") if facts[name]]
+    if facts["left_s"] is not None:
+        over = facts["left_s"] <= 0
+        parts.append(draining(facts["in_flight"], facts["drain_left_s"]) if over else f"{facts['left_s']:,.0f} s left")
+    return " · ".join(parts)
+
+
+class Steps:
+    """The steps of a sweep, a search or a validation: which of how many, and how long those left may take.
+
+    `of`: how many there are; `at_most`: there may be fewer.
+    """
+
+    def __init__(self, of: int, *, at_most: bool = False) -> None:
+        self._of, self._at_most = of, at_most
+        self._number = 0
+        self._began_ns = monotonic_ns()
+
+    @property
+    def spent_s(self) -> float:
+        """Time since the first."""
+        return (monotonic_ns() - self._began_ns) / 1e9
+
+    def next(self) -> dict[str, Any]:
+        """The step that begins now. `left_s`: with it, by the mean of those before it; None where none was timed."""
+        spent_s = self.spent_s
+        self._number += 1
+        before = self._number - 1
+        left_s = None if not before else spent_s / before * (self._of - before)
+        return {
+            "step": self._number,
+            "of": self._of,
+            "at_most": self._at_most,
+            "elapsed_s": round(spent_s, 1),
+            "left_s": None if left_s is None or spent_s < SHORTEST_S else round(left_s, 1),
+        }
+
+
+def step_words(name: str, step: Mapping[str, Any]) -> str:
+    """`c8: 3 of 6, about 12m left, until 14:32`."""
+    most = "at most " if step["at_most"] else ""
+    text = f"{name}: {step['step']} of {most}{step['of']}"
+    if step["left_s"] is None:
+        return text
+    end = datetime.datetime.now() + datetime.timedelta(seconds=step["left_s"])
+    return f"{text}, {most or 'about '}{format.duration(step['left_s'])} left, until {end:%H:%M}"

@@ -1,0 +1,303 @@
+"""What commands print besides their answers: the first lines of a run, its progress, files that were changed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from loadgen.core import format, seeds
+from loadgen.core.errors import Fault, Faults
+from loadgen.core.execution import lane_start, steering
+from loadgen.core.execution.events import (
+    LoadStarted,
+    ProbeWaits,
+    RunEnded,
+    RunEvent,
+    RunningLoad,
+    RunPlanned,
+    StepBegun,
+    WorkersPlaced,
+)
+from loadgen.core.execution.run_header import bounds_of, forecast_of
+from loadgen.core.schedule.forecast import Forecast, total
+from loadgen.runs import text
+from loadgen.runs.progress import SHORTEST_S, Progress, Steps, step_words
+from loadgen.search.experiment import figures
+from loadgen.shell.output import say
+
+if TYPE_CHECKING:
+    from loadgen.core.execution.plan import Settings
+    from loadgen.core.followers.reader_process import ReaderProcess
+    from loadgen.core.metrics.summary import Summary
+    from loadgen.core.results.manifest import Cluster, TargetFacts
+    from loadgen.core.workload import Workload
+    from loadgen.pricing.budget import Budget
+
+LONG_S = 60.0  # of a run: from here on it is said before what it will send
+
+
+def print_plans(workloads: Iterable[Workload], settings: Settings, budget: Budget | None) -> int:
+    """Print what would be sent and, where there are prices, what it would cost; for --dry-run.
+
+    Raises UserError where all of it goes over the limit of money, and Faults where the target takes no such requests.
+    """
+    from loadgen.core.execution.run_header import describe
+
+    refused: dict[str, Fault] = {}
+    loads = []
+    for workload in workloads:
+        described = describe(workload, settings)
+        loads.append(described.load)
+        print(described.text)
+        if budget is not None:
+            cost = budget.cost(described.load, _targets(settings))
+            print(
+                "cost: known once the target was probed"
+                if cost is None
+                else f"cost: about {_money(budget, cost, settings)}"
+            )
+        if described.refused is not None:
+            refused.setdefault(str(described.refused), described.refused)
+    if refused:
+        raise Faults(list(refused.values()))
+    if budget is not None and (cost := _cost_of_all(budget, loads, settings)) is not None:
+        if len(loads) > 1:
+            print(f"cost of all {len(loads)} runs: about {_money(budget, cost, settings)}")
+        if not settings.virtual:
+            budget.admit(cost, "this run" if len(loads) == 1 else f"these {len(loads)} runs")
+    return 0
+
+
+def _money(budget: Budget, cost: Decimal, settings: Settings) -> str:
+    return f"{budget.words(cost)}{' on a real server: virtual time costs nothing' if settings.virtual else ''}"
+
+
+def _cost_of_all(budget: Budget, loads: Sequence[Forecast], settings: Settings) -> Decimal | None:
+    """What several loads cost together; None where it is not known of each before its target was probed."""
+    costs = [budget.cost(load, _targets(settings)) for load in loads]
+    return None if None in costs else sum(filter(None, costs), Decimal())
+
+
+def _targets(settings: Settings) -> list[TargetFacts]:
+    """What is known of the targets before they were asked."""
+    from loadgen.core.results.manifest import TargetFacts
+
+    model = settings.model or ""
+    return [
+        TargetFacts(url=one.url, server="", model=model, gpus=one.gpus, shape=one.shape, region=one.region)
+        for one in settings.endpoints
+    ]
+
+
+class Show:
+    """Hears the runs of one command: their first lines and their progress go to stderr.
+
+    `progress`: auto (a live view on a terminal, else a line every 10 s), plain (a line), json or off. `quiet`: of the
+    runs of a search, no first lines. `followers`: what else is started beside each run, given its folder.
+    """
+
+    def __init__(
+        self,
+        progress: str = "auto",
+        *,
+        quiet: bool = False,
+        budget: Budget | None = None,
+        followers: Sequence[Callable[[Path], ReaderProcess]] = (),
+    ) -> None:
+        self._form, self._quiet, self._followers = progress, quiet, followers
+        self._budget = budget
+        self._cost_so_far: Callable[[], Decimal] = Decimal
+        self._steps: Steps | None = None
+        self._done: list[Summary] = []
+        self._progress: Progress | None = None
+        self._beside: list[ReaderProcess] = []
+        self._printed: set[str] = set()
+
+    def expect(self, workloads: Sequence[Workload], settings: Settings) -> None:
+        """Say what several runs will send and cost together, before the first; nothing of runs in virtual time.
+
+        Raises UserError where together they go over the limit of money. What a closed loop will cost is known only when
+        its target was probed: such runs are refused one by one.
+        """
+        from loadgen.core.execution.run_header import describe
+
+        if settings.virtual or len(workloads) < 2:
+            return
+        loads = [describe(workload, settings).load for workload in workloads]
+        whole = total(loads)
+        cost = None if self._budget is None else _cost_of_all(self._budget, loads, settings)
+        money = ""
+        if self._budget is not None and cost is not None:
+            self._budget.admit(cost, f"these {len(loads)} runs")
+            money = f", {self._budget.words(cost)}"
+        if money or (whole.seconds or LONG_S) >= LONG_S:
+            say(f"expected in all: {format.counted(len(loads), 'run')}, about {whole.words}{money}")
+
+    def begin(self, of: int, *, at_most: bool = False) -> None:
+        """Several runs follow, each after `step`."""
+        self._steps = Steps(of, at_most=at_most)
+
+    def step(self, name: str) -> None:
+        """Say which of the runs comes next, and how long those left may take."""
+        if self._steps is None or self._form == "off":
+            return
+        step = self._steps.next()
+        say(json.dumps({"step": {"name": name} | step}) if self._form == "json" else step_words(name, step))
+
+    def finished(self, summary: Summary) -> None:
+        """One of the runs is done: the table so far, where the runs are long enough to wait for."""
+        self._done.append(summary)
+        if self._form == "json":
+            verdict = {"run": summary.run.id, "valid": summary.verdict.valid, "slo_met": summary.goodput.met}
+            say(json.dumps({"finished": verdict | figures(summary)}))
+        elif self._form != "off" and self._steps is not None and self._steps.spent_s >= SHORTEST_S:
+            say(text.render_levels(self._done).rstrip())
+
+    def hear(self, event: RunEvent) -> None:
+        match event:
+            case ProbeWaits(targets, timeout_s):
+                say(f"waiting for the first answer of {targets}; it may take {timeout_s:g} s (--timeout)")
+            case RunPlanned():
+                self._announce(event)
+                self._forecast(event)
+                self._begin(event)
+            case WorkersPlaced(cluster):
+                self._announce_cluster(cluster)
+            case LoadStarted():
+                for process in self._beside:
+                    process.begin(event.start_ns)
+                if self._progress is not None:
+                    self._progress.follow(event.load.counters)
+                if self._budget is not None:
+                    self._follow_cost(event.load, self._budget)
+            case StepBegun(stages, _):
+                from loadgen.core.execution.run_header import words
+
+                say(f"now: {words(stages[-1].arrival)} ({stages[-1].name})")
+            case RunEnded(stored):
+                if self._budget is not None:
+                    self._budget.spent += self._cost_so_far()
+                    self._cost_so_far = Decimal
+                if self._progress is not None:
+                    self._progress.clear()
+                while self._beside:
+                    self._beside.pop().close()
+                self._progress = None
+                if stored:
+                    say(f"stored in {stored}")
+
+    def _forecast(self, planned: RunPlanned) -> None:
+        """Say what a run will send and cost, where it is long or paid. Raises UserError over the limit of money."""
+        plan, header = planned
+        virtual = plan.job.settings.virtual
+        if virtual and self._budget is None:
+            return
+        load = forecast_of(plan)
+        if self._budget is not None:
+            self._planned = load, header.targets
+        if plan.steering is not None:  # what it will send is known while it goes
+            return
+        cost = None
+        if self._budget is not None:
+            cost = self._budget.cost(load, header.targets)
+            if not virtual:
+                self._budget.admit(cost or Decimal())
+        if self._budget is not None or (not self._quiet and (load.seconds or LONG_S) >= LONG_S):
+            money = ""
+            if self._budget is not None and cost is not None:
+                money = f", {_money(self._budget, cost, plan.job.settings)}"
+            say(f"expected: about {load.words}{money}")
+
+    def _follow_cost(self, load: RunningLoad, budget: Budget) -> None:
+        """Count what a load has cost so far, and stop it where the limit is reached."""
+        planned, targets = self._planned
+        loop = asyncio.get_running_loop()
+        began_s = monotonic()
+
+        def so_far() -> Decimal:
+            counters, seconds = load.counters(), monotonic() - began_s
+            tokens = counters.events / max(counters.sent, 1)
+            sent = planned._replace(requests=float(counters.sent), seconds=seconds, output_tokens=tokens)
+            return budget.cost(sent, targets) or Decimal()
+
+        def look() -> None:
+            if budget.limit is not None and budget.spent + so_far() >= budget.limit:
+                say(f"stopped: the load has cost {budget.words(budget.spent + so_far())} (--max-cost)")
+                load.stop()
+            else:
+                loop.call_later(1.0, look)
+
+        self._cost_so_far = so_far
+        loop.call_soon(look)
+
+    def _begin(self, planned: RunPlanned) -> None:
+        """Open what shows the progress of a run."""
+        (plan, header), timetable = planned, planned.plan.timetable
+        if header.client == "virtual":  # which is too fast to be watched
+            return
+        self._beside += [follow(plan.job.folder) for follow in self._followers]
+        if self._form == "off":
+            return
+        if self._form == "auto" and sys.stderr.isatty() and not self._quiet:
+            from loadgen.runs.dashboard import Dashboard
+
+            self._beside.append(Dashboard(plan.job.folder))
+            return
+        drain_ns = None if header.grace_s is None else round(header.grace_s * 1e9)
+        as_json = self._form == "json"
+        ends = (None, None) if plan.steering is not None else (timetable.slots, timetable.horizon_ns)
+        self._progress = Progress(*ends, drain_ns=drain_ns, as_json=as_json)
+
+    def _announce(self, planned: RunPlanned) -> None:
+        plan, header = planned
+        if self._quiet:
+            return
+        if plan.job.simulated and not plan.job.settings.virtual and os.environ.get("OPENAI_BASE_URL"):
+            self._say_once("note: OPENAI_BASE_URL is set and not used: only --url sends load to a server")
+        target, *other_targets = header.targets
+        target_text = target.url
+        if target.simulated:
+            target_text = f"{target.name} (a SIMULATED server, not a measurement of any real one)"
+        self._say_once(f"target: {target_text}, model {target.model}, server {target.server}, api {header.api}")
+        for other in other_targets:
+            own = f"{other.serves} of the tasks: {other.url}, model {other.model}, server {other.server}"
+            self._say_once(f"        {own if other.serves else other.name or other.url}")
+        if header.adaptive is not None:
+            say(f"load: {steering.words(header.adaptive)}")
+        for index, stage in enumerate(() if header.adaptive is not None else header.stages):
+            bounds = bounds_of(stage, plan.timetable, index, plan.job.workload)
+            note = "" if stage.measured else ", warm-up, not measured"
+            if stage.name == lane_start.FIRST_ROUND:
+                bounds, note = ["the first request of each lane"], ", not measured"
+            if begin := lane_start.words(stage.ramp_s, stage.ramp_from, stage.concurrency):
+                note += f"; {begin}"
+            say(f"load: {stage.arrival}: {', '.join(bounds)}{note}")
+        for target in header.targets:
+            if target.software:
+                self._say_once(f"software: {', '.join(target.software)}")
+        for head, texts in format.said(header.metadata).items():
+            self._say_once(f"{head.lower()}: {', '.join(texts)}")
+        if header.server_pages is not None:
+            self._say_once(f"server metrics: {', '.join(header.server_pages) or 'none'}")
+        for note in header.notes:
+            self._say_once(f"note: {note}")
+        say(f"{seeds.words(header.seed, header.salt)}  results: {plan.job.folder}")
+
+    def _say_once(self, line: str) -> None:
+        """Print a line that is equal for every level only once."""
+        if line not in self._printed:
+            self._printed.add(line)
+            say(line)
+
+    def _announce_cluster(self, cluster: Cluster) -> None:
+        nodes = ", ".join(dict.fromkeys(f"{worker.node} ({worker.address})" for worker in cluster.workers))
+        workers, hosts = format.counted(len(cluster.workers), "worker"), format.counted(cluster.nodes, "node")
+        say(f"cluster: {workers} on {hosts}: {nodes}")
+        say(f"start: common to all workers within ±{cluster.start_bound_ms:.3f} ms, by exchanges with their clocks")

@@ -1,0 +1,312 @@
+"""`loadgen search`: find the highest load at which an SLO holds. Parses flags, runs the trials, prints the answer."""
+
+from __future__ import annotations
+
+import math
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from loadgen.core import errors, format, units
+from loadgen.core.errors import Fault, Faults, TargetError, UserError, collecting
+from loadgen.core.execution.options import typed
+from loadgen.shell.options import Given, OneWorkload, new_folder, takes, typed_again
+from loadgen.shell.output import say
+
+if TYPE_CHECKING:
+    from loadgen.core.execution.plan import Settings
+    from loadgen.core.slo import Slo
+    from loadgen.runs.show import Show
+    from loadgen.search.experiment import ExperimentPlan
+    from loadgen.search.load_search import LoadSearch, SearchAnswer
+    from loadgen.search.trials import Trials
+
+Sustain = Annotated[
+    bool | None,
+    typer.Option(
+        "--sustain/--no-sustain",
+        help="Also confirm the load in a run twice as long, in which nothing may grow: else the peak is by the rules "
+        "only.",
+        show_default="--sustain in virtual time",
+    ),
+]
+RunSpread = Annotated[
+    str | None,
+    typer.Option("--run-spread", help="Variation of the server from run to run, as known from repeats: 3%."),
+]
+OF_A_PROBE = (
+    "concurrency_ramp", "max_in_flight", "timeout", "stall_timeout", "input_tokens", "output_tokens",
+)  # fmt: skip
+"""Options that change what a probe is: part of what makes two searches the same."""
+
+
+@takes(
+    without=(
+        "trace_speed", "trace_loop", "request_rate", "concurrency", "burstiness", "num_requests", "warmup",
+        "num_warmups", "schedule_seed", "keep",
+        "repeat", "repeat_most", "repeat_within", "repeat_pause",
+    ),
+    duration={"help": "Full length of a probe.", "default": "600s", "shown": ""},
+    seed="Of the search; every probe derives its own.",
+    out="Folder of the search.",
+)  # fmt: skip
+def search(
+    given: Given,
+    workload: OneWorkload = None,
+    percentile: Annotated[
+        str | None, typer.Option("--percentile", help="Of every --slo term that names none: 99, 95, 99.9.")
+    ] = None,
+    over: Annotated[str, typer.Option("--over", help="rate (open loop), or concurrency (closed loop).")] = "rate",
+    low: Annotated[float | None, typer.Option("--low", min=0, help="Not below this load.")] = None,
+    high: Annotated[float | None, typer.Option("--high", min=0, help="Not above this load.")] = None,
+    start: Annotated[float | None, typer.Option("--start", min=0, help="First load, without --low and --high.")] = None,
+    precision: Annotated[
+        float, typer.Option("--precision", min=0.002, max=0.5, help="Half width of the interval, as a share.")
+    ] = 0.02,
+    max_probes: Annotated[int, typer.Option("--max-probes", min=1, help="Probes at most.")] = 40,
+    max_time: Annotated[
+        str | None, typer.Option("--max-time", help="Time of all probes together, at most: 2h, 90m.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Folder of a search that is not finished: go on, without its flags.")
+    ] = None,
+    sustain: Sustain = None,
+    run_spread: RunSpread = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print search.json instead of the table.")] = False,
+) -> int:
+    """Find the highest rate (or concurrency) at which every SLO term holds at its percentile, with an interval.
+
+    Exit: 0 found, 1 no load holds or not confirmed, 2 wrong usage, 3 a probe was not valid, 130 interrupted.
+
+    Example: loadgen search rag --url http://HOST:8000 --slo ttft:2s --slo tpot:50ms -d 5m
+    """
+    from loadgen.core.execution import run_header
+    from loadgen.core.execution.folder_names import alone
+    from loadgen.core.schedule import chains
+    from loadgen.core.workload import Closed
+    from loadgen.search import experiment, trials
+    from loadgen.search.load_search import LoadSearch
+    from loadgen.search.watch import Goal
+
+    own_workload = (workload, given["trace"], given["dataset"], given["input_tokens"]) != (None,) * 4
+    if resume is not None and not own_workload and (command := experiment.plan_of(resume).command):
+        return given.call(typed_again(command[1:], given.arguments))
+    faults: list[Fault] = []
+    trial_ns, longest_s = 0, None
+    closed = over == "concurrency"
+    first_load = start or low or 1.0
+    terms = tuple(
+        term if percentile is None or term.count(":") != 1 or term.startswith("goodput") else f"{term}:p{percentile}"
+        for term in given["slo"] or ()
+    )
+    at_first_load: Any = {"concurrency": max(1, round(first_load))} if closed else {"request_rate": first_load}
+    with collecting(faults):
+        settings = given.settings()
+        spread = spread_of_runs(run_spread, settings)
+    if over not in ("rate", "concurrency"):
+        faults.append(
+            UserError("unknown_name", f"nothing to search over: {over!r}", "--over", "known: rate, concurrency")
+        )
+    with collecting(faults):
+        checked = given.workload(workload, slo=terms, warmup=0, **at_first_load)
+        slo_of_workload = checked.slo
+        if slo_of_workload is None:
+            raise UserError(
+                "no_slo", "no SLO to search under", workload or "loadgen search", "give --slo ttft:2s --slo tpot:200ms"
+            )
+    with collecting(faults):
+        trial_ns = typed("--duration", given["duration"], partial(units.duration_ns, bare="s")) or 0
+    with collecting(faults):
+        longest_s = typed("--max-time", max_time, units.seconds)
+    if low and high and low >= high:
+        faults.append(
+            UserError("out_of_range", "the lowest load is not below the highest", f"--low {low:g} --high {high:g}", "")
+        )
+    if resume is not None:
+        with collecting(faults):
+            experiment.plan_of(resume)
+    if faults:
+        raise Faults(faults)
+    judged, why = run_header.judged_slo(slo_of_workload, settings)
+    if judged is None:
+        raise UserError(
+            "no_slo", f"nothing of the SLO can be judged. {next(iter(why))}", f"--api {settings.api}", "--slo e2e:500ms"
+        )
+    trial_workload = trials.probing(checked, trial_ns)
+    if resume is None:
+        given.make_room(settings.out)
+    folder = resume or settings.out or new_folder(f"search-{checked.name}")
+    lowest = 1.0 if closed else low or min(first_load, 1e-3)
+    trial_runner = trials.Trials(
+        folder=folder,
+        goal=Goal(slo=judged),
+        make=lambda ask: trials.loaded(trials.lasting(trial_workload, ask.lengths), ask.load),
+        settings=settings,
+        seed=experiment.seed_of(folder, checked.seed),
+    )
+    has_bounds = low is not None and high is not None
+    load_search = LoadSearch(
+        low=float(math.ceil(max(1.0, low or 1.0))) if closed else lowest,
+        high=float(max(1, math.floor(high or 1e6))) if closed else high or 1e6,
+        start=None if has_bounds else first_load,
+        precision=precision,
+        most_probes=max_probes,
+        most_s=longest_s,
+        whole=closed or any(isinstance(stage.arrival, Closed) for stage in trial_workload.stages),
+        longer=longer(sustain, settings),
+        run_spread=spread,
+    )
+    grace_s = f"{checked.grace_ns / 1e9:g} s" if given["grace"] and checked.grace_ns is not None else None
+    flags = {"slo": _slo_text(slo_of_workload), "duration": f"{trial_ns / 1e9:g} s"}
+    flags |= {"limit": ", ".join(given["limit"])} if given["limit"] else {}
+    flags |= {"grace": grace_s} if grace_s else {}
+    flags |= {name: given[name] for name in OF_A_PROBE if given[name] is not None}
+    plan = experiment.ExperimentPlan(
+        by="search",
+        kind="concurrency" if closed else "request_rate",
+        workload=workload or str(given["trace"] or given["dataset"] or checked.name),
+        source_text=checked.source_text,
+        target=settings.shown,
+        metadata=dict(settings.metadata),
+        flags=flags,
+        seed=trial_runner.seed,
+        command=settings.command,
+    )
+    show = given.show(quiet=True)
+    with alone(folder):
+        return perform(
+            load_search,
+            trial_runner,
+            plan,
+            show,
+            unit=experiment.unit_of(plan, chained=chains.of_requests(trial_workload.requests, 0).turns > 1),
+            as_json=as_json,
+            trial_s=trial_ns / 1e9,
+        )
+
+
+def longer(sustain: bool | None, settings: Settings) -> float:
+    """The value of `LoadSearch.longer`: 1 where no longer confirmation is wanted."""
+    from loadgen.core.metrics.sustainable import LONGER
+
+    return LONGER if (settings.virtual if sustain is None else sustain) else 1.0
+
+
+def spread_of_runs(text: str | None, settings: Settings) -> float | None:
+    """The value of `LoadSearch.run_spread`. Raises UserError.
+
+    None: not told, to be learned. In virtual time a run repeats itself: 0.
+    """
+    share = typed("--run-spread", text, units.share)
+    if share is None:
+        return 0.0 if settings.virtual else None
+    if not 0 <= share <= 0.2:
+        raise UserError("out_of_range", "a variation of more than 20 %", f"--run-spread {text}", "a share, like 3%")
+    return share
+
+
+def _slo_text(slo: Slo) -> str:
+    """The SLO as text: ttft p99 2000 ms, tpot p99 200 ms."""
+    terms = [f"{term.metric} p{term.quantile * 100:g} {term.limit_ns / 1e6:g} ms" for term in slo.terms]
+    return ", ".join([*terms, *([f"goodput {slo.goodput_share:.6g}"] if slo.goodput_share is not None else [])])
+
+
+def perform(
+    load_search: LoadSearch,
+    trial_runner: Trials,
+    plan: ExperimentPlan,
+    show: Show,
+    *,
+    unit: str,
+    as_json: bool,
+    trial_s: float,
+    silent: bool = False,
+) -> int:
+    """Run trials until the search needs no more, print the answer and return the exit code.
+
+    Continues from the trials already in the folder, which the caller has taken (`folder_names.alone`). trial_s: length
+    of the load of a probe. silent: print no answer on stdout.
+    """
+    from loadgen.search import experiment
+    from loadgen.search import text as report
+    from loadgen.search.load_search import resume
+    from loadgen.search.trials import Interrupted
+
+    earlier_trials = experiment.begin(trial_runner.folder, plan)
+    resume(load_search, earlier_trials)
+    if earlier_trials:
+        say(
+            f"going on with {trial_runner.folder}: {format.counted(len(earlier_trials), 'probe is', 'probes are')} done"
+        )
+    simulated = trial_runner.settings.url is None or trial_runner.settings.virtual
+    if simulated:
+        say("SIMULATED: no real server is measured")
+    elif (target_count := len(trial_runner.settings.endpoints)) > 1:
+        say(f"load over {format.counted(target_count, 'target')}: every rate is that of all of them together")
+    say(f"search in {trial_runner.folder}: {', '.join(trial_runner.goal.names)}")
+    say(f"seed: {trial_runner.seed}")
+    if not trial_runner.settings.virtual and (left := load_search.most_probes - len(earlier_trials)) > 0:
+        whole = min(left * trial_s, load_search.most_s or math.inf)
+        length = format.duration(trial_s)
+        probes = format.counted(left, "probe")
+        say(f"expected: {probes} at most, of {length} of load or less each: {format.duration(whole)} at most")
+    trial_runner.tell = show.hear
+    show.begin(load_search.most_probes - len(earlier_trials), at_most=True)
+    try:
+        while (ask := load_search.ask()) is not None:
+            show.step(report.asking(ask, unit))
+            trial = trial_runner.run(ask)
+            load_search.tell(trial)
+            say(report.told(trial))
+    except TargetError as error:
+        if not load_search.told:
+            raise
+        say(str(error))
+        load_search.stop("gone")
+    except (KeyboardInterrupt, Interrupted):
+        load_search.stop("interrupted")
+    answer = trial_runner.finish(load_search)
+    simulated = simulated or any(trial_done.figures.get("simulated") for trial_done in load_search.told)
+    if silent:
+        say(f"search in {trial_runner.folder}: {report.ENDINGS.get(answer.reason, answer.reason)}")
+    elif as_json:
+        sys.stdout.write((trial_runner.folder / "search.json").read_text())
+    else:
+        if plan.metadata:
+            print(f"metadata: {format.pairs(plan.metadata)}")
+        print(report.render(answer, load_search.told, trial_runner.goal.names, unit=unit, simulated=simulated), end="")
+        say(f"results in {trial_runner.folder}{_go_on(answer, trial_runner.folder, plan)}")
+    return code(answer)
+
+
+def _go_on(answer: SearchAnswer, folder: Path, plan: ExperimentPlan) -> str:
+    """How to go on, where something is left to be done."""
+    more = {"interrupted": "", "gone": "", "invalid": "", "probes": " --max-probes N", "time": " --max-time TIME"}
+    if answer.reason not in more or (plan.command[1:2] == ("mlperf",) and more[answer.reason]):
+        return ""
+    return f"; go on with: {resuming(folder, plan)}{more[answer.reason]}"
+
+
+def resuming(folder: Path, plan: ExperimentPlan) -> str:
+    """The command that goes on with a search."""
+    is_mlperf = plan.command[1:2] == ("mlperf",)
+    begun_with = "the same command and"
+    if is_mlperf or plan.command[1:2] == ("search",):
+        begun_with = " ".join(plan.command[: 3 if is_mlperf else 2])
+    return f"{begun_with} --resume {folder}"
+
+
+def code(answer: SearchAnswer) -> int:
+    """The exit code of a search."""
+
+    endings: dict[str, Any] = {
+        "found": errors.OK,
+        "highest": errors.OK,
+        "invalid": errors.UNSOUND,
+        "gone": errors.UNSOUND,
+        "interrupted": errors.INTERRUPTED,
+    }
+    return int(endings.get(answer.reason, errors.SLO_MISSED))

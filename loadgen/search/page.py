@@ -1,0 +1,162 @@
+"""The page of a search: its answer with the interval, what limits it, every trial, and how the answer was confirmed.
+
+Pure: takes what the search left and the summaries of its trials, returns a string. The sentences are those of
+`search.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+
+import msgspec
+
+from loadgen.core import format
+from loadgen.core.metrics.summary import Summary
+from loadgen.mlperf import text as mlperf_text
+from loadgen.mlperf.result import DISCLOSURE, MlperfResult
+from loadgen.present import page
+from loadgen.present.page import Axis, Band, Chart, Mark, Number, Series
+from loadgen.runs.page import mlperf_section
+from loadgen.search import sweep_text as sweep
+from loadgen.search import text as words
+from loadgen.search.experiment import StoredSearch
+from loadgen.search.load_search import SearchAnswer, TrialResult
+from loadgen.search.sweep import curve
+
+OUTCOMES = {"under": ("held", "good"), "over": ("missed", "bad"), "invalid": ("not valid", "warn")}
+
+
+def render(
+    search: StoredSearch,
+    named: Sequence[tuple[str, Summary]],
+    *,
+    unit: str,
+    evidence: str = "",
+    mlperf: MlperfResult | None = None,
+) -> str:
+    """The text of the page. `named`: the runs of the trials by their folders; `evidence`: the one of the capacity."""
+    answer, trials, summaries = search.answer, sorted(search.told, key=lambda trial: trial.ask.number), dict(named)
+    levels = msgspec.structs.replace(curve(named), best=evidence)
+    sheet = page.Page(f"{levels.workload}: search", f"loadgen {levels.version} report of a search")
+    if search.simulated:
+        sheet.mark("SIMULATED", "a model of a server answered: nothing here was measured on hardware")
+    if levels.workload.startswith("mlperf-"):  # also where no result was reached
+        word, _, disclosure = DISCLOSURE.partition(": ")
+        sheet.mark(word, disclosure)
+    sheet.heading(" · ".join(filter(None, (levels.workload, levels.model, "highest load within the SLO"))))
+    kind = "good" if answer.reason == "found" else "bad" if answer.reason == "none" else "warn"
+    sheet.say(words.headline(answer, search.names, unit), f"sentence {kind}")
+    if mlperf is not None:
+        tokens, _ = mlperf_text.rates(mlperf, levels.gpus)
+        said = ", ".join(filter(None, (f"{tokens.value} output tokens/s {tokens.window}", tokens.per_gpu)))
+        sheet.say(f"{mlperf_text.sentence(mlperf)} {said}.", f"sentence {'good' if mlperf.valid else 'bad'}")
+    sheet.tiles(list(_numbers(answer, trials, unit)))
+    sheet.say("What limits it: " + (" ".join(_limit(trials, summaries)) or "no load of this search missed the SLO."))
+    sweep.facts(sheet, levels)
+    if answer.interval is not None:
+        sheet.say(f"What the interval covers: {words.covers(answer, search.simulated)}.", "soft")
+    sheet.section("How the answer was confirmed", id="confirmed")
+    sheet.listed(words.confirmation(answer, trials, unit) or [words.ENDINGS[answer.reason]])
+    if mlperf is not None:
+        mlperf_section(sheet, mlperf)
+    sheet.section("Trials", id="trials")
+    sheet.charts([_over_time(answer, trials, unit), *_terms(trials, summaries, unit)])
+    head, rows = words.trial_table(trials)
+    table = []
+    for trial, (load, _, *figures, remark) in zip(trials, rows, strict=True):
+        outcome = OUTCOMES[trial.outcome][0] + (", early" if trial.early else "")
+        grows = trial.sustained_why if trial.sustained is False else ""
+        table.append((load, outcome, *figures, "; ".join(filter(None, (remark, trial.why, grows)))))
+    sheet.table((*head[:-1], "why"), table, "remarks")
+    sheet.say(words.UNITS, "soft")
+    with sheet.details("Throughput and latency of the trials"):
+        sheet.charts(sweep.charts(levels))
+    return sheet.render()
+
+
+def _numbers(answer: SearchAnswer, trials: Sequence[TrialResult], unit: str) -> Iterator[Number]:
+    """The headline numbers: the answer, the loads that were confirmed and are steady, tokens, and what it took."""
+    unit = unit.strip()
+    if answer.load is None:
+        yield Number("Highest load", "none" if answer.reason == "none" else "not known", "", "within the SLO")
+    elif answer.interval is None:
+        yield Number("Highest load", f"at least {answer.load:.4g}", unit, "the highest load that was allowed")
+    else:
+        interval = f"95 % interval {answer.interval.low:.4g} to {answer.interval.high:.4g}"
+        yield Number("Highest load", f"{answer.load:.4g}", unit, interval)
+    confirmed = format.NONE if answer.confirmed is None else f"{answer.confirmed:.4g}"
+    yield Number("Confirmed", confirmed, unit, "a run at full length, from empty")
+    steady = format.NONE if answer.steady is None else f"{answer.steady:.4g}"
+    yield Number("Steady", steady, unit, "nothing grows there")
+    held = [trial for trial in trials if trial.outcome == "under" and trial.ask.kind in ("confirm", "sustain")]
+    tokens = max(held, key=lambda trial: trial.ask.load).figures.get("output_tokens_per_s") if held else None
+    yield Number("Output tokens", format.quantity(tokens), "/s", "in the highest run at full length that held")
+    yield Number("Spent", format.duration(answer.spent_s), "", f"{len(trials)} trials")
+
+
+def _limit(trials: Sequence[TrialResult], summaries: Mapping[str, Summary]) -> Iterator[str]:
+    """Which terms the loads that missed the SLO missed, the lowest such load first."""
+    over = [trial for trial in trials if trial.outcome == "over" and trial.ask.kind != "sustain"]
+    over.sort(key=lambda trial: trial.ask.load)
+    if not over:
+        return
+    yield f"at {over[0].ask.load:.4g}, the lowest load that missed: {over[0].why}."
+    missed: dict[str, int] = {}
+    for trial in over:
+        if trial.folder in summaries:
+            for term in summaries[trial.folder].goodput.slo:
+                missed[term.promise] = missed.get(term.promise, 0) + (term.met is False)
+    if len(missed) > 1:
+        counts = (f"{name} by {count} of {len(over)}" for name, count in missed.items())
+        yield f"Missed by the loads above: {', '.join(counts)}."
+
+
+def _dots(trials: Sequence[TrialResult], x: Sequence[float], y: Sequence[float | None]) -> Iterator[Series]:
+    """The trials as dots, one colour for each outcome; those at full length have a label."""
+    for outcome, (name, color) in OUTCOMES.items():
+        chosen = [i for i, trial in enumerate(trials) if trial.outcome == outcome and y[i] is not None]
+        if chosen:
+            labels = tuple({"confirm": "confirmation", "sustain": "longer"}.get(trials[i].ask.kind, "") for i in chosen)
+            yield Series(
+                name=name, x=[x[i] for i in chosen], y=[y[i] for i in chosen], color=color, width=0, dots=True,
+                labels=labels,
+            )  # fmt: skip
+
+
+def _over_time(answer: SearchAnswer, trials: Sequence[TrialResult], unit: str) -> Chart:
+    """The load of each trial at the time at which it ended, with its outcome, over the interval of the answer."""
+    ended = list(accumulate(trial.spent_s for trial in trials))
+    loads = [trial.ask.load for trial in trials]
+    interval = answer.interval
+    across = (Band(start=interval.low, end=interval.high, color="good", across=True),) if interval is not None else ()
+    return Chart(
+        title="Trials over time",
+        note="each at its end, by outcome; shaded: the 95 % interval of the answer" if across else "each at its end",
+        x=Axis(label="spent so far", format="time", min=0),
+        y=Axis(label=f"load, {unit.strip()}, log", log=max(loads) > 3 * min(loads)),
+        series=(Series(x=ended, y=loads, color="c6", width=1), *_dots(trials, ended, loads)),
+        bands=across,
+        marks=() if answer.load is None else (Mark(y=answer.load, label=f"{answer.load:.4g}{unit}", color="good"),),
+        wide=True,
+    )
+
+
+def _terms(trials: Sequence[TrialResult], summaries: Mapping[str, Summary], unit: str) -> Iterator[Chart]:
+    """For each term of the SLO its figure over the load: which of them is met last limits the load."""
+    terms = next((summary.goodput.slo for summary in summaries.values()), ())
+    loads = [trial.ask.load for trial in trials]
+    for i, term in enumerate(terms):
+        runs = [summaries.get(trial.folder) for trial in trials]
+        values = [None if run is None or len(run.goodput.slo) <= i else run.goodput.slo[i].value_ms for run in runs]
+        known = [value for value in values if value is not None]
+        if known:
+            is_log = max(*known, term.limit_ms) > 20 * min(known)
+            yield Chart(
+                title=term.promise,
+                note="of each trial; one that ended early shows the part it saw",
+                x=Axis(label=f"load, {unit.strip()}", pad=True),
+                y=Axis(label="ms, log", unit="ms", log=True) if is_log else Axis(label="ms", unit="ms", min=0),
+                series=tuple(_dots(trials, loads, values)),
+                marks=(Mark(y=term.limit_ms, label="limit", color="bad", fit=True),),
+            )

@@ -1,0 +1,254 @@
+"""A sweep as text, as a Markdown table and as an HTML page. Pure: takes a `SweepCurve`, returns strings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from loadgen.core import format
+from loadgen.core.metrics.reasons import STATES
+from loadgen.present import page, table
+from loadgen.present.page import Axis, Chart, Mark, Series
+from loadgen.runs.headline import met_word
+from loadgen.search import sweep
+from loadgen.search.sweep import SweepCurve, SweepLevel
+
+_HEAD: tuple[str, ...] = (
+    *("load", "verdict", "ok", "req/s", "tokens/s", "per GPU", "per user"),
+    *("TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "E2E p50", "within SLO", ""),
+)
+
+
+def level_ms(level: SweepLevel, name: str) -> str:
+    """A latency of a level in ms, marked with ~ when it has too few samples."""
+    text = format.milliseconds(getattr(level, name))
+    return f"~{text}" if name in level.unsupported and text != format.NONE else text
+
+
+def _row(curve: SweepCurve, level: SweepLevel) -> tuple[str, ...]:
+    return (
+        level.load or level.name,
+        _verdict(level),
+        format.count(level.ok),
+        format.quantity(level.requests_per_s),
+        format.quantity(level.output_per_s),
+        format.quantity(level.per_gpu),
+        format.quantity(level.per_user),
+        *(level_ms(level, name) for name in ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "e2e_p50")),
+        format.percent(level.goodput),
+        ", ".join(_remarks(curve, level)),
+    )
+
+
+def _verdict(level: SweepLevel) -> str:
+    """Whether the level is a sound measurement, and of a sound one whether it met the SLO, if there is one."""
+    if not level.valid:
+        return "INVALID"
+    if level.slo_met is None:
+        return "UNDECIDED" if level.slo_undecided else "valid"
+    return met_word(level.slo_met)
+
+
+def _remarks(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
+    if level.state != "finished":
+        yield STATES.get(level.state, level.state).partition(":")[0]
+    if not level.full:
+        yield "too short for its lanes"
+    if level.name == curve.best:
+        yield "highest within the SLO"
+    if level.name == curve.knee:
+        yield "knee"
+    if level.front:
+        yield "Pareto"
+
+
+def _tokens(level: SweepLevel) -> str:
+    return f"{format.quantity(level.output_per_s)} output tokens/s"
+
+
+def sentences(curve: SweepCurve) -> Iterator[str]:
+    """The result of the sweep in sentences: the highest level within the SLO, and the knee."""
+    by_name = {level.name: level for level in curve.levels}
+    if curve.slo:
+        if curve.best:
+            best = by_name[curve.best]
+            rates = f"{format.quantity(best.requests_per_s)} requests/s, {_tokens(best)}"
+            yield f"Highest level within the SLO ({curve.slo}): {best.load}, {rates}."
+            if why := sweep.bound_why(curve):
+                higher = "may be far higher; add levels above it" if best is curve.levels[-1] else "is at least this"
+                yield f"It is a lower bound of the capacity: {why}. The capacity {higher}."
+        else:
+            yield from _without_best(curve)
+    if curve.knee:
+        knee = by_name[curve.knee]
+        yield (
+            f"Knee: {knee.load}, {_tokens(knee)} at E2E p50 "
+            f"{format.milliseconds(knee.e2e_p50)} ms (largest ratio of the two)."
+        )
+    elif len(curve.levels) >= 3:
+        yield "No knee yet: throughput still grows faster than E2E p50 at the last level."
+
+
+def _without_best(curve: SweepCurve) -> Iterator[str]:
+    """Why no level is the highest within the SLO."""
+    missed = [level for level in curve.levels if sweep.outcome(level) == "over"]
+    unsound = [level for level in curve.levels if not level.valid or level.state != "finished" or not level.full]
+    kept = sum(level.slo_met is True for level in unsound)
+    undecided = len(curve.levels) - len(missed) - len(unsound)
+    if missed:
+        lowest = missed[0]
+        yield (
+            f"No level kept the SLO ({curve.slo}): {lowest.load or lowest.name}, the lowest valid level, missed it. "
+            "Add levels below it."
+        )
+    else:
+        yield f"Nothing is known about the SLO ({curve.slo}): no level is a valid measurement that decides it."
+    if unsound:
+        verb = "is" if len(unsound) == 1 else "are"
+        counted = f"{len(unsound)} of {format.counted(len(curve.levels), 'level')} {verb} not valid or too short"
+        within = f", {kept} of them within every limit" if kept else ""
+        yield f"{counted}{within}: see why with loadgen report on the folder of a level."
+    if undecided:
+        all_levels = format.counted(len(curve.levels), "level")
+        yield f"In {undecided} of {all_levels} the SLO is undecided: they need more requests."
+
+
+def _table(curve: SweepCurve) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Head and rows of the table, without the columns that are empty in every row."""
+    rows = [_row(curve, level) for level in curve.levels]
+    kept_columns = [i for i in range(len(_HEAD)) if i == 0 or any(row[i] not in (format.NONE, "") for row in rows)]
+    return tuple(_HEAD[i] for i in kept_columns), [tuple(row[i] for i in kept_columns) for row in rows]
+
+
+_UNITS = "Latencies in ms. req/s, output tokens/s: while load was offered; per user: 1 / TPOT p50. ~: too few samples."
+
+
+def render_text(curve: SweepCurve) -> str:
+    """The table and the result, for a terminal, ending in a newline."""
+    head, rows = _table(curve)
+    lines = table.text(head, rows, left=2, remarks=head[-1] == "")
+    mark = ["SIMULATED, not a real server: " + curve.target] if any(level.simulated for level in curve.levels) else []
+    return "\n".join([*mark, *_said(curve), *lines, _UNITS, "", *sentences(curve)]).rstrip() + "\n"
+
+
+def _said(curve: SweepCurve) -> list[str]:
+    """What the user said of the target: region and metadata, each where given."""
+    told = [f"{head.lower()}: {', '.join(texts)}" for head, texts in format.said(curve.metadata).items()]
+    return [*([f"region: {curve.region}"] if curve.region else []), *told]
+
+
+def render_markdown(curve: SweepCurve) -> str:
+    """The same content as Markdown."""
+    head, rows = _table(curve)
+    gpus = f", {format.counted(curve.gpus, 'GPU')}" if curve.gpus else ""
+    mark = "SIMULATED: " if any(level.simulated for level in curve.levels) else ""
+    said = "".join(f", {words}" for words in _said(curve))
+    made_by = f"loadgen {curve.version}, {curve.started[:10]}"
+    title = f"**{mark}{curve.workload}**, {curve.model} at {curve.target}{gpus}{said}, {made_by}\n"
+    levels = table.markdown(head, rows, left=2, remarks=head[-1] == "")
+    return "\n".join([title, levels, _UNITS, "", *(f"- {sentence}" for sentence in sentences(curve))]) + "\n"
+
+
+def render_html(curve: SweepCurve) -> str:
+    """The HTML page: the result, the charts (with the Pareto front), the table of levels."""
+    all_levels = format.counted(len(curve.levels), "level")
+    sheet = page.Page(f"{curve.workload}: {all_levels}", f"loadgen {curve.version} report of a sweep")
+    if any(level.simulated for level in curve.levels):
+        sheet.mark("SIMULATED", "a model of a server answered: nothing here was measured on hardware")
+    invalid = [level.load or level.name for level in curve.levels if not level.valid]
+    if invalid:
+        sheet.mark("INVALID", f"do not rely on: {', '.join(invalid)}", "bad")
+    sheet.heading(" · ".join(filter(None, (curve.workload, curve.model, all_levels))))
+    for sentence in sentences(curve):
+        sheet.say(sentence, "sentence")
+    facts(sheet, curve)
+    sheet.section("Levels")
+    head, rows = _table(curve)
+    sheet.table(head, rows, "remarks" if head[-1] == "" else "")
+    sheet.say(_UNITS, "soft")
+    sheet.say(
+        "Knee: the largest output tokens/s divided by E2E p50 (Kleinrock's power). Pareto: no other level gives both "
+        "more tokens/s per GPU and more tokens/s per user.",
+        "soft",
+    )
+    sheet.section("Throughput and latency")
+    sheet.charts(charts(curve))
+    return sheet.render()
+
+
+def facts(sheet: page.Page, curve: SweepCurve) -> None:
+    """What was measured, by which version, and what the user said of it."""
+    sheet.facts(
+        Target=curve.target,
+        Model=curve.model,
+        GPUs=str(curve.gpus or ""),
+        SLO=curve.slo,
+        Region=curve.region,
+        **format.said(curve.metadata),
+        When=curve.started.replace("T", " "),
+        Made_by=f"loadgen {curve.version}",
+    )
+
+
+def charts(curve: SweepCurve) -> Iterator[Chart]:
+    """Charts: latency over throughput, tokens/s per GPU over per user, throughput and goodput over load."""
+    levels = [level for level in curve.levels if level.output_per_s is not None]
+    if not levels:
+        return
+    names = tuple(level.name for level in levels)
+    output = [level.output_per_s or 0.0 for level in levels]
+    marks = tuple(
+        Mark(x=level.output_per_s, label=word, color=color)
+        for word, name, color in (("knee", curve.knee, "c4"), ("within the SLO up to here", curve.best, "good"))
+        for level in levels
+        if level.name == name
+    )
+
+    def line(field: str, name: str, color: str, dash: str = "") -> Series:
+        values, labels = [getattr(level, field) for level in levels], names if not dash else ()
+        return Series(name=name, x=output, y=values, color=color, dots=True, labels=labels, dash=dash)
+
+    tokens = Axis(label="output tokens/s", unit="tokens/s", min=0)
+    ms = Axis(label="ms, log", unit="ms", log=True)
+    ttft = (line("ttft_p50", "p50", "c1"), line("ttft_p99", "p99", "c2", "5 4"))
+    yield Chart(title="Throughput against time to first token", x=tokens, y=ms, marks=marks, series=ttft)
+    yield Chart(title="Throughput against E2E", x=tokens, y=ms, marks=marks, series=(line("e2e_p50", "", "c1"),))
+    yield from _pareto(levels)
+    loads = [level.amount for level in levels if level.amount is not None]
+    if len(loads) < len(levels) or len(levels) == 1:
+        return
+    load = Axis(label="requests in flight, log" if names[0].startswith("c") else "requests/s offered, log", log=True)
+    tokens = Axis(label="tokens/s", unit="tokens/s", min=0)
+    series = (Series(x=loads, y=output, color="c3", dots=True),)
+    yield Chart(title="Output tokens per second against load", x=load, y=tokens, series=series)
+    if any(level.goodput is not None for level in levels):
+        share = Axis(label="share", format="percent", min=0, max=1)
+        series = (Series(x=loads, y=[level.goodput for level in levels], color="good", dots=True),)
+        yield Chart(title="Requests within the SLO against load", x=load, y=share, series=series)
+
+
+def _pareto(levels: list[SweepLevel]) -> Iterator[Chart]:
+    known_levels = sorted(
+        (level for level in levels if level.per_user is not None), key=lambda level: level.per_user or 0
+    )
+    if not known_levels:
+        return
+    per_gpu = all(level.per_gpu is not None for level in known_levels)
+    unit = "tokens/s per GPU" if per_gpu else "tokens/s in all"
+
+    def series(chosen: list[SweepLevel], name: str, color: str) -> Series:
+        x = [level.per_user or 0.0 for level in chosen]
+        y = [level.per_gpu if per_gpu else level.output_per_s for level in chosen]
+        return Series(name=name, x=x, y=y, color=color, dots=True, labels=tuple(level.name for level in chosen))
+
+    front, rest = [level for level in known_levels if level.front], [level for level in known_levels if not level.front]
+    all_series = [series(front, "Pareto front", "c4")] if front else []
+    all_series += [msgspec.structs.replace(series(rest, "dominated", "c6"), width=0)] if rest else []
+    yield Chart(
+        title=f"{unit[0].upper()}{unit[1:]} against tokens/s per user",
+        note="" if per_gpu else "of all GPUs together: --gpus was not given",
+        x=Axis(label="tokens/s per user (1 / TPOT p50)", unit="tokens/s per user", min=0),
+        y=Axis(label=unit, unit=unit, min=0),
+        series=tuple(all_series),
+    )

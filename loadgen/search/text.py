@@ -1,0 +1,188 @@
+"""A search as text: one line per probe, then the load it found with its interval and its confirmation. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from loadgen.core import format
+from loadgen.present import table
+from loadgen.present.table import wrapped
+from loadgen.search.load_search import NextTrial, SearchAnswer, TrialResult
+
+INDENT = " " * 11
+KINDS = {
+    "bracket": "looking for a bracket",
+    "probe": "probe",
+    "confirm": "confirmation at full length",
+    "sustain": "is it sustained?",
+}
+ENDINGS = {
+    "": "not finished",
+    "found": "found, and confirmed by a run at full length from empty",
+    "none": "no load holds: not even the lowest probe did",
+    "highest": "the highest load allowed holds: give a larger --high",
+    "unconfirmed": "not confirmed: runs at full length failed where they should pass. Either the server does not come "
+    "back to the same state between runs, or what builds up takes longer than a probe: search again, with longer ones "
+    "(--duration; of mlperf --min-duration)",
+    "probes": "stopped: so many probes were allowed and no more",
+    "time": "stopped: the time allowed is used up",
+    "invalid": "stopped: a probe was not a valid measurement",
+    "gone": "stopped: the endpoint could not be reached any more",
+    "interrupted": "interrupted",
+}
+
+
+def asking(ask: NextTrial, unit: str) -> str:
+    """The line printed before a probe."""
+    times = f", {ask.lengths:g} times the length" if ask.lengths > 1 else ""
+    return f"probe {ask.number}: {ask.load:.4g}{unit} ({KINDS[ask.kind]}{times})"
+
+
+def told(result: TrialResult) -> str:
+    """The line printed after a probe."""
+    ended_early = ", ended early" if result.early else ""
+    grows = f"; {result.sustained_why}" if result.sustained is False else ""
+    return f"  {result.outcome}{ended_early} after {format.duration(result.spent_s)}: {result.why}{grows}"
+
+
+def headline(answer: SearchAnswer, names: Sequence[str], unit: str) -> str:
+    """What a search found, in one sentence: the load, its interval, and the load that was confirmed.
+
+    `names`: of the terms of its goal.
+    """
+    terms, ended = ", ".join(names), ENDINGS.get(answer.reason, answer.reason)
+    if answer.load is None:
+        return f"No load is known that holds within the SLO ({terms}). The search ended: {ended}."
+    if answer.interval is None:
+        load = f"at least {answer.load:.4g}{unit}"
+    else:
+        load = f"{answer.load:.4g}{unit} (95 % interval {answer.interval.low:.4g} to {answer.interval.high:.4g})"
+    confirmed = "" if answer.confirmed is None else f"; a full run held at {answer.confirmed:.4g}{unit}"
+    return f"Highest load within the SLO ({terms}), by search: {load}{confirmed}. The search ended: {ended}."
+
+
+def render(
+    answer: SearchAnswer, results: Sequence[TrialResult], names: Sequence[str], *, unit: str, simulated: bool
+) -> str:
+    """The whole report, ending in a newline. `names`: of the terms of its goal."""
+    return "\n".join(_lines(answer, results, names, unit, simulated)) + "\n"
+
+
+def _lines(
+    answer: SearchAnswer, results: Sequence[TrialResult], names: Sequence[str], unit: str, simulated: bool
+) -> Iterator[str]:
+    mark = "SIMULATED, not a real server: " if simulated else ""
+    yield f"{mark}highest load at which {', '.join(names)} hold"
+    yield ""
+    by_load = sorted(results, key=lambda result: (result.ask.load, result.ask.number))
+    yield from table.text(*trial_table(by_load), left=0, remarks=True)
+    yield UNITS
+    yield ""
+    if answer.load is not None and answer.interval is not None:
+        low, high = answer.interval.low, answer.interval.high
+        yield f"Load       {answer.load:.4g}{unit} (95 % interval {low:.4g} to {high:.4g}): half of all runs pass there"
+        yield from wrapped(covers(answer, simulated), INDENT, INDENT)
+    elif answer.load is not None:
+        yield f"Load       at least {answer.load:.4g}{unit}"
+    elif answer.reason == "none":
+        yield "Load       none"
+    else:
+        yield "Load       not known"
+    for line in confirmation(answer, results, unit):
+        label, _, text = line.partition(": ")
+        yield from wrapped(f"{label:<11}{text}", rest=INDENT)
+    spent = answer.spent_s - answer.confirming_s
+    confirming = f"{format.duration(answer.confirming_s)} confirming"
+    yield f"Spent      {format.duration(spent)} in {format.counted(answer.probes, 'probe')}, {confirming}"
+    ended = f"Ended      {ENDINGS.get(answer.reason, answer.reason)}"
+    yield from wrapped(ended, rest=INDENT)
+    invalid = next((result for result in results if result.outcome == "invalid"), None)
+    if invalid is not None:
+        yield f"           probe {invalid.ask.number}: {invalid.why}"
+
+
+UNITS = "latencies in ms; a probe that ended early shows the part it saw"
+_LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
+
+
+def trial_table(results: Sequence[TrialResult]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Head and rows of the table of the trials; the last column says what was special about one."""
+    head = ("load", "outcome", "spent", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "good requests/s", "")
+    return head, [
+        (
+            f"{result.ask.load:.4g}",
+            result.outcome + (" (early)" if result.early else ""),
+            format.duration(result.spent_s),
+            *(format.milliseconds(result.figures.get(name)) for name in _LATENCIES),
+            format.quantity(result.figures.get("output_tokens_per_s")),
+            format.quantity(result.figures.get("goodput_rps")),
+            _mark(result),
+        )
+        for result in results
+    ]
+
+
+MODEL_ERROR = (0.05, 0.25)  # of the simulated servers, from least to most: docs/simulation.md, "Held against the world"
+ORDERS = "1.9 %"  # of the peak, between other official seeds of arrivals and sample orders (v5.1, v6.0, v6.1)
+
+
+def model_error() -> str:
+    least, most = MODEL_ERROR
+    return f"{100 * least:g} to {100 * most:g} %"
+
+
+def covers(answer: SearchAnswer, simulated: bool) -> str:
+    """What the interval of a search covers, and what it does not, the largest first."""
+    if simulated:
+        return (
+            f"the model is wrong by {model_error()} (docs/simulation.md); other sample orders and seeds change it by "
+            f"up to {ORDERS}; this interval covers the search's own noise, and neither of these"
+        )
+    spread = answer.run_spread
+    if spread is None:
+        return "the interval covers the search's own noise, and no variation from run to run"
+    origin = "as told" if answer.run_spread_from == "told" else "learned from these runs: --run-spread tells it"
+    return (
+        f"the interval covers the search's own noise and a variation from run to run of {spread:.1%} ({origin}), not "
+        "that of another day or another start of the server"
+    )
+
+
+def _mark(result: TrialResult) -> str:
+    kinds = {"confirm": "confirmation", "sustain": f"{result.ask.lengths:g} x length"}
+    return ", ".join(filter(None, (kinds.get(result.ask.kind, ""), "grows" if result.sustained is False else "")))
+
+
+USED = "this is the load that loadgen cost and loadgen capacity use, with the steady tokens of that run"
+
+
+def confirmation(answer: SearchAnswer, results: Sequence[TrialResult], unit: str) -> list[str]:
+    """Which load a run at full length confirmed, which is steady, and which of them is the capacity."""
+    lines = []
+    longer = answer.steady is not None and answer.lengths > 1  # the capacity is of such a run (`experiment.highest`)
+    if answer.confirmed is not None:
+        used = "" if longer else f"; {USED}"
+        lines.append(f"Confirmed: {answer.confirmed:.4g}{unit}, a run at full length from empty met every term{used}")
+    if longer:
+        upper = f", and not at {answer.not_steady:.4g}{unit}" if answer.not_steady is not None else ""
+        text = f"{answer.steady:.4g}{unit}, every term held over {answer.lengths:g} times the length{upper}; {USED}"
+    elif answer.steady is not None:
+        text = f"{answer.steady:.4g}{unit}, nothing was seen to grow there, in a trial of the ordinary length"
+    elif answer.not_steady is not None:
+        text = f"none found; at {answer.not_steady:.4g}{unit} it is not steady"
+    elif answer.confirmed is None:
+        return lines
+    else:
+        text = "not known"
+    if answer.sustained_why and answer.steady is not None and not answer.rules_only:
+        text += f"; {answer.sustained_why}"
+    return [*lines, f"Steady: {text}{f'; {rules_only(answer, results)}' if answer.rules_only else ''}"]
+
+
+def rules_only(answer: SearchAnswer, results: Sequence[TrialResult]) -> str:
+    """Why a confirmed load stands by the rules only, and what would show more."""
+    why = f"rules only: {answer.sustained_why}"
+    if answer.lengths > 1:
+        return why
+    longest_s = max((result.spent_s for result in results if result.ask.kind == "confirm"), default=0.0)
+    return f"{why}; --sustain --resume with this folder confirms it, in about {2 * longest_s / 60:,.0f} minutes a try"

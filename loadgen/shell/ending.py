@@ -1,0 +1,81 @@
+"""How every command ends: done, a fault that is told in its own words, interrupted, or a bug of ours.
+
+The one handler around `main`. It prints on stderr; nothing else in the package turns an exception into an exit code.
+"""
+
+from __future__ import annotations
+
+import errno
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable
+
+from loadgen.core.errors import BUG, INTERRUPTED, USAGE, Code, Fault, Faults, UserError
+
+
+def ending(call: Callable[[], int]) -> int:
+    """Run `call` and turn each of the three endings (expected, interrupted, bug) into an exit code."""
+    _interrupt_by("SIGTERM", "SIGHUP")
+    try:
+        return call()
+    except (Fault, Faults) as fault:
+        print(fault, file=sys.stderr)
+        return fault.exit_code
+    except KeyboardInterrupt:
+        return interrupted()
+    except OSError as error:
+        if error.errno not in _OF_THE_HOST:
+            return _bug(error)
+        print(_of_the_host(error), file=sys.stderr)
+        return USAGE
+    except Exception as error:
+        return _bug(error)
+
+
+def interrupted() -> int:
+    """Say that the user broke it off; the exit code."""
+    print("interrupted", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _interrupt_by(*names: str) -> None:
+    """Each of these signals is a Ctrl-C. One that the shell has set to be ignored (`nohup`) stays ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in (getattr(signal, name) for name in names if hasattr(signal, name)):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
+
+
+_OF_THE_HOST = {
+    getattr(errno, name)
+    for name in (
+        "EACCES", "EDQUOT", "EEXIST", "EFBIG", "EIO", "EISDIR", "ELOOP", "EMFILE", "ENAMETOOLONG", "ENFILE", "ENODEV",
+        "ENOENT", "ENOMEM", "ENOSPC", "ENOTDIR", "EPERM", "EROFS",
+    )
+}  # fmt: skip
+"""What a file system or a limit of the host refuses: no bug, and nothing that loadgen could mend."""
+
+
+def _of_the_host(error: OSError) -> UserError:
+    where = str(error.filename or error.filename2 or "")
+    hint = "what was recorded before is kept: loadgen report FOLDER shows it"
+    code: Code = "host_refused"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        code, hint = "resource_limit", f"raise the limit of open files (ulimit -n); {hint}"
+    elif error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", -1), errno.EFBIG):
+        code, hint = "resource_limit", f"make room, or give another folder with --out; {hint}"
+    elif where:
+        hint = "give a path that can be written or read"
+    return UserError(code, f"the host refused: {(error.strerror or str(error)).lower()}", where, hint)
+
+
+def _bug(error: Exception) -> int:
+    with tempfile.NamedTemporaryFile("w", prefix="loadgen-bug-", suffix=".txt", delete=False) as file:
+        traceback.print_exception(error, file=file)
+    print(f"error: a bug in loadgen: {type(error).__name__}: {error}\n  --> {file.name}", file=sys.stderr)
+    print("hint: please report it with that file", file=sys.stderr)
+    return BUG

@@ -1,0 +1,144 @@
+"""The help of commands: options in panels, each with its first name, what it takes, its default and its other names.
+
+Plain text, wrapped to the width of the terminal from 60 columns on. Values in, text out.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+from loadgen.core.errors import UserError, meant
+from loadgen.core.execution.options import PANELS
+from loadgen.shell.ending import interrupted
+
+_OF_NAMES = {"as_json": "Output", "as_markdown": "Output", "as_csv": "Output", "strict": "SLO", "percentile": "SLO"}
+_METAVARS = {
+    "FOLDER": ("resume", "results", "extend"),
+    "FILE": ("html", "junit", "out", "prices", "dataset", "log", "cert", "key", "api_key_file", "faults_file"),
+    "TIME": ("think", "max_time", "ttft", "itl", "per_input_token"),
+    "SECONDS": ("seconds", "min_duration"),
+    "LOAD": ("low", "high", "start"),
+    "RATE": ("target_qps",),
+    "TOKENS": ("mean_input", "mean_output", "max_seq_len", "max_num_tokens"),
+    "SHARE": ("precision", "run_spread", "utilization", "confidence"),
+    "P": ("percentile",),
+    "NAME:SHARE": ("faults",),
+    "CONDITION": ("fail_on",),
+    "NAME": ("benchmark", "profile", "preset", "model"),
+}
+"""What a command's own options take, by their names; a number is N or NUMBER, all others are a WORD."""
+_INDENT = 26  # of what an option says; a longer name stands on a line of its own
+
+
+class Command(TyperCommand):
+    """A command with its help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write("\n".join(_lines(self, ctx, formatter.width)) + "\n")
+
+
+class Group(TyperGroup):
+    """Commands in the order in which they are given to `in_order`, not in that of their making."""
+
+    order: tuple[str, ...] = ()
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # typer would end without a word
+            return interrupted()
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        if found is None and not ctx.resilient_parsing:
+            known = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
+            raise UserError(
+                "unknown_name", f"no command is called {cmd_name}", ctx.command_path, meant(cmd_name, known)
+            )
+        return found
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(self.commands, key=self.order.index)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write("\n".join(_lines(self, ctx, formatter.width)) + "\n")
+
+
+def in_order(names: Iterable[str]) -> type[Group]:
+    """A group whose help lists the commands so."""
+    return type("Ordered", (Group,), {"order": tuple(names)})
+
+
+def _lines(command: Any, ctx: Any, width: int) -> Iterator[str]:
+    arguments = [param for param in command.params if param.param_type_name == "argument"]
+    usage = " ".join([f"Usage: {ctx.command_path}", *command.collect_usage_pieces(ctx)])
+    yield from textwrap.wrap(usage, width, subsequent_indent="  ", break_on_hyphens=False)
+    for paragraph in (command.help or "").split("\n\n"):
+        yield ""
+        more = "      " if paragraph.strip().startswith("Example:") else "  "
+        yield from textwrap.wrap(
+            " ".join(paragraph.split()), width, initial_indent="  ", subsequent_indent=more, break_on_hyphens=False
+        )
+    panels: dict[str, list[Any]] = {"Options": []} | {panel: [] for panel in (*PANELS, "Advanced")}
+    for param in command.get_params(ctx):
+        if param.param_type_name == "option" and not param.hidden:
+            panels[getattr(param, "rich_help_panel", None) or _OF_NAMES.get(param.name, "Options")].append(param)
+    if arguments:
+        yield from ("", "Arguments:")
+        for param in arguments:
+            yield from _row(param.metavar or param.name.upper(), param.help or "", width)
+    for panel, options in panels.items():
+        if options:
+            yield from ("", f"{panel}:")
+            for param in options:
+                yield from _row(*_said(param, ctx), width)
+    if isinstance(command, TyperGroup):
+        yield from ("", "Commands:")
+        for name in command.list_commands(ctx):
+            sub = command.commands[name]
+            yield from _row(name, " ".join((sub.help or "").split("\n\n")[0].split()), width, indent=14)
+
+
+def _said(param: Any, ctx: Any) -> tuple[str, str]:
+    """An option in the margin, and what is said of it."""
+    short = [name for name in param.opts if not name.startswith("--")]
+    first, *others = [name for name in param.opts if name.startswith("--")]
+    off = f" / {param.secondary_opts[0]}" if param.secondary_opts else ""
+    takes = "" if param.is_flag else f" {_takes(param, ctx)}"
+    text = param.help or ""
+    default = param.get_default(ctx) if not param.is_flag else None
+    if isinstance(param.show_default, str):
+        default = param.show_default
+    if default is not None and default != "":
+        text += f" [default: {default}]"
+    if others:
+        text += f" [also {', '.join(others)}]"
+    return f"{', '.join([*short, first])}{off}{takes}", text
+
+
+def _takes(param: Any, ctx: Any) -> str:
+    """What an option takes, in one word."""
+    if param.metavar:
+        return str(param.metavar)
+    for word, names in _METAVARS.items():
+        if param.name in names:
+            return word
+    kind = re.split(r"[< \[]", param.get_help_record(ctx)[0].partition(" ")[2].strip("<>"))[0].lower()
+    return {"int": "N", "integer": "N", "float": "NUMBER"}.get(kind, "WORD")
+
+
+def _row(name: str, text: str, width: int, indent: int = _INDENT) -> Iterator[str]:
+    """A name in the margin, and its text beside it, or below it where the name is long."""
+    lines = textwrap.wrap(text, width - indent, break_on_hyphens=False) or [""]
+    head = f"  {name}"
+    if len(head) > indent - 2:
+        yield from textwrap.wrap(name, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+        head = ""
+    yield f"{head:<{indent}}{lines[0]}".rstrip()
+    for line in lines[1:]:
+        yield " " * indent + line

@@ -1,0 +1,282 @@
+"""The table of options (`execution/options.py`) as flags: which command takes which, and what was typed of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from datetime import datetime
+from decimal import Decimal
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from loadgen.core.errors import Fault, Faults, UserError, collecting
+from loadgen.core.execution import options
+from loadgen.core.execution.options import COMMAND_OPTIONS, OPTIONS, PANELS, Option
+from loadgen.runs.repeats import repetition
+
+if TYPE_CHECKING:
+    from loadgen.core.execution.plan import Settings
+    from loadgen.core.execution.run import Execute
+    from loadgen.core.followers.reader_process import ReaderProcess
+    from loadgen.core.metrics.repeats import Repetition
+    from loadgen.core.workload import Overrides, Workload
+    from loadgen.pricing.budget import Budget
+    from loadgen.runs.show import Show
+
+TARGET = (
+    "url", "model", "server", "api", "tokenizer", "extra_body", "headers", "api_key_file", "cacert", "cert", "key",
+    "insecure", "stream",
+)  # fmt: skip
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
+OF_THE_LOAD = {name for name, option in OPTIONS.items() if option.part != "settings"}
+
+OneWorkload = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="workload", help="A workload file, or the name of a packaged one: qa, rag, summarization, agentic."
+    ),
+]
+
+
+AllowInvalid = Annotated[
+    bool, typer.Option("--allow-invalid", help="Use a result whose measurement is not valid, marked.")
+]
+AcceptSamplePrices = Annotated[
+    bool, typer.Option("--accept-sample-prices", help="Use list prices that others have copied, for want of yours.")
+]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Exit 3 where a run cannot decide the SLO; without it that exits 0.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, show the plan, send nothing.")]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What was typed: the command, the options that it takes from the table, and the whole command line.
+
+    `call` carries out another command line.
+    """
+
+    command: str
+    options: Mapping[str, Any]
+    arguments: Sequence[str]
+    call: Callable[[list[str]], int]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.options.get(name)
+
+    def settings(self, *, to_store: bool = False, needs_text: str = "") -> Settings:
+        """`options.settings`, with the command line without its secrets. Raises Faults.
+
+        to_store: --out may be an object store. needs_text: for what the answers have to be texts; "": they need not.
+        """
+        faults: list[Fault] = []
+        with collecting(faults):
+            made = options.settings(self.options)
+            if made.store and not to_store:
+                what = "only loadgen run copies its results to a store"
+                raise UserError("unsupported", what, f"--out {made.store}", "give a folder")
+            if made.values and needs_text:
+                what = f"{needs_text}, and an answer of {made.api} is numbers"
+                raise UserError("unsupported", what, f"--api {made.api}", "--api chat, completions or responses")
+        with collecting(faults):
+            self._followers()
+        if faults:
+            raise Faults(faults)
+        from loadgen.core.followers.otel import has_traces
+
+        command = tuple(_without_secrets(self.arguments, made.api_key))
+        return replace(made, command=command, traceparent=has_traces(self["otel"]))
+
+    def _followers(self) -> list[Callable[[Path], ReaderProcess]]:
+        """What --prometheus and --otel start beside each run, which reads its folder as it grows. Raises UserError."""
+        from loadgen.core.followers import otel, prometheus
+
+        found: list[Callable[[Path], ReaderProcess]] = []
+        if self["prometheus"] is not None:
+            found.append(partial(prometheus.Exporter, at=prometheus.listens_on(self["prometheus"])))
+        if self["otel"] is not None:
+            found.append(partial(otel.TelemetrySender, what=otel.asked(self["otel"])))
+        return found
+
+    def make_room(self, out: Path | None) -> None:
+        """With --force: what the folder holds is kept beside it. Raises UserError while a command works in it."""
+
+        from loadgen.core.execution.folder_names import keep_aside
+
+        if out is not None and self["force"]:
+            keep_aside(out, datetime.now().astimezone())
+
+    def workload(self, name: str | None, **changed: Any) -> Workload:
+        """The workload that is asked for, as the options change it. Raises Fault or Faults."""
+        from loadgen.core.workload.loading import given
+
+        return given(name, self["trace"], self.overrides(**changed), self["dataset"])
+
+    def overrides(self, **changed: Any) -> Overrides:
+        """What the options say of the load, with other values for some."""
+        from loadgen.core.workload import read_flags
+
+        return read_flags(**{**self.options, **changed})
+
+    def show(self, *, quiet: bool = False) -> Show:
+        """Shows the runs of this command on stderr. `quiet`: without their first lines. Raises Fault or Faults."""
+        from loadgen.runs.show import Show
+
+        form = "plain" if self["plain"] else self["progress"]
+        return Show(form, quiet=quiet, budget=self.budget(), followers=self._followers())
+
+    def budget(self) -> Budget | None:
+        """What --prices and --max-cost say; None without them. Raises Fault or Faults."""
+        if self["prices"] is None:
+            if self["max_cost"] is not None:
+                where = f"--max-cost {self['max_cost']:g}"
+                raise UserError("missing_option", "a limit of money, and no prices", where, "add --prices FILE")
+            return None
+
+        from loadgen.pricing.budget import Budget
+        from loadgen.pricing.price_file import load_prices
+
+        limit = None if self["max_cost"] is None else Decimal(repr(self["max_cost"]))
+        return Budget(load_prices(self["prices"]), limit)
+
+    def execute(self, show: Show) -> Execute:
+        """Carries out the runs of this command, which `show` shows, and asks every target once."""
+        from loadgen.core.execution import run
+
+        return partial(run.execute, tell=show.hear, known={})
+
+    def repetition(self) -> Repetition | None:
+        """What --repeat and its companions ask for; None without them. Raises Faults."""
+
+        return repetition(*(self[name] for name in ("repeat", "repeat_most", "repeat_within", "repeat_pause")))
+
+
+def new_folder(name: str) -> Path:
+    """The folder of a command's results, where the user has named none."""
+    from loadgen.core.execution.folder_names import run_id
+
+    return Path("results") / run_id(name, datetime.now().astimezone())
+
+
+def takes(
+    *, only: Collection[str] = COMMAND_OPTIONS, without: Collection[str] = (), **changed: str | Mapping[str, Any]
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Give a command the options of the table in the place of its parameter `given`. A parameter whose type is a
+    dataclass stands for the fields of it.
+
+    changed: another help for an option, or {"help": ..., "default": ...}.
+    """
+    table = {name: option for name, option in COMMAND_OPTIONS.items() if option.flags and name in only}
+    for name, change in changed.items():
+        table[name] = table[name]._replace(**({"help": change} if isinstance(change, str) else change))
+    table = {name: option for name, option in table.items() if name not in without}
+
+    def with_options(command: Callable[..., int]) -> Callable[..., int]:
+        def call(context: typer.Context, **values: Any) -> int:
+            typed = {name: values.pop(name) for name in table}
+            typed = {
+                name: not value if table[name].flags.startswith("--no-") else value
+                for name, value in typed.items()
+                if value is not None and value is not False
+            }
+            for name, group in groups.items():
+                values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+            if "given" in own:
+                root = context.find_root()
+                values["given"] = Given(
+                    context.info_name or "",
+                    typed,
+                    root.obj or (),
+                    lambda arguments: root.command.main(arguments, standalone_mode=False, obj=arguments),
+                )
+            return command(**values)
+
+        own = inspect.signature(command, eval_str=True).parameters
+        groups: dict[str, Any] = {
+            name: parameter.annotation
+            for name, parameter in own.items()
+            if is_dataclass(parameter.annotation) and name != "given"
+        }
+        parameters = [inspect.Parameter("context", KEYWORD, annotation=typer.Context)]
+        for name, parameter in own.items():
+            if name == "given":
+                parameters += [_parameter(flag, option) for flag, option in table.items()]
+            elif name in groups:
+                parameters += inspect.signature(groups[name], eval_str=True).parameters.values()
+            else:
+                parameters.append(parameter.replace(kind=KEYWORD))
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {}
+        call.__name__, call.__doc__, call.__module__ = command.__name__, command.__doc__, command.__module__
+        return call
+
+    return with_options
+
+
+def typed_again(before: Sequence[str], now: Sequence[str]) -> list[str]:
+    """A command line of before with what is typed now: an option that is given again stands in the place of its own.
+
+    Raises UserError for a secret, which was not stored.
+    """
+    typed = {word.partition("=")[0] for word in now}
+    replaced = {name for option in COMMAND_OPTIONS.values() if typed & set(option.names) for name in option.names}
+    switches = {name for option in COMMAND_OPTIONS.values() if option.type is bool for name in option.names}
+    command, *words = before
+    kept, rest = [command], iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name not in replaced:
+            kept.append(word)
+        elif not equals and name not in switches:
+            next(rest)
+    if hidden := next((flag for flag, word in pairwise(kept) if "***" in word), None):
+        what = "the command that is gone on with had a secret, which is not stored"
+        hint = "give it again"
+        raise UserError("missing_option", what, hidden, hint)
+    return [*kept, *now[1:]]
+
+
+def _parameter(name: str, option: Option) -> inspect.Parameter:
+    flag = typer.Option(
+        *option.names,
+        help=option.help,
+        metavar=option.metavar,
+        rich_help_panel=next((panel for panel, names in PANELS.items() if name in names), "Advanced"),
+        show_default=option.shown or True,
+        autocompletion=(lambda: list(option.choices)) if option.choices else None,
+    )
+    kind = bool if option.type is bool else option.type if option.default else option.type | None
+    default = False if option.type is bool else option.default
+    return inspect.Parameter(name, KEYWORD, default=default, annotation=Annotated[kind, flag])
+
+
+def _without_secrets(arguments: Sequence[str], key: str | None) -> list[str]:
+    from loadgen_sdk.transport.target import redact
+
+    safe: list[str] = ["loadgen", *arguments]
+    for i, argument in enumerate(safe):
+        if safe[i - 1] in ("--header", "-H"):
+            name = argument.partition("=" if "=" in argument and ":" not in argument else ":")[0]
+            safe[i] = f"{name}: ***"
+        elif argument.startswith(("--header=", "-H=")):
+            safe[i] = f"{argument.partition('=')[0]}=***"
+        elif "://" in argument:
+            safe[i] = _redacted_url(argument)
+    return [redact(argument, [key] if key else []) for argument in safe]
+
+
+def _redacted_url(argument: str) -> str:
+    from loadgen_sdk.errors import TargetUnusable
+    from loadgen_sdk.transport.target import Target
+
+    flag, equals, url = argument.rpartition("=") if argument.startswith("--") else ("", "", argument)
+    try:
+        return flag + equals + Target.parse(url).redacted
+    except TargetUnusable:
+        return flag + equals + "***"

@@ -1,0 +1,60 @@
+"""What every command needs to speak: lines on stderr, JSON on stdout, files that the user has named."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from loadgen.core import format
+from loadgen.core.errors import UserError
+
+
+def say(line: str) -> None:
+    """Print a line to stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON on stdout."""
+    print(format.document(value).decode(), end="", flush=True)
+
+
+def print_answer(value: Any, text: str, *, as_json: bool) -> None:
+    """Print the answer of a command on stdout: the value as JSON, or the text, which ends in a newline."""
+    if as_json:
+        print_json(value)
+    else:
+        print(text, end="", flush=True)
+
+
+def write_file(path: Path, data: str | bytes, flag: str, *, add: bool = False) -> None:
+    """Write a file that the user named with `flag`, or `add` to it. Raises UserError."""
+    try:
+        with path.open("ab" if add else "wb") as file:
+            file.write(data if isinstance(data, bytes) else data.encode())
+    except OSError as error:
+        raise UserError("unwritable_file", f"cannot be written: {error.strerror}", f"{flag} {path}") from None
+
+
+def in_color() -> bool:
+    """Whether stdout is a terminal that wants colour."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def say_changed(folder: Path) -> None:
+    """Say which files of a results folder are not as the command that wrote it left them; nothing when all are."""
+    from loadgen.core.results import checksums
+
+    if not folder.is_dir():
+        return
+    differences = checksums.changed(folder)
+    if not differences:
+        return
+    listed = ", ".join(f"{name} ({what})" for name, what in list(differences.items())[:5])
+    more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
+    say(
+        f"note: {folder} is not as it was written: {listed}{more}. The figures below are of the files as they are now. "
+        f"To see every change: cd {folder} && sha256sum -c {checksums.FILE}"
+    )

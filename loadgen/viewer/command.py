@@ -1,0 +1,180 @@
+"""`loadgen ui`: a page over a folder of results, served to this machine alone. It reads, and writes nothing.
+
+Every address begins with a secret word that is printed once, and the Host header has to be this server's: another page
+in the same browser can neither guess the one nor forge the other.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import parse_qs, urlsplit
+
+import typer
+
+from loadgen.core.errors import OK, Fault, UserError
+from loadgen.shell.report import open_result
+from loadgen.shell.results_list import kind_of, results_in
+
+if TYPE_CHECKING:
+    from loadgen.pricing.prices import Prices
+
+REFRESH_S = 2
+
+
+def ui(
+    folder: Annotated[Path, typer.Argument(help="Folder of results.")] = Path("results"),
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free one.")] = 0,
+    prices: Annotated[Path | None, typer.Option("--prices", help="For costs: see docs/prices.example.yaml.")] = None,
+    currency: Annotated[str, typer.Option("--currency", help="Of the costs.")] = "USD",
+) -> int:
+    """Look at a folder of results in a browser: list, filter, lay systems over one Pareto chart, compare, follow a run.
+
+    Serves 127.0.0.1 only, reads only, and needs the address that it prints. Ctrl-C ends it.
+
+    Example: loadgen ui results --prices prices.yaml
+    """
+    from loadgen.pricing import price_file
+
+    if not folder.is_dir():
+        hint = "the folder that runs are in: -o of loadgen run, else results/"
+        raise UserError("missing_file", "no such folder", str(folder), hint)
+    book = None if prices is None else price_file.load_prices(prices, accept_sample=False, currency=currency)
+    try:
+        server = Server(folder, port, book)
+    except OSError as error:
+        raise UserError(
+            "cannot_listen", f"cannot listen: {error.strerror}", f"--port {port}", "--port 0 takes a free one"
+        ) from None
+    print(server.address, flush=True)
+    print("Ctrl-C ends it", file=sys.stderr)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.server_close()
+    return OK
+
+
+class Server(ThreadingHTTPServer):
+    """The server of one folder, which listens at once. `word`: the first part of every path. Raises OSError."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, port: int, prices: Prices | None) -> None:
+        self.folder, self.prices, self.word = folder.resolve(), prices, secrets.token_urlsafe(16)
+        super().__init__(("127.0.0.1", port), _Handler)
+
+    @property
+    def address(self) -> str:
+        """The address to open."""
+        return f"http://127.0.0.1:{self.server_port}/{self.word}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        status, text = self._answer()
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("X-Frame-Options", "DENY")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass  # a request line holds the secret word
+
+    def _answer(self) -> tuple[HTTPStatus, str]:
+        hosts = {f"{name}:{self.server.server_port}" for name in ("127.0.0.1", "localhost")}
+        if self.headers.get("Host", "") not in hosts:
+            return HTTPStatus.FORBIDDEN, "this page answers to its own address only\n"
+        parts = urlsplit(self.path)
+        word, _, page = parts.path.removeprefix("/").partition("/")
+        if not secrets.compare_digest(word.encode(), self.server.word.encode()):
+            return HTTPStatus.FORBIDDEN, "open the address that loadgen ui has printed\n"
+        query = parse_qs(parts.query)
+        pages: dict[str, Callable[[dict[str, list[str]]], str]] = {
+            "": self._list, "result": self._result, "live": self._live, "compare": self._compare,
+        }  # fmt: skip
+        if page not in pages:
+            return HTTPStatus.NOT_FOUND, "no such page\n"
+        try:
+            return HTTPStatus.OK, pages[page](query)
+        except Fault as fault:
+            return HTTPStatus.OK, self._plain("Cannot be shown", str(fault))
+
+    def _plain(self, title: str, text: str, *, refresh_s: int = 0) -> str:
+        from loadgen.viewer.page import plain
+
+        return plain(title, text, version=version("loadgen"), refresh_s=refresh_s)
+
+    def _list(self, query: dict[str, list[str]]) -> str:
+        from loadgen.viewer.page import render
+
+        prices = self.server.prices
+        return render(
+            self.server.folder.name,
+            results_in(self.server.folder, prices),
+            query.get("r", ()),
+            version=version("loadgen"),
+            wanted=query.get("q", [""])[0],
+            currency=prices.currency if prices is not None else "",
+            served=True,
+        )
+
+    def _chosen(self, query: dict[str, list[str]]) -> list[Path]:
+        """The results that a request names. Raises UserError for what is not one of the list."""
+
+        paths = [(self.server.folder / name.replace("\0", "")).resolve() for name in query.get("r", [])]
+        for path, name in zip(paths, query.get("r", []), strict=True):
+            if self.server.folder not in path.parents or not kind_of(path):
+                raise UserError("no_result", "no result of this folder", name, "go back to the list")
+        return paths
+
+    def _result(self, query: dict[str, list[str]]) -> str:
+        paths = self._chosen(query)
+        if len(paths) != 1:
+            raise UserError(
+                "ambiguous", "one result at a time", ", ".join(path.name for path in paths), "go back to the list"
+            )
+        validation = paths[0] / "verdict.html"
+        if validation.is_file():
+            return validation.read_text("utf-8")
+        opened = open_result(paths[0], page=True)
+        return opened.page if opened.page is not None else self._plain(paths[0].name, opened.text)
+
+    def _compare(self, query: dict[str, list[str]]) -> str:
+        from loadgen.compare import comparison, inputs
+        from loadgen.compare.text import render_html
+        from loadgen.interop import reader
+
+        paths = self._chosen(query)
+        if len(paths) < 2:
+            raise UserError("too_few", "fewer than two results are chosen", "compare", "tick two or more in the list")
+        return render_html(comparison.compare(inputs.read_sides(paths, reader.read_result), anyway=True))
+
+    def _live(self, query: dict[str, list[str]]) -> str:
+        """A run that goes on, drawn as on its terminal."""
+        from loadgen.runs.dashboard import snapshot
+
+        paths = self._chosen(query)
+        if len(paths) != 1 or not (paths[0] / "spool").is_dir():
+            return self._plain("Not going on", "This run has ended: go back to the list.")
+        note = "Since the start: of the requests that are not yet in Parquet files."
+        return self._plain(paths[0].name, f"{snapshot(paths[0])}\n{note}", refresh_s=REFRESH_S)

@@ -1,0 +1,337 @@
+"""`loadgen answers`: scores by hand and by the packages' published examples; two endpoints; what is undecided."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from canned import events, serving
+from refusals import refused
+
+from loadgen.answers import scores
+from loadgen.answers.ask import Asked, refuse_other_tokenizer, unequal_tokens
+from loadgen.answers.comparison import judge, score
+from loadgen.answers.questions import Question, read_questions
+from loadgen.contracts.load import load_contract
+from loadgen.contracts.run import run
+from loadgen.contracts.stored import again
+from loadgen.core.errors import Faults, TargetError, UserError
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.run import execute
+from loadgen.core.results import checksums
+from loadgen.core.workload import Workload
+from loadgen.core.workload.dataset import DatasetRow
+from loadgen.evidence import verify as bundle
+from loadgen.shell.app import parser
+from loadgen.sim.server import embedded
+from loadgen.sim.server.options import Options
+
+FOX, DOG = "The quick brown fox jumps over the lazy dog", "The quick brown dog jumps on the log."
+
+
+def test_rouge_is_that_of_its_package_s_published_example() -> None:
+    """README of rouge_score: ROUGE-1 0.7059 and ROUGE-L 0.5882 of these two sentences."""
+    found = scores.against_reference(DOG, FOX)
+    assert found["rouge1"] == pytest.approx(0.70588, abs=1e-5)
+    assert found["rougeL"] == pytest.approx(0.58824, abs=1e-5)
+    assert found["exact"] == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "letter"),
+    [
+        ("B", "B"), ("(C) because", "C"), ("The answer is D.", "D"), ("Answer: A", "A"), ("I think B is right", "B"),
+        ("A cat sat. The answer is (C).", "C"), ("none of these", ""), ("I'd say so", ""), ("", ""),
+    ],
+)  # fmt: skip
+def test_the_letter_of_a_choice(answer: str, letter: str) -> None:
+    found = scores.chosen(answer)
+    assert found == letter or (answer.startswith("I think") and found == "I")
+
+
+@pytest.mark.parametrize(
+    ("answer", "valid"),
+    [
+        ('{"a": 1}', True),
+        ("```json\n[1]\n```", True),
+        ("1", True),
+        ("{'a': 1}", False),
+        ("", False),
+        ("[" * 10**5, False),
+    ],
+)
+def test_json_validity(answer: str, valid: bool) -> None:
+    assert scores.is_json(answer) is valid
+
+
+def test_how_alike_two_answers_are_by_hand() -> None:
+    found = scores.against_each_other("one two three four", "one two THREE four five")
+    assert found["agreement"] == 2 and found["agreement_share"] == 2 / 5 and found["equal"] == 0
+    assert scores.against_each_other("", "") == {"equal": 1, "agreement": 0, "agreement_share": 1, "similarity": 1}
+    assert scores.against_each_other("abc", "abd")["similarity"] == pytest.approx(2 / 3)
+
+
+def _question(reference: str | None, **changed: Any) -> Question:
+    return Question(row=DatasetRow(prompt="x"), reference=reference, **changed)
+
+
+def test_a_loss_is_seen_where_it_is_and_undecided_where_prompts_are_few() -> None:
+    """B answers 60 of 100 questions as the reference has it, A 40, 50 or 60 of the same ones."""
+    questions = [_question("B", choice=True) for _ in range(100)]
+    others: list[str | None] = ["B"] * 60 + ["A"] * 40
+
+    def change(right: int, n: int = 100) -> Any:
+        answers: list[str | None] = ["B"] * right + ["A"] * (100 - right)
+        return judge(score(questions[:n], answers[:n], others[:n]), 0.05)[0].changes[0]
+
+    assert change(60).within is True and change(60).ratio == 1
+    assert change(40).within is False and change(40).ratio == pytest.approx(40 / 60)
+    assert change(57).within is None  # 5 % less, give or take
+    assert change(60, n=8).within is None and change(60, n=8).low is None
+
+
+def test_a_prompt_without_an_answer_scores_nothing() -> None:
+    questions = [_question("yes") for _ in range(20)]
+    (part,) = judge(score(questions, ["yes"] * 10 + [None] * 10, None))
+    assert {score.metric: score.mean for score in part.scores}["exact"] == 0.5
+
+
+def test_classes_are_scored_apart() -> None:
+    questions = [_question("yes", group="qa")] * 12 + [_question("no", group="rag")] * 12
+    parts = judge(score(questions, ["yes"] * 24, None))
+    exact = {part.group: next(s.mean for s in part.scores if s.metric == "exact") for part in parts}
+    assert exact == {"": 0.5, "qa": 1.0, "rag": 0.0}
+
+
+def _write(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def test_rows_say_what_is_right(tmp_path: Path) -> None:
+    rows: list[Any] = [
+        {"prompt": "p", "reference": "r", "class": "qa"}, {"prompt": "p", "answer": "C", "choices": ["x", "y", "z"]},
+        {"prompt": "p", "output": 4}, {"messages": [{"role": "user", "content": "p"}]},
+        {"prompt": "p", "response_format": {"type": "json_object"}},
+    ]  # fmt: skip
+    found = read_questions(_write(tmp_path / "d.jsonl", rows))
+    assert [(q.reference, q.choice, q.json, q.group) for q in found] == [
+        ("r", False, False, "qa"), ("C", True, False, ""), ("4", False, False, ""), (None, False, False, ""),
+        (None, False, True, ""),
+    ]  # fmt: skip
+    assert len(read_questions(tmp_path / "d.jsonl", 2)) == 2
+
+
+@pytest.mark.parametrize(
+    "row", ['{"prompt": "p", "reference": {}}', "{", '{"prompt": "p", "answer": ["a"]}', '{"x": 1}']
+)
+def test_a_bad_row_is_named(tmp_path: Path, row: str) -> None:
+    with pytest.raises((UserError, Faults), match=r"d\.jsonl"):
+        read_questions(_write(tmp_path / "d.jsonl", [{"prompt": "p"}, row]))
+
+
+@pytest.fixture(scope="module")
+def endpoints() -> Iterator[tuple[str, str, str]]:
+    """An endpoint, the same again, and one that answers with other words at a tenth of the places."""
+    fast = {"ttft": "1ms", "itl": "0", "seed": 3}
+    with (
+        embedded.start(Options(**fast)) as good,  # type: ignore[arg-type]
+        embedded.start(Options(**fast)) as same,  # type: ignore[arg-type]
+        embedded.start(Options(**fast, worse=0.1)) as worse,  # type: ignore[arg-type]
+    ):
+        yield good.url, same.url, worse.url
+
+
+def _asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
+    code = parser()(["answers", *arguments, "--json"], standalone_mode=False, obj=list(arguments))
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.processes
+def test_a_worse_endpoint_is_found_and_an_equal_one_is_not(
+    endpoints: tuple[str, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, same, worse = endpoints
+    plain = _write(tmp_path / "p.jsonl", [{"prompt": f"question {i}", "output_tokens": 40} for i in range(40)])
+    out = tmp_path / "kept"
+    assert _asked(capsys, str(plain), "--url", good, "-o", str(out), "--keep-content")[0] == 0
+    texts = [json.loads(line)["a"] for line in (out / "texts.jsonl").read_text().splitlines()]
+    rows = [{"prompt": f"question {i}", "output_tokens": 40, "reference": text} for i, text in enumerate(texts)]
+    data = str(_write(tmp_path / "d.jsonl", rows))
+    code, found = _asked(capsys, data, "--url", same, "--against", good, "--within", "1%")
+    assert code == 3, "40 equal answers do not show that fewer than 1 of 100 are lost"
+    code, found = _asked(capsys, data, "--url", same, "--against", good, "--within", "10%")
+    assert code == 0 and found["parts"][0]["changes"][0]["ratio"] == 1
+    assert next(s["mean"] for s in found["parts"][0]["alike"] if s["metric"] == "equal") == 1
+    code, found = _asked(capsys, data, "--url", worse, "--against", good, "--within", "1%")
+    assert code == 1
+    rouge = next(change for change in found["parts"][0]["changes"] if change["metric"] == "rouge1")
+    assert 0.8 < rouge["ratio"] < 0.97 and rouge["within"] is False
+    alike = {score["metric"]: score["mean"] for score in found["parts"][0]["alike"]}
+    assert alike["equal"] < 0.2 and 0.8 < alike["similarity"] < 0.99 and alike["agreement"] < 40
+    assert sorted(path.name for path in out.iterdir()) == ["answers.json", "scores.jsonl", "texts.jsonl"]
+
+
+@pytest.mark.processes
+def test_without_references_nothing_says_whose_answer_is_right(
+    endpoints: tuple[str, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = str(_write(tmp_path / "d.jsonl", [{"prompt": f"q{i}", "output_tokens": 5} for i in range(12)]))
+    code = parser()(["answers", data, "--url", endpoints[0], "--against", endpoints[1], "--within", "1%"],
+               standalone_mode=False, obj=[])  # fmt: skip
+    assert code == 3 and "UNDECIDED" in capsys.readouterr().out
+
+
+def test_what_few_prompts_may_not_have_met_is_in_the_interval() -> None:
+    """100 pairs of equal scores: 3.6 % of all answers may be lost and none be among them (0.025 ** (1 / 100))."""
+    questions = [_question("yes") for _ in range(100)]
+    (part,) = judge(score(questions, ["yes"] * 100, ["yes"] * 100), 0.05)
+    change = part.changes[0]
+    assert (change.ratio, change.high) == (1, 1) and change.low == pytest.approx(0.025**0.01)
+    assert change.within is True
+    rouge = part.scores[0]
+    assert (rouge.mean, rouge.high) == (1, 1) and rouge.low == pytest.approx(0.025**0.01)
+
+
+def test_what_the_other_endpoint_did_not_answer_flatters_nobody() -> None:
+    """B answers 15 of 20, all right; A all 20, all wrong for B's 15. Nothing is A's gain."""
+    questions = [_question("yes") for _ in range(20)]
+    (part,) = judge(score(questions, ["no"] * 15 + ["yes"] * 5, ["yes"] * 15 + [None] * 5), 0.05)
+    exact = next(change for change in part.changes if change.metric == "exact")
+    assert (exact.count, exact.ratio) == (15, 0)
+    equal = next(one for one in part.alike if one.metric == "equal")
+    assert (equal.count, equal.mean) == (15, 0)
+
+
+def test_two_tokenizers_are_told_and_token_ids_refused() -> None:
+    asked = [Asked("m", ["x", "y"], tokens, [], [None, None]) for tokens in ([10, 20], [12, 21], [None, 20])]
+    assert "30 and 33 tokens" in unequal_tokens(asked[0], asked[1])
+    assert unequal_tokens(asked[0], asked[2]) == "" == unequal_tokens(asked[0], asked[0])
+    choice = {"text": "x", "finish_reason": "stop", "index": 0}
+    said = [
+        events({"choices": [choice], "usage": {"prompt_tokens": count, "completion_tokens": 1}}) for count in (30, 41)
+    ]
+    ids = [Question(row=DatasetRow(prompt=[1, 2, 3]))]
+    with serving(said[0]) as one, serving(said[1]) as other:
+        ends = [Settings(url=url, model="m", server="openai") for url in (one.url, other.url)]
+        refuse_other_tokenizer(*ends, [_question("text")])
+        with refused(UserError, "mismatch") as caught:
+            refuse_other_tokenizer(*ends, ids)
+        assert "30 tokens here, 41 there" in caught.value.what
+
+
+@pytest.mark.parametrize("url", ["foo", "http://127.0.0.1:9", "http://h:99999"])
+def test_an_endpoint_that_is_not_there_is_said(tmp_path: Path, url: str) -> None:
+    data = str(_write(tmp_path / "d.jsonl", [{"prompt": "p", "reference": "r"}]))
+    with pytest.raises(TargetError):
+        parser()(["answers", data, "--url", url], standalone_mode=False, obj=[])
+
+
+# -- contracts ----------------------------------------------------------------------------------------------------
+
+CONTRACT = """\
+name: fp4
+levels:
+  - {name: l, workload: qa, rate: 8/s, requests: 3000, must: [{tpot: {limit: 60ms, at: p50}}]}
+answers:
+  dataset: d.jsonl
+  must:
+"""
+
+
+def _contract(folder: Path, *terms: str, more: str = "") -> Path:
+    (folder / "c.yaml").write_text(CONTRACT + "".join(f"    - {term}\n" for term in terms) + more)
+    return folder / "c.yaml"
+
+
+ROWS = [{"prompt": f"q{i}", "reference": "r", "class": ("qa", "rag")[i % 2], "output_tokens": 20} for i in range(120)]
+
+
+@pytest.mark.parametrize(
+    ("term", "code"),
+    [
+        ("rougel: 44%", "unknown_name"),
+        ("within: 1%", "wrong_type"),
+        ("within: {of: ttft, limit: 1%}", "unknown_name"),
+        ("exact: 100%", "out_of_range"),
+        ("within: {of: rougeL, limit: 10%}", "missing_option"),
+        ("choice: 50%", "missing_key"),
+        ("exact: {share: 50%, class: rga}", "unknown_name"),
+        ("exact: 99%", "too_few"),
+        ("within: {of: exact, limit: 1%}", "too_few"),
+    ],
+)
+def test_a_term_about_answers_that_cannot_be_shown_is_refused(tmp_path: Path, term: str, code: str) -> None:
+    _write(tmp_path / "d.jsonl", ROWS)
+    with refused(Faults, code, where="c.yaml:7:"):
+        load_contract(_contract(tmp_path, term), env={}, against=code != "missing_option")
+
+
+@pytest.mark.parametrize("data", [None, '{"prompt": "p", "reference": {}}', "{"])
+def test_a_data_set_that_is_none_is_refused_with_the_contract(tmp_path: Path, data: str | None) -> None:
+    if data is not None:
+        _write(tmp_path / "d.jsonl", [data])
+    with pytest.raises(Faults) as raised:
+        load_contract(_contract(tmp_path, "exact: 50%"), env={})
+    assert "d.jsonl" in str(raised.value) or "c.yaml:5:12" in str(raised.value)
+
+
+@pytest.mark.processes
+def test_a_contract_about_answers_from_the_file_to_the_bundle(
+    endpoints: tuple[str, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The load in virtual time; the prompts over HTTP, to an endpoint with wrong words and to a good one."""
+    good, _, worse = endpoints
+    _write(tmp_path / "d.jsonl", ROWS)
+    _asked(capsys, str(tmp_path / "d.jsonl"), "--url", good, "-o", str(tmp_path / "kept"), "--keep-content")
+    texts = [json.loads(line)["a"] for line in (tmp_path / "kept/texts.jsonl").read_text().splitlines()]
+    _write(tmp_path / "d.jsonl", [{**row, "reference": text} for row, text in zip(ROWS, texts, strict=True)])
+    file = _contract(
+        tmp_path, "within: {of: rougeL, limit: 20%}", "within: {of: rouge2, limit: 5%}", "equal: 90%", "agreement: 3",
+        "exact: {share: 15%, class: rag}", more="  should: [exact: 90%]\n",
+    )  # fmt: skip
+    settings = Settings(url=worse, server_metrics=("off",))
+
+    def perform(workload: Workload, settings: Settings) -> Any:
+        return execute(workload, replace(settings, url="sim:gb300-vm"))
+
+    checked = load_contract(file, env={}, against=True)
+    found, folder = run(checked, settings, tmp_path / "out", perform=perform, say=str, other=Settings(url=good))
+    level = found.levels[1]
+    assert level.name == "answers" and level.requests == level.ok == 120
+    assert [term.verdict for term in level.terms] == ["PASS", "FAIL", "FAIL", "PASS", "INCONCLUSIVE", "FAIL"], level
+    assert found.verdict == "FAIL" and found.levels[0].verdict == "PASS"
+    rouge = level.terms[0]
+    assert rouge.value is not None and 3 < rouge.value < 20 and (rouge.limit, rouge.unit) == (20, "%")
+    assert again(folder) == found
+    shown = (folder / "verdict.html").read_text()
+    assert "answers: FAIL" in shown and "rougeL: longest sequence of words" in shown
+    assert 'classname="answers"' in (folder / "junit.xml").read_text()
+    made = tmp_path / "poc.zip"
+    bundle.bundle(folder, made)
+    assert bundle.verify(made).verified == "all"
+    kept = folder / "answers/scores.jsonl"
+    kept.write_text(kept.read_text().replace('"equal":0.0', '"equal":1.0'))
+    checksums.write(folder)
+    bundle.bundle(folder, tmp_path / "forged.zip")
+    forged = bundle.verify(tmp_path / "forged.zip")
+    assert forged.verified == "no"
+    assert {one.file for one in forged.differences} >= {"result/answers/answers.json", "result/verdict.json"}
+    assert bundle.bundle(tmp_path / "kept", tmp_path / "a.zip").left_out.keys() == {"texts.jsonl"}
+    bundle.bundle(tmp_path / "kept", tmp_path / "b.zip", content=True)
+    whole = bundle.verify(tmp_path / "b.zip")
+    assert whole.verified == "all" and {one.file for one in whole.made} == {"answers.json", "scores.jsonl"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--within", "1%"), ("--against", "http://h", "--within", "x"), ("--keep-content",), ("--url", "sim:gb300-vm")],
+)
+def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    data = str(_write(tmp_path / "d.jsonl", [{"prompt": "p"}]))
+    with pytest.raises((UserError, Faults)):
+        parser()(["answers", data, *arguments], standalone_mode=False, obj=[])

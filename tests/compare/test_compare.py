@@ -1,0 +1,473 @@
+"""Comparisons: what is told of pairs that are the same, that differ, that may not be compared; conditions; formats."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import numpy as np
+import places
+import pytest
+import runs
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from queueing import fail, rows
+from refusals import refused
+
+from loadgen.compare import block_errors, comparison, thresholds
+from loadgen.compare import text as compared
+from loadgen.compare.block_errors import Known
+from loadgen.compare.comparison import ComparedRun, Difference, Side
+from loadgen.core.errors import Faults
+from loadgen.core.metrics import registry
+from loadgen.core.metrics.summary import load_summary, summarize
+from loadgen.core.results.manifest import Fingerprints
+from loadgen.core.stats import intervals
+from loadgen.present import junit, table
+from loadgen.shell.app import main
+
+EXAMPLE = places.DATA / "summary_example_rag_gpus.json"
+INSTANTS = (
+    "first_byte_ns",
+    "first_event_ns",
+    "first_token_ns",
+    "first_answer_ns",
+    "last_token_ns",
+    "end_ns",
+    "done_ns",
+)
+
+
+def slower(found: NDArray[np.void], by: float) -> NDArray[np.void]:
+    """Every latency times `by`."""
+    scaled = found.copy()
+    for field in INSTANTS:
+        came = found[field] >= 0
+        scaled[field][came] = found["due_ns"][came] + ((found[field] - found["due_ns"])[came] * by).astype(np.int64)
+    return scaled
+
+
+def run(found: NDArray[np.void], name: str = "r", **changed: object) -> ComparedRun:
+    header = runs.header(name, len(found), **changed)
+    return ComparedRun(name=name, summary=summarize(header, found), header=header, rows=found)
+
+
+def side(name: str, *found: NDArray[np.void], **changed: object) -> Side:
+    return Side(name=name, runs=tuple(run(one, f"r{i}", **changed) for i, one in enumerate(found)))
+
+
+def words(*sides: Side, **how: object) -> dict[str, str]:
+    found = comparison.compare(sides, **how)  # type: ignore[arg-type]
+    return {one.metric: one.word for one in found.differences}
+
+
+def exits(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+# -- words ---------------------------------------------------------------------------------------------------------
+
+
+def test_two_of_the_same_show_no_difference() -> None:
+    found = comparison.compare([side("a", rows(11, 1000)), side("b", rows(12, 1000))])
+    assert found.same_work is True and found.valid
+    assert {one.word for one in found.differences} == {"no difference seen"}
+    assert all(one.low is not None and one.low <= 0 <= (one.high or 0) for one in found.differences)
+    assert "these runs" in found.scope
+
+
+def test_a_large_shift_is_found_and_named_rightly() -> None:
+    one = side("a", *(rows(seed, 1000) for seed in (11, 12, 13)))
+    other = side("b", *(slower(rows(seed, 1000), 1.3) for seed in (14, 15, 16)))
+    worse, better = words(one, other), words(other, one)
+    for metric in ("tpot_ms.p50", "tpot_ms.p99", "e2e_ms.p50"):
+        assert (worse[metric], better[metric]) == ("worse", "better")
+    assert worse["ok_share"] == "no difference seen"
+
+
+def test_one_run_a_side_differs_and_is_never_better_or_worse() -> None:
+    alone, repeats = side("a", rows(11, 1000)), side("c", *(rows(seed, 1000) for seed in (13, 14, 15)))
+    far = side("b", slower(rows(12, 1000), 1.3))
+    for one, other in ((alone, far), (far, alone), (repeats, far), (far, repeats)):
+        told = words(one, other)
+        assert told["tpot_ms.p50"] == told["e2e_ms.p50"] == "these two runs differ"
+        assert not {"better", "worse"} & set(told.values())
+    assert "no word of better or worse" in comparison.compare([alone, far]).scope
+
+
+def test_a_level_of_each_start_is_no_difference() -> None:
+    """Starts 5 % apart, by blocks within a run a sure difference; by repeats at most 7 of 100 pairs are told apart."""
+    draw = np.random.default_rng(8)
+    base = [rows(seed, 700) for seed in range(6)]
+    wrong = 0
+    for _ in range(16):
+        runs_of = [slower(one, float(draw.lognormal(0, 0.05))) for one in base]
+        told = words(side("a", *runs_of[:3]), side("b", *runs_of[3:]))
+        wrong += bool({"better", "worse"} & set(told.values()))
+    assert wrong <= 1
+
+
+def test_a_tail_made_by_one_bad_spell_a_run_is_not_told_apart() -> None:
+    """Three runs with a bad spell of 8 s each, three without: the runs of a side agree, but there are three spells."""
+    clean = [rows(seed, 2000, 8.0) for seed in range(1, 7)]
+    for one in clean:  # without the noise of the queue
+        one["last_token_ns"] = one["first_token_ns"] + (2e9 + one["due_ns"] % 1e7).astype(np.int64)
+    for one in clean[3:]:
+        spell = (one["due_ns"] > 100e9) & (one["due_ns"] < 108e9)
+        one["last_token_ns"][spell] += 2 * (one["last_token_ns"] - one["first_token_ns"])[spell]
+    found = comparison.compare([side("a", *clean[:3]), side("b", *clean[3:])])
+    (tpot,) = (one for one in found.differences if one.metric == "tpot_ms.p99")
+    assert (tpot.change or 0) > 1 and (tpot.low or 0) > 0
+    assert tpot.word == "cannot tell" and "a few stretches of time only" in tpot.why
+    assert intervals.fisher(0, 20, 3, 20) == pytest.approx(0.2308, abs=1e-4)
+    assert intervals.fisher(0, 20, 20, 20) < 1e-10
+
+
+def test_shares_of_repeats_without_a_failure_are_not_certain() -> None:
+    """Three runs without a failure against three with one each: nothing between runs, and no certainty."""
+    bad = [rows(seed, 700) for seed in (4, 5, 6)]
+    for one in bad:
+        fail(one[:1], 1.0)
+    told = words(side("a", *(rows(seed, 700) for seed in (1, 2, 3))), side("b", *bad))
+    assert told["ok_share"] == "no difference seen"
+
+
+def test_failures_are_a_difference_of_shares() -> None:
+    bad = rows(12, 1000)
+    fail(bad, 0.009)  # under the limit of the verdict
+    few = comparison.compare([side("a", rows(11, 1000)), side("b", bad)])
+    share = next(one for one in few.differences if one.metric == "ok_share")
+    assert share.absolute and share.change == pytest.approx(-0.009, abs=0.006)
+    assert share.detectable is not None and 0.005 < share.detectable < 0.05
+
+
+def test_what_is_not_the_same_work_is_not_judged() -> None:
+    other = Fingerprints(recipe="another")
+    found = comparison.compare(
+        [side("a", rows(1, 300)), side("b", slower(rows(2, 300), 2), fingerprints=other, workload="rag")]
+    )
+    assert found.same_work is False and found.unlike == ("workload: chat against rag",)
+    assert {one.word for one in found.differences} == {"cannot tell"}
+    assert {one.why for one in found.differences} == {comparison.UNLIKE}
+    assert all(one.change is not None for one in found.differences)
+    for shown in (compared.render_text(found), compared.render_markdown(found)):
+        assert " ".join(shown.split()).count("not the same work") == 1
+    asked = comparison.compare(
+        [side("a", rows(1, 300)), side("b", slower(rows(2, 300), 2), fingerprints=other)], anyway=True
+    )
+    assert "these two runs differ" in {one.word for one in asked.differences}
+
+
+def test_what_is_not_valid_is_not_judged() -> None:
+    bad = rows(2, 300)
+    fail(bad, 0.2)
+    found = comparison.compare([side("a", rows(1, 300)), side("b", bad)])
+    assert not found.valid and {one.why for one in found.differences} == {"b is not valid"}
+
+
+def test_too_few_samples_cannot_tell() -> None:
+    found = {
+        one.metric: one for one in comparison.compare([side("a", rows(1, 300)), side("b", rows(2, 300))]).differences
+    }
+    assert found["ttft_ms.p99"].why == "300 samples, p99 needs 662"
+    assert found["ttft_ms.p50"].word == "no difference seen"
+
+
+def test_repeats_speak_as_whole_runs() -> None:
+    """Three runs a side, each with its own offset: blocks within a run would find a difference that is none."""
+    shifts = (0.8, 1.0, 1.25)
+    one = side("a", *(slower(rows(i, 700), by) for i, by in enumerate(shifts)))
+    other = side("b", *(slower(rows(i + 5, 700), by) for i, by in enumerate(reversed(shifts))))
+    found = comparison.compare([one, other])
+    assert found.scope == "by repeated runs on every side"
+    assert "worse" not in words(one, other).values() and "better" not in words(one, other).values()
+    far = side("c", *(slower(rows(i + 5, 700), by * 3) for i, by in enumerate(shifts)))
+    assert words(one, far)["tpot_ms.p50"] == "worse"
+    alone = words(side("a", slower(rows(0, 700), 0.8)), side("b", slower(rows(5, 700), 1.25)))
+    assert alone["tpot_ms.p50"] == "these two runs differ"
+
+
+def test_a_summary_alone_has_no_interval() -> None:
+    summary = load_summary(EXAMPLE.read_bytes())
+    kept = Side(name="kept", runs=(ComparedRun(name="kept", summary=summary),))
+    found = comparison.compare([kept, kept])
+    assert {one.word for one in found.differences} == {"cannot tell"}
+    assert any("no records" in note for note in found.notes)
+
+
+def test_figures_of_another_tool_are_shown_and_not_judged() -> None:
+    told = Side(name="other", told={"ttft_ms.p50": 500.0, "tokens.output_per_s": 900.0}, notes=("figures of other",))
+    found = comparison.compare([side("a", rows(1, 300)), told])
+    assert {one.metric for one in found.differences} == {"ttft_ms.p50", "tokens.output_per_s"}
+    assert {one.word for one in found.differences} == {"cannot tell"} and found.same_work is None
+
+
+# -- statistics ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("chances", "levels"),
+    [
+        ([0.001, 0.04, 0.03], [0.05 / 3, 0.05 / 2, 0.05 / 2]),  # 0.03 > 0.05 / 2 stops; 0.04 shares its level
+        ([0.001, 0.02, 0.03], [0.05 / 3, 0.05 / 2, 0.05]),
+        ([0.5, None, 0.4], [0.05 / 2, 0.05, 0.05 / 2]),
+        ([], []),
+    ],
+)
+def test_holm(chances: list[float | None], levels: list[float]) -> None:
+    assert comparison._holm(chances, 0.05) == pytest.approx(levels)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=9))
+def test_holm_rejects_what_the_step_down_rejects(chances: list[float]) -> None:
+    levels = comparison._holm(chances, 0.05)
+    expected = set()
+    for place, i in enumerate(sorted(range(len(chances)), key=lambda i: (chances[i], i))):
+        if chances[i] > 0.05 / (len(chances) - place):
+            break
+        expected.add(i)
+    assert {i for i, chance in enumerate(chances) if chance <= levels[i]} == expected
+
+
+def test_the_gap_of_two_figures() -> None:
+    gap = comparison._difference_of(Known(1.0, 0.3, 19), Known(2.0, 0.4, 9))
+    assert (gap.value, gap.error) == pytest.approx((1.0, 0.5))
+    assert gap.freedom == pytest.approx(0.5**4 / (0.3**4 / 19 + 0.4**4 / 9))
+    assert comparison._p_value(Known(0.0, 0.0, 9)) == 1.0 and comparison._p_value(Known(1.0, 0.0, 9)) == 0.0
+
+
+def test_the_error_of_a_quantile_is_that_of_its_sampling() -> None:
+    """Independent draws: sd of the log of the median of n is sqrt(pi / 2) * sigma / sqrt(n), by either way."""
+    draw = np.random.default_rng(3)
+    n, sigma = 4000, 0.3
+    truth = math.sqrt(math.pi / 2) * sigma / math.sqrt(n)
+    values = draw.lognormal(15, sigma, n)
+    assert block_errors._quantile_error(values, 0.5)[0] == pytest.approx(truth, rel=0.7)
+    ranks = [block_errors._rank_error(draw.lognormal(15, sigma, n), 0.5, 20) for _ in range(20)]
+    assert np.mean(ranks) == pytest.approx(truth, rel=0.2)
+
+
+def test_what_hangs_together_has_a_larger_error() -> None:
+    draw = np.random.default_rng(4)
+    steps = np.repeat(draw.normal(0, 0.3, 40), 50)
+    tied = np.exp(15 + steps + draw.normal(0, 0.05, 2000))
+    free = draw.permutation(tied)
+    assert block_errors._quantile_error(tied, 0.5)[0] > 2.5 * block_errors._quantile_error(free, 0.5)[0]
+
+
+# -- paths and conditions ------------------------------------------------------------------------------------------
+
+
+def test_every_path_names_a_number_of_the_summary() -> None:
+    summary = load_summary(EXAMPLE.read_bytes())
+    for path in registry.paths():
+        assert registry.metric(path) is not None
+        value = registry.figure(summary, path)
+        assert value is None or math.isfinite(value), path
+    assert registry.figure(summary, "ttft_ms.p99") == summary.ttft_ms.p99
+    assert registry.metric("ttft_ms.p98") is None and registry.metric("run.id") is None
+
+
+def difference(**told: object) -> Difference:
+    fields = {"metric": "ttft_ms.p99", "name": "TTFT p99", "unit": "ms", "side": "b", "repeated": True, **told}
+    return Difference(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "after", "failed"),
+    [
+        ("ttft_ms.p99 > +5%", 100.0, 106.0, True),
+        ("ttft_ms.p99 > +5%", 100.0, 105.0, False),
+        ("ttft_ms.p99 >= +5%", 100.0, 105.0, True),
+        ("ttft.p99>+5%", 100.0, 106.0, True),
+        ("ttft_p99 > +5%", 100.0, 106.0, True),
+        ("ttft_ms.p99 < -5%", 100.0, 94.0, True),
+        ("ttft_ms.p99 > +20ms", 100.0, 121.0, True),
+        ("ttft_ms.p99 > +0.02s", 100.0, 119.0, False),
+        ("ttft_ms.p99 > 500", 100.0, 501.0, True),
+        ("ttft_ms.p99 > 0.5s", 100.0, 499.0, False),
+        ("ttft_ms.p99 > +5%", None, 106.0, None),
+        ("ttft_ms.p99 > +5%", 0.0, 106.0, None),
+    ],
+)
+def test_conditions(text: str, before: float | None, after: float, failed: bool | None) -> None:
+    (condition,) = thresholds.parse_thresholds([text])
+    change = after / before - 1 if before else None
+    found = comparison.compare([side("a", rows(1, 20)), side("b", rows(2, 20))])
+    one = difference(before=before, after=after, change=change)
+    (outcome,) = thresholds.hold([condition], msgspec.structs.replace(found, differences=(one,)))
+    assert outcome.failed is failed
+
+
+def test_conditions_on_shares_are_in_points() -> None:
+    (below, loss) = thresholds.parse_thresholds(["goodput.share < 99%", "ok_share < -0.5%"])
+    assert (below.kind, below.limit) == ("value", 0.99)
+    assert (loss.kind, loss.limit) == ("difference", -0.005)
+
+
+@pytest.mark.parametrize(("text", "failed"), [("ttft_ms.p99 > +5%", None), ("ttft_ms.p99 > +5ms", None),
+                                              ("ttft_ms.p99 > 100ms", True)])  # fmt: skip
+def test_a_change_of_one_run_a_side_is_undecided_and_a_value_is_not(text: str, failed: bool | None) -> None:
+    (condition,) = thresholds.parse_thresholds([text])
+    one = difference(before=100.0, after=150.0, change=0.5, low=0.4, high=0.6, repeated=False)
+    for beyond_noise in (False, True):
+        outcome = thresholds._check(condition, one, beyond_noise=beyond_noise)
+        assert outcome.failed is failed
+        assert (failed is not None) or "--repeat" in outcome.said
+
+
+@pytest.mark.parametrize(("text", "failed"), [("ttft_ms.p99 > +500%", None), ("ttft_ms.p99 > +5s", None),
+                                              ("ttft_ms.p99 > 1ms", True)])  # fmt: skip
+def test_a_change_of_other_work_is_undecided_unless_it_is_taken_anyway(text: str, failed: bool | None) -> None:
+    conditions = thresholds.parse_thresholds([text])
+    other = msgspec.structs.replace(run(rows(1, 60)).summary.fingerprints, recipe="another")
+    sides = [side("a", rows(1, 60), rows(3, 60)), side("b", rows(2, 60), rows(4, 60), fingerprints=other)]
+    (found,) = thresholds.hold(conditions, comparison.compare(sides))
+    assert found.failed is failed
+    (found,) = thresholds.hold(conditions, comparison.compare(sides, anyway=True))
+    assert found.failed is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "low", "high", "said"),
+    [
+        (0.1, 0.05, 0.2, "+5.0 to +20.0 %"),
+        (256.0, 73.9, 1e6, "74.9x to any"),
+        (1.5, -0.2, 4.0, "0.800x to 5.00x"),
+    ],
+)
+def test_an_interval_is_written_as_its_change_is(change: float, low: float, high: float, said: str) -> None:
+    assert thresholds.interval(difference(before=1.0, after=1 + change, change=change, low=low, high=high)) == said
+
+
+def test_a_share_can_change_by_no_more_than_there_is() -> None:
+    known = Known(value=-0.1, error=2.0, freedom=3)
+    share = difference(metric="goodput.share", before=0.5, after=0.4, change=-0.1)
+    judged = comparison._judged(share, known, 1, 0.05, 0.05)
+    assert (judged.low, judged.high, judged.detectable) == (-0.5, 0.5, None)
+
+
+@pytest.mark.parametrize(("low", "failed"), [(0.06, True), (0.04, False), (None, None)])
+def test_beyond_noise_asks_for_the_whole_interval(low: float | None, failed: bool) -> None:
+    (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
+    one = difference(before=100.0, after=110.0, change=0.1, low=low, high=None if low is None else 0.2)
+    assert thresholds._check(condition, one, beyond_noise=True).failed is failed
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("ttft_ms.p99 >> 5", "invalid_value"),
+        ("tfft_ms.p99 > +5%", "unknown_name"),
+        ("requests.ok > 5ms", "invalid_value"),
+        ("ttft_ms.p99 > 5%", "invalid_value"),
+    ],
+)
+def test_conditions_that_are_none(text: str, code: str) -> None:
+    with refused(Faults, code) as faults:
+        thresholds.parse_thresholds([text, "nonsense"])
+    assert "nonsense" in str(faults.value)
+
+
+# -- formats -------------------------------------------------------------------------------------------------------
+
+
+def test_text_markdown_and_junit_say_the_same() -> None:
+    several = [rows(seed, 1000) for seed in (11, 12, 13, 14, 15, 16)]
+    found = comparison.compare(
+        [side("a", *several[:3]), side("b", *(slower(one, 1.3) for one in several[3:]))], also=["load.achieved_rps"]
+    )
+    outcomes = list(
+        thresholds.hold(
+            thresholds.parse_thresholds(["tpot_ms.p50 > +5%", "e2e_ms.p50 > 1h".replace("1h", "9999s")]), found
+        )
+    )
+    plain, pasted = compared.render_text(found, outcomes), compared.render_markdown(found, outcomes)
+    for one in found.differences:
+        line = next(line for line in plain.splitlines() if line.startswith(one.name))
+        assert one.word in line
+        assert any(row.startswith(f"| {one.name}") and one.word in row for row in pasted.splitlines())
+    assert "FAILED  tpot_ms.p50 > +5%" in plain and "passed  e2e_ms.p50 > 9999s" in plain
+    assert "\x1b[31mworse" in compared.render_text(found, color=True) and "\x1b" not in plain
+    tree = ElementTree.fromstring(junit.render("loadgen compare", list(compared.cases(found, outcomes))))
+    assert tree.attrib["failures"] == "1" and len(tree.findall(".//testcase")) == 2
+
+
+@given(st.lists(st.tuples(st.text(), st.sampled_from(["passed", "failed", "error", "skipped"]), st.text()), max_size=4))
+def test_junit_is_xml_whatever_is_in_it(told: list[tuple[str, str, str]]) -> None:
+    cases = [junit.Case(name=name, group=name, outcome=outcome, text=text) for name, outcome, text in told]  # type: ignore[arg-type]
+    tree = ElementTree.fromstring(junit.render("x", cases))
+    assert len(tree.findall(".//testcase")) == len(told)
+
+
+def test_markdown_cells_cannot_break_the_table() -> None:
+    assert table.markdown(("a", "b"), [("x|y\nz", "1")]).splitlines()[2] == "| x\\|y z | 1 |"
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = str(runs.write(tmp_path / "a", rows(1, 300)))
+    b = str(runs.write(tmp_path / "b", slower(rows(2, 300), 1.5)))
+    assert exits("compare", a, b) == 0
+    assert "these two runs differ" in capsys.readouterr().out
+    assert exits("compare", a, b, "--fail-on", "tpot_ms.p50 > +5%") == 3, "one run a side decides nothing"
+    assert "undecided" in capsys.readouterr().out
+    assert exits("compare", a, b, "--fail-on", "tpot_ms.p50 > 1ms") == 1, "a value is that of the run"
+    capsys.readouterr()
+    for name, by in (("a", 1.0), ("b", 1.5)):
+        for seed in (3, 4, 5):
+            runs.write(tmp_path / f"{name}s" / f"r{seed}", slower(rows(seed + len(name), 300), by))
+    a, b = str(tmp_path / "as"), str(tmp_path / "bs")
+    xml = tmp_path / "out.xml"
+    assert exits("compare", a, b, "--fail-on", "tpot_ms.p50 > +5%", "--junit", str(xml), "--json") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["conditions"][0]["failed"] is True and told["comparison"]["sides"] == ["as", "bs"]
+    assert ElementTree.parse(xml).getroot().attrib["failures"] == "1"
+    assert exits("compare", b, a, "--fail-on", "tpot_ms.p50 > +5%", "--markdown") == 0
+    assert "| TPOT p50, ms |" in capsys.readouterr().out
+
+
+def test_the_command_refuses_what_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = str(runs.write(tmp_path / "a", rows(1, 60)))
+    assert exits("compare", a) == 2
+    assert exits("compare", a, str(tmp_path / "none")) == 2
+    assert "no such file or folder" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert exits("compare", a, str(tmp_path / "empty")) == 2
+    assert "no run, and no folder of runs" in capsys.readouterr().err
+    for i in (1, 2):
+        runs.write(tmp_path / "mixed" / f"c{i}", rows(i, 60), fingerprints=Fingerprints(recipe=f"recipe {i}"))
+    assert exits("compare", a, str(tmp_path / "mixed")) == 2
+    assert "c1, c2 have different recipes" in capsys.readouterr().err
+    assert exits("compare", a, a, "--confidence", "wrong") == 2
+    bad = rows(1, 60)
+    fail(bad, 0.5)
+    assert exits("compare", a, str(runs.write(tmp_path / "bad", bad))) == 3
+
+
+def test_the_command_takes_folders_of_repeats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, seeds in (("a", (1, 2)), ("b", (3, 4))):
+        for seed in seeds:
+            runs.write(tmp_path / name / f"r{seed}", rows(seed, 60))
+    assert exits("compare", str(tmp_path / "a"), str(tmp_path / "b")) == 0
+    assert "by repeated runs on every side" in capsys.readouterr().out
+
+
+def test_what_is_simulated_says_so_first() -> None:
+    from loadgen.core.results.manifest import TargetFacts
+
+    a, b = side("a", rows(1, 200), targets=(TargetFacts(simulated=True),)), side("b", rows(2, 200))
+    found = comparison.compare([a, b])
+    assert found.simulated == ("a",)
+    assert "(SIMULATED: a)" in compared.render_text(found).splitlines()[0]
+    assert "(SIMULATED: a)" in compared.render_markdown(found).splitlines()[0]
+    assert any("SIMULATED" in case.name for case in compared.cases(found, ()))

@@ -1,0 +1,224 @@
+"""The server's prefix cache as a condition of a load: what is asked for, what is built, what is seen."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from refusals import refused
+
+from loadgen.core.errors import Fault, Faults
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.run import execute
+from loadgen.core.requests.build import build
+from loadgen.core.requests.tokenizer import load_tokenizer
+from loadgen.core.workload import Workload, load, read_flags, recipe_fingerprint
+from loadgen.runs import text
+
+SHAPE = "input_tokens: {uniform: {min: 900, max: 1500}}, output_tokens: 20"
+
+
+def workload(folder: Path, more: str, shape: str = SHAPE, **flags: str) -> Workload:
+    (folder / "w.yaml").write_text(
+        f"name: w\nrequests: {{{shape}{more}}}\nstages: [{{arrival: {{poisson: 5/s}}, count: 300}}]\n"
+    )
+    return load(str(folder / "w.yaml"), read_flags(**flags))
+
+
+@pytest.mark.parametrize(("cache", "share"), [("cold", 0.0), ("warm", 1.0), ("{hit_rate: 60%}", 0.6)])
+def test_prompts_share_what_is_asked_for_and_the_server_sees_it(tmp_path: Path, cache: str, share: float) -> None:
+    one = workload(tmp_path, f", prefixes: 2, cache: {cache}", seed="3")
+    prompts = build(one, 3, 1, load_tokenizer(), 8)
+    texts = [prompts[number].prompt for number in range(40)]
+    lengths = [prompts[number].input_tokens + 8 for number in range(40)]
+    groups: dict[int, list[int]] = {}
+    for number in range(40):
+        groups.setdefault(prompts.group_of(number), []).append(number)
+    assert len(groups) == 2
+    for members in groups.values():
+        for a, b in pairwise(members):
+            words = zip(texts[a].split(), texts[b].split(), strict=False)
+            equal = next(i for i, (x, y) in enumerate(words) if x != y)
+            built = min(share * lengths[a], share * lengths[b], lengths[a] - 4, lengths[b] - 4) - 8
+            assert abs(equal - max(built, 0)) <= 2
+    assert len(set(texts)) == 40
+    summary, _ = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    assert summary.cache_asked == share
+    assert summary.tokens.cached_share == pytest.approx(share, abs=0.05)  # whole blocks, and each group grows
+    assert "cache_differs" not in [code.code for code in summary.verdict.warning_codes]
+    assert f"{share:.0%}".rstrip("%") in text.render(summary) and "asked for)" in text.render(summary)
+
+
+def test_a_cache_that_is_too_small_is_told(tmp_path: Path) -> None:
+    one = workload(tmp_path, ", prefixes: 300, cache: {hit_rate: 60%}", seed="3")
+    summary, _ = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    code = next(code for code in summary.verdict.warning_codes if code.code == "cache_differs")
+    assert code.values["asked"] == 0.6 and code.values["share"] == summary.tokens.cached_share < 0.5
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        (", cache: hot", "unknown_name"), (", cache: 0.6", "unknown_name"),
+        (", cache: {hit_rate: 0.6}", "unknown_name"), (", cache: {hit_rate: 160%}", "out_of_range"),
+        (", cache: warm, shared_prefix_tokens: 5", "conflict"),
+        (", cache: warm, turns: {count: 2, tool_result_tokens: 5}", "conflict"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_it_is_said(tmp_path: Path, more: str, code: str) -> None:
+    with refused(Faults, code):
+        workload(tmp_path, more)
+
+
+def test_the_salt_is_fresh_unless_given_and_the_recipe_has_the_share(tmp_path: Path) -> None:
+    assert workload(tmp_path, ", cache: cold").salt == "fresh"
+    assert workload(tmp_path, ", cache: cold", salt="blue").salt == "blue"
+    assert workload(tmp_path, "").salt is None
+    of = [recipe_fingerprint(workload(tmp_path, more), "server") for more in ("", ", cache: cold", ", cache: warm")]
+    assert len(set(of)) == 3
+
+
+# -- retrieval -----------------------------------------------------------------------------------------------------
+
+RAG = ", chunks: {count: 3, tokens: 384, corpus: 200, zipf: 1.2}"
+
+
+def test_prompts_begin_with_chunks_by_popularity_and_their_reuse_is_stated(tmp_path: Path) -> None:
+    one = workload(tmp_path, RAG, "input_tokens: 1302, output_tokens: 20", seed="3")
+    prompts, tokenizer = build(one, 3, 1, load_tokenizer(), 8), load_tokenizer()
+    chunks = [prompts.chunks_of(number) for number in range(300)]
+    assert all(len(set(of)) == 3 and max(of) < 200 for of in chunks)
+    drawn = [chunk for of in chunks for chunk in of]
+    assert drawn.count(0) > 2 * drawn.count(3) > 0  # 1 / k^1.2
+    texts = [str(prompts[number].prompt) for number in range(40)]
+    assert {tokenizer.count(text) for text in texts} == {1302 - 8} and len(set(texts)) == 40
+    first = {of[0]: text.split(" ")[:384] for of, text in zip(chunks, texts, strict=False)}
+    assert all(text.split(" ")[:384] == first[of[0]] for of, text in zip(chunks, texts, strict=False))
+    summary, _ = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    before: set[int] = set()
+    reused = 0
+    for of in chunks:
+        reused += sum(chunk in before for chunk in of)
+        before |= set(of)
+    assert summary.chunks is not None and summary.chunks.requests == 300
+    assert summary.chunks.reused_share == pytest.approx(reused / 900)
+    assert 0 < summary.chunks.leading_share < summary.chunks.reused_share
+    known: set[tuple[int, tuple[int, ...]]] = set()
+    leading = (
+        0  # at each of the four replicas, which take turns: a prefix cache knows what stands after the same chunks
+    )
+    for number, of in enumerate(chunks):
+        beginnings = {(number % 4, of[:end]) for end in (1, 2, 3)}
+        leading += len(beginnings & known)
+        known |= beginnings
+    assert summary.tokens.cached_share == pytest.approx(leading * 384 / (300 * 1302), abs=0.02)
+    assert "came before" in text.render(summary)
+
+
+@pytest.mark.parametrize(
+    ("more", "shape", "code"),
+    [
+        (RAG, "input_tokens: 1152, output_tokens: 2", "out_of_range"),
+        (RAG, SHAPE, "out_of_range"),
+        (RAG + ", cache: warm", "input_tokens: 2000, output_tokens: 2", "conflict"),
+        (RAG + ", shared_prefix_tokens: 9", "input_tokens: 2000, output_tokens: 2", "conflict"),
+        (", chunks: {count: 3, corpus: 2}", "input_tokens: 2000, output_tokens: 2", "out_of_range"),
+    ],
+)
+def test_chunks_that_cannot_be(more: str, shape: str, code: str, tmp_path: Path) -> None:
+    with refused(Faults, code):
+        workload(tmp_path, more, shape)
+
+
+# -- the servers' side ---------------------------------------------------------------------------------------------
+
+
+def test_the_reset_of_each_kind_of_server() -> None:
+    import asyncio
+
+    from canned import answer, serving
+    from loadgen_sdk.dialects.quirks import QUIRKS
+    from loadgen_sdk.transport.target import Target
+
+    from loadgen.core.followers import cache_reset
+
+    def reset(kind: str, *answers: bytes) -> list[str]:
+        with serving(*answers) as server:
+            found = SimpleNamespace(target=Target.parse(server.url), quirk=QUIRKS[kind])
+            asyncio.run(cache_reset.empty(Settings(api_key="sk-12345"), [found]))  # type: ignore[list-item]
+            return [heard.path for heard in server.heard]
+
+    assert reset("vllm", answer({})) == ["/reset_prefix_cache"]
+    assert reset("sglang", answer({})) == ["/flush_cache"]
+    assert reset("trtllm", answer({"success": True})) == ["/reset_prefix_cache"]
+    with refused(Fault, "unsupported") as none:
+        reset("llamacpp", answer({}))
+    assert "--salt fresh" in none.value.hint
+    with refused(Fault, "invalid_answer") as not_there:
+        reset("vllm", answer({"detail": "Not Found"}, "404 Not Found"))
+    assert "VLLM_SERVER_DEV_MODE=1" in not_there.value.hint
+    with refused(Fault, "invalid_answer"):
+        reset("vllm", answer({"success": False}))
+
+
+def test_the_servers_counters_are_asked_too() -> None:
+    from loadgen.core.server_metrics.series import MetricSample, cache_disputed, summarize
+
+    def page(**counters: tuple[float, float]) -> list[MetricSample]:
+        return [
+            MetricSample(t_s=at, target=0, page="p", name=name, labels="", value=value)
+            for index, at in enumerate((0.0, 9.0))
+            for name, value in [
+                *((name.replace("__", ":"), pair[index]) for name, pair in counters.items()),
+                ("up", 1.0),
+            ]
+        ]
+
+    vllm = summarize(page(vllm__prefix_cache_hits_total=(50, 350), vllm__prefix_cache_queries_total=(100, 600)), None)
+    assert vllm is not None and vllm.cached_share == 0.6
+    counts = summarize(page(sglang__cached_tokens_total=(0, 100), sglang__prompt_tokens_total=(0, 400)), None)
+    assert counts is not None and counts.cached_share == 0.25
+    rate = summarize(page(trtllm_kv_cache_hit_rate=(0.1, 0.5)), None)
+    assert rate is not None and rate.cached_share == 0.5
+    assert cache_disputed(vllm, 0.6, None) is None and cache_disputed(vllm, None, 0.1) is None
+    assert cache_disputed(vllm, 0.2, 0.59) is None  # of answers and asked, `cache_differs` speaks
+    assert cache_disputed(vllm, 0.6, 0.2) == {"share": 0.6, "beside": 0.2, "of": "cache_answers"}
+    assert cache_disputed(counts, 0.6, None) == {"share": 0.25, "beside": 0.6, "of": "cache_asked"}
+
+
+@pytest.mark.parametrize(("tokens", "asked"), [(150, 0.6), (150, 1.0), (1302, 0.6), (2000, 0.6), (2000, 0.0)])
+def test_of_each_profile_the_whole_blocks_are_found_again(tmp_path: Path, tokens: int, asked: float) -> None:
+    """Of short prompts that is less than was asked for, and the run says so."""
+    shape = f"input_tokens: {tokens}, output_tokens: 20"
+    cache = {0.6: "{hit_rate: 60%}", 1.0: "warm", 0.0: "cold"}[asked]
+    one = workload(tmp_path, f", cache: {cache}", shape, seed="3")
+    summary, _ = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    built = min(round(asked * tokens), tokens - 4)  # four tokens make each prompt different
+    whole_blocks = built // 32 * 32 / tokens
+    assert summary.tokens.cached_share == pytest.approx(whole_blocks, abs=0.02)
+    differs = "cache_differs" in [code.code for code in summary.verdict.warning_codes]
+    assert differs == (asked - whole_blocks > 0.1)
+
+
+@pytest.mark.processes
+def test_a_simulated_server_really_empties_its_prefix_cache(tmp_path: Path) -> None:
+    from loadgen.sim.server.embedded import start
+    from loadgen.sim.server.options import Options
+
+    shares: dict[str, float | None] = {}
+    one = workload(tmp_path, "", "input_tokens: 700, output_tokens: 4", seed="3", num_requests="12", request_rate="40")
+    (tmp_path / "one.yaml").write_text("extends: gb300-vm\nname: one\ngpus_per_vm: 1\n")  # no replica that knows less
+    with start(Options(preset=str(tmp_path / "one.yaml"))) as server:
+        for name, more in {
+            "first": {},
+            "again": {},
+            "trtllm": {"reset_cache": True},
+            "sglang": {"reset_cache": True, "server": "sglang"},
+        }.items():
+            summary, _ = execute(one, Settings(url=server.url, out=tmp_path / name, **more))  # type: ignore[arg-type]
+            assert summary.requests.ok == 12 and summary.cache_reset == bool(more)
+            shares[name] = summary.tokens.cached_share
+    assert shares["first"] == shares["trtllm"] == shares["sglang"] == 0
+    assert (shares["again"] or 0) > 0.9

@@ -1,0 +1,203 @@
+"""Every kind of fault under every kind of load: each slot has one record, of the right kind, and nothing is left.
+
+A kind of fault is a fault of the simulated server and the way of asking that it strikes. A cell is a kind under one
+load (open, closed, sessions), with one or two workers, through our wire or the openai package. CI runs a part of the
+cells; `pytest -m matrix` runs all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from collections import Counter
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from test_run import after_the_probe, children
+
+from loadgen.core.execution import run
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.probing import Known
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.results import store
+from loadgen.core.results.record import KINDS, STATUSES
+from loadgen.core.workload import load, read_flags
+from loadgen.sim.server.embedded import start
+from loadgen.sim.server.faults import NAMES
+from loadgen.sim.server.options import Options
+from loadgen.sim.server.send_log import LoggedRequest, parse_log
+
+TOKENS, SHARE = 8, 0.2
+STALL_MS = 500
+AT = {
+    "http_429": ("", "@250ms"), "slow_first_byte": ("@20ms", "@60ms"), "reset_after": ("@0", "@1", "@3", "@7"),
+    "truncate": ("@0", "@1", "@3", "@7"), "stall": ("@0", "@1", "@3", "@7"), "malformed": ("@0", "@3", "@7"),
+    "error_event": ("@0", "@3", "@7"), "engine_error": ("@0", "@3", "@7"), "oversized": ("@0", "@3", "@7"),
+}  # fmt: skip
+FAULTS = [name + at for name in NAMES for at in AT.get(name, ("",))]
+ASKED = {  # how it is asked: settings
+    "chat": {},
+    "completions": {"api": "completions"},
+    "whole": {"stream": False},
+}
+LOADS = {
+    "open": ({"request_rate": "400", "num_requests": "24"}, ""),
+    "closed": ({"concurrency": "5", "num_requests": "24"}, ""),
+    "sessions": (
+        {"concurrency": "4", "num_requests": "8"},
+        "  turns: {count: 3, tool_result_tokens: 3, tool_time: 1ms}\n",
+    ),
+}
+
+
+class Cell(NamedTuple):
+    load: str
+    workers: int
+    client: str
+
+
+CELLS = [Cell(load, workers, client) for load in LOADS for workers in (1, 2) for client in ("wire", "openai")]
+KINDS_OF_FAULT = [
+    (fault, asked)
+    for fault in FAULTS
+    for asked in ASKED
+    if not (asked == "whole" and fault in ("stall@1", "stall@3", "stall@7"))  # without a token they are all stall@0
+]
+
+
+def expected(one: LoggedRequest, asked: str, client: str) -> str:
+    """The kind of failure of a request that has this fault in its last try; "" for one that is ok all the same.
+
+    Our wire sends a request again on a new connection, the openai package on any: it may meet the next idle reset.
+    """
+    name = one.fault.partition("@")[0]
+    if name == "idle_reset" and not one.status:
+        return "reset"
+    if (name, asked, client) == ("empty", "whole", "openai"):
+        return "malformed"  # the package finds no JSON in it
+    kind = {
+        "http_429": "http_429", "http_500": "http_5xx", "http_503": "http_5xx", "empty": "empty",
+        "reset_before": "reset", "reset_after": "reset", "truncate": "truncated", "stall": "timeout_stall",
+        "malformed": "malformed", "error_event": "error_event", "engine_error": "truncated",
+        "no_finish": "no_finish_reason",
+    }.get(name, "")  # fmt: skip
+    if (name, asked) == ("stall", "whole"):
+        return "timeout_total"  # a stream can stall; of a whole answer only its time is known
+    if asked == "completions" and name == "engine_error":
+        return "error_event"
+    if asked == "whole" and name in ("error_event", "engine_error"):
+        return "http_5xx"
+    return kind
+
+
+def test_there_are_a_hundred_kinds_of_fault() -> None:
+    assert len(KINDS_OF_FAULT) >= 100
+    assert len(KINDS_OF_FAULT) * len(CELLS) >= 1200
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("fault", "asked"), KINDS_OF_FAULT)
+def test_some_cells(tmp_path: Path, fault: str, asked: str) -> None:
+    """Two of three loads by our wire, so that a fault meets each of them in one way of asking or another; every second
+    kind by the openai package too, and every sixth with two workers."""
+    number = KINDS_OF_FAULT.index((fault, asked))
+    loads = list(LOADS)
+    cells = [Cell(loads[(number + i) % 3], 1, "wire") for i in range(2)]
+    if number % 2 == 0:
+        cells.append(Cell(loads[number // 2 % 3], 1, "openai"))
+    if number % 6 == 1:
+        cells.append(Cell(loads[number // 6 % 3], 2, ("wire", "openai")[number // 18 % 2]))
+    check(tmp_path, fault, asked, cells)
+
+
+@pytest.mark.optional
+@pytest.mark.processes
+@pytest.mark.matrix
+@pytest.mark.parametrize(("fault", "asked"), KINDS_OF_FAULT)
+def test_all_cells(tmp_path: Path, fault: str, asked: str) -> None:
+    check(tmp_path, fault, asked, CELLS)
+
+
+def check(folder: Path, fault: str, asked: str, cells: list[Cell]) -> None:
+    with start(Options(ttft="4ms", itl="0.5ms", log_bodies=True, **after_the_probe(f"{fault}:{SHARE}"))) as endpoint:
+        known: Known = {}
+        if not (runs := folder.parent / "warm").exists():  # the first run of a process keeps a pipe for its event loops
+            runs.mkdir()
+            execute(runs, endpoint.url, {}, "", "chat", CELLS[0])
+        for cell in cells:
+            one_cell(folder / "-".join(map(str, cell)), endpoint.url, known, fault, asked, cell)
+
+
+def execute(
+    folder: Path, url: str, known: Known, fault: str, asked: str, cell: Cell
+) -> tuple[Summary, NDArray[np.void]]:
+    flags, more = LOADS[cell.load]
+    file = folder / "w.yaml"
+    file.write_text(f"name: t\nrequests:\n  input_tokens: 20\n  output_tokens: {TOKENS}\n{more}")
+    stalls = fault.startswith("stall")  # else no limit is near, on however busy a machine
+    times = {
+        "stall_timeout": f"{STALL_MS}ms" if stalls else "60s",
+        "timeout": "3s" if stalls and asked == "whole" else "60s",
+    }
+    workload = load(str(file), read_flags(seed="7", warmup="0", **times, **flags))
+    settings: dict[str, Any] = {
+        "url": url, "model": "sim", "server": "trtllm", "out": folder / "out", "server_metrics": ("off",),
+        "workers": cell.workers, "client": cell.client,
+    }  # fmt: skip
+    summary, out = run.execute(workload, Settings(**settings | ASKED[asked]), known=known)
+    return summary, store.read_run(out).rows
+
+
+def one_cell(folder: Path, url: str, known: Known, fault: str, asked: str, cell: Cell) -> None:
+    folder.mkdir()
+    read(url, "/_log")
+    ours = children(os.getpid()), open_files()
+    summary, rows = execute(folder, url, known, fault, asked, cell)
+    assert (children(os.getpid()), open_files()) == ours, "a process or a descriptor is left"
+    assert wait_for_no_connection(url), "connections are left"
+
+    slots = rows["slot"].tolist()
+    requests = summary.requests
+    assert sorted(slots) == list(range(requests.scheduled)), "each slot has exactly one record"
+    parts = ("ok", "failed", "dropped", "cancelled", "unfinished", "lost")
+    assert sum(getattr(requests, part) for part in parts) == requests.scheduled == 24
+    assert Counter(STATUSES[status] for status in rows["status"].tolist()) == Counter(
+        {part: number for part in parts if (number := getattr(requests, part))}
+    )
+
+    log = parse_log(read(url, "/_log")).requests
+    struck = {int(one.id.rpartition("-")[2]): one for one in log if one.id}  # the last try of each counts
+    kind_of = dict(zip(slots, (KINDS[kind] for kind in rows["kind"].tolist()), strict=True))
+    wanted = {slot: expected(one, asked, cell.client) for slot, one in struck.items()}
+    wanted |= {slot: "previous_turn_failed" for slot in slots if slot not in struck}
+    assert kind_of == wanted
+    failed = [slot for slot in slots if wanted[slot] not in ("", "previous_turn_failed")]
+    for slot in slots:  # a turn is dropped when, and only when, one before it failed
+        before = range(slot - slot % 3, slot) if cell.load == "sessions" else ()
+        assert (wanted[slot] == "previous_turn_failed") == any(earlier in failed for earlier in before)
+
+    healthy = rows[(rows["status"] == 0) & [slot in struck and not struck[slot].fault for slot in slots]]
+    assert len(healthy) >= 3
+    assert (healthy["output_tokens"] == TOKENS).all()
+    assert (healthy["end_ns"] - healthy["due_ns"]).max() < 2e9, "a healthy request was held up"
+
+
+def open_files() -> list[str]:
+    links = (Path("/proc/self/fd", number) for number in os.listdir("/proc/self/fd"))
+    return sorted(str(link.readlink()) for link in links if link.is_symlink())
+
+
+def read(url: str, page: str) -> bytes:
+    with urllib.request.urlopen(url + page) as answer:
+        content: bytes = answer.read()
+    return content
+
+
+def wait_for_no_connection(url: str) -> bool:
+    """Whether the endpoint sees every connection of the run closed. Its own clock: it counts while it answers."""
+    return any(json.loads(read(url, "/_stats"))["connections"] <= 1 for _ in zip(range(200), count(), strict=False))

@@ -1,0 +1,78 @@
+"""Minimums in place of bounds, and lengths listed one after the other: what MLPerf mode asks of a workload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from refusals import refused
+
+from loadgen.core.errors import Faults
+from loadgen.core.requests import tokenizer
+from loadgen.core.requests.build import build
+from loadgen.core.schedule import arrivals
+from loadgen.core.workload import Overrides, load, read_flags, recipe_fingerprint
+
+TEXT = """
+name: shape
+requests: {input_tokens: {listed: [10, 20, 30]}, output_tokens: {listed: lengths.txt}}
+stages:
+  - {name: load, arrival: {poisson: 100/s}, at_least: {duration: 2s, count: 20, passes_of: 30}}
+schedule_seed: 7
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "lengths.txt").write_text("# of answers\n5\n6\n7\n")
+    path = tmp_path / "shape.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+def test_the_timetable_meets_both_minimums_in_whole_passes(file: Path) -> None:
+    planned = arrivals.build(load(str(file)), 1).stages[0]
+    expected = arrivals.poisson_at_least(100.0, seed=7, min_duration_ns=2 * 10**9, min_count=20, multiple_of=30)
+    assert planned.offsets.tolist() == expected.offsets.tolist()
+    assert len(planned.offsets) % 30 == 0
+    assert planned.offsets[-1] >= 2 * 10**9
+    assert planned.length_ns == expected.end_ns
+
+
+def test_listed_lengths_come_in_order_as_pairs_and_again(file: Path) -> None:
+    made = build(load(str(file)), 3, 4, tokenizer.load_tokenizer())
+    assert [(made[i].input_tokens, made[i].max_tokens) for i in range(5)] == [
+        (10, 5), (20, 6), (30, 7), (10, 5), (20, 6)
+    ]  # fmt: skip
+    assert made[0].prompt != made[3].prompt
+
+
+def test_flags_change_minimums(file: Path) -> None:
+    faster = load(str(file), read_flags(request_rate=200))
+    assert faster.stages[0].at_least is not None
+    bounded = load(str(file), read_flags(num_requests=5))
+    assert (bounded.stages[0].count, bounded.stages[0].at_least) == (5, None)
+    assert load(str(file), read_flags(concurrency=2, num_requests=5)).stages[0].at_least is None
+    assert recipe_fingerprint(bounded, "server") != recipe_fingerprint(load(str(file)), "server")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code"),
+    [
+        ("{poisson: 100/s}", "{constant: 100/s}", "unsupported"),
+        ("at_least:", "count: 5, at_least:", "conflict"),
+        ("passes_of: 30", "passes: 30", "unknown_key"),
+        ("[10, 20, 30]", "[]", "missing_value"),
+    ],
+)
+def test_what_minimums_cannot_be(file: Path, old: str, new: str, code: str) -> None:
+    file.write_text(TEXT.replace(old, new))
+    with refused(Faults, code) as caught:
+        load(str(file))
+    assert "shape.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize("flags", [read_flags(burstiness=2), read_flags(concurrency=4)])
+def test_flags_that_minimums_cannot_follow(file: Path, flags: Overrides) -> None:
+    with pytest.raises(Faults):
+        load(str(file), flags)

@@ -1,0 +1,203 @@
+"""Processes of a run that die or freeze, signals, two runs at once: nothing recorded is lost, and all of it is said."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from refusals import refused
+from runs import frozen_at_birth, says, when_started
+from test_run import children, cli, ended, gone, outcomes, rows_written
+
+from loadgen.core import run_folder
+from loadgen.core.errors import TargetError
+from loadgen.core.execution import run
+from loadgen.core.execution.folder_names import taken
+from loadgen.core.execution.plan import Settings, Tuning
+from loadgen.core.results import manifest, store
+from loadgen.core.workload import load, read_flags
+from loadgen.sim.server.embedded import Embedded, start
+from loadgen.sim.server.options import Options
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Embedded]:
+    with start(Options(ttft="5ms", itl="0.2ms")) as made:
+        yield made
+
+
+def to(endpoint: Embedded, folder: Path) -> Settings:
+    return Settings(url=endpoint.url, model="sim", server="trtllm", out=folder / "out")
+
+
+def of(module: str, parent: int) -> int:
+    """The child that runs a module."""
+    (pid,) = (pid for pid in children(parent) if module in Path(f"/proc/{pid}/cmdline").read_text())
+    return pid
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("keep", ["raw", "sample", "histogram"])
+def test_the_compactor_alone_is_killed(tmp_path: Path, endpoint: Embedded, keep: str) -> None:
+    process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", "700", "--keep", keep)
+    rows_written(tmp_path, 400)
+    os.kill(of("followers.compactor_process", process.pid), signal.SIGKILL)
+    code, out, err = ended(process)
+    assert code in (0, 3), err
+    summary = run_folder.kept_summary(tmp_path / "out")
+    assert (summary.requests.scheduled, summary.requests.ok, summary.requests.lost) == (700, 700, 0)
+    assert says(summary.verdict.warning_codes, "store_died"), out
+    again = run_folder.summary(tmp_path / "out")
+    assert (again.requests, again.ttft_ms) == (summary.requests, summary.ttft_ms)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("keep", ["raw", "sample", "histogram"])
+def test_everything_is_killed(tmp_path: Path, endpoint: Embedded, keep: str) -> None:
+    flags = ("--request-rate", "300", "-n", "3000", "--workers", "2", "--keep", keep)
+    process = cli(tmp_path, "--url", endpoint.url, *flags)
+    rows_written(tmp_path, 700)
+    for pid in (process.pid, *(others := children(process.pid))):
+        os.kill(pid, signal.SIGKILL)
+    ended(process)
+    for pid in others:
+        gone(pid)
+    written = rows_written(tmp_path, 1)  # no file of the spool is full: all are there
+    requests = run_folder.summary(tmp_path / "out").requests
+    last = {second.worker: second.sent for second in store.read_run(tmp_path / "out").seconds}
+    assert (requests.ok, requests.lost) == (written, max(0, sum(last.values()) - written))
+    assert requests.scheduled < 3000, "what was due after the kill was never asked for"
+    assert manifest.decode((tmp_path / "out" / "run.json").read_bytes()).state == "running"
+
+
+@pytest.mark.processes
+def test_a_frozen_worker_is_ended_and_named(tmp_path: Path, endpoint: Embedded) -> None:
+    (tmp_path / "w.yaml").write_text("name: t\nrequests: {input_tokens: 20, output_tokens: 8}\n")
+
+    def freeze(_: Any) -> None:
+        (pid,) = (pid for pid in children(os.getpid()) if b"backends.worker\x00" in worker_of(pid, 0))
+        asyncio.get_running_loop().call_later(0.5, os.kill, pid, signal.SIGSTOP)
+
+    def worker_of(pid: int, number: int) -> bytes:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        holds = (os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
+        return line if any(name.endswith(f"w{number}.rows") for name in holds) else b""
+
+    made = load(str(tmp_path / "w.yaml"), read_flags(seed="7", warmup="0", request_rate="200", num_requests="300"))
+    settings = replace(to(endpoint, tmp_path), workers=2, tuning=Tuning(frozen_s=3.0))
+    summary, out = run.execute(made, settings, when_started(freeze))
+    found = outcomes(store.read_run(out).rows)
+    assert found["ok", ""] + found["lost", "worker_died"] == 300
+    assert found["lost", "worker_died"] > 20
+    assert "worker 0 did not move for 3 s" in summary.requests.by_error["worker_died"].first_text
+
+
+@pytest.mark.processes
+def test_a_worker_frozen_before_it_is_ready_is_ended_and_named(tmp_path: Path, endpoint: Embedded) -> None:
+    """Frozen before it has read its job, which is longer than a pipe holds."""
+    (tmp_path / "w.yaml").write_text(
+        f"name: t\ndescription: {'x' * 100_000}\nrequests: {{input_tokens: 20, output_tokens: 8}}\n"
+    )
+    made = load(str(tmp_path / "w.yaml"), read_flags(seed="7", warmup="0", request_rate="200", num_requests="300"))
+    settings = replace(to(endpoint, tmp_path), workers=2, tuning=Tuning(frozen_s=0.5))
+    with (
+        frozen_at_birth("backends.worker", 2) as pids,
+        refused(TargetError, "process_failed", "--workers"),
+    ):
+        run.execute(made, settings)
+    assert [Path(f"/proc/{pid}").exists() for pid in pids] == [False, False]
+    assert not (tmp_path / "out").exists(), "nothing was sent: the same command can be given again"
+
+
+@pytest.mark.processes
+def test_a_frozen_compactor_is_ended_and_said(tmp_path: Path, endpoint: Embedded) -> None:
+    (tmp_path / "w.yaml").write_text("name: t\nrequests: {input_tokens: 20, output_tokens: 8}\n")
+    made = load(str(tmp_path / "w.yaml"), read_flags(seed="7", warmup="0", request_rate="200", num_requests="100"))
+    settings = replace(to(endpoint, tmp_path), keep="histogram", tuning=Tuning(helper_frozen_s=0.5))
+    freeze = when_started(lambda _: os.kill(of("followers.compactor_process", os.getpid()), signal.SIGSTOP))
+    summary, _ = run.execute(made, settings, freeze)
+    assert summary.requests.ok == 100
+    assert says(summary.verdict.warning_codes, "store_died", why="did not move for 0.5 s and was killed")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_other_signals_are_one_ctrl_c(tmp_path: Path, endpoint: Embedded, number: int, workers: str) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
+    try:
+        process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", "4000", "--workers", workers)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    rows_written(tmp_path, 20)
+    process.send_signal(number)
+    code, _, err = ended(process)
+    assert (code, "Traceback" in err) == (130, False), err
+    stored = store.read_run(tmp_path / "out")
+    assert stored.header.state == "interrupted"
+    assert set(outcomes(stored.rows)) == {("ok", ""), ("cancelled", "interrupted")}
+    assert (tmp_path / "out" / "summary.json").exists()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_an_interrupt_before_the_load_leaves_nothing(tmp_path: Path, endpoint: Embedded, workers: str) -> None:
+    process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "50", "-n", "4000", "--workers", workers)
+    while not (tmp_path / "out" / "run.json").exists() and process.poll() is None:  # before the first worker starts
+        pass
+    process.send_signal(signal.SIGTERM)
+    code, _, err = ended(process)
+    assert (code, "interrupted" in err, "Traceback" in err) == (130, True, False), err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.processes
+def test_nohup_stays_nohup(tmp_path: Path, endpoint: Embedded) -> None:
+    words = ["-m", "loadgen", "run", "qa", "--url", endpoint.url, "--request-rate", "100", "-n", "100"]
+    command = ["nohup", sys.executable, *words, "-o", str(tmp_path / "out")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    rows_written(tmp_path, 10)
+    process.send_signal(signal.SIGHUP)
+    code, out, err = ended(process)
+    assert (code in (0, 1, 3), "100 ok" in out) == (True, True), err  # 1: on a busy machine its SLO is missed
+
+
+@pytest.mark.processes
+def test_two_runs_with_one_folder_get_one_each(tmp_path: Path, endpoint: Embedded) -> None:
+    """The second begins while the first has not even probed its target."""
+    with taken(tmp_path / "out", "first", datetime.now()) as first:
+        code, _, err = ended(cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", "100"))
+        assert code in (0, 3), err
+        assert (first, [*first.iterdir()]) == (tmp_path / "out", [])
+    (second,) = (path.parent for path in tmp_path.glob("out-*/summary.json"))
+    assert len(store.read_run(second).rows) == 100
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("keep", ["raw", "histogram"])
+def test_results_are_for_their_user_alone(tmp_path: Path, endpoint: Embedded, keep: str) -> None:
+    code, _, err = ended(cli(tmp_path, "--url", endpoint.url, "-c", "2", "-n", "20", "--keep", keep))
+    assert code in (0, 3), err
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len(files) >= 5
+    assert [path for path in files if path.stat().st_mode & 0o077] == []
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("told", [b"", b"\x09", (100).to_bytes(8, "little") + b"cut", bytes(8), bytes(8) + b"0 2"])
+def test_a_worker_whose_command_ended_before_it_was_told_its_work_says_nothing(told: bytes) -> None:
+    """A traceback of it stood below "interrupted"."""
+    command = [sys.executable, "-P", "-m", "loadgen.core.execution.backends.worker"]
+    done = subprocess.run(command, input=told, capture_output=True, check=False)
+    assert (done.stdout, done.stderr) == (b"", b"")

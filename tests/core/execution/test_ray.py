@@ -1,0 +1,406 @@
+"""A cluster: the same load on nodes as on one machine, a common start, a lost node, and what is refused before a start.
+
+One real Ray cluster of three nodes on this machine, in one test, so that there is never a second one beside it: its
+parts are the functions before it, and the last of them takes a node away.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import threading
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from loadgen_sdk.transport.target import Target
+from refusals import refused
+from runs import says, when_started
+
+from loadgen.core.errors import UserError
+from loadgen.core.execution import run
+from loadgen.core.execution.backends import clock_sync, node_facts, ray_agent
+from loadgen.core.execution.events import RunEvent, RunPlanned
+from loadgen.core.execution.plan import Plan, Settings
+from loadgen.core.results import manifest, store
+from loadgen.core.results.manifest import Header
+from loadgen.core.results.spool import Spool, complete_rows, recorded, segments, worker_texts
+from loadgen.core.slo import Slo, Term
+from loadgen.core.stats.quantiles import exact
+from loadgen.core.workload import Workload, load, read_flags
+from loadgen.search import trials
+from loadgen.search.load_search import NextTrial
+from loadgen.search.watch import Goal
+from loadgen.sim.server import embedded
+from loadgen.sim.server.options import Options
+from loadgen.sim.server.send_log import parse_log
+
+SECRET = "sk-never-written-4711"
+QUICK = Options(ttft="5ms", itl="0.2ms", log_bodies=True)
+
+
+def workload(folder: Path, **flags: str) -> Workload:
+    file = folder / "w.yaml"
+    file.write_text("name: many\nrequests: {input_tokens: 8, output_tokens: 4}\n")
+    return load(str(file), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
+
+
+# -- clocks --------------------------------------------------------------------------------------------------------
+
+ways = some.lists(some.tuples(some.integers(0, 10**8), some.integers(0, 10**8)), min_size=1, max_size=30)
+
+
+@given(ahead=some.integers(-(10**15), 10**15), ways=ways)
+def test_the_truth_is_within_the_bound(ahead: int, ways: list[tuple[int, int]]) -> None:
+    exchanges, now = [], 10**12
+    for there, back in ways:
+        exchanges.append(clock_sync.ClockExchange(now, now + there + ahead, now + there + back))
+        now += there + back + 1
+    found = clock_sync.offset(exchanges)
+    assert abs(found.ns - ahead) <= found.bound_ns
+    assert found.bound_ns <= min(there + back for there, back in ways) // 2 + 1  # never worse than NTP's
+    assert abs(found.there(5) - (5 + ahead)) <= found.bound_ns
+
+
+def test_clocks_that_contradict_themselves_are_read_by_the_quickest_answer() -> None:
+    found = clock_sync.offset([clock_sync.ClockExchange(0, 1000, 10), clock_sync.ClockExchange(20, 9000, 400)])
+    assert found == clock_sync.Offset(995, 5)
+
+
+# -- files on their way ----------------------------------------------------------------------------------------------
+
+
+def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_path: Path) -> None:
+    """Half the answers are lost; what arrives in the end is what was written, as long as it may still change."""
+    from loadgen.core.results.record import ROW
+    from loadgen.core.stats.quantiles import Histogram
+
+    there, here = tmp_path / "there", tmp_path / "here"
+    sender = ray_agent.RayAgent()
+    sender._folder, sender._i = there, 0
+    spool = Spool(there, 0)
+    sender._counters = ray_agent.SharedCounters(there / "spool" / "board", 1)
+    copy = ray_agent.Copy(here, 0)
+    histogram, draw = Histogram(), np.random.default_rng(1)
+    bins = np.zeros(0, np.int64)
+    for step in range(60):
+        rows = np.zeros(3, ROW)
+        rows["text"] = spool.text(f"error {step}")
+        spool.row(rows.tobytes())
+        histogram.add(draw.integers(1, 10**9, 5))
+        bins = np.concatenate([bins, draw.integers(0, 9, 150)])
+        first = max(0, len(bins) - 1_000)
+        bins[first:] += 1
+        spool.flows(0, histogram, bins[first:], first)
+        if step % 3:
+            spool.flush()
+        taken = _now(sender.take(dict(copy.have), 0))
+        if step % 2:
+            copy.add(taken.pieces)
+            texts = worker_texts(here, 0)
+            found = complete_rows(here / "spool" / "w0.rows")
+            assert (found["text"] < len(texts)).all()
+    spool.close()
+    copy.add(_now(sender.take(dict(copy.have), 0)).pieces)
+    files = {path.relative_to(there) for path in there.rglob("*") if path.is_file() and path.name != "board"}
+    assert len(files) == 6
+    for file in files:
+        assert (here / file).read_bytes() == (there / file).read_bytes(), file
+
+
+def test_segments_go_from_the_node_once_they_have_come(tmp_path: Path) -> None:
+    from loadgen.core.results.record import ROW
+
+    there, here = tmp_path / "there", tmp_path / "here"
+    sender = ray_agent.RayAgent(take_bytes=7 * ROW.itemsize)
+    sender._folder, sender._i = there, 0
+    spool = Spool(there, 0, segment_rows=10)
+    sender._counters = ray_agent.SharedCounters(there / "spool" / "board", 1)
+    for number in range(35):
+        row = np.zeros(1, ROW)
+        row["slot"] = number
+        spool.row(row.tobytes())
+        spool.flush()
+    spool.close()
+    copy = ray_agent.Copy(here, 0)
+    more = True
+    while more:
+        taken = _now(sender.take(dict(copy.have), 0))
+        copy.add(taken.pieces)
+        more = taken.more
+    assert recorded(here, 0, Header())["first"].tolist() == list(range(35))
+    _now(sender.take(dict(copy.have), 0))
+    assert len(segments(there, 0)) == 1 < len(segments(here, 0))
+
+
+def _now(call: Any) -> Any:
+    """The value of a coroutine that waits for nothing."""
+    try:
+        call.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("it waited")
+
+
+# -- a place for the results -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+def test_the_folder_is_in_the_store_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    import loadgen
+
+    made = {"name": "s", "requests": {"input_tokens": 8, "output_tokens": 4}}
+    flags: dict[str, Any] = {"request_rate": "50", "num_requests": "10", "warmup": "0", "seed": "1"}
+    with embedded.start(QUICK) as server:
+        flags |= {"url": server.url, "model": "sim", "server": "trtllm", "out": f"file://{tmp_path}/bucket/run-1"}
+        result = loadgen.run(made, **flags)
+        there = tmp_path / "bucket" / "run-1"
+        assert {path.name for path in there.rglob("*.*")} >= {"run.json", "summary.json", "requests.parquet"}
+        assert store.read_run(there).rows.tobytes() == store.read_run(result.folder).rows.tobytes()
+        with refused(UserError, "file_exists", "--out"):
+            loadgen.run(made, **flags)
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("nonsense://x/y", "invalid_url"),
+        ("az://container/run", "not_installed"),
+        ("file:///proc/no/run", "unwritable_file"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_told_before_the_first_request(url: str, code: str) -> None:
+    from loadgen.core.results import object_store
+
+    with refused(UserError, code):
+        object_store.open(url)
+
+
+def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from loadgen.core.execution.backends import ray as cluster
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with refused(UserError, "not_installed", "ray") as caught, cluster.connected("auto"):
+        pass
+    assert "pip install 'loadgen[ray]'" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("address", "hint"),
+    [("127.0.0.1:9", ""), ("ray://host:10001", "ray job submit"), ("host", "HOST:6379")],
+)
+def test_an_address_without_a_cluster_is_told_at_once(address: str, hint: str) -> None:
+    from loadgen.core.execution.backends import ray as cluster
+
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'loadgen[ray]'")
+    with refused(UserError, "no_cluster") as caught, cluster.connected(address):
+        pass
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("differing", ["loadgen", "Python", "numpy"])
+def test_nodes_must_be_alike(differing: str, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text("{}")
+    ours = node_facts.own_facts([str(data)])
+    assert list(node_facts.differences(ours, node_facts.own_facts([str(data)]), "node")) == []
+    (fault,) = node_facts.differences(ours, ours._replace(same=ours.same | {differing: "other"}), "node")
+    assert (fault.code, fault.key) == ("nodes_differ", differing)
+    (fault,) = node_facts.differences(ours, ours._replace(files={str(data): ""}), "node")
+    assert (fault.code, fault.key) == ("nodes_differ", str(data))
+    data.write_text("[]")
+    (fault,) = node_facts.differences(ours, node_facts.own_facts([str(data)]), "node")
+    assert (fault.code, fault.key) == ("nodes_differ", str(data))
+
+
+@pytest.mark.parametrize(
+    ("url", "simulated", "faults", "notes"),
+    [
+        ("http://127.0.0.1:1", True, 1, 1),  # the embedded endpoint
+        ("http://127.0.0.1:1", False, 0, 1),
+        ("http://localhost:1", False, 0, 1),
+        ("http://gpu.example", False, 0, 0),
+    ],
+)
+def test_a_loopback_address_is_another_server_on_another_machine(
+    tmp_path: Path, url: str, simulated: bool, faults: int, notes: int
+) -> None:
+    planned: list[Plan] = []
+
+    def hear(event: RunEvent) -> None:
+        if isinstance(event, RunPlanned):
+            planned.append(event.plan)
+
+    run.execute(workload(tmp_path, concurrency="1", num_requests="1"), Settings(url="sim:gb300-vm"), hear)
+    job = planned[0].job
+    found = msgspec.structs.replace(job.found[0], target=Target.parse(url))
+    job = replace(job, simulated=simulated, found=(found,))
+    here = node_facts.own_facts([])
+    nodes = [("a", here), ("b", here._replace(loopback="another machine"))]
+    assert node_facts.elsewhere(here, nodes[:1]) == []
+    assert [*node_facts.unreachable(job, [], "--ray"), *node_facts.notes(job, [])] == []
+    elsewhere = node_facts.elsewhere(here, nodes)
+    assert elsewhere == ["b"]
+    assert len([*node_facts.unreachable(job, elsewhere, "--ray")]) == faults
+    assert len([*node_facts.notes(job, elsewhere)]) == notes
+
+
+# -- a real cluster --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nodes() -> Iterator[Any]:
+    """Three nodes of a CPU each; torn down whatever happens."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'loadgen[ray]'")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        from ray.cluster_utils import Cluster
+
+        scratch = tempfile.mkdtemp(prefix="lg", dir="/tmp")  # short: sockets lie in it
+        patch.setenv("TMPDIR", scratch)  # of the nodes, and so of their workers
+        (Path(scratch) / "ray").mkdir()
+        small = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80_000_000}
+        made = Cluster(initialize_head=True, head_node_args=small | {"temp_dir": f"{scratch}/ray"})
+        try:
+            for _ in range(2):
+                made.add_node(**small)
+            yield made
+        finally:
+            made.shutdown()
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def told(nodes: Any, url: str | None, out: Path, workers: int = 3, **more: Any) -> Settings:
+    where: dict[str, Any] = {} if url is None else {"url": url, "model": "sim", "server": "trtllm", "api_key": SECRET}
+    return Settings(ray=nodes.address, workers=workers, out=out, **(where | more))
+
+
+def _a_cluster_sends_what_one_machine_sends(tmp_path: Path, nodes: Any) -> None:
+    """That 1, 2 and 7 local workers send the same is held in test_scale."""
+    seen: list[Any] = []
+    for workers in (1, 3):
+        with embedded.start(QUICK) as server:
+            asked = told(nodes, server.url, tmp_path / str(workers), workers)
+            asked = asked if workers == 3 else replace(asked, ray=None)
+            summary, out = run.execute(workload(tmp_path, request_rate="100", num_requests="60"), asked)
+            received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
+        rows = store.read_run(out).rows
+        rows = rows[np.argsort(rows["slot"])]
+        assert summary.requests.ok == summary.requests.scheduled == len(rows)
+        assert sorted(set(rows["worker"].tolist())) == list(range(workers))
+        assert summary.ttft_ms == exact(rows["first_token_ns"] - rows["due_ns"])
+        bodies = Counter(one.body_sha256 for one in received.requests if one.id)
+        seen.append((bodies, rows["due_ns"].tolist(), rows["slot"].tolist(), summary.fingerprints, summary.bytes.sent))
+    assert seen[0] == seen[1]
+    _placed(out)
+    assert not (out / "spool").exists()
+    assert SECRET.encode() not in b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
+
+
+def _placed(out: Path) -> None:
+    """A worker on each node; and the clocks being one clock, the truth is within the bound."""
+    cluster = manifest.decode((out / "run.json").read_bytes()).cluster
+    assert cluster is not None
+    assert cluster.nodes == len(cluster.workers) == 3
+    assert cluster.drift_ms is not None
+    assert cluster.start_bound_ms == max(one.bound_ms for one in cluster.workers) > 0
+    for one in cluster.workers:
+        assert abs(one.offset_ms) <= one.bound_ms + 1e-3
+
+
+def _what_cannot_be_is_told_before_the_first_request(tmp_path: Path, nodes: Any) -> None:
+    made = workload(tmp_path, request_rate="50", num_requests="20")
+    with embedded.start(QUICK) as server, pytest.raises(UserError, match="4 workers need a CPU each"):
+        run.execute(made, told(nodes, server.url, tmp_path / "a", workers=4))
+
+
+def _a_lost_node_leaves_what_it_had_finished(tmp_path: Path, nodes: Any) -> None:
+    """Killed outright in the middle of a run: its records up to then are here, and the rest of its slots are lost."""
+    victim = list(nodes.worker_nodes)[-1]
+
+    def kill(_: object) -> None:
+        threading.Timer(2.0, nodes.remove_node, (victim,), {"allow_graceful": False}).start()
+
+    with embedded.start(QUICK) as server:
+        asked = told(nodes, server.url, tmp_path / "out")
+        summary, out = run.execute(workload(tmp_path, request_rate="60", duration="4s"), asked, when_started(kill))
+        received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
+    told_of = manifest.decode((out / "run.json").read_bytes())
+    assert told_of.cluster is not None
+    (gone,) = [one.worker for one in told_of.cluster.workers if one.lost]
+    rows = store.read_run(out).rows
+    own = rows[rows["worker"] == gone]
+    kept, lost = own[own["status"] == 0], own[own["status"] == 4]
+    assert len(rows) == len(set(rows["slot"].tolist())) == summary.requests.scheduled
+    assert summary.requests.lost == len(lost) > 0
+    assert summary.requests.ok == len(rows) - len(lost)
+    assert len(kept) > 0
+    sent = {int(one.id.rpartition("-")[2]) for one in received.requests if one.id}
+    finished = sent & set(own["slot"].tolist())
+    assert len(finished) - len(kept) <= 2 * 20 + 5  # what it did within its last two seconds
+    assert not summary.verdict.valid
+    assert says(summary.verdict.codes, "worker_died", worker=gone)
+    (note,) = [note for note in told_of.notes if "was lost" in note]
+    assert float(note.partition(", seen ")[2].partition(" s ")[0]) < 15
+
+
+def _a_search_ends_its_trials_early_there_too(tmp_path: Path, nodes: Any) -> None:
+    """Two trials one after the other: the second finds the CPUs that the first one gave back."""
+    goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1),)))
+    made = trials.probing(workload(tmp_path, request_rate="40", duration="60s"), 60 * 10**9)
+    with embedded.start(QUICK) as server:
+        asked = told(nodes, server.url, tmp_path, workers=2)
+        runs = trials.Trials(
+            folder=tmp_path / "s", goal=goal, make=lambda ask: trials.loaded(made, ask.load), settings=asked, seed=7,
+            look_s=0.2,
+        )  # fmt: skip
+        results = [runs.run(NextTrial(number=i, load=40.0, kind="probe", early_under=True)) for i in range(2)]
+    for result in results:
+        header = manifest.decode((tmp_path / "s" / result.folder / "run.json").read_bytes())
+        assert header.cluster is not None and len(header.cluster.workers) == 2
+        if result.outcome != "invalid":  # a busy host's senders are late, which decides nothing
+            assert (header.state, result.spent_s < 30) == ("decided", True)
+
+
+def _no_key_is_written_by_ray(nodes: Any) -> None:
+    """After all that ran before on this cluster."""
+    folder = Path(nodes.head_node.get_session_dir_path())
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+
+
+def _nothing_is_left_on_the_nodes(nodes: Any) -> None:
+    """But for what a killed one could not take away."""
+    scratch = Path(nodes.head_node.get_temp_dir_path()).parent
+    assert len(list(scratch.glob("loadgen-*-w*"))) <= 1
+
+
+@pytest.mark.processes
+def test_on_a_real_cluster(tmp_path: Path, nodes: Any) -> None:
+    import ray
+
+    def folder(name: str) -> Path:
+        (tmp_path / name).mkdir()
+        return tmp_path / name
+
+    _a_cluster_sends_what_one_machine_sends(folder("same"), nodes)
+    _a_search_ends_its_trials_early_there_too(folder("search"), nodes)
+    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")  # as a program inside a cluster has it
+    try:
+        _what_cannot_be_is_told_before_the_first_request(folder("refused"), nodes)
+        _a_lost_node_leaves_what_it_had_finished(folder("lost"), nodes)
+    finally:
+        ray.shutdown()
+    _no_key_is_written_by_ray(nodes)
+    _nothing_is_left_on_the_nodes(nodes)

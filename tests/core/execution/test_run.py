@@ -1,0 +1,591 @@
+"""Whole runs against the embedded endpoint: a record for every slot, nothing secret left, readable however it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+
+import numpy as np
+import pytest
+import refusals
+from runs import says, when_started
+
+from loadgen.core.errors import Faults, TargetError, UserError
+from loadgen.core.execution import run
+from loadgen.core.execution.events import RunningLoad
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.probing import find
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.results import store
+from loadgen.core.results.record import KINDS, ROW, STATUSES
+from loadgen.core.results.store import Stored
+from loadgen.core.workload import load, read_flags
+from loadgen.runs import text
+from loadgen.sim.server.embedded import Embedded, start
+from loadgen.sim.server.faults import NAMES, parse
+from loadgen.sim.server.options import Options
+from loadgen.sim.server.request_parser import TEMPLATE_TOKENS
+from loadgen.sim.server.send_log import SentRequests, parse_log
+
+FAST = {"ttft": "5ms", "itl": "0.2ms"}
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Embedded]:
+    with start(Options(**FAST, log_bodies=True)) as made:
+        yield made
+
+
+def file(folder: Path, more: str = "") -> str:
+    path = folder / "w.yaml"
+    path.write_text(f"name: t\nrequests:\n  input_tokens: 20\n  output_tokens: 8\n{more}")
+    return str(path)
+
+
+def go(
+    folder: Path,
+    url: str | None,
+    *,
+    more: str = "",
+    settings: dict[str, Any] | None = None,
+    begun: Any = None,
+    **flags: str,
+) -> tuple[Summary, Stored]:
+    flags = {"seed": "7", "warmup": "0"} | flags
+    made = load(file(folder, more), read_flags(**{name: value for name, value in flags.items() if value is not None}))
+    told = Settings(**({"url": url, "model": "sim", "server": "trtllm", "out": folder / "out"} | (settings or {})))
+    summary, out = run.execute(made, told, when_started(begun or (lambda _: None)))
+    stored = store.read_run(out)
+    assert not (out / "spool").exists()
+    assert [path.name for path in (out / "requests").iterdir()] == ["requests.parquet"]
+    assert json.loads((out / "summary.json").read_bytes())["requests"]["scheduled"] == summary.requests.scheduled
+    return summary, stored
+
+
+def outcomes(rows: np.ndarray) -> Counter[tuple[str, str]]:
+    assert len(np.unique(rows["slot"])) == len(rows), "a slot has two records"
+    return Counter((STATUSES[s], KINDS[k]) for s, k in zip(rows["status"].tolist(), rows["kind"].tolist(), strict=True))
+
+
+def after_the_probe(plan: str) -> dict[str, Any]:
+    """Options of an endpoint with these faults, seeded so that the probe's few requests meet none of them."""
+    seed = next(seed for seed in count() if not any(parse(plan, seed).draw(number, 8) for number in range(6)))
+    return {"faults": plan, "seed": seed}
+
+
+def log(endpoint: Embedded) -> SentRequests:
+    """What the endpoint saw since it was last asked."""
+    with urllib.request.urlopen(endpoint.url + "/_log") as answer:
+        return parse_log(answer.read())
+
+
+def bodies(endpoint: Embedded) -> Counter[str]:
+    """Of the requests of a run (a probe has no name), the hashes of what was received."""
+    return Counter(request.body_sha256 for request in log(endpoint).requests if request.id)
+
+
+def adds_up(summary: Summary) -> bool:
+    requests = summary.requests
+    parts = requests.ok + requests.failed + requests.dropped + requests.cancelled + requests.lost
+    return parts == requests.scheduled
+
+
+# -- records -----------------------------------------------------------------------------------------------------
+
+STRIKE = {name: 0.04 for name in NAMES if name not in ("stall", "http_429", "slow_first_byte", "oversized")}
+EXPECTED = {
+    "http_500": "http_5xx", "http_503": "http_5xx", "empty": "empty", "reset_before": "reset", "reset_after": "reset",
+    "truncate": "truncated", "malformed": "malformed", "error_event": "error_event", "engine_error": "truncated",
+    "no_finish": "no_finish_reason",
+}  # fmt: skip
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("load", [{"request_rate": "500"}, {"concurrency": "9"}])
+def test_every_slot_has_one_record_whatever_the_server_does(tmp_path: Path, load: dict[str, str]) -> None:
+    plan = ",".join(f"{name}:{share}" for name, share in STRIKE.items())
+    with start(Options(**FAST, **after_the_probe(plan), log_bodies=True)) as endpoint:
+        summary, stored = go(tmp_path, endpoint.url, num_requests="200", settings={"server": "trtllm"}, **load)
+        seen = [request for request in log(endpoint).requests if request.id]
+    found = outcomes(stored.rows)
+    assert summary.requests.scheduled == 200 == sum(found.values())
+    assert adds_up(summary)
+    # The endpoint's own list of what it did to whom, by the name that each request carries; the last try counts.
+    struck = {int(request.id.rpartition("-")[2]): EXPECTED.get(request.fault, "") for request in seen}
+    told = dict(zip(stored.rows["slot"].tolist(), (KINDS[k] for k in stored.rows["kind"].tolist()), strict=True))
+    assert told == struck
+    assert summary.requests.resent == sum(request.fault == "idle_reset" and not request.status for request in seen)
+    assert summary.requests.failed == sum(count for (status, _), count in found.items() if status == "failed") > 10
+    assert {kind: one.count for kind, one in summary.requests.by_error.items()} == {
+        kind: count for (_, kind), count in found.items() if kind
+    }
+    assert all(one.first_text for one in summary.requests.by_error.values())
+    assert summary.verdict.valid is False
+
+
+@pytest.mark.processes
+def test_a_clean_run_says_what_the_server_says(tmp_path: Path, endpoint: Embedded) -> None:
+    log(endpoint)
+    summary, stored = go(tmp_path, endpoint.url, request_rate="400", num_requests="60")
+    rows = stored.rows
+    assert outcomes(rows) == {("ok", ""): 60}
+    assert len(bodies(endpoint)) == 60
+    assert (rows["output_tokens"] == 8).all()
+    assert (rows["asked_output"] == 8).all()
+    assert (rows["input_tokens"] == 20).all()  # by the server's count, which holds the 8 tokens of its template
+    assert (rows["built_tokens"] == 20 - TEMPLATE_TOKENS).all()
+    assert (rows["output_events"] == 8).all()
+    assert summary.tokens.output == 480
+    assert np.diff(rows[np.argsort(rows["slot"])]["due_ns"]).min() > 0
+    assert (rows["first_token_ns"] - rows["due_ns"]).min() >= 5_000_000
+    assert (stored.header.state, stored.header.seed) == ("finished", 7)
+    assert sum(gaps.count for gaps in stored.gaps) == 60 * 7
+    assert sum(int(bins.sum()) for bins in stored.timeline) == 480
+
+
+@pytest.mark.processes
+def test_closed_loop_by_time_and_conversations(tmp_path: Path, endpoint: Embedded) -> None:
+    turns = "  turns: {count: 3, tool_result_tokens: 5, tool_time: 1ms, history: server}\n"
+    (tmp_path / "a").mkdir()
+    summary, stored = go(tmp_path / "a", endpoint.url, more=turns, concurrency="4", duration="0.3s")
+    assert adds_up(summary)
+    rows = stored.rows
+    assert set(outcomes(rows)) == {("ok", "")}
+    assert set(rows["turn"].tolist()) == {0, 1, 2}
+    by_turn = [rows["input_tokens"][rows["turn"] == turn].mean() for turn in range(3)]
+    assert by_turn[0] + 13 <= by_turn[1] <= by_turn[2] - 13  # each sends the reply of 8 and the result of 5 again
+    (tmp_path / "b").mkdir()
+    _, stored = go(
+        tmp_path / "b", endpoint.url, more=turns.replace("server", "scripted"), concurrency="4", num_requests="6"
+    )
+    assert outcomes(stored.rows) == {("ok", ""): 18}
+
+
+@pytest.mark.processes
+def test_whole_answers_are_not_judged_by_what_only_streams_have(tmp_path: Path, endpoint: Embedded) -> None:
+    more = "slo: {ttft: 10s, tpot: 1ms, goodput: 90%}\n"
+    flags = {"request_rate": "500", "num_requests": "30"}
+    summary, _ = go(tmp_path, endpoint.url, more=more, settings={"stream": False}, **flags)
+    assert [term.metric for term in summary.goodput.slo] == ["ttft"]
+    assert summary.goodput.met
+    assert says(summary.verdict.warning_codes, "not_judged", metrics=["tpot"])
+    assert "were not streamed" in text.render(summary)
+
+
+@pytest.mark.processes
+def test_the_cap_drops(tmp_path: Path) -> None:
+    with start(Options(ttft="400ms", itl="0")) as endpoint:
+        summary, stored = go(tmp_path, endpoint.url, request_rate="2000", num_requests="100", max_in_flight="10")
+    assert outcomes(stored.rows) == {("ok", ""): 10, ("dropped", "in_flight_cap"): 90}
+    assert (summary.requests.dropped, summary.requests.scheduled) == (90, 100)
+
+
+@pytest.mark.processes
+def test_the_openai_package_drives_the_same_load(tmp_path: Path, endpoint: Embedded) -> None:
+    found = []
+    for client in ("wire", "openai"):
+        folder = tmp_path / client
+        folder.mkdir()
+        _, stored = go(folder, endpoint.url, concurrency="3", num_requests="20", settings={"client": client})
+        rows = stored.rows[np.argsort(stored.rows["slot"])]
+        assert outcomes(rows) == {("ok", ""): 20}
+        columns = ("output_tokens", "input_tokens", "output_events", "finish_reason", "built_tokens", "asked_output")
+        found.append(([rows[name].tolist() for name in columns], stored.header.fingerprints.timetable))
+    assert found[0] == found[1]
+
+
+# -- workers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+def test_workers_send_together_what_one_would(tmp_path: Path, endpoint: Embedded) -> None:
+    seen, prints = [], []
+    for workers in (1, 3):
+        folder = tmp_path / str(workers)
+        folder.mkdir()
+        log(endpoint)
+        summary, stored = go(folder, endpoint.url, request_rate="500", num_requests="60", settings={"workers": workers})
+        assert outcomes(stored.rows) == {("ok", ""): 60}
+        assert sorted(set(stored.rows["worker"].tolist())) == list(range(workers))
+        seen.append(bodies(endpoint))
+        prints.append(summary.fingerprints)
+        dues = stored.rows[np.argsort(stored.rows["slot"])]["due_ns"].tolist()
+        seen.append(dues)
+    assert seen[0] == seen[2]
+    assert seen[1] == seen[3]
+    assert prints[0] == prints[1]
+    assert len(seen[0]) == 60
+    assert prints[0].bodies
+
+
+@pytest.mark.processes
+def test_the_same_seed_sends_the_same_bytes_and_another_salt_other_texts(tmp_path: Path, endpoint: Embedded) -> None:
+    """The seed alone fixes what arrives; without one, the seed that was drawn and stored does."""
+
+    def received(name: str, **flags: Any) -> tuple[Any, Any]:
+        folder = tmp_path / name
+        folder.mkdir()
+        log(endpoint)
+        _, stored = go(folder, endpoint.url, request_rate="500", num_requests="20", **flags)
+        return bodies(endpoint), stored.header
+
+    first, header = received("first", seed=None)
+    again, repeated = received("again", seed=str(header.seed), settings={"workers": 2})
+    assert first == again
+    assert len(first) == 20
+    assert (header.seed, header.salt, header.fingerprints) == (repeated.seed, repeated.salt, repeated.fingerprints)
+    other, salted = received("other", seed=str(header.seed), salt="blue")
+    assert not set(first) & set(other)
+    assert salted.salt == "blue"
+    assert salted.fingerprints.recipe == header.fingerprints.recipe
+    assert salted.fingerprints.timetable == header.fingerprints.timetable
+    assert salted.fingerprints.prompts != header.fingerprints.prompts
+    assert salted.fingerprints.bodies != header.fingerprints.bodies
+    fresh, drawn = received("fresh", seed=str(header.seed), salt="fresh")
+    assert not set(first) & set(fresh)
+    repeat, _ = received("drawn", seed=str(header.seed), salt=drawn.salt)
+    assert repeat == fresh
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            found.append(int(entry.parent.name))
+    return found
+
+
+def cli(folder: Path, *flags: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """`loadgen run` as a user starts it."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "AZURE_"))}
+    return subprocess.Popen(
+        [sys.executable, "-m", "loadgen", "run", file(folder), "--warmup", "0", "--out",
+         str(folder / "out"), *flags],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, env=clean | (env or {}),
+    )  # fmt: skip
+
+
+def ended(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out.decode(), err.decode()
+
+
+def rows_written(folder: Path, least: int) -> int:
+    """Wait until the spool holds this many rows, watching the files grow; how many there are."""
+    for _ in range(300_000):
+        count = sum(path.stat().st_size for path in folder.glob("out/spool/w*.rows")) // ROW.itemsize
+        if count >= least:
+            return count
+        select.select([], [], [], 0.001)
+    raise AssertionError("the run did not get so far")
+
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("load", [("--request-rate", "200", "-n", "400"), ("-c", "6", "-d", "3s")])
+def test_a_worker_that_dies_leaves_its_rest_as_lost(tmp_path: Path, endpoint: Embedded, load: tuple[str, ...]) -> None:
+    process = cli(tmp_path, "--url", endpoint.url, "--workers", "2", *load)
+    rows_written(tmp_path, 40)
+    workers = [pid for pid in children(process.pid) if "backends.worker" in Path(f"/proc/{pid}/cmdline").read_text()]
+    assert len(workers) == 2
+    os.kill(workers[0], signal.SIGKILL)
+    code, out, err = ended(process)
+    stored = store.read_run(tmp_path / "out")
+    found = outcomes(stored.rows)
+    lost = found[("lost", "worker_died")]
+    assert lost > 0
+    assert code == 3, err
+    assert "died" in out
+    assert set(found) == {("ok", ""), ("lost", "worker_died")}
+    if "-n" in load:
+        assert sum(found.values()) == 400
+    else:
+        assert lost == 3  # its lanes
+    dead = stored.rows[stored.rows["status"] == STATUSES.index("lost")]
+    assert {stored.texts[i] for i in dead["text"].tolist()} == {f"worker {dead['worker'][0]} died"}
+    assert len(set(dead["worker"].tolist())) == 1
+
+
+# -- endings -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_interrupted_once_it_drains_and_reports(tmp_path: Path, endpoint: Embedded, workers: str) -> None:
+    flags = ("--request-rate", "200", "-n", "4000", "--workers", workers)
+    process = cli(tmp_path, "--url", endpoint.url, *flags)
+    rows_written(tmp_path, 20)
+    process.send_signal(signal.SIGINT)
+    code, out, err = ended(process)
+    assert code == 130, err
+    assert "Traceback" not in err
+    stored = store.read_run(tmp_path / "out")
+    found = outcomes(stored.rows)
+    assert set(found) == {("ok", ""), ("cancelled", "interrupted")}
+    assert sum(found.values()) == 4000
+    assert found[("ok", "")] >= 20
+    assert stored.header.state == "interrupted"
+    assert "interrupted" in out
+
+
+@pytest.mark.processes
+def test_interrupted_twice_it_leaves(tmp_path: Path) -> None:
+    with start(Options(**FAST, **after_the_probe("stall@0:0.5"))) as endpoint:
+        process = cli(
+            tmp_path, "--url", endpoint.url, "--model", "sim", "--server", "trtllm", "--request-rate", "100",
+            "-n", "1000",
+        )  # fmt: skip
+        rows_written(tmp_path, 5)
+        process.send_signal(signal.SIGINT)
+        rows_written(tmp_path, 500)  # what will not be sent is recorded at once; those that stall are still in flight
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        code, _, err = ended(process)
+    assert code == 130, err
+    found = outcomes(store.read_run(tmp_path / "out").rows)
+    assert set(found) == {("ok", ""), ("cancelled", "interrupted")}
+    assert sum(found.values()) == 1000
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("workers", "rows"), [("1", 500), ("2", 50)])
+def test_killed_it_leaves_a_readable_folder(tmp_path: Path, endpoint: Embedded, workers: str, rows: int) -> None:
+    log(endpoint)
+    process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", "4000", "--workers", workers)
+    rows_written(tmp_path, rows)
+    others = children(process.pid)
+    killed_ns = monotonic_ns()
+    process.kill()
+    process.communicate()
+    for pid in others:  # nothing goes on without it: no load, no recorder
+        gone(pid)
+    stored = store.read_run(tmp_path / "out")
+    assert stored.header.state == "running"
+    assert set(outcomes(stored.rows)) <= {("ok", ""), ("cancelled", "interrupted")}  # orphaned workers stop at once
+    written = set(stored.rows["slot"].tolist())
+    seen = [request for request in log(endpoint).requests if request.id]
+    old = {int(one.id.rpartition("-")[2]) for one in seen if one.arrival_ns < killed_ns - 2 * 10**9}
+    assert old <= written
+    assert len(old) > 20 or workers == "2"  # each takes some 7 ms, so all these were finished two seconds before
+    _, out, err = ended(
+        subprocess.Popen(
+            [sys.executable, "-m", "loadgen", "report", str(tmp_path / "out")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+    )
+    assert "TTFT" in out.upper()
+    assert "Traceback" not in err
+
+
+def gone(pid: int) -> None:
+    for _ in range(20_000):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return
+        except OSError:
+            return
+        select.select([], [], [], 0.001)
+    raise AssertionError(f"process {pid} goes on: {Path(f'/proc/{pid}/cmdline').read_text()}")
+
+
+# -- secrets and targets -----------------------------------------------------------------------------------------
+
+KEY, PASSWORD, HEADER, QUERY = "sk-key-4f81aa", "pa55-word-9c", "hdr-value-77e1", "qry-value-03bd"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("user", [f"user:{PASSWORD}@", ""])
+def test_nothing_secret_stays_anywhere(tmp_path: Path, user: str) -> None:
+    """The key is the endpoint's only without a user in the URL, which is the other way to be somebody."""
+    (tmp_path / "key").write_text(KEY + "\n")
+    guard = {} if user else {"api_key_file": str(tmp_path / "key")}
+    with start(Options(**FAST, dialect="openai", **guard, **after_the_probe("http_500:0.3"))) as made:
+        url = made.url.replace("http://", f"http://{user}") + f"/?code={QUERY}"
+        process = cli(
+            tmp_path, "--url", url, "--api-key-file", str(tmp_path / "key"), "--server", "openai", "--header",
+            f"X-Sim-Note: {HEADER}", "--request-rate", "400", "-n", "40",
+        )  # fmt: skip
+        code, out, err = ended(process)
+        assert code == 3, err
+    assert len(store.read_run(tmp_path / "out").rows) == 40
+    texts = [out.encode(), err.encode(), *(p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file())]
+    assert len(texts) >= 5, err
+    for secret in (KEY, PASSWORD, HEADER, QUERY):
+        assert not [text for text in texts if secret.encode() in text], secret
+
+
+@pytest.mark.processes
+def test_what_a_server_echoes_is_not_shown_either(tmp_path: Path) -> None:
+    """A server that quotes the request's headers in its error."""
+    echo = (
+        "import socket,sys\n"
+        "s=socket.create_server(('127.0.0.1',0)); print(s.getsockname()[1],flush=True)\n"
+        "while True:\n"
+        " c,_=s.accept(); d=b''\n"
+        " while b'\\r\\n\\r\\n' not in d:\n"
+        "  p=c.recv(65536)\n"
+        "  if not p: break\n"
+        "  d+=p\n"
+        " b=b'{\"error\": '+__import__('json').dumps(d.decode('latin-1')).encode()+b'}'\n"
+        " c.sendall(b'HTTP/1.1 400 x\\r\\nConnection: close\\r\\nContent-Length: %d\\r\\n\\r\\n'%len(b)+b)\n"
+        " c.shutdown(1); c.recv(1<<20); c.close()\n"
+    )
+    server = subprocess.Popen([sys.executable, "-c", echo], stdout=subprocess.PIPE)
+    try:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        (tmp_path / "key").write_text(KEY)
+        process = cli(
+            tmp_path, "--url", f"http://user:{PASSWORD}@127.0.0.1:{port}/", "--model", "m", "--server", "vllm",
+            "-n", "3", "--header", f"X-Note: {HEADER}", "--request-rate", "100",
+            "--api-key-file", str(tmp_path / "key"),
+        )  # fmt: skip
+        code, out, err = ended(process)
+    finally:
+        server.kill()
+        server.communicate()
+    assert code == 3
+    texts = [out.encode(), err.encode(), *(p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file())]
+    for secret in (KEY, PASSWORD, HEADER):
+        assert not [text for text in texts if secret.encode() in text], (secret, err)
+
+
+def refused(folder: Path, url: str, **settings: Any) -> TargetError:
+    with pytest.raises(TargetError) as caught:
+        go(folder, url, num_requests="5", concurrency="1", settings={"model": None, "server": "auto"} | settings)
+    assert caught.value.exit_code == 3
+    assert "Traceback" not in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.processes
+def test_targets_that_cannot_be_used_are_told_at_once(tmp_path: Path, endpoint: Embedded) -> None:
+    assert refused(tmp_path, "http://127.0.0.1:1").code == "connect"
+    assert refused(tmp_path, "http://no-such-host.invalid:8000").code == "dns"
+    assert refused(tmp_path, endpoint.url.replace("http", "https")).code == "tls"
+    (tmp_path / "key").write_text(KEY)
+    with start(Options(**FAST, dialect="openai", model="sim", api_key_file=str(tmp_path / "key"))) as guarded:
+        for key in (None, "sk-wrong-wrong"):
+            error = refused(tmp_path, guarded.url, api_key=key)
+            assert error.code == "unauthorized"
+            assert "sk-wrong-wrong" not in str(error)
+        error = refused(tmp_path, guarded.url, api_key=KEY, model="no-such-model", server="openai")
+        assert error.code == "unknown_model"
+        summary, _ = go(
+            tmp_path, guarded.url, num_requests="5", concurrency="1",
+            settings={"api_key": KEY, "model": None, "server": "openai"},
+        )  # fmt: skip
+        assert summary.requests.ok == 5
+
+
+@pytest.mark.processes
+def test_a_server_that_fails_now_and_then_is_measured_not_refused() -> None:
+    with start(Options(**FAST, faults="reset_before:0.04,http_429:0.03,truncate:0.03", seed=3)) as endpoint:
+        for _ in range(25):
+            assert asyncio.run(find(Settings(url=endpoint.url, server="trtllm"), 10.0)).model == "sim"
+
+
+@pytest.mark.processes
+def test_the_probe_waits_as_long_as_a_request_may_take() -> None:
+    with start(Options(ttft="1.5s", itl="0")) as endpoint:
+        with refusals.refused(TargetError, "timeout"):
+            asyncio.run(find(Settings(url=endpoint.url), 0.3))
+        assert asyncio.run(find(Settings(url=endpoint.url), 30.0)).first_ms > 1500
+
+
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:8000"])
+def test_a_url_that_is_none_is_the_users_fault(tmp_path: Path, url: str) -> None:
+    with refusals.refused(UserError, "invalid_url", "--url") as caught:
+        go(tmp_path, url, num_requests="5", concurrency="1")
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.processes
+def test_a_header_that_cannot_be_sent_is_the_users_fault(tmp_path: Path, endpoint: Embedded) -> None:
+    code, _, err = ended(cli(tmp_path, "--url", endpoint.url, "-c", "1", "-n", "1", "--header", "X: 日本"))
+    assert code == 2, err
+    assert "--header" in err
+    assert "bug" not in err
+
+
+@pytest.mark.processes
+def test_without_a_url_the_embedded_endpoint_is_used_and_named(tmp_path: Path) -> None:
+    env = {"OPENAI_BASE_URL": "http://127.0.0.1:1/v1", "OPENAI_API_KEY": KEY}
+    code, out, err = ended(cli(tmp_path, "-c", "8", "-n", "40", "--json", env=env))
+    told = json.loads(out)
+    assert told["requests"]["ok"] == told["requests"]["scheduled"] == 40
+    assert told["target"]["name"] == "embedded simulation: gb300-vm" and told["target"]["simulated"]
+    assert "SIMULATED" in err and "the model extrapolates" in " ".join(err.split())
+    assert "OPENAI_BASE_URL is set and not used" in err
+    assert "embedded simulation" in err
+    assert KEY not in out + err
+    assert code in (0, 1, 3), err
+
+
+@pytest.mark.processes
+def test_a_drive_can_be_followed(tmp_path: Path, endpoint: Embedded) -> None:
+    seen: list[RunningLoad] = []
+    go(tmp_path, endpoint.url, concurrency="2", num_requests="10", begun=seen.append)
+    (running,) = seen
+    counters = running.counters()
+    assert (counters.sent, counters.ok, counters.failed, counters.in_flight) == (10, 10, 0, 0)
+    assert len(counters.recent_ttft_ns) == 10
+
+
+def test_wrong_workloads_never_reach_a_server(tmp_path: Path) -> None:
+    with pytest.raises(Faults):
+        go(tmp_path, "http://127.0.0.1:1", request_rate="-3")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.processes
+def test_no_process_of_a_run_executes_code_from_the_current_folder(tmp_path: Path, endpoint: Embedded) -> None:
+    (tmp_path / "numpy.py").write_text("from pathlib import Path\nPath(__file__).with_name('executed').touch()\n")
+    load = ["run", "qa", "--url", endpoint.url, "-n", "4", "-c", "2", "--workers", "2", "--output-tokens", "4"]
+    for command in (load, ["run", "qa", "-n", "2", "-c", "1", "--output-tokens", "2"]):
+        ended = subprocess.run(
+            [sys.executable, "-P", "-m", "loadgen", *command, "--out", str(tmp_path / f"out{len(command)}")],
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert "ok" in ended.stdout, ended.stderr
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.processes
+def test_the_key_of_a_header_goes_out_instead_of_the_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the first question of the probe, on every request of the load, and on the metrics pages."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-environment")
+    (tmp_path / "key").write_text("sk-header-header")
+    with start(Options(**FAST, dialect="openai", model="sim", api_key_file=str(tmp_path / "key"))) as guarded:
+        header = "Authorization: Bearer sk-header-header"
+        code, out, err = ended(cli(tmp_path, "--url", guarded.url, "-n", "4", "-c", "2", "--header", header))
+    assert code in (0, 3), err
+    assert "4 ok" in out, err
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["Content-Length", "transfer-encoding"])
+def test_headers_of_framing_are_refused(tmp_path: Path, endpoint: Embedded, name: str) -> None:
+    code, _, err = ended(cli(tmp_path, "--url", endpoint.url, "-c", "1", "-n", "1", "--header", f"{name}: 3"))
+    assert (code, f"--header {name}" in err) == (2, True)

@@ -1,0 +1,309 @@
+"""Several workers: the same load however it is split, quantiles that merge exactly, room checked before the start."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from queueing import rows
+from refusals import refused
+from runs import gaps_of, header, when_started
+
+from loadgen.core.errors import Faults
+from loadgen.core.execution import plan, resource_limits, run
+from loadgen.core.execution.events import Counters
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.resource_limits import Room
+from loadgen.core.execution.shared_counters import SharedCounters
+from loadgen.core.followers import compactor
+from loadgen.core.metrics.columns import FAILED
+from loadgen.core.metrics.summary import summarize
+from loadgen.core.results import store
+from loadgen.core.results.manifest import encode
+from loadgen.core.results.record import KINDS
+from loadgen.core.results.spool import Spool
+from loadgen.core.schedule import arrivals
+from loadgen.core.stats.quantiles import Histogram, exact
+from loadgen.core.workload import Workload, load, read_flags
+from loadgen.sim.server import embedded
+from loadgen.sim.server.options import Options
+from loadgen.sim.server.send_log import parse_log
+
+QUICK = Options(ttft="5ms", itl="0.2ms", log_bodies=True)
+
+
+def workload(folder: Path, turns: int = 0, **flags: str) -> Workload:
+    file = folder / "w.yaml"
+    more = f", turns: {{count: {turns}, tool_result_tokens: 3}}" if turns else ""
+    file.write_text(f"name: many\nrequests: {{input_tokens: 8, output_tokens: 4{more}}}\n")
+    return load(str(file), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
+
+
+# -- the same load, however it is split --------------------------------------------------------------------------
+
+LOADS: list[tuple[int, dict[str, str]]] = [
+    (0, {"request_rate": "400", "num_requests": "80"}),
+    (3, {"request_rate": "150", "num_requests": "30"}),
+    (0, {"concurrency": "9", "num_requests": "80"}),
+]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("turns", "flags"), LOADS)
+def test_one_two_and_seven_workers_send_the_same(tmp_path: Path, turns: int, flags: dict[str, str]) -> None:
+    seen: list[Any] = []
+    for workers in (1, 2, 7):
+        folder = tmp_path / str(workers)
+        folder.mkdir()
+        with embedded.start(QUICK) as server:
+            told = Settings(url=server.url, model="sim", server="trtllm", workers=workers, out=folder / "out")
+            summary, out = run.execute(workload(folder, turns, **flags), told)
+            received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
+        rows = store.read_run(out).rows
+        rows = rows[np.argsort(rows["slot"])]
+        assert summary.requests.ok == summary.requests.scheduled == len(rows)
+        assert sorted(set(rows["worker"].tolist())) == list(range(workers))
+        dues = rows["due_ns"][rows["turn"] == 0].tolist() if "request_rate" in flags else []
+        bodies = Counter(one.body_sha256 for one in received.requests if one.id)
+        seen.append((bodies, dues, rows["slot"].tolist(), summary.fingerprints, summary.bytes.sent))
+    assert seen[0] == seen[1] == seen[2]
+
+
+@given(
+    values=some.lists(some.integers(0, 10**12), min_size=1, max_size=300),
+    parts=some.integers(1, 9),
+)
+@settings(max_examples=60, deadline=None)
+def test_merged_quantiles_are_those_of_the_whole(values: list[int], parts: int) -> None:
+    whole = np.array(values, np.int64)
+    shares = [whole[i::parts] for i in range(parts)]
+    assert exact(np.concatenate(shares)) == exact(whole)
+    together, at_once = Histogram(), Histogram()
+    at_once.add(whole)
+    for share in shares:
+        one = Histogram()
+        one.add(share)
+        together.merge(Histogram.from_bytes(one.to_bytes()))
+    assert together.to_bytes() == at_once.to_bytes()
+
+
+@given(
+    seed=some.integers(1, 10**6),
+    count=some.integers(12, 400),
+    workers=some.integers(1, 7),
+    lazily=some.booleans(),
+)
+@settings(max_examples=6, deadline=None)
+def test_files_of_many_workers_say_what_one_would(seed: int, count: int, workers: int, lazily: bool) -> None:
+    """Through all that a record goes through: spool, recorder, one Parquet file, summary. In no order, some failed."""
+    draw = np.random.default_rng(seed)
+    whole = rows(seed, count)
+    failed = draw.random(count) < 0.1
+    whole["status"][failed], whole["kind"][failed], whole["text"][failed] = FAILED, KINDS.index("reset"), 0
+    whole["worker"] = draw.integers(0, workers, count)
+    with tempfile.TemporaryDirectory() as scratch, open(os.devnull) as ended:
+        folder = Path(scratch)
+        told = header("whole", count, workers=workers)
+        (folder / "run.json").write_bytes(encode(told))
+        for worker in range(workers):
+            mine = draw.permutation(whole[whole["worker"] == worker])
+            spool = Spool(folder, worker)
+            if (mine["text"] == 0).any():
+                spool.text("gone")
+            spool.row(mine.tobytes())
+            if len(mine):
+                spool.flows(0, *gaps_of(mine))
+            spool.close()
+        compactor.record(folder, ended)
+        merged = summarize(*store.read_run(folder, lazily=lazily))
+    gaps, timeline = gaps_of(whole)
+    assert merged == summarize(told, whole, [gaps], [timeline], [], ["gone"])
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 20, 21])
+@pytest.mark.parametrize("workers", [1, 2, 7])
+def test_the_parts_of_the_cap_are_the_cap(most: int, workers: int) -> None:
+    parts = [plan.cap(most, i, workers) for i in range(workers)]
+    assert sum(part or 0 for part in parts) == most
+    assert plan.cap(None, 0, workers) is None
+
+
+@pytest.mark.processes
+def test_the_cap_holds_over_workers(tmp_path: Path) -> None:
+    with embedded.start(Options(ttft="10s")) as server:
+        told = Settings(url=server.url, model="sim", server="trtllm", workers=2, out=tmp_path / "out")
+        made = workload(tmp_path, request_rate="inf", num_requests="40", max_in_flight="5", grace="0.2s")
+        summary, _ = run.execute(made, told)
+    assert summary.requests.dropped == 35
+    assert summary.load.in_flight_max == 5
+
+
+# -- workers that the load can use ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "simulated", "expected"),
+    [
+        ({"request_rate": "10", "num_requests": "50"}, False, 1),
+        ({"request_rate": "8000", "duration": "10s"}, False, 4),  # 4 events each: 32,000/s
+        ({"request_rate": "100000", "duration": "1s"}, False, 8),
+        ({"request_rate": "100000", "duration": "1s"}, True, 7),  # the simulation takes a core
+        ({"request_rate": "100000", "duration": "1s", "max_in_flight": "3"}, False, 3),
+        ({"concurrency": "2", "num_requests": "50"}, False, 1),
+        ({"concurrency": "400", "duration": "5s"}, False, 7),
+        ({"concurrency": "400", "num_requests": "900", "warmup": "400req"}, False, 1),  # a boundary that all share
+    ],
+)
+def test_auto(tmp_path: Path, flags: dict[str, str], simulated: bool, expected: int) -> None:
+    from loadgen.core.requests import tokenizer
+    from loadgen.core.requests.build import build
+
+    made = workload(tmp_path, **flags)
+    requests = build(made, 7, 1, tokenizer.load_tokenizer(None))
+    found = plan.workers(arrivals.build(made, 7), requests, made.max_in_flight, 8 - simulated)
+    assert found == expected
+
+
+# -- room ----------------------------------------------------------------------------------------------------------
+
+AMPLE = Room(files=100_000, ports=28_000)
+
+
+@pytest.mark.parametrize(
+    ("need", "room", "said"),
+    [
+        ({"total": 20_000}, AMPLE, []),
+        ({"total": None}, Room(files=10, ports=10), []),
+        ({"total": 20_000}, Room(files=None, ports=None), []),
+        ({"total": 20_000, "workers": 1}, Room(files=20_000, ports=None), ["--workers 2"]),
+        ({"total": 20_000, "workers": 2}, Room(files=20_000, ports=None), []),
+        ({"total": 20_000, "workers": 2, "simulated": True}, Room(files=20_000, ports=None), ["loadgen sim"]),
+        ({"total": 60_000}, AMPLE, ["3 addresses"]),
+        ({"total": 60_000, "sources": 3}, AMPLE, []),
+        ({"total": 60_000, "addresses": ["a:1", "b:1", "c:1"]}, AMPLE, []),
+        ({"total": 60_000, "addresses": ["a:1", "a:1", "c:1"]}, AMPLE, ["2 addresses"]),
+        ({"total": 60_000, "workers": 1}, Room(files=20_000, ports=28_000), ["--workers 4", "--source"]),
+    ],
+)
+def test_files_and_ports_are_counted(need: dict[str, Any], room: Room, said: list[str]) -> None:
+    asked = {"workers": 4, "addresses": ["a:1"], "sources": 0, "simulated": False} | need
+    found = list(resource_limits.faults(**asked, room=room))
+    assert len(found) == len(said)
+    for fault, words in zip(found, said, strict=True):
+        assert words in fault.hint
+
+
+def test_what_the_system_says() -> None:
+    found = resource_limits.room()
+    assert found.files is None or found.files > 0
+    assert found.ports is None or 0 < found.ports <= 65_535
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("", 0), ("32768,40000-40010", 12), ("1-32767,70000", 0), ("1-99999", 28_232)]
+)
+def test_reserved_ports(text: str, expected: int) -> None:
+    assert resource_limits._reserved(text, 32_768, 60_999) == expected
+
+
+@pytest.mark.processes
+def test_too_much_for_this_machine_is_said_before_the_first_request(tmp_path: Path) -> None:
+    """Of a process that may open 100 files, more lanes than a port number can tell apart."""
+    options = ["--workers", "2", "--source", "203.0.113.9", "-c", "70000", "-n", "70000", "-o", str(tmp_path / "out")]
+    with embedded.start(QUICK) as server:
+        command = [sys.executable, "-m", "loadgen", "run", "qa", "--url", server.url, *options]
+        done = subprocess.run(
+            ["sh", "-c", 'ulimit -n 100; exec "$@"', "sh", *command], capture_output=True, text=True, check=False
+        )
+        received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
+    assert done.returncode == 2, done.stderr
+    assert "local ports" in done.stderr
+    assert "open files" in done.stderr
+    assert "203.0.113.9" in done.stderr
+    assert not [one for one in received.requests if one.id]
+
+
+@pytest.mark.processes
+def test_a_slip_of_the_key_does_not_take_the_machine(tmp_path: Path) -> None:
+    """5,000 processes of 60 MB each are started by a typing error otherwise."""
+    with embedded.start(QUICK) as server, refused(Faults, "resource_limit", "--workers"):
+        told = Settings(url=server.url, model="sim", server="trtllm", workers=5_000, out=tmp_path / "out")
+        run.execute(workload(tmp_path, concurrency="2", num_requests="4"), told)
+
+
+@pytest.mark.processes
+def test_a_cap_smaller_than_the_workers_is_refused(tmp_path: Path) -> None:
+    with embedded.start(QUICK) as server, pytest.raises(Faults, match="--> --max-in-flight"):
+        told = Settings(url=server.url, model="sim", server="trtllm", workers=4, out=tmp_path / "out")
+        run.execute(workload(tmp_path, request_rate="50", num_requests="20", max_in_flight="3"), told)
+
+
+def _loopback(address: str) -> bool:
+    with socket.socket() as one:
+        try:
+            one.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not _loopback("127.0.0.3"), reason="only Linux has all of 127/8")
+def test_it_sends_from_the_addresses_named(tmp_path: Path) -> None:
+    with embedded.start(QUICK) as server:
+        port = server.url.rpartition(":")[2]
+        told = Settings(
+            url=server.url, model="sim", server="trtllm", sources=("127.0.0.2", "127.0.0.3"), out=tmp_path / "out"
+        )
+        seen: list[str] = []
+
+        def look(_: Any) -> None:
+            for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+                _, here, there, *_rest = line.split()
+                if int(there.rpartition(":")[2], 16) == int(port):
+                    seen.append(socket.inet_ntoa(bytes.fromhex(here.rpartition(":")[0])[::-1]))
+
+        summary, _ = run.execute(workload(tmp_path, concurrency="6", num_requests="30"), told, when_started(look))
+    assert summary.requests.ok == 30
+    assert {"127.0.0.2", "127.0.0.3"} <= set(seen)
+    assert seen.count("127.0.0.2") == seen.count("127.0.0.3") == 3
+
+
+# -- what one sees meanwhile ---------------------------------------------------------------------------------------
+
+
+def test_the_board_adds_up(tmp_path: Path) -> None:
+    boards = [SharedCounters(tmp_path / "board", 3) for _ in range(3)]
+    for i, board in enumerate(boards):
+        counters = Counters()
+        counters.sent, counters.ok, counters.events, counters.in_flight = 10 + i, 5, 100 * i, 1
+        counters.recent_ttft_ns.extend(range(i * 1000, i * 1000 + 400))
+        board.write(i, counters)
+    total = SharedCounters(tmp_path / "board", 3).sum()
+    assert (total.sent, total.ok, total.events, total.in_flight) == (33, 15, 300, 3)
+    assert sorted(total.recent_ttft_ns) == [i * 1000 + j for i in range(3) for j in range(144, 400)]
+
+
+@pytest.mark.processes
+def test_several_workers_can_be_followed(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    with embedded.start(QUICK) as server:
+        told = Settings(url=server.url, model="sim", server="trtllm", workers=2, out=tmp_path / "out")
+        made = workload(tmp_path, request_rate="100", duration="2.5s")
+        _, out = run.execute(made, told, when_started(seen.append))
+    (board,) = seen
+    assert board.counters().sent > 0
+    assert not (out / "spool").exists()
+    assert json.loads((out / "run.json").read_bytes())["workers"] == 2

@@ -1,0 +1,122 @@
+"""Runs that end before their time by a rule: when, why, and what becomes of the rest of the load."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadgen.core.errors import Faults
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.run import execute
+from loadgen.core.metrics.stop_rules import FEWEST, breach, first_breach
+from loadgen.core.metrics.summary import exit_code
+from loadgen.core.results import store
+from loadgen.core.results.record import KIND, ROW, STATUS
+from loadgen.core.workload import load, read_flags
+from loadgen.core.workload.fingerprints import recipe_fingerprint
+from loadgen.core.workload.slo_fields import stop_rule
+from loadgen.sim.server.embedded import start
+from loadgen.sim.server.options import Options
+
+pytestmark = pytest.mark.commands
+
+S = 1_000_000_000
+ERRORS, SLOW = stop_rule("errors:20%"), stop_rule("ttft:p50:2s")
+
+
+def rows(n: int, failed: int = 0, slow: int = 0, at_s: float = 5.0) -> np.ndarray:
+    made = np.zeros(n, ROW)
+    made["due_ns"], made["sent_ns"] = 0, 0
+    made["first_token_ns"] = S
+    made["first_token_ns"][n - slow :] = 3 * S
+    made["done_ns"] = made["end_ns"] = int(at_s * S)
+    made["status"][:failed], made["kind"][:failed] = STATUS["failed"], KIND["http_5xx"]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("records", "code"),
+    [
+        (rows(FEWEST - 1, failed=FEWEST - 1), None),
+        (rows(100, failed=19), None),
+        (rows(100, failed=20), "stopped_by_errors"),
+        (rows(100, slow=49), None),
+        (rows(100, slow=50), "stopped_by_latency"),
+        (rows(100, failed=15, slow=36), "stopped_by_latency"),  # a failed request is over every limit
+        (rows(100, failed=100, at_s=30), None),  # too long ago
+    ],
+)
+def test_a_rule_looks_at_the_requests_that_ended_last(records: np.ndarray, code: str | None) -> None:
+    reason = breach((ERRORS, SLOW), records, 8 * S if records["done_ns"][0] == 5 * S else 100 * S)
+    assert (reason and reason.code) == code
+
+
+def test_the_first_look_that_breaks_a_rule_decides() -> None:
+    both = np.concatenate([rows(100, at_s=1), rows(60, failed=60, at_s=12.5), rows(60, failed=60, at_s=14.5)])
+    found = first_breach((ERRORS,), both, S)
+    assert found is not None and found[0] == 13 * S
+    assert found[1].values == {"rule": "errors:20%", "requests": 60, "window_s": 10.0, "at_s": 13.0, "failed": 60}
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("errors", "is no rule"), ("errors:2", "is not a percentage"), ("errors:120%", "is more than 100%"),
+        ("errors:0%", "stops every run"), ("ttft:30s", "is no rule"), ("tfft:p50:30s", "is no rule"),
+        ("ttft:p50:30", ""), ("time_to_first_token:p50:30s", ""), ("ttft:p100:30s", "is not a percentile"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_rule_is_said(text: str, what: str) -> None:
+    if not what:
+        assert load("qa", read_flags(stop_when=[text])).stop_when == (stop_rule("ttft:p50:30s"),)
+        return
+    with pytest.raises(Faults, match=what):
+        load("qa", read_flags(stop_when=[text]))
+
+
+def test_a_file_says_it_too_and_the_recipe_stays(tmp_path: Path) -> None:
+    (tmp_path / "w.yaml").write_text(
+        "name: w\nrequests: {input_tokens: 1, output_tokens: 1}\nstop_when: [errors:20%]\n"
+        "stages: [{arrival: {poisson: 1/s}, count: 5}]\n"
+    )
+    one = load(str(tmp_path / "w.yaml"))
+    assert one.stop_when == (ERRORS,)
+    assert recipe_fingerprint(one, "server") == recipe_fingerprint(one.model_copy(update={"stop_when": ()}), "server")
+    (tmp_path / "w.yaml").write_text((tmp_path / "w.yaml").read_text().replace("20%", "20"))
+    with pytest.raises(Faults, match=r"w\.yaml:3:13"):
+        load(str(tmp_path / "w.yaml"))
+
+
+def test_in_virtual_time_the_load_ends_where_the_rule_is_broken(tmp_path: Path) -> None:
+    one = load("qa", read_flags(request_rate="400", duration="120s", seed="1", stop_when=["ttft:p50:3s"], warmup="0"))
+    summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    stored = store.read_run(folder)
+    reason = summary.verdict.codes[0]
+    assert (summary.run.state, reason.code, exit_code(summary)) == ("stopped", "stopped_by_latency", 3)
+    assert stored.header.stopped_by == reason
+    at_ns = round(reason.values["at_s"] * S)
+    assert 0 < at_ns < 120 * S
+    sent = stored.rows["sent_ns"] >= 0
+    assert stored.rows["due_ns"][sent].max() <= at_ns
+    assert set(stored.rows["status"][~sent].tolist()) == {STATUS["cancelled"]}
+    again, _ = execute(one.model_copy(update={"stop_when": ()}), Settings(url="sim:gb300-vm", out=tmp_path / "whole"))
+    assert again.run.state == "finished" and again.requests.scheduled == len(stored.rows)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [1, 2])
+def test_over_http_errors_end_the_run_soon(tmp_path: Path, workers: int) -> None:
+    with start(Options(ttft="5ms", itl="0.1ms", faults="http_503:0.5", seed=3)) as endpoint:
+        flags = read_flags(
+            request_rate="60", duration="60s", num_requests="3000", seed="3", warmup="0", stop_when=["errors:20%"]
+        )
+        settings = Settings(url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out")
+        summary, folder = execute(load("qa", flags), dataclasses.replace(settings, workers=workers))
+    assert summary.run.state == "stopped"
+    assert "stopped_by_errors" in [code.code for code in summary.verdict.codes]
+    assert (summary.window.whole.duration_s or 99) < 10
+    assert summary.requests.scheduled == 3000 and summary.requests.cancelled > 2000
+    assert store.read_run(folder).header.stopped_by is not None

@@ -1,0 +1,150 @@
+"""`--system FILE`: what is described is stored and shown, what others ask for and nobody says is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import places
+import pytest
+import queueing
+import runs
+from refusals import refused
+
+from loadgen.core.errors import Faults
+from loadgen.core.execution import system_file
+from loadgen.core.metrics import reasons
+from loadgen.core.metrics.summary import summarize
+from loadgen.core.results.manifest import TargetFacts
+from loadgen.core.server_metrics import hardware, series
+from loadgen.runs import text
+from loadgen.shell.app import main
+
+EXAMPLE = places.ROOT / "docs" / "system.example.yaml"
+SIM = ("qa", "--url", "sim:gb300-vm", "--request-rate", "5", "--duration", "10s", "--seed", "1")
+
+
+def exits(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as left:
+        main([str(argument) for argument in arguments])
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+def test_the_example_has_every_key_and_nothing_is_missing_then() -> None:
+    told = system_file.load(EXAMPLE)
+    keys = {key.removeprefix("system.") for key in told}
+    parts = {
+        "host": system_file.HostsOfServers, "accelerator": system_file.Accelerator, "engine": system_file.Engine,
+        "model": system_file.ServedModel, "parallelism": system_file.Parallelism,
+    }  # fmt: skip
+    every = {f"{name}.{key}" for name, part in parts.items() for key in part.model_fields}
+    every |= system_file.SystemUnderTest.model_fields.keys() - parts.keys()
+    assert every - keys == {"parallelism.prefill_accelerators", "parallelism.decode_accelerators"}
+    assert {key for asked in system_file.ASKED.values() for key in asked} <= every
+    assert told["system.accelerator.driver"] == "580.65" and told["system.parallelism.data_attention"] == "no"
+    assert system_file.missing(told, TargetFacts()) == {}
+
+
+def test_what_nobody_says_is_named_and_what_the_server_says_counts(tmp_path: Path) -> None:
+    file = tmp_path / "system.yaml"
+    file.write_text("name: node-7\naccelerator: {model: NVIDIA H200}\n")
+    missing = system_file.missing(system_file.load(file), TargetFacts(server="vllm", version="0.12", precision="fp8"))
+    assert "status" in missing["MLPerf"] and "host.memory" in missing["MLPerf"]
+    assert "parallelism.tensor" in missing["InferenceX"]
+    everything = {key for keys in missing.values() for key in keys}
+    assert everything.isdisjoint({"name", "accelerator.model", "engine.name", "engine.version", "model.precision"})
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "place"),
+    [
+        ("accelerators: {model: x}\n", "unknown_key", "1:1"),
+        ("name: x\naccelerator: {modle: x}\n", "unknown_key", "2:15"),
+        ("nodes: many\n", "wrong_type", "1:8"),
+        ("status: fast\n", "unknown_name", "1:9"),
+        ("name: [a]\n", "wrong_type", "1:7"),
+        ("name: ${SYSTEM_NAME_NOT_SET}\n", "unset_variable", "1:7"),
+        ("- a\n", "wrong_type", "1:1"),
+        ("", "empty_file", "1:1"),
+    ],
+)
+def test_a_wrong_file_is_told_with_its_place(tmp_path: Path, text: str, code: str, place: str) -> None:
+    file = tmp_path / "system.yaml"
+    file.write_text(text)
+    with refused(Faults, code, where=f"system.yaml:{place}") as found:
+        system_file.load(file)
+    assert len(found.value.faults) == 1
+
+
+def test_a_run_stores_and_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "system.yaml"
+    file.write_text("name: node-7\naccelerator: {model: NVIDIA H200, per_node: 8}\n")
+    exits("run", *SIM, "--system", file, "--metadata", "ticket=7", "--out", tmp_path / "run")
+    told = capsys.readouterr().out
+    assert "System     name=node-7, accelerator.model=NVIDIA H200, accelerator.per_node=8" in told
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["run"]["metadata"] == {
+        "system.name": "node-7", "system.accelerator.model": "NVIDIA H200", "system.accelerator.per_node": "8",
+        "ticket": "7",
+    }  # fmt: skip
+    (named,) = (code for code in summary["verdict"]["warning_codes"] if code["code"] == "undisclosed")
+    assert "host.processor" in named["values"]["missing"]["MLPerf"]
+
+
+def test_a_secret_in_it_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "system.yaml"
+    file.write_text("engine: {arguments: --api-key sk-abcdefghijklmnop}\n")
+    assert exits("run", *SIM, "--system", file, "--out", tmp_path / "run") == 2
+    told = capsys.readouterr().err
+    assert "secret" in told and "sk-abcdefghijklmnop" not in told
+    assert exits("run", *SIM, "--system", tmp_path / "none.yaml") == 2
+    assert "no such system file" in capsys.readouterr().err
+
+
+DCGM = """\
+# HELP DCGM_FI_DEV_POWER_MGMT_LIMIT Current power limit (in W).
+# TYPE DCGM_FI_DEV_POWER_MGMT_LIMIT gauge
+""" + "".join(
+    f'{name}{{gpu="{gpu}",UUID="GPU-{gpu}",device="nvidia{gpu}",modelName="NVIDIA H200",Hostname="node-7",'
+    f'DCGM_FI_DRIVER_VERSION="580.65.06"}} {value}\n'
+    for name, value in (("DCGM_FI_DEV_POWER_MGMT_LIMIT", 700), ("DCGM_FI_DEV_GPU_TEMP", 41))
+    for gpu in range(8)
+)
+SMI = 'nvidia_smi_gpu_info{driver_version="570.1",name="NVIDIA B200",uuid="a"} 1\n'
+
+
+def _samples(page: str, text: str) -> list[series.MetricSample]:
+    return [
+        series.MetricSample(t_s=0.0, target=None, page=page, name=name, labels=labels, value=value)
+        for (name, labels), value in series.samples(text).items()
+    ]
+
+
+def test_a_page_of_dcgm_names_accelerators_driver_and_power_limit() -> None:
+    found = hardware.of_samples(_samples("http://node-7:9400/metrics", DCGM))
+    assert found is not None
+    assert found.words == ["8 x NVIDIA H200", "driver 580.65.06", "power limit 700 W each"]
+    two = [*_samples("http://a/metrics", DCGM), *_samples("http://b/metrics", DCGM.replace("} 700", "} 600"))]
+    both = hardware.of_samples(two)
+    assert both is not None and both.accelerators == 16 and both.words[2] == "power limit 600 to 700 W"
+    other = hardware.of_samples(_samples("http://c/metrics", SMI))
+    assert other is not None and other.words == ["1 x NVIDIA B200", "driver 570.1"]
+    assert hardware.of_samples(_samples("http://d/metrics", "vllm:num_requests_running 3\n")) is None
+
+
+def test_what_the_hardware_says_is_not_missing_and_what_it_says_otherwise_is_warned_of() -> None:
+    """The page of DCGM fills in the driver that nobody said; and the 500 W that the file says are not its 700 W."""
+    missing = {"a second measurement": ["accelerator.driver", "accelerator.power_limit_w", "model.kv_cache"]}
+    coded = reasons.coded("undisclosed", {"missing": missing})
+    told = {"system.accelerator.power_limit_w": "500", "system.accelerator.driver": "580.65"}
+    header = runs.header("r", 200, notes=tuple(coded), note_codes=coded, metadata=told)
+    rows = queueing.rows(1, 200)
+    plain = summarize(header, rows)
+    seen = summarize(header, rows, server_samples=_samples("http://node-7:9400/metrics", DCGM))
+    by_code = {code.code: code.values for code in seen.verdict.warning_codes}
+    assert by_code["undisclosed"]["missing"] == {"a second measurement": ["model.kv_cache"]}
+    assert by_code["hardware_differs"] == {"key": "accelerator.power_limit_w", "said": "500", "seen": "700"}
+    before = {code.code: code.values for code in plain.verdict.warning_codes}
+    assert before["undisclosed"]["missing"] == missing and "hardware_differs" not in before
+    assert "Hardware   8 x NVIDIA H200, driver 580.65.06, power limit 700 W each" in text.render(seen)

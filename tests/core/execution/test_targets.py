@@ -1,0 +1,280 @@
+"""Several endpoints in one run: the file that names them, who gets what, one that dies, and the rack's two totals."""
+
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from loadgen_sdk.probe.probe import ProbeResult
+from loadgen_sdk.request import Completion, Failure
+from refusals import refused
+from runs import says, when_started
+
+from loadgen.core.errors import Faults, TargetError
+from loadgen.core.execution import run, targets
+from loadgen.core.execution.options import settings
+from loadgen.core.execution.plan import Endpoint, Settings
+from loadgen.core.execution.target_selection import DOWN_AFTER, RETRY_NS, TargetSelection
+from loadgen.core.metrics.summary import exit_code
+from loadgen.core.results import store
+from loadgen.core.results.record import STATUSES
+from loadgen.core.workload import load, read_flags
+from loadgen.runs import text
+from loadgen.sim.server import embedded
+from loadgen.sim.server.options import Options
+from loadgen.sim.server.send_log import parse_log
+
+QUICK = Options(ttft="2ms", itl="0.2ms")
+
+
+def workload(tmp_path: Path, turns: int = 0, **flags: str) -> run.Workload:
+    file = tmp_path / "w.yaml"
+    more = f", turns: {{count: {turns}, tool_result_tokens: 3}}" if turns else ""
+    file.write_text(f"name: many\nrequests: {{input_tokens: 8, output_tokens: 4{more}}}\n")
+    return load(str(file), read_flags(**flags))
+
+
+def test_a_file_says_all(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("k-file\n")
+    file = tmp_path / "t.yaml"
+    file.write_text(
+        "- {name: a, url: 'http://h1:8000', api_key_env: KEY_A, gpus: 4, shape: S, region: R}\n"
+        "- {url: 'http://h2:8000/v1', api_key_file: key}\n"
+    )
+    first, second = targets.load_targets(file, {"KEY_A": "k-env"})
+    assert first == Endpoint(url="http://h1:8000", name="a", api_key="k-env", gpus=4, shape="S", region="R")
+    assert (second.name, second.api_key, second.gpus) == ("h2:8000", "k-file", None)
+    assert "k-env" not in repr(first)
+    common = Endpoint(url="", api_key="k-all", gpus=8, shape="T", region="Q")
+    file.write_text(file.read_text() + "- {name: c, url: 'http://h3'}\n")
+    assert targets.load_targets(file, {"KEY_A": "k-env"}, common)[0] == first
+    assert targets.load_targets(file, {"KEY_A": "k-env"}, common)[2] == replace(common, url="http://h3", name="c")
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("- {name: a}\n", ["t.yaml:1:3 missing_key"]),
+        ("- {url: 'http://h', nme: x}\n", ["t.yaml:1:21 unknown_key"]),
+        ("- {url: 'ftp://h'}\n", ["t.yaml:1:9 invalid_url"]),
+        (
+            "# two\n- {url: 'ftp://h'}\n- {url: 'http://h', gpus: 0}\n",
+            ["t.yaml:2:9 invalid_url", "t.yaml:3:27 out_of_range"],
+        ),
+        ("- {name: a, url: 'http://h1'}\n- {name: a, url: 'http://h2'}\n", ["t.yaml:2:3 duplicate"]),
+        ("- {name: a, url: 'http://h1'}\n- {name: b, url: 'http://h1/v1'}\n", ["t.yaml:2:18 duplicate"]),
+        ("- {url: 'http://h', gpus: -1}\n- [1]\n", ["t.yaml:1:27 out_of_range", "t.yaml:2:3 wrong_type"]),
+        ("- {url: 'http://h', api_key_env: NOT_THERE}\n", ["t.yaml:1:34 unset_variable"]),
+        ("targets: []\n", ["t.yaml:1:10 empty_file"]),
+        ("- {name: a, url: 'http://h'}\n  b: {\n", ["t.yaml:2:3 invalid_syntax"]),
+        ("", ["t.yaml:1:1 empty_file"]),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, written: str, told: list[str]) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text(written)
+    with pytest.raises(Faults) as faults:
+        targets.load_targets(file, {})
+    found = [
+        f"{fault.where.removeprefix(f'{tmp_path}/').partition(' ')[0]} {fault.code}" for fault in faults.value.faults
+    ]
+    assert found == told
+
+
+def test_a_key_file_that_is_no_text_is_told_wherever_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "t.yaml").write_text("- {url: 'http://h', api_key_file: key}\n")
+    for given in ({"targets": tmp_path / "t.yaml"}, {"url": "http://h", "api_key_file": tmp_path / "key"}):
+        with pytest.raises(Faults, match="key: not text") as faults:
+            settings(given)
+        assert [fault.code for fault in faults.value.faults] == ["wrong_encoding"]
+
+
+def test_a_password_in_a_url_is_not_repeated(tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text("- {url: 'http://u:secret@h/x y'}\n")
+    with pytest.raises(Faults) as faults:
+        targets.load_targets(file, {})
+    assert "secret" not in str(faults.value)
+
+
+def test_the_same_url_twice() -> None:
+    with refused(Faults, "duplicate", "--url"):
+        targets.from_urls(["http://h", "http://h/v1"], None, None, "", "")
+
+
+def test_virtual_time_stands_alone() -> None:
+    with refused(Faults, "conflict", "--url"):
+        targets.from_urls(["sim:gb300-vm", "http://h"], None, None, "", "")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("route", ["round-robin", "sticky", "least-in-flight"])
+def test_routes(tmp_path: Path, route: str) -> None:
+    with embedded.start(QUICK) as one, embedded.start(QUICK) as two:
+        ends = tuple(Endpoint(url=e.url, name=name) for e, name in ((one, "one"), (two, "two")))
+        settings = Settings(url=one.url, targets=ends, route=route, out=tmp_path / "out")  # type: ignore[arg-type]
+        turns = 3 if route == "sticky" else 0
+        summary, folder = run.execute(workload(tmp_path, turns, concurrency="4", num_requests="20"), settings)
+    rows = store.read_run(folder).rows
+    assert summary.requests.ok == len(rows) == (60 if turns else 20)
+    assert {part.target.name for part in summary.targets} == {"one", "two"}
+    if route == "round-robin":
+        assert (rows["target"] == rows["slot"] % 2).all()
+    if route == "sticky":
+        assert (rows["target"] == rows["session"] % 2).all()
+    assert summary.rack is not None and summary.rack.targets == 2
+    own = [part.own_output_per_s for part in summary.targets]
+    assert summary.rack.sum_of_rates_per_s == pytest.approx(sum(rate or 0.0 for rate in own))
+    assert summary.rack.single_clock_per_s == summary.tokens.output_per_s
+    lines = text.render(summary).splitlines()
+    totals = [line for line in lines if "each over its own time" in line or "over one clock" in line]
+    assert len(totals) == 2 and len({len(line) for line in totals}) == 1  # named, and one below the other
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("policy", ["continue", "stop"])
+def test_one_dies(tmp_path: Path, policy: str) -> None:
+    with embedded.start(QUICK) as one, embedded.start(QUICK) as two:
+        ends = (Endpoint(url=one.url, name="one"), Endpoint(url=two.url, name="two"))
+        settings = Settings(url=one.url, targets=ends, on_target_failure=policy, out=tmp_path / "out")  # type: ignore[arg-type]
+
+        def kill(_: object) -> None:
+            two.stop()
+
+        summary, folder = run.execute(
+            workload(tmp_path, concurrency="2", num_requests="200"), settings, when_started(kill)
+        )
+    rows = store.read_run(folder).rows
+    assert len(rows) == 200
+    dead = rows[rows["target"] == 1]
+    assert not (dead["status"] == 0).any()
+    assert says(summary.verdict.warning_codes, "target_gone", target="two")
+    if policy == "continue":
+        assert (rows[rows["target"] == 0]["status"] == 0).all() and summary.requests.ok == 100
+        assert summary.run.state == "finished"
+    else:
+        assert summary.requests.cancelled > 0
+        assert summary.run.state == "stopped"
+        assert not summary.verdict.valid and says(summary.verdict.codes, "stopped")
+        assert exit_code(summary) == 3
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("concurrency", "route"), [("4", "round-robin"), ("4", "least-in-flight"), ("3", "sticky")])
+def test_one_that_is_dead_does_not_drown_the_others(tmp_path: Path, concurrency: str, route: str) -> None:
+    """A refused connection takes no time: lanes that tried again at once would make thousands of failures a second."""
+    with embedded.start(QUICK) as one, embedded.start(QUICK) as two:
+        ends = (Endpoint(url=one.url, name="one"), Endpoint(url=two.url, name="two"))
+        settings = Settings(url=one.url, targets=ends, route=route, out=tmp_path / "out")  # type: ignore[arg-type]
+        made = workload(tmp_path, concurrency=concurrency, duration="1.5s", warmup="0")
+        summary, folder = run.execute(made, settings, when_started(lambda _: two.stop()))
+    assert summary.targets[0].requests.failed == 0 and summary.targets[0].requests.ok > 50
+    if concurrency == "4":  # lanes that are bound to a target, or may choose
+        rows = store.read_run(
+            folder
+        ).rows  # of all stages: a lane's first round, which is not measured, may be long here
+        assert 5 <= int(((rows["target"] == 1) & (rows["status"] == STATUSES.index("failed"))).sum()) < 40
+
+
+@pytest.mark.processes
+def test_when_one_worker_stops_all_do(tmp_path: Path) -> None:
+    """By number all requests to the dead target are the first worker's: the other would go on for the whole minute."""
+    with embedded.start(QUICK) as one, embedded.start(QUICK) as two:
+        ends = (Endpoint(url=one.url, name="one"), Endpoint(url=two.url, name="two"))
+        settings = Settings(url=one.url, targets=ends, on_target_failure="stop", workers=2, out=tmp_path / "out")
+        made = workload(tmp_path, request_rate="20", duration="60s", warmup="0")
+        summary, folder = run.execute(made, settings, when_started(lambda _: one.stop()))
+    rows = store.read_run(folder).rows
+    assert summary.run.state == "stopped" and summary.requests.cancelled > 900
+    assert set(rows[rows["target"] == 0]["worker"].tolist()) == {0}
+    assert summary.requests.scheduled == len(rows)
+
+
+def failure(kind: str, status: int = 0) -> Completion:
+    return Completion(request=None, due=0, http_status=status, failure=Failure(kind, ""))
+
+
+@pytest.mark.parametrize(
+    ("route", "turns", "chosen"),
+    [
+        ("round-robin", 1, [0, 1, 2, 0, 1, 2]),
+        ("auto", 1, [0, 1, 2, 0, 1, 2]),
+        ("auto", 2, [0, 0, 1, 1, 2, 2]),
+        ("sticky", 3, [0, 0, 0, 1, 1, 1]),
+        ("least-in-flight", 1, [0, 1, 2, 0, 1, 2]),  # all equal: in turn
+    ],
+)
+def test_where_a_request_goes(route: str, turns: int, chosen: list[int]) -> None:
+    routes = TargetSelection(route, 3, turns, lambda _: 7)
+    assert [routes.choose(number, 0) for number in range(6)] == chosen
+
+
+def test_the_least_busy_that_answers_is_chosen() -> None:
+    flying = [5, 0, 3]
+    routes = TargetSelection("least-in-flight", 3, 1, flying.__getitem__)
+    assert routes.choose(0, 0) == 1
+    told = [routes.failed(1, failure("connect"), 100) for _ in range(DOWN_AFTER + 3)]
+    assert told == [False] * (DOWN_AFTER - 1) + [True] + [False] * 3
+    assert routes.down == {1: 100}
+    assert {routes.choose(n, 200) for n in range(9)} == {2}
+    assert [routes.choose(n, 100 + RETRY_NS) for n in range(3)] == [1, 2, 2]  # one looks whether it is back
+    routes.answered(1)
+    assert routes.choose(0, 101 + RETRY_NS) == 1
+    assert routes.down == {1: 100}  # that it was down is not forgotten
+
+
+@pytest.mark.parametrize(
+    ("done", "down"),
+    [
+        (failure("connect"), True),
+        (failure("timeout_stall"), True),
+        (failure("reset", 200), False),  # it had begun to answer
+        (failure("http_5xx", 503), False),
+        (failure("interrupted"), False),
+    ],
+)
+def test_what_counts_as_not_answering(done: Completion, down: bool) -> None:
+    routes = TargetSelection("round-robin", 2, 1, lambda _: 0)
+    for _ in range(DOWN_AFTER):
+        routes.failed(1, done, 0)
+    assert routes.is_down(1) is down
+    assert routes.pause_ns(3) == (RETRY_NS if down else 0)
+    assert routes.pause_ns(2) == 0
+
+
+@pytest.mark.processes
+def test_targets_must_serve_the_same(tmp_path: Path) -> None:
+    with embedded.start(QUICK) as one, embedded.start(Options(model="other")) as two:
+        ends = (Endpoint(url=one.url, name="one"), Endpoint(url=two.url, name="two"))
+        settings = Settings(url=one.url, targets=ends, out=tmp_path / "out")
+        made = workload(tmp_path, concurrency="1", num_requests="1")
+        with refused(TargetError, "targets_differ", where="two"):
+            run.execute(made, settings)
+        with refused(TargetError, "targets_differ"):  # which it would answer for all the same
+            run.execute(made, replace(settings, model="sim"))
+        gone = Endpoint(url="http://127.0.0.1:1", name="three")
+        with pytest.raises(Faults) as faults:
+            run.execute(made, replace(settings, targets=(*ends, gone)))
+    assert [fault.code for fault in faults.value.faults] == ["targets_differ", "connect"]
+
+
+def test_keys_differ_where_the_url_does_not(tmp_path: Path) -> None:
+    """Two tenants of one gateway."""
+    file = tmp_path / "t.yaml"
+    file.write_text("".join(f"- {{name: {key}, url: 'http://h', api_key_env: {key}}}\n" for key in ("A", "B")))
+    assert [one.api_key for one in targets.load_targets(file, {"A": "1", "B": "2"})] == ["1", "2"]
+
+
+@pytest.mark.processes
+def test_a_command_probes_its_targets_once(tmp_path: Path) -> None:
+    made = workload(tmp_path, concurrency="1", num_requests="2", seed="7", warmup="0")
+    received = []
+    with embedded.start(Options(ttft="2ms", itl="0.2ms", log_bodies=True)) as server:
+        known: dict[Endpoint, ProbeResult] = {}
+        for name in ("a", "b"):
+            told = Settings(url=server.url, out=tmp_path / name, server_metrics=("off",))
+            summary, _ = run.execute(made, told, known=known)
+            assert summary.requests.ok == 2
+            received.append(len(parse_log(urllib.request.urlopen(server.url + "/_log").read()).requests))
+    assert received[0] > 2 == received[1]  # the log is emptied by reading it

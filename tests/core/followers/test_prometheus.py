@@ -1,0 +1,97 @@
+"""The metrics of a run that goes on: what a scrape says is what the rows say, and each scrape adds what is new."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+import runs
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.utils import floatToGoString
+
+from loadgen.core.errors import UserError
+from loadgen.core.followers.prometheus import EDGES_S, RunCollector, listens_on, serve
+from loadgen.core.metrics.columns import Columns
+from loadgen.core.results.spool import Tail
+
+
+def _scraped(collector: RunCollector) -> dict[str, Any]:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    text = generate_latest(registry).decode()
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_before_a_run_has_begun_there_is_nothing(tmp_path: Path) -> None:
+    assert _scraped(RunCollector(tmp_path)) == {}
+
+
+def test_a_scrape_says_what_the_rows_say(tmp_path: Path) -> None:
+    folder = runs.write(tmp_path / "r")
+    with closing(RunCollector(folder)) as collector, closing(Tail(folder)) as tail:
+        found = _scraped(collector)
+        written = Columns(tail.rows())
+    ok = written["status"] == 0
+    assert found["loadgen_requests_total", ("status", "ok")] == ok.sum()
+    assert found["loadgen_ttft_seconds_count",] == ok.sum()
+    assert found["loadgen_ttft_seconds_sum",] == pytest.approx(written.measure("ttft")[ok].sum() / 1e9)
+    ttft_s = written.measure("ttft")[ok] / 1e9
+    for edge in EDGES_S[6:]:
+        at_most = found["loadgen_ttft_seconds_bucket", ("le", floatToGoString(edge))]
+        assert abs(at_most - (ttft_s <= edge).sum()) <= max(
+            0.002 * len(ttft_s), (abs(ttft_s - edge) < 0.002 * edge).sum()
+        )
+    assert found["loadgen_inter_chunk_seconds_count",] > 0
+
+
+def test_each_scrape_reads_what_is_new(tmp_path: Path) -> None:
+    folder = runs.write(tmp_path / "r")
+    spool = next((folder / "spool").glob("w*.rows"))
+    whole = spool.read_bytes()
+    spool.write_bytes(whole[: len(whole) // 2])
+    with closing(RunCollector(folder)) as collector, closing(RunCollector(folder)) as fresh:
+        half = _scraped(collector)["loadgen_requests_total", ("status", "ok")]
+        with spool.open("ab") as file:
+            file.write(whole[len(whole) // 2 :])
+        all_of_them = _scraped(collector)["loadgen_requests_total", ("status", "ok")]
+        assert 0 < half < all_of_them
+        assert all_of_them == _scraped(fresh)["loadgen_requests_total", ("status", "ok")]
+
+
+def test_it_is_served_on_loopback(tmp_path: Path) -> None:
+    folder = runs.write(tmp_path / "r")
+    with closing(RunCollector(folder)) as collector:
+        server = serve(collector, "127.0.0.1", 0)
+        try:
+            with urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=30) as answer:
+                assert b"loadgen_ttft_seconds_bucket" in answer.read()
+        finally:
+            server.shutdown()
+            server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        (":9400", ("127.0.0.1", 9400)),
+        ("9400", ("127.0.0.1", 9400)),
+        ("0.0.0.0:1", ("0.0.0.0", 1)),
+        ("[::1]:2", ("::1", 2)),
+    ],
+)
+def test_where_it_listens(text: str, at: tuple[str, int]) -> None:
+    assert listens_on(text) == at
+
+
+@pytest.mark.parametrize("text", ["", ":", "host", ":0", ":65536", "h:x"])
+def test_what_is_no_port_is_refused(text: str) -> None:
+    with pytest.raises(UserError):
+        listens_on(text)

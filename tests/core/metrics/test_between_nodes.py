@@ -1,0 +1,164 @@
+"""The variance table of a rack by hand; the node that stands out: named where it is, and none where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from make_examples import blank, stream
+from numpy.typing import NDArray
+
+from loadgen.compare.comparison import ComparedRun, Side, compare
+from loadgen.core.errors import Faults
+from loadgen.core.execution.targets import load_targets
+from loadgen.core.metrics.summary import Summary, dump_summary, load_summary, summarize
+from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
+from loadgen.core.results.record import SOURCES
+from loadgen.core.stats.components import components, outliers
+from loadgen.runs import page as html
+from loadgen.runs import text
+from loadgen.shell.app import parser
+
+MS, S = 1_000_000, 1_000_000_000
+
+
+def test_components_by_hand() -> None:
+    """Two parts, two blocks: means 10 12 / 14 20, four values in each cell, a variance of 2 inside.
+
+    Parts: 2 * ((11 - 14)^2 + (17 - 14)^2) / 1 = 36. Blocks: 2 * ((12 - 14)^2 + (16 - 14)^2) / 1 = 16. Rest: the four
+    residuals are 1, -1, -1, 1, so 4 / 1 = 4. Between (36 - 4) / 2 = 16, time (16 - 4) / 2 = 6, own 4 - 2 / 4 = 3.5.
+    """
+    found = components(np.array([[10.0, 12.0], [14.0, 20.0]]), np.full((2, 2), 4), 2.0)
+    assert found == (14.0, 16.0, 6.0, 3.5, 2.0) and found.total == 27.5
+    assert components(np.full((3, 4), 7.0), np.full((3, 4), 5), 1.0) == (7.0, 0.0, 0.0, 0.0, 1.0)
+
+
+ROSNER = (
+    "-0.25 0.68 0.94 1.15 1.20 1.26 1.26 1.34 1.38 1.43 1.49 1.49 1.55 1.56 1.58 1.65 1.69 1.70 1.76 1.77 1.81 1.91 "
+    "1.94 1.96 1.99 2.06 2.09 2.10 2.14 2.15 2.23 2.24 2.26 2.35 2.37 2.40 2.47 2.54 2.62 2.64 2.90 2.92 2.92 2.93 "
+    "3.21 3.26 3.30 3.59 3.68 4.30 4.64 5.34 5.42 6.01"
+)
+
+
+def test_outliers_are_those_of_the_published_example() -> None:
+    """NIST/SEMATECH e-Handbook 1.3.5.17.3 (Rosner's data): three of at most ten, 6.01, 5.42 and 5.34."""
+    values = [float(word) for word in ROSNER.split()]
+    assert [values[place] for place in outliers(values, 10)] == [6.01, 5.42, 5.34]
+    assert outliers([1.0, 1.0, 1.0, 9.0], 1) == [3] and outliers([1.0, 1.0], 1) == [] == outliers([2.0] * 9, 1)
+
+
+def test_outliers_where_there_are_none_are_named_as_often_as_the_level_says() -> None:
+    draw = np.random.default_rng(5)
+    for parts in (4, 18, 72):
+        named = sum(bool(outliers(draw.normal(10, 1, parts), max(1, parts // 10))) for _ in range(300))
+        assert named <= 30, (parts, named)  # 5 % of 300 are 15; 30 is 4 standard deviations above
+
+
+def _rows(targets: int, factor: dict[int, float], *, seed: int = 1, per: int = 400, wave: float = 0.0) -> NDArray[Any]:
+    """`per` requests to each target over 200 s, TPOT 10 ms times its factor, one node's own noise and a common wave."""
+    draw = np.random.default_rng(seed)
+    n = targets * per
+    found = blank(n)
+    found["target"] = np.arange(n) % targets
+    found["due_ns"] = (np.arange(n) / n * 200 * S).astype(np.int64)
+    found["output_tokens"] = found["output_events"] = 50
+    found["first_event_tokens"] = 1
+    found["input_tokens"] = found["built_tokens"] = 100
+    found["input_source"] = found["output_source"] = SOURCES.index("server")
+    own = draw.normal(1, 0.01, targets)
+    scale = np.array([own[i] * factor.get(i, 1.0) for i in range(targets)])[found["target"]]
+    common = 1 + wave * np.sin(found["due_ns"] / (50 * S) * 2 * np.pi)
+    gap = (10 * MS * scale * common * draw.lognormal(0, 0.1, n)).astype(np.int64)
+    stream(found, (100 * MS * draw.lognormal(0, 0.2, n)).astype(np.int64), gap, np.full(n, MS // 20))
+    return found
+
+
+def _summary(rows: NDArray[Any], **facts: tuple[str, ...]) -> Summary:
+    count = int(rows["target"].max()) + 1
+    targets = tuple(
+        TargetFacts(url=f"http://vm-{i:02}", name=f"vm-{i:02}", **{name: values[i] for name, values in facts.items()})
+        for i in range(count)
+    )
+    stage = StagePlan(name="load", arrival="poisson 10/s", slots=len(rows), rate=10.0)
+    return summarize(Header(run="r", state="finished", stages=(stage,), targets=targets, rtt_ms=0.2), rows)
+
+
+def test_a_slow_node_of_eighteen_is_named_with_what_it_costs() -> None:
+    summary = _summary(_rows(18, {7: 1.08}, wave=0.05))
+    found = summary.between
+    assert (found.unit, found.nodes, found.blocks, found.why) == ("target", 18, 20, "")
+    assert {(one.name, one.metric) for one in found.odd} == {("vm-07", "tpot"), ("vm-07", "e2e")}
+    tpot = next(one for one in found.odd if one.metric == "tpot")
+    assert tpot.change == pytest.approx(0.08, abs=0.025)
+    table = {one.metric: one for one in found.variances}["tpot"]
+    shares = (table.between_share, table.time_share, table.own_time_share, table.within_share)
+    assert sum(shares) == pytest.approx(1)
+    assert table.within_ms == pytest.approx(1.0, rel=0.1), "lognormal noise of 10 % of 10 ms"
+    assert table.time_ms == pytest.approx(0.05 * 10 / 2**0.5, rel=0.15), "a sine of 5 % of 10 ms"
+    assert table.between_ms == pytest.approx(0.21, rel=0.4)
+    shown = text.render(summary)
+    assert "vm-07 stands out: TPOT" in shown and "between targets" in shown
+    assert "vm-07 stands out" in html.render(summary)
+    assert load_summary(dump_summary(summary)).between == found
+
+
+def test_compare_says_which_node_of_a_side_stands_out() -> None:
+    sides = [
+        Side(name=name, runs=(ComparedRun(name=name, summary=_summary(_rows(18, factor)), header=None, rows=None),))
+        for name, factor in (("before", {}), ("after", {7: 1.08}))
+    ]
+    notes = [note for note in compare(sides).notes if "stands out" in note]
+    assert len(notes) == 2 and all(note.startswith("after: vm-07 stands out, ") for note in notes)
+
+
+@pytest.mark.parametrize("targets", [3, 18])
+def test_equal_nodes_name_none(targets: int) -> None:
+    for seed in range(4):
+        found = _summary(_rows(targets, {}, seed=seed)).between
+        assert found.odd == () and found.nodes == targets, seed
+    assert f"No target stands out: each of {targets}" in text.render(_summary(_rows(targets, {})))
+
+
+def test_of_two_nodes_nobody_says_which_is_the_odd_one() -> None:
+    found = _summary(_rows(2, {0: 1.5}))
+    assert found.between.odd == () and found.between.variances[1].between_share > 0.5
+    assert "Two targets: which of them stands out cannot be told" in text.render(found)
+
+
+def test_too_few_answers_are_said_and_not_judged() -> None:
+    rows = _rows(4, {})
+    rows = rows[(rows["target"] != 2) | (np.arange(len(rows)) < 8)]
+    found = _summary(rows).between
+    assert found.silent == ("vm-02",) and found.nodes == 3
+    few = _summary(_rows(4, {}, per=3)).between
+    assert few.variances == () and few.silent == () and "fewer than two targets have 10 ok requests" in few.why
+
+
+def test_targets_of_one_node_are_taken_together(tmp_path: Path) -> None:
+    """Two targets on each of nine nodes; both of one node are slow."""
+    nodes = tuple(f"node-{i // 2}" for i in range(18))
+    summary = _summary(_rows(18, {6: 1.1, 7: 1.1}), node=nodes)
+    assert [part.target.node for part in summary.nodes] == [f"node-{i}" for i in range(9)]
+    assert sum(part.requests.ok for part in summary.nodes) == summary.requests.ok
+    assert summary.between.unit == "node" and {one.name for one in summary.between.odd} == {"node-3"}
+    assert "Nodes" in text.render(summary)
+    file = tmp_path / "t.yaml"
+    file.write_text("- {url: 'http://a:1', node: rack1-07}\n- {url: 'http://b:1', node: [x]}\n")
+    with pytest.raises(Faults, match=r"t\.yaml:2:29 \(targets\[1\]\.node\)"):
+        load_targets(file, env={})
+    file.write_text("- {url: 'http://a:1', node: rack1-07}\n")
+    assert load_targets(file, env={})[0].node == "rack1-07"
+
+
+def test_a_simulated_rack_is_compared_by_replica(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The preset's VMs differ by some 3 %, as the published logs do: none stands out of that."""
+    out = tmp_path / "r"
+    call = ["run", "qa", "--url", "sim:gb300-rack", "--request-rate", "150/s", "--duration", "30s", "--seed", "3"]
+    parser()([*call, "-o", str(out)], standalone_mode=False, obj=[])
+    found = load_summary((out / "summary.json").read_bytes()).between
+    assert found.unit == "replica" and found.nodes == 72 and found.odd == ()
+    tpot = next(one for one in found.variances if one.metric == "tpot")
+    assert tpot.between_share > 0.9 and tpot.between_ms == pytest.approx(0.031 * tpot.mean_ms, rel=0.2)
+    assert "between replicas" in capsys.readouterr().out

@@ -1,0 +1,99 @@
+"""The paragraph under the verdict: it names the cause that was put into a simulated server, and none where none is.
+
+`benchmarks/causes.py` makes the runs and says how often this holds; here is one seed of each.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import cast
+
+import numpy as np
+import places
+import pytest
+
+import loadgen
+from loadgen.core.metrics import causes
+from loadgen.core.metrics.causes import Explanation, explain
+from loadgen.core.metrics.columns import Columns
+from loadgen.core.results.manifest import Header
+from loadgen.core.server_metrics.series import UP, MetricSample
+
+pytestmark = pytest.mark.commands
+
+
+def _benchmark() -> ModuleType:
+    """benchmarks/causes.py, which is in no package."""
+    file = places.ROOT / "benchmarks" / "causes.py"
+    spec = importlib.util.spec_from_file_location("causes_benchmark", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+BENCHMARK = _benchmark()
+
+
+@pytest.mark.parametrize("cause", BENCHMARK.CAUSES)
+def test_a_cause_is_named_with_its_evidence(cause: str) -> None:
+    said = BENCHMARK.judged(cause, 3)
+    assert said.causes[0].code == cause, said
+    assert said.text.startswith("Why it was slow (likely)") and said.causes[0].evidence in said.text
+    assert 0.5 <= said.causes[0].share <= 1
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_nothing_is_said_of_a_run_without_a_cause(seed: int) -> None:
+    said = BENCHMARK.judged("clean", seed)
+    assert said.text == "" and said.causes == ()
+
+
+def test_of_a_load_that_was_due_at_once_no_queue_is_said_to_have_grown() -> None:
+    case = SimpleNamespace(excess={"queue": 1.0}, ttft=np.array([1e9, 2e9]), time=np.zeros(2))
+    assert causes._queue(cast("causes._Case", case)) is None
+
+
+def test_without_the_servers_account_a_queue_is_only_possible() -> None:
+    said = BENCHMARK.judged("queue", 3, account=False)
+    assert (said.causes[0].code, said.causes[0].sure) == ("queue", "possible")
+    assert BENCHMARK.judged("client", 3, account=False).causes[0].sure == "likely"
+    slow_network = BENCHMARK.judged("network", 4, account=False)  # not to be told from a slow server
+    assert "network" not in [cause.code for cause in slow_network.causes]
+
+
+@pytest.mark.parametrize("capped", [True, False])
+def test_a_power_cap_is_evidence_where_it_came_with_the_step(capped: bool) -> None:
+    """nvidia-smi beside a machine that becomes slower: its reasons name the cap, or stay what they were."""
+    rows, samples = BENCHMARK.simulate("power", 3)
+    without = explain([Columns(rows)], Header(), samples)
+    step_s = float(without.causes[0].evidence.removeprefix("from ").partition(" s on ")[0])
+    first_s, last_s = rows["due_ns"].min() / 1e9, rows["due_ns"].max() / 1e9
+    for t_s in np.arange(first_s - 1, last_s + 1, 1.0).tolist():
+        mark = 4.0 if capped and t_s > first_s + step_s else 1.0
+        told = {"nvidia_smi_throttle_reasons": mark, "nvidia_smi_power_watts": 700.0, UP: 1.0}
+        samples += [
+            MetricSample(t_s=t_s, target=None, page="nvidia-smi", name=name, labels="", value=value)
+            for name, value in told.items()
+        ]
+    said = explain([Columns(rows)], Header(), sorted(samples, key=lambda sample: sample.t_s))
+    assert said.causes[0].code == "power"
+    assert ("held back by a power cap" in said.causes[0].evidence) is capped
+
+
+def test_few_requests_explain_nothing() -> None:
+    rows, samples = BENCHMARK.simulate("queue", 3)
+    assert explain([Columns(rows[:199])], Header(), samples) == Explanation()
+    assert explain([], Header()) == Explanation()
+
+
+def test_the_paragraph_is_under_the_verdict(tmp_path: Path) -> None:
+    """More than four GPUs serve: the queue grows from the beginning."""
+    run = loadgen.run("rag", url="sim:gb300-vm", request_rate=100, duration="60s", warmup=0, seed=1, out=tmp_path / "r")
+    assert run.summary.causes.causes[0].code == "queue"
+    below = " ".join(str(run).split("VALID", 1)[1].split())
+    assert "Why it was slow (likely)" in below and "queue, which grew" in below

@@ -1,0 +1,160 @@
+"""Where TTFT and E2E go: parts that add up, by quantile, target and prompt length; and the slowest requests."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loadgen
+from loadgen.core.metrics.summary import Summary, summarize
+from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
+from loadgen.core.results.record import ROW
+from loadgen.runs import page as html
+
+MS = 1_000_000
+PARTS = ("client_ms", "connect_ms", "queue_ms", "prefill_ms", "transfer_ms", "rest_ms")
+
+
+def rows(n: int = 1000, **columns: Any) -> np.ndarray[Any, Any]:
+    """Ok requests due every 10 ms: 1 ms late, 2 ms for a connection, in the server's queue for as many ms as their
+    number modulo 100, 30 ms of prefill, 4 ms of network; then 100 ms of decoding."""
+    made = np.zeros(n, ROW)
+    number = np.arange(n)
+    made["slot"] = made["request"] = number
+    made["due_ns"] = number * 10 * MS
+    made["ready_ns"] = made["due_ns"] + 2 * MS
+    made["sent_ns"] = made["ready_ns"] + 1 * MS
+    made["server_queue_ns"] = number % 100 * MS
+    made["server_prefill_ns"] = 30 * MS
+    made["server_transfer_ns"] = -1
+    for name, values in columns.items():
+        made[name] = values
+    told = np.maximum(made["server_queue_ns"], 0) + np.maximum(made["server_prefill_ns"], 0)
+    first = made["sent_ns"] + told + 4 * MS
+    made["first_token_ns"] = made["first_answer_ns"] = first
+    made["last_token_ns"] = made["end_ns"] = made["done_ns"] = first + 100 * MS
+    made["input_tokens"] = columns.get("input_tokens", 500)
+    made["cached_tokens"], made["output_tokens"], made["output_events"] = 50, 11, 11
+    made["max_gap_ns"] = columns.get("max_gap_ns", 10 * MS)
+    return made
+
+
+def summary(made: np.ndarray[Any, Any], **header: Any) -> Summary:
+    return summarize(Header(run="r", stages=(StagePlan(slots=len(made)),), **header), made)
+
+
+def test_the_parts_add_up_to_the_mean_near_the_quantile() -> None:
+    splits = summary(rows()).splits
+    assert splits.why == "" and splits.accounted == 1000
+    [group] = splits.groups
+    p50, p99, slowest = group.ttft
+    assert (p50.at, p50.requests, p50.queue_ms) == ("p50", 100, 49.5)
+    assert (p99.at, p99.requests) == ("p99", 10) and 97.9 < (p99.queue_ms or 0) <= 99
+    assert (slowest.at, slowest.requests, slowest.queue_ms) == ("slowest", 10, 99)
+    for split in group.ttft:
+        assert (split.client_ms, split.connect_ms, split.prefill_ms, split.rest_ms) == (1, 2, 30, pytest.approx(4))
+        assert split.transfer_ms is None
+        assert sum(getattr(split, part) or 0 for part in PARTS) == pytest.approx(split.ttft_ms)
+
+
+def test_a_connection_that_was_there_is_not_waited_for() -> None:
+    """A client that is late takes an open connection late: that is its own lateness."""
+    split = summary(rows(reused=1)).splits.groups[0].ttft[0]
+    assert (split.client_ms, split.connect_ms) == (3, 0)
+
+
+def test_stalls_are_a_part_of_their_own() -> None:
+    made = rows(max_gap_ns=np.where(np.arange(1000) % 50 == 0, 1500 * MS, 10 * MS))
+    made["end_ns"] = made["last_token_ns"] = made["done_ns"] = made["first_token_ns"] + 90 * MS + made["max_gap_ns"]
+    p50, p99, slowest = summary(made).splits.groups[0].e2e
+    assert p50.stall_ms == 0 and slowest.stall_ms == 1500 == p99.stall_ms
+    for split in (p50, p99, slowest):
+        assert split.ttft_ms + split.decode_ms + split.stall_ms == pytest.approx(split.e2e_ms)
+    assert slowest.decode_ms == pytest.approx(90)
+
+
+@pytest.mark.parametrize(
+    ("columns", "asked", "words"),
+    [
+        ({"server_queue_ns": -1, "server_prefill_ns": -1}, False, "some do with --server-timing"),
+        ({"server_queue_ns": -1, "server_prefill_ns": -1}, True, "was asked .* gave none"),
+        ({"server_queue_ns": -1}, False, "its queue is in the rest"),
+    ],
+)
+def test_what_cannot_be_split_is_said(columns: dict[str, int], asked: bool, words: str) -> None:
+    made = summary(rows(**columns), server_timing=asked)
+    split = made.splits.groups[0].ttft[0]
+    assert split.queue_ms is None and split.client_ms == 1
+    assert split.client_ms + split.connect_ms + (split.prefill_ms or 0) + split.rest_ms == pytest.approx(split.ttft_ms)
+    assert re.search(words, made.splits.why)
+    codes = [code.code for code in made.verdict.warning_codes]
+    assert ("server_timing_missing" in codes) == (
+        asked and columns["server_queue_ns"] < 0 and made.splits.accounted == 0
+    )
+
+
+def test_targets_and_prompt_lengths_have_splits_of_their_own() -> None:
+    number = np.arange(1000)
+    made = rows(target=number % 2, input_tokens=np.where(number % 4 == 0, 4000, 100 + number % 4))
+    made["first_token_ns"] += np.where(made["target"] == 1, 50 * MS, 0)
+    splits = summary(made, targets=(TargetFacts(name="fast"), TargetFacts(name="slow"))).splits
+    names = [(group.by, group.name, group.requests) for group in splits.groups]
+    assert names == [
+        ("all", "", 1000), ("target", "fast", 500), ("target", "slow", 500), ("prompt", "up to 101 tokens", 250),
+        ("prompt", "102 to 102 tokens", 250), ("prompt", "103 to 103 tokens", 250), ("prompt", "over 103 tokens", 250),
+    ]  # fmt: skip
+    fast, slow = (group.ttft[0] for group in splits.groups[1:3])
+    assert slow.rest_ms - fast.rest_ms == pytest.approx(50)
+
+
+def test_prompts_of_one_length_are_no_classes_also_where_some_were_not_counted() -> None:
+    """A run of fixed lengths ended as "a bug in loadgen" once a server left the prompt tokens of one answer out."""
+    splits = summary(rows(input_tokens=np.where(np.arange(1000) == 7, -1, 500))).splits
+    assert [(group.by, group.requests) for group in splits.groups] == [("all", 1000)]
+
+
+def test_few_requests_have_no_p99() -> None:
+    assert [split.at for split in summary(rows(50)).splits.groups[0].ttft] == ["p50"]
+    assert summary(rows(5)).splits.groups[0].ttft == ()
+    failed = rows(20, status=1)
+    assert summary(failed).splits.why == "no request ended ok" and summary(failed).slowest == ()
+
+
+def test_the_slowest_requests_and_what_else_was_there() -> None:
+    made = rows(200)
+    made["first_token_ns"][150] = made["sent_ns"][150] + 900 * MS
+    made["end_ns"][120] = made["done_ns"][120] = made["due_ns"][120] + 5000 * MS
+    found = summary(made).slowest
+    assert [request.by for request in found] == ["ttft"] * 5 + ["e2e"] * 5
+    first, longest = found[0], found[5]
+    assert (first.slot, first.id, first.ttft_ms, first.input_tokens) == (150, "r-150", 903, 500)
+    assert (longest.slot, longest.e2e_ms, longest.cached_tokens) == (120, 5000, 50)
+    sent, done, token = made["sent_ns"], made["done_ns"], made["first_token_ns"]
+    others = (sent <= sent[150]) & (done > sent[150]) & (made["slot"] != 150)
+    assert first.in_flight == int(others.sum())
+    assert first.waiting_input_tokens == 500 * int((others & (token > sent[150])).sum())
+
+
+def test_a_simulated_run_is_split_exactly_and_shown(tmp_path: Path) -> None:
+    run = loadgen.run("qa", url="sim:gb300-vm", request_rate=60, num_requests=300, seed=1, out=tmp_path / "run")
+    [group, *_] = run.summary.splits.groups
+    for split in group.ttft:
+        assert split.rest_ms == pytest.approx(0, abs=1e-5) and split.client_ms == 0
+        assert (split.queue_ms or 0) + (split.prefill_ms or 0) == pytest.approx(split.ttft_ms, abs=1e-5)
+    text = str(run)
+    assert "TTFT goes into, ms" in text and "Slowest by TTFT" in text
+    why = html.render(run.summary).split('id="why"')[1].split("<h2")[0]
+    assert "TTFT goes into, ms" in why and "slowest by E2E" in why
+    assert why.count("prefill ") == 10 and why.count("decode ") == 10  # in the waterfall of each of the ten
+
+
+@pytest.mark.processes
+def test_without_records_there_are_no_splits(tmp_path: Path) -> None:
+    quick = {"embedded": {"ttft": "2ms", "itl": "1ms"}, "warmup": 0, "keep": "histogram"}
+    workload = {"name": "few", "requests": {"input_tokens": 12, "output_tokens": 4}}
+    run = loadgen.run(workload, concurrency=1, num_requests=12, out=tmp_path / "run", **quick)
+    assert run.summary.splits.groups == () and "--keep" in run.summary.splits.why

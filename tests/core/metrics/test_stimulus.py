@@ -1,0 +1,135 @@
+"""Whether the load delivered is the load asked for: each check against loads that are, and loads that are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import runs
+from queueing import rows
+
+from loadgen.core import seeds
+from loadgen.core.metrics.stimulus import StimulusCheck
+from loadgen.core.metrics.summary import summarize
+from loadgen.core.results.manifest import ClassPlan, StagePlan
+from loadgen.runs import stimulus as words
+
+S = 1_000_000_000
+
+
+def checked(found: Any, **changed: object) -> dict[str, StimulusCheck]:
+    return {check.code: check for check in summarize(runs.header("r", len(found), **changed), found).stimulus}
+
+
+def test_a_sound_poisson_load_is_as_asked_whatever_its_seed() -> None:
+    """A check of a sound run may fail once in a thousand times."""
+    wrong = sum(
+        check.ok is False for seed in range(40) for check in checked(rows(seed, 600, 10.0)).values()
+    )  # fmt: skip
+    assert wrong <= 1
+    found = checked(rows(1, 600, 10.0))
+    assert {"arrivals", "spacing", "rate", "prompts", "repeats", "cache"} <= found.keys()
+    assert found["arrivals"].n == 599 and found["rate"].asked == 10.0
+    told = words.texts(tuple(found.values()))
+    assert len(told) == 1 and told[0].startswith("as asked: arrivals, variation of gaps, rate")
+
+
+def _even(found: Any) -> None:
+    found["sent_ns"] = found["due_ns"] = np.linspace(0, 60 * S, len(found)).astype(np.int64)
+
+
+def _bursts(found: Any) -> None:
+    found["sent_ns"] = found["due_ns"] = np.sort(found["due_ns"] // (2 * S) * (2 * S))
+
+
+def _late(found: Any) -> None:
+    found["sent_ns"] += np.arange(len(found)) % 20 * (S // 20)
+
+
+def _cached(found: Any) -> None:
+    found["cached_tokens"] = 100
+
+
+def _prompts(found: Any) -> None:
+    found["input_tokens"] = 170
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [(_even, "arrivals"), (_bursts, "arrivals"), (_late, "spacing"), (_cached, "cache"), (_prompts, "prompts")],
+)
+def test_a_load_that_is_another_one_is_told(change: Any, code: str) -> None:
+    found = rows(1, 600, 10.0)
+    change(found)
+    told = checked(found, template_tokens=0)
+    assert told[code].ok is False
+    assert any(text.startswith("NOT AS ASKED") for text in words.texts(tuple(told.values())))
+
+
+def test_a_rate_that_was_not_reached() -> None:
+    stages = (StagePlan(name="load", arrival="poisson 15/s", slots=600, rate=15.0),)
+    told = checked(rows(1, 600, 10.0), stages=stages)
+    assert (told["rate"].ok, told["arrivals"].ok) == (False, False)
+    assert words.rows(told.values())[2][1:] == ("15.0/s", f"{told['rate'].seen:.1f}/s", "NOT AS ASKED")
+
+
+def test_lanes_that_never_were_at_work() -> None:
+    for lanes, ok in ((5, True), (500, False)):
+        stages = (StagePlan(name="load", arrival=f"{lanes} in flight", closed=True, concurrency=lanes),)
+        told = checked(rows(1, 600, 10.0), stages=stages)
+        assert told["lanes"].ok is ok and "arrivals" not in told
+
+
+def test_a_declared_share_of_prompts_is_no_fault_and_an_unknown_cache_is_unknown() -> None:
+    found = rows(1, 600, 10.0)
+    _cached(found)
+    told = checked(found, shares_prompts=True)
+    assert told["cache"].ok is None and "repeats" not in told
+    found["cached_tokens"] = -1
+    assert checked(found)["cache"] == StimulusCheck(code="cache", asked=0.0, seen=None, ok=None, n=600)
+
+
+def _short(found: Any) -> None:
+    found["asked_output"], found["output_tokens"] = 200, 150
+
+
+def _again(found: Any) -> None:
+    found["request"] = np.arange(len(found)) % 100
+
+
+@pytest.mark.parametrize(("change", "code"), [(_short, "outputs"), (_again, "repeats")])
+def test_answers_that_are_shorter_and_prompts_that_were_sent_before(change: Any, code: str) -> None:
+    sound = rows(1, 600, 10.0)
+    sound["asked_output"], sound["request"] = 200, np.arange(600)
+    assert checked(sound)[code].ok is True
+    change(sound)
+    told = checked(sound)
+    assert told[code].ok is False
+    assert any(text.startswith("NOT AS ASKED") for text in words.texts(tuple(told.values())))
+
+
+@pytest.mark.parametrize(("cached", "ok"), [(75, True), (45, False), (-1, None)])
+def test_a_share_of_cached_tokens_that_was_asked_for_is_looked_for(cached: int, ok: bool | None) -> None:
+    """Half of 150 prompt tokens were to come from the cache; 30 % is another load, and a silent server is unknown."""
+    found = rows(1, 600, 10.0)
+    found["cached_tokens"] = cached
+    told = checked(found, cache_asked=0.5, shares_prompts=True)["cache"]
+    assert (told.asked, told.ok) == (0.5, ok)
+    assert words.rows([told])[0][1] == "50.0 %"
+
+
+def test_a_mix_with_too_few_of_a_class_is_told() -> None:
+    classes = (ClassPlan(name="chat", share=0.7), ClassPlan(name="batch", share=0.3))
+    found = rows(1, 600, 10.0)
+    found["request"] = np.arange(600)
+    drawn = seeds.classes(7, [0.7, 0.3], found["request"])
+    told = checked(found[(drawn == 0) | (np.arange(600) % 4 == 0)], classes=classes)["classes"]
+    assert told.ok is False and told.seen is not None and abs(told.seen - (told.asked or 0)) > 0.1
+
+
+def test_a_mix_of_classes_is_that_of_the_plan() -> None:
+    classes = (ClassPlan(name="chat", share=0.7), ClassPlan(name="batch", share=0.3))
+    found = rows(1, 600, 10.0)
+    told = checked(found, classes=classes)
+    assert told["classes"].ok and told["classes"].n == 600 and told["classes"].asked in (0.7, 0.3)

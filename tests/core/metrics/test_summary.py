@@ -1,0 +1,646 @@
+"""One run of ten requests worked out by hand, each limit of the verdict from both sides, and what a file may be."""
+
+import itertools
+import json
+import re
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import places
+import pytest
+from loadgen_sdk.request import Completion
+from loadgen_sdk.transport.exchange import Exchange
+from make_examples import DATA, EXAMPLES, blank
+from numpy.typing import NDArray
+from pytest import approx as about
+from refusals import refused
+from runs import says
+
+from loadgen.core.errors import UserError
+from loadgen.core.limits import ValidityLimits
+from loadgen.core.metrics import reasons, validity
+from loadgen.core.metrics.summary import Summary, dump_summary, exit_code, load_summary, summarize
+from loadgen.core.results import record
+from loadgen.core.results.manifest import (
+    Header,
+    ReasonCode,
+    Second,
+    StagePlan,
+    TargetFacts,
+    decode,
+    decode_seconds,
+    encode,
+)
+from loadgen.core.results.record import KINDS, SOURCES, STATUSES, Built, RowPlace
+from loadgen.core.results.spool import Timeline
+from loadgen.core.slo import Slo, Term
+from loadgen.core.stats.quantiles import Histogram
+from loadgen.runs import text
+
+MS = 1_000_000
+
+# Instants in ms. Stage 0 is warm-up. `answer`: first_answer; `reason`: reasoning tokens; `n1`: first event's tokens.
+TABLE = """
+slot stage status    due  ready sent first answer last end  done  out reason n1 events in  cached asked insrc
+0    0     ok        0    0     0    100   100    300  300  300   3   -1     0  3      10  -1     -1    server
+1    1     ok        1000 1000  1001 1101  1101   1301 1302 1305  5   -1     0  5      100 20     5     server
+2    1     ok        1500 1500  1500 1700  1700   2000 2000 2003  7   -1     4  4      100 -1     8     server
+3    1     ok        2000 1999  2002 2302  2302   2402 2402 2402  110 100    0  10     100 -1     -1    server
+4    1     ok        2500 2500  2500 2600  2800   2900 2900 2900  31  20     0  31     -1  -1     -1    -
+5    1     ok        3000 3000  3000 3050  3050   3050 3050 3050  1   -1     0  1      50  -1     -1    estimate
+6    1     failed    3500 3500  3500 -1    -1     -1   -1   3510  -1  -1     0  0      -1  -1     -1    -
+7    1     dropped   3600 -1    -1   -1    -1     -1   -1   -1    -1  -1     0  0      -1  -1     -1    -
+8    1     cancelled 3700 3700  3700 3750  3750   3760 -1   3800  -1  -1     0  2      -1  -1     -1    -
+9    1     lost      3800 3800  3800 -1    -1     -1   -1   -1    -1  -1     0  0      -1  -1     -1    -
+"""
+COLUMNS = {
+    "due": "due_ns", "ready": "ready_ns", "sent": "sent_ns", "first": "first_token_ns", "answer": "first_answer_ns",
+    "last": "last_token_ns", "end": "end_ns", "done": "done_ns", "out": "output_tokens", "reason": "reasoning_tokens",
+    "n1": "first_event_tokens", "events": "output_events", "in": "input_tokens", "cached": "cached_tokens",
+    "asked": "asked_output", "slot": "slot", "stage": "stage",
+}  # fmt: skip
+
+
+def hand_rows() -> NDArray[np.void]:
+    head, *lines = (line.split() for line in TABLE.strip().splitlines())
+    rows = blank(len(lines))
+    for row, line in zip(rows, lines, strict=True):
+        for name, cell in zip(head, line, strict=True):
+            if name == "status":
+                row["status"] = STATUSES.index(cell)
+            elif name == "insrc":
+                row["input_source"] = SOURCES.index("" if cell == "-" else cell)
+                row["output_source"] = SOURCES.index("server" if row["output_tokens"] >= 0 else "")
+            else:
+                field = COLUMNS[name]
+                row[field] = int(cell) * (MS if field.endswith("_ns") and cell != "-1" else 1)
+    rows["kind"][6:] = [KINDS.index(kind) for kind in ("http_5xx", "in_flight_cap", "interrupted", "worker_died")]
+    rows["http_status"][6] = 503
+    rows["text"][7] = 1
+    rows["worker"][9] = 2
+    rows["bytes_sent"], rows["bytes_received"] = 10, 100
+    return rows
+
+
+HEADER = Header(
+    run="r",
+    state="finished",
+    stages=(
+        StagePlan(name="warm", measured=False, arrival="poisson 1/s"),
+        StagePlan(name="main", arrival="poisson 2/s", slots=9),
+    ),
+    slo=Slo(
+        terms=(
+            Term(metric="ttft", limit_ns=250 * MS, quantile=0.5),
+            Term(metric="tpot", limit_ns=100 * MS, quantile=0.5),
+        ),
+        goodput_share=0.5,
+    ),
+    targets=(TargetFacts(url="http://h", gpus=4),),
+)
+
+
+def hand() -> Summary:
+    return summarize(HEADER, hand_rows(), texts=["", "too many in flight"])
+
+
+def figures(distribution: Any) -> tuple[int, list[float]]:
+    return distribution.count, [distribution.min, distribution.p50, distribution.max]
+
+
+@pytest.mark.parametrize(
+    ("metric", "count", "three"),
+    [
+        ("ttft_ms", 5, [50, 101, 302]),  # of 101, 200, 302, 100, 50; place floor(5 * 0.5) = 2
+        ("ttft_from_sent_ms", 5, [50, 100, 300]),  # 100, 200, 300, 100, 50
+        ("first_answer_ms", 5, [50, 200, 302]),  # 101, 200, 302, 300, 50
+        # 200/(5-1); 300/(7-4): the first event had four; 100/(110-100-1): reasoning not streamed; 300/(31-1): it was;
+        # one token: none. 50, 100, 11.1, 10 -> place 2 of 10, 11.1, 50, 100
+        ("tpot_ms", 4, [10, 50, 100]),
+        ("tpot_mlperf_ms", 4, [100 / 109, 50, 50.25]),  # 201/4, 300/6, 100/109, 300/30
+        ("e2e_ms", 5, [50, 400, 500]),  # 302, 500, 402, 400, 50
+        ("connect_ms", 8, [0, 0, 0]),  # all that were sent; a connection that was ready before its time took nothing
+        ("send_lag_ms", 8, [0, 0, 2]),
+    ],
+)
+def test_latencies_by_hand(metric: str, count: int, three: list[float]) -> None:
+    found = figures(getattr(hand(), metric))
+    assert found == (count, pytest.approx(three, abs=1e-6))
+
+
+def test_counts_windows_load_and_tokens_by_hand() -> None:
+    s = hand()
+    r = s.requests
+    assert (r.scheduled, r.ok, r.failed, r.dropped, r.cancelled, r.lost) == (9, 5, 1, 1, 1, 1)
+    assert (s.warmup.scheduled, s.warmup.ok) == (1, 1)
+    assert {kind: (error.count, error.first_text) for kind, error in r.by_error.items()} == {
+        "http_5xx": (1, "HTTP 503"),
+        "in_flight_cap": (1, "too many in flight"),
+        "interrupted": (1, ""),
+        "worker_died": (1, ""),
+    }
+    assert (s.bytes.sent, s.bytes.received) == (90, 900)
+    w = s.window
+    assert (w.start_s, w.end_s, w.duration_s) == (1.0, 3.76, 2.76)  # last token of all: the cancelled one's
+    assert (w.steady.start_s, w.steady.end_s, w.whole.end_s) == (1.0, 3.8, 3.8)
+    assert w.last_issued.duration_s is None  # the one sent last never ended
+    # in flight: 304 + 503 + 400 + 400 + 50 + 10 + 60 of 2,760 ms; request 2 is in flight until 2,003, 3 from 2,002
+    assert s.load.in_flight_mean == pytest.approx(1727 / 2760)
+    assert s.load.in_flight_max == 2
+    assert s.load.offered_rps == pytest.approx(8 / 2.8)
+    assert s.load.achieved_rps == pytest.approx(7 / 2.799)
+    assert s.load.completed_rps == pytest.approx(5 / 2.76)
+    assert s.load.steady_completed_rps == pytest.approx(5 / 2.8)
+    t = s.tokens
+    assert (t.input, t.output, t.cached, t.reasoning, t.asked_output) == (350, 154, 20, 120, 13)
+    assert (t.cached_share, t.length_mismatch_share) == (0.2, 0.5)
+    assert t.per_event == pytest.approx((5 + 7 + 10 + 31 + 1) / 51)
+    assert t.output_per_s == pytest.approx(154 / 2.76)
+    assert t.total_per_s == pytest.approx(504 / 2.76)
+    assert t.steady_output_per_s == pytest.approx(154 / 2.8)  # no timeline: all answers lie inside
+    assert t.steady_input_per_s == pytest.approx(350 / 2.8)
+    assert t.whole_output_per_s == pytest.approx(157 / 3.8)
+    assert t.sources.input == {"server": 3, "estimate": 1, "none": 1}
+    assert t.sources.output == {"server": 5}
+    assert s.tpot_undefined == 1
+    assert (s.itl_ms, s.itl_absent) == (None, "no answer had two output events")  # no histogram was given
+
+
+def test_goodput_by_hand() -> None:
+    g = hand().goodput
+    # TTFT at most 250: not 3. TPOT at most 100: all that have one. Good: 1, 2, 4, 5 of 8; the cancelled one left out.
+    assert (g.good, g.counted, g.share, g.met) == (4, 8, 0.5, False)
+    assert g.rps == pytest.approx(4 / 2.76)
+    assert g.steady_rps == pytest.approx(4 / 2.8)
+    ttft, tpot = g.slo
+    # 50, 100, 101, 200, 302, then three that never came: place floor(8 * 0.5) = 4
+    assert (ttft.value_ms, ttft.margin_ms, ttft.met, ttft.over, ttft.count) == (302, -52, False, 4, 8)
+    # 10, 11.1, 50, 100, never, never, never: place 3, exactly at the limit
+    assert (tpot.value_ms, tpot.margin_ms, tpot.met, tpot.over, tpot.count) == (100, 0, True, 3, 7)
+    assert (tpot.needed, tpot.supported) == (11, False)
+
+
+def test_slots_without_a_record_are_lost() -> None:
+    header = msgspec.structs.replace(HEADER, stages=(HEADER.stages[0], StagePlan(name="main", slots=12)))
+    s = summarize(header, hand_rows())
+    assert (s.requests.scheduled, s.requests.lost, s.requests.by_error["no_record"].count) == (12, 4, 3)
+    assert (s.goodput.counted, s.goodput.good) == (11, 4)
+
+
+def test_of_a_run_that_was_cut_off_what_was_sent_and_has_no_record_is_lost() -> None:
+    """What was due after the cut was counted as lost, and as over every limit."""
+    stages = (HEADER.stages[0], StagePlan(name="main", slots=5000))
+    header = msgspec.structs.replace(HEADER, state="running", stages=stages)
+    rows = hand_rows()
+    sent = len(rows) - 1  # one was dropped
+    samples = [Second(t_s=2, worker=1, sent=3), Second(t_s=1, sent=4), Second(t_s=2, sent=sent)]
+    s = summarize(header, rows, seconds=samples)
+    assert (s.requests.scheduled, s.requests.lost, s.requests.by_error["no_record"].count) == (12, 4, 3)
+    assert (s.goodput.counted, s.goodput.good) == (11, 4)
+    assert summarize(header, rows).requests.scheduled == 9, "nothing is known of what was sent"
+    assert s.run.state == "cut_off"
+    assert says(s.verdict.warning_codes, "cut_off")
+
+
+def test_the_order_of_rows_and_shards_does_not_matter() -> None:
+    draw = np.random.default_rng(3)
+    rows = np.concatenate([hand_rows()] * 20)
+    for field in ("due_ns", "ready_ns", "sent_ns", "first_token_ns", "last_token_ns", "end_ns", "done_ns"):
+        shifted = rows[field] + np.repeat(np.arange(20) * 5_000 * MS, 10)
+        rows[field] = np.where(rows[field] < 0, -1, shifted)
+    events = draw.exponential(9 * MS, 500).astype(np.int64)
+    whole, halves = Histogram(), [Histogram(), Histogram()]
+    whole.add(events)
+    halves[0].add(events[:200])
+    halves[1].add(events[200:])
+    halves[0].merge(halves[1])
+    header = msgspec.structs.replace(HEADER, stages=(HEADER.stages[0], StagePlan(name="main")))
+    one = summarize(header, rows, [Histogram(), whole])
+    assert one == summarize(header, draw.permutation(rows), [Histogram(), halves[0]])
+    assert one.inter_chunk_ms.count == 500
+
+
+def test_conversations_are_ok_when_every_turn_is() -> None:
+    rows = blank(7)
+    rows["session"], rows["turn"] = [5, 5, 6, 6, 7, 7, -1], [0, 1, 0, 1, 0, 1, 0]
+    rows["due_ns"] = np.array([0, 3, 1, 4, 2, 5, 6]) * 1000 * MS
+    rows["sent_ns"], rows["end_ns"] = rows["due_ns"], rows["due_ns"] + 500 * MS
+    rows["last_token_ns"] = rows["first_token_ns"] = rows["done_ns"] = rows["end_ns"]
+    rows["status"][3], rows["status"][5] = STATUSES.index("failed"), STATUSES.index("cancelled")
+    cut = summarize(Header(turns=3), rows).sessions  # the same rows, had there been a third turn to come
+    assert cut is not None and (cut.count, cut.cut, cut.ok) == (0, 2, 0)
+    sessions = summarize(Header(turns=2), rows).sessions
+    assert sessions is not None
+    assert (sessions.count, sessions.ok, sessions.duration_ms.p50) == (2, 1, 3500)
+    assert sessions.ok_per_s == pytest.approx(1 / 6.5)
+
+
+def test_targets_share_one_clock_and_their_rates_add_up() -> None:
+    rows = hand_rows()
+    rows["target"] = rows["slot"] % 2
+    targets = (TargetFacts(url="http://a", gpus=4, model="m"), TargetFacts(url="http://b", gpus=8, model="m"))
+    s = summarize(msgspec.structs.replace(HEADER, targets=targets), rows)
+    assert (s.target.gpus, s.target.model, s.target.url) == (12, "m", "")
+    assert [part.requests.scheduled for part in s.targets] == [4, 5]
+    assert sum(part.tokens.output_per_s or 0 for part in s.targets) == pytest.approx(s.tokens.output_per_s)
+    assert sum(part.goodput.good or 0 for part in s.targets) == s.goodput.good
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_nothing_measured_is_not_valid(n: int) -> None:
+    rows = blank(n)
+    rows["status"] = LOST
+    s = summarize(Header(slo=HEADER.slo), rows)
+    assert not s.verdict.valid
+    assert load_summary(dump_summary(s)) == s
+
+
+# -- the verdict ---------------------------------------------------------------------------------------------------
+
+
+def sound(n: int = 1000) -> NDArray[np.void]:
+    """Requests 10 ms apart, TTFT 100 ms, five tokens 10 ms apart."""
+    rows = blank(n)
+    rows["due_ns"] = np.arange(n) * 10 * MS
+    rows["ready_ns"] = rows["sent_ns"] = rows["due_ns"]
+    rows["first_token_ns"] = rows["first_answer_ns"] = rows["due_ns"] + 100 * MS
+    rows["last_token_ns"] = rows["end_ns"] = rows["done_ns"] = rows["due_ns"] + 140 * MS
+    rows["output_events"] = rows["output_tokens"] = rows["asked_output"] = 5
+    rows["input_tokens"] = rows["built_tokens"] = 100
+    rows["input_source"] = rows["output_source"] = SOURCES.index("server")
+    return rows
+
+
+def judged(
+    change: dict[str, tuple[int, Any]] | None = None, seconds: list[Second] | None = None, **header: Any
+) -> Summary:
+    """A sound run with fields of its first k rows changed: {field: (k, value)}."""
+    rows = sound()
+    for field, (k, value) in (change or {}).items():
+        rows[field][:k] = value
+    gaps = Histogram()
+    gaps.add(np.full(4000, 10 * MS))
+    return summarize(Header(**({"state": "finished", "template_tokens": 0} | header)), rows, [gaps], [], seconds or [])
+
+
+FAILED, LOST = STATUSES.index("failed"), STATUSES.index("lost")
+LATE = np.arange(10) * 10 * MS
+BUSY = Second(t_s=5.0, worker=3, cpu_share=0.91)
+
+
+@pytest.mark.parametrize(
+    ("change", "seconds", "header", "reason"),
+    [
+        ({}, [], {}, None),
+        ({"sent_ns": (10, LATE + 5 * MS)}, [], {}, None),  # p99 of 1,000 is at place 990, the tenth from above
+        ({"sent_ns": (9, LATE[:9] + 6 * MS)}, [], {}, None),
+        ({"sent_ns": (10, LATE + 6 * MS)}, [], {}, ("sent_late", {"quantile": "p99", "value_ms": 6.0, "limit": 0.05})),
+        ({"sent_ns": (10, LATE + 6 * MS)}, [], {"limits": ValidityLimits(send_lag_share=0.06)}, None),
+        ({"stamp_error_ns": (10, 5 * MS)}, [], {}, None),
+        ({"stamp_error_ns": (10, 6 * MS)}, [], {}, ("arrivals_unsure", {"quantile": "p99", "value_ms": 6.0})),
+        ({"client_lag_ns": (500, 90 * MS)}, [], {}, None),  # the verdict uses the stamp error
+        ({}, [BUSY], {}, ("generator_busy", {"worker": 3, "cpu_share": 0.91, "at_s": 5.0, "limit": 0.9})),
+        ({}, [msgspec.structs.replace(BUSY, cpu_share=0.9)], {}, None),
+        ({}, [msgspec.structs.replace(BUSY, span_s=0.4)], {}, None),  # not a full second
+        ({}, [msgspec.structs.replace(BUSY, t_s=12.0)], {}, None),  # after the window
+        ({"status": (10, FAILED)}, [], {}, None),
+        ({"status": (11, FAILED)}, [], {}, ("failures", {"failed": 11, "requests": 1000, "limit": 0.01})),
+        ({"status": (1000, FAILED)}, [], {}, ("none_ok", {"requests": 1000})),
+        ({"status": (1, LOST), "kind": (1, KINDS.index("worker_died"))}, [], {}, ("worker_died", {"worker": 0})),
+    ],
+)
+def test_each_limit_from_both_sides(
+    change: dict[str, Any], seconds: list[Second], header: dict[str, Any], reason: tuple[str, dict[str, Any]] | None
+) -> None:
+    s = judged(change, seconds, **header)
+    assert s.verdict.valid is (reason is None), s.verdict.reasons
+    assert reason is None or says(s.verdict.codes[:1], reason[0], **reason[1])
+
+
+@pytest.mark.parametrize(
+    ("cpu_share", "waited_share", "remedy"),
+    [
+        (0.7, None, {"remedy": "lower_load"}),
+        (0.7, 0.1, {"remedy": "lower_load"}),
+        (0.7, 0.11, {"remedy": "other_processes", "worker": 3, "waited_share": 0.11, "at_s": 5.0}),
+        (0.4, 0.0, {"remedy": "host", "cpu_share": 0.4}),
+        (0.4, 0.5, {"remedy": "other_processes", "worker": 3, "waited_share": 0.5}),
+    ],
+)
+def test_why_it_was_late(cpu_share: float, waited_share: float | None, remedy: dict[str, Any]) -> None:
+    second = Second(t_s=5.0, worker=3, cpu_share=cpu_share, waited_share=waited_share)
+    s = judged({"sent_ns": (10, LATE + 6 * MS)}, [second, Second(t_s=7.0, cpu_share=0.1, waited_share=0.0)])
+    assert says(s.verdict.codes[:1], "sent_late", **remedy)
+    assert s.client.waited_share_max == (0.0 if waited_share is None else waited_share)
+
+
+@pytest.mark.parametrize(
+    ("change", "header", "warning"),
+    [
+        ({"output_source": (3, SOURCES.index("tokenizer"))}, {}, ("usage_missing", {"missing": 3, "ok": 1000})),
+        ({"output_source": (3, SOURCES.index("tokenizer"))}, {"usage_asked": False}, None),
+        ({"input_source": (7, SOURCES.index("estimate"))}, {}, ("counts_estimated", {"estimated": 7, "ok": 1000})),
+        ({"input_tokens": (1000, 102)}, {}, None),
+        ({"input_tokens": (1000, 103)}, {}, ("prompt_counts_differ", {"share": about(0.03), "template_known": True})),
+        ({"input_tokens": (1000, 103)}, {"template_tokens": 3}, None),
+        ({"input_tokens": (1000, 103)}, {"template_tokens": None}, ("prompt_counts_differ", {"template_known": False})),
+        ({"cached_tokens": (1000, 5)}, {}, None),
+        ({"cached_tokens": (1000, 6)}, {}, ("cached", {"share": about(0.06)})),
+        ({"cached_tokens": (1000, 60)}, {"shares_prompts": True}, None),
+        ({"output_tokens": (20, 4)}, {}, None),
+        ({"output_tokens": (21, 4)}, {}, ("lengths_differ", {"share": about(0.021)})),
+        ({"request": (4, 9)}, {}, ("prompts_repeated", {"requests": 4})),
+        ({"sent_ns": (1000, 100 * MS + np.arange(1000) // 100 * 1000 * MS)}, {}, ("gaps_differ", {})),
+        (
+            {},
+            {"notes": ("the server does not check model names",)},
+            ("note", {"text": "the server does not check model names"}),
+        ),
+        (
+            {},
+            {"limits": ValidityLimits(cpu_share=0.95)},
+            ("limit_changed", {"limit": "cpu_share", "value": 0.95, "default": 0.9}),
+        ),
+        (
+            {},
+            {"slo": Slo(terms=(Term(metric="ttft", limit_ns=MS, quantile=0.999),))},
+            ("slo_samples", {"samples": 1000, "needed": 6636}),
+        ),
+        (
+            {"output_tokens": (1000, 10), "asked_output": (1000, 10)},
+            {},
+            ("first_event_unknown", {}),
+        ),
+        ({"output_tokens": (1000, 10), "asked_output": (1000, 10), "first_event_tokens": (1000, 2)}, {}, None),
+    ],
+)
+def test_each_warning_from_both_sides(
+    change: dict[str, Any], header: dict[str, Any], warning: tuple[str, dict[str, Any]] | None
+) -> None:
+    warnings = judged(change, **header).verdict.warning_codes
+    assert len(warnings) == (warning is not None), warnings
+    assert warning is None or says(warnings, warning[0], **warning[1]), warnings
+
+
+# -- each family has a guard of its own -----------------------------------------------------------------------------
+
+
+def stopped_client(*, stop_ms: int = 100, every_ms: int = 300, answers: int = 60, tokens: int = 200) -> Summary:
+    """Answers with true gaps of 5 ms, read by a client that stands still for `stop_ms` in every `every_ms`.
+
+    The bytes go through the exchange that reads them in a run. What arrives while the client stands still is one read
+    afterwards, with the stamp of the newest packet, as the kernel merges it.
+    """
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    def chunk(text: bytes) -> bytes:
+        return b"%x\r\n%s\r\n" % (len(text), text)
+
+    token = chunk(b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n')
+    usage = b'"usage":{"prompt_tokens":9,"completion_tokens":%d}' % tokens
+    end = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"length"}],%s}\n\n' % usage
+    timeline = Timeline(0)
+    rows = []
+    for number in range(answers):
+        due = number * 37 * MS
+        arrivals = [(due + (100 + 5 * i) * MS, token) for i in range(tokens)]
+        arrivals[0] = (arrivals[0][0], head + token)
+        arrivals.append((arrivals[-1][0] + 50_000, chunk(end) + b"0\r\n\r\n"))
+        reads: dict[int, list[tuple[int, bytes]]] = {}
+        for at, data in arrivals:
+            phase = at % (every_ms * MS)
+            reads.setdefault(at if phase >= stop_ms * MS else at - phase + stop_ms * MS, []).append((at, data))
+        done: list[Completion] = []
+        exchange = Exchange(None, b"", b"", due, done.append, timeline.flow, stream=True)
+        exchange.ready = exchange.sent = due
+        for read_at, packets in reads.items():
+            stood_still = read_at % (every_ms * MS) == stop_ms * MS
+            empty_at = read_at - (stop_ms * MS if stood_still else 200_000)
+            exchange.arrived([(b"".join(data for _, data in packets), packets[-1][0], read_at, empty_at, True)])
+        exchange.tell()
+        place = RowPlace(number, number, 0, 0, 0, -1, 0, -1)
+        rows.append(record.row(place, done[0], 0, text=-1, built=Built(9, "tokenizer", tokens)))
+    assert timeline.fold() == sum(timeline.bins) == timeline.gaps.count + len(rows) == timeline.errors.count
+    made = np.frombuffer(b"".join(rows), record.ROW).copy()
+    terms = tuple(Term(metric=metric, limit_ns=300 * MS, quantile=0.5) for metric in ("ttft", "tpot", "itl", "max_gap"))
+    header = Header(state="finished", template_tokens=0, slo=Slo(terms=terms))
+    return summarize(header, made, [timeline.gaps], [timeline.bins[: timeline.used]], (), (), [timeline.errors])
+
+
+def test_a_client_that_stands_still_prints_no_gaps_as_sound() -> None:
+    s = stopped_client()
+    assert s.verdict.valid, s.verdict.reasons  # TTFT p50 is the newest stamp of a read, or nearly
+    assert set(s.unsound) == {"itl", "inter_chunk", "max_gap", "stalls"}
+    assert s.event_error_ms.p99 and s.event_error_ms.p99 > 90
+    assert s.event_unsure_share == pytest.approx(0.31, abs=0.03)
+    assert s.itl_ms is None and s.itl_absent == s.unsound["itl"]
+    assert (s.inter_chunk_ms.p99, s.inter_chunk_ms.count, s.max_gap_ms.p50) == (None, 60 * 199, None)
+    assert (s.stalls.requests, s.stalls.share) == (None, None)
+    assert s.tpot_ms.p50 == pytest.approx(5, rel=0.02)  # the errors of two stamps of 200 are small
+    assert [term.met for term in s.goodput.slo] == [True, True, None, None]
+    assert (s.goodput.met, s.goodput.undecided, s.goodput.good) == (None, True, None)
+    assert (exit_code(s), exit_code(s, strict=True)) == (0, 3)
+    page = " ".join(text.render(s).split())
+    assert "VALID, with a reservation:" in page and "withheld, arrival times are unsure: p99 error of the gaps" in page
+    assert "SLO UNDECIDED" in page and "measurement is sound" not in page
+    again = load_summary(dump_summary(s))
+    assert again == s and json.loads(dump_summary(s))["inter_chunk_ms"]["p99"] is None
+
+
+def test_a_wrong_stamp_makes_two_gaps_wrong() -> None:
+    """Less than 1 % of the stamps are wrong, and more than 1 % of the gaps: their p99 is not the server's."""
+    s = stopped_client(stop_ms=11, every_ms=1300)
+    assert s.event_unsure_share is not None and s.event_unsure_share < 0.01
+    assert "itl" in s.unsound and "tpot" not in s.unsound
+
+
+def test_a_client_that_reads_at_once_keeps_its_gaps() -> None:
+    s = stopped_client(stop_ms=0)
+    assert s.unsound == {} and s.verdict.valid and s.itl_ms is not None
+    assert s.itl_ms.p99 == pytest.approx(5, rel=0.001) and s.max_gap_ms.max == 5
+    assert s.event_error_ms.max == 0 and s.goodput.met is True
+
+
+def test_a_rare_stop_spoils_the_largest_gap_and_not_the_gaps() -> None:
+    s = stopped_client(stop_ms=20, every_ms=5000, answers=200, tokens=400)
+    assert set(s.unsound) == {"max_gap"} and says(s.verdict.caveat_codes, "withheld", metrics=["max_gap"])
+    assert s.itl_ms is not None and s.itl_ms.p99 == pytest.approx(5, rel=0.001)
+
+
+def test_tpot_has_its_own_error() -> None:
+    """Five tokens 10 ms apart: TPOT is (first + last stamp error) / 4 wrong; the limit is 5 % of 10 ms."""
+    assert judged({"last_token_error_ns": (1000, 2 * MS)}).unsound == {}
+    s = judged({"last_token_error_ns": (1000, 2 * MS), "stamp_error_ns": (1000, MS)})
+    assert set(s.unsound) == {"tpot", "tpot_mlperf"} and s.verdict.valid
+    (withheld,) = s.verdict.caveat_codes
+    assert withheld.code == "withheld" and set(withheld.values["metrics"]) == {"tpot", "tpot_mlperf"}
+    assert "0.75 ms" in s.unsound["tpot"] and "7.5 %" in s.unsound["tpot"]
+    assert (s.tpot_ms.p50, s.tpot_mlperf_ms.p50, s.drift.tpot_p50) == (None, None, None)
+    assert s.itl_ms is not None
+    looser = {"limits": ValidityLimits(tpot_error_share=0.08)}
+    assert judged({"last_token_error_ns": (1000, 2 * MS), "stamp_error_ns": (1000, MS)}, **looser).unsound == {}
+    assert judged({"last_token_error_ns": (1000, -1), "stamp_error_ns": (1000, 4 * MS)}).unsound == {}  # not known
+
+
+@pytest.mark.parametrize(
+    ("n", "late", "quantile"),
+    [
+        (11, 0, ""),
+        (30, 1, ""),  # p99 of 30 is the largest of them
+        (30, 14, ""),
+        (30, 15, "p50"),
+        (100, 9, ""),
+        (100, 10, "p90"),
+        (661, 33, ""),
+        (661, 34, "p95"),
+        (662, 6, ""),
+        (662, 7, "p99"),
+    ],
+)
+def test_the_highest_supported_quantile_decides(n: int, late: int, quantile: str) -> None:
+    rows = sound(n)
+    rows["sent_ns"][:late] += 50 * MS
+    verdict = summarize(Header(state="finished"), rows).verdict
+    assert verdict.valid is not quantile
+    assert not quantile or says(verdict.codes[:1], "sent_late", quantile=quantile), verdict.reasons
+
+
+def test_ten_requests_support_no_quantile() -> None:
+    verdict = summarize(Header(state="finished"), sound(10)).verdict
+    assert not verdict.valid and says(verdict.codes, "too_few", requests=10)
+
+
+def test_a_term_that_no_request_can_have_is_undecided() -> None:
+    rows = sound(30)
+    rows["output_tokens"] = rows["output_events"] = rows["asked_output"] = 1
+    rows["last_token_ns"] = rows["first_token_ns"]
+    slo = Slo(
+        terms=(Term(metric="tpot", limit_ns=MS), Term(metric="itl", limit_ns=MS), Term(metric="ttft", limit_ns=MS))
+    )
+    s = summarize(Header(state="finished", slo=slo), rows)
+    assert [term.met for term in s.goodput.slo] == [None, None, False]
+    assert s.goodput.slo[0].undecided == "no answer had the two tokens of a TPOT"
+    assert s.goodput.met is False, "a missed term decides"
+    s = summarize(Header(state="finished", slo=Slo(terms=slo.terms[:1])), rows)
+    assert s.goodput.undecided and exit_code(s) == 0 and exit_code(s, strict=True) == 3
+    assert "MISSED" not in text.render(s)
+    rows["status"] = FAILED
+    assert summarize(Header(slo=Slo(terms=slo.terms[:1])), rows).goodput.met is False, "failed requests are over"
+
+
+def test_answers_shorter_than_asked_stand_beside_valid() -> None:
+    s = judged({"asked_output": (1000, 50)})
+    assert s.verdict.valid
+    assert says(s.verdict.caveat_codes, "shortened", got=5_000, asked=50_000, share=0.1)
+    assert "VALID, with a reservation:" in text.render(s) and s.verdict.warnings == ()
+    assert judged({"asked_output": (20, 6)}).verdict.caveats == ()
+
+
+def test_itl_is_the_gaps_only_when_events_carry_one_token() -> None:
+    assert judged().itl_ms == judged().inter_chunk_ms
+    assert (
+        judged({"output_tokens": (1000, 6), "asked_output": (1000, 6)}).itl_ms is not None
+    )  # the end token has no text
+    assert judged({"output_tokens": (1000, 10)}).itl_absent == "events carry 2.00 tokens on average"
+    assert "nobody counted" in judged({"output_source": (1000, SOURCES.index("events"))}).itl_absent
+
+
+def test_steady_tokens_come_from_the_timeline() -> None:
+    rows = sound()
+    timeline = np.zeros(1100, np.int64)
+    timeline[:1000] = 7  # events per 10 ms; two tokens each
+    rows["output_tokens"] = 10
+    s = summarize(Header(), rows, [], [timeline])
+    assert s.tokens.steady_output_per_s == pytest.approx(7 * 2 * 100)
+
+
+@pytest.mark.parametrize(
+    ("interrupted", "valid", "met", "code"),
+    [
+        (True, False, False, 130),
+        (False, False, False, 3),
+        (False, True, False, 1),
+        (False, True, True, 0),
+        (False, True, None, 0),
+    ],
+)
+def test_exit_codes_in_their_precedence(interrupted: bool, valid: bool, met: bool | None, code: int) -> None:
+    assert validity.exit_code(interrupted=interrupted, valid=valid, slo_met=met) == code
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_examples_are_what_the_script_writes(name: str) -> None:
+    stored = load_summary((DATA / name).read_bytes())
+    made = summarize(*EXAMPLES[name]())
+    assert msgspec.structs.replace(stored, load=made.load) == made  # a mean may differ in its last bit between machines
+    assert dump_summary(stored) == (DATA / name).read_bytes()
+    assert exit_code(stored) == (0 if stored.verdict.valid else 3)
+
+
+def test_a_header_survives_its_file_and_an_older_one_is_filled_up() -> None:
+    assert decode(encode(HEADER)) == HEADER
+    assert decode(b'{"schema": 1, "run": "x", "unknown": [1]}') == Header(run="x")
+    assert [second.t_s for second in decode_seconds(b'{"t_s": 1.0}\n{"t_s": 2.0}\n{"t_s": 3')] == [1, 2]
+
+
+@pytest.mark.parametrize("read", [load_summary, decode])
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"", "wrong_format"),
+        (b"[]", "wrong_format"),
+        (b'{"schema": "1"}', "wrong_format"),
+        (b"\xff\xfe", "wrong_format"),
+        (b'{"schema": 99}', "newer_version"),
+        (b'{"schema": 0}', "damaged_file"),
+        (b'{"schema": 1, "run": 7}', "damaged_file"),
+    ],
+)
+def test_what_is_no_file_of_a_run_is_said_clearly(read: Any, data: bytes, code: str) -> None:
+    with refused(UserError, code) as caught:
+        read(data, "some/file.json")
+    assert caught.value.where == "some/file.json"
+    assert caught.value.hint
+
+
+# -- the document --------------------------------------------------------------------------------------------------
+
+
+def structs(kind: Any) -> "itertools.chain[Any]":
+    """Every Struct that a type is made of, itself first."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        inner = [structs(hint) for hint in typing.get_type_hints(kind).values()]
+        return itertools.chain([kind], *inner)
+    if typing.get_origin(kind) in (types.UnionType, typing.Union, tuple, dict):
+        return itertools.chain(*(structs(part) for part in typing.get_args(kind)))
+    return itertools.chain()
+
+
+def test_every_field_is_documented_and_nothing_else() -> None:
+    text = (places.ROOT / "docs" / "summary.md").read_text()
+    sections = {part.split("\n", 1)[0].strip(): part for part in re.split(r"^### ", text, flags=re.M)[1:]}
+    documented = {name: tuple(re.findall(r"^\| `(\w+)` \|", part, flags=re.M)) for name, part in sections.items()}
+    namespace = {kind.__name__: kind.__struct_fields__ for kind in structs(Summary)}
+    assert documented == namespace
+
+
+def test_every_code_has_words_and_a_place_in_the_document() -> None:
+    text = (places.ROOT / "docs" / "summary.md").read_text()
+    listed = set(re.findall(r"`(\w+)`", text[text.index("| codes of |") : text.index("`note` has no meaning")]))
+    only_words = {"events_unsure", "largest_gap_unsure", "tpot_unsure"}  # in `unsound` of a summary
+    assert listed == set(reasons.SENTENCES) - only_words
+    raised = re.findall(r'_code\(\s*"(\w+)"', Path(validity.__file__).read_text())
+    assert set(raised) <= set(reasons.SENTENCES)
+
+
+def test_a_code_whose_values_do_not_fit_its_words_is_its_name() -> None:
+    """Of a damaged run.json: it was "a bug in loadgen"."""
+    assert reasons.sentence(ReasonCode(code="failures", values={})) == "failures"
+    assert reasons.sentence(ReasonCode(code="failures", values={"failed": "many", "requests": []})) == "failures"

@@ -1,0 +1,394 @@
+"""Growth: false alarms and power of the trend test, who grows in a run, what search and MLPerf results make of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from loadgen.core import seeds
+from loadgen.core.execution import run
+from loadgen.core.execution.plan import Settings
+from loadgen.core.metrics import sustainable
+from loadgen.core.metrics.columns import Columns
+from loadgen.core.metrics.reasons import coded
+from loadgen.core.metrics.sustainable import Sustainable
+from loadgen.core.metrics.windows import Span, Window
+from loadgen.core.requests import resonance
+from loadgen.core.results.capacity import load_capacity
+from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
+from loadgen.core.results.record import ROW
+from loadgen.core.slo import Slo, Term
+from loadgen.core.stats import trend
+from loadgen.core.workload import Empirical, Listed, Synthetic
+from loadgen.mlperf import rules
+from loadgen.mlperf import run as mlperf_run
+from loadgen.mlperf import text as mlperf_text
+from loadgen.search import text as search_text
+from loadgen.search.belief import Belief
+from loadgen.search.load_search import LoadSearch, NextTrial, TrialResult
+from loadgen.search.watch import Goal
+from loadgen.shell.app import main
+
+pytestmark = pytest.mark.commands
+
+S = 1_000_000_000
+GOAL = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=2 * S),)))
+
+
+# -- the test of a trend -----------------------------------------------------------------------------------------------
+
+
+def wandering(rng: np.random.Generator, count: int, memory_s: float, length: int = 300) -> np.ndarray:  # type: ignore[type-arg]
+    """Block means of first-order autoregressive noise, a value a second, of standard deviation 1."""
+    kept = math.exp(-1 / memory_s)
+    shocks = rng.standard_normal((count, length)) * math.sqrt(1 - kept * kept)
+    values = np.empty((count, length))
+    values[:, 0] = rng.standard_normal(count)
+    for i in range(1, length):
+        values[:, i] = kept * values[:, i - 1] + shocks[:, i]
+    blocks = sustainable.BLOCKS
+    return values[:, : length // blocks * blocks].reshape(count, blocks, -1).mean(axis=2)
+
+
+@pytest.mark.parametrize(("memory_s", "series", "runs"), [(0.5, 2, 100), (0.5, 40, 8), (10, 2, 100), (10, 40, 8)])
+def test_noise_without_growth_is_called_growth_in_one_run_of_a_hundred(memory_s: float, series: int, runs: int) -> None:
+    rng = seeds.stream(3, f"{memory_s} {series}")
+    alarms = 0
+    for _ in range(runs):
+        trends = trend.of(list(wandering(rng, series, memory_s)))
+        alarms += any(found is not None and found.grows for found in trends)
+    assert alarms <= max(1, round(0.02 * runs))
+
+
+def test_the_smallest_visible_growth_is_seen_nine_times_in_ten() -> None:
+    rng = seeds.stream(4, "visible")
+    flat = wandering(rng, 120, 0.5)
+    line = np.linspace(0, 1, sustainable.BLOCKS)
+    seen = 0
+    for values in flat:
+        (before,) = trend.of([values])
+        assert before is not None and not before.grows
+        (after,) = trend.of([values + before.visible * line])
+        seen += after is not None and after.grows
+    assert seen >= 0.85 * len(flat)
+
+
+def test_a_queue_that_grows_smoothly_is_seen_among_many_that_do_not() -> None:
+    """Neighbouring blocks of such a queue are so much alike that a test of the slope alone takes them for few."""
+    rng = seeds.stream(5, "smooth")
+    series = list(1000 + 20 * wandering(rng, 143, 10))
+    series.append(200 + np.cumsum(350 + 90 * rng.standard_normal(16)))
+    found = trend.of(series)
+    assert [i for i, one in enumerate(found) if one is not None and one.grows] == [143]
+
+
+def test_a_series_needs_eight_blocks_and_a_flat_one_does_not_grow() -> None:
+    assert trend.of([np.arange(7.0)]) == [None]
+    (flat,) = trend.of([np.full(16, 5.0)])
+    assert flat is not None and (flat.growth, flat.grows) == (0, False)
+    (line,) = trend.of([np.arange(16.0)])
+    assert line is not None and line.grows
+    (fall,) = trend.of([np.arange(16.0)[::-1]])
+    assert fall is not None and not fall.grows
+
+
+# -- rows of a run -----------------------------------------------------------------------------------------------------
+
+
+def queues(loads: list[float], *, length_s: float = 400, rate: float = 40, seed: int = 1) -> Any:
+    """Rows of one M/M/1 queue per target, at these loads (share of its capacity), from empty; a second of answer."""
+    rng = seeds.stream(seed, "queues")
+    parts = []
+    for target, load in enumerate(loads):
+        n = rng.poisson(rate * length_s)
+        due = np.sort(rng.random(n)) * length_s
+        free, starts = 0.0, np.empty(n)
+        for i, (at, service) in enumerate(
+            zip(due.tolist(), (rng.standard_exponential(n) * load / rate).tolist(), strict=True)
+        ):
+            free = max(free, at) + service
+            starts[i] = free
+        rows = np.zeros(n, ROW)
+        rows["target"], rows["replica"] = target, -1
+        rows["due_ns"] = rows["sent_ns"] = (due * S).astype(np.int64)
+        rows["first_token_ns"] = rows["first_answer_ns"] = (starts * S).astype(np.int64)
+        rows["last_token_ns"] = rows["end_ns"] = rows["done_ns"] = rows["first_token_ns"] + S
+        rows["output_tokens"] = 11
+        parts.append(rows)
+    return np.concatenate(parts)
+
+
+def judged(rows: Any, **stage: Any) -> Sustainable:
+    plan = StagePlan(name="load", arrival="poisson 40/s", rate=40.0)
+    header = Header(
+        state="finished",
+        stages=(msgspec.structs.replace(plan, **stage),),
+        targets=tuple(TargetFacts(name=name) for name in ("A", "B", "C")),
+    )
+    columns, none = Columns(rows), Columns(rows[:0])
+    steady = Span(start_s=rows["due_ns"].min() / 1e9, end_s=rows["due_ns"].max() / 1e9)
+    return sustainable.of_rows([columns], [none], Window(steady=steady), header)
+
+
+def test_the_one_target_that_is_overloaded_is_named() -> None:
+    found = judged(queues([0.6, 1.2, 0.6]))
+    assert (found.sustained, found.growing, found.parts) == (False, ("target B",), 3)
+    assert "target B" in found.why and "1 of 3 targets" in found.why
+    assert found.growth_share is not None and found.growth_share > 0.5
+
+
+def test_targets_that_keep_up_are_sustained_and_the_visible_growth_is_told() -> None:
+    found = judged(queues([0.5, 0.5, 0.5]))
+    assert found.sustained is True and found.growing == ()
+    assert found.visible_share is not None and 0 < found.visible_share < 1
+    assert "would have been seen in each target" in found.why
+    assert (found.start_s, found.end_s) == (pytest.approx(200, abs=1), pytest.approx(400, abs=1))
+
+
+def test_what_cannot_be_told_is_not_known_with_the_reason() -> None:
+    rows = queues([0.5])
+    few = judged(rows[::200])
+    assert few.sustained is None and "too few requests" in few.why
+    little = judged(queues([1.03]))  # grows, and a random walk could do the same
+    assert little.sustained is not True and "may grow" in little.why
+    slow = rows.copy()
+    for name in ("last_token_ns", "end_ns", "done_ns"):
+        slow[name] += 300 * S
+    assert judged(slow).sustained is None and "too short" in judged(slow).why
+    ramp = judged(rows, rate=None, arrival="ramp 1/s to 40/s")
+    assert ramp.sustained is None and "ramp 1/s to 40/s" in ramp.why
+    at_once = rows.copy()
+    at_once["due_ns"] = 0
+    assert judged(at_once).sustained is None
+
+
+# -- the search --------------------------------------------------------------------------------------------------------
+
+
+def told(ask: NextTrial, *, rules: float, steady: float, spent_s: float = 600) -> TrialResult:
+    """The trial of a server that holds by the rules up to `rules`, and grows above `steady`."""
+    under = ask.load <= (rules if ask.lengths == 1 else steady * 1.005)
+    grows = ask.kind in ("confirm", "sustain") and ask.load > steady
+    return TrialResult(
+        ask=ask,
+        outcome="under" if under else "over",
+        early=False,
+        spent_s=spent_s * ask.lengths,
+        offered=ask.load,
+        noise=0.003,
+        why="misses",
+        sustained=not grows if under else None,
+        sustained_why="target B grows" if grows else "nothing grows",
+    )
+
+
+def searched(*, steady: float, **options: Any) -> LoadSearch:
+    search = LoadSearch(low=1, high=1000, start=50, precision=0.01, **options)
+    while (ask := search.ask()) is not None:
+        search.tell(told(ask, rules=100, steady=steady))
+    return search
+
+
+def test_a_peak_that_holds_when_it_goes_on_is_sustained_after_one_longer_trial() -> None:
+    search = searched(steady=200, longer=2.0)
+    answer = search.answer
+    assert (answer.reason, answer.sustained, answer.rules_only) == ("found", True, False)
+    assert answer.steady == answer.confirmed and answer.not_steady is None
+    assert [result.ask.lengths for result in search.told if result.ask.kind == "sustain"] == [2.0]
+
+
+def test_a_peak_that_grows_is_refused_and_the_steady_knee_stands_beside_it() -> None:
+    answer = searched(steady=96, longer=2.0).answer
+    assert answer.confirmed == pytest.approx(100, rel=0.02)
+    assert answer.steady is not None and answer.not_steady is not None
+    assert 96 * 0.985 <= answer.steady <= 96 < answer.not_steady <= answer.steady * 1.011
+    assert answer.sustained is True
+    text = search_text.render(answer, [], GOAL.names, unit="/s", simulated=True)
+    assert "Confirmed" in text and "Steady" in text and "every term held over 2 times the length" in text
+
+
+def test_without_a_longer_trial_a_peak_is_by_the_rules_only_and_the_minutes_are_told() -> None:
+    search = searched(steady=200)
+    answer = search.answer
+    assert (answer.sustained, answer.rules_only) == (None, True)
+    text = " ".join(search_text.render(answer, search.told, GOAL.names, unit="/s", simulated=False).split())
+    assert "rules only: no trial was longer than the rules ask for" in text
+    assert "--sustain" in text and "20 minutes" in text
+
+
+def test_a_confirmation_in_which_a_target_grows_is_refused_without_longer_trials_too() -> None:
+    answer = searched(steady=95).answer
+    assert answer.steady is not None and answer.steady <= 95 and answer.not_steady is not None
+    assert answer.sustained is not True and answer.rules_only
+
+
+def test_no_rate_is_sustained_when_every_one_grows() -> None:
+    answer = searched(steady=1, longer=2.0).answer
+    assert (answer.sustained, answer.steady) == (False, None)
+    assert answer.rules_only and answer.sustained_why
+
+
+def test_the_watch_sees_one_replica_that_grows() -> None:
+    from loadgen.search.watch import any_part_grows
+
+    instants = np.arange(100, 400, 10) * S
+    assert any_part_grows(queues([0.6, 1.1]), instants)
+    assert not any_part_grows(queues([0.6, 0.6]), instants)
+
+
+# -- intervals ---------------------------------------------------------------------------------------------------------
+
+
+def covered(spread: float, *, run_spread: float | None, count: int, sampling: float = 0.002) -> tuple[int, float]:
+    """How many of so many searches have the truth in their interval, when each run has a level of its own."""
+    hits, probes = 0, 0
+    for seed in range(count):
+        rng = seeds.stream(seed, f"spread {spread}")
+        truth = float(rng.uniform(70, 140))
+        search = LoadSearch(low=1, high=1e6, start=10, precision=0.02, run_spread=run_spread)
+        while (ask := search.ask()) is not None:
+            own = truth * math.exp(math.hypot(spread, sampling) * float(rng.standard_normal()))
+            search.tell(
+                TrialResult(
+                    ask=ask,
+                    outcome="under" if ask.load < own else "over",
+                    early=False,
+                    spent_s=600,
+                    offered=ask.load,
+                    noise=sampling / 1.5,
+                )
+            )
+        interval = search.answer.interval
+        assert interval is not None
+        hits += interval.low <= truth <= interval.high
+        probes += len(search.told)
+    return hits, probes / count
+
+
+@pytest.mark.parametrize("run_spread", [None, 0.02])
+def test_intervals_cover_the_truth_where_runs_differ(run_spread: float | None) -> None:
+    """100 searches at 0.4, 1 and 2 %: benchmarks/search_truth.py coverage."""
+    hits, probes = covered(0.02, run_spread=run_spread, count=8)
+    assert hits >= 7
+    assert probes < 25
+
+
+def test_the_interval_of_a_repeating_server_is_not_widened() -> None:
+    narrow, wide = (
+        searched_interval(run_spread) for run_spread in (0.0, 0.03)
+    )  # fmt: skip
+    assert wide > 2 * narrow
+
+
+def searched_interval(run_spread: float) -> float:
+    belief = Belief(50, 200, sigma=0.003, run_spread=run_spread)
+    for load, passed in ((90, True), (110, False), (99, True), (101, False)):
+        belief.tell(load, passed, 0.01)
+    interval = belief.interval(0.95)
+    return interval.high - interval.low
+
+
+def test_the_text_says_what_an_interval_covers_the_largest_first() -> None:
+    simulated = searched(steady=200).answer
+    words = search_text.covers(simulated, True)
+    assert words.index("model") < words.index("sample orders") < words.index("search's own noise")
+    measured = searched(steady=200, run_spread=None).answer
+    assert measured.run_spread is not None and measured.run_spread_from == "learned"
+    assert "--run-spread" in search_text.covers(measured, False)
+    as_told = searched(steady=200, run_spread=0.03).answer
+    assert "3.0%" in search_text.covers(as_told, False) and "as told" in search_text.covers(as_told, False)
+
+
+# -- resonance ---------------------------------------------------------------------------------------------------------
+
+
+def test_round_robin_that_resonates_with_the_data_set_is_named() -> None:
+    lengths = tuple([200, 100, 100] * 8)
+    data = Synthetic(input_tokens=Listed[int](values=lengths), output_tokens=Listed[int](values=lengths))
+    found = resonance.found(data, None, 6, "replica", 1000)
+    assert found == {"samples": 24, "servers": 6, "kind": "replica", "factor": 6, "each": 4, "heaviest": 0.5}
+    (text,) = coded("resonance", found)
+    assert "50.0%" in text
+    assert resonance.found(data, None, 5, "replica", 1000) is None  # no common factor
+    drawn = Synthetic(input_tokens=Empirical[int](values=lengths), output_tokens=Empirical[int](values=lengths))
+    assert resonance.found(drawn, None, 6, "replica", 1000) is None  # no cycle
+    assert resonance.found(data, None, 6, "replica", 24) is None  # one pass: nothing repeats
+    assert resonance.found(data, None, 1, "target", 1000) is None
+    even = data.model_copy(update={"output_tokens": Listed[int](values=(100,) * 24)})
+    assert resonance.found(even, None, 6, "replica", 1000) is None
+
+
+# -- from the command line ---------------------------------------------------------------------------------------------
+
+
+UNEVEN = """
+extends: gb300-vm
+vms: 4
+gpus_per_vm: 1
+vm_speeds: [1.05, 1.05, 1.05, 0.85]
+server: {max_batch_size: 64}
+"""  # four replicas, one of them slow
+RATE = 142.6  # /s, which overloads that one by a few percent
+
+
+def _exit(arguments: list[str]) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    return int(stopped.value.code or 0)
+
+
+def test_one_slow_replica_makes_a_valid_run_rules_only(tmp_path: Path) -> None:
+    """VALID by every limit, while the queue of one replica of four grows for as long as the run goes on."""
+    preset = tmp_path / "uneven.yaml"
+    preset.write_text(UNEVEN)
+    official = rules.test("llama2-70b", "server", min_duration_s=120)
+    test = dataclasses.replace(official, samples=500, min_queries=500)
+    data = mlperf_run.synthetic(official, mean_output=60)
+    settings = Settings(url=f"sim:{preset}", out=tmp_path / "o")
+    summary, folder = run.execute(mlperf_run.workload(test, data, qps=RATE), settings)
+    result = mlperf_run.judge(folder, test, summary, data_name=data.name, qps=RATE)
+    assert (result.valid, result.sustained, result.rules_only) == (True, False, True)
+    assert summary.sustainable.growing == ("replica 3",)
+    out = " ".join(mlperf_text.render(result).split())
+    assert "VALID by the rules only: NOT sustained" in out and "replica 3 grows beyond chance" in out
+    nothing_grew = msgspec.structs.replace(result, sustained=None, sustained_why="nothing grows", longer_minutes=24.0)
+    out = " ".join(mlperf_text.render(nothing_grew).split())
+    assert "not held for twice as long - in this run: nothing grows - whether it goes on" in out
+    stored = mlperf_run.read(folder)
+    assert (stored.sustained, stored.sustained_why) == (False, summary.sustainable.why)
+
+
+@pytest.mark.parametrize(("seed", "lower"), [("1", False), ("3", True)])  # whether the confirmed load is not sustained
+def test_the_search_finds_the_steady_knee_and_the_capacity_says_so(
+    seed: str, lower: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--slo", "ttft:2s", "--slo", "tpot:60ms:p95", "--low", "20", "--high", "40", "--duration", "200s"]
+    flags += ["--precision", "0.05", "--seed", seed, "--url", "sim:gb300-vm", "--out", str(tmp_path / "s")]
+    assert _exit(["search", "rag", *flags]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Confirmed" in out and "Steady" in out and "2 times the length" in out
+    assert out.index("the model is wrong by 5 to 25 %") < out.index("sample orders") < out.index("search's own noise")
+    found = load_capacity((tmp_path / "s" / "capacity.json").read_bytes())
+    answer = json.loads((tmp_path / "s" / "search.json").read_text())["answer"]
+    assert found.sustained is answer["sustained"] and found.sustained_why
+    assert found.evidence.endswith("-sustain")
+    assert answer["steady"] is not None and answer["steady"] <= answer["confirmed"]
+    assert (answer["not_steady"] is not None) is lower
+    if lower:
+        assert found.rate_per_s < answer["not_steady"] == found.high_per_s, "no higher than what was seen to grow"
+
+
+def test_a_run_without_a_time_of_its_own_is_not_called_one_instant(tmp_path: Path) -> None:
+    """The warm-up is in flight as long as measured requests are due: there are no steady figures, and no growth."""
+    main_arguments = ["run", "rag", "--url", "sim:gb300-vm", "--seed", "1", "-n", "60", "-o", str(tmp_path / "r")]
+    with pytest.raises(SystemExit):
+        main(main_arguments)
+    sustained = json.loads((tmp_path / "r" / "summary.json").read_text())["sustainable"]
+    assert sustained["sustained"] is None and "one instant" not in sustained["why"] and "too short" in sustained["why"]

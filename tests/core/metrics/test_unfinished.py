@@ -1,0 +1,369 @@
+"""What the end of the drain cut is the tool's cut, never the server's failure: one definition from run to capacity.
+
+The chain search, report, cost, capacity is walked for every profile: no step may contradict the one before it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from make_examples import blank, stream
+from numpy.typing import NDArray
+from runs import says
+
+from loadgen.core.errors import INTERRUPTED, OK, SLO_MISSED, UNSOUND
+from loadgen.core.execution.events import Counters
+from loadgen.core.metrics import columns, outcomes
+from loadgen.core.metrics.columns import UNFINISHED, Columns
+from loadgen.core.metrics.summary import Summary, dump_summary, exit_code, load_summary, summarize
+from loadgen.core.results import manifest, store
+from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
+from loadgen.core.results.parquet import from_parquet, to_table
+from loadgen.core.results.record import KINDS, SOURCES, STATUSES
+from loadgen.core.slo import Slo, Term
+from loadgen.runs import headline as run_headline
+from loadgen.runs import text
+from loadgen.runs.progress import Progress
+from loadgen.runs.progress import words as progress_words
+from loadgen.search.watch import Goal
+from loadgen.shell.app import main
+
+pytestmark = pytest.mark.commands
+
+MS, S = 1_000_000, 1_000_000_000
+SLO = Slo(
+    terms=(Term(metric="ttft", limit_ns=2 * S, quantile=0.95), Term(metric="e2e", limit_ns=60 * S, quantile=0.95))
+)
+HEADER = Header(
+    run="r",
+    state="finished",
+    stages=(StagePlan(name="load", arrival="poisson 10/s"),),
+    slo=SLO,
+    targets=(TargetFacts(url="http://h", gpus=4),),
+    grace_s=30.0,
+    timeout_s=600.0,
+)
+
+
+def some(ok: int, unfinished: int, over: int = 0) -> NDArray[np.void]:
+    """Requests due every 100 ms. Of the unfinished ones, all cut at 100 s, `over` never got a first token."""
+    rows = blank(ok + unfinished)
+    rows["due_ns"] = np.arange(len(rows)) * 100 * MS
+    rows["output_events"] = rows["output_tokens"] = rows["asked_output"] = 20
+    rows["input_tokens"], rows["built_tokens"] = 50, 45
+    rows["input_source"] = rows["output_source"] = SOURCES.index("server")
+    stream(rows, np.full(len(rows), 100 * MS), np.full(len(rows), 10 * MS), np.full(len(rows), 30_000))
+    cut = rows[ok:]
+    cut["status"], cut["kind"] = STATUSES.index("unfinished"), KINDS.index("unfinished")
+    cut["end_ns"], cut["finish_reason"], cut["done_ns"] = -1, 0, 100 * S
+    cut["due_ns"] = 70 * S + np.arange(unfinished) * 10 * MS
+    for name in ("sent_ns", "ready_ns"):
+        cut[name] = cut["due_ns"]
+    for name in ("first_token_ns", "first_answer_ns", "first_byte_ns", "first_event_ns"):
+        cut[name] = cut["due_ns"] + 100 * MS
+    cut["last_token_ns"] = 99 * S
+    for name in ("first_token_ns", "first_answer_ns", "last_token_ns"):
+        cut[name][:over] = -1
+    return rows
+
+
+def summary_of(ok: int, unfinished: int, over: int = 0, **changed: Any) -> Summary:
+    return summarize(msgspec.structs.replace(HEADER, **changed), some(ok, unfinished, over))
+
+
+def one(**fields: int) -> Columns:
+    row = blank(1)
+    row["status"], row["finish_reason"] = UNFINISHED, 0
+    for name in row.dtype.names:
+        if name.endswith("_ns") and name not in ("max_gap_ns",):
+            row[name] = -1
+    row["due_ns"], row["sent_ns"], row["done_ns"], row["asked_output"] = 0, 0, 10 * S, 101
+    for name, value in fields.items():
+        row[name] = value
+    return Columns(row)
+
+
+STREAMING = {"first_token_ns": S, "first_answer_ns": S, "last_token_ns": 9 * S, "max_gap_ns": 500 * MS}
+
+
+@pytest.mark.parametrize(
+    ("metric", "limit_ns", "fields", "over"),
+    [
+        ("ttft", 9 * S, {}, True),  # 10 s without a first token
+        ("ttft", 11 * S, {}, False),
+        ("ttft", 2 * S, STREAMING, False),
+        ("ttft", S // 2, STREAMING, True),
+        ("ttft", S, {"sent_ns": -1, "done_ns": -1}, False),  # never sent: nothing is known
+        ("ttft_from_sent", 9 * S, {"sent_ns": 2 * S}, False),
+        ("first_answer", 9 * S, STREAMING | {"first_answer_ns": -1}, True),  # it has only reasoned so far
+        ("e2e", 9 * S, STREAMING, True),
+        ("e2e", 11 * S, STREAMING, False),
+        ("e2e", 9 * S, STREAMING | {"finish_reason": 1, "end_ns": 8 * S}, False),  # only the end of the body is missing
+        ("tpot", 80 * MS, STREAMING, True),  # 9 s for at most 100 more tokens
+        ("tpot", 100 * MS, STREAMING, False),
+        ("tpot", 80 * MS, STREAMING | {"asked_output": -1}, False),  # no bound is known
+        ("tpot_mlperf", 80 * MS, STREAMING, True),
+        ("max_gap", 400 * MS, STREAMING, True),
+        ("max_gap", 900 * MS, STREAMING, True),  # the gap that was open at the cut
+        ("max_gap", 2 * S, STREAMING, False),
+        ("itl", 1, STREAMING, False),
+    ],
+)
+def test_a_request_is_over_a_term_as_far_as_is_known(
+    metric: str, limit_ns: int, fields: dict[str, int], over: bool
+) -> None:
+    found = outcomes.is_over_when_cut(one(**fields), Term(metric=metric, limit_ns=limit_ns))
+    assert found.tolist() == [over]
+    assert not outcomes.is_over_when_cut(one(**fields, status=1), Term(metric=metric, limit_ns=limit_ns)).any()
+
+
+def test_unfinished_is_neither_ok_nor_failed_and_the_sum_stays() -> None:
+    summary = summary_of(1000, 10, 4)
+    counts = summary.requests
+    assert (counts.ok, counts.failed, counts.unfinished, counts.scheduled) == (1000, 0, 10, 1010)
+    assert counts.decided == 1000 and not counts.by_error
+    assert summary.verdict.valid and exit_code(summary) == OK
+    ttft, e2e = summary.goodput.slo
+    assert (ttft.over, ttft.count, ttft.unfinished, ttft.met) == (4, 1004, 6, True)
+    assert (e2e.over, e2e.count, e2e.unfinished, e2e.met) == (0, 1000, 10, True)  # 30 s at the cut, the limit is 60 s
+    assert (summary.goodput.good, summary.goodput.counted, summary.goodput.unfinished) == (1000, 1004, 6)
+    assert says(summary.verdict.warning_codes, "unfinished", unfinished=10, requests=1010, drain_s=30)
+    printed = text.render(summary)
+    assert "10 unfinished" in printed and "0 failed" in printed and "6 unfinished left out" in printed
+
+
+def test_above_one_percent_no_term_is_met_and_the_verdict_names_the_flag() -> None:
+    summary = summary_of(1000, 11)
+    assert summary.goodput.met is None and [term.met for term in summary.goodput.slo] == [None, None]
+    assert summary.goodput.has_slo and summary.verdict.valid and exit_code(summary) == OK
+    assert says(summary.verdict.warning_codes, "unfinished_undecided", timeout_s=600)
+    printed = text.render(summary)
+    assert "SLO        UNDECIDED" in printed and "MISSED" not in printed
+    assert run_headline.sentence(summary).startswith("SLO undecided: 11 of 1,011 requests were unfinished")
+
+
+def test_what_is_missed_however_the_unfinished_end_is_missed() -> None:
+    """100 of 1,100 without a first token 30 s after they were due: p95 of TTFT is over 2 s whatever the rest does."""
+    summary = summary_of(1000, 100, 100)
+    ttft, e2e = summary.goodput.slo
+    assert (ttft.met, e2e.met, summary.goodput.met) == (False, None, False)
+    assert exit_code(summary) == SLO_MISSED
+
+
+def test_a_share_of_good_requests_is_undecided_in_the_same_way() -> None:
+    promised = Slo(terms=SLO.terms[:1], goodput_share=0.985)
+    assert summary_of(1000, 20, slo=promised).goodput.met is None
+    assert summary_of(1000, 5, slo=promised).goodput.met is True
+    assert summary_of(1000, 40, 40, slo=promised).goodput.met is False
+
+
+def test_a_run_of_which_the_drain_cut_everything_is_not_valid() -> None:
+    summary = summary_of(0, 40)
+    assert not summary.verdict.valid and says(summary.verdict.codes, "all_unfinished", unfinished=40)
+
+
+def test_a_search_counts_the_same_misses() -> None:
+    rows = some(1000, 10, 4)
+    misses = Goal(slo=SLO).misses(rows)
+    assert misses.sum(axis=1).tolist() == [term.over for term in summarize(HEADER, rows).goodput.slo]
+
+
+# -- interrupted runs --------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_run_is_not_valid_and_says_so() -> None:
+    summary = summary_of(1000, 0, state="interrupted")
+    assert not summary.verdict.valid and says(summary.verdict.codes, "interrupted")
+    assert exit_code(summary) == INTERRUPTED  # of the run itself
+    older = msgspec.structs.replace(summary, verdict=msgspec.structs.replace(summary.verdict, valid=True, reasons=()))
+    read = load_summary(dump_summary(older))
+    assert not read.verdict.valid and read.verdict.reasons == summary.verdict.reasons
+    assert summary_of(1000, 0, state="decided").verdict.valid  # a search ended it: nobody broke it off
+
+
+def test_a_stored_interrupted_run_is_reported_as_not_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    assert called("run", "qa", "--url", "sim:gb300-vm", "-n", "20", "--seed", "1", "-o", str(folder)) == OK
+    header = manifest.decode((folder / "run.json").read_bytes())
+    (folder / "run.json").write_bytes(manifest.encode(msgspec.structs.replace(header, state="interrupted")))
+    capsys.readouterr()
+    assert called("report", str(folder), "--no-html") == UNSOUND
+    out = capsys.readouterr().out
+    assert "INVALID" in out and "interrupted" in out and "VALID: the measurement is sound" not in out
+
+
+# -- stored and shown --------------------------------------------------------------------------------------------------
+
+
+def test_the_status_is_stored_and_an_unknown_one_is_never_ok(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    table = to_table(some(3, 2), [])
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert from_parquet([tmp_path / "a.parquet"])[0]["status"].tolist() == [0, 0, 0, UNFINISHED, UNFINISHED]
+    words = [word.replace("unfinished", "of a later version") for word in table["status"].to_pylist()]
+    import pyarrow as pa
+
+    later = table.set_column(table.schema.get_field_index("status"), "status", pa.array(words).dictionary_encode())
+    pq.write_table(later, tmp_path / "b.parquet")
+    assert from_parquet([tmp_path / "b.parquet"])[0]["status"].tolist() == [0, 0, 0, columns.LOST, columns.LOST]
+
+
+def test_the_drain_is_counted_down_and_can_be_ended() -> None:
+    progress = Progress(100, 10 * S, drain_ns=600 * S)
+    counters = Counters()
+    counters.in_flight = 12
+    assert "5 s left" in progress_words(progress.facts(counters, progress._began_ns + 5 * S))
+    line = progress_words(progress.facts(counters, progress._began_ns + 130 * S))
+    assert line.endswith("draining: 12 in flight, at most 8 min 00 s more; Ctrl-C ends it")
+
+
+# -- from the command line ---------------------------------------------------------------------------------------------
+
+
+def called(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return int(ended.value.code or 0)
+
+
+def run_rag(folder: Path, *flags: str) -> int:
+    load = ("--request-rate", "20", "-d", "60s", "--warmup", "0", "--slo", "ttft:2s:p95", "--slo", "tpot:60ms:p95")
+    return called("run", "rag", "--url", "sim:gb300-vm", "--seed", "1", *load, "-o", str(folder), *flags)
+
+
+def test_a_run_drains_until_its_answers_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Answers of rag take 50 s and longer at this load: a drain of 30 s called them failed."""
+    assert run_rag(tmp_path / "whole") == OK
+    whole = load_summary((tmp_path / "whole" / "summary.json").read_bytes())
+    assert whole.verdict.valid and whole.requests.ok == whole.requests.scheduled > 1000
+    assert whole.goodput.met is True
+    assert manifest.decode((tmp_path / "whole" / "run.json").read_bytes()).grace_s == 600.0
+
+    capsys.readouterr()
+    assert run_rag(tmp_path / "cut", "--grace", "10s") == OK
+    printed = capsys.readouterr().out
+    cut = load_summary((tmp_path / "cut" / "summary.json").read_bytes())
+    assert cut.requests.unfinished > 100 and cut.requests.failed == 0
+    assert cut.requests.ok + cut.requests.unfinished == cut.requests.scheduled == whole.requests.scheduled
+    assert cut.goodput.met is None and "UNDECIDED" in printed and "--grace" in printed
+    stored = manifest.decode((tmp_path / "cut" / "run.json").read_bytes())
+    assert stored.schema == 2  # so that a reader of before refuses what it would take for ok
+    assert called("report", str(tmp_path / "cut")) == OK
+    page = (tmp_path / "cut" / "report.html").read_text()
+    assert "unfinished when the drain ended" in page and "every one of" not in page and "UNDECIDED" in page
+    for form in ("guidellm", "vllm", "aiperf", "mlcommons"):
+        capsys.readouterr()
+        assert called("export", str(tmp_path / "cut"), "--as", form) == OK
+        assert _failed_of(form, json.loads(capsys.readouterr().out)) == 0
+
+
+def _failed_of(form: str, document: dict[str, Any]) -> int:
+    if form == "guidellm":
+        totals = document["benchmarks"][0]["metrics"]["request_totals"]
+        assert totals["incomplete"] > 100
+        return int(totals["errored"])
+    if form == "aiperf":
+        return int(document["error_request_count"]["avg"])
+    return int(document["failed" if form == "vllm" else "n_samples_failed"])
+
+
+CONTRACT = """
+name: short
+horizon: 1s
+levels:
+  - name: peak
+    workload: rag
+    rate: 20/s
+    duration: 60s
+    warmup: 0
+    {grace}
+    must:
+      - ttft: {{limit: 2s, at: p95}}
+      - errors: 10%
+"""
+
+
+def test_a_contract_is_inconclusive_where_its_own_grace_cut_too_much(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contract = tmp_path / "c.yaml"
+    contract.write_text(CONTRACT.format(grace="grace: 10s"))
+    assert called("validate", str(contract), "--url", "sim:gb300-vm", "-o", str(tmp_path / "a"), "--json") == UNSOUND
+    verdict = json.loads(capsys.readouterr().out)
+    for term in verdict["levels"][0]["terms"]:
+        assert term["verdict"] == "INCONCLUSIVE" and "unfinished" in term["reason"] and "grace" in term["reason"]
+    contract.write_text(CONTRACT.format(grace=""))
+    called("validate", str(contract), "--url", "sim:gb300-vm", "-o", str(tmp_path / "b"), "--json")
+    verdict = json.loads(capsys.readouterr().out)
+    assert verdict["levels"][0]["ok"] == verdict["levels"][0]["requests"]
+    assert {term["term"].split()[0]: term["verdict"] for term in verdict["levels"][0]["terms"]}["errors"] == "PASS"
+
+
+def test_a_search_stops_at_a_probe_that_its_own_grace_left_undecided(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = called(
+        "search", "rag", "--url", "sim:gb300-vm", "--slo", "ttft:2s:p95", "--seed", "1", "-d", "40s", "--grace", "1s",
+        "--start", "8", "-o", str(tmp_path / "v"),
+    )  # fmt: skip
+    printed = capsys.readouterr().out
+    assert code == UNSOUND and "unfinished" in printed and "--grace" in printed
+
+
+PROFILES = {"qa": "100", "rag": "30", "summarization": "22", "agentic": "8"}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_search_report_cost_and_capacity_say_one_thing(
+    profile: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "v"
+
+    def said(*arguments: str) -> str:
+        capsys.readouterr()
+        assert called(*arguments) == OK
+        return capsys.readouterr().out
+
+    found = said(
+        "search", profile, "--url", "sim:gb300-vm", "--slo", "ttft:2s:p95", "--slo", "tpot:60ms:p95",
+        "-o", str(folder), "--gpus", "4", "--seed", "1", "-d", "45s",
+        "--precision", "0.2", "--start", PROFILES[profile],
+    )  # fmt: skip
+    assert "found, and confirmed" in found
+    unit = " conversations/s" if profile == "agentic" else "/s"
+    load = _number(rf"^Load +([\d.]+){unit}", found)
+    confirmed = _number(rf"^Confirmed +([\d.]+){unit}", found)
+    steady = _number(rf"^Steady +([\d.]+){unit}", found)
+    of_steady = " ".join(found.partition("\nSteady")[2].partition("\nSpent")[0].split())
+    assert "the load that loadgen cost and loadgen capacity use, with the steady tokens of that run" in of_steady
+
+    reported = said("report", str(folder))
+    assert _number(rf"^Load +([\d.]+){unit}", reported) == load
+    assert _number(rf"^Confirmed +([\d.]+){unit}", reported) == confirmed
+    page = (folder / "report.html").read_text()
+    assert f"by search: {load:g}{unit}" in page and f"a full run held at {confirmed:g}{unit}" in page
+
+    stored = json.loads((folder / "capacity.json").read_text())
+    evidence = store.read_run(folder / stored["evidence"])
+    assert not (evidence.rows["status"] != STATUSES.index("ok")).any()
+    for line in (
+        said("cost", str(folder), "--accept-sample-prices", "--price", f"{folder.name}=oracle-gb300"),
+        said("capacity", "--profile", profile, "--results", str(folder)),
+    ):
+        priced = _number(r"capacity by search: ([\d.]+)", line)
+        assert priced == pytest.approx(stored["rate_per_s"], rel=0.01)
+        assert priced == pytest.approx(steady, rel=0.01)
+        assert "failed" not in line.replace("failed ones are paid for and not counted", "")
+
+
+def _number(pattern: str, printed: str) -> float:
+    match = re.search(pattern, printed, re.MULTILINE)
+    assert match, (pattern, printed)
+    return float(match[1])

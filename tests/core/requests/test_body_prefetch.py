@@ -1,0 +1,167 @@
+"""Bodies from the builder process are those that would be built ahead, and no more of them are held than asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import frozen_at_birth, says, when_started
+
+from loadgen.core.execution import bodies, run
+from loadgen.core.execution.body_prefetch import BodyPrefetch, preparer
+from loadgen.core.execution.events import RunEvent, RunPlanned
+from loadgen.core.execution.plan import Plan, Settings, Tuning
+from loadgen.core.requests.build import build
+from loadgen.core.requests.tokenizer import load_tokenizer
+from loadgen.core.results import store
+from loadgen.core.schedule import timetable
+from loadgen.core.workload import Workload, load, read_flags
+from loadgen.sim.server import embedded
+from loadgen.sim.server.options import Options
+from loadgen.sim.server.send_log import parse_log
+
+
+def workload(folder: Path, turns: str = "", **flags: str) -> Workload:
+    folder.mkdir(exist_ok=True)
+    file = folder / "w.yaml"
+    length = "{uniform: {min: 16, max: 48}}"  # 8 of them are the template of the simulated server
+    requests = turns if turns.startswith("{") else f"{{input_tokens: {length}, output_tokens: 4{turns}}}"
+    file.write_text(f"name: many\nrequests: {requests}\n")
+    return load(str(file), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
+
+
+def go(
+    folder: Path, tuning: Tuning, turns: str = "", begun: Any = None, **flags: str
+) -> tuple[Any, Counter[str], store.Stored]:
+    made = workload(folder, turns, **flags)
+    with embedded.start(Options(ttft="8ms", itl="0.2ms", log_bodies=True)) as server:
+        told = Settings(url=server.url, model="sim", server="trtllm", out=folder / "out", tuning=tuning)
+        summary, out = run.execute(made, told, when_started(begun or (lambda _: None)))
+        received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
+    return summary, Counter(one.body_sha256 for one in received.requests if one.id), store.read_run(out)
+
+
+def test_bodies_are_read_back_in_any_order() -> None:
+    """Short ones in blocks of the file, of which few are kept; some lie across two blocks, some are long."""
+    made = load("qa", read_flags(num_requests="400", request_rate="inf"))
+    prompts = build(made, 7, 1, load_tokenizer(None))
+    draw = random.Random(1)
+    written = [draw.randbytes(draw.choice([0, 1, 300, 3000, 4096, 4097, 40_000])) for _ in range(400)]
+    texts = iter(written)
+    kept = bodies.Bodies(prompts, lambda *_: next(texts), 1, most_blocks=2)
+    numbers = iter(range(400))
+    for part in (1, 150, 249):  # what is built while a load goes lies in a block that was read before
+        kept.build(0, numbers, most=part)
+        order = list(range(kept.ahead(0)))
+        draw.shuffle(order)
+        assert all(kept.body(0, number) == written[number] for number in order)
+    assert kept.late == 0
+    kept.close()
+
+
+TURNS = ", turns: {count: 3, tool_result_tokens: 5}"
+STEPS = """{tools: {look: {time: 3ms, result_tokens: 9}}, steps: {
+  a: {input_tokens: 30, output_tokens: 4},
+  b: {after: a, context: new, input_tokens: 20, output_tokens: 4, tool: look, turns: {empirical: [1, 2]}, parallel: 2},
+  c: {after: [a, b], output_tokens: 4}}}"""
+REAL = ", turns: {count: 3, tool_result_tokens: 5, history: server}"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("turns", "flags"),
+    [
+        (TURNS, {"concurrency": "7", "num_requests": "50"}),
+        (REAL, {"concurrency": "7", "num_requests": "50"}),
+        (STEPS, {"request_rate": "100", "num_requests": "30"}),
+        ("", {"request_rate": "300", "num_requests": "120", "warmup": "40req"}),
+        ("", {"request_rate": "inf", "num_requests": "120", "max_in_flight": "30"}),
+    ],
+)
+def test_the_same_bodies_without_building_them_ahead(tmp_path: Path, turns: str, flags: dict[str, str]) -> None:
+    ahead, wanted, before = go(tmp_path / "ahead", Tuning(), turns, **flags)
+    rolling = Tuning(most_ahead=10, window=150 if "max_in_flight" in flags else 20)
+    summary, received, after = go(tmp_path / "rolling", rolling, turns, **flags)
+    assert received == wanted or "max_in_flight" in flags
+    assert sum(received.values()) > 20
+    assert summary.requests.scheduled == ahead.requests.scheduled
+    assert summary.requests.ok > 20
+    for name in ("built_tokens", "asked_output", "input_source", "slot"):
+        if name == "input_source" and "max_in_flight" in flags:  # by the server, so of those that were not dropped
+            continue
+        assert sorted(after.rows[name].tolist()) == sorted(before.rows[name].tolist()), name
+    if turns != REAL and "max_in_flight" not in flags:
+        built_late = sum(code.values["bodies"] for code in summary.verdict.warning_codes if code.code == "bodies_late")
+        assert built_late < summary.requests.scheduled  # the first ones are waited for; this machine does other things
+
+
+@pytest.mark.processes
+def test_a_load_without_end(tmp_path: Path) -> None:
+    summary, received, _ = go(tmp_path, Tuning(long_ns=0), concurrency="20", duration="1.5s")
+    assert summary.requests.ok > 200
+    assert len(received) == summary.requests.ok + summary.warmup.ok  # the first round of the lanes is not measured
+    assert summary.fingerprints.prompts.startswith("first")
+
+
+@pytest.mark.processes
+def test_only_so_much_is_held(tmp_path: Path) -> None:
+    planned: list[Plan] = []
+
+    def hear(event: RunEvent) -> None:
+        if isinstance(event, RunPlanned):
+            planned.append(event.plan)
+
+    settings = Settings(url="sim:gb300-vm", out=tmp_path / "out", tuning=Tuning(window=30))
+    run.execute(workload(tmp_path, request_rate="500", num_requests="300"), settings, hear)
+    (plan,) = planned
+
+    async def most_held() -> int:
+        prefetch = BodyPrefetch(plan.job, timetable.shard(plan.timetable, 0, 1), plan.requests)
+        make, most = preparer(plan.job, plan.requests), 0
+        try:
+            for number in plan.timetable.stage_numbers(plan.timetable.stages[0]):
+                await prefetch.filled()
+                most = max(most, len(prefetch._received) + len(prefetch._requested))
+                assert prefetch.body(0, number) == make(number, plan.requests[number])
+            assert (prefetch.late, prefetch._received) == (0, {})
+        finally:
+            prefetch.close()
+        return most
+
+    assert asyncio.run(most_held()) == 30
+
+
+@pytest.mark.processes
+def test_a_builder_that_dies_makes_them_late_and_no_worse(tmp_path: Path) -> None:
+    def kill(_: Any) -> None:
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        (builder,) = [
+            one
+            for one in children
+            if "loadgen.core.execution.body_prefetch" in Path(f"/proc/{one}/cmdline").read_text()
+        ]
+        os.kill(int(builder), signal.SIGKILL)
+
+    summary, received, _ = go(
+        tmp_path, Tuning(most_ahead=10, window=30), begun=kill, request_rate="500", num_requests="300"
+    )
+    assert summary.requests.ok == 300
+    assert len(received) == 300
+    assert says(summary.verdict.warning_codes, "bodies_late")
+
+
+@pytest.mark.processes
+def test_a_builder_that_freezes_before_the_first_body_is_ended(tmp_path: Path) -> None:
+    tuning = Tuning(most_ahead=10, helper_frozen_s=0.3)
+    with frozen_at_birth("loadgen.core.execution.body_prefetch", 1) as pids:
+        summary, received, _ = go(tmp_path, tuning, request_rate="500", num_requests="60")
+    assert len(pids) == 1
+    assert (summary.requests.ok, len(received)) == (60, 60)
+    assert says(summary.verdict.warning_codes, "bodies_late", bodies=60)

@@ -1,0 +1,139 @@
+"""Requests that are longer than the target takes are told of before the load; what a load will send is told by task."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from loadgen_sdk.probe.probe import HttpAnswer, _max_context
+
+from loadgen.contracts import prediction
+from loadgen.contracts.load import load_contract
+from loadgen.core.errors import Faults
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.run import execute
+from loadgen.core.requests import lengths
+from loadgen.core.requests.build import build
+from loadgen.core.requests.tokenizer import load_tokenizer
+from loadgen.core.workload import load, read_flags
+from loadgen.preflight import doctor
+from loadgen.shell.app import main
+from loadgen.sim.server.embedded import start
+from loadgen.sim.server.options import Options
+
+
+def ends(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as left:
+        main(list(arguments))
+    told = capsys.readouterr()
+    assert isinstance(left.value.code, int)
+    return left.value.code, told.out, told.err
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("run", "coding-agent"),
+        ("run", "coding-agent", "--dry-run"),
+        ("sweep", "research-agent", "--rate", "1,2"),
+        ("search", "coding-agent", "--slo", "ttft:2s"),
+    ],
+)
+def test_a_load_that_does_not_fit_its_target_is_refused_before_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], call: tuple[str, ...]
+) -> None:
+    out = [] if "--dry-run" in call else ["--out", str(tmp_path / "out")]
+    code, _, told = ends(capsys, *call, "--url", "sim:gb300-vm", "--seed", "1", *out)
+    assert code == 2
+    assert "requests are longer than the context of llama-2-70b" in told
+    assert "and it takes 4,096" in told
+    assert "--url sim:gb300-vm-128k" in told
+
+
+def test_a_contract_says_which_level_does_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "name: c\nhorizon: 5s\nlevels:\n  - {name: agents, workload: coding-agent, rate: 1/s, requests: 30, "
+        "must: [{task_time: {limit: 90s, at: p50}}]}\n"
+    )
+    checked = load_contract(tmp_path / "c.yaml", env={})
+    (level,) = prediction.predict(checked, Settings(url="sim:gb300-vm"), perform=execute, seed=1, longest=1.0)
+    assert level.fault_codes == ("over_context",)
+    assert "longer than the context of llama-2-70b" in level.trouble
+    (level,) = prediction.predict(checked, Settings(url="sim:gb300-vm-128k"), perform=execute, seed=1, longest=1.0)
+    assert not level.trouble
+
+
+SHORT = "--isl 40 --osl 8 --request-rate 20 --num-prompts 20 --seed 1"
+
+
+@pytest.mark.processes
+def test_a_server_is_asked_for_its_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with start(Options(max_seq_len=512, ttft="1ms", itl="0.1ms")) as server:
+        fits = ("run", *SHORT.split(), "--url", server.url, "--out")
+        code, _, told = ends(capsys, *fits, str(tmp_path / "fits"))
+        assert code in (0, 3), "on a busy machine the run is not valid"
+        code, _, told = ends(capsys, *fits, str(tmp_path / "long"), "--isl", "506")
+        assert code == 2
+        assert "20 of the 20 requests are longer" in told and "takes 512" in told
+        few = tmp_path / "few.yaml"
+        few.write_text(
+            "name: few\nlimits: {failure_share: 40%}\nrequests: {output_tokens: 8, input_tokens: "
+            "{empirical: {values: [40, 520], weights: [9, 1]}}}\nstages: [{arrival: {poisson: 50/s}, count: 60}]\n"
+        )
+        code, out, told = ends(
+            capsys, "run", str(few), "--url", server.url, "--out", str(tmp_path / "few"), "--seed", "1", "--json"
+        )
+        failed = json.loads(out)["requests"]["by_error"]["http_4xx"]["count"]
+        assert f"note: {failed} of the 60 requests are longer than the context of sim" in told
+        found = {one.check: one for one in asyncio.run(doctor.examine(Settings(url=server.url)))}
+        assert "takes 512 tokens" in found["context"].found
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens"),
+    [
+        ([{"id": "m", "max_model_len": 8192}], 8192),
+        ([{"id": "m", "context_window": 32768}], 32768),
+        ([{"id": "m", "parent": "base"}, {"id": "base", "max_model_len": 4096}], 4096),
+        ([{"id": "m", "max_model_len": None}, {"id": "other", "max_model_len": 5}], None),
+        ([{"id": "m", "max_model_len": True, "context_length": 131072}], 131072),
+        ("none", None),
+    ],
+)
+def test_the_context_is_that_of_the_model_in_the_list(rows: object, tokens: int | None) -> None:
+    assert _max_context(HttpAnswer(200, {}, json.dumps({"data": rows}).encode()), "m") == tokens
+
+
+def test_a_dry_run_tells_tasks_and_classes(capsys: pytest.CaptureFixture[str]) -> None:
+    code, told, _ = ends(capsys, "run", "coding-agent", "--dry-run", "--seed", "1", "--url", "sim:gb300-vm-128k")
+    assert code == 0
+    assert "load: poisson 0.5/s: 60 tasks, 967 requests" in told
+    assert "a task: 7 to 25 requests" in told
+    assert "largest context 33,535" in told
+    _, told, _ = ends(capsys, "run", "mixed", "--dry-run", "--seed", "1", "--url", "sim:gb300-vm")
+    assert "480 starts, 543 requests" in told
+    assert "class agentic: 5.0 % of all starts, 15.1 % of these requests" in told
+
+
+def test_lengths_of_a_load_are_those_of_the_requests_that_it_sends() -> None:
+    workload = load("mixed", read_flags(seed="1"))
+    prompts = build(workload, 1, 1, load_tokenizer())
+    first = lengths.of_first(prompts, 100)
+    assert len(first) == 100
+    for number, one in first.items():
+        request = prompts[number]
+        assert (one.input_tokens, one.output_tokens) == (request.input_tokens, request.max_tokens)
+    tasks = lengths.of_tasks(prompts, first)
+    assert {task.requests for task in tasks} == {4} and {task.input_tokens for task in tasks} == {9000}
+    shares = list(lengths.of_classes(prompts, first))  # type: ignore[arg-type]
+    assert sum(one.requests for one in shares) == pytest.approx(1)
+    assert sum(one.tokens for one in shares) == pytest.approx(1)
+
+
+def test_no_prompt_of_a_refused_load_is_sent(tmp_path: Path) -> None:
+    with pytest.raises(Faults) as raised:
+        execute(load("coding-agent", read_flags(seed="1")), Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    assert [fault.code for fault in raised.value.faults] == ["over_context"]
+    assert not (tmp_path / "out" / "run.json").exists()

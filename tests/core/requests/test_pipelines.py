@@ -1,0 +1,330 @@
+"""Steps of a task that ask other endpoints: embeddings, a ranking, another model; what is sent where, and the split."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from canned import Heard, answer, events, serving
+from refusals import refused
+
+from loadgen.compare.comparison import compare
+from loadgen.compare.inputs import read_sides
+from loadgen.core import run_folder
+from loadgen.core.errors import Fault, Faults
+from loadgen.core.execution.options import settings
+from loadgen.core.execution.plan import Endpoint, Settings
+from loadgen.core.execution.run import execute
+from loadgen.core.execution.step_targets import resolved
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.requests.build import build
+from loadgen.core.requests.tokenizer import load_tokenizer
+from loadgen.core.results import store
+from loadgen.core.workload import load, read_flags
+from loadgen.core.workload.loading import of_mapping
+from loadgen.pricing import price_file
+from loadgen.pricing.evidence import Evidence
+from loadgen.pricing.step_cost import with_steps
+from loadgen.pricing.unit_cost import TASK, offer
+from loadgen.runs import page as html
+from loadgen.runs import text
+
+VECTOR = answer({"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 4}})
+RANKS = answer({"results": [{"index": 0, "relevance_score": 0.3}], "usage": {"total_tokens": 7}})
+CHAT = events(
+    {"choices": [{"delta": {"content": "a"}}]},
+    {"choices": [{"delta": {"content": "b"}, "finish_reason": "stop"}],
+     "usage": {"prompt_tokens": 9, "completion_tokens": 2}},
+)  # fmt: skip
+STEPS: dict[str, Any] = {
+    "embed": {"kind": "embed", "target": "embedder", "input_tokens": 12},
+    "rank": {
+        "kind": "rerank", "target": "ranker", "model": "r", "after": "embed", "tool": "search",
+        "documents": {"count": {"uniform": {"min": 3, "max": 6}}, "tokens": 20, "corpus": 50},
+    },
+    "answer": {"after": "rank", "system_tokens": 9, "best": 3, "output_tokens": 2},
+}  # fmt: skip
+PRICES = """
+currency: USD
+per_token:
+  - {provider: x, model: m, per_million_input: 1, per_million_output: 2, as_of: 2026-11-01, source: test}
+  - {provider: x, model: e, per_million_input: 3, per_million_output: 3, as_of: 2026-11-01, source: test}
+"""
+RAG = {"steps": STEPS, "tools": {"search": {"time": "20ms"}}}
+
+
+def workload(requests: dict[str, Any] | None = None, count: int = 6, **more: Any) -> Any:
+    stages = [{"arrival": {"poisson": "50/s"}, "count": count}]
+    return of_mapping({"name": "w", "requests": requests or RAG, "stages": stages, **more}, read_flags(seed=1))
+
+
+def steps_of(summary: Summary) -> dict[str, Any]:
+    return {step.name: step for step in summary.steps}
+
+
+def loads(heard: Sequence[Heard]) -> list[Heard]:
+    """The requests of the load: the probe sends no document that is of a corpus, and short words."""
+    return [one for one in heard if one.body is not None and "hello" not in json.dumps(one.body)]
+
+
+@pytest.mark.processes
+def test_each_step_asks_its_own_endpoint_and_the_question_stays_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK_KEY", "sk-rank")
+    with serving(CHAT) as model, serving(VECTOR) as embedder, serving(RANKS) as ranker:
+        file = tmp_path / "targets.yaml"
+        file.write_text(
+            f"- {{name: model, url: '{model.url}'}}\n- {{name: embedder, url: '{embedder.url}'}}\n"
+            f"- {{name: ranker, url: '{ranker.url}', api_key_env: RANK_KEY}}\n"
+        )
+        asked = settings({"targets": file, "model": "m", "server": "openai", "server_metrics": "off",
+                          "extra_body": {"temperature": 0}, "out": tmp_path / "out", "api_key": "sk-run"})  # fmt: skip
+        steps = STEPS | {"embed": STEPS["embed"] | {"model": "e"}}
+        summary, _ = execute(workload(RAG | {"steps": steps}, slo={"ttft": "5s"}), asked)
+    texts = {one.body["input"] for one in loads(embedder.heard)}
+    assert len(loads(embedder.heard)) == len(loads(ranker.heard)) == len(loads(model.heard)) == len(texts) == 6
+    assert {one.path for one in embedder.heard if one.body} == {"/v1/embeddings"}
+    assert {one.path for one in ranker.heard if one.body} == {"/v1/rerank"}
+    assert {one.headers["authorization"] for one in ranker.heard} == {"Bearer sk-rank"}
+    assert {one.headers["authorization"] for one in embedder.heard} == {"Bearer sk-run"}
+    assert {one.body["model"] for one in loads(ranker.heard)} == {"r"}
+    ranked = {one.body["query"]: one.body["documents"] for one in loads(ranker.heard)}
+    assert ranked.keys() == texts and {len(documents) for documents in ranked.values()} <= {3, 4, 5, 6}
+    for one in loads(model.heard):
+        system, said = one.body["messages"]
+        assert (system["role"], one.body["temperature"]) == ("system", 0)
+        *documents, question = said["content"].split("\n\n")
+        assert documents == ranked[question][:3]
+    assert all("temperature" not in one.body for one in loads(embedder.heard))
+    found = steps_of(summary)
+    assert [found[name].requests.ok for name in ("embed", "rank", "answer")] == [6, 6, 6]
+    assert [found[name].targets for name in ("embed", "rank", "answer")] == [("embedder",), ("ranker",), ()]
+    assert (found["answer"].tokens.output, found["embed"].ttft_ms.count, summary.ttft_ms.count) == (12, 0, 6)
+    assert summary.goodput.share == 1.0 and summary.rack is None
+    assert "usage_missing" not in [code.code for code in summary.verdict.warning_codes]
+    assert sum(part.requests.ok for part in summary.targets) == 18 == summary.requests.ok
+    book = price_file.parse(PRICES, "prices.yaml", env={})
+    evidence = Evidence(name="run", folder="", summaries=(summary,))
+    priced = with_steps(offer(evidence, book.entries[0], "run", "", gpus=None, utilization=Decimal(1)), book)
+    per_task = {name: step.per_task for name, step in priced.steps.items()}
+    prompt, text_length = found["answer"].tokens.input or 0, found["embed"].tokens.input or 0
+    assert per_task["answer"] == Decimal(prompt + 2 * 12) / 6 / 10**6 == getattr(priced.costs[TASK], "total", 0)
+    assert (per_task["embed"], per_task["rank"]) == (Decimal(text_length) * 3 / 6 / 10**6, None)
+    assert priced.steps["rank"].code == "no_price"
+    shown = text.render(summary)
+    assert "search, before rank" in shown and "rerank ranker r" in shown
+    assert "Steps of a task" in html.render(summary)
+
+
+@pytest.mark.processes
+def test_a_step_that_fails_ends_the_task_and_is_counted_there(tmp_path: Path) -> None:
+    good = (RANKS,) * 10  # for the probe, and some of the first requests
+    with serving(CHAT) as model, serving(VECTOR) as embedder, serving(*good, answer({}, "500 Oops")) as ranker:
+        urls = [model.url, f"embedder={embedder.url}", f"ranker={ranker.url}"]
+        asked = settings({"url": urls, "server_metrics": "off", "out": tmp_path / "out", "model": "m"})
+        steps = {name: step | {"model": "x"} for name, step in STEPS.items()}
+        summary, _ = execute(workload(RAG | {"steps": steps}, 30), asked)
+    found = steps_of(summary)
+    answered, failed = found["rank"].requests.ok, found["rank"].requests.failed
+    assert found["embed"].requests.ok == 30 == answered + failed and failed >= 20
+    assert (found["answer"].requests.ok, found["answer"].requests.dropped) == (answered, failed)
+    assert summary.sessions is not None and summary.sessions.ok == answered
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("more", [{}, {"workers": 2}, {"keep": "histogram"}])
+def test_the_shipped_pipeline_runs_against_one_simulated_server(more: dict[str, Any], tmp_path: Path) -> None:
+    embedded = {"ttft": "20ms", "itl": "0.1ms", "per_input_token": "0.001ms"}
+    asked = Settings(embedded=embedded, out=tmp_path / "out", **more)
+    summary, _ = execute(
+        load("rag-pipeline", read_flags(seed=3, request_rate="40", warmup="0", num_requests="12")), asked
+    )
+    found = steps_of(summary)
+    assert [*found] == ["embed", "rerank", "answer", "check"]
+    assert {step.requests.ok for step in summary.steps} == {12} and summary.requests.failed == 0
+    assert [found[name].targets for name in found] == [("embedder",), ("reranker",), (), ()]
+    assert found["embed"].tokens.output == 0 < found["check"].tokens.output == 240
+    assert (found["answer"].time_share is None) == (more.get("keep") == "histogram")
+    assert (found["rerank"].e2e_ms.min or 0) > 20 + 384 * 0.001
+
+
+def by_hand(folder: Path, summary: Summary) -> dict[str, float]:
+    """The share of each step and pause, walking back through each task."""
+    stored = store.read_run(folder)
+    steps = {turn: step for step in stored.header.steps for turn in step.turns}
+    waits = {turn: after for step in stored.header.steps for turn, after in zip(step.turns, step.after, strict=True)}
+    spent: dict[str, float] = {}
+    tasks: dict[int, dict[int, Any]] = {}
+    for row in stored.rows:
+        tasks.setdefault(int(row["session"]), {})[int(row["turn"])] = row
+    for task in tasks.values():
+        turn = max(task)
+        while True:
+            row, name = task[turn], steps[turn].name
+            spent[name] = spent.get(name, 0.0) + int(row["end_ns"]) - int(row["due_ns"])
+            if not waits[turn]:
+                break
+            before = max(waits[turn], key=lambda one: int(task[one]["end_ns"]))
+            pause = int(row["due_ns"]) - int(task[before]["end_ns"])
+            spent[f"before {name}"] = spent.get(f"before {name}", 0.0) + pause
+            turn = before
+    everything = sum(spent.values())
+    return {name: value / everything for name, value in spent.items()}
+
+
+def test_the_shares_are_of_the_tasks_time_and_add_up(tmp_path: Path) -> None:
+    steps = STEPS | {
+        "ask": {"input_tokens": 20, "output_tokens": 2},
+        "embed": STEPS["embed"] | {"parallel": 3, "after": "ask"},
+        "check": {"after": "rank", "context": "new", "input_tokens": 500, "think_time": "30ms", "output_tokens": 3},
+        "end": {"after": ["answer", "check"], "input_tokens": 5, "output_tokens": 8},
+    }
+    steps = {name: {key: value for key, value in step.items() if key != "model"} for name, step in steps.items()}
+    summary, folder = execute(workload(RAG | {"steps": steps}, 30), Settings(url="sim:gb300-vm", out=tmp_path / "o"))
+    found, expected = steps_of(summary), by_hand(folder, summary)
+    for name, step in found.items():
+        assert step.time_share == pytest.approx(expected.get(name, 0.0))
+        assert step.pause_share == pytest.approx(expected.get(f"before {name}", 0.0))
+    shares = [share for step in summary.steps for share in (step.time_share, step.pause_share)]
+    assert sum(shares) == pytest.approx(1.0) and found["embed"].requests.ok == 90
+    assert found["rank"].pause == "search" and found["rank"].pause_ms.p50 == pytest.approx(20, abs=0.01)
+    assert found["check"].pause == "thinking" and found["check"].pause_ms.p50 == pytest.approx(30, abs=0.01)
+    assert run_folder.open_run(folder).summary.steps == summary.steps
+
+
+def test_steps_are_compared_with_intervals_of_their_own(tmp_path: Path) -> None:
+    for name, url in (("a", "sim:gb300-vm"), ("b", "sim:h100x8")):
+        execute(workload(RAG, 200), Settings(url=url, out=tmp_path / name))
+    sides = read_sides([tmp_path / "a", tmp_path / "b"], lambda path: pytest.fail(str(path)))
+    found = {one.metric: one for one in compare(sides).differences if one.metric.startswith("steps.")}
+    assert {one.split(".")[1] for one in found} == set(STEPS) and "steps.embed.tokens.output_per_s" not in found
+    summaries = [run_folder.kept_summary(tmp_path / name) for name in ("a", "b")]
+    ranked = found["steps.rank.e2e_ms.p50"]
+    assert [ranked.before, ranked.after] == [steps_of(summary)["rank"].e2e_ms.p50 for summary in summaries]
+    assert ranked.low is not None
+
+
+def test_steps_of_a_class_are_told_from_those_of_another(tmp_path: Path) -> None:
+    classes = {
+        "rag": {"weight": 1, "requests": RAG},
+        "chat": {"weight": 2, "requests": {"input_tokens": 50, "output_tokens": 3}},
+        "agent": {"weight": 1, "requests": {"steps": {"a": {"input_tokens": 9, "output_tokens": 2},
+                                                      "embed": {"after": "a", "input_tokens": 9, "output_tokens": 2}}}},
+    }  # fmt: skip
+    asked = of_mapping({"name": "w", "classes": classes, "stages": [{"arrival": {"poisson": "50/s"}, "count": 80}]},
+                       read_flags(seed=1))  # fmt: skip
+    summary, _ = execute(asked, Settings(url="sim:gb300-vm", out=tmp_path / "o"))
+    starts = {part.name: part.starts for part in summary.classes}
+    rows = {(step.of_class, step.name): step.requests.ok for step in summary.steps}
+    expected = {("rag", name): starts["rag"] for name in STEPS} | {
+        ("agent", name): starts["agent"] for name in ("a", "embed")
+    }
+    assert rows == expected and starts["rag"] and starts["agent"]
+
+
+def test_lengths_are_what_the_texts_have() -> None:
+    prompts = build(workload(), 1, 2, load_tokenizer())
+    count = load_tokenizer().count
+    for number in prompts.numbers(12):
+        request = prompts[number]
+        if sequences := prompts.sequences(number):  # type: ignore[attr-defined]
+            texts = request.extra.get("documents") or [""]
+            assert sequences == tuple(count(str(request.prompt)) + count(one) for one in texts)
+            assert request.input_tokens == sum(sequences) == prompts.asked_input(number)  # type: ignore[attr-defined]
+            assert request.max_tokens == 0
+        else:
+            assert request.messages is not None
+            assert sum(count(one["content"]) for one in request.messages) == pytest.approx(request.input_tokens, abs=8)
+            assert request.input_tokens == sum(tokens for _, tokens in prompts.stretches(number))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("steps", "code"),
+    [
+        ({"embed": {"kind": "embed"}}, "missing_key"),
+        ({"embed": STEPS["embed"] | {"output_tokens": 3}}, "no_effect"),
+        ({"embed": STEPS["embed"] | {"documents": {}}}, "no_effect"),
+        ({"embed": {"kind": "rerank", "input_tokens": 4}}, "missing_key"),
+        (
+            {"embed": STEPS["embed"], "b": {"after": "embed", "best": 3, "output_tokens": 3}},
+            "missing_key",
+        ),
+        ({"embed": {"input_tokens": 4}}, "missing_key"),
+        ({"embed": STEPS["embed"] | {"kind": "embde"}}, "unknown_name"),
+        ({"a": {"input_tokens": 4, "output_tokens": 2, "parallel": 2}}, "unsupported"),
+        (
+            {
+                "a": {"input_tokens": 4, "output_tokens": 2},
+                "b": {"after": "a", "context": "new", "parallel": 2, "output_tokens": 2},
+            },
+            "unsupported",
+        ),
+        (
+            {"embed": {"kind": "rerank", "input_tokens": 4, "documents": {"count": 60, "corpus": 50}}},
+            "out_of_range",
+        ),
+    ],
+)
+def test_steps_that_cannot_be_are_told(steps: dict[str, Any], code: str) -> None:
+    with refused(Faults, code):
+        workload({"steps": steps})
+
+
+def targets(*urls: str, **more: Any) -> Settings:
+    return settings({"url": list(urls), **more})
+
+
+@pytest.mark.parametrize(
+    ("urls", "code"),
+    [
+        (["http://a", "embeder=http://b"], "unknown_name"),
+        (["http://a", "embedder=http://b"], "missing_option"),
+        (["embedder=http://b", "ranker=http://c"], "missing_option"),
+    ],
+)
+def test_targets_are_given_all_or_none(urls: list[str], code: str) -> None:
+    with refused(Faults, code):
+        resolved(workload(), targets(*urls))
+
+
+def test_where_steps_go() -> None:
+    plain = workload({"input_tokens": 5, "output_tokens": 5})
+    with refused(Faults, "unknown_name", "--url"):
+        resolved(plain, targets("http://a", "embedder=http://b"))
+    assert resolved(plain, targets("http://a")) == targets("http://a")
+    one = resolved(workload(), targets("http://a", extra_body='{"x": 1}', model="m"))
+    assert [(each.url, each.api, each.serves) for each in one.endpoints] == [
+        ("http://a", None, ""), ("http://a", "embeddings", "embedder"), ("http://a", "rerank", "ranker")]  # fmt: skip
+    assert one.step_targets == {("", ""): (0,), ("", "embed"): (1,), ("", "rank"): (2,), ("", "answer"): (0,)}
+    of_main, _, of_rank = (one.of(endpoint) for endpoint in one.endpoints)
+    assert (of_main.model, of_main.extra_body, of_rank.model, of_rank.extra_body) == ("m", {"x": 1}, "r", None)
+    steps = STEPS | {"embed": STEPS["embed"] | {"target": {"url": "http://e", "api_key_env": "E_KEY"}}}
+    with refused(Faults, "unset_variable", "E_KEY"):
+        resolved(workload({**RAG, "steps": steps}), targets("http://a"), {})
+    own = resolved(workload({**RAG, "steps": steps}), targets("http://a"), {"E_KEY": "k"})
+    assert own.endpoints[1] == Endpoint(url="http://e", api_key="k", name="embed", api="embeddings", serves="embed")
+    several = resolved(workload(), targets("http://a", "embedder=http://b", "embedder=http://c", "ranker=http://d"))
+    assert several.step_targets["", "embed"] == (1, 2)
+    with refused(Faults, "unsupported", "--client"):
+        resolved(workload(), replace(targets("http://a"), client="openai"))
+
+
+def test_values_are_not_asked_of_tasks_as_a_whole() -> None:
+    with refused(Fault, "unsupported", "--api"):
+        build(workload(), 1, 2, load_tokenizer(), 0, "embeddings")
+
+
+def test_what_asked_for_no_tokens_misses_no_term_about_them(tmp_path: Path) -> None:
+    summary, folder = execute(
+        workload(slo={"ttft": "5s", "tpot": "5s", "e2e": "9s"}), Settings(url="sim:gb300-vm", out=tmp_path)
+    )
+    rows = store.read_run(folder).rows
+    assert summary.goodput.share == 1.0 and summary.tpot_undefined == 0
+    assert int(np.sum(rows["asked_output"] == 0)) == 12 and summary.goodput.slo[0].count == 6

@@ -1,0 +1,264 @@
+"""Prompts are pure functions of (seed, salt, number), exactly as long as asked, and different where they should be."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import places
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_tokenizer import train
+
+from loadgen.core import workload
+from loadgen.core.requests import laws, prompts
+from loadgen.core.requests import tokenizer as tokens
+from loadgen.core.requests.build import build
+from loadgen.core.workload import (
+    Empirical,
+    Fixed,
+    FromFile,
+    LogNormal,
+    Normal,
+    Synthetic,
+    Turns,
+    Uniform,
+)
+
+CL100K = tokens.load_tokenizer(None)
+WORKLOADS = places.ROOT / "workloads"
+UNIFORM = Uniform(min=0, max=400)
+
+
+def built(seed=1, salt=2, tokenizer=CL100K, **requests):
+    requests = {"input_tokens": Fixed(value=50), "output_tokens": Fixed(value=20), **requests}
+    model = FromFile if "path" in requests else Synthetic
+    return build(SimpleNamespace(requests=model.model_construct(**requests)), seed, salt, tokenizer)
+
+
+def talk(count=4, tool=500, history="scripted"):
+    return Turns(count=count, tool_result_tokens=Fixed(value=tool), history=history)
+
+
+def texts(request):
+    return [request.prompt] if request.messages is None else [message["content"] for message in request.messages]
+
+
+def true_count(request, tokenizer=CL100K):
+    return sum(tokenizer.count(text) for text in texts(request))
+
+
+KINDS = {
+    "plain": {"input_tokens": UNIFORM},
+    "prefix": {"input_tokens": UNIFORM, "shared_prefix_tokens": 100, "prefixes": 3},
+    "system": {"input_tokens": UNIFORM, "system_tokens": 30, "shared_prefix_tokens": 7},
+    "talk": {"input_tokens": UNIFORM, "output_tokens": UNIFORM, "system_tokens": 5, "turns": talk(3, 11)},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_has_exactly_the_tokens_asked(kind):
+    made = built(**KINDS[kind])
+    for number in range(300):
+        request = made[number]
+        assert true_count(request) == request.input_tokens == made.asked_input(number)
+        assert request.input_source == "estimate"
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 4, 5, 17])
+def test_short_prompts_are_exact(n):
+    assert {true_count(built(input_tokens=Fixed.model_construct(value=n), salt=salt)[9]) for salt in range(50)} == {n}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(numbers=st.lists(st.integers(0, 10**15), max_size=5))
+def test_a_request_does_not_depend_on_what_was_built_before(kind, numbers):
+    one, other = built(**KINDS[kind]), built(**KINDS[kind])
+    assert [one[n] for n in numbers] == [other[n] for n in reversed(numbers)][::-1]
+
+
+def test_recipe_of_the_draws_is_frozen():
+    """A changed text here means that runs of two versions with the same seed no longer send the same bytes."""
+    assert texts(built(input_tokens=Fixed(value=9))[5]) == [
+        "voor torture kernel catalog motivate judgement video magn classifier"
+    ]
+    assert prompts.fingerprint(built(**KINDS["talk"]), 12) == "c4e47f4b10d198276952de8d38614964"
+
+
+def test_heads_are_unique_within_a_run_and_between_runs():
+    heads = [
+        tuple(built_one[number].prompt.split()[:4])
+        for built_one in (built(salt=1), built(salt=2))
+        for number in range(8_000)
+    ]
+    assert len(set(heads)) == 16_000
+    assert len({head[0] for head in heads[:4096]}) == 4096  # neighbours do not even share their first word
+
+
+@pytest.mark.parametrize(("n", "different"), [(1, 4096), (2, 20_000), (3, 20_000)])
+def test_short_prompts_differ_as_far_as_they_can(n, different):
+    made = built(input_tokens=Fixed(value=n))
+    assert len({made[number].prompt for number in range(20_000)}) == different
+    assert "4 are needed" in made.warnings(10)[0]
+
+
+def test_the_seed_decides_lengths_and_the_salt_the_words():
+    one, other, third = (built(seed, salt, **KINDS["talk"]) for seed, salt in ((1, 2), (1, 3), (2, 2)))
+    numbers = range(1, 60)
+    assert [one.asked_input(n) for n in numbers] == [other.asked_input(n) for n in numbers]
+    assert [one.asked_input(n) for n in numbers] != [third.asked_input(n) for n in numbers]
+    assert all(texts(one[n]) != texts(other[n]) for n in numbers)
+
+
+def test_shared_prefixes_are_shared_and_only_they():
+    made = built(input_tokens=Fixed(value=40), shared_prefix_tokens=30, prefixes=3)
+    words = [made[number].prompt.split(" ") for number in range(300)]
+    groups = {tuple(one[:30]) for one in words}
+    assert len(groups) == 3
+    assert len({tuple(one[30:34]) for one in words}) == 300
+    assert sorted(sum(tuple(one[:30]) == group for one in words) > 60 for group in groups) == [True] * 3
+
+
+def test_the_system_message_is_the_same_for_all():
+    made = built(system_tokens=12)
+    assert {made[number].messages[0]["content"] for number in range(20)} == {made[0].messages[0]["content"]}
+    assert [message["role"] for message in made[0].messages] == ["system", "user"]
+
+
+@pytest.mark.parametrize(("name", "prompt_and_answers"), [("qa", 650), ("rag", 2502), ("summarization", 2500)])
+def test_packaged_workloads_have_the_published_size(name, prompt_and_answers):
+    made = build(workload.load(str(WORKLOADS / f"{name}.yaml")), 1, 2, CL100K)
+    assert {true_count(made[number]) + made[number].max_tokens for number in range(20)} == {prompt_and_answers}
+
+
+def test_an_agentic_task_is_10_000_tokens_re_sent_history_included():
+    made = build(workload.load(str(WORKLOADS / "agentic.yaml")), 1, 2, CL100K)
+    for task in (0, 1, 77):
+        requests = [made[task * 4 + turn] for turn in range(4)]
+        assert sum(true_count(request) + request.max_tokens for request in requests) == 10_000
+        assert [(request.session, request.turn) for request in requests] == [(task, turn) for turn in range(4)]
+
+
+def test_each_turn_repeats_the_one_before_it_word_for_word():
+    made = built(**KINDS["talk"])
+    for turn in (1, 2):
+        before, now = made[30 + turn - 1].messages, made[30 + turn].messages
+        assert now[: len(before)] == before
+        assert [message["role"] for message in now[len(before) :]] == ["assistant", "user"]
+        assert CL100K.count(now[len(before)]["content"]) == made[30 + turn - 1].max_tokens
+
+
+def replies(*texts: str) -> dict[int, prompts.AssistantTurn]:
+    return {turn: prompts.AssistantTurn(text) for turn, text in enumerate(texts)}
+
+
+def test_real_replies_take_the_place_of_scripted_ones():
+    made = built(system_tokens=3, turns=talk(3, history="server"))
+    request, scripted = made.turn_with(5, replies("first", "second")), made[5]
+    assert made.history == "server"
+    assert [m["content"] for m in request.messages if m["role"] == "assistant"] == ["first", "second"]
+    assert [m for m in request.messages if m["role"] != "assistant"] == [
+        m for m in scripted.messages if m["role"] != "assistant"
+    ]
+    assert request.input_tokens is None
+    with pytest.raises(ValueError, match="turns \\[1\\]"):
+        made.turn_with(5, replies("first"))
+
+
+def test_fingerprint_is_the_same_however_the_requests_are_spread():
+    made = built(**KINDS["talk"])
+    shards = [prompts.Digest() for _ in range(3)]
+    for number in random.Random(1).sample(range(100), 100):
+        shards[number % 3].add(number, made[number])
+    whole = prompts.Digest()
+    for shard in shards:
+        whole.merge(shard)
+    assert whole.hexdigest() == prompts.fingerprint(made, 100)
+
+
+def test_fingerprint_sees_text_asked_lengths_order_and_number():
+    base = prompts.fingerprint(built(), 10)
+    others = [
+        prompts.fingerprint(built(salt=3), 10),
+        prompts.fingerprint(built(output_tokens=Fixed(value=21)), 10),
+        prompts.fingerprint(built(), 11),
+        prompts.fingerprint(built(), None),
+    ]
+    swapped = prompts.Digest()
+    for number in range(10):
+        swapped.add(number, built()[number ^ 1])
+    assert len({base, *others, swapped.hexdigest()}) == 6
+    assert prompts.fingerprint(built(), 10) == base
+
+
+def test_fingerprint_of_server_history_leaves_the_replies_out():
+    made = built(turns=talk(2, history="server"))
+    digest = prompts.Digest(replies=False)
+    digest.add(0, made[0])
+    digest.add(1, made.turn_with(1, replies("what the server said")))
+    assert digest.hexdigest() == prompts.fingerprint(made, 2)
+
+
+@pytest.mark.parametrize(
+    ("length", "mean", "low", "high"),
+    [
+        (Fixed(value=7), 7, 7, 7),
+        (Uniform(min=10, max=19), 14.5, 10, 19),
+        (Normal(mean=100.0, stddev=20.0), 100, 1, 300),
+        (Normal(mean=100.0, stddev=50.0, min=90, max=110), 100, 90, 110),
+        (LogNormal(median=100.0, sigma=0.5), 113.3, 1, 10_000),
+        (LogNormal(mean=100.0, sigma=0.5), 100, 1, 10_000),
+        (LogNormal(median=10.0, sigma=10.0, max=50), 10.92, 1, 50),
+        (Empirical(values=(1, 5, 9), weights=(1.0, 0.0, 3.0)), 7, 1, 9),
+        (Empirical(values=(2, 4)), 3, 2, 4),
+    ],
+)
+def test_length_laws(length, mean, low, high):
+    law, key = laws.law(length), laws.key(5)
+    drawn = [law(key, "input", index) for index in range(2000)]
+    assert laws.together(length, key, "input", range(2000)) == drawn
+    assert low <= min(drawn) <= max(drawn) <= high
+    assert sum(drawn) / len(drawn) == pytest.approx(mean, rel=0.05)
+    if length.tag == "uniform":
+        assert set(drawn) == set(range(10, 20))
+    if length.tag == "empirical":
+        assert 5 not in drawn
+
+
+def test_a_length_out_of_reach_is_the_nearest_that_is_allowed():
+    length, key = Normal(mean=1.0, stddev=0.0, min=50), laws.key(5)
+    assert laws.together(length, key, "input", range(20)) == [laws.law(length)(key, "input", 3)] * 20 == [50] * 20
+
+
+def test_a_tokenizer_of_its_own_is_matched_exactly(tmp_path):
+    local = tokens.load_tokenizer(str(train(tmp_path / "tokenizer.json")))
+    made = built(tokenizer=local, **KINDS["prefix"])
+    for number in range(100):
+        assert true_count(made[number], local) == made[number].input_tokens == made.asked_input(number)
+    assert made[0].input_source == "tokenizer"
+
+
+def test_a_length_that_cannot_be_reached_is_told(tmp_path):
+    """A tokenizer that joins some neighbours: each text is counted and mended; where that fails the count is true."""
+
+    def encode(text):  # words of one first letter that follow each other are one token; never an odd number of tokens
+        firsts = [word[0] for word in text.split()]
+        n = sum(a != b for a, b in zip(["", *firsts], firsts, strict=False))
+        return list(range(n + n % 2))
+
+    odd = tokens.Tokenizer(
+        tag="tokenizer",
+        name="odd",
+        sha256="",
+        starts=CL100K.starts,
+        words=CL100K.words,
+        additive=False,
+        loaded=lambda: encode,
+    )
+    even, uneven = (built(tokenizer=odd, input_tokens=Fixed(value=n)) for n in (40, 41))
+    assert [even[number].input_tokens for number in range(50)] == [40] * 50
+    assert even.warnings(50) == []
+    for number in range(50):
+        assert uneven[number].input_tokens == odd.count(uneven[number].prompt) in (40, 42)
+    assert "16 of the first 16 prompts could not be given exactly" in uneven.warnings(50)[0]

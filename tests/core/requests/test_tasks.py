@@ -1,0 +1,523 @@
+"""Tasks of agents: the graph of each, what is sent for it, when, and what came back; also among classes."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import canned
+import numpy as np
+import pytest
+from refusals import refused
+
+from loadgen.core.errors import Faults
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.run import execute
+from loadgen.core.metrics.accumulator import Accumulator
+from loadgen.core.metrics.summary import build as build_summary
+from loadgen.core.metrics.summary import exit_code
+from loadgen.core.requests.build import build as build_requests
+from loadgen.core.requests.mix import MixPrompts
+from loadgen.core.requests.task_graphs import TaskGraphs
+from loadgen.core.requests.task_prompts import TaskPrompts
+from loadgen.core.requests.tokenizer import load_tokenizer
+from loadgen.core.results import store
+from loadgen.core.results.record import FINISH, KIND, STATUS
+from loadgen.core.schedule import arrivals
+from loadgen.core.schedule import timetable as schedule
+from loadgen.core.schedule.dispatcher import Dispatcher, Start
+from loadgen.core.workload import Workload, load, read_flags, recipe_fingerprint
+from loadgen.cost.comparison import compare_offers
+from loadgen.cost.inputs import read_evidence
+from loadgen.cost.text import render_text as cost_text
+from loadgen.pricing.price_file import load_prices
+from loadgen.pricing.prices import PerToken
+from loadgen.pricing.unit_cost import offer as price_of
+from loadgen.runs.text import render
+
+RESEARCH = """
+requests:
+  tools:
+    search: {schema_tokens: 90, time: {uniform: {min: 100ms, max: 900ms}}, result_tokens: {uniform: {min: 30, max: 90}}}
+    fetch: {schema_tokens: 120, time: {lognormal: {median: 2s, sigma: 0.5}}, result_tokens: 200}
+  steps:
+    plan: {system_tokens: 40, input_tokens: 50, output_tokens: 10}
+    look:
+      after: plan
+      context: new
+      system_tokens: 20
+      input_tokens: 12
+      think_time: 5ms
+      tool: {search: 3, fetch: 1}
+      turns: {uniform: {min: 1, max: 4}}
+      parallel: {uniform: {min: 1, max: 3}}
+      output_tokens: {uniform: {min: 5, max: 9}}
+    write: {after: [plan, look], output_tokens: 30}
+    check: {after: write, tool: search, output_tokens: 4}
+"""
+STAGES = "stages: [{name: load, arrival: {poisson: 5/s}, count: 40}]\n"
+CLOSED = "stages: [{arrival: {closed: {concurrency: 3, ramp: 0s}}, count: 17}]\n"
+
+
+def workload(folder: Path, requests: str = RESEARCH, more: str = STAGES, **flags: str) -> Workload:
+    file = folder / "w.yaml"
+    file.write_text(f"name: t\n{requests}\n{more}")
+    return load(str(file), read_flags(**({"seed": "7"} | flags)))
+
+
+def prompts(one: Workload, seed: int = 7) -> Any:
+    return build_requests(one, seed, 1, load_tokenizer())
+
+
+def steps(text: str) -> str:
+    return f"requests:\n  tools: {{run: {{result_tokens: 5}}}}\n  steps:\n{text}"
+
+
+PLAN = "    plan: {input_tokens: 5, output_tokens: 5}\n"
+C = "    c: {after: plan, tool: run, output_tokens: 5}"
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "code"),
+    [
+        (PLAN + "    b: {after: paln, tool: run, output_tokens: 5}", "6:16 (requests.steps.b.after)", "unknown_name"),
+        (PLAN + "    b: {after: [plan, c], tool: run, output_tokens: 5}\n" + C.replace("plan", "b"),
+         "(requests.steps.", "cycle"),
+        (PLAN + "    b: {after: b, tool: run, output_tokens: 5}", "6:16 (requests.steps.b.after)", "cycle"),
+        (PLAN + "    b: {input_tokens: 5, output_tokens: 5}", "6:5 (requests.steps.b)", "unsupported"),
+        (PLAN + "    b: {after: plan, tool: run, output_tokens: 5}\n" + C, "6:5 (requests.steps.b)", "unsupported"),
+        (PLAN + "    b: {after: plan, tool: rnu, output_tokens: 5}", "6:28 (requests.steps.b.tool)", "unknown_name"),
+        (PLAN + "    b: {after: plan, output_tokens: 5}", "6:5 (requests.steps.b)", "missing_key"),
+        (PLAN + "    b: {after: plan, context: new, turns: 3, output_tokens: 5}", "6:5", "missing_key"),
+        ("    b: {tool: run, output_tokens: 5}", "5:5 (requests.steps.b)", "missing_key"),
+        (PLAN + "    b: {after: plan, tool: run, system_tokens: 9, output_tokens: 5}", "b.system_tokens", "conflict"),
+        (PLAN + "    b: {after: plan, tool: run, think_time: 1s, output_tokens: 5}", "b.think_time", "conflict"),
+        (PLAN + "    b: {after: plan, tool: run, parallel: 2, output_tokens: 5}\n" + C.replace("plan", "b"),
+         "7:16 (requests.steps.c.after)", "conflict"),
+        (PLAN.replace("5}", "5, turns: {normal: {mean: 5, stddev: 2}}}"), "plan.turns", "endless"),
+        (PLAN.replace("5}", "5, turns: 20000}"), "requests", "too_large"),
+        (PLAN.replace("plan", "a plan"), "5:", "invalid_value"),
+        (PLAN.replace("5}", "5, turn: 2}"), "5:47", "unknown_key"),
+    ],
+)  # fmt: skip
+def test_steps_that_are_no_graph_are_refused_with_their_place(tmp_path: Path, text: str, place: str, code: str) -> None:
+    with refused(Faults, code) as caught:
+        workload(tmp_path, steps(text))
+    assert place in str(caught.value)
+
+
+def test_the_graph_of_a_task_follows_from_seed_and_number(tmp_path: Path) -> None:
+    task = workload(tmp_path).requests
+    graphs, again, other = TaskGraphs(task, 7), TaskGraphs(task, 7), TaskGraphs(task, 8)
+    assert [graphs[n] for n in range(50)] == [again[n] for n in range(49, -1, -1)][::-1]
+    assert [graphs[n] for n in range(50)] != [other[n] for n in range(50)]
+    copies, turns = set(), set()
+    for number in range(200):
+        nodes = graphs[number]
+        looks = [turn for turn, node in enumerate(nodes) if node.step == "look"]
+        begins = [turn for turn in looks if nodes[turn].context < 0]
+        ends = [turn for turn in looks if turn + 1 not in looks or turn + 1 in begins]
+        copies.add(len(begins))
+        turns.add(len(looks) / len(begins))
+        write = nodes[-2]
+        assert (write.step, write.after, write.context, write.joined) == ("write", (0, *ends), 0, tuple(ends))
+        assert all(nodes[turn].after == (0,) and nodes[turn].pause_ns == 5_000_000 for turn in begins)
+        for turn in set(looks) - set(begins):
+            assert nodes[turn].after == (turn - 1,) and nodes[turn].tool in ("search", "fetch")
+            if nodes[turn].tool == "search":
+                assert 100_000_000 <= nodes[turn].pause_ns <= 900_000_000
+    assert copies == {1, 2, 3} and turns == {1, 2, 3, 4}
+    fetched = [node.pause_ns for number in range(200) for node in graphs[number] if node.tool == "fetch"]
+    assert 1.5e9 < float(np.median(fetched)) < 2.5e9
+
+
+def test_a_request_has_exactly_the_tokens_of_its_place_in_the_graph(tmp_path: Path) -> None:
+    made, count = prompts(workload(tmp_path)), load_tokenizer().count
+    assert isinstance(made, TaskPrompts)
+    for number in made.numbers(60):
+        request, (task, turn) = made[number], made.turn_of(number)
+        node = made.graphs[task][turn]
+        tokens = sum(count(json.dumps(one, separators=(",", ":"))) for one in request.extra["tools"])
+        assert tokens == 210
+        for message in request.messages or ():
+            for call in message.get("tool_calls", ()):
+                tokens += count(json.loads(call["function"]["arguments"]).get("input", ""))
+            tokens += count(message["content"] or "")
+        assert request.input_tokens == tokens == made.asked_input(number) == sum(n for _, n in made.stretches(number))
+        calls = [call["id"] for message in request.messages or () for call in message.get("tool_calls", ())]
+        assert calls == [message["tool_call_id"] for message in request.messages or () if message["role"] == "tool"]
+        assert len(set(calls)) == len(calls)
+        if node.step == "write":
+            assert [message["role"] for message in request.messages or ()] == [
+                "system", "user", "assistant", *["tool"] * len(node.joined),
+            ]  # fmt: skip
+
+
+class Clock:
+    """Carries a schedule out in virtual time: a request takes `service` of its number."""
+
+    def __init__(self, timetable: schedule.Schedule, service: Any, **options: Any) -> None:
+        self.dispatcher = Dispatcher(timetable, **options)
+        self.starts: dict[int, Start] = {}
+        self.ended: dict[int, int] = {}
+        self.most = 0
+        in_flight: list[tuple[int, int]] = []
+        while True:
+            due = self.dispatcher.next_ns()
+            end = min(in_flight)[0] if in_flight else None
+            if due is None and end is None:
+                return
+            if due is not None and (end is None or due <= end):
+                for start in self.dispatcher.ready(due):
+                    assert start.number not in self.starts
+                    self.starts[start.number] = start
+                    if not start.dropped:
+                        in_flight.append((due + service(start.number)[0], start.number))
+                self.most = max(self.most, len(in_flight))
+                continue
+            at, number = min(in_flight)
+            in_flight.remove((at, number))
+            self.ended[number] = at
+            self.dispatcher.finished(number, at, service(number)[1])
+
+
+@pytest.mark.parametrize("stages", [STAGES, CLOSED])
+def test_a_request_starts_when_the_last_that_it_waits_for_has_ended_and_its_tool_has_run(
+    tmp_path: Path, stages: str
+) -> None:
+    one = workload(tmp_path, more=stages)
+    timetable = arrivals.build(one, 7)
+    ran = Clock(timetable, lambda number: (1_000_000 * (1 + number % 13), True))
+    graphs, width = TaskGraphs(one.requests, 7), one.requests.width
+    tasks = one.stages[0].count or 0
+    assert sorted(ran.starts) == sorted(timetable.numbers()) == sorted(timetable.columns().number.tolist())
+    assert len(ran.starts) == timetable.slots == sum(len(graphs[task]) for task in range(tasks))
+    for number, start in ran.starts.items():
+        nodes = graphs[start.session]
+        assert number == start.session * width + (width - 1 if start.turn == len(nodes) - 1 else start.turn)
+        assert timetable.slot(number)[4:] == (start.stage, start.session, start.turn, start.lane)
+        if nodes[start.turn].after:
+            ends = [ran.ended[start.session * width + turn] for turn in nodes[start.turn].after]
+            assert start.due_ns == max(ends) + nodes[start.turn].pause_ns
+    if stages == CLOSED:
+        lanes = defaultdict(list)
+        for start in ran.starts.values():
+            lanes[start.lane].append(start.session)
+        assert {lane: sorted(set(sessions)) for lane, sessions in lanes.items()} == {
+            lane: list(range(lane, tasks, 3)) for lane in range(3)
+        }
+        assert ran.most > 3  # sub-agents are in flight beside each other
+
+
+def test_a_join_is_due_after_the_latest_end_whichever_was_read_last(tmp_path: Path) -> None:
+    text = steps(
+        PLAN + "    a: {after: plan, context: new, parallel: 2, input_tokens: 5, output_tokens: 5}\n"
+        "    b: {after: [plan, a], output_tokens: 5}"
+    )
+    dispatcher = Dispatcher(arrivals.build(workload(tmp_path, text, request_rate="inf", num_requests="1"), 7))
+    dispatcher.ready(0)
+    dispatcher.finished(0, 100, True)
+    assert [start.number for start in dispatcher.ready(100)] == [1, 2]
+    dispatcher.finished(1, 900, True)
+    dispatcher.finished(2, 800, True)
+    assert dispatcher.next_ns() == 900 and dispatcher.ready(900)[0].due_ns == 900
+
+
+@pytest.mark.parametrize("stages", [STAGES, CLOSED])
+def test_a_failed_request_ends_its_task_and_every_slot_is_told_of_once(tmp_path: Path, stages: str) -> None:
+    timetable = arrivals.build(workload(tmp_path, more=stages), 7)
+    ran = Clock(timetable, lambda number: (1_000_000 * (1 + number % 13), number % 11 != 5))
+    assert sorted(ran.starts) == sorted(timetable.numbers())
+    dropped = [start for start in ran.starts.values() if start.dropped]
+    assert dropped and {start.dropped for start in dropped} == {"previous_turn_failed"}
+    failed = {number // timetable.turns for number in ran.ended if number % 11 == 5}
+    assert {start.session for start in dropped} <= failed
+
+
+def test_over_the_cap_a_task_is_dropped_and_every_slot_is_told_of_once(tmp_path: Path) -> None:
+    timetable = arrivals.build(workload(tmp_path, request_rate="50"), 7)
+    ran = Clock(timetable, lambda number: (40_000_000, True), max_in_flight=4)
+    assert sorted(ran.starts) == sorted(timetable.numbers())
+    reasons = {start.dropped for start in ran.starts.values()}
+    assert reasons == {"", "in_flight_cap", "previous_turn_failed"} and ran.most == 4
+
+
+@pytest.mark.parametrize("after", [0, 3, 20, 60])
+@pytest.mark.parametrize("stages", [STAGES, CLOSED])
+def test_stopped_in_the_middle_every_slot_is_told_of_once(tmp_path: Path, stages: str, after: int) -> None:
+    timetable = arrivals.build(workload(tmp_path, more=stages), 7)
+    dispatcher, told, in_flight = Dispatcher(timetable), list[int](), list[int]()
+    for _ in range(after):
+        due = dispatcher.next_ns()
+        if due is not None and (not in_flight or len(in_flight) < 4):
+            started = dispatcher.ready(due, limit=1)
+            told += [start.number for start in started]
+            in_flight += [start.number for start in started]
+        elif in_flight:
+            dispatcher.finished(in_flight.pop(0), due or 10**9, True)
+    dispatcher.stop()
+    told += [start.number for start in dispatcher.unsent()]
+    assert sorted(told) == sorted(timetable.numbers())
+
+
+@pytest.mark.parametrize("shares", [2, 3])
+def test_shares_hold_whole_tasks_and_together_all(tmp_path: Path, shares: int) -> None:
+    whole = arrivals.build(workload(tmp_path), 7)
+    parts = [schedule.shard(whole, i, shares) for i in range(shares)]
+    numbers = [list(part.numbers()) for part in parts]
+    assert [len(own) for own in numbers] == [part.slots for part in parts]
+    assert sorted(number for own in numbers for number in own) == sorted(whole.numbers())
+    assert [sorted(part.columns().number.tolist()) for part in parts] == [sorted(own) for own in numbers]
+
+
+def test_on_the_simulated_rack_due_instants_and_cached_tokens_are_those_of_the_graph(tmp_path: Path) -> None:
+    one = workload(tmp_path)
+    summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    rows = store.read_run(folder).rows
+    made = prompts(one)
+    by_number = {int(row["slot"]): row for row in rows}
+    assert sorted(by_number) == sorted(arrivals.build(one, 7).numbers())
+    for number, row in by_number.items():
+        task, turn = made.turn_of(number)
+        node = made.graphs[task][turn]
+        assert (row["session"], row["turn"], row["asked_output"]) == (task, turn, made.asked_output(number))
+        assert row["input_tokens"] == made.asked_input(number)
+        if node.after:
+            ends = [by_number[task * made.turns + before]["end_ns"] for before in node.after]
+            assert row["due_ns"] == max(ends) + node.pause_ns
+    assert summary.sessions is not None and summary.sessions.count == summary.sessions.ok == 40
+    assert summary.requests.scheduled == len(rows)
+    for slow in summary.slowest:
+        assert (slow.session, slow.turn) == made.turn_of(slow.slot)
+        assert f"session {slow.session}, turn {(slow.turn or 0) + 1}" in render(summary) or slow.by == "e2e"
+    first = {task: by_number[task * made.turns]["due_ns"] for task in range(40)}
+    times = sorted(by_number[task * made.turns + made.turns - 1]["end_ns"] - first[task] for task in range(40))
+    assert summary.sessions.duration_ms.max == times[-1] / 1e6
+
+
+def heard_requests(server: canned.Canned) -> Iterator[tuple[int, dict[str, Any], dict[str, str]]]:
+    """Number, body and headers of each request of the load."""
+    for heard in server.heard:
+        name = heard.headers.get("x-request-id", "")
+        if heard.body and name.startswith("wire-"):
+            yield int(name.rpartition("-")[2]), heard.body, heard.headers
+
+
+def said(text: str, *calls: dict[str, Any]) -> bytes:
+    delta: dict[str, Any] = {"role": "assistant", "content": text}
+    if calls:
+        delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+    start = {"id": "x", "object": "chat.completion.chunk", "model": "m"}
+    usage = {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}
+    return canned.events(
+        {**start, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+        {**start, "choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls" if calls else "stop"}]},
+        {**start, "choices": [], "usage": usage},
+    )
+
+
+FAST = RESEARCH.replace("{uniform: {min: 100ms, max: 900ms}}", "2ms").replace(
+    "{lognormal: {median: 2s, sigma: 0.5}}", "4ms"
+)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("history", ["scripted", "server"])
+def test_what_a_server_hears_is_the_graph_with_its_joins_and_real_answers(tmp_path: Path, history: str) -> None:
+    call = {"id": "real12345", "type": "function", "function": {"name": "search", "arguments": '{"q": 1}'}}
+    one = workload(
+        tmp_path, FAST.replace("  steps:", f"  history: {history}\n  steps:"), request_rate="40", num_requests="6"
+    )
+    with canned.serving(said("so be it", call)) as server:
+        settings = Settings(
+            url=server.url, model="m", server_metrics=("off",), session_header="X-Session-ID", out=tmp_path / "wire"
+        )
+        summary, folder = execute(one, settings)
+        heard = {number: body for number, body, _ in heard_requests(server)}
+        sessions = {number: headers["x-session-id"] for number, _, headers in heard_requests(server)}
+    rows = {int(row["slot"]): row for row in store.read_run(folder).rows}
+    made = prompts(one)
+    assert summary.requests.ok == len(rows) and sorted(heard) == sorted(rows)
+    assert sessions == {number: f"wire-{number // made.turns}" for number in heard}
+    for number, body in heard.items():
+        task, turn = made.turn_of(number)
+        node, messages = made.graphs[task][turn], body["messages"]
+        assert [tool["function"]["name"] for tool in body["tools"]] == ["search", "fetch"]
+        if node.after:
+            ends = [rows[task * made.turns + before]["done_ns"] for before in node.after]
+            assert rows[number]["due_ns"] == max(ends) + node.pause_ns <= rows[number]["sent_ns"]
+        path = [turn]
+        while made.graphs[task][path[-1]].context >= 0:
+            path.append(made.graphs[task][path[-1]].context)
+        answers = [message for message in messages if message["role"] == "assistant"]
+        assert len(answers) == len(path) - 1
+        for answer, follower in zip(answers, reversed(path[:-1]), strict=True):
+            follows = made.graphs[task][follower]
+            assert len(answer["tool_calls"]) == len(follows.joined) + bool(follows.tool)
+            if history == "server":
+                assert (answer["content"], answer["tool_calls"][0]) == ("so be it", call)
+        results = [message["content"] for message in messages if message["role"] == "tool"]
+        if node.joined:
+            assert len(results) == len(node.joined)
+            assert (set(results) == {"so be it"}) == (history == "server")
+
+
+MIX = f"""
+classes:
+  qa: {{weight: 60%, requests: {{input_tokens: 15, output_tokens: 5}}}}
+  rag: {{weight: 25%, requests: {{input_tokens: 130, output_tokens: 9, shared_prefix_tokens: 64}}}}
+  talk:
+    weight: 10%
+    requests: {{input_tokens: 20, output_tokens: 6, turns: {{count: 3, tool_result_tokens: 7, tool_time: 20ms}}}}
+  agentic:
+    weight: 5%
+    {RESEARCH.strip().replace(chr(10), chr(10) + "    ")}
+"""
+
+
+def test_conversations_and_tasks_are_classes_beside_single_requests(tmp_path: Path) -> None:
+    one = workload(tmp_path, MIX, STAGES.replace("count: 40", "count: 400").replace("5/s", "20/s"))
+    made = prompts(one)
+    assert isinstance(made, MixPrompts)
+    summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    rows = store.read_run(folder).rows
+    assert sorted(rows["slot"].tolist()) == sorted(arrivals.build(one, 7).numbers()) == sorted(made.numbers(len(rows)))
+    assert (rows["status"] == STATUS["ok"]).all()
+    started = np.array([made.class_of(start) for start in range(400)])
+    for index, (part, turns) in enumerate(zip(summary.classes, (1, 1, 3, None), strict=True)):
+        own = rows[started[rows["slot"] // made.turns] == index]
+        assert part.requests.ok == len(own)
+        assert abs((started == index).mean() - part.share) < 0.06
+        if turns:
+            assert len(own) == turns * (started == index).sum()
+            assert (own["session"] >= 0).all() == (turns > 1) and own["turn"].max() == turns - 1
+    assert summary.sessions is not None
+    assert summary.sessions.count == summary.sessions.ok == (started >= 2).sum()
+
+
+@pytest.mark.parametrize("priced", ["rented", "per_token"])
+def test_the_costs_of_all_classes_add_up_to_that_of_the_run(tmp_path: Path, priced: str) -> None:
+    one = workload(tmp_path, MIX, STAGES.replace("count: 40", "count: 200").replace("5/s", "20/s"))
+    execute(one, Settings(url="sim:gb300-vm", gpus=4, out=tmp_path / "out"))
+    prices = tmp_path / "prices.yaml"
+    dated = "as_of: 2026-11, source: mine"
+    prices.write_text(
+        f"currency: USD\nrented: [{{provider: here, shape: box, gpu: GB300, gpus: 4, per_hour: 20.00, {dated}}}]\n"
+        "per_token: [{provider: api, model: m, per_million_input: 1, per_million_output: 3, per_million_cached: 1, "
+        f"{dated}}}]\n"
+    )
+    book = load_prices(prices)
+    (evidence,) = read_evidence([tmp_path / "out"])
+    price = next(one for one in book.entries if isinstance(one, PerToken) == (priced == "per_token"))
+    offer = price_of(evidence, price, "mix", "", gpus=4, utilization=Decimal(1))
+    counts = {part.name: part.requests.ok for part in offer.evidence.summary.classes}
+    each = {part: of_class.costs["request"] for part, of_class in offer.classes.items()}
+    whole = offer.costs["request"]
+    assert whole is not None and offer.costs["task"] is None and set(each) == set(counts)
+    total = sum(float(cost.total) * counts[part] for part, cost in each.items() if cost)
+    assert total == pytest.approx(float(whole.total) * sum(counts.values()), rel=1e-6)
+    task, request = offer.classes["agentic"].costs["task"], offer.classes["agentic"].costs["request"]
+    assert task is not None and request is not None and task.total > 5 * request.total
+    shown = cost_text(compare_offers([offer], book))
+    assert "mix: agentic" in shown and offer.classes["qa"].costs["task"] is None
+
+
+def test_the_recipe_of_a_task_is_its_steps_and_tools(tmp_path: Path) -> None:
+    one = recipe_fingerprint(workload(tmp_path), "server")
+    assert recipe_fingerprint(workload(tmp_path, RESEARCH.replace("900ms", "0.9s")), "server") == one
+    assert recipe_fingerprint(workload(tmp_path, RESEARCH.replace("900ms", "901ms")), "server") != one
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("dialect", ["trtllm", "openai"])
+def test_the_embedded_endpoint_calls_a_tool_where_that_is_required(tmp_path: Path, dialect: str) -> None:
+    text = FAST.replace("  steps:", "  history: server\n  tool_choice: required\n  steps:")
+    one = workload(tmp_path, text, request_rate="40", num_requests="5")
+    quick = {"dialect": dialect, "ttft": "1ms", "itl": "200us"}
+    _, folder = execute(one, Settings(embedded=quick, server_metrics=("off",), out=tmp_path / "calls"))
+    made = prompts(one)
+    for row in store.read_run(folder).rows:
+        task, turn = made.turn_of(int(row["slot"]))
+        called = any(node.context == turn and node.tool for node in made.graphs[task])
+        assert row["status"] == STATUS["ok"] and (row["finish_reason"] == FINISH["tool_calls"]) == called
+
+
+LEAVING = RESEARCH.replace("requests:", "requests:\n  abandoned: 30%")
+
+
+def test_the_share_of_users_that_go_away_is_the_one_asked_for(tmp_path: Path) -> None:
+    graphs = TaskGraphs(workload(tmp_path, LEAVING).requests, 7)
+    leaving = [graphs.leaving(number) for number in range(2000)]
+    assert abs(sum(one is not None for one in leaving) / 2000 - 0.3) < 4 * (0.3 * 0.7 / 2000) ** 0.5
+    for number, one in enumerate(leaving):
+        if one is not None:
+            assert one.turn < len(graphs[number])
+            assert 1 <= one.tokens < graphs.output_tokens(number, one.turn)
+
+
+def test_abandoned_tasks_end_in_the_middle_of_the_drawn_answer_and_have_not_failed(tmp_path: Path) -> None:
+    one = workload(tmp_path, LEAVING, more=CLOSED.replace("17", "60"))
+    summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    rows, made = store.read_run(folder).rows, prompts(one)
+    leaving = {task: found for task in range(60) if (found := made.graphs.leaving(task))}
+    assert summary.sessions is not None and summary.requests.failed == summary.requests.dropped == 0
+    assert (summary.sessions.abandoned, summary.sessions.ok) == (len(leaving), 60 - len(leaving))
+    assert len(rows) == arrivals.build(one, 7).slots
+    for task, left in leaving.items():
+        own = rows[rows["session"] == task]
+        cut = own[own["turn"] == left.turn][0]
+        assert (cut["status"], cut["kind"]) == (STATUS["cancelled"], KIND["abandoned"])
+        assert left.tokens <= cut["output_tokens"] < cut["asked_output"]
+        assert set(own["status"].tolist()) <= {STATUS["ok"], STATUS["cancelled"]}
+        assert (own["due_ns"] <= cut["done_ns"]).all() and (own["done_ns"] <= cut["done_ns"]).all()
+    assert (rows["status"] == STATUS["cancelled"]).sum() == summary.requests.cancelled > len(leaving)
+
+
+@pytest.mark.processes
+def test_a_user_goes_away_over_http_too(tmp_path: Path) -> None:
+    text = FAST.replace("requests:", "requests:\n  abandoned: 50%").replace("output_tokens: 30", "output_tokens: 300")
+    one = workload(tmp_path, text, request_rate="40", num_requests="12")
+    quick = {"ttft": "1ms", "itl": "1ms"}
+    summary, folder = execute(one, Settings(embedded=quick, server_metrics=("off",), out=tmp_path / "out"))
+    rows, made = store.read_run(folder).rows, prompts(one)
+    leaving = [task for task in range(12) if made.graphs.leaving(task)]
+    assert summary.sessions is not None and summary.requests.failed == 0
+    gone = summary.sessions.abandoned  # an answer of a few tokens may be over before its user has left
+    assert 0 < gone <= len(leaving) and summary.sessions.ok == 12 - gone
+    assert set(rows["session"][rows["status"] == STATUS["cancelled"]].tolist()) <= set(leaving)
+
+
+@pytest.mark.parametrize("keep", ["raw", "histogram"])
+def test_figures_of_tasks_are_those_of_their_rows(tmp_path: Path, keep: str) -> None:
+    promise = "slo: {task: {within: 8s, wait: 55ms, goodput: 40%}}"
+    one = workload(tmp_path, more=STAGES + promise)
+    summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    header, rows = store.read_run(folder)[:2]
+    if keep == "histogram":  # rows added in two parts, in the order of their ends
+        accumulator = Accumulator(header)
+        ordered = rows[np.argsort(rows["done_ns"], kind="stable")]
+        accumulator.add(ordered[:100], ())
+        accumulator = Accumulator.from_bytes(accumulator.to_bytes(), header)
+        accumulator.add(ordered[100:], ())
+        summary = build_summary(header, accumulator)
+    seen = []
+    for task in range(40):
+        own = rows[rows["session"] == task]
+        waits = own["first_token_ns"] - own["due_ns"]
+        took = own["end_ns"].max() - own["due_ns"].min()
+        seen.append((took, waits.sum(), waits.max(), len(own), own["input_tokens"].sum(), own["output_tokens"].sum()))
+    took, waited, longest, requests, inputs, outputs = (np.array(column) for column in zip(*seen, strict=True))
+    good = int(((took <= 8e9) & (longest <= 55e6)).sum())
+    tasks = summary.sessions
+    assert tasks is not None and tasks.goodput is not None and 0 < good < 40
+    assert (tasks.count, tasks.goodput.good, tasks.goodput.met) == (40, good, good >= 16)
+    assert summary.goodput.met == tasks.goodput.met and exit_code(summary) == (0 if good >= 16 else 1)
+    assert (tasks.requests, tasks.input_tokens, tasks.output_tokens) == (
+        pytest.approx(requests.mean()), pytest.approx(inputs.mean()), pytest.approx(outputs.mean()),
+    )  # fmt: skip
+    for found, values in ((tasks.duration_ms, took), (tasks.wait_ms, waited), (tasks.longest_wait_ms, longest)):
+        assert found.p50 == pytest.approx(np.sort(values)[20] / 1e6, rel=0 if keep == "raw" else 2e-3)

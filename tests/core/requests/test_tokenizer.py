@@ -1,0 +1,158 @@
+"""Counting without a network, and the promise that words add up: n words are n tokens."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import inspect
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiktoken_ext.openai_public
+from refusals import refused
+from tiny_tokenizer import train
+
+from loadgen.core.errors import UserError
+from loadgen.core.requests import tokenizer
+from loadgen.data import pack
+
+CL100K = tokenizer.load_tokenizer(None)
+
+
+def _unpacked_ranks() -> dict[bytes, int]:
+    encoding = CL100K.loaded().__self__  # type: ignore[attr-defined]
+    return {encoding.decode_single_token_bytes(rank): rank for rank in range(100_256)}
+
+
+def test_the_packaged_ranks_are_the_published_file():
+    published = b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in _unpacked_ranks().items())
+    assert hashlib.sha256(published).hexdigest() == pack.PUBLISHED_SHA256
+    assert pack.PUBLISHED_SHA256 in inspect.getsource(tiktoken_ext.openai_public)
+
+
+def test_the_packaged_words_are_what_pack_says():
+    words = pack.words(list(_unpacked_ranks()))
+    assert [" " + word for word in words] == list(CL100K.words)
+    assert words[: pack.STARTS] == list(CL100K.starts)
+
+
+def test_pattern_and_special_tokens_are_tiktokens_own(monkeypatch):
+    monkeypatch.setattr(tiktoken_ext.openai_public, "load_tiktoken_bpe", lambda *_, **__: {})
+    theirs = tiktoken_ext.openai_public.cl100k_base()
+    assert (theirs["pat_str"], theirs["special_tokens"]) == (tokenizer.PATTERN, tokenizer.SPECIAL)
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("", []),
+        ("hello world", [15339, 1917]),
+        ("tiktoken is great!", [83, 1609, 5963, 374, 2294, 0]),
+        ("<|endoftext|>", [27, 91, 8862, 728, 428, 91, 29]),  # a text that looks like a special token is only a text
+        ("'rer", [2351, 81]),  # the rest are rows of tiktoken's own tests
+        ("today\n ", [31213, 198, 220]),
+        ("today\n \n", [31213, 27907]),
+        (" \x850", [220, 126, 227, 15]),
+    ],
+)
+def test_encodes_as_cl100k_does(text, ids):
+    assert CL100K.encode(text) == ids
+    assert CL100K.count(text) == len(ids)
+
+
+def test_every_word_and_every_start_is_one_token():
+    encode = CL100K.loaded()
+    assert all(len(encode(word)) == 1 for word in CL100K.words)
+    assert all(len(encode(word)) == len(encode(" " + word)) == 1 for word in CL100K.starts)
+
+
+def test_random_joins_are_exact_by_construction():
+    rng = random.Random(7)
+    for _ in range(500):
+        n = rng.choice((1, 2, 3, 4, 5, rng.randint(6, 400)))
+        text = rng.choice(CL100K.starts) + "".join(rng.choices(CL100K.words, k=n - 1))
+        assert CL100K.count(text) == n
+        assert CL100K.count(f"\n\n{text}") - CL100K.count("\n\n") == n  # as chat templates put it
+
+
+@pytest.mark.processes
+def test_nothing_asks_the_network_or_an_imported_library_before_counting():
+    script = """if True:
+        import socket, sys
+        def forbidden(*_, **__): raise AssertionError("network")
+        socket.socket = socket.create_connection = socket.getaddrinfo = forbidden
+        from loadgen.core.requests import prompts
+        from loadgen.core.requests.tokenizer import load_tokenizer
+        tokenizer = load_tokenizer()
+        assert not {"tiktoken", "tokenizers", "pyarrow", "openai", "pydantic"} & sys.modules.keys()
+        assert tokenizer.count("hello world") == 2
+        assert not {"requests", "urllib.request"} & sys.modules.keys()
+    """
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> Path:
+    return train(tmp_path_factory.mktemp("tiny") / "tokenizer.json")
+
+
+def test_a_local_tokenizer_counts_content_only_and_never_truncates(tmp_path):
+    plain, dressed = (
+        tokenizer.load_tokenizer(str(train(tmp_path / "a.json"))),
+        tokenizer.load_tokenizer(str(train(tmp_path / "b.json", True))),
+    )
+    text = "return the value of the argument and the name of the function " * 5
+    assert plain.tag == "tokenizer"
+    assert dressed.count(text) == plain.count(text) > 40
+    assert plain.sha256 != dressed.sha256
+
+
+def test_a_folder_stands_for_its_tokenizer_json(tiny):
+    assert tokenizer.load_tokenizer(str(tiny.parent)).sha256 == tokenizer.load_tokenizer(str(tiny)).sha256
+
+
+def test_words_of_a_local_tokenizer_are_one_token_each(tiny):
+    local = tokenizer.load_tokenizer(str(tiny))
+    assert len(local.words) > 100
+    anchor = local.starts[0]
+    assert {local.count(anchor + word) for word in local.words} == {2}
+    assert {local.count(start) for start in local.starts} == {1}
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (None, "missing_file"),
+        (b"", "wrong_format"),
+        (b"\xff\xfe\x00", "wrong_format"),
+        (b'{"model_max_length": 4096}', "wrong_format"),
+        (b'{"version":"1.0","model":{"type":"WordLevel","vocab":{"?":0},"unk_token":"?"}}', "unsupported"),
+    ],
+)
+def test_what_is_not_a_tokenizer_is_one_clear_error(tmp_path, content, code):
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_bytes(content)
+    with refused(UserError, code) as caught:
+        tokenizer.load_tokenizer(str(path))
+    assert str(path) in str(caught.value)
+    assert "hint:" in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"", lambda data: data[::-1]])
+def test_damaged_packaged_data_is_named(tmp_path, damage):
+    path = tmp_path / "cl100k.words.gz"
+    path.write_bytes(damage((tokenizer.DATA / path.name).read_bytes()))
+    with pytest.raises(UserError, match=r"--> .*cl100k\.words\.gz"):
+        tokenizer.packaged(tmp_path)
+
+
+def test_other_packaged_data_is_refused_by_its_hash(tmp_path):
+    for name in ("cl100k.words.gz", "cl100k.ranks.gz"):  # the words as ranks too
+        shutil.copy(tokenizer.DATA / "cl100k.words.gz", tmp_path / name)
+    with pytest.raises(UserError, match=r"--> .*cl100k\.ranks\.gz"):
+        tokenizer.packaged(tmp_path).encode("x")

@@ -1,0 +1,178 @@
+"""Column arithmetic against the scalar definitions and against the slow way of saying the same."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loadgen_sdk import measures
+from make_examples import blank
+from numpy.typing import NDArray
+
+from loadgen.core.metrics import columns as metrics
+from loadgen.core.metrics.accumulator import Accumulator, Cell
+from loadgen.core.metrics.columns import Columns
+from loadgen.core.metrics.goodput import goodput
+from loadgen.core.metrics.load import gap_variation, in_flight
+from loadgen.core.metrics.windows import Span, Window, span, steady_events
+from loadgen.core.results.manifest import Header
+from loadgen.core.results.record import BIN_NS, STATUSES
+from loadgen.core.slo import Slo, Term
+from loadgen.core.stats.quantiles import Histogram
+
+S = 1_000_000_000
+instant = st.one_of(st.just(-1), st.integers(0, 10**12))
+FIELDS = ("due_ns", "sent_ns", "first_token_ns", "first_answer_ns", "last_token_ns", "end_ns")
+
+
+def test_connecting_is_of_new_connections_only() -> None:
+    """A generator that is late asks late for a connection, too: that is its own lag, and no connecting."""
+    rows = blank(4)
+    rows["due_ns"] = 1_000
+    rows["ready_ns"] = [5_000, 5_000, 0, -1]  # late on a kept connection; a new one; one opened in advance; none
+    rows["reused"] = [1, 0, 0, 0]
+    assert metrics.MEASURES["connect"](Columns(rows)).tolist() == [0, 4_000, 0, metrics.UNDEFINED]
+
+
+@given(
+    st.lists(
+        st.tuples(*[instant] * 6, st.integers(-1, 2000), st.integers(-1, 50), st.integers(0, 9), st.booleans()),
+        max_size=20,
+    )
+)
+def test_columns_say_what_the_scalar_definitions_say(drawn: list[tuple[int, ...]]) -> None:
+    rows = blank(len(drawn))
+    for row, (*instants, output, reasoning, first_tokens, at_once) in zip(rows, drawn, strict=True):
+        for field, value in zip(FIELDS, instants, strict=True):
+            row[field] = value
+        if at_once:
+            row["first_answer_ns"] = row["first_token_ns"]
+        row["output_tokens"], row["reasoning_tokens"], row["first_event_tokens"] = output, reasoning, first_tokens
+    columns = Columns(rows)
+    for i, row in enumerate(rows):
+        due, sent, first, answer, last, end = (int(row[field]) for field in FIELDS)
+        output = int(row["output_tokens"])
+        n = measures.streamed_tokens(output, int(row["reasoning_tokens"]), first, answer)
+        expected = {
+            "ttft": measures.ttft(due, first),
+            "ttft_from_sent": measures.ttft_from_sent(sent, first),
+            "first_answer": measures.first_answer(due, answer),
+            "tpot": measures.tpot(first, last, n, max(int(row["first_event_tokens"]), 1)),
+            "tpot_mlperf": measures.tpot_mlperf(due, first, end, output),
+            "e2e": measures.e2e(due, end),
+            "send_lag": measures.send_lag(due, sent),
+        }
+        found = {metric: int(columns.measure(metric)[i]) for metric in expected}
+        assert found == {key: metrics.UNDEFINED if value is None else value for key, value in expected.items()}
+
+
+def test_gaps_are_between_successive_events() -> None:
+    assert measures.gaps([5, 7, 7, 20]) == [2, 0, 13]
+    assert measures.gaps([5]) == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(-1, 30)), max_size=25), st.integers(0, 30), st.integers(1, 40)
+)
+def test_in_flight_equals_counting_at_every_instant(drawn: list[tuple[int, int]], low: int, length: int) -> None:
+    rows = blank(len(drawn))
+    for row, (sent, took) in zip(rows, drawn, strict=True):
+        row["sent_ns"], row["done_ns"] = sent * S, -1 if took < 0 else (sent + took) * S
+    stretch = Span(start_s=low, end_s=low + length, duration_s=length)
+    halves = [Columns(rows[::2]), Columns(rows[1::2])]
+    mean, largest = in_flight(halves, stretch)
+
+    high = low + length
+    spans = [(sent, max(sent, high) if took < 0 else sent + took) for sent, took in drawn]
+    levels = [sum(start <= t < end for start, end in spans) for t in range(low, high + 1)]
+    assert mean == pytest.approx(sum(levels[:-1]) / length)  # all instants are whole seconds
+    assert largest == max(levels)
+
+
+def variation(instants: NDArray[np.int64]) -> float:
+    found = gap_variation(instants, np.zeros(len(instants), np.int64))
+    assert found is not None
+    return found
+
+
+def test_constant_arrivals_have_no_gap_variation_and_poisson_has_one() -> None:
+    draw = np.random.default_rng(4)
+    assert variation(np.arange(1000) * S) == 0
+    poisson = draw.permutation(np.cumsum(draw.exponential(S, 20_000)).astype(np.int64))
+    assert variation(poisson) == pytest.approx(1, abs=0.02)
+    two_rates = np.concatenate((np.arange(100) * S, 100 * S + np.arange(100) * S // 10))
+    stages = np.repeat([0, 1], 100)
+    assert gap_variation(two_rates, stages) == pytest.approx(0, abs=1e-6)
+    assert gap_variation(two_rates, stages * 0) == pytest.approx(0.82, abs=0.01)  # what pooling would have said
+    assert gap_variation(two_rates[:1], stages[:1]) is None
+
+
+def test_steady_events_cut_bins_in_proportion() -> None:
+    counts = np.array([10, 20, 30, 40])
+    cut = span(BIN_NS // 2, BIN_NS * 5 // 2)  # half of the first, the second, half of the third
+    assert steady_events([counts, counts[:1] * 0], cut) == pytest.approx(5 + 20 + 15)
+    assert steady_events([counts, counts[:2]], cut) == pytest.approx(40 + 5 + 20)
+    assert steady_events([counts], span(BIN_NS, 99 * BIN_NS)) == pytest.approx(90)
+    assert steady_events([counts * 0], cut) is None
+    assert steady_events([counts], Span()) is None
+
+
+def answers(slo: Slo, ttft_ms: list[int], **statuses: int) -> Cell:
+    """Ok requests due at 0 with these TTFTs, then others by status."""
+    rows = blank(len(ttft_ms) + sum(statuses.values()))
+    rows["due_ns"] = 0
+    rows["first_token_ns"][: len(ttft_ms)] = np.array(ttft_ms) * 1_000_000
+    rows["status"][len(ttft_ms) :] = np.repeat([STATUSES.index(name) for name in statuses], list(statuses.values()))
+    accumulator = Accumulator(Header(slo=slo), exact=True)
+    accumulator.add(rows, [])
+    return accumulator.measured()
+
+
+@pytest.mark.parametrize(
+    ("ttft_ms", "statuses", "met", "value", "over", "count"),
+    [
+        ([1] * 98 + [5, 5], {}, True, 5, 0, 100),  # at the limit is within it
+        ([1] * 98 + [5, 9], {}, False, 9, 1, 100),  # the place of p99 in 100 is the last
+        ([1] * 198 + [5, 9], {}, True, 5, 1, 200),
+        ([1] * 99, {"failed": 1}, False, None, 1, 100),
+        ([1] * 199, {"failed": 1}, True, 1, 1, 200),  # place 198: the last that is not over
+        ([1] * 198, {"dropped": 1, "lost": 1}, False, None, 2, 200),
+        ([1] * 99, {"cancelled": 50}, True, 1, 0, 99),
+        ([], {"cancelled": 3}, None, None, 0, 0),  # no request that could have one: undecided
+    ],
+)
+def test_a_term_counts_failures_as_over_and_leaves_out_the_cancelled(
+    ttft_ms: list[int], statuses: dict[str, int], met: bool, value: int | None, over: int, count: int
+) -> None:
+    slo = Slo(terms=(Term(metric="ttft", limit_ns=5_000_000),))
+    found = goodput(answers(slo, ttft_ms, **statuses), slo, Window(), Histogram(), 0, {})
+    term = found.slo[0]
+    assert (term.met, term.value_ms, term.over, term.count) == (met, value, over, count)
+    assert (found.met, found.good, found.counted) == (met, count - over, count)
+
+
+def test_a_share_is_a_promise_of_its_own_and_unrecorded_slots_are_misses() -> None:
+    term = Term(metric="ttft", limit_ns=5_000_000, quantile=0.5)
+    for share, unrecorded, met in ((0.9, 0, True), (0.91, 0, False), (0.9, 1, False), (None, 1, True)):
+        slo = Slo(terms=(term,), goodput_share=share)
+        cell = answers(slo, [1] * 9 + [8])
+        assert goodput(cell, slo, Window(), Histogram(), unrecorded, {}).met is met
+
+
+def test_a_pooled_term_judges_gaps_not_requests() -> None:
+    gaps = Histogram()
+    gaps.add(np.array([10_000_000] * 98 + [50_000_000] * 2))
+    slo = Slo(terms=(Term(metric="itl", limit_ns=20_000_000),))
+    found = goodput(answers(slo, [1, 1]), slo, Window(), gaps, 0, {})
+    assert (found.met, found.good, found.slo[0].over, found.slo[0].count) == (False, 2, 2, 100)
+    assert found.slo[0].value_ms == pytest.approx(50, rel=0.001)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.sampled_from(range(4)), min_size=1, max_size=30))
+def test_chosen_columns_are_the_rows_chosen(stages: list[int]) -> None:
+    rows = blank(len(stages))
+    rows["stage"] = stages
+    chosen = rows["stage"] < 2
+    columns = Columns(rows, chosen)
+    assert len(columns) == chosen.sum()
+    assert columns["slot"].tolist() == rows["slot"][chosen].tolist()

@@ -1,0 +1,231 @@
+"""What a results folder says of itself: software, metadata, region, tokens/s per GPU, and the hash of every file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import loadgen
+from loadgen.core.errors import Faults
+from loadgen.core.execution.user_metadata import parse, secrets_of
+from loadgen.core.metrics.summary import load_summary
+from loadgen.core.results import checksums, manifest
+from loadgen.runs import page as html
+from loadgen.runs import text
+from loadgen.shell.app import main
+
+SIM = "sim:gb300-vm"
+FLAGS = ["qa", "--url", SIM, "--input-tokens", "60", "--output-tokens", "4"]
+
+
+def ends(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    return int(left.value.code or 0)
+
+
+def sound(folder: Path) -> bool:
+    """Whether the ordinary tool finds every listed file as it is listed, and every file is listed."""
+    done = subprocess.run(["sha256sum", "--quiet", "-c", checksums.FILE], cwd=folder, capture_output=True, check=False)
+    return done.returncode == 0 and not checksums.unlisted(folder)
+
+
+def run(folder: Path, **flags: Any) -> loadgen.Result:
+    small = {"url": SIM, "num_requests": 20, "input_tokens": 60, "output_tokens": 4, "concurrency": 2, "warmup": "0"}
+    return loadgen.run("qa", **(small | {"out": folder, "seed": 3} | flags))
+
+
+# -- hashes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", *FLAGS, "-c", "2", "-n", "20"],
+        ["run", *FLAGS, "-c", "1,2", "-n", "20"],
+        ["sweep", *FLAGS, "-c", "1,2", "-n", "20"],
+        ["search", "qa", "--url", SIM, "--slo", "ttft:2s", "--max-probes", "2", "-d", "5s", "--start", "2"],
+    ],
+)
+def test_every_results_folder_has_its_hashes(command: list[str], tmp_path: Path, capsys: Any) -> None:
+    folder = tmp_path / "out"
+    ends(*command, "-o", str(folder))
+    assert sound(folder)
+    runs = [file.parent for file in folder.rglob("run.json")]
+    assert runs and all(sound(one) for one in runs)
+    if command[0] != "search":
+        assert ends("report", str(folder)) == 0  # writes or renews a page
+        assert checksums.changed(folder) == {}
+        assert "is not as it was written" not in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_an_mlperf_run_and_a_real_run_have_theirs(tmp_path: Path) -> None:
+    flags = ["-b", "llama2-70b", "--url", SIM, "--target-qps", "20", "--min-duration", "1", "--mean-output", "8"]
+    ends("mlperf", "server", *flags, "--metadata", "rack=7", "-o", str(tmp_path / "m"))
+    assert sound(tmp_path / "m")
+    assert "mlperf.json" in (checksums.read(tmp_path / "m") or {})
+    notes = json.loads((tmp_path / "m" / "mlperf.json").read_bytes())["notes"]
+    assert "metadata: rack=7" in notes
+    assert "software: engine simulated, precision nvfp4, KV cache fp8" in notes
+
+
+def test_a_changed_file_is_said_and_the_figures_still_come(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "a")
+    run(tmp_path / "b", seed=4)
+    stored = (tmp_path / "a" / "summary.json").read_text()
+    (tmp_path / "a" / "summary.json").write_text(stored.replace('"schema": 1', '"schema":  1', 1))
+    (tmp_path / "a" / "seconds.jsonl").unlink()
+    assert checksums.changed(tmp_path / "a") == {"seconds.jsonl": "gone", "summary.json": "changed"}
+    assert ends("report", str(tmp_path / "a"), "--no-html") == 0
+    said = capsys.readouterr()
+    assert "seconds.jsonl (gone), summary.json (changed)" in said.err
+    assert "sha256sum -c SHA256SUMS" in said.err
+    assert "VALID" in said.out
+    ends("compare", str(tmp_path / "b"), str(tmp_path / "a"))
+    assert "summary.json (changed)" in capsys.readouterr().err
+
+
+def test_a_folder_without_hashes_is_read_in_silence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "a")
+    (tmp_path / "a" / checksums.FILE).unlink()
+    assert ends("report", str(tmp_path / "a"), "--no-html") == 0
+    assert "is not as it was written" not in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_a_sweep_that_goes_on_has_no_hashes_until_its_end(tmp_path: Path) -> None:
+    ends("sweep", *FLAGS, "-c", "1", "-n", "20", "--seed", "3", "-o", str(tmp_path / "s"))
+    assert sound(tmp_path / "s")
+    shutil.copytree(tmp_path / "s", tmp_path / "before")
+    ends("sweep", *FLAGS, "-c", "1,2", "-n", "20", "--seed", "3", "-o", str(tmp_path / "s"))
+    assert sound(tmp_path / "s")
+    assert set(checksums.read(tmp_path / "before") or {}) < set(checksums.read(tmp_path / "s") or {})
+
+
+# -- metadata ------------------------------------------------------------------------------------------------------
+
+
+def test_metadata_are_stored_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = ["--metadata", "driver=580.65", "--metadata", "note=two words, and = too"]
+    assert ends("run", *FLAGS, "-c", "2", "-n", "20", *pairs, "-o", str(tmp_path / "a")) == 0
+    expected = {"driver": "580.65", "note": "two words, and = too"}
+    assert manifest.decode((tmp_path / "a" / "run.json").read_bytes()).metadata == expected
+    summary = load_summary((tmp_path / "a" / "summary.json").read_bytes(), "")
+    assert summary.run.metadata == expected
+    said = capsys.readouterr()
+    assert "driver=580.65" in said.out and "metadata: driver=580.65" in said.err
+    assert "driver=580.65" in html.render(summary)
+    assert run(tmp_path / "b", metadata={"driver": "580.65"}).summary.run.metadata == {"driver": "580.65"}
+    ends("compare", str(tmp_path / "a"), str(tmp_path / "b"))
+    assert "different metadata: driver=580.65, note=two words" in capsys.readouterr().out
+    ends("sweep", *FLAGS, "-c", "1,2", "-n", "20", *pairs, "-o", str(tmp_path / "s"))
+    assert "metadata: driver=580.65" in capsys.readouterr().out
+    assert json.loads((tmp_path / "s" / "plan.json").read_bytes())["metadata"] == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "api_key=abc", "api-key=abc", "X-API-Key=abc", "OPENAI_API_KEY=abc", "hf_token=abc", "password=abc",
+        "client_secret=abc", "Authorization=abc", "note=sk-abcdefghijklmnop", "note=Bearer abcdefghijkl",
+        "note=hidden-in-it-KEY-OF-MINE",
+    ],
+)  # fmt: skip
+def test_no_secret_reaches_metadata(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "KEY-OF-MINE")
+    pairs, faults = parse([text], ["KEY-OF-MINE"])
+    assert pairs == () and len(faults) == 1
+    secret = text.partition("=")[2]
+    assert secret not in str(faults[0])
+    assert ends("run", "qa", "--url", "http://127.0.0.1:9", "--metadata", text, "-o", str(tmp_path / "x")) == 2
+    assert secret not in capsys.readouterr().err
+    with pytest.raises(Faults):
+        run(tmp_path / "x", metadata=[text], api_key="KEY-OF-MINE")
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("key", ["tokens", "max_tokens", "tokenizer", "monkey", "keyboard", "author"])
+def test_words_that_only_look_alike_are_taken(key: str) -> None:
+    assert parse([f"{key}=1"]) == (((key, "1"),), [])
+
+
+def test_a_credential_in_a_header_is_a_secret_and_another_header_is_none() -> None:
+    secrets = secrets_of([None, "KEY-OF-MINE"], [("X-Env", "prod"), ("X-Auth", "Bearer hush-hush")])
+    assert parse(["env=production"], secrets) == ((("env", "production"),), [])
+    for value in ("KEY-OF-MINE", "it is hush-hush"):
+        assert parse([f"note={value}"], secrets)[0] == ()
+
+
+@pytest.mark.parametrize("text", ["", "novalue", "=x", "two words=x", "a=", "a=line\nbreak", "a=" + "x" * 501])
+def test_what_is_no_pair_is_refused(text: str) -> None:
+    pairs, faults = parse([text])
+    assert pairs == () and len(faults) == 1
+    assert parse(["a=1", "a=2"])[1]
+
+
+# -- software, GPUs, region ----------------------------------------------------------------------------------------
+
+
+def test_tokens_per_gpu_stand_in_every_form(tmp_path: Path) -> None:
+    summary = run(tmp_path / "a", gpus=4).summary
+    tokens = summary.tokens
+    assert tokens.output_per_s is not None and tokens.steady_output_per_s is not None
+    assert tokens.output_per_s_per_gpu == tokens.output_per_s / 4
+    assert tokens.steady_output_per_s_per_gpu == tokens.steady_output_per_s / 4
+    assert tokens.steady_total_per_s_per_gpu == (tokens.steady_total_per_s or 0) / 4
+    assert "output per GPU" in text.render(summary)
+    assert "per GPU" in html.render(summary)
+    stored = json.loads((tmp_path / "a" / "summary.json").read_bytes())
+    assert stored["tokens"]["output_per_s_per_gpu"] == tokens.output_per_s_per_gpu
+
+
+@pytest.mark.processes
+def test_the_embedded_endpoint_tells_its_own(tmp_path: Path) -> None:
+    flags = {"url": None, "num_requests": 5, "embedded": {"preset": "gb300-vm"}}
+    target = run(tmp_path / "a", **flags).summary.target
+    assert (target.server, target.version, target.engine, target.precision) == (
+        "trtllm", "1.3.0", "simulated", "nvfp4, KV cache fp8",
+    )  # fmt: skip
+    assert sound(tmp_path / "a")
+    timed = run(tmp_path / "b", **(flags | {"embedded": {"ttft": "3ms", "itl": "1ms"}})).summary.target
+    assert (timed.version, timed.engine, timed.precision) == ("1.3.0", "simulated", "")
+
+
+@pytest.mark.processes
+def test_regions_are_a_dimension_of_one_run_and_of_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from loadgen.sim.server.embedded import start
+    from loadgen.sim.server.options import Options
+
+    fast = {"ttft": "3ms", "itl": "1ms"}
+    with start(Options(**fast)) as one, start(Options(**fast)) as two, start(Options(**fast)) as three:
+        places = zip((one, two, three), ("eastus", "eastus", "westus"), (4, 4, 8), strict=True)
+        (tmp_path / "t.yaml").write_text(
+            "".join(
+                f"- {{name: vm-{i}, url: '{vm.url}', region: {region}, gpus: {gpus}}}\n"
+                for i, (vm, region, gpus) in enumerate(places)
+            )
+        )
+        flags = ["qa", "--targets", str(tmp_path / "t.yaml"), "-c", "6", "-n", "60", "--warmup", "0"]
+        flags += ["--input-tokens", "20", "--output-tokens", "4", "--seed", "3"]
+        for name, keep in (("raw", "raw"), ("folded", "histogram")):
+            ends("run", *flags, "--keep", keep, "-o", str(tmp_path / name))
+            summary = loadgen.load(tmp_path / name).summary
+            assert [(part.target.region, part.target.gpus) for part in summary.regions] == [
+                ("eastus", 8),
+                ("westus", 8),
+            ]
+            assert [part.requests.ok for part in summary.regions] == [40, 20]
+            assert sum(part.tokens.output or 0 for part in summary.regions) == summary.tokens.output
+            assert "Regions" in text.render(summary) and "vm-0 (eastus)" in text.render(summary)
+    for name, region in (("e", "eastus"), ("w", "westus")):
+        run(tmp_path / name, region=region)
+    capsys.readouterr()
+    ends("compare", str(tmp_path / "e"), str(tmp_path / "w"))
+    assert "different regions: eastus against westus" in capsys.readouterr().out

@@ -1,0 +1,130 @@
+"""The files of a run: what was appended is read back the same from the spool and from Parquet, also when cut short."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from loadgen_sdk.request import Completion, Failure, Usage
+
+from loadgen.core.errors import UserError
+from loadgen.core.followers.compactor_process import Compactor
+from loadgen.core.results import manifest, store
+from loadgen.core.results.parquet import from_parquet
+from loadgen.core.results.record import FIELDS, ROW, Built, RowPlace, row, unsent_row
+from loadgen.core.results.spool import Spool
+from loadgen.core.stats.quantiles import Histogram
+
+
+def completion(i: int) -> Completion:
+    failure = Failure("http_5xx", f"overloaded {i % 3}", 503) if i % 5 == 0 else None
+    return Completion(
+        request=None, due=1000 + i, ready=1001 + i, sent=1002 + i, first_byte=1100, first_event=1100, first_token=1200,
+        first_answer=1200, last_token=1900, end=1900, done=2000, output_events=7, finish_reason="length",
+        usage=Usage(input=11, output=7, cached=0) if i % 2 else Usage(), failure=failure, kernel_stamp=True,
+    )  # fmt: skip
+
+
+def written(folder: Path, workers: int = 2, each: int = 50) -> None:
+    (folder / "run.json").write_bytes(
+        manifest.encode(manifest.Header(stages=(manifest.StagePlan(), manifest.StagePlan())))
+    )
+    for worker in range(workers):
+        spool = Spool(folder, worker)
+        for i in range(each):
+            done = completion(i)
+            text = spool.text(done.failure.text + f" w{worker}") if done.failure else -1
+            place = RowPlace(i * workers + worker, i, i % 2, worker, 0, -1, 0, -1)
+            spool.row(row(place, done, 1000, text=text, built=Built(10, "estimate", 7)))
+        spool.row(
+            unsent_row(
+                RowPlace(999 + worker, 1, 1, worker, 0, 3, 1, -1), 5, "in_flight_cap", "dropped", Built(1, "", 2)
+            )
+        )
+        spool.second(manifest.Second(t_s=1.0, worker=worker))
+        gaps = Histogram()
+        gaps.add(np.array([1_000_000 * (worker + 1)] * 10))
+        spool.flows(1, gaps, np.arange(worker + 2))
+        spool.close()
+
+
+def by_slot(rows: np.ndarray) -> np.ndarray:
+    return rows[np.argsort(rows["slot"], kind="stable")]
+
+
+def words(stored: store.Stored) -> list[str]:
+    rows = by_slot(stored.rows)
+    return [stored.texts[i] if i >= 0 else "" for i in rows["text"].tolist()]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("long_s", [0.0, 20.0])
+def test_spool_and_parquet_hold_the_same(tmp_path: Path, long_s: float) -> None:
+    """Made by the process beside a long run, and by the command itself after a short one."""
+    written(tmp_path)
+    spooled = store.read_run(tmp_path)
+    recorder = Compactor(tmp_path, long_s)
+    assert recorder.finish()
+    store.drop_spool(tmp_path)
+    assert [file.name for file in (tmp_path / "requests").iterdir()] == ["requests.parquet"]
+    kept = store.read_run(tmp_path)
+    left, right = by_slot(spooled.rows), by_slot(kept.rows)
+    assert len(left) == 102
+    for name, _, _ in FIELDS:
+        if name != "text":
+            assert (left[name] == right[name]).all(), name
+    assert words(spooled) == words(kept)
+    assert words(kept)[:2] == ["overloaded 0 w0", "overloaded 0 w1"]
+    assert spooled.gaps[1].count == kept.gaps[1].count == 20
+    assert kept.timeline[1].tolist() == [0, 2, 2]
+    assert [second.worker for second in kept.seconds] == [0, 1]
+
+
+@pytest.mark.processes
+def test_rows_are_written_without_pandas(tmp_path: Path) -> None:
+    """pyarrow imports it, where it is installed, for arrays that it could make without."""
+    written(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from loadgen.core.followers.compactor import record;"
+        "from loadgen.core.results.store import read_run; folder = Path(sys.argv[1]); record(folder);"
+        "assert len(read_run(folder).rows) == 102; assert not {'pandas', 'pyarrow.compute'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+
+
+def test_a_row_holds_what_the_wire_saw() -> None:
+    values = np.frombuffer(
+        row(RowPlace(5, 6, 1, 2, 3, 4, 7, 8), completion(1), 1000, text=-1, built=Built(10, "estimate", 9)), ROW
+    )[0]
+    seen = {name: values[name].item() for name in ROW.names or ()}
+    expected = {"slot": 5, "request": 6, "stage": 1, "worker": 2, "target": 3, "session": 4, "turn": 7, "lane": 8}
+    expected |= {"status": 0, "due_ns": 1, "ready_ns": 2, "sent_ns": 3, "first_token_ns": 200, "end_ns": 900}
+    expected |= {"done_ns": 1000, "input_tokens": 11, "output_tokens": 7, "cached_tokens": 0, "reasoning_tokens": -1}
+    expected |= {"built_tokens": 10, "asked_output": 9, "input_source": 1, "output_source": 1, "finish_reason": 2}
+    assert {name: seen[name] for name in expected} == expected
+    estimated = np.frombuffer(row(RowPlace(*range(8)), completion(2), 0, text=-1, built=Built(10, "estimate", 9)), ROW)[
+        0
+    ]
+    assert (estimated["input_tokens"], estimated["input_source"]) == (10, 3)
+    assert (estimated["output_tokens"], estimated["output_source"]) == (7, 4)
+
+
+@pytest.mark.processes
+def test_half_a_row_at_the_end_is_left_out(tmp_path: Path) -> None:
+    written(tmp_path, workers=1)
+    file = tmp_path / "spool" / "w0.rows"
+    file.write_bytes(file.read_bytes()[:-7])
+    assert len(store.read_run(tmp_path).rows) == 50
+    recorder = Compactor(tmp_path)
+    assert recorder.finish()
+    assert len(from_parquet(list((tmp_path / "requests").glob("*.parquet")))[0]) == 50
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b'{"schema": 99}', b"\xff\xfe"])
+def test_what_is_no_run_is_said(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(UserError) as error:
+        store.read_run(tmp_path)
+    assert str(tmp_path) in str(error.value)

@@ -1,0 +1,313 @@
+"""Closed loops: how lanes begin and hand over, and what the figures then say. All in virtual time."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import places
+import pytest
+from folding import folded
+from make_examples import blank, seen
+from numpy.typing import NDArray
+from runs import says
+from test_dispatcher import Run, drive
+from timetables import MS, S, closed, constant, poisson, workload
+
+from loadgen.core.execution import lane_start
+from loadgen.core.metrics import columns as metrics
+from loadgen.core.metrics import summary as summaries_of
+from loadgen.core.metrics.load import in_flight as flying
+from loadgen.core.metrics.summary import Summary, load_summary, summarize
+from loadgen.core.results import capacity, store
+from loadgen.core.results.manifest import Header, StagePlan
+from loadgen.core.results.record import SOURCES
+from loadgen.core.schedule.arrivals import build
+from loadgen.core.schedule.dispatcher import Dispatcher
+from loadgen.core.schedule.timetable import Schedule
+from loadgen.core.workload import Closed, Fixed, Poisson, Stage, Synthetic, Workload
+from loadgen.shell.app import main
+
+TTFT_NS, ITL_NS, TOKENS = 600 * MS, 20 * MS, 32
+TAKES_NS = TTFT_NS + (TOKENS - 1) * ITL_NS  # 1.22 s
+
+
+def warm(stage: Stage) -> Stage:
+    return stage.model_copy(update={"measured": False})
+
+
+def answered(schedule: Schedule, run: Run) -> tuple[Header, NDArray[np.void]]:
+    """The rows of a server that gives the first of TOKENS tokens after TTFT_NS and one more each ITL_NS."""
+    starts = sorted(run.sent, key=lambda start: start.number)
+    rows = blank(len(starts))
+    for name in ("slot", "stage", "lane", "turn", "session"):
+        rows[name] = [getattr(start, "number" if name == "slot" else name) for start in starts]
+    rows["request"] = rows["slot"]
+    due = np.array([start.due_ns for start in starts])
+    for name in ("due_ns", "ready_ns", "sent_ns"):
+        rows[name] = due
+    for name in ("first_byte_ns", "first_event_ns", "first_token_ns", "first_answer_ns"):
+        rows[name] = due + TTFT_NS
+    for name in ("last_token_ns", "end_ns", "done_ns"):
+        rows[name] = due + TAKES_NS
+    rows["output_tokens"] = rows["output_events"] = rows["asked_output"] = TOKENS
+    rows["first_event_tokens"], rows["max_gap_ns"] = 1, ITL_NS
+    rows["input_tokens"] = rows["built_tokens"] = 10
+    rows["input_source"] = rows["output_source"] = SOURCES.index("server")
+    stages = tuple(
+        StagePlan(
+            name=str(span.index), closed=bool(span.lanes), measured=span.measured, concurrency=span.lanes or None,
+            slots=span.chains, first_slot=span.first_chain,
+        )
+        for span in schedule.stages
+    )  # fmt: skip
+    return Header(state="finished", stages=stages), rows
+
+
+def summaries(*stages: Stage, seed: int = 1) -> tuple[Summary, Summary]:
+    """The summary of such a run from its rows, and from what is folded of them."""
+    schedule = build(workload(*stages), seed)
+    header, rows = answered(schedule, drive(Dispatcher(schedule), lambda start: (TAKES_NS, True)))
+    gaps, timeline = seen(rows, len(header.stages))
+    real = summarize(header, rows, gaps, timeline)
+    return real, summaries_of.build(header, folded(header, rows, [], 2), gaps, timeline)
+
+
+# -- a warm-up before a closed loop ----------------------------------------------------------------------------------
+
+
+def test_a_warm_up_does_not_add_to_the_rate() -> None:
+    """`-c 4 -n 20 --warmup 2s --output-tokens 32` against 600 ms + 20 ms a token said 4.07/s; it is 4 / 1.22 s."""
+    for summary in summaries(warm(closed(4, duration_ns=2 * S)), closed(4, count=20)):
+        true_rate = 4 / (TAKES_NS / S)
+        assert summary.load.in_flight_max in (4, None), "not known where rows are folded"
+        # folded, an instant is known to a bin of 0.1 s: of lanes in step up to a whole round at the end
+        about = 0.002 if summary.load.in_flight_max else 0.25
+        assert summary.load.steady_completed_rps == pytest.approx(true_rate, rel=about)
+        assert summary.tokens.steady_output_per_s == pytest.approx(true_rate * TOKENS, rel=0.01)
+        assert summary.requests.scheduled == 20 and summary.warmup.scheduled == 8
+        assert summary.stages[1].load.steady_completed_rps == summary.load.steady_completed_rps
+
+
+@pytest.mark.parametrize("count", [12, 20, 21, 40])
+@pytest.mark.parametrize("ramp_ns", [0, TAKES_NS, 3 * TAKES_NS])
+def test_the_rate_does_not_depend_on_how_lanes_begin(count: int, ramp_ns: int) -> None:
+    true_rate = 4 / (TAKES_NS / S)
+    for stages in (
+        [closed(4, ramp_ns, count=count)],
+        [warm(closed(4, ramp_ns, duration_ns=4 * S)), closed(4, count=count)],
+    ):
+        for summary in summaries(*stages):
+            window_s = summary.window.steady.duration_s
+            if window_s is not None and window_s > 2:
+                # one request more or less at an edge; folded, lanes in step are a round
+                edge = (1 if summary.load.in_flight_max else 4) / (window_s * true_rate)
+                assert summary.load.steady_completed_rps == pytest.approx(true_rate, rel=edge + 1e-6)
+                per_token = (summary.tokens.steady_output_per_s or 0) / TOKENS
+                assert per_token == pytest.approx(summary.load.steady_completed_rps, rel=4 * edge)
+            assert (summary.load.in_flight_max or 0) <= 4
+
+
+def test_a_level_counts_no_request_of_another_stage() -> None:
+    for summary in summaries(
+        closed(8, duration_ns=10 * S), closed(4, duration_ns=20 * S), closed(6, duration_ns=20 * S)
+    ):
+        for stage, lanes in zip(summary.stages, (8, 4, 6), strict=True):
+            assert stage.load.steady_completed_rps == pytest.approx(lanes / (TAKES_NS / S), rel=0.08)
+            assert stage.tokens.steady_output_per_s == pytest.approx(lanes * TOKENS / (TAKES_NS / S), rel=0.08)
+
+
+def test_an_open_loop_completes_no_more_than_it_offers() -> None:
+    """A warm-up that is far denser than the measured load does not show in what that completed."""
+    dense = warm(constant(40.0, duration_ns=3 * S))
+    for summary in summaries(dense, poisson(6.0, duration_ns=60 * S)):
+        load = summary.load
+        assert summary.window.steady.start_s == pytest.approx(3 + TAKES_NS / S, abs=0.05)
+        assert load.offered_rps is not None and load.steady_completed_rps is not None
+        assert load.steady_completed_rps == pytest.approx(load.offered_rps, rel=0.03)
+        assert summary.tokens.steady_output_per_s == pytest.approx(load.steady_completed_rps * TOKENS, rel=0.02)
+
+
+def test_without_time_of_its_own_a_load_has_no_steady_figures_and_says_so() -> None:
+    for summary in summaries(warm(constant(40.0, duration_ns=3 * S)), constant(10.0, count=10)):
+        assert summary.window.steady.duration_s is None and summary.load.steady_completed_rps is None
+        assert says(summary.verdict.warning_codes, "never_steady")
+
+
+def test_an_older_folder_has_its_window_from_the_first_due_instant() -> None:
+    schedule = build(workload(closed(4, TAKES_NS, count=20)), 1)
+    header, rows = answered(schedule, drive(Dispatcher(schedule), lambda start: (TAKES_NS, True)))
+    old = msgspec.structs.replace(header, stages=(msgspec.structs.replace(header.stages[0], first_slot=None),))
+    assert summarize(old, rows).window.steady.start_s == 0
+    assert summarize(header, rows).window.steady.start_s == pytest.approx(0.75 * TAKES_NS / S)
+
+
+# -- how lanes begin ---------------------------------------------------------------------------------------------------
+
+
+class Asked:
+    """Requests of one length."""
+
+    def numbers(self, n: int) -> range:
+        return range(n)
+
+    def asked_input(self, number: int) -> int:
+        return 100
+
+    def asked_output(self, number: int) -> int:
+        return TOKENS
+
+
+ANSWER = lane_start.by_probe(600.0, 20.0)  # 600 ms + 32 * 20 ms = 1.24 s
+
+
+def begun(*stages: Stage, leave_out: bool = False) -> list[tuple[str, bool, int | None, int | None, int | None, str]]:
+    requests = Synthetic(input_tokens=Fixed(value=100), output_tokens=Fixed(value=TOKENS))
+    made, begins = lane_start.resolve(
+        Workload(name="x", requests=requests, stages=stages), Asked(), ANSWER, leave_out=leave_out
+    )
+    return [
+        (stage.name, stage.measured, stage.duration_ns, stage.count, begin.ramp_ns, begin.source)
+        for stage, begin in zip(made.stages, begins, strict=True)
+    ]
+
+
+def auto(lanes: int, **stop: Any) -> Stage:
+    return Stage(name="load", arrival=Closed(concurrency=lanes), **stop)
+
+
+E_NS = 1240 * MS
+FIRST = lane_start.FIRST_ROUND
+
+
+def test_lanes_begin_spread_over_an_answer_and_their_first_round_is_left_out() -> None:
+    assert begun(auto(4, count=20)) == [("load", True, None, 20, E_NS, "probe")], "all requests of -n count"
+    by_time = begun(auto(4, duration_ns=60 * S))
+    assert by_time == [(FIRST, False, E_NS, None, E_NS, "probe"), ("load", True, 60 * S, None, 0, "stage")]
+    level = begun(auto(4, count=20), leave_out=True)
+    assert level == [(FIRST, False, E_NS, None, E_NS, "probe"), ("load", True, None, 20, 0, "stage")]
+    level = begun(auto(4, duration_ns=60 * S), leave_out=True)
+    assert level[1] == ("load", True, 60 * S + E_NS, None, 0, "stage"), "long enough for the first round to end"
+
+
+def test_what_the_user_asks_of_the_start_is_kept() -> None:
+    herd = Stage(name="load", arrival=Closed(concurrency=4, ramp_ns=0), duration_ns=60 * S)
+    assert begun(herd) == [(FIRST, False, MS, None, 0, "asked"), ("load", True, 60 * S, None, 0, "stage")]
+    slow = Stage(name="load", arrival=Closed(concurrency=4, ramp_ns=9 * S), count=20)
+    assert begun(slow) == [("load", True, None, 20, 9 * S, "asked")]
+    op = Stage(name="load", arrival=Poisson(rate=1.0), duration_ns=S)
+    assert begun(op) == [("load", True, S, None, None, "")]
+
+
+def test_a_warm_up_begins_the_lanes_of_what_follows() -> None:
+    before = Stage(name="warm-up", arrival=Closed(concurrency=4), duration_ns=10 * S, measured=False)
+    assert begun(before, auto(4, duration_ns=60 * S)) == [
+        ("warm-up", False, 10 * S, None, E_NS, "probe"),
+        ("load", True, 60 * S, None, 0, "stage"),
+    ]
+    short = before.model_copy(update={"duration_ns": S})
+    assert begun(short, auto(4, duration_ns=60 * S))[0] == (FIRST, False, E_NS, None, E_NS, "probe")
+    more = begun(before, auto(4, duration_ns=60 * S), auto(8, duration_ns=60 * S))
+    assert [name for name, *_ in more] == ["warm-up", "load", FIRST, "load"], (
+        "lanes that are new have a first round too"
+    )
+
+
+def test_the_words() -> None:
+    assert lane_start.words(1.24, "probe", 4) == "lanes begin spread over 1.24 s, an answer's length by the probe"
+    assert lane_start.words(0.0, "asked", 4) == "all lanes begin at once"
+    assert lane_start.words(30.0, "asked", 4) == "lanes begin spread over 30 s"
+    assert (
+        lane_start.words(0.0, "stage", 4) == lane_start.words(None, "", None) == lane_start.words(9.0, "probe", 1) == ""
+    )
+
+
+# -- the commands ------------------------------------------------------------------------------------------------------
+
+
+def exits(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+VM = ("--url", "sim:gb300-vm", "--gpus", "4", "--seed", "1")
+
+
+def test_a_run_says_and_stores_how_its_lanes_begin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("run", "rag", *VM, "-c", "8", "--output-tokens", "64", "--warmup", "0")
+    assert exits(*common, "-n", "64", "-o", str(tmp_path / "n")) == 0
+    told = capsys.readouterr()
+    assert "64 requests; lanes begin spread over" in told.err and "an answer's length by the preset" in told.err
+    stages = json.loads((tmp_path / "n" / "run.json").read_bytes())["stages"]
+    assert [stage["ramp_from"] for stage in stages] == ["preset"] and stages[0]["ramp_s"] > 0.5
+    assert exits(*common, "-d", "20s", "-o", str(tmp_path / "d")) == 0
+    assert "the first request of each lane, not measured; lanes begin spread over" in capsys.readouterr().err
+    assert exits(*common, "-n", "64", "--concurrency-ramp", "0", "-o", str(tmp_path / "herd")) == 0
+    assert "all lanes begin at once" in capsys.readouterr().err
+    for name in ("n", "d", "herd"):
+        rows = store.read_run(tmp_path / name).rows
+        changes = sorted([(at, 1) for at in rows["sent_ns"]] + [(at, -1) for at in rows["done_ns"]])
+        assert max(np.cumsum([change for _, change in changes])) == 8
+    first = store.read_run(tmp_path / "d").rows
+    assert (first["stage"] == 0).sum() >= 8
+    lanes_first = {int(row["lane"]): int(row["stage"]) for row in np.sort(first, order="due_ns")[::-1]}
+    assert set(lanes_first.values()) == {0}, "the first request of every lane is not measured"
+
+
+def test_a_closed_and_an_open_loop_of_one_server_agree(tmp_path: Path) -> None:
+    """Little's law: requests in flight are the rate times the time that each takes; and each loop tells the other."""
+
+    def figures(name: str, *load: str) -> tuple[float, float, float]:
+        assert exits("run", "rag", *VM, "--output-tokens", "128", "--plain", *load, "-o", str(tmp_path / name)) == 0
+        run = store.read_run(tmp_path / name)
+        summary = load_summary((tmp_path / name / "summary.json").read_bytes())
+        everything = [metrics.Columns(run.rows)]
+        in_flight, _ = flying(everything, summary.window.steady)
+        return in_flight or 0, summary.load.steady_completed_rps or 0, (summary.e2e_ms.mean or 0) / 1e3
+
+    in_flight, rate, takes_s = figures("closed", "-c", "64", "-n", "960")
+    assert in_flight == pytest.approx(64, rel=0.03)
+    assert rate * takes_s == pytest.approx(64, rel=0.02)
+    in_flight, open_rate, open_takes_s = figures("open", "--request-rate", f"{rate}", "-d", "60s", "--warmup", "10s")
+    assert open_rate == pytest.approx(rate, rel=0.05)
+    assert open_rate * open_takes_s == pytest.approx(in_flight, rel=0.03)
+    assert in_flight == pytest.approx(64, rel=0.1), "Poisson arrivals at that rate hold as many in flight"
+
+
+@pytest.mark.commands
+def test_a_sweep_finds_what_a_search_finds_or_says_that_it_is_a_bound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = tmp_path / "rag.yaml"  # the packaged profile with shorter answers
+    profile = (places.ROOT / "workloads" / "rag.yaml").read_text()
+    short.write_text(re.sub(r"output_tokens: *\d+", "output_tokens: 128", profile))
+    common = (str(short), *VM, "--slo", "ttft:2s:p95", "--slo", "tpot:40ms:p95")
+    search = ("search", *common, "-d", "25s", "--low", "20", "--high", "400", "--precision", "0.1")
+    assert exits(*search, "-o", str(tmp_path / "search")) == 0
+    found = capacity.load_capacity((tmp_path / "search" / capacity.FILE).read_bytes())
+    evidence = load_summary((tmp_path / "search" / found.evidence / "summary.json").read_bytes())
+    lanes = round(found.rate_per_s * (evidence.e2e_ms.mean or 0) / 1e3)  # in flight at that rate
+    levels = f"{lanes // 2},{round(lanes * 0.9)},{lanes * 3}"
+    assert exits("sweep", *common, "-c", levels, "-n", str(lanes * 6), "-o", str(tmp_path / "sweep")) == 0
+    told = capsys.readouterr().out
+    swept = capacity.load_capacity((tmp_path / "sweep" / capacity.FILE).read_bytes())
+    assert swept.rate_per_s == pytest.approx(found.rate_per_s, rel=0.15), "at nine tenths of the lanes"
+    assert swept.lower_bound and "missed it, and the end lies between" in swept.bound_why
+    assert swept.bound_why in told
+
+
+def test_lanes_in_step_give_a_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "s")
+    common = ("sweep", "rag", *VM, "--output-tokens", "32", "--slo", "ttft:2s:p95", "--plain", "--warmup", "0")
+    assert exits(*common, "-c", "8,32", "-n", "200", "--concurrency-ramp", "0", "-o", out) == 0
+    capsys.readouterr()
+    swept = capacity.load_capacity((tmp_path / "s" / capacity.FILE).read_bytes())
+    assert swept.lower_bound and "--concurrency-ramp 0" in swept.bound_why
+    assert exits("report", out) == 0
+    assert "lower bound of the capacity" in capsys.readouterr().out

@@ -1,0 +1,487 @@
+"""The dispatcher in virtual time: each slot comes out once, in time and within its limits, whatever completions do."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timetables import MS, S, closed, constant, gamma, poisson, workload
+
+from loadgen.core.schedule.arrivals import build
+from loadgen.core.schedule.dispatcher import Dispatcher, Start
+from loadgen.core.schedule.timetable import Schedule, fingerprint, shard
+
+Service = Callable[[Start], tuple[int, bool]]  # how long a request takes, and whether it is ok
+
+
+@dataclass
+class Run:
+    """What a virtual-time run saw: every start with its instant, every end, the most in flight."""
+
+    starts: list[tuple[int, Start]] = field(default_factory=list)
+    ends: dict[int, int] = field(default_factory=dict)
+    most: int = 0
+    unsent: list[Start] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[Start]:
+        return [start for _, start in self.starts] + self.unsent
+
+    @property
+    def sent(self) -> list[Start]:
+        return [start for _, start in self.starts if not start.dropped]
+
+
+def drive(
+    dispatcher: Dispatcher, service: Service, *, stop_ns: int | None = None, limit: int = 64, late_ns: int = 0
+) -> Run:
+    """Run a dispatcher on a virtual clock, from `stop_ns` on only to the ends of what is in flight. With `late_ns` it
+    is asked for what is due only so much after the instant that it named."""
+    run, now, ends = Run(), 0, list[tuple[int, int, bool]]()
+    while not dispatcher.done:
+        due = dispatcher.next_ns()
+        if ends and (due is None or ends[0][0] <= due):
+            now, number, ok = heapq.heappop(ends)
+            run.ends[number] = now
+            dispatcher.finished(number, now, ok)
+            continue
+        assert due is not None, "neither anything in flight nor anything to come, and yet not done"
+        now = max(now, due + late_ns)
+        if stop_ns is not None and now >= stop_ns:
+            dispatcher.stop()
+            run.unsent, stop_ns = list(dispatcher.unsent()), None
+            continue
+        full = True
+        while full:
+            starts = dispatcher.ready(now, limit)
+            sent_dues = [start.due_ns for start in starts if not start.dropped]
+            assert sent_dues == sorted(sent_dues)
+            full = len(starts) == limit
+            for start in starts:
+                run.starts.append((now, start))
+                if not start.dropped:
+                    took, ok = service(start)
+                    heapq.heappush(ends, (now + took, start.number, ok))
+            run.most = max(run.most, dispatcher.in_flight)
+    assert dispatcher.in_flight == 0
+    assert dispatcher.next_ns() is None
+    assert dispatcher.ready(now + S) == []
+    return run
+
+
+def at_random(seed: int, failing: float = 0.0, longest_ns: int = 300 * MS) -> Service:
+    random = Random(seed)
+    return lambda start: (random.randrange(1, longest_ns), random.random() >= failing)
+
+
+def lasting(ns: int) -> Service:
+    return lambda start: (ns, True)
+
+
+def numbers(starts: list[Start]) -> list[int]:
+    return sorted(start.number for start in starts)
+
+
+bounded_stages = st.lists(
+    st.one_of(
+        st.builds(lambda rate, count: constant(rate, count=count), st.sampled_from([5.0, 40.0]), st.integers(1, 30)),
+        st.builds(lambda rate, s: poisson(rate, duration_ns=s * S), st.sampled_from([3.0, 20.0]), st.integers(1, 3)),
+        st.builds(
+            lambda lanes, count, ramp: closed(lanes, ramp * MS, count=count),
+            st.integers(1, 9),
+            st.integers(1, 40),
+            st.sampled_from([0, 1, 700, 5_000]),
+        ),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(
+    stages=bounded_stages,
+    turns=st.integers(1, 4),
+    cap=st.none() | st.integers(1, 5),
+    failing=st.sampled_from([0.0, 0.3, 1.0]),
+    seed=st.integers(0, 1000),
+    stop_ns=st.none() | st.integers(0, 4 * S),
+    limit=st.sampled_from([1, 3, 64]),
+    share=st.sampled_from([(0, 1), (0, 2), (1, 2), (4, 5)]),
+    late_ns=st.sampled_from([0, 0, 700 * MS]),
+)
+def test_every_slot_comes_out_exactly_once(stages, turns, cap, failing, seed, stop_ns, limit, share, late_ns) -> None:
+    schedule = shard(build(workload(*stages, turns=turns, tool_ns=200 * MS), seed), *share)
+    run = drive(
+        Dispatcher(schedule, max_in_flight=cap), at_random(seed, failing), stop_ns=stop_ns, limit=limit, late_ns=late_ns
+    )
+    columns = schedule.columns()
+    assert numbers(run.all) == columns.number.tolist()
+    assert len(run.all) == schedule.slots
+    by_status = Counter(start.dropped for start in run.all)
+    assert by_status[""] == len(run.ends)
+    if stop_ns is None:
+        assert not by_status["interrupted"]
+    if cap is None:
+        assert not by_status["in_flight_cap"]
+    for start in run.all:  # the dispatcher's own arithmetic is that of the columns
+        slot = schedule.slot(start.number)
+        assert start[:5] == (slot.number, slot.stage, slot.session, slot.turn, slot.lane)
+    check_chains(schedule, run)
+    check_lanes(schedule, run, cap, late_ns > 0)
+
+
+def check_chains(schedule: Schedule, run: Run) -> None:
+    """A turn is due its pause after the end of the one before, and never sent when that one was not."""
+    sent = {start.number: start for start in run.sent}
+    for number, start in sent.items():
+        slot = schedule.slot(number)
+        if slot.after >= 0 and slot.turn:
+            assert start.due_ns == run.ends[slot.after] + slot.pause_ns
+        elif slot.after >= 0 and slot.after in run.ends:
+            assert start.due_ns == run.ends[slot.after]
+        elif slot.due_ns >= 0 and schedule.stages[slot.stage].start_ns is not None:
+            waits = slot.stage > 0 and slot.lane >= 0  # a lane takes over when the stage before leaves it a place
+            assert start.due_ns >= slot.due_ns if waits else start.due_ns == slot.due_ns
+    for start in run.all:
+        before = start.number - 1 if start.turn else None
+        if start.dropped == "previous_turn_failed":
+            assert before is not None
+        if not start.dropped and before is not None:
+            assert before in sent
+
+
+def check_lanes(schedule: Schedule, run: Run, cap: int | None, late: bool) -> None:
+    """A lane has one request at a time, an open loop no more than its cap; what starts does so in order of due."""
+    assert [now for now, _ in run.starts] == sorted(now for now, _ in run.starts)
+    busy: dict[tuple[int, int], int] = {}
+    for now, start in run.starts:
+        if start.dropped:
+            continue
+        assert now >= start.due_ns
+        if not late:
+            assert now == start.due_ns
+        if start.lane >= 0:
+            assert busy.get((start.stage, start.lane), 0) <= now
+            busy[start.stage, start.lane] = run.ends.get(start.number, now)
+            assert 0 <= start.lane < schedule.stages[start.stage].lanes
+    lanes = max(span.lanes for span in schedule.stages)
+    if cap is not None:
+        assert run.most <= cap + sum(span.lanes for span in schedule.stages)
+    elif len(schedule.stages) == 1 and lanes:
+        assert run.most <= lanes
+
+
+def test_open_loop_starts_are_those_of_the_columns() -> None:
+    schedule = build(workload(poisson(200.0, duration_ns=20 * S), constant(50.0, count=99)), 3)
+    run = drive(Dispatcher(schedule), at_random(3, longest_ns=2 * S))
+    columns = schedule.columns()
+    assert [start.number for start in run.sent] == columns.number.tolist()
+    assert [start.due_ns for start in run.sent] == columns.due_ns.tolist()
+
+
+def test_thirty_thousand_slots() -> None:
+    """The size at which blocks, heap and cursors have all turned over many times."""
+    mixed = workload(gamma(3000.0, 0.3, count=12_000), closed(100, count=9_000), constant(1e5, count=9_000))
+    schedule = build(mixed, 1)
+    run = drive(Dispatcher(schedule), lambda start: (1 + start.number * 7919 % (9 * MS), True))
+    assert numbers(run.sent) == list(range(30_000))
+
+
+def test_the_cap_drops_and_never_delays() -> None:
+    schedule = build(workload(constant(10.0, count=20)), 1)
+    run = drive(Dispatcher(schedule, max_in_flight=2), lasting(250 * MS))  # 2.5 gaps long: one of three finds no place
+    kinds = [start.dropped for _, start in run.starts]
+    assert kinds[:6] == ["", "", "in_flight_cap", "", "", "in_flight_cap"]
+    assert all(now == start.due_ns == 100 * MS * start.number for now, start in run.starts)
+    assert run.most == 2
+
+
+def test_a_dropped_or_failed_turn_drops_the_rest_of_its_conversation_once() -> None:
+    schedule = build(workload(constant(1.0, count=3), turns=4, tool_ns=MS), 1)
+    run = drive(Dispatcher(schedule), lambda start: (10 * MS, start.number != 5))  # conversation 1 fails in turn 1
+    assert [start.number for start in run.all if start.dropped == "previous_turn_failed"] == [6, 7]
+    assert [(s.session, s.turn) for s in run.sent] == [
+        *[(0, turn) for turn in range(4)],
+        *[(1, turn) for turn in range(2)],
+        *[(2, turn) for turn in range(4)],
+    ]
+    capped = drive(Dispatcher(schedule, max_in_flight=1), lasting(900 * MS))  # turn 1 of each overlaps the next turn 0
+    assert Counter(start.dropped for start in capped.all).keys() == {"", "in_flight_cap", "previous_turn_failed"}
+
+
+def test_the_cap_does_not_drop_in_closed_loop() -> None:
+    run = drive(Dispatcher(build(workload(closed(8, count=50)), 1), max_in_flight=2), lasting(MS))
+    assert len(run.sent) == 50
+    assert run.most == 8
+
+
+def test_a_closed_loop_with_a_duration_ends_there_and_schedules_only_what_it_reached() -> None:
+    schedule = build(workload(closed(3, duration_ns=S)), 1)
+    run = drive(Dispatcher(schedule), lambda start: ((1 + start.lane) * 100 * MS, True))
+    assert all(start.due_ns < S for start in run.all)
+    assert not run.unsent
+    per_lane = Counter(start.lane for start in run.sent)
+    assert per_lane == {0: 10, 1: 5, 2: 4}
+    for start in run.sent:  # number = i * lanes + k
+        assert start.number % 3 == start.lane
+    stopped = drive(Dispatcher(schedule), lasting(100 * MS), stop_ns=S // 2)
+    assert len(stopped.sent) == 15
+    assert not stopped.unsent
+    both = workload(closed(3, count=100, duration_ns=S), closed(2, count=100, duration_ns=S))  # nor with a count
+    stopped = drive(Dispatcher(build(both, 1)), lasting(100 * MS), stop_ns=S // 2)
+    assert len(stopped.all) == 15
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_lanes_begin_one_after_the_other(parts: int) -> None:
+    schedule = build(workload(constant(2.0, duration_ns=S), closed(4, 200 * MS, duration_ns=S)), 1)
+    begun: dict[int, int] = {}
+    for part in range(parts):
+        run = drive(Dispatcher(shard(schedule, part, parts)), lasting(300 * MS))
+        for start in run.sent:
+            if start.lane >= 0:
+                begun.setdefault(start.lane, start.due_ns)
+    assert begun == {0: S, 1: S + 50 * MS, 2: S + 100 * MS, 3: S + 150 * MS}
+    slots = [slot for slot in schedule if slot.stage == 1 and slot.due_ns >= 0] if schedule.slots else []
+    assert [slot.due_ns for slot in slots] in ([], list(begun.values()))
+    at_once = workload(constant(2.0, duration_ns=S), closed(4, duration_ns=S))
+    assert fingerprint(schedule) != fingerprint(build(at_once, 1))
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_turns_beyond_the_end_of_a_closed_loops_duration_were_never_scheduled(failing: bool) -> None:
+    schedule = build(workload(closed(2, duration_ns=S), turns=3, tool_ns=200 * MS), 1)
+    run = drive(Dispatcher(schedule), lambda start: (150 * MS, not (failing and start.due_ns >= 900 * MS)))
+    lane = [(start.session, start.turn, start.due_ns // MS) for start in run.all if start.lane == 0]
+    assert lane == [(0, 0, 0), (0, 1, 350), (0, 2, 700), (2, 0, 850)]  # the next turn would be due at 1200
+    slow = drive(Dispatcher(schedule), lambda start: (1100 * MS, not failing))
+    assert [start.turn for start in slow.all] == [0, 0]
+
+
+def test_a_lane_runs_whole_conversations_one_after_another() -> None:
+    schedule = build(workload(closed(2, count=4), turns=3, tool_ns=50 * MS), 1)
+    run = drive(Dispatcher(schedule), lasting(100 * MS))
+    lane = [(start.session, start.turn, now) for now, start in run.starts if start.lane == 1]
+    expected = [0, 150, 300, 400, 550, 700]  # no pause between conversations
+    assert lane == [(1 + 2 * (i // 3), i % 3, at * MS) for i, at in enumerate(expected)]
+    failing = drive(Dispatcher(schedule), lambda start: (100 * MS, False))
+    assert [(start.session, now) for now, start in failing.starts if start.lane == 0 and not start.dropped] == [
+        (0, 0),
+        (2, 100 * MS),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "service_ns", "expected_ns"),
+    [
+        (constant(10.0, count=10), 5 * S, S),  # an open loop's end is fixed: ten gaps
+        (closed(2, duration_ns=S), 300 * MS, S),  # as is a duration's, though 4 * 300 ms are not over then
+        (closed(2, count=10), 300 * MS, 1500 * MS),  # five rounds, then all have finished
+        (closed(2, count=10, duration_ns=S), 300 * MS, S),  # whichever comes first
+        (closed(2, count=4, duration_ns=S), 300 * MS, 600 * MS),
+    ],
+)
+def test_where_the_next_stage_begins(first, service_ns: int, expected_ns: int) -> None:
+    schedule = build(workload(first, constant(10.0, count=3)), 1)
+    run = drive(Dispatcher(schedule), lasting(service_ns))
+    second = [start for start in run.sent if start.stage == 1]
+    assert [start.due_ns for start in second] == [expected_ns + i * 100 * MS for i in range(3)]
+    numbers_seen = numbers(run.sent)
+    assert len(set(numbers_seen)) == len(numbers_seen)
+
+
+def test_a_stage_that_ends_late_does_not_end_the_one_after() -> None:
+    schedule = build(workload(closed(2, count=2, duration_ns=S), constant(10.0, count=20), constant(1.0, count=1)), 1)
+    run = drive(Dispatcher(schedule), lasting(1500 * MS))
+    assert [start.due_ns for start in run.sent if start.stage == 2] == [3 * S]
+
+
+def test_a_late_driver_does_not_move_what_was_planned() -> None:
+    dispatcher = Dispatcher(build(workload(closed(1, count=1, duration_ns=S), constant(10.0, count=3)), 1))
+    dispatcher.ready(0)
+    dispatcher.finished(0, 2 * S, True)  # told before it was asked again: the stage had ended at its duration
+    assert dispatcher.next_ns() == S
+    assert [start.due_ns for start in dispatcher.ready(5 * S)] == [S, 1100 * MS, 1200 * MS]
+    talk = Dispatcher(build(workload(constant(2.0, count=1), closed(1, count=1), turns=2, tool_ns=100 * MS), 1))
+    talk.ready(0)
+    talk.finished(0, 100 * MS, True)
+    assert [(start.number, start.due_ns) for start in talk.ready(S)] == [(1, 200 * MS)]
+    talk.finished(1, 300 * MS, True)  # told late: the lane that waited for the conversation begins at its stage's start
+    assert [(start.number, start.due_ns) for start in talk.ready(S)] == [(2, 500 * MS)]
+
+
+def test_everything_at_once_keeps_the_order_of_its_stages() -> None:
+    schedule = build(workload(constant(float("inf"), count=3), constant(float("inf"), count=2)), 1)
+    assert [(start.stage, start.due_ns) for start in Dispatcher(schedule).ready(0)] == [(0, 0)] * 3 + [(1, 0)] * 2
+
+
+def test_an_open_loop_stage_leaves_its_conversations_to_finish() -> None:
+    schedule = build(workload(constant(2.0, duration_ns=S), constant(2.0, duration_ns=S), turns=3, tool_ns=400 * MS), 1)
+    run = drive(Dispatcher(schedule), lasting(100 * MS))
+    assert len(run.sent) == 12
+    assert max(start.due_ns for start in run.sent if start.stage == 0) == 1500 * MS
+
+
+@settings(max_examples=50, deadline=None)
+@given(stages=bounded_stages, turns=st.integers(1, 3), n=st.integers(1, 5), seed=st.integers(0, 100))
+def test_workers_together_start_what_one_would(stages, turns: int, n: int, seed: int) -> None:
+    schedule = build(workload(*stages, turns=turns, tool_ns=MS), seed)
+
+    def took(start: Start) -> tuple[int, bool]:
+        return 1 + start.number * 7919 % (50 * MS), True
+
+    whole = drive(Dispatcher(schedule), took)
+    parts = [drive(Dispatcher(shard(schedule, i, n)), took) for i in range(n)]
+    together = sorted(start for part in parts for start in part.sent)
+    # each share begins such a stage by itself, and its lanes take over from its own requests
+    if any(span.start_ns is None or (span.lanes and span.index) for span in schedule.stages):
+        assert [start[:5] for start in together] == [start[:5] for start in sorted(whole.sent)]
+    else:
+        assert together == sorted(whole.sent)
+
+
+def test_after_stop_nothing_starts_and_what_did_not_is_told_with_its_reason() -> None:
+    schedule = build(workload(constant(10.0, count=5), closed(2, count=6)), 1)
+    dispatcher = Dispatcher(schedule)
+    with pytest.raises(RuntimeError):
+        next(dispatcher.unsent())
+    first, second = dispatcher.ready(100 * MS)
+    dispatcher.stop()
+    dispatcher.stop()
+    assert dispatcher.next_ns() is None
+    assert not dispatcher.done
+    dispatcher.finished(second.number, 200 * MS, True)
+    dispatcher.finished(first.number, 210 * MS, False)
+    assert dispatcher.done
+    assert dispatcher.ready(S) == []
+    unsent = list(dispatcher.unsent())
+    assert {start.dropped for start in unsent} == {"interrupted"}
+    assert numbers(unsent) == list(range(2, 11))
+    assert [start.due_ns for start in unsent[:3]] == [200 * MS, 300 * MS, 400 * MS]
+    assert [start.due_ns for start in unsent[3:]] == [-1] * 6  # when the lanes would have come to them is not known
+    with pytest.raises(KeyError):
+        dispatcher.finished(first.number, S, True)
+
+
+def test_of_a_lane_that_stands_only_its_next_start_has_an_instant() -> None:
+    dispatcher = Dispatcher(build(workload(closed(1, count=3), turns=2), 1))
+    dispatcher.ready(0)
+    dispatcher.finished(0, 5 * MS, True)
+    dispatcher.stop()
+    assert [(start.number, start.due_ns) for start in dispatcher.unsent()] == [
+        (1, 5 * MS),
+        (2, -1),
+        (3, -1),
+        (4, -1),
+        (5, -1),
+    ]
+
+
+def test_plain_integers_come_out() -> None:
+    """NumPy scalars would be several times slower in everything done with them, and would not pack."""
+    mixed = workload(poisson(100.0, count=10), closed(2, count=10), turns=2, tool_ns=MS)
+    run = drive(Dispatcher(build(mixed, 1)), lasting(MS), stop_ns=60 * MS)
+    assert {type(value) for start in run.all for value in start} == {int, str}
+
+
+# -- one stage takes over from another -------------------------------------------------------------------------------
+
+
+def most_in_flight(run: Run, since_ns: int = 0) -> int:
+    """The most requests that were in flight at once from an instant on, ends counted before starts."""
+    changes = [(now, 1) for now, _ in run.starts] + [(end, -1) for end in run.ends.values()]
+    level = most = 0
+    for now, change in sorted(changes):
+        level += change
+        most = max(most, level if now >= since_ns and change > 0 else 0)
+    return most
+
+
+@given(
+    laws=st.lists(
+        st.tuples(st.integers(1, 9), st.sampled_from([0, 1, 400]), st.none() | st.integers(1, 40)),
+        min_size=2,
+        max_size=4,
+    ),
+    turns=st.integers(1, 3),
+    failing=st.sampled_from([0.0, 0.3]),
+    seed=st.integers(0, 1000),
+    parts=st.integers(1, 3),
+)
+def test_lanes_hand_over_and_never_exceed_their_number(laws, turns, failing, seed, parts) -> None:
+    """Of several closed loops, also with other numbers of lanes: none starts beside more than its own lanes allow."""
+    stages = [
+        closed(lanes, ramp * MS, duration_ns=S) if count is None else closed(lanes, ramp * MS, count=count)
+        for lanes, ramp, count in laws
+    ]
+    schedule = build(workload(*stages, turns=turns, tool_ns=50 * MS), seed)
+    for part in range(parts):
+        share = shard(schedule, part, parts)
+        run = drive(Dispatcher(share), at_random(seed, failing))
+        level = begun = 0
+        changes = [(end, 0, -1) for end in run.ends.values()]
+        changes += [(now, 1, start.stage) for now, start in run.starts if not start.dropped]
+        for _, is_start, stage in sorted(changes):
+            level += 1 if is_start else -1
+            if is_start:
+                begun = max(begun, stage)
+                allowed = [len(share.own_lanes(span)) for span in share.stages[stage : begun + 2]]
+                # beside a stage that takes over, the lanes that are left of earlier ones count among the new ones
+                assert level <= max(allowed), (stage, level)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_warm_up_hands_its_lanes_over(parts: int) -> None:
+    warm = closed(4, duration_ns=2 * S).model_copy(update={"measured": False})
+    schedule = build(workload(warm, closed(4, count=20)), 1)
+    for part in range(parts):
+        run = drive(Dispatcher(shard(schedule, part, parts)), lasting(1225 * MS))
+        assert most_in_flight(run) == 4 // parts
+        first = [start.due_ns for start in run.sent if start.stage == 1][: 4 // parts]
+        assert first == [2450 * MS] * (4 // parts), "each when the warm-up request of its lane has ended"
+        assert len([start for start in run.sent if start.stage == 1]) == 20 // parts
+
+
+def test_a_warm_up_by_count_leaves_no_lane_idle() -> None:
+    warm = closed(3, count=7).model_copy(update={"measured": False})
+    schedule = build(workload(warm, closed(3, count=9)), 1)
+    run = drive(Dispatcher(schedule), lasting(100 * MS))
+    assert [start.due_ns // MS for start in run.sent if start.stage == 1] == [
+        200,
+        200,
+        300,
+        300,
+        300,
+        400,
+        400,
+        400,
+        500,
+    ]
+    assert most_in_flight(run) == 3
+
+
+def test_fewer_lanes_wait_until_there_are_fewer_in_flight_and_more_begin_spread() -> None:
+    down = build(workload(closed(8, duration_ns=S), closed(3, duration_ns=S)), 1)
+    run = drive(Dispatcher(down), lambda start: ((300 + 50 * start.lane) * MS, True))
+    second = [start for start in run.sent if start.stage == 1]
+    assert second and most_in_flight(run, second[0].due_ns) <= 3
+    up = build(workload(closed(2, duration_ns=S), closed(6, 400 * MS, duration_ns=S)), 1)
+    run = drive(Dispatcher(up), lasting(300 * MS))
+    begun = {start.lane: start.due_ns // MS for start in reversed(run.sent) if start.stage == 1}
+    assert begun == {0: 1200, 1: 1200, 2: 1000, 3: 1100, 4: 1200, 5: 1300}
+
+
+def test_a_closed_loop_after_an_open_one_waits_for_its_requests() -> None:
+    schedule = build(workload(constant(10.0, duration_ns=S), closed(2, count=6)), 1)
+    run = drive(Dispatcher(schedule), lasting(500 * MS))  # five in flight when the stage ends
+    second = [start.due_ns // MS for start in run.sent if start.stage == 1]
+    assert second[:2] == [1300, 1400] and most_in_flight(run, 1300 * MS) == 2
+    talks = build(workload(constant(2.0, count=2), closed(1, count=1), turns=2, tool_ns=300 * MS), 1)
+    run = drive(Dispatcher(talks), lasting(100 * MS))
+    assert next(start.due_ns for start in run.sent if start.stage == 1) == 1000 * MS, "after the last turn of both"

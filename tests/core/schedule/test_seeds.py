@@ -1,0 +1,163 @@
+"""Seed and salt: what repeats the same prompts, and that runs of one experiment do not send each other's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import loadgen
+from loadgen.compare.comparison import ComparedRun, Side, compare
+from loadgen.contracts.run import _of_run
+from loadgen.core import seeds
+from loadgen.core.errors import Faults
+from loadgen.core.execution.run_header import describe
+from loadgen.core.results import manifest
+from loadgen.core.workload import load, read_flags
+from loadgen.mlperf import rules
+from loadgen.mlperf import run as mlperf
+from loadgen.search import experiment
+from loadgen.shell.app import main
+
+SIM = "sim:gb300-vm"
+SMALL = {"url": SIM, "num_requests": 20, "input_tokens": 60, "output_tokens": 4, "concurrency": 2, "warmup": "0"}
+
+
+def ends(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    return int(left.value.code or 0)
+
+
+def headers(folder: Path) -> list[manifest.Header]:
+    return [manifest.decode(file.read_bytes()) for file in sorted(folder.rglob("run.json"))]
+
+
+def run(folder: Path, **flags: Any) -> loadgen.Result:
+    return loadgen.run("qa", **(SMALL | {"out": folder} | flags))
+
+
+def words_file(folder: Path, *words: str) -> str:
+    """A tokenizer file of whole words."""
+    vocabulary = {word: i for i, word in enumerate(("?", *words))}
+    model = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    model.pre_tokenizer = pre_tokenizers.Whitespace()
+    folder.mkdir()
+    model.save(str(folder / "tokenizer.json"))
+    return str(folder / "tokenizer.json")
+
+
+def test_a_salt_comes_from_the_seed_the_word_or_is_fresh() -> None:
+    assert seeds.salt_of(7, None) == seeds.salt_of(7, None) != seeds.salt_of(8, None)
+    assert seeds.salt_of(7, "blue") == "blue"
+    assert seeds.salt_of(7, "fresh") != seeds.salt_of(7, "fresh")
+    assert len({seeds.salt_of(7, None), seeds.salt_at(7, None, "c1"), seeds.salt_at(7, None, "c2")}) == 3
+    assert seeds.salt_at(7, "blue", "c1") == "blue.c1"
+
+
+def test_the_python_api_takes_a_salt(tmp_path: Path) -> None:
+    one, again, fresh = (
+        run(tmp_path / name, seed=3, **more).summary for name, more in (("a", {}), ("b", {}), ("c", {"salt": "fresh"}))
+    )
+    assert one.fingerprints == again.fingerprints
+    assert one.run.salt == again.run.salt == seeds.salt_of(3, None)
+    assert one.fingerprints.prompts != fresh.fingerprints.prompts
+    assert one.fingerprints.timetable == fresh.fingerprints.timetable
+    notes = compare(
+        [Side(name=name, runs=(ComparedRun(name=name, summary=s),)) for name, s in (("a", one), ("b", again))]
+    )
+    assert any("equal prompts" in note for note in notes.notes)
+    notes = compare(
+        [Side(name=name, runs=(ComparedRun(name=name, summary=s),)) for name, s in (("a", one), ("c", fresh))]
+    )
+    assert any("other texts" in note for note in notes.notes) and not any("equal prompts" in n for n in notes.notes)
+
+
+def test_two_tokenizer_files_are_two_recipes(tmp_path: Path) -> None:
+    files = [words_file(tmp_path / name, *words) for name, words in (("x", ("ab", "cd")), ("y", ("ab", "ef")))]
+    one, other, packaged = (
+        run(tmp_path / name, seed=3, tokenizer=file).summary
+        for name, file in (("a", files[0]), ("b", files[1]), ("c", None))
+    )
+    assert len({s.fingerprints.recipe for s in (one, other, packaged)}) == 3
+    assert one.run.tokenizer == other.run.tokenizer
+    sides = [Side(name=name, runs=(ComparedRun(name=name, summary=s),)) for name, s in (("a", one), ("b", other))]
+    assert any(text.startswith("tokenizer file: tokenizer.json (") for text in compare(sides).unlike)
+
+
+@pytest.mark.parametrize("command", ["sweep", "run"])
+def test_levels_of_one_seed_send_different_prompts(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["qa", "--url", SIM, "-c", "1,2", "-n", "20", "--input-tokens", "60", "--output-tokens", "4"]
+    assert ends(command, *flags, "--seed", "3", "-o", str(tmp_path / "a")) == 0
+    one, two = headers(tmp_path / "a")
+    assert one.seed == two.seed == 3
+    assert one.fingerprints.prompts != two.fingerprints.prompts
+    assert ends(command, *flags, "--seed", "3", "-o", str(tmp_path / "b")) == 0
+    assert [h.fingerprints.prompts for h in headers(tmp_path / "b")] == [
+        one.fingerprints.prompts,
+        two.fingerprints.prompts,
+    ]
+    alone = run(tmp_path / "alone", seed=3, salt=two.salt, concurrency=2)
+    assert alone.summary.fingerprints.prompts == two.fingerprints.prompts
+    assert f"salt: {two.salt}" in capsys.readouterr().err
+
+
+def test_a_sweep_without_a_seed_is_repeated_by_the_one_that_it_drew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["qa", "--url", SIM, "-c", "1,2", "-n", "20", "--input-tokens", "60", "--output-tokens", "4"]
+    ends("sweep", *flags, "-o", str(tmp_path / "a"))
+    seed = experiment._read(tmp_path / "a" / experiment.PLAN).seed
+    assert f"seed: {seed}" in capsys.readouterr().err.splitlines()
+    ends("sweep", *flags, "--seed", str(seed), "-o", str(tmp_path / "b"))
+    first, again = ([h.fingerprints for h in headers(tmp_path / name)] for name in "ab")
+    assert first == again and len(first) == 2
+
+
+def test_a_search_prints_and_stores_the_seed_that_it_drew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["qa", "--url", SIM, "--slo", "ttft:2s", "--max-probes", "2", "-d", "5s", "--start", "2"]
+    ends("search", *flags, "-o", str(tmp_path / "a"))
+    seed = experiment._read(tmp_path / "a" / experiment.PLAN).seed
+    assert f"seed: {seed}" in capsys.readouterr().err.splitlines()
+    assert experiment.seed_of(tmp_path / "a", None) == seed
+    ends("search", *flags, "--seed", str(seed), "-o", str(tmp_path / "b"))
+    first, again = (headers(tmp_path / name) for name in "ab")
+    assert len({h.fingerprints.prompts for h in first}) == len(first)
+    assert [h.fingerprints.prompts for h in first] == [h.fingerprints.prompts for h in again]
+
+
+def test_runs_of_a_contract_and_of_a_peak_have_prompts_of_their_own(tmp_path: Path) -> None:
+    workload = load("qa", overrides=read_flags(seed=3))
+    runs = [_of_run(workload, level, repeat, None, None) for level in ("a", "b") for repeat in (1, 2)]
+    assert len({(one.seed, one.salt) for one in runs}) == 4
+    assert runs[0].seed == 3 != runs[1].seed
+    assert _of_run(load("qa"), "a", 2, None, None).seed is None
+    assert _of_run(load("qa"), "a", 1, 5, "blue").salt == "blue.a.r1"
+    test = rules.test("llama2-70b", "server", None)
+    data = mlperf.synthetic(test)._replace(seed=9)
+    made = mlperf.workload(test, data, qps=10)
+    assert (made.seed, made.salt, made.schedule_seed) == (9, None, test.seeds.schedule)
+
+
+def test_a_salt_that_changes_nothing_or_is_no_word_is_refused(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "hello"}\n')
+    file = tmp_path / "w.yaml"
+    file.write_text("name: t\nrequests: {from: rows.jsonl, output_tokens: 4}\n")
+    with pytest.raises(Faults, match="--> --salt blue"):
+        load(str(file), read_flags(request_rate=1, num_requests=1, salt="blue"))
+    with pytest.raises(Faults, match="--> --salt two words"):
+        load("qa", read_flags(salt="two words"))
+    assert ends("mlperf", "server", "-b", "llama2-70b", "--target-qps", "1", "--salt", "two words") == 2
+    assert ends("validate", "chatbot", "--seed", "-1") == 2
+
+
+def test_a_dry_run_says_the_salt_that_is_not_of_the_seed() -> None:
+    from loadgen.core.execution.plan import Settings
+
+    assert "seed: 3\n" in describe(load("qa", overrides=read_flags(seed=3)), Settings())[0]
+    assert "seed: 3  salt: blue\n" in describe(load("qa", overrides=read_flags(seed=3, salt="blue")), Settings())[0]

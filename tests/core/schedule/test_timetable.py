@@ -1,0 +1,240 @@
+"""The timetable: columns, shares and fingerprints of every mode, and LoadGen's draw behind an explicit seed."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import places
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timetables import MS, S, closed, constant, gamma, poisson, ramp, stage, workload
+
+from loadgen.core.schedule import arrivals, timetable
+from loadgen.core.schedule.timetable import RESERVED, Schedule, Slot
+from loadgen.core.workload import Delay, Empirical, Fixed, LogNormal, Normal, Poisson, Uniform
+
+ORACLE = json.loads((places.DATA / "loadgen_oracle.json").read_text())["poisson_schedule"]
+
+
+def lines(whole: Schedule) -> list[Slot]:
+    return [Slot(*row) for row in zip(*(column.tolist() for column in whole.columns()), strict=True)]
+
+
+def slot(number: int, due_ns: int, after: int, pause_ns: int, stage: int, session: int, turn: int, lane: int) -> Slot:
+    return Slot(number, due_ns, after, pause_ns, stage, session, turn, lane)
+
+
+TABLES = {
+    "open": (
+        workload(constant(2.0, count=3)),
+        [slot(0, 0, -1, 0, 0, -1, 0, -1), slot(1, S // 2, -1, 0, 0, -1, 0, -1), slot(2, S, -1, 0, 0, -1, 0, -1)],
+    ),
+    "closed": (
+        workload(closed(2, count=5)),
+        [
+            slot(0, 0, -1, 0, 0, -1, 0, 0),
+            slot(1, 0, -1, 0, 0, -1, 0, 1),
+            slot(2, -1, 0, 0, 0, -1, 0, 0),
+            slot(3, -1, 1, 0, 0, -1, 0, 1),
+            slot(4, -1, 2, 0, 0, -1, 0, 0),
+        ],
+    ),
+    "conversations, open": (
+        workload(constant(2.0, count=2), turns=2, tool_ns=7),
+        [
+            slot(0, 0, -1, 0, 0, 0, 0, -1),
+            slot(1, -1, 0, 7, 0, 0, 1, -1),
+            slot(2, S // 2, -1, 0, 0, 1, 0, -1),
+            slot(3, -1, 2, 7, 0, 1, 1, -1),
+        ],
+    ),
+    "conversations, closed": (
+        workload(closed(1, count=2), turns=2, tool_ns=7),
+        [
+            slot(0, 0, -1, 0, 0, 0, 0, 0),
+            slot(1, -1, 0, 7, 0, 0, 1, 0),
+            slot(2, -1, 1, 0, 0, 1, 0, 0),
+            slot(3, -1, 2, 7, 0, 1, 1, 0),
+        ],
+    ),
+    "stages": (  # offsets from the stage's own start after a stage without a fixed end
+        workload(constant(2.0, count=1), closed(1, count=1), constant(2.0, count=2)),
+        [
+            slot(0, 0, -1, 0, 0, -1, 0, -1),
+            slot(1, S // 2, -1, 0, 1, -1, 0, 0),
+            slot(2, 0, -1, 0, 2, -1, 0, -1),
+            slot(3, S // 2, -1, 0, 2, -1, 0, -1),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_columns_and_slots(name: str) -> None:
+    made, expected = TABLES[name]
+    whole = arrivals.build(made, 1)
+    assert lines(whole) == expected
+    assert [whole.slot(number) for number in range(len(expected))] == expected
+    assert list(whole.numbers()) == list(range(len(expected)))
+    assert whole.slots == len(expected)
+    for number in (-1, len(expected)):
+        with pytest.raises(IndexError):
+            whole.slot(number)
+
+
+@pytest.mark.parametrize("run", ORACLE["official_runs_v5.1"], ids=lambda run: run["run"])
+def test_an_explicit_schedule_seed_is_loadgens_draw(run: dict[str, int]) -> None:
+    measured = poisson(float(run["qps"]), count=run["queries"])
+    warm_up = stage(Poisson(rate=float(run["qps"])), count=1000, measured=False)
+    made = arrivals.build(workload(warm_up, measured, schedule_seed=ORACLE["seed_v5.1"]["schedule"]), 99)
+    first, second = made.stages
+    assert second.length_ns == run["duration_ns"]
+    assert made.columns().due_ns[1000] == first.length_ns == second.start_ns
+    assert second.offered_rps == pytest.approx(run["queries"] / (run["duration_ns"] / 1e9))
+    assert not np.array_equal(first.offsets, second.offsets[:1000])  # no two stages draw alike
+
+
+@pytest.mark.parametrize("law", [poisson(50.0, count=100), gamma(50.0, 0.5, count=100), ramp(10.0, 90.0, count=100)])
+def test_draws_are_a_function_of_the_seed_and_differ_by_stage(law) -> None:
+    def offsets(seed: int, schedule_seed: int | None = None) -> list[list[int]]:
+        made = arrivals.build(workload(law, law, schedule_seed=schedule_seed), seed)
+        return [span.offsets.tolist() for span in made.stages]
+
+    assert offsets(1) == offsets(1)
+    assert offsets(1) != offsets(2)
+    assert offsets(1, 7) == offsets(2, 7)
+    assert offsets(1)[0] != offsets(1)[1]
+    assert offsets(1, 0) != offsets(1)  # a seed of 0 is a seed
+
+
+def test_numbers_go_on_through_the_stages() -> None:
+    made = arrivals.build(workload(constant(5.0, count=4), closed(2, duration_ns=S), closed(3, count=5), turns=3), 1)
+    first, second, third = made.stages
+    assert (first.first_chain, second.first_chain, third.first_chain) == (0, 4, 4 + RESERVED)
+    assert made.slots is None
+    assert made.slot(12) == slot(12, 800 * MS, -1, 0, 1, 4, 0, 0)
+    assert made.slot(12 + 3 * 2 + 1) == slot(19, -1, 18, 0, 1, 6, 1, 0)
+    assert made.slot((4 + RESERVED) * 3).stage == 2
+    numbers = made.numbers()
+    assert [next(numbers) for _ in range(30)] == list(range(30))
+    with pytest.raises(ValueError, match="bounded by its duration alone"):
+        made.columns()
+
+
+@pytest.mark.parametrize(
+    ("stages", "starts", "horizon"),
+    [
+        ([constant(10.0, duration_ns=S), closed(2, duration_ns=S), poisson(9.0, duration_ns=S)], [0, S, 2 * S], 3 * S),
+        ([constant(10.0, count=5), constant(10.0, duration_ns=S, count=2)], [0, S // 2], 7 * S // 10),
+        ([closed(2, count=5), constant(10.0, duration_ns=S), closed(2, duration_ns=S)], [0, None, None], None),
+        ([closed(2, count=5, duration_ns=S), constant(10.0, count=5)], [0, None], None),
+        ([constant(float("inf"), count=5), closed(1, count=1)], [0, 0], None),
+    ],
+)
+def test_where_stages_begin_and_the_timetable_ends(stages, starts, horizon) -> None:
+    made = arrivals.build(workload(*stages), 1)
+    assert [span.start_ns for span in made.stages] == starts
+    assert made.horizon_ns == horizon
+
+
+def test_offered_rates() -> None:
+    stages = constant(10.0, duration_ns=2 * S), closed(3, count=5), constant(float("inf"), count=5)
+    made = arrivals.build(workload(*stages, turns=4), 1)
+    assert [span.offered_rps for span in made.stages] == [40.0, None, float("inf")]
+
+
+any_stages = st.lists(
+    st.one_of(
+        st.builds(lambda rate, n: poisson(rate, count=n), st.sampled_from([1.0, 30.0]), st.integers(1, 40)),
+        st.builds(lambda rate, s: ramp(rate, 20.0, duration_ns=s * S), st.sampled_from([1.0, 9.0]), st.integers(1, 4)),
+        st.builds(lambda lanes, n: closed(lanes, count=n), st.integers(1, 12), st.integers(1, 50)),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(stages=any_stages, turns=st.integers(1, 4), n=st.integers(1, 6), m=st.integers(1, 3), seed=st.integers(0, 99))
+def test_shares_are_whole_chains_and_together_the_whole(stages, turns: int, n: int, m: int, seed: int) -> None:
+    tool_time = Uniform(min=0, max=S)
+    whole = arrivals.build(workload(*stages, turns=turns, tool_time=tool_time), seed)
+    parts = [timetable.shard(timetable.shard(whole, i, n), j, m) for i in range(n) for j in range(m)]
+    shares = [lines(part) for part in parts]
+    assert sorted(line for share in shares for line in share) == lines(whole)
+    for part, share in zip(parts, shares, strict=True):
+        own = {line.number for line in share}
+        assert part.slots == len(share)
+        assert sorted(part.numbers()) == sorted(own)
+        assert all(line.after in own for line in share if line.after >= 0)
+        assert [part.slot(line.number) for line in share] == share
+    with pytest.raises(ValueError, match="no share"):
+        timetable.shard(whole, n, n)
+
+
+def test_an_endless_closed_loop_is_shared_by_lanes() -> None:
+    whole = arrivals.build(workload(closed(5, duration_ns=S), turns=2), 1)
+    numbers = timetable.shard(whole, 1, 3).numbers()  # lanes 1 and 4
+    assert [next(numbers) for _ in range(8)] == [2, 3, 8, 9, 12, 13, 18, 19]
+    assert list(timetable.shard(whole, 5, 6).numbers()) == []
+
+
+@pytest.mark.parametrize(
+    ("tool_time", "low", "high", "mean"),
+    [
+        (Fixed(value=3 * MS), 3 * MS, 3 * MS, 3.0),
+        (Uniform(min=MS, max=3 * MS), MS, 3 * MS, 2.0),
+        (Normal(mean=2 * MS, stddev=MS // 2), 0, 5 * MS, 2.0),
+        (Normal(mean=0, stddev=MS, min=MS, max=2 * MS), MS, 2 * MS, 1.383),  # the tail between one and two deviations
+        (LogNormal(median=2 * MS, sigma=0.5), 0, 40 * MS, 2.266),
+        (LogNormal(mean=2 * MS, sigma=0.5), 0, 40 * MS, 2.0),
+        (Empirical(values=(MS, 5 * MS), weights=(3.0, 1.0)), MS, 5 * MS, 2.0),
+        (Normal(mean=0, stddev=0, min=7), 7, 7, 7e-6),  # nothing to draw inside the bounds: the nearest one
+    ],
+)
+def test_tool_time_is_a_function_of_seed_conversation_and_turn(
+    tool_time: Delay, low: int, high: int, mean: float
+) -> None:
+    few = arrivals.build(workload(constant(9.0, count=300), turns=5, tool_time=tool_time), 1)
+    many = arrivals.build(workload(closed(8, count=3000), turns=5, tool_time=tool_time), 1)
+    pauses = many.columns().pause_ns.reshape(-1, 5)
+    assert np.array_equal(few.columns().pause_ns.reshape(-1, 5), pauses[:300])
+    assert (pauses[:, 0] == 0).all()
+    assert low <= pauses[:, 1:].min() <= pauses[:, 1:].max() <= high
+    assert pauses[:, 1:].mean() / MS == pytest.approx(mean, rel=0.03)
+    assert [many.chains.pauses(chain) for chain in (0, 203, 204, 2999)] == pauses[[0, 203, 204, 2999], 1:].tolist()
+    if low != high:
+        assert len(np.unique(pauses[:, 1:])) > 1
+        other = arrivals.build(workload(closed(8, count=3000), turns=5, tool_time=tool_time), 2)
+        assert not np.array_equal(other.columns().pause_ns.reshape(-1, 5), pauses)
+
+
+def test_the_fingerprint_is_that_of_the_timetable() -> None:
+    def of(*stages, seed: int = 1, **how) -> str:
+        return timetable.fingerprint(arrivals.build(workload(*stages, **how), seed))
+
+    base = of(poisson(9.0, count=50), turns=2, tool_time=Uniform(min=0, max=S))
+    assert base == of(poisson(9.0, count=50), turns=2, tool_time=Uniform(min=0, max=S))
+    others = [
+        of(poisson(9.0, count=50), turns=2, tool_time=Uniform(min=0, max=S), seed=2),
+        of(poisson(9.0, count=51), turns=2, tool_time=Uniform(min=0, max=S)),
+        of(poisson(9.0, count=50), turns=2, tool_time=Uniform(min=0, max=2 * S)),
+        of(poisson(9.0, count=50), turns=2, tool_time=Uniform(min=0, max=S), schedule_seed=1),
+        of(poisson(9.0, count=100)),
+        of(closed(3, duration_ns=S)),
+        of(closed(4, duration_ns=S)),
+        of(closed(4, duration_ns=2 * S)),
+        of(closed(4, count=100)),
+    ]
+    assert len({base, *others}) == len(others) + 1
+    with pytest.raises(ValueError, match="of the whole timetable"):
+        timetable.fingerprint(timetable.shard(arrivals.build(workload(closed(4, count=9)), 1), 0, 2))
+
+
+def test_two_million_slots_cost_their_offsets_and_no_more() -> None:
+    made = arrivals.build(workload(constant(3500.0, duration_ns=600 * S)), 1)
+    assert made.slots == 2_100_000
+    assert sum(span.offsets.nbytes for span in made.stages) == 8 * 2_100_000
+    assert sum(span.offsets.nbytes for span in arrivals.build(workload(closed(9, count=2**40)), 1).stages) == 0

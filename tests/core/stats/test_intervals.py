@@ -1,0 +1,180 @@
+"""Intervals: against published quantiles, worked ratios, and how often they cover the truth of correlated runs."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from loadgen.core import seeds
+from loadgen.core.stats import intervals
+from loadgen.core.stats.intervals import Bounds
+
+
+def _holds(found: intervals.Interval, value: float) -> bool:
+    return found.low <= value <= found.high
+
+
+@pytest.mark.parametrize(
+    ("p", "freedom", "expected"),
+    [  # tables of Student's t
+        (0.975, 1, 12.7062047),
+        (0.975, 4, 2.7764451),
+        (0.975, 19, 2.0930241),
+        (0.995, 9, 3.2498355),
+        (0.95, 100, 1.6602343),
+        (0.975, 1e6, 1.9599664),
+        (0.025, 4, -2.7764451),
+    ],
+)
+def test_t_quantiles(p: float, freedom: float, expected: float) -> None:
+    assert intervals.t_quantile(p, freedom) == pytest.approx(expected, abs=2e-5)
+    assert intervals.t_below(expected, freedom) == pytest.approx(p, abs=1e-7)
+
+
+def test_replications_of_a_worked_example() -> None:
+    found = intervals.replications([10.0, 12.0, 14.0, 16.0, 18.0])
+    assert found.value == 14.0
+    assert found.half_width == pytest.approx(2.7764451 * math.sqrt(10) / math.sqrt(5), abs=1e-5)
+    assert not _holds(found, 9.0) and _holds(found, 11.0)
+
+
+@pytest.mark.parametrize("values", [[], [3.0]])
+def test_what_the_data_cannot_support_is_unbounded(values: list[float]) -> None:
+    for found in (intervals.replications(values), intervals.batch_means(values)):
+        assert (found.low, found.high) == (-math.inf, math.inf) or math.isnan(found.value)
+        assert _holds(found, 1e9)
+
+
+def _walk(seed: int, n: int, r: float) -> np.ndarray:  # type: ignore[type-arg]
+    """Values of mean 0 and variance 1, each correlated by r with the one before."""
+    noise = seeds.stream(seed, "walk").standard_normal(n) * math.sqrt(1 - r * r)
+    out = np.empty(n)
+    value = noise[0] / math.sqrt(1 - r * r)
+    for i in range(n):
+        value = r * value + noise[i] if i else value
+        out[i] = value
+    return out
+
+
+@pytest.mark.parametrize(("r", "n", "least"), [(0.0, 2000, 91), (0.9, 4000, 88), (0.99, 20_000, 85)])
+def test_batch_means_cover_the_mean_of_correlated_values(r: float, n: int, least: int) -> None:
+    """Coin flips would cover it in 9 of 100 runs at r = 0.99."""
+    covered = sum(_holds(intervals.batch_means(_walk(seed, n, r)), 0.0) for seed in range(100))
+    assert covered >= least
+
+
+def test_block_bootstrap_covers_a_high_quantile() -> None:
+    truth = 1.2815516  # p90 of a standard normal
+    covered = 0
+    for seed in range(40):
+        values = _walk(seed, 3000, 0.8)
+        found = intervals.block_bootstrap(
+            values, lambda part: float(np.quantile(part, 0.9)), seeds.stream(seed, "bootstrap"), resamples=200
+        )
+        covered += _holds(found, truth)
+    assert covered >= 34
+
+
+def test_ratio_by_fieller() -> None:
+    above, below = [20.0, 22.0, 24.0], [10.0, 11.0, 12.0]
+    exact = intervals.ratio(above, below, paired=True)
+    assert (exact.low, exact.high) == (pytest.approx(2.0), pytest.approx(2.0))
+    apart = intervals.ratio(above, below)
+    assert apart.low < 2.0 < apart.high
+    assert not math.isinf(apart.low)
+    assert intervals.ratio([1.0, 1.1], [-1.0, 1.0]).high == math.inf
+    with pytest.raises(ValueError, match="paired"):
+        intervals.ratio([1.0, 2.0], [1.0, 2.0, 3.0], paired=True)
+
+
+def test_ratio_covers_the_truth() -> None:
+    covered = 0
+    for seed in range(200):
+        rng = seeds.stream(seed, "ratio")
+        covered += _holds(intervals.ratio(rng.normal(3.0, 0.3, 6), rng.normal(2.0, 0.4, 6)), 1.5)
+    assert covered >= 180
+
+
+def test_welch_of_a_worked_example() -> None:
+    """Two samples of 10, variances of the mean 1 and 4: 25 / (1/9 + 16/9)."""
+    assert intervals.welch(1.0, 9, 4.0, 9) == pytest.approx(25 / (17 / 9))
+    assert intervals.welch(0.0, 9, 0.0, 9) == 18
+
+
+def test_the_error_of_an_interval_is_that_of_its_mean() -> None:
+    assert intervals.replications([10.0, 12.0, 14.0, 16.0, 18.0]).error == pytest.approx(math.sqrt(2))
+
+
+def test_wilson_of_a_worked_example() -> None:
+    """Newcombe (1998), table I: 81 of 263, and 0 of 20."""
+    assert intervals.wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
+    assert intervals.wilson(0.0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+    assert intervals.wilson(0.5, 0) == (0.0, 1.0)
+    n = intervals.faultless(0.01)
+    assert intervals.wilson(0.0, n)[1] <= 0.01 < intervals.wilson(0.0, n - 1)[1]
+
+
+def test_correlated_marks_are_worth_less_than_their_number() -> None:
+    marks = [np.repeat((seeds.stream(1, "marks").random(400) < 0.2).astype(float), 50)]
+    worth = intervals.worth(marks)
+    assert 150 < worth < 1000, "20,000 marks in stretches of 50 equal ones: 400 by nature"
+    assert intervals.worth([np.zeros(30)]) == 30
+
+
+def test_marks_that_come_in_few_clusters_say_little_of_how_large_these_are() -> None:
+    alone, once, often = np.zeros(6000), np.zeros(6000), np.zeros(6000)
+    alone[3000], once[3000:3060] = 1, 1
+    for start in range(0, 6000, 300):
+        often[start : start + 3] = 1
+    assert intervals.worth([alone]) == pytest.approx(6000, rel=0.01), "a single one is no cluster"
+    assert 30 < intervals.worth([once]) < 60, "not the 100 that 60 marks in one piece would be by nature"
+    assert intervals.worth([often]) == 6000, "evenly spread"
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.5])
+def test_the_tolerance_limit_of_values_that_remember(memory: float) -> None:
+    """Of a normal law, 20 values each: the limit is below the true p99 in at most about 2.5 of 100."""
+    below = 0
+    for seed in range(400):
+        draw = seeds.stream(seed, "tolerance").normal(size=20)
+        values = [draw[0]]
+        for one in draw[1:]:
+            values.append(memory * values[-1] + math.sqrt(1 - memory**2) * one)
+        below += intervals.tolerance(values, 0.99) < NormalDist().inv_cdf(0.99)
+    assert below <= (16 if memory == 0 else 24)
+    assert intervals.tolerance([1.0, 2.0], 0.99) == math.inf
+    assert intervals.tolerance(np.arange(20.0), 0.99) == math.inf, "one long rise is one value"
+
+
+def test_a_quotient_of_intervals_covers_the_truth() -> None:
+    """Of two means, exponential values: skewed, as latencies are."""
+    rng, covered = seeds.stream(2, "quotient"), 0
+    for _ in range(200):
+        over = intervals.replications(rng.exponential(2.0, 40))
+        under = intervals.replications(rng.exponential(1.0, 40))
+        _, low, high = intervals.quotient(over.bounds, under.bounds)
+        covered += low <= 2.0 <= high
+    assert 184 <= covered <= 198
+    assert intervals.quotient(Bounds(1.0, 0.9, math.inf), Bounds(1.0, 0.9, 1.1)).high == math.inf
+    assert math.isnan(intervals.quotient(Bounds(0.0, 0.0, 1.0), Bounds(1.0, 0.9, 1.1)).value)
+
+
+def test_transient() -> None:
+    rng = seeds.stream(1, "transient")
+    rise = 100 * (1 - np.exp(-np.arange(60) / 4.0)) + rng.normal(0, 1, 60)
+    place = intervals.transient(rise)
+    assert place is not None
+    assert 8 <= place <= 25
+    assert intervals.transient(np.arange(60.0)) is None  # still growing
+    assert intervals.transient([1.0, 2.0]) is None
+
+
+def test_growth() -> None:
+    ahead, bound = intervals.growth([5.0 + 0.5 * i for i in range(20)], 10)
+    assert (ahead, bound) == (pytest.approx(5.0), pytest.approx(5.0))
+    flat, high = intervals.growth(seeds.stream(2, "flat").normal(50, 1, 40), 40)
+    assert abs(flat) < high < 10
+    assert intervals.growth([1.0, 2.0], 5)[1] == math.inf

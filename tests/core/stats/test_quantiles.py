@@ -1,0 +1,113 @@
+"""Quantiles against definitions written out in full: sorting, the binomial rule, and every value in the histogram."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.core.stats.quantiles import (
+    BOUND,
+    LARGEST_NS,
+    QUANTILES,
+    SUPPORT,
+    Distribution,
+    Histogram,
+    exact,
+    index,
+    name,
+    support,
+)
+
+values = st.lists(st.integers(-5, LARGEST_NS), min_size=1, max_size=60)
+
+
+def histogram(numbers: list[int]) -> Histogram:
+    made = Histogram()
+    made.add(np.array(numbers, np.int64))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("n", "p", "place"),
+    [
+        (1, 0.5, 0),
+        (2, 0.5, 1),
+        (10, 0.5, 5),
+        (100, 0.99, 99),
+        (101, 0.99, 99),
+        (10, 0.999, 9),
+        (3, 1.0, 2),
+        (662, 0.99, 655),
+    ],
+)
+def test_index_is_floor_of_n_times_p(n: int, p: float, place: int) -> None:
+    assert index(n, p) == place
+
+
+def binomial_at_most_one(n: int, p: float) -> float:
+    return sum(math.comb(n, k) * (1 - p) ** k * p ** (n - k) for k in (0, 1))
+
+
+@pytest.mark.parametrize(("key", "p"), QUANTILES)
+def test_support_is_the_least_n_at_which_early_stopping_forgives_one(key: str, p: float) -> None:
+    n = SUPPORT[key]
+    assert binomial_at_most_one(n, p) < 0.01 <= binomial_at_most_one(n - 1, p)
+    assert support(p) == n
+    assert name(p) == key
+
+
+def test_exact_takes_elements_of_the_sample() -> None:
+    # 1..200 ms, so that every quantile is its place + 1: p50 at 100, p90 at 180, p95 at 190, p99 at 198, p99.9 at 199
+    shuffled = np.random.default_rng(1).permutation(np.arange(1, 201) * 1_000_000)
+    assert exact(shuffled) == Distribution(
+        count=200,
+        mean=100.5,
+        min=1,
+        p50=101,
+        p90=181,
+        p95=191,
+        p99=199,
+        p99_9=200,
+        max=200,
+        supported=("p50", "p90", "p95"),
+    )
+    assert exact(shuffled[:0]) == Distribution()
+
+
+@given(values, st.sampled_from([p for _, p in QUANTILES]))
+def test_histogram_quantile_is_within_its_bound(numbers: list[int], p: float) -> None:
+    found, true = histogram(numbers).quantile(p), sorted(numbers)[index(len(numbers), p)]
+    assert abs(found - max(true, 0)) <= BOUND * true if true > 0 else found <= 0
+
+
+@given(st.lists(values, max_size=4), st.randoms())
+def test_merged_histograms_equal_the_whole_in_any_order(shards: list[list[int]], random: object) -> None:
+    whole = Histogram()
+    for shard in shards:
+        whole.add(np.array(shard, np.int64))
+    merged = Histogram()
+    random.shuffle(shards)  # type: ignore[attr-defined]
+    for shard in [*shards, []]:
+        merged.merge(Histogram.from_bytes(histogram(shard).to_bytes()))
+    assert merged.to_bytes() == whole.to_bytes()
+    assert merged.distribution() == whole.distribution()
+    numbers = [number for shard in shards for number in shard]
+    assert merged.count == len(numbers)
+    if numbers:
+        expected = (sum(numbers), min(numbers), max(numbers))
+        assert (merged.total_ns, merged.least_ns, merged.largest_ns) == expected
+
+
+@given(values, st.integers(1, LARGEST_NS))
+def test_over_is_right_for_all_values_beyond_the_bound(numbers: list[int], limit: int) -> None:
+    found = histogram(numbers).over(limit)
+    low, high = (sum(number > limit * edge for number in numbers) for edge in (1 + 2 * BOUND, 1 - 2 * BOUND))
+    assert low <= found <= high
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 40, b"\0" * 33, b"\0" * 32, b"\1" + b"\0" * 8 * 40_000])
+def test_what_is_no_histogram_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="histogram"):
+        Histogram.from_bytes(data)

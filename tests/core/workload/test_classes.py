@@ -1,0 +1,306 @@
+"""Classes of requests in one run: which request is of which class, what is sent for it, and the figures of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from canned import events, serving
+from refusals import refused
+
+from loadgen.compare.comparison import Side, compare
+from loadgen.compare.inputs import read_run
+from loadgen.contracts.load import load_contract
+from loadgen.contracts.run import run
+from loadgen.core import run_folder, seeds
+from loadgen.core.errors import Faults
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.run import execute
+from loadgen.core.metrics.accumulator import Accumulator
+from loadgen.core.metrics.summary import build as summary_of
+from loadgen.core.metrics.summary import exit_code
+from loadgen.core.requests.build import build
+from loadgen.core.requests.mix import MixPrompts
+from loadgen.core.requests.tokenizer import load_tokenizer
+from loadgen.core.results import store
+from loadgen.core.schedule import arrivals
+from loadgen.core.workload import Workload, load, read_flags, recipe_fingerprint
+from loadgen.core.workload.loading import of_mapping
+from loadgen.runs import page as html
+from loadgen.runs import text
+from loadgen.sim.server.embedded import start
+from loadgen.sim.server.options import Options
+from loadgen.sim.server.send_log import parse_log
+
+SHARES = {"qa": 0.6, "rag": 0.25, "summary": 0.1, "bystander": 0.05}
+LENGTHS = {"qa": (150, 20), "rag": (1302, 120), "summary": (3000, 40), "bystander": (16, 4)}
+CLASSES = """
+classes:
+  qa: {weight: 60%, requests: {input_tokens: 150, output_tokens: 20}, slo: {ttft: 500ms, at: p90}}
+  rag: {weight: 25%, requests: {input_tokens: 1302, output_tokens: 120, shared_prefix_tokens: 64}, model: rag-lora}
+  summary: {weight: 10%, requests: {input_tokens: 3000, output_tokens: 40, shared_prefix_tokens: 64}}
+  bystander: {weight: 5%, requests: {input_tokens: 16, output_tokens: 4}, priority: 3, slo: {e2e: 1ms, at: p90}}
+"""
+STAGES = "stages: [{name: load, arrival: {poisson: 50/s}, count: 1500}]\n"
+
+
+def workload(folder: Path, classes: str = CLASSES, more: str = STAGES, **flags: str) -> Workload:
+    file = folder / "mix.yaml"
+    file.write_text(f"name: mix\n{classes}\n{more}")
+    return load(str(file), read_flags(**flags))
+
+
+def prompts(one: Workload, seed: int = 7, salt: int = 1) -> MixPrompts:
+    made = build(one, seed, salt, load_tokenizer())
+    assert isinstance(made, MixPrompts)
+    return made
+
+
+def test_the_class_of_a_request_follows_from_seed_and_number_and_the_shares_are_those_asked_for(tmp_path: Path) -> None:
+    made = prompts(workload(tmp_path))
+    numbers = np.arange(200_000)
+    drawn = seeds.classes(7, list(SHARES.values()), numbers)
+    assert [made.class_of(number) for number in (0, 1, 5000, 1023, 1024, 199_999)] == [
+        drawn[number] for number in (0, 1, 5000, 1023, 1024, 199_999)
+    ]
+    assert (seeds.classes(7, list(SHARES.values()), numbers[::-1]) == drawn[::-1]).all()
+    assert (seeds.classes(8, list(SHARES.values()), numbers) != drawn).any()
+    for index, share in enumerate(SHARES.values()):
+        spread = math.sqrt(share * (1 - share) * len(numbers))
+        assert abs(int((drawn == index).sum()) - share * len(numbers)) < 4 * spread
+    pairs = np.bincount(4 * drawn[:-1] + drawn[1:], minlength=16).reshape(4, 4) / len(numbers)
+    expected = np.outer(list(SHARES.values()), list(SHARES.values()))
+    assert np.abs(pairs - expected).max() < 0.005  # neighbours are independent
+
+
+def test_a_request_has_the_lengths_model_and_priority_of_its_class_and_shares_a_prefix_with_its_class_only(
+    tmp_path: Path,
+) -> None:
+    made, count = prompts(workload(tmp_path)), load_tokenizer().count
+    texts: dict[str, list[str]] = {name: [] for name in SHARES}
+    for number in range(300):
+        name, request = made.names[made.class_of(number)], made[number]
+        assert isinstance(request.prompt, str)
+        assert (
+            (request.input_tokens, request.max_tokens) == LENGTHS[name] == (count(request.prompt), request.max_tokens)
+        )
+        assert request.extra == {"rag": {"model": "rag-lora"}, "bystander": {"priority": 3}}.get(name, {})
+        texts[name].append(request.prompt)
+    beginnings = {name: {one[:120] for one in of_class} for name, of_class in texts.items()}
+    assert len(beginnings["rag"]) == len(beginnings["summary"]) == 1
+    assert beginnings["rag"] != beginnings["summary"]
+    assert len({one for of_class in texts.values() for one in of_class}) == 300
+
+
+@pytest.mark.parametrize(
+    ("classes", "place", "code"),
+    [
+        (CLASSES.replace("60%", "55%"), "mix.yaml:4:", "out_of_range"),
+        (CLASSES.replace("60%", "6"), "mix.yaml:4:", "conflict"),
+        (CLASSES.replace("60%", "0"), "mix.yaml:4:", "invalid_value"),
+        (CLASSES.replace("60%", "-60%"), "mix.yaml:4:", "invalid_value"),
+        (CLASSES.replace("60%", ".inf"), "mix.yaml:4:", "invalid_value"),
+        (CLASSES.replace("60%", "true"), "mix.yaml:4:", "invalid_value"),
+        (CLASSES.replace("weight: 60%, ", ""), "mix.yaml:4:", "missing_key"),
+        (CLASSES.replace("weight: 60%", "wieght: 60%"), "mix.yaml:4:", "unknown_key"),
+        (CLASSES.replace("priority: 3", "priority: high"), "mix.yaml:7:", "wrong_type"),
+        (CLASSES.replace("qa:", "a b:"), "mix.yaml:4:", "invalid_value"),
+        (CLASSES.replace("output_tokens: 20", "output_tokens: 0"), "mix.yaml:4:", "out_of_range"),
+        (CLASSES + "requests: {input_tokens: 1, output_tokens: 1}", "mix.yaml:1:", "conflict"),
+        ("classes: {}", "mix.yaml:2:", "missing_value"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_classes_is_said_with_its_line(tmp_path: Path, classes: str, place: str, code: str) -> None:
+    with refused(Faults, code) as caught:
+        workload(tmp_path, classes)
+    assert place in str(caught.value)
+
+
+def test_lengths_of_flags_have_no_place_among_classes(tmp_path: Path) -> None:
+    with pytest.raises(Faults, match="--> --input-tokens 100"):
+        workload(tmp_path, input_tokens="100")
+
+
+def test_relative_weights_and_percentages_are_one_recipe_and_another_share_is_another(tmp_path: Path) -> None:
+    relative = CLASSES.replace("60%", "12").replace("25%", "5").replace("10%", "2").replace("5%", "1")
+    one = recipe_fingerprint(workload(tmp_path), "server")
+    assert recipe_fingerprint(workload(tmp_path, relative), "server") == one
+    assert recipe_fingerprint(workload(tmp_path, relative.replace("12", "11")), "server") != one
+
+
+def test_each_class_has_its_figures_and_they_add_up_to_the_total(tmp_path: Path) -> None:
+    one = workload(tmp_path, seed="3")
+    summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    header, rows, gaps, timeline, *rest = store.read_run(folder)
+    of_class = seeds.classes(3, list(SHARES.values()), rows["request"])
+    assert [part.name for part in summary.classes] == list(SHARES)
+    for index, (part, (input_tokens, output_tokens)) in enumerate(zip(summary.classes, LENGTHS.values(), strict=True)):
+        own = rows[of_class == index]
+        assert part.requests.ok == len(own) > 50
+        assert (part.tokens.input, part.tokens.output) == (len(own) * input_tokens, len(own) * output_tokens)
+        ttft = np.sort(own["first_token_ns"] - own["due_ns"])
+        assert part.ttft_ms.p50 == ttft[len(own) // 2] / 1e6
+    assert sum(part.requests.ok for part in summary.classes) == summary.requests.ok == 1500
+    qa, rag, _, bystander = (part.goodput for part in summary.classes)
+    assert (qa.met, bystander.met, rag.has_slo) == (True, False, False)
+    total = summary.goodput
+    assert (total.good, total.counted) == (qa.good, (qa.counted or 0) + (bystander.counted or 0))
+    assert total.met is False and exit_code(summary) == 1
+    assert total.rps == pytest.approx((qa.rps or 0) + (bystander.rps or 0))
+
+    accumulator = Accumulator(header)  # the same from histograms, in two parts that are merged
+    other = Accumulator(header)
+    accumulator.add(rows[:700], rest[1])
+    other.add(rows[700:], rest[1])
+    accumulator.merge(Accumulator.from_bytes(other.to_bytes(), header))
+    folded = summary_of(header, accumulator, gaps, timeline)
+    assert [part.requests for part in folded.classes] == [part.requests for part in summary.classes]
+    assert [part.goodput.good for part in folded.classes] == [part.goodput.good for part in summary.classes]
+
+    lines = "\n".join(text.parts(summary))
+    assert "Classes" in lines and "bystander" in lines and "MISSED" in lines
+    assert "25.0 % asked" in lines
+    page = html.render(summary)
+    assert 'id="classes"' in page and "rag-lora" in page
+
+
+def test_one_slo_for_all_classes_is_that_of_the_run(tmp_path: Path) -> None:
+    plain = CLASSES.replace(", slo: {ttft: 500ms, at: p90}", "").replace(", slo: {e2e: 1ms, at: p90}", "")
+    one = workload(tmp_path, plain, STAGES + "slo: {ttft: 500ms, at: p90}\n", seed="3", num_requests="400")
+    summary, _ = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    assert summary.goodput.met and len(summary.goodput.slo) == 1
+    assert sum(part.goodput.good or 0 for part in summary.classes) == summary.goodput.good == 400
+    mixed = workload(tmp_path, CLASSES, STAGES + "slo: {ttft: 1ms, at: p90}\n", seed="3", num_requests="400")
+    summary, _ = execute(mixed, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    assert [part.goodput.slo[0].limit_ms for part in summary.classes] == [500, 1, 1, 1]
+
+
+@pytest.mark.processes
+def test_over_http_the_server_counts_what_each_class_asked_for(tmp_path: Path) -> None:
+    with start(Options(ttft="5ms", itl="0.1ms")) as endpoint:
+        one = workload(tmp_path, seed="5", num_requests="80", request_rate="400")
+        settings = Settings(url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out", api="completions")
+        summary, folder = execute(one, dataclasses.replace(settings, workers=2))
+    rows = store.read_run(folder).rows
+    drawn = seeds.classes(5, list(SHARES.values()), rows["request"])
+    lengths = np.array(list(LENGTHS.values()))[drawn]
+    assert len(rows) == summary.requests.ok == 80
+    assert (rows["output_tokens"] == lengths[:, 1]).all()
+    assert (rows["built_tokens"] == lengths[:, 0]).all()
+    header = msgspec.json.decode((folder / "run.json").read_bytes())
+    assert [plan["share"] for plan in header["classes"]] == list(SHARES.values())
+    assert header["shares_prompts"] is True
+
+
+@pytest.mark.processes
+def test_each_model_has_a_row_that_is_what_the_server_heard(tmp_path: Path) -> None:
+    """Two classes ask for one adapter, one for another, one for the target's model."""
+    said = events(
+        {"choices": [{"delta": {"content": "a"}}]},
+        {"choices": [{"delta": {"content": "b"}, "finish_reason": "stop"}],
+         "usage": {"prompt_tokens": 10, "completion_tokens": 2}},
+    )  # fmt: skip
+    requests = {"input_tokens": 8, "output_tokens": 2}
+    models = {"a": "lora-1", "b": "lora-2", "c": "lora-1", "d": None}
+    classes = {
+        name: {"weight": weight, "requests": requests, **({"model": model} if model else {})}
+        for weight, (name, model) in enumerate(models.items(), 1)
+    }
+    file = {"name": "w", "classes": classes, "slo": {"ttft": "5s"},
+            "stages": [{"arrival": {"poisson": "100/s"}, "count": 60}]}  # fmt: skip
+    with serving(said) as server:
+        asked = Settings(url=server.url, model="base", server="openai", out=tmp_path / "out", server_metrics=("off",))
+        summary, folder = execute(of_mapping(file, read_flags(seed=2)), asked)
+        heard = Counter(one.body["model"] for one in server.heard if one.body and "hello" not in str(one.body))
+    found = {part.model: part for part in summary.models}
+    assert {model: part.requests.ok for model, part in found.items()} == dict(heard)
+    assert {model: part.classes for model, part in found.items()} == {
+        "lora-1": ("a", "c"), "lora-2": ("b",), "base": ("d",)}  # fmt: skip
+    rows = store.read_run(folder).rows
+    share = [plan.share for plan in store.read_run(folder).header.classes]
+    drawn = seeds.classes(2, share, rows["request"])
+    for model, part in found.items():
+        own = rows[np.isin(drawn, [place for place, name in enumerate(models) if (models[name] or "base") == model])]
+        waits = np.sort(own["first_token_ns"] - own["due_ns"]) / 1e6
+        assert part.ttft_ms.max == pytest.approx(waits[-1]) and part.ttft_ms.count == len(waits) == part.goodput.good
+        assert part.tokens.output == 2 * len(own) and part.load.completed_rps
+    assert sum(part.load.completed_rps or 0 for part in summary.models) == pytest.approx(summary.load.completed_rps)
+    assert "Models" in text.render(summary) and "lora-1 (a, c)" in html.render(summary)
+    assert run_folder.open_run(folder).summary.models == summary.models
+
+
+def test_runs_are_compared_class_by_class(tmp_path: Path) -> None:
+    sides = []
+    for name, preset in (("a", "gb300-vm"), ("b", "h100x8")):
+        one = workload(tmp_path, seed="3", request_rate="8")
+        _, folder = execute(one, Settings(url=f"sim:{preset}", out=tmp_path / name))
+        sides.append(Side(name=name, runs=(read_run(folder),)))
+    made = {one.metric: one for one in compare(sides).differences}
+    alone = {one.metric for one in compare([sides[0], sides[0]]).differences if one.change}
+    assert not alone
+    for index, name in enumerate(SHARES):
+        one = made[f"classes.{name}.ttft_ms.p50"]
+        assert one.name == f"{name}: TTFT p50"
+        assert (one.before, one.after) == tuple(side.runs[0].summary.classes[index].ttft_ms.p50 for side in sides)
+    assert made["classes.qa.tpot_ms.p50"].word == "these two runs differ"
+    assert made["classes.qa.goodput.share"].absolute and "classes.rag.goodput.share" not in made
+
+
+def test_a_contract_promises_for_a_class_and_judges_by_its_requests_alone(tmp_path: Path) -> None:
+    workload(tmp_path, CLASSES.replace("e2e: 1ms", "e2e: 9s"))
+    contract = tmp_path / "contract.yaml"
+    contract.write_text(
+        "name: c\nhorizon: 1s\nlevels:\n- {name: one, workload: mix.yaml, rate: 8/s, duration: 400s, must: [\n"
+        "  {e2e: {limit: 9s, at: p50, class: summary}}, {ttft: {limit: 1ms, at: p50, class: qa}},\n"
+        "  {goodput: {share: 80%, class: qa}}, {errors: {limit: 1%, class: rag}}]}\n"
+    )
+    settings = Settings(url="sim:gb300-vm")
+    made, _ = run(load_contract(contract), settings, tmp_path / "out", perform=execute, say=str, seed=3)
+    terms = made.levels[0].terms
+    assert [term.verdict for term in terms] == ["PASS", "FAIL", "PASS", "PASS"], [t.reason for t in terms]
+    assert terms[0].term == "e2e at p50 within 9.0 s for class summary"
+    assert terms[0].sample < terms[1].sample / 3
+    contract.write_text(contract.read_text().replace("class: rag", "class: rga"))
+    with refused(Faults, "unknown_name", "levels[0].must[3]") as caught:
+        load_contract(contract)
+    assert 'did you mean "rag"?' in str(caught.value)
+
+
+@pytest.mark.processes
+def test_of_a_class_from_a_trace_a_server_hears_its_share_lengths_and_instants(tmp_path: Path) -> None:
+    rows = [{"timestamp": 50 * i, "input_length": 30 + i, "output_length": 3 + i % 5} for i in range(40)]
+    (tmp_path / "traffic.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "w.yaml").write_text(
+        "name: w\nclasses:\n  chat: {weight: 60%, requests: {input_tokens: 25, output_tokens: 9}}\n"
+        "  traffic: {weight: 40%, requests: {trace: traffic.jsonl}}\nstages: [{arrival: {poisson: 80/s}, count: 120}]\n"
+    )
+    one = load(str(tmp_path / "w.yaml"), read_flags(seed="5"))
+    with start(Options(ttft="1ms", itl="0.2ms", log_events="ends")) as server:
+        summary, folder = execute(one, Settings(url=server.url, out=tmp_path / "out"))
+        log = parse_log(urllib.request.urlopen(server.url + "/_log").read())
+    made: Any = build(one, 5, 1, load_tokenizer())
+    due_ns = arrivals.build(one, 5).columns().due_ns
+    heard = {int(entry.id.rpartition("-")[2]): entry for entry in log.requests if "-" in entry.id}
+    assert sorted(heard) == list(range(120))
+    of_trace = [number for number in heard if made.of_class(number)[0] == 1]
+    assert abs(len(of_trace) - 48) < 3 * (120 * 0.4 * 0.6) ** 0.5
+    assert [part.starts for part in summary.classes] == [120 - len(of_trace), len(of_trace)]
+    for number, entry in heard.items():
+        row = rows[number % len(rows)]
+        asked = (row["input_length"], row["output_length"]) if number in of_trace else (25, 9)
+        assert (entry.input_tokens, entry.output_tokens) == asked, "the server's count, template and all"
+    sent = {int(row["slot"]): row for row in store.read_run(folder).rows}
+    assert all(sent[number]["due_ns"] == due_ns[number] for number in heard), (
+        "by the law, not the instants of the trace"
+    )
+    first = min(heard)
+    ahead_ns = heard[first].arrival_ns - due_ns[first] - int(sent[first]["sent_ns"] - sent[first]["due_ns"])
+    assert all(entry.arrival_ns - ahead_ns > due_ns[number] - 100_000_000 for number, entry in heard.items()), "early"

@@ -1,0 +1,336 @@
+"""The user's own requests: sent as written, every fault found before the run with file:line:column."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import refused
+
+from loadgen.core.errors import FAULTS_SHOWN, Faults, UserError
+from loadgen.core.requests import tokenizer
+from loadgen.core.requests.build import build
+from loadgen.core.workload import Fixed, FromFile, dataset
+from loadgen.shell.app import main
+
+CHAT = {"messages": [{"role": "user", "content": "hello world"}]}
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(content, **requests):
+        path = tmp_path / "rows.jsonl"
+        path.write_bytes(content if isinstance(content, bytes) else b"".join(jsonl(row) for row in content))
+        model = FromFile.model_construct(path=path, **requests)
+        return build(SimpleNamespace(requests=model), 1, 2, tokenizer.load_tokenizer(None))
+
+    return write
+
+
+def jsonl(row):
+    return json.dumps(row).encode() + b"\n"
+
+
+def test_rows_are_sent_as_written(written):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    made = written(
+        [
+            {"prompt": "one", "output_tokens": 7},
+            {**CHAT, "tools": tools, "temperature": 0.5, "max_tokens": 9, "extra_body": {"top_logprobs": 1}},
+            {"prompt": [1, 2, 3]},
+        ],
+        output_tokens=Fixed(value=30),
+    )
+    one, two, three = (made[number] for number in range(3))
+    assert (one.prompt, one.messages, one.max_tokens, one.exact_output) == ("one", None, 7, True)
+    assert (two.messages, two.max_tokens, two.exact_output) == (CHAT["messages"], 9, False)
+    assert two.extra == {"tools": tools, "temperature": 0.5, "top_logprobs": 1}
+    assert (three.prompt, three.max_tokens, three.exact_output) == ([1, 2, 3], 30, True)
+    assert len({made[number].id for number in range(6)}) == 6
+
+
+def test_input_is_counted_only_on_demand(written):
+    picture = {"type": "image_url", "image_url": {"url": "data:"}}
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hello world"}]}]
+    made = written(
+        [CHAT, {"prompt": [5, 6, 7]}, {"messages": parts}, {"messages": [{"role": "user", "content": [picture]}]}]
+    )
+    assert [made[number].input_tokens for number in range(4)] == [None] * 4
+    assert [made.input_tokens(number) for number in range(4)] == [2, 3, 2, None]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
+def test_bom_line_ends_and_blank_lines(written, bom, end):
+    lines = [b'{"prompt": "a"}', b"", b'  {"prompt": "b\\nb \xe2\x80\xa8"}  ', b"", b'{"prompt": "c"}']
+    for last in (b"", end, end + end):
+        made = written(bom + end.join(lines) + last)
+        assert [made[number].prompt for number in range(3)] == ["a", "b\nb \u2028", "c"]
+        assert len(made.rows) == 3
+
+
+def test_order_is_the_files_or_shuffled_once_by_the_seed(written):
+    rows = [{"prompt": str(i)} for i in range(50)]
+    plain, shuffled = written(rows, order="sequential"), written(rows, order="shuffled")
+    inorder, other = ([made[number].prompt for number in range(100)] for made in (plain, shuffled))
+    assert inorder == [str(i) for i in range(50)] * 2
+    assert other != inorder
+    assert sorted(other[:50]) == sorted(inorder[:50])
+    assert other[:50] == other[50:]
+
+
+def test_repeats_and_ignored_fields_are_said(written):
+    made = written([{"prompt": "a", "answer": "b"}, {"prompt": "c", "id": 3}])
+    assert made.warnings(2) == ["fields of rows.jsonl that are not sent: answer, id"]
+    assert "3 requests from 2 rows" in made.warnings(3)[0]
+
+
+@pytest.mark.parametrize(
+    ("row", "where", "code"),
+    [
+        (b'{"prompt": "a"', ":1", "invalid_syntax"),
+        (b'{"prompt": "a",}', ":1:16", "invalid_syntax"),
+        (b'{"prompt": "\xff"}', ":1:13", "wrong_encoding"),
+        (b"[1]", ": row 1", "wrong_type"),
+        (b'[{"prompt": "a"},\n{"prompt": }]', ":2", "invalid_syntax"),
+        pytest.param(b'{"prompt": ' + b"[" * 9000, ":1", "too_large", id="deep"),
+        (b'"text"', ":1", "wrong_type"),
+        (b"{}", ":1", "missing_key"),
+        (b'{"body": {}, "url": "/v1/embeddings"}', ":1", "unsupported"),
+        (b'{"conversations": [{"from": "alien", "value": "a"}]}', ":1", "unknown_name"),
+        (b'{"conversations": [{"from": "human"}]}', ":1", "wrong_type"),
+        (b'{"conversations": []}', "", "empty_file"),
+        (b'{"timestamp": 1, "input_length": 2, "output_length": 3}', ":1", "wrong_format"),
+        (b'{"promt": "a"}', ":1", "missing_key"),
+        (b'{"prompt": "a", "messages": []}', ":1", "conflict"),
+        (b'{"prompt": ""}', ":1", "wrong_type"),
+        (b'{"prompt": 5}', ":1", "wrong_type"),
+        (b'{"prompt": [1, true]}', ":1", "wrong_type"),
+        (b'{"messages": []}', ":1", "wrong_type"),
+        (b'{"messages": ["hi"]}', ":1", "wrong_type"),
+        (b'{"messages": [{"content": "hi"}]}', ":1", "wrong_type"),
+        (b'{"messages": [{"role": "user", "content": 1}]}', ":1", "wrong_type"),
+        (b'{"prompt": "a", "output_tokens": 0}', ":1", "wrong_type"),
+        (b'{"prompt": "a", "max_tokens": "9"}', ":1", "wrong_type"),
+        (b'{"prompt": "a", "max_tokens": 1.5}', ":1", "wrong_type"),
+        (b'{"prompt": "a", "max_tokens": 1, "output_tokens": 1}', ":1", "conflict"),
+        (b'{"prompt": "a", "temperature": "hot"}', ":1", "wrong_type"),
+        (b'{"prompt": "a", "stop": [1]}', ":1", "wrong_type"),
+        (b'{"prompt": "a", "extra_body": []}', ":1", "wrong_type"),
+        (b"", "", "empty_file"),
+        (b"\n\r\n", "", "empty_file"),
+        (b"\xff\xfe{\x00", "", "wrong_encoding"),
+        (b"PAR1\x15", "", "damaged_file"),
+    ],
+)
+def test_what_is_wrong_with_a_row(written, row, where, code):
+    with refused((Faults, UserError), code) as caught:
+        written(row)
+    assert f"rows.jsonl{where}\n" in f"{caught.value}\n"
+
+
+def test_all_faults_at_once_but_not_without_end(written):
+    with pytest.raises(Faults) as caught:
+        written(b'{"prompt": 1}\n{"prompt": "good"}\n{no}\n')
+    assert [fault.where.rsplit("rows.jsonl", 1)[1] for fault in caught.value.faults] == [":1", ":3:2"]
+    with pytest.raises(Faults) as caught:
+        written(b"no\n" * 1000)
+    assert len(caught.value.faults) == FAULTS_SHOWN + 1
+
+
+def test_no_file_and_a_changed_file_are_named(written, tmp_path):
+    with refused(UserError, "missing_file"):
+        dataset.read_rows(tmp_path / "none.jsonl")
+    with refused(UserError, "unreadable_file"):
+        dataset.read_rows(tmp_path)
+    made = written([CHAT, CHAT])
+    made.rows.path.write_bytes(b"\x00" * 5)
+    with refused(UserError, "changed_file", where="rows.jsonl"):
+        made[1]
+
+
+@given(st.binary(max_size=80) | st.text(max_size=40).map(str.encode))
+def test_no_line_ends_in_anything_but_a_row_or_wrong(line):
+    try:
+        row = dataset.parse_row(line)
+    except dataset.BadRow as wrong:
+        assert str(wrong)
+    else:
+        assert (row.prompt is None) != (row.messages is None)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content"]) | st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(dataset.KNOWN), JSON, max_size=4))
+def test_no_object_ends_in_anything_but_a_row_or_wrong(row):
+    test_no_line_ends_in_anything_but_a_row_or_wrong.hypothesis.inner_test(json.dumps(row).encode())
+
+
+ASKED = ["What is 2 + 2?", "And, so, 3 + 3?"]
+SHAREGPT = [
+    {
+        "id": str(number),
+        "conversations": [
+            {"from": "system", "value": "Be short."},
+            {"from": "human", "value": text},
+            {"from": "gpt", "value": "hello world"},
+            {"from": "human", "value": "Why?"},
+        ],
+    }
+    for number, text in enumerate(ASKED)
+]
+BATCH = [
+    {
+        "custom_id": str(number),
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 9},
+    }
+    for number, text in enumerate(ASKED)
+]
+
+
+def parquet(path, rows):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def arrow(path, rows):
+    import pyarrow as pa
+
+    table = pa.Table.from_pylist(rows)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+
+
+def text(path, rows):
+    path.write_text(rows)
+
+
+QUESTIONS = [{"question": text, "answer": "hello world", "tags": None} for text in ASKED]
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "rows", "lengths", "said"),
+    [
+        (
+            "share.json",
+            text,
+            json.dumps(SHAREGPT, indent=1),
+            [2, 2],
+            "the first question of each of its `conversations`",
+        ),
+        ("share.jsonl", text, "\n".join(map(json.dumps, SHAREGPT)), [2, 2], "answered as long"),
+        (
+            "batch.jsonl",
+            text,
+            "\n".join(map(json.dumps, BATCH)),
+            [9, 9],
+            "rows of an OpenAI batch: their `body` is sent",
+        ),
+        ("batch.json", text, json.dumps(BATCH), [9, 9], "rows of an OpenAI batch"),
+        (
+            "q.csv",
+            text,
+            f'question,max_tokens,x\n{ASKED[0]},7,\n"{ASKED[1]}",,1\n',
+            [7, None],
+            "prompts are `question`",
+        ),
+        ("q.tsv", text, f"instruction\tinput\n{ASKED[0]}\t\n\t{ASKED[1]}\n", [None, None], "prompts are `in"),
+        ("q.parquet", parquet, QUESTIONS, [2, 2], "prompts are `question`, answers are as long as `answer`"),
+        ("q.arrow", arrow, QUESTIONS, [2, 2], "prompts are `question`"),
+        ("m.parquet", parquet, [{"messages": [{"role": "user", "content": q}]} for q in ASKED], [None, None], ""),
+    ],
+)
+def test_data_sets_of_other_forms(tmp_path, name, write, rows, lengths, said):
+    path = tmp_path / name
+    write(path, rows)
+    made = build(SimpleNamespace(requests=FromFile.model_construct(path=path)), 1, 2, tokenizer.load_tokenizer(None))
+    asked = [made[number] for number in range(2)]
+    assert [one.prompt or one.messages[-1]["content"] for one in asked] == ASKED
+    assert [one.max_tokens for one in asked] == lengths
+    notes = made.warnings(2)
+    assert said in " ".join(notes) and (said == "" or name in notes[0])
+    assert dataset.read_rows(path).sha256 == made.rows.sha256
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "where", "code"),
+    [
+        ("a.csv", 'question\n"a\nb"\n""\nlast\n""\n', ":4", "missing_key"),
+        ("a.csv", "question\na,b\n", ":2", "invalid_syntax"),
+        ("a.csv", 'question\n"a\n', ":", "invalid_syntax"),
+        ("a.csv", "", "", "empty_file"),
+        ("a.json", '[{"prompt": "a"}, {"promt": "b"}]', ": row 2", "missing_key"),
+        ("a.arrow", "ARROW1..", "", "damaged_file"),
+    ],
+)
+def test_a_fault_in_another_form_names_its_row(tmp_path, name, content, where, code):
+    path = tmp_path / name
+    path.write_text(content)
+    with refused((Faults, UserError), code) as caught:
+        dataset.read_rows(path)
+    assert f"{path}{where}" in str(caught.value)
+
+
+def test_data_sets_of_hugging_face_are_found_in_its_caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    for variable in ("HF_HUB_CACHE", "HF_DATASETS_CACHE"):
+        monkeypatch.delenv(variable, raising=False)
+    snapshot = tmp_path / "hub" / "datasets--some--sums" / "snapshots" / "abc"
+    for split, rows in (("train", QUESTIONS), ("test", QUESTIONS[:1])):
+        (snapshot / "main").mkdir(parents=True, exist_ok=True)
+        parquet(snapshot / "main" / f"{split}-00000-of-00001.parquet", rows)
+    prepared = tmp_path / "datasets" / "some___sums2" / "default" / "0.0.0" / "abc"
+    prepared.mkdir(parents=True)
+    arrow(prepared / "sums2-train.arrow", QUESTIONS)
+    (prepared / "dataset_info.json").write_text("{}")
+    sizes = {
+        name: len(dataset.read_rows(name))
+        for name in ("hf:some/sums", "hf:some/sums:test", "hf:some/sums/main:test", "hf:some/sums2")
+    }
+    assert list(sizes.values()) == [2, 1, 1, 2], sizes
+    assert dataset.read_rows("hf:some/sums").notes[0] == "some/sums, split train: train-00000-of-00001.parquet"
+    for name, code in (("hf:some/sums:dev", "unknown_name"), ("hf:", "invalid_value")):
+        with refused(UserError, code):
+            dataset.read_rows(name)
+
+
+def test_prompts_of_ones_own_need_no_workload_file(tmp_path, capsys):
+    (tmp_path / "share.json").write_text(json.dumps([*SHAREGPT * 10, {"conversations": []}]))
+    out = tmp_path / "out"
+
+    def run(*flags):
+        with pytest.raises(SystemExit) as left:
+            main(["run", *flags, "--url", "sim:gb300-vm"])
+        told = capsys.readouterr()
+        return left.value.code, told.out + told.err
+
+    code, told = run("--dataset", str(tmp_path / "share.json"), "-c", "1", "-o", str(out))
+    assert code == 0 and "left out 1 in which nobody asks anything" in told
+    requests = json.loads((out / "summary.json").read_bytes())["requests"]
+    assert requests["ok"] == 20, "every row once"
+    code, told = run("qa", "--dataset", str(tmp_path / "share.json"), "--dry-run")
+    assert (code, "prompt tokens, 2 asked for" in told) == (0, True)
+    code, told = run(str(tmp_path / "share.json"))
+    assert (code, f"hint: --dataset {tmp_path}/share.json" in told) == (2, True)
+    (tmp_path / "bad.json").write_text("[1]")
+    code, told = run("--dataset", str(tmp_path / "bad.json"), "-c", "1")
+    assert (code, told.count("error:")) == (2, 1), told

@@ -1,0 +1,209 @@
+"""Sessions of agents' traces as chains: which requests wait for which, and what a server hears of it."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from refusals import refused
+from test_traces import bailian, captured, mooncake, otlp, shape, span, subagent, tracelab, weka
+
+from loadgen.core.errors import Fault, Faults
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.run import execute
+from loadgen.core.requests.build import build
+from loadgen.core.requests.tokenizer import load_tokenizer
+from loadgen.core.results import store
+from loadgen.core.schedule import arrivals
+from loadgen.core.workload import (
+    Workload,
+    load,
+    of_trace,
+    read_flags,
+    recipe_fingerprint,
+    trace_sessions,
+    traces,
+)
+from loadgen.sim.server.embedded import start
+from loadgen.sim.server.options import Options
+from loadgen.sim.server.send_log import parse_log
+
+S, MS = 1_000_000_000, 1_000_000
+
+
+def call(at: float, took: float | None, read: int, write: int, *hashes: int) -> dict[str, Any]:
+    lasting = {} if took is None else {"api_time": took}
+    return {"t": at, "type": "n", "model": "m", "in": read, "out": write, "hash_ids": list(hashes), **lasting}
+
+
+AGENT = weka(
+    "a",
+    call(0, 2.0, 130, 5, 1, 2),
+    subagent(3, call(3.5, 1.0, 64, 7, 9), call(5.0, 2.0, 90, 6, 9, 10)),
+    subagent(3, call(4.0, 1.0, 64, 7, 8)),
+    call(8.0, 1.0, 200, 6, 1, 2, 3),
+    call(9.5, 0.5, 260, 9, 1, 2, 3, 4),
+)
+AGENT["requests"][2]["agent_id"] = "y"
+
+
+def ended(start_ns: int, end_ns: int, read: int, talk: str) -> dict[str, Any]:
+    one = span(start_ns, read, 5)
+    one["attributes"][1]["value"]["stringValue"] = talk
+    return {**one, "endTimeUnixNano": str(end_ns)}
+
+
+EPOCH = 1_784_000_000 * S
+FILES: dict[str, tuple[list[Any], list[list[tuple[tuple[int, ...], int]]]]] = {
+    # of each session, in order of its start: what each request waits for, and the pause after it
+    "weka": (
+        [AGENT, weka("b", call(1, 1.0, 64, 8, 1))],
+        [
+            [
+                ((), 0),
+                ((0,), 1500 * MS),  # sub-agent x, 1.5 s after the end of what spawned it
+                ((0,), 2 * S),  # sub-agent y
+                ((1,), 500 * MS),  # x again
+                ((0, 2, 3), S),  # the agent goes on a second after the last sub-agent
+                ((4,), 500 * MS),
+            ],
+            [((), 0)],
+        ],
+    ),
+    "tracelab": (
+        [tracelab("c:1", 5, 0, 1100, 30), tracelab("c:1", 9, 1030, 500, 10)],
+        [[((), 0), ((0,), 0)]],  # by its file the answer of the first ended after the second began
+    ),
+    "spans": (
+        [otlp(ended(EPOCH, EPOCH + 2 * S, 30, "talk"), ended(EPOCH + 5 * S, EPOCH + 6 * S, 60, "talk")),
+         otlp(ended(EPOCH + S, EPOCH + 2 * S, 40, "other"))],
+        [[((), 0), ((0,), 3 * S)], [((), 0)]],
+    ),
+    "shape": (
+        [shape(1_700_000_000_123.0, 700, 7, 1, 2, session_id="a-1", turn=0),
+         shape(1_700_000_009_125.0, 900, 8, 1, 2, 3, session_id="a-1", turn=1, delay=3500.0)],
+        [[((), 0), ((0,), 3500 * MS)]],
+    ),
+    "mooncake": (
+        [{**mooncake(0, 700, 7, 1), "session_id": "a"}, {**mooncake(100, 300, 9), "session_id": "b"},
+         {**mooncake(9000, 900, 8, 1, 2), "session_id": "a", "delay": 250}],
+        [[((), 0), ((0,), 250 * MS)], [((), 0)]],
+    ),
+    "alone": ([captured(4, 13, 31), captured(9, 12, 30)], [[((), 0)], [((), 0)]]),
+}  # fmt: skip
+
+
+def written(folder: Path, rows: list[Any], name: str = "trace.jsonl") -> Path:
+    path = folder / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def sessions(path: Path, **flags: str) -> Workload:
+    return of_trace(path, read_flags(trace_replay="sessions", **flags))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_request_waits_for_what_it_waited_for(tmp_path: Path, name: str) -> None:
+    rows, expected = FILES[name]
+    found = trace_sessions.sessions_of(traces.read_trace(written(tmp_path, rows)))
+    graphs = [found.graph(session) for session in range(len(found))]
+    assert [list(zip(*graph, strict=True)) for graph in graphs] == expected
+    assert (np.diff(found.due_ns) >= 0).all()
+
+
+@pytest.mark.parametrize("rows", [[AGENT, weka("b", call(1, 1.0, 64, 8, 1))], FILES["spans"][0], FILES["shape"][0]])
+def test_in_virtual_time_each_request_is_due_after_the_answers_and_the_recorded_pause(
+    tmp_path: Path, rows: list[Any]
+) -> None:
+    one = sessions(written(tmp_path, rows), trace_loop="2", seed="7")
+    trace = traces.replayed(one.requests)  # type: ignore[arg-type]
+    found = trace_sessions.sessions_of(trace)
+    summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    kept = {int(row["slot"]): row for row in store.read_run(folder).rows}
+    made: Any = build(one, 7, 1, load_tokenizer())
+    assert len(kept) == 2 * len(trace) == summary.requests.ok
+    assert summary.sessions is not None and summary.sessions.count == 2 * len(found)
+    assert sorted(kept) == sorted(made.numbers(2 * len(trace)))
+    (starts,) = (stage.offsets.tolist() for stage in arrivals.build(one, 7).stages)
+    for number, row in kept.items():
+        chain, turn = int(row["session"]), int(row["turn"])
+        waits, pauses = found.graph(chain % len(found))
+        source = int(found.rows(chain % len(found))[turn])
+        assert (row["input_tokens"], row["output_tokens"]) == (trace.input_tokens[source], trace.output_tokens[source])
+        assert made.place(number) == (chain // len(found), source)
+        numbers = [chain * made.turns + (made.turns - 1 if turn == len(waits) - 1 else turn) for turn in waits[turn]]
+        ends = [int(kept[before]["end_ns"]) for before in numbers]
+        assert row["due_ns"] == (max(ends) + pauses[turn] if ends else starts[chain])
+
+
+@pytest.mark.processes
+def test_a_recording_server_hears_a_session_in_its_order(tmp_path: Path) -> None:
+    quick = weka(
+        "a",
+        call(0, 0.02, 130, 5, 1, 2),
+        subagent(0, call(0.03, 0.02, 64, 7, 9), call(0.08, 0.02, 90, 6, 9, 10)),
+        call(0.15, 0.02, 200, 6, 1, 2, 3),
+    )
+    one = sessions(written(tmp_path, [quick, weka("b", call(0.05, 0.02, 64, 8, 1))]), seed="7")
+    found = trace_sessions.sessions_of(traces.replayed(one.requests))  # type: ignore[arg-type]
+    with start(Options(ttft="20ms", itl="2ms", log_events="ends")) as server:
+        execute(one, Settings(url=server.url, out=tmp_path / "out"))
+        log = parse_log(urllib.request.urlopen(server.url + "/_log").read())
+    made: Any = build(one, 7, 1, load_tokenizer())
+    arrived, answered = {}, {}
+    for heard in log.requests:
+        if "-" in heard.id:  # those of the probe have no name
+            request = made[int(heard.id.rpartition("-")[2])]
+            place = (request.session, request.turn)
+            assert heard.input_tokens >= request.input_tokens and heard.output_tokens == request.max_tokens
+            arrived[place] = heard.arrival_ns
+            answered[place] = int(log.sent_ns[log.request == heard.number].max())
+    assert sorted(arrived) == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]
+    for turn, (before, pause_ns) in enumerate(zip(*found.graph(0), strict=True)):
+        assert all(arrived[0, turn] > answered[0, other] + pause_ns for other in before)
+        assert not before or arrived[0, turn] < max(answered[0, other] for other in before) + pause_ns + S
+
+
+def test_what_the_trace_does_not_say_is_not_made_up(tmp_path: Path) -> None:
+    silent = written(tmp_path, [weka("a", call(0, None, 130, 5, 1), call(3, None, 140, 5, 1))])
+    with refused((Fault, Faults), "unsupported") as raised:
+        sessions(silent)
+    assert "--trace-replay instants" in str(raised.value)
+    chats = written(tmp_path, [bailian(1, -1, 0.0, 30, 9), bailian(3, 1, 61.5, 60, 8)], "chats.jsonl")
+    with refused((Fault, Faults), "unsupported"):
+        sessions(chats)
+    with refused(Faults, "no_effect", "--trace-replay"):
+        load("qa", read_flags(trace_replay="sessions"))
+    with refused(Faults, "invalid_value", "--trace-speed"):
+        sessions(silent, trace_speed="x")
+
+
+def test_sessions_begin_by_any_law_and_a_class_of_them_is_refused(tmp_path: Path) -> None:
+    written(tmp_path, [AGENT, weka("b", call(1, 1.0, 64, 8, 1))])
+    (tmp_path / "w.yaml").write_text(
+        "name: w\nrequests: {trace: trace.jsonl, replay: sessions}\nstages: [{arrival: {poisson: 2/s}, count: 6}]\n"
+    )
+    one = load(str(tmp_path / "w.yaml"), read_flags(seed="3"))
+    timetable = arrivals.build(one, 3)
+    assert timetable.slots == 3 * 7
+    summary, _ = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    assert summary.sessions is not None and (summary.sessions.ok, summary.requests.ok) == (6, 21)
+    (tmp_path / "m.yaml").write_text(
+        "name: m\nclasses: {a: {weight: 1, requests: {trace: trace.jsonl, replay: sessions}}}\n"
+        "stages: [{arrival: {poisson: 2/s}, count: 6}]\n"
+    )
+    with refused(Faults, "unsupported", "classes.a.requests"):
+        load(str(tmp_path / "m.yaml"))
+
+
+def test_a_recipe_of_instants_is_what_it_was(tmp_path: Path) -> None:
+    path = written(tmp_path, FILES["mooncake"][0])
+    plain, asked = of_trace(path), of_trace(path, read_flags(trace_replay="instants"))
+    chains = of_trace(path, read_flags(trace_replay="sessions"))
+    recipes = [recipe_fingerprint(one, "server") for one in (plain, asked, chains)]
+    assert recipes[0] == recipes[1] != recipes[2]

@@ -1,0 +1,732 @@
+"""What a request costs: hand-computed examples, parts that add up, intervals, who may be compared with whom.
+
+Examples titled "arithmetic only" mix one cloud's price with another's speed: they are no offers.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import places
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import refused
+
+from loadgen.core.errors import Faults, UserError
+from loadgen.core.metrics.blocks import Sessions
+from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
+from loadgen.core.results.capacity import Capacity
+from loadgen.core.results.capacity import dump as dump_capacity
+from loadgen.core.results.manifest import ReasonCode
+from loadgen.core.server_metrics.energy import EnergyUse
+from loadgen.core.stats.quantiles import Distribution
+from loadgen.cost import comparison, inputs
+from loadgen.cost import text as report
+from loadgen.cost.command import cost as command
+from loadgen.cost.comparison import OfferComparison, compare_offers, differences
+from loadgen.pricing import price_file, prices, reasons
+from loadgen.pricing.evidence import Evidence
+from loadgen.pricing.unit_cost import GOOD, OUTPUT, REQUEST, TASK, TOTAL, UNITS, Cost, Offer, offer
+
+DATA = places.DATA
+GPUS = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
+API = load_summary((DATA / "summary_example_qa_api.json").read_bytes())
+TODAY = date(2026, 11, 21)
+PARTS_ROUNDED = Decimal("3e-12")  # each of up to three parts, to 1e-12
+
+
+def changed(summary: Summary, **parts: dict[str, Any]) -> Summary:
+    """The summary with fields of its parts replaced: `changed(s, target={"gpus": 8})`."""
+    new = {name: msgspec.structs.replace(getattr(summary, name), **fields) for name, fields in parts.items()}
+    return msgspec.structs.replace(summary, **new)
+
+
+def book(*entries: str, currency: str = "USD") -> prices.Prices:
+    kinds = {"rented": [], "owned": [], "per_token": []}  # type: dict[str, list[str]]
+    for entry in entries:
+        kind, _, fields = entry.partition(": ")
+        kinds[kind].append(f"  - {{{fields}, as_of: 2026-11-01, source: test}}")
+    lines = [f"currency: {currency}"]
+    lines += [line for kind, items in kinds.items() if items for line in (f"{kind}:", *items)]
+    return price_file.parse("\n".join(lines), "prices.yaml", today=TODAY, env={})
+
+
+def rent(per_hour: str, gpus: int = 4, **more: str) -> str:
+    fields = "".join(f", {key}: {value}" for key, value in more.items())
+    return f"rented: provider: P, shape: ND128isr_GB300_v6, gpu: G, gpus: {gpus}, per_hour: {per_hour}{fields}"
+
+
+def priced(
+    summary: Summary, entry: str, *, capacity: Capacity | None = None, utilization: str = "1", name: str = "x"
+) -> Offer:
+    own = book(entry)
+    found = Evidence(name=name, folder=name, summaries=(summary,), capacity=capacity)
+    gpus = summary.target.gpus
+    return offer(found, own.entries[0], name, "prices.yaml", gpus=gpus, utilization=Decimal(utilization))
+
+
+def knee(rate: float, low: float | None = None, high: float | None = None, recipe: str = "r") -> Capacity:
+    return Capacity(rate_per_s=rate, low_per_s=low, high_per_s=high, method="search", recipe=recipe)
+
+
+def shown(rate: float, low: float, high: float, recipe: str = "r") -> Capacity:
+    """A capacity as a search writes it: confirmed, with the steady tokens that its run showed."""
+    tokens = {"output_tokens_per_s": rate * 1200, "total_tokens_per_s": rate * 2520}
+    return msgspec.structs.replace(knee(rate, low, high, recipe), confirmed=True, **tokens)
+
+
+def at_rate(tokens_per_s: float, tokens_per_request: float, gpus: int = 1) -> Summary:
+    """A run with these steady rates on `gpus` GPUs."""
+    per_s = tokens_per_s / tokens_per_request
+    return changed(
+        GPUS,
+        target={"gpus": gpus},
+        load={"steady_completed_rps": per_s},
+        goodput={"steady_rps": per_s},
+        tokens={"steady_output_per_s": tokens_per_s},
+    )
+
+
+@pytest.mark.parametrize(
+    ("per_gpu_hour", "tokens_per_s", "per_million_output", "per_thousand_requests"),
+    [
+        ("18.00", 15291, "0.327", "0.0892"),  # Oracle's GB300 price, Azure's GB300 Offline speed
+        ("10.50", 13015, "0.224", "0.0611"),  # CoreWeave's GB200 price, Azure's GB200 Offline speed
+        ("10.50", 11504, "0.254", "0.0691"),  # the same price, Azure's GB200 Server speed
+    ],
+)
+def test_arithmetic_only_one_clouds_price_at_anothers_speed(
+    per_gpu_hour: str, tokens_per_s: float, per_million_output: str, per_thousand_requests: str
+):
+    one = priced(at_rate(tokens_per_s, 272.7), f"rented: provider: P, gpu: G, per_gpu_hour: {per_gpu_hour}")
+    output, request = one.costs[OUTPUT], one.costs[REQUEST]
+    assert output and request
+    assert report.money(output.total, 3) == per_million_output
+    assert report.money(request.total * 1000, 3) == per_thousand_requests
+
+
+def test_arithmetic_only_tokens_are_priced_as_counted_cached_apart():
+    """1,980,000 prompt tokens, 24,000 of them cached, 1,800,000 out, 1,500 requests."""
+    entry = "per_token: provider: P, model: m, per_million_input: 0.5, per_million_output: 1.5, per_million_cached: 0.1"
+    one = priced(GPUS, entry).costs
+    request, output, total = one[REQUEST], one[OUTPUT], one[TOTAL]
+    assert request and output and total
+    whole = Decimal("0.978") + Decimal("0.0024") + Decimal("2.7")
+    assert request.parts == {
+        "input": Decimal("0.978") / 1500,
+        "cached_input": Decimal("0.0024") / 1500,
+        "output": Decimal("2.7") / 1500,
+    }
+    assert request.total == whole / 1500
+    assert abs(output.total - whole / Decimal("1.8")) < PARTS_ROUNDED
+    assert abs(total.total - whole / Decimal("3.78")) < PARTS_ROUNDED
+
+
+def test_failed_requests_cost_what_they_cost():
+    entry = "per_token: provider: P, model: m, per_million_input: 1, per_million_output: 1"
+    sound = changed(API, verdict={"valid": True})
+    with_failed = changed(sound, tokens={"failed_input": 1000, "failed_output": 500})
+    before, after = priced(sound, entry).costs[GOOD], priced(with_failed, entry).costs[GOOD]
+    assert before and after
+    assert abs(before.total - Decimal(48506 + 150297) / 10**6 / 294) < PARTS_ROUNDED
+    assert abs(after.total - before.total - Decimal(1500) / 10**6 / 294) < 2 * PARTS_ROUNDED
+
+
+POWER = "{watts: 5000, idle_watts: 2000, pue: 1.2, per_kwh: 0.1, counted: by_load}"
+
+
+def test_doubled_utilization_halves_the_gpu_hours_and_nothing_else():
+    entry = rent("60", egress_per_gb="0.05", energy=POWER)
+    half = priced(GPUS, entry, capacity=knee(20), utilization="0.4").costs
+    full = priced(GPUS, entry, capacity=knee(20), utilization="0.8").costs
+    for unit in (REQUEST, GOOD, OUTPUT, TOTAL):
+        a, b = half[unit], full[unit]
+        assert a and b
+        assert abs(a.parts["machines"] - 2 * b.parts["machines"]) <= Decimal("1e-12")
+        assert {part: a.parts[part] for part in ("energy", "egress")} == {
+            part: b.parts[part] for part in ("energy", "egress")
+        }
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        rent("60"),
+        rent("60", egress_per_gb="0.0512", energy=POWER),
+        "per_token: provider: P, model: m, per_million_input: 0.77, per_million_output: 1.31, "
+        "per_million_cached: 0.19, egress_per_gb: 0.013",
+    ],
+)
+def test_costs_are_the_sum_of_their_parts_exactly(entry: str):
+    costs = [cost for cost in priced(GPUS, entry).costs.values() if cost]
+    assert len(costs) == 4
+    for cost in costs:
+        assert cost.total == sum(cost.parts.values())
+        assert all(isinstance(amount, Decimal) for amount in cost.parts.values())
+
+
+def test_power_is_in_the_price_or_in_the_energy_term_and_never_in_both():
+    """5 kW under load, 2 kW idle, PUE 1.2, 0.10 per kWh: 0.60 per hour in all, 0.24 of it idle; 20 requests/s."""
+    by_load = priced(GPUS, rent("60", energy=POWER), capacity=knee(20))
+    hourly = priced(GPUS, rent("60", energy=POWER.replace("by_load", "hourly")), capacity=knee(20))
+    no_money = "{watts: 5000, pue: 1.2, counted: included}"
+    included = priced(GPUS, rent("60", energy=no_money), capacity=knee(20))
+    assert by_load.hourly == {"rent": 60, "idle power": Decimal("0.24")}
+    assert hourly.hourly == {"rent": 60, "power": Decimal("0.60")}
+    assert included.hourly == {"rent": 60}
+    totals = [one.costs[REQUEST].total * 3600 * 20 for one in (by_load, hourly, included)]  # type: ignore[union-attr]
+    assert [round(total, 6) for total in totals] == [Decimal("60.6"), Decimal("60.6"), Decimal(60)]
+    for one in (by_load, hourly, included):  # 5000 W x 1.2 over 20 x 1200 tokens/s, whoever pays
+        assert one.power and one.power.joules_per_output_token == Decimal("0.25")
+        assert one.power.output_tokens_per_s_per_mw == 4_000_000
+        kwh = one.power.kwh[REQUEST]
+        assert kwh and round(kwh * 72_000, 6) == 6
+
+
+def test_measured_energy_stands_beside_the_declared_and_changes_no_cost():
+    """0.2 J a token; at 0.10 per kWh and PUE 1.2 a million of them cost 0.2e6 / 3.6e6 * 0.12."""
+    used = EnergyUse(
+        watts=1200.0, joules=12_000.0, error_j=600.0, joules_per_output_token=0.2, joules_per_request=240.0
+    )
+    without = priced(GPUS, rent("60", energy=POWER), capacity=knee(20))
+    one = priced(msgspec.structs.replace(GPUS, energy=used), rent("60", energy=POWER), capacity=knee(20))
+    assert (one.costs, one.power) == (without.costs, without.power) and without.measured is None
+    assert one.measured is not None and one.measured.error == Decimal("0.05")
+    million = one.measured.money[OUTPUT]
+    assert million is not None and round(million, 9) == round(Decimal("0.2") * 120_000 / 3_600_000, 9)
+    unpriced = priced(msgspec.structs.replace(GPUS, energy=used), rent("60"), capacity=knee(20)).measured
+    assert unpriced is not None and unpriced.money[OUTPUT] is None
+
+
+def coded(notes: Sequence[ReasonCode]) -> dict[str, dict[str, Any]]:
+    return {one.code: one.values for one in notes}
+
+
+def noted(one: Offer) -> dict[str, dict[str, Any]]:
+    return coded(one.note_codes)
+
+
+def test_every_code_has_words_is_used_and_is_listed():
+    package = Path(comparison.__file__).parent.parent
+    files = [*(package / "cost").glob("*.py"), *(package / "pricing").glob("*.py")]
+    raised = set(re.findall(r'note\(\s*"(\w+)"', "".join(file.read_text() for file in files)))
+    chosen = {"slo_missed_at_capacity", "slo_missed", "model_differs", "region_differs"}  # written with a condition
+    assert raised | chosen == set(reasons.SENTENCES)
+    text = (places.ROOT / "docs" / "cost.md").read_text()
+    listed = re.findall(r"`(\w+)`", text[text.index("| codes of |") : text.index("## Size")])
+    assert sorted(listed) == sorted(reasons.SENTENCES)
+
+
+def test_words_of_values_that_may_be_missing():
+    cold, warm = reasons.note("cache_differs", a=0.012, b=None), reasons.note("cache_differs", a=0.3, b=0.05)
+    assert reasons.texts([cold, warm]) == ("cache (cold, 1.2 %, not said)", "cache (warm, 30.0 %, cold, 5.0 %)")
+    assert reasons.texts([reasons.note("region_differs", a="", b="eastus")]) == (
+        "different regions (not given, eastus)",
+    )
+    bare, known = reasons.note("egress_unpriced", request_kb=None), reasons.note("egress_unpriced", request_kb=12.34)
+    assert [words.partition("provider")[2] for words in reasons.texts([bare, known])] == [
+        " is not in the cost", ", 12.3 kB a request, is not in the cost",
+    ]  # fmt: skip
+
+
+def test_bought_machines_write_off_their_capital_and_pay_staff():
+    """876,000 over 10 years is 10 an hour, 5 % of it a year is 5 an hour; 4 of 8 GPUs pay half."""
+    entry = (
+        "owned: shape: s, gpu: G, gpus: 8, capital: 876000, years: 10, staff_share: 0.05, "
+        "energy: {watts: 8000, pue: 1.25, per_kwh: 0.1, counted: hourly}"
+    )
+    one = priced(GPUS, entry)
+    assert one.hourly == {"capital": 5, "staff": Decimal("2.5"), "power": Decimal("0.5")}
+    assert noted(one)["part_of_machines"] == {"used": 4, "bought": 8}
+
+
+def test_machines_are_rented_whole():
+    one = priced(changed(GPUS, target={"gpus": 5}), rent("60"))
+    assert one.gpus_paid == 8 and one.hourly == {"rent": 120}
+    assert noted(one)["whole_machines"] == {"used": 5, "paid": 8}
+
+
+def test_an_interval_of_the_rate_is_turned_around_by_the_price():
+    one = priced(GPUS, rent("72", egress_per_gb="0.05"), capacity=knee(20, 16, 25)).costs[REQUEST]
+    assert one and one.low is not None and one.high is not None
+    egress = one.parts["egress"]
+    assert one.parts["machines"] == Decimal("0.001")
+    assert one.low - egress == Decimal("0.0008") and one.high - egress == Decimal("0.00125")
+
+
+def test_a_capacity_prices_what_its_run_says_of_a_request():
+    """At an offered 10/s of which 90 % are good, 9 good requests a second; 1,200 tokens each request."""
+    summary = changed(GPUS, goodput={"good": 1350, "share": 0.9})
+    costs = priced(summary, rent("36"), capacity=knee(10)).costs
+    request, good, output = costs[REQUEST], costs[GOOD], costs[OUTPUT]
+    assert request and good and output
+    assert request.total == Decimal("0.001")
+    assert good.total == (Decimal("0.001") / Decimal("0.9")).quantize(Decimal("1e-12"))
+    assert output.total == (Decimal("0.001") / Decimal("0.0012")).quantize(Decimal("1e-12"))
+
+
+def test_tokens_of_a_capacity_are_those_that_its_run_showed():
+    """Not the counts of the run scaled to the rate: 12,000 tokens/s by that, 11,500 as the run showed."""
+    tokens = {"output_tokens_per_s": 11_500.0, "total_tokens_per_s": 24_000.0}
+    costs = priced(GPUS, rent("36"), capacity=msgspec.structs.replace(knee(10), **tokens)).costs
+    request, output, total = costs[REQUEST], costs[OUTPUT], costs[TOTAL]
+    assert request and output and total
+    assert request.total == Decimal("0.001")
+    assert output.total == (Decimal("0.01") / Decimal("0.0115")).quantize(Decimal("1e-12"))
+    assert total.total == (Decimal("0.01") / Decimal("0.024")).quantize(Decimal("1e-12"))
+
+
+def test_a_capacity_of_the_version_before_is_priced_at_what_its_run_was_offered(tmp_path: Path):
+    """It has the rate at which half of the runs fail; the run was offered 19.9/s and streamed 24,342 tokens/s."""
+    (tmp_path / "p1-confirm").mkdir()
+    (tmp_path / "p1-confirm" / "summary.json").write_bytes(dump_summary(GPUS))
+    old = {"schema": 1, "rate_per_s": 21.4, "low_per_s": 20.9, "high_per_s": 21.9, "method": "search"}
+    (tmp_path / "capacity.json").write_text(json.dumps(old | {"evidence": "p1-confirm"}))
+    (found,) = inputs.read_evidence([tmp_path])
+    assert found.capacity is not None
+    assert found.capacity.rate_per_s == GPUS.load.offered_rps
+    assert found.capacity.low_per_s is not None and found.capacity.low_per_s <= found.capacity.rate_per_s
+    assert found.capacity.output_tokens_per_s == GPUS.tokens.steady_output_per_s
+    one = offer(found, book(rent("36")).entries[0], "x", "", gpus=4, utilization=Decimal(1))
+    assert noted(one)["capacity_lowered"] == {"stored_per_s": 21.4, "offered_per_s": GPUS.load.offered_rps}
+    output = one.costs[OUTPUT]
+    assert output and float(output.total) == pytest.approx(10_000 / 24_341.782873, rel=1e-6)
+
+
+def offline(*, lanes: bool = False) -> Summary:
+    """An Offline run: everything due at once, or sent by lanes, which gives it a time under load of its own."""
+    steady = {} if lanes else {"steady_completed_rps": None}
+    tokens = {} if lanes else {"steady_output_per_s": None, "steady_total_per_s": None}
+    span = GPUS.window.steady if lanes else msgspec.structs.replace(GPUS.window.steady, duration_s=0.0)
+    goodput = {"slo": (), "met": None, "share": None, "good": None, "rps": None, "steady_rps": None}
+    load = {"offered_rps": None, "arrival": "everything at once", **steady}
+    return changed(GPUS, load=load, tokens=tokens, window={"steady": span}, goodput=goodput)
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+def test_an_offline_run_is_priced_over_the_whole_run(tmp_path: Path, lanes: bool):
+    (tmp_path / "summary.json").write_bytes(dump_summary(offline(lanes=lanes)))
+    if lanes:
+        (tmp_path / "mlperf.json").write_text('{"scenario": "offline", "valid": true}')
+    (found,) = inputs.read_evidence([tmp_path])
+    one = offer(found, book(rent("36")).entries[0], "x", "", gpus=4, utilization=Decimal(1))
+    output = one.costs[OUTPUT]
+    assert one.basis.label == "Offline"
+    assert output and GPUS.tokens.output_per_s is not None
+    assert float(output.total) == pytest.approx(10_000 / GPUS.tokens.output_per_s, rel=1e-6)
+    assert "at_once" in noted(one) and not noted(one).keys() & {"own_load", "no_slo"}
+    assert "over the whole run" in report.measured(one)
+    assert "one_at_once" in coded(differences(one, priced(GPUS, rent("36")))[0])
+
+
+def test_gpus_that_contradict_the_run_are_refused(results: Path):
+    """A result of 72 GPUs is not shown as one of 4."""
+    rack = changed(GPUS, target={"gpus": 72})
+    (results / "azure" / "summary.json").write_bytes(dump_summary(rack))
+    how: dict[str, Any] = {"prices": results / "prices.yaml", "utilization": "1"}
+    with refused(Faults, "conflict", "--gpus") as caught:
+        command([results / "azure"], gpus=["azure=4"], **how)
+    assert caught.value.exit_code == 2
+    assert command([results / "azure"], gpus=["azure=72"], **how) == 0
+
+
+def test_another_machines_price_is_said_in_capitals():
+    entry = "rented: provider: P, shape: ND96isr_H100_v5, gpu: H100, gpus: 8, per_gpu_hour: 12.29"
+    one = priced(GPUS, entry)
+    shape = "ND128isr_GB300_v6"
+    assert noted(one)["other_gpu"] == {"measured": ["GB300"], "where": shape, "priced": "H100"}
+    assert any(note.startswith(f"ANOTHER MACHINE: measured on GB300 ({shape}), priced as H100;") for note in one.notes)
+    assert "ANOTHER MACHINE" in report.standing(one)
+    rack = priced(changed(GPUS, target={"shape": "", "name": "simulated: gb300-rack", "simulated": True}), entry)
+    assert noted(rack)["other_gpu"]["where"] == "simulated: gb300-rack"
+    stand_in = priced(GPUS, "rented: provider: Oracle, shape: BM.GPU.GB300.4, gpu: GB300, gpus: 4, per_gpu_hour: 18")
+    assert noted(stand_in)["other_shape"] == {"measured": shape, "provider": "Oracle", "priced": "BM.GPU.GB300.4"}
+    assert not noted(priced(GPUS, rent("60"))).keys() & {"other_gpu", "other_shape"}
+
+
+def test_a_run_that_was_offered_less_than_its_capacity_says_so():
+    """Its timetable offered 19.9/s; a request there is what it is at 20.5/s, but nobody saw 20.5/s."""
+    notes = noted(priced(GPUS, rent("60"), capacity=knee(20.5)))
+    assert notes["offered_less"] == {"asked_per_s": 20.5, "offered_per_s": GPUS.load.offered_rps}
+    assert "offered_less" not in noted(priced(GPUS, rent("60"), capacity=knee(20)))
+
+
+def test_what_a_price_does_not_say_is_said():
+    bare = priced(GPUS, "rented: provider: P, gpu: GB300, per_gpu_hour: 18")
+    assert noted(bare)["egress_unpriced"]["request_kb"] > 0 and "machine_unknown" in noted(bare)
+    assert any(" kB a request, is not in the cost" in note for note in bare.notes)
+    whole = priced(GPUS, rent("60", egress_per_gb="0.05"))
+    assert not noted(whole).keys() & {"egress_unpriced", "egress_uncounted", "machine_unknown"}
+    unsaid = changed(GPUS, bytes={"received": 0})
+    assert "egress_uncounted" in noted(priced(unsaid, rent("60", egress_per_gb="0.05")))
+    assert noted(priced(unsaid, rent("60")))["egress_unpriced"] == {"request_kb": None}
+    copied = bare.price.model_copy(update={"as_of": "undated", "source": "not stated"})
+    found = Evidence(name="x", folder="x", summaries=(GPUS,))
+    assert {"price_undated", "price_unsourced"} <= noted(
+        offer(found, copied, "x", "", gpus=4, utilization=Decimal(1))
+    ).keys()
+    assert "undated, no source stated" in prices.dated(copied)
+
+
+def test_an_agentic_task_costs_all_its_turns():
+    duration = Distribution(count=0, mean=None, min=None, p50=None, p90=None, p95=None, p99=None, p99_9=None, max=None)
+    sessions = Sessions(count=375, ok=300, ok_per_s=4.0, steady_ok_per_s=5.0, duration_ms=duration)
+    summary = msgspec.structs.replace(GPUS, sessions=sessions)
+    by_hour = priced(summary, rent("36")).costs[TASK]
+    entry = "per_token: provider: P, model: m, per_million_input: 1, per_million_cached: 1, per_million_output: 1"
+    by_token = priced(summary, entry).costs[TASK]
+    capacity = Capacity(rate_per_s=5, unit="conversations", method="search")
+    at_knee = priced(summary, rent("36"), capacity=capacity).costs
+    assert by_hour and by_hour.total == Decimal("0.002")  # 0.01 a second over 5 tasks a second
+    assert by_token and by_token.total == Decimal("3.78") / 300
+    task, request = at_knee[TASK], at_knee[REQUEST]
+    assert task and task.total == Decimal("0.0025")  # 4 of 5 succeed
+    assert request and request.total == Decimal("0.0005")  # four turns each
+
+
+def test_utilization_without_a_capacity_is_refused():
+    with refused(UserError, "no_effect"):
+        priced(GPUS, rent("60"), utilization="0.4")
+
+
+def test_cached_tokens_without_a_price_are_refused():
+    with refused(UserError, "no_price") as caught:
+        priced(GPUS, "per_token: provider: P, model: m, per_million_input: 1, per_million_output: 1")
+    assert "per_million_cached" in caught.value.hint
+
+
+def test_a_single_run_says_that_it_is_priced_at_its_load():
+    one = priced(GPUS, rent("60"))
+    assert one.basis.label == "at this load"
+    cost = one.costs[REQUEST]
+    assert cost and cost.low is None and cost.high is None
+    assert "own_load" in noted(one)
+
+
+def test_an_invalid_run_has_no_good_requests():
+    one = priced(changed(GPUS, verdict={"valid": False, "reasons": ("late",)}), rent("60"))
+    assert one.costs[GOOD] is None and one.basis.rates[GOOD] is None and one.costs[REQUEST] is not None
+    assert noted(one)["invalid"] == {"reasons": ["late"], "codes": []}
+
+
+def two(a: Offer, b: Offer) -> OfferComparison:
+    return compare_offers([a, b], book(rent("60")))
+
+
+@pytest.mark.parametrize(
+    ("code", "values", "parts"),
+    [
+        ("recipe_differs", {"b": "other"}, {"fingerprints": {"recipe": "other"}}),
+        ("slo_differs", {}, {"goodput": {"share_limit": None}}),
+        (
+            "count_differs",
+            {"tokens": "output", "a": "server", "b": "estimate"},
+            {"tokens": {"sources": API.tokens.sources.__class__(input={"server": 1}, output={"estimate": 1})}},
+        ),
+        ("cache_differs", {"b": 0.3}, {"tokens": {"cached_share": 0.3}}),
+        ("cache_differs", {"b": None}, {"tokens": {"cached_share": None}}),
+        ("one_simulated", {}, {"target": {"simulated": True}}),
+    ],
+)
+def test_what_differs_is_named_and_gets_no_ratio(code: str, values: dict[str, Any], parts: dict[str, dict[str, Any]]):
+    a, b = priced(GPUS, rent("60"), name="a"), priced(changed(GPUS, **parts), rent("60"), name="b")
+    found = two(a, b)
+    (pair,) = found.pairs
+    assert pair.ratio is None and pair.word == "not comparable"
+    (why,) = pair.difference_codes
+    assert why.code == code and values.items() <= why.values.items()
+    assert found.against_first == ((), pair.difference_codes)
+    text = report.render_text(found)
+    assert "b *" in text and "NOT COMPARABLE with the first" in text
+
+
+def test_different_seeds_are_a_note_only():
+    apart, notes = differences(
+        priced(GPUS, rent("60"), name="a"), priced(changed(GPUS, run={"seed": 3}), rent("60"), name="b")
+    )
+    assert apart == () and [one.code for one in notes] == ["seed_differs"]
+
+
+def test_a_capacity_and_a_load_are_not_set_against_each_other():
+    a, b = priced(GPUS, rent("60"), capacity=knee(20, 19, 21), name="a"), priced(GPUS, rent("60"), name="b")
+    assert coded(two(a, b).pairs[0].difference_codes) == {"one_at_capacity": {}}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "word"),
+    [
+        (knee(20, 19, 21), knee(21, 20, 22), "cannot be told apart"),
+        (knee(20, 19, 21), knee(26, 25, 27), "b is cheaper"),
+        (knee(26, 25, 27), knee(20, 19, 21), "a is cheaper"),
+        (knee(20), knee(26, 25, 27), "not judged: a single run has no interval"),
+    ],
+)
+def test_two_offers_are_told_apart_by_the_interval_of_their_ratio(first: Capacity, second: Capacity, word: str):
+    a, b = priced(GPUS, rent("60"), capacity=first, name="a"), priced(GPUS, rent("60"), capacity=second, name="b")
+    (pair,) = two(a, b).pairs
+    assert pair.word == word
+    assert pair.ratio is not None
+    assert (pair.low is not None and pair.low <= 1 <= (pair.high or 0)) == (word == "cannot be told apart")
+
+
+def test_intervals_of_a_ratio_add_in_squares_on_the_log_scale():
+    """Both rates uncertain by a factor of 1.1 each way: the ratio by 1.1 to the power of the root of two."""
+    a = priced(GPUS, rent("60"), capacity=knee(20, 20 / 1.1, 22), name="a")
+    b = priced(GPUS, rent("60"), capacity=knee(20, 20 / 1.1, 22), name="b")
+    (pair,) = two(a, b).pairs
+    assert float(pair.high or 0) == pytest.approx(1.1**2**0.5, rel=1e-6)
+    assert float(pair.low or 0) == pytest.approx(1.1 ** -(2**0.5), rel=1e-6)
+
+
+def test_two_prices_of_one_measurement_share_its_rate():
+    found = Evidence(name="x", folder="x", summaries=(GPUS,), capacity=knee(20, 10, 40))
+    low, high = (
+        offer(found, book(rent(price)).entries[0], price, "", gpus=4, utilization=Decimal(1)) for price in ("50", "60")
+    )
+    (pair,) = two(low, high).pairs
+    assert pair.word == "50 is cheaper" and pair.low and abs(pair.low - pair.high) < Decimal("1e-6")  # type: ignore[operator]
+
+
+def test_break_even_is_where_the_fixed_cost_of_a_day_is_paid_by_the_difference():
+    """72 an hour is 1,728 a day; by the token a request costs 0.00252: 685,714 a day, of 1,728,000 that 20/s are."""
+    entry = "per_token: provider: P, model: m, per_million_input: 1, per_million_cached: 1, per_million_output: 1"
+    a, b = priced(GPUS, rent("72"), capacity=knee(20), name="gpus"), priced(GPUS, entry, name="api")
+    (one,) = two(a, b).break_evens
+    assert one.per_day and round(one.per_day) == 685_714 and round(one.carries) == 1_728_000
+    assert one.word.startswith("from 685,714 good requests a day the machines cost less (39.7% of what they carry)")
+    (dear,) = two(priced(GPUS, rent("720"), capacity=knee(20), name="gpus"), b).break_evens
+    assert dear.word.startswith("not with these machines")
+
+
+def test_what_moves_the_answer_most_comes_first():
+    one = priced(GPUS, rent("60", egress_per_gb="0.05"), capacity=knee(20, 19, 21), utilization="0.5")
+    swings = compare_offers([one], book(rent("60"))).swings
+    assert [swing.input for swing in swings] == ["utilization", "price per hour", "capacity", "price of egress"]
+    assert swings[0].down > swings[0].up and swings[1].down < swings[1].up
+
+
+def test_repeats_give_the_rate_its_interval(tmp_path: Path):
+    for i, per_s in enumerate((19.0, 20.0, 21.0)):
+        (tmp_path / "r" / str(i)).mkdir(parents=True)
+        run = changed(GPUS, load={"steady_completed_rps": per_s}, goodput={"steady_rps": per_s})
+        (tmp_path / "r" / str(i) / "summary.json").write_bytes(dump_summary(run))
+    (found,) = inputs.read_evidence([tmp_path / "r"])
+    one = offer(found, book(rent("72")).entries[0], "r", "", gpus=4, utilization=Decimal(1))
+    cost = one.costs[GOOD]
+    assert one.basis.label == "at this load, 3 repeats"
+    assert cost and cost.low and cost.high and cost.total == Decimal("0.001")
+    half = 4.30265273 / 3**0.5  # Student's t with 2 degrees of freedom, standard deviation 1
+    assert float(cost.low) == pytest.approx(0.02 / (20 + half), rel=1e-6)
+    assert float(cost.high) == pytest.approx(0.02 / (20 - half), rel=1e-6)
+
+
+AMOUNTS = st.dictionaries(
+    st.sampled_from(["machines", "energy", "input", "output", "egress"]),
+    st.decimals(min_value=0, max_value=10_000, places=12),
+    min_size=1,
+)
+
+
+@given(AMOUNTS)
+def test_printed_parts_add_up_to_the_printed_total(parts: dict[str, Decimal]):
+    total = sum(parts.values(), Decimal(0))
+    shown, each = report.apportioned(Cost(parts=parts, total=total, low=None, high=None), 1000)
+    assert shown == sum(each.values())
+    assert f"{shown:,f}" == report.money(total * 1000)
+    step = Decimal(1).scaleb(min(int(shown.as_tuple().exponent), 0))
+    assert all(abs(each[part] - parts[part] * 1000) <= step for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("amount", "shown"),
+    [
+        ("0.0000892", "0.00008920"),
+        ("0.32699", "0.3270"),
+        ("1234.567", "1,235"),
+        ("0", "0.000"),
+        ("98765432", "98,765,432"),
+    ],
+)
+def test_money_is_printed_without_exponent(amount: str, shown: str):
+    assert report.money(Decimal(amount)) == shown
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Folders of results as runs and a search leave them, and a price file."""
+    summaries = {
+        "azure": (GPUS, shown(21.4, 20.9, 21.9)),
+        "other": (changed(GPUS, target={"shape": "gb200-4x"}, run={"seed": 3}), shown(18.4, 17.9, 18.9)),
+        "api": (changed(GPUS, target={"shape": "", "gpus": None, "model": "m", "url": "https://a/v1"}), None),
+        "broken": (API, None),
+    }
+    for name, (summary, capacity) in summaries.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "summary.json").write_bytes(dump_summary(summary))
+        if capacity is not None:
+            (tmp_path / name / "capacity.json").write_bytes(dump_capacity(capacity))
+    (tmp_path / "prices.yaml").write_text(
+        """
+currency: USD
+rented:
+  - {provider: Azure, shape: ND128isr_GB300_v6, gpu: GB300, gpus: 4, per_hour: 56, as_of: 2025, source: a & <b>}
+  - {provider: Other, shape: gb200-4x, gpu: GB200, gpus: 4, per_gpu_hour: 10.50, as_of: 2025, source: c}
+per_token:
+  - {provider: API, model: m, per_million_input: 0.7, per_million_cached: 0.3, per_million_output: 0.7, as_of: 2025,
+     source: d}
+  - {provider: API, model: example-large, per_million_input: 0.7, per_million_output: 0.7, as_of: 2025, source: d}
+"""
+    )
+    return tmp_path
+
+
+def test_the_command_prints_the_same_figures_in_every_form(results: Path, capsys: pytest.CaptureFixture[str]):
+    folders, book_at = [results / name for name in ("azure", "other", "api")], results / "prices.yaml"
+    page = results / "page.html"
+    printed = {}
+    for form in ("as_json", "as_markdown", "as_csv", "as_text"):
+        how = {form: True} if form != "as_text" else {"html": page}
+        assert command(folders, prices=book_at, utilization="1", **how) == 0  # type: ignore[arg-type]
+        printed[form] = capsys.readouterr().out
+    whole = json.loads(printed["as_json"])
+    costs = {one["name"]: one["costs"] for one in whole["offers"]}
+    assert costs["azure"]["request"]["total"] == "0.000726895119"  # 56 / 3600 / 21.4
+    assert costs["other"]["million_output_tokens"]["total"] == "0.528381642512"
+    assert [pair["judgement"] for pair in whole["pairs"]] == [
+        "other is cheaper",
+        "azure is cheaper",
+        "other is cheaper",
+    ]
+    lines = {(row["offer"], row["unit"], row["part"]): row for row in csv.DictReader(io.StringIO(printed["as_csv"]))}
+    for name, units in costs.items():
+        for unit in UNITS:
+            if units[unit] is not None:
+                assert Decimal(lines[name, unit, "total"]["amount"]) == Decimal(units[unit]["total"])
+                parts = [
+                    Decimal(row["amount"])
+                    for key, row in lines.items()
+                    if key[:2] == (name, unit) and key[2] != "total"
+                ]
+                assert sum(parts) == Decimal(units[unit]["total"])
+    for form in ("as_text", "as_markdown"):
+        assert "0.7269" in printed[form] and "other is cheaper" in printed[form] and "at this load" in printed[form]
+    html = page.read_text()
+    assert "0.7269" in html and "a &amp; &lt;b&gt;" in html
+    assert "http" not in html.split("<main>")[1].split("</main>")[0].replace("https://a", "")
+    for start in html.split('<div class="bars">')[1:]:
+        bars = ET.fromstring("<div>" + start.split("</div></div>")[0] + "</div></div>")
+        for bar in bars.iter("i"):
+            left, width = (float(part.split(":")[1][:-1]) for part in bar.get("style", "").split(";")[:2])
+            assert 0 <= left <= left + width <= 100.01
+
+
+def test_an_invalid_result_is_refused_with_its_line_and_marked_when_allowed(
+    results: Path, capsys: pytest.CaptureFixture[str]
+):
+    with refused(Faults, "unsound", "verdict.valid") as caught:
+        command([results / "broken"], prices=results / "prices.yaml", utilization="1")
+    assert caught.value.exit_code == 3
+    at = caught.value.faults[0].where
+    line = int(at.removeprefix(str(results / "broken" / "summary.json:")).split(":")[0])
+    assert '"valid": false' in (results / "broken" / "summary.json").read_text().splitlines()[line - 1]
+    assert command([results / "broken"], prices=results / "prices.yaml", utilization="1", allow_invalid=True) == 0
+    assert "INVALID measurement" in capsys.readouterr().out
+
+
+def test_a_result_that_counted_no_tokens_is_refused_with_its_line(results: Path):
+    bare = changed(GPUS, tokens={"output": None})
+    (results / "azure" / "summary.json").write_bytes(dump_summary(bare))
+    with refused(Faults, "no_figure", "tokens.output") as caught:
+        inputs.read_evidence([results / "azure"])
+    assert "summary.json:" in caught.value.faults[0].where
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ({"prices": None}, "missing_option"),
+        ({"utilization": "0"}, "invalid_value"),
+        ({"utilization": "140%"}, "invalid_value"),
+        ({"price": ["azure"]}, "unknown_name"),  # of a single result the name alone will do
+        ({"price": ["azur=Azure ND128isr_GB300_v6"]}, "unknown_name"),
+        ({"gpus": ["azure=many"]}, "invalid_value"),
+        ({"currency": "EUR"}, "no_exchange_rate"),
+        ({"currency": "euros"}, "invalid_value"),
+        ({"as_json": True, "as_csv": True}, "conflict"),
+    ],
+)
+def test_wrong_flags_are_named(results: Path, how: dict[str, Any], code: str):
+    flags: dict[str, Any] = {"prices": results / "prices.yaml", "utilization": "1", **how}
+    with refused((UserError, Faults), code):
+        command([results / "azure"], **flags)
+
+
+@pytest.mark.parametrize(
+    ("folders", "code"),
+    [
+        (["nowhere"], "missing_file"),
+        (["."], "mismatch"),
+        (["azure", "azure/../azure"], "duplicate"),
+        (["azure", "azure"], "duplicate"),
+    ],
+)
+def test_folders_that_are_no_results_are_named(results: Path, folders: list[str], code: str):
+    with refused(Faults, code):
+        inputs.read_evidence([results / folder for folder in folders], allow_invalid=True)
+
+
+def test_all_that_is_wrong_is_said_at_once(results: Path):
+    with pytest.raises(Faults) as caught:
+        inputs.read_evidence([results / "nowhere", results / "broken", results / "azure"])
+    assert len(caught.value.faults) == 2
+
+
+def test_of_a_single_result_the_name_of_a_price_will_do(results: Path, capsys: pytest.CaptureFixture[str]):
+    how = {"prices": results / "prices.yaml", "utilization": "1"}
+    assert command([results / "azure"], price=["azure=Azure ND128isr_GB300_v6"], **how) == 0
+    named = capsys.readouterr().out
+    assert command([results / "azure"], price=["Azure ND128isr_GB300_v6"], **how) == 0
+    assert capsys.readouterr().out == named
+    with pytest.raises(UserError, match="--price"):
+        command([results / "azure", results / "other"], price=["Azure ND128isr_GB300_v6"], **how)
+
+
+def test_a_killed_run_says_how_its_summary_is_made(tmp_path: Path):
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / "run.json").touch()
+    with pytest.raises(Faults) as caught:
+        inputs.read_evidence([tmp_path / "killed"])
+    assert f"loadgen report {tmp_path / 'killed'} --json >" in caught.value.faults[0].hint
+
+
+def test_sample_prices_are_said_to_be_a_sample(results: Path, capsys: pytest.CaptureFixture[str]):
+    how = {"accept_sample_prices": True, "price": ["azure=oracle-gb300"], "utilization": "1"}
+    assert command([results / "azure"], prices=None, **how) == 0  # type: ignore[arg-type]
+    out = capsys.readouterr().out
+    assert out.startswith("SAMPLE PRICES, nobody's offer") and "third-party transcription" in out
+
+
+def test_a_simulated_result_says_so_first_and_beside_its_figures():
+    simulated = priced(changed(GPUS, target={"simulated": True}), rent("60"), name="sim")
+    text = report.render_text(compare_offers([simulated], book(rent("60"))))
+    assert text.startswith("SIMULATED, no real server was measured: sim.")
+    assert "at this load, simulated" in text
+
+
+def test_many_offers_fit_the_terminal():
+    many = [priced(GPUS, rent("60"), name=f"results/number-{i}") for i in range(9)]
+    text = report.render_text(compare_offers(many, book(rent("60"))))
+    tables = [line for line in text.splitlines() if line.startswith(("USD per", "1,000 requests", "total"))]
+    assert len(tables) > 3 and all(len(line) <= 100 for line in tables)
+    assert all(sum(f"number-{i}" in line for line in tables) == 1 for i in range(9))

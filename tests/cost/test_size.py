@@ -1,0 +1,201 @@
+"""`loadgen size`: machines, a spare one, money a month; it agrees with `capacity` and `cost` on the same result."""
+
+from __future__ import annotations
+
+import json
+import math
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import places
+import pytest
+from refusals import refused
+
+from loadgen.core.errors import Faults, UserError
+from loadgen.core.metrics.summary import load_summary
+from loadgen.core.results.capacity import Capacity, RateInterval, dump
+from loadgen.cost.capacity_planning import MeasuredRate, fleet, plan
+from loadgen.cost.size_command import _searched
+from loadgen.cost.sizing import Need, published_rate, size
+from loadgen.pricing.evidence import Evidence
+from loadgen.pricing.prices import Energy, PerToken, Rented
+from loadgen.pricing.unit_cost import REQUEST, basis, cost, offer
+from loadgen.shell.app import parser
+
+DATA = places.DATA
+RAG = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
+CAPACITY = Capacity(rate_per_s=20.0, low_per_s=19.0, high_per_s=21.5, method="search", recipe="r")
+EVIDENCE = Evidence(name="vm", folder="vm", summaries=(RAG,), capacity=CAPACITY)
+SOURCE = MeasuredRate(
+    name="vm", folder="vm", basis="capacity by search", rate=RateInterval(mid=20.0, low=19.0, high=21.5),
+    noun="requests", gpus=4, response_s=10.0, workload="rag",
+)  # fmt: skip
+BY_LOAD = Energy(
+    watts=Decimal(7200), idle_watts=Decimal(2000), pue=Decimal("1.2"), per_kwh=Decimal("0.1"), counted="by_load"
+)
+MACHINE = Rented(
+    name="m", provider="p", as_of="2026-11", source="quote", shape="s", gpu="GB300", gpus=4,
+    per_hour=Decimal(40), egress_per_gb=Decimal("0.05"), energy=BY_LOAD,
+)  # fmt: skip
+
+
+def test_machines_by_hand() -> None:
+    """5,000 users, 10 s and 30 s: 125/s; 7 machines of 20/s carry it, 6 to 7 by the interval, one more to spare."""
+    found = size(SOURCE, Need(users=5000, think_s=30), gpus_per_machine=4, price=None, evidence=EVIDENCE)
+    assert (found.demand_per_s, found.carrying, found.machines, found.low, found.high) == (125.0, 7, 8, 7, 8)
+    assert found.used == pytest.approx(125 / 160)
+    assert found.per_month is None
+    assert size(SOURCE, Need(rate_per_s=20.0, spare=0), gpus_per_machine=4, price=None, evidence=EVIDENCE).machines == 1
+
+
+@pytest.mark.parametrize("users", [1, 700, 5000, 123_456])
+def test_it_agrees_with_capacity(users: int) -> None:
+    planned = plan(fleet(SOURCE.rate, SOURCE.gpus, gpus_per_vm=8), users, 30.0, SOURCE.response_s)
+    found = size(SOURCE, Need(users=users, think_s=30, spare=0), gpus_per_machine=8, price=None, evidence=EVIDENCE)
+    assert (found.machines, found.low, found.high) == (planned.vms, planned.vms_low, planned.vms_high)
+    assert found.demand_per_s == planned.demand_per_s
+
+
+@pytest.mark.parametrize("hours", [24.0, 8.0])
+def test_a_request_costs_what_loadgen_cost_says_at_that_utilization(hours: float) -> None:
+    found = size(
+        SOURCE, Need(users=5000, think_s=30, hours_per_day=hours), gpus_per_machine=4, price=MACHINE, evidence=EVIDENCE
+    )
+    share = Decimal(repr((found.used or 0) * hours / 24))
+    unit = offer(EVIDENCE, MACHINE, "vm", "here", gpus=4, utilization=share).costs[REQUEST]
+    assert unit is not None and found.per_thousand is not None
+    assert float(found.per_thousand.mid) == pytest.approx(float(unit.total) * 1000, rel=1e-9)
+
+
+def test_a_month_by_hand() -> None:
+    """8 machines at 40 an hour and idle power, 6.25 machines' worth of load power, egress of each request."""
+    found = size(SOURCE, Need(users=5000, think_s=30), gpus_per_machine=4, price=MACHINE, evidence=EVIDENCE)
+    idle, load = 2.0 * 1.2 * 0.1, 5.2 * 1.2 * 0.1
+    egress = RAG.bytes.received / RAG.requests.ok * 0.05 / 1e9
+    by_hand = 730 * (8 * (40 + idle) + 125 / 20 * load + 125 * 3600 * egress)
+    assert found.per_month is not None and found.per_thousand is not None
+    assert float(found.per_month.mid) == pytest.approx(by_hand)
+    assert float(found.per_thousand.mid) == pytest.approx(by_hand / (125 * 3600 * 730) * 1000)
+
+
+def test_an_api_by_the_token_has_a_price_and_no_machines() -> None:
+    price = PerToken(
+        name="api", provider="p", as_of="2026-11", source="page", model="m", per_million_input=Decimal(1),
+        per_million_output=Decimal(2),
+    )  # fmt: skip
+    evidence = Evidence(name="vm", folder="vm", summaries=(RAG,))
+    found = size(SOURCE, Need(rate_per_s=50.0), gpus_per_machine=4, price=price, evidence=evidence)
+    unit = cost(basis(evidence), price, None, REQUEST)
+    assert found.machines is None and unit is not None and found.per_thousand is not None
+    assert math.isclose(found.per_thousand.mid, unit.total * 1000, rel_tol=1e-9)
+
+
+def test_a_published_rate_is_an_estimate_that_needs_the_length_of_an_answer() -> None:
+    source = published_rate("X", 944_902.0, gpus=72, output_tokens=1200, workload="rag", said_by="MLPerf")
+    assert source.rate == RateInterval(mid=944_902 / 1200)
+    with refused(UserError, "no_figure", "--answer"):
+        size(source, Need(users=10, think_s=30), gpus_per_machine=4, price=None, evidence=None)
+    assert size(source, Need(users=10, answer_s=20), gpus_per_machine=4, price=None, evidence=None).machines == 2
+    with refused(UserError, "no_figure"):
+        published_rate("X", None, gpus=72, output_tokens=1200, workload="rag", said_by="MLPerf")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vm" / "run").mkdir(parents=True)
+    (tmp_path / "vm" / "run" / "summary.json").write_bytes((DATA / "summary_example_rag_gpus.json").read_bytes())
+    capacity = Capacity(rate_per_s=20.0, low_per_s=19.0, high_per_s=21.5, method="search", recipe="r", evidence="run")
+    (tmp_path / "vm" / "capacity.json").write_bytes(dump(capacity))
+    return tmp_path
+
+
+def _called(*arguments: str) -> Any:
+    return parser()(["size", *arguments], standalone_mode=False, obj=list(arguments))
+
+
+def test_the_answer_is_the_first_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _called(RAG.run.workload, "vm", "--users", "5000") == 0
+    assert "vm: 5,000 users of rag need" in " ".join(capsys.readouterr().out.splitlines()[:2])
+
+
+def test_a_workload_of_ones_own_is_known_by_its_name_in_the_file(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "mine.yaml").write_text("name: rag\nrequests: {input_tokens: 5, output_tokens: 5}\n")
+    assert _called("mine.yaml", "vm", "--users", "5000") == 0
+    assert "5,000 users of rag need" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_workload_that_was_edited_is_searched_anew(folder: Path) -> None:
+    searched: list[str] = []
+
+    def search(arguments: list[str]) -> int:
+        searched.append(arguments[arguments.index("--out") + 1])
+        return 0
+
+    for tokens in (50, 100, 50):
+        (folder / "mine.yaml").write_text(f"name: mine\nrequests: {{input_tokens: 5, output_tokens: {tokens}}}\n")
+        _searched("sim:gb300-vm", "mine.yaml", ["ttft:2s"], search)
+    _searched("sim:gb300-vm", "mine.yaml", ["ttft:1s"], search)
+    assert searched[0] == searched[2]
+    assert len(set(searched)) == 3
+
+
+def test_the_figures_have_units_and_the_slo_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _called("rag", "vm", "--users", "5000") == 0
+    out = capsys.readouterr().out
+    assert "load, requests per second" in out and "19.9 requests/s on" in out
+    assert "SLO: TTFT p" in " ".join(out.split())
+
+
+def test_a_run_at_one_load_says_no_more_than_that_this_load_was_carried(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _called("rag", "vm/run", "--users", "5000", "--json") == 0
+    (sized,) = json.loads(capsys.readouterr().out)["sizes"]
+    assert sized["source"]["lower_bound"] and sized["source"]["bound_why"]
+    assert {"code": "one_load", "values": {"why": sized["source"]["bound_why"]}} in sized["note_codes"]
+    assert _called("rag", "vm/run", "--users", "5000") == 0
+    out = capsys.readouterr().out
+    assert "need at most" in " ".join(out.split()) and "at least" in out and "a lower bound" in out
+
+
+def test_what_is_wrong_is_told_before_a_search(folder: Path) -> None:
+    """A search of minutes ran first, and then the other source had no published rate, or the price no entry."""
+    arguments = ("rag", "sim:gb300-vm", "--slo", "ttft:2s", "--users", "5")
+    with refused(Faults, "unknown_name"):
+        _called(*arguments, "published:nobody", "--answer", "9s")
+    with refused(Faults, "unknown_name"):
+        _called(*arguments, "--accept-sample-prices", "--price", "nobody")
+    assert not list(Path("results").glob("size-*"))
+
+
+def test_two_sources_side_by_side_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _called(RAG.run.workload, "vm", "published:CoreWeave, GB300", "--rate", "50", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [one["estimate"] for one in said["sizes"]] == [False, True]
+    assert [one["demand_per_s"] for one in said["sizes"]] == [50.0, 50.0]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("rag", "vm"),
+        ("rag", "vm", "--users", "5", "--rate", "5"),
+        ("rag", "vm", "--rate", "inf"),
+        ("rag", "vm", "--users", "5", "--think", "x"),
+        ("qa", "vm", "--users", "5"),
+        ("rag", "vm", "--users", "5", "--slo", "ttft:1s"),
+        ("rag", "nowhere", "--users", "5"),
+        ("rag", "vm", "--users", "5", "--price", "vm=x"),
+        ("rag", "vm", "published:B200", "--users", "5", "--answer", "9s"),
+        ("rag", "published:nobody", "--users", "5", "--answer", "9s"),
+        ("rag", "published:CoreWeave, GB300", "--users", "5", "--answer", "9s", "--accept-sample-prices"),
+        ("mine", "published:CoreWeave, GB300", "--users", "5"),
+    ],
+)
+def test_what_cannot_be_sized_is_said(folder: Path, arguments: tuple[str, ...]) -> None:
+    with pytest.raises((UserError, Faults)):
+        _called(*arguments)

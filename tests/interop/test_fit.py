@@ -1,0 +1,141 @@
+"""What `loadgen fit` makes of a trace: the laws it was made with come back, with how sure that is, and no others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from refusals import refused
+
+from loadgen.core.errors import Fault
+from loadgen.core.requests import tokenizer as tokens
+from loadgen.core.requests.build import build
+from loadgen.core.schedule import arrivals
+from loadgen.core.stats import fitting
+from loadgen.core.workload import load
+from loadgen.core.workload.loading import of_mapping
+from loadgen.core.workload.traces import read_trace
+from loadgen.interop import fit
+from loadgen.shell import app as cli
+
+
+@pytest.mark.parametrize(
+    ("shape", "x", "p"), [(0.5, 0.1, 0.345279), (0.5, 5, 0.998435), (3, 3, 0.576810), (3, 10, 0.997231)]
+)
+def test_the_gamma_distribution(shape: float, x: float, p: float) -> None:
+    assert fitting.gamma_cdf(shape, np.array([x]))[0] == pytest.approx(p, abs=1e-6)
+    assert fitting.gamma_cdf(5000.0, np.array([5000.0]))[0] == pytest.approx(0.50188, abs=1e-4)
+
+
+def test_the_right_law_fits_and_the_others_do_not() -> None:
+    right = wrong = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        made = {
+            "normal": rng.normal(500, 100, 10_000),
+            "lognormal": rng.lognormal(6, 0.7, 10_000),
+            "uniform": rng.uniform(9.5, 1000.5, 10_000),
+        }
+        for law, values in made.items():
+            fits = {one.law: one.fits for one in fitting.lengths(np.clip(np.rint(values), 1, None).astype(np.int32))}
+            right += fits[law]
+            wrong += sum(fits[other] for other in made if other != law)
+        bursty, even = rng.gamma(0.5, 2, 2000), rng.exponential(1, 2000)
+        [first, second] = fitting.gaps(bursty / bursty.mean())
+        right += first.law == "gamma" and first.fits
+        wrong += second.fits
+        right += fitting.gaps(even / even.mean())[0].law == "poisson"
+    assert right >= 97 and wrong == 0
+
+
+def trace_of(path: Path, workload: dict[str, object], seed: int, step_s: float = 0.0) -> Path:
+    """A trace of the requests that a workload would send."""
+    made = of_mapping({"name": "made", **workload})
+    due = arrivals.build(made, seed).columns().due_ns / 1e9
+    due = np.floor(due / step_s) * step_s if step_s else due
+    prompts = build(made, seed, 1, tokens.load_tokenizer(None))
+    read, write = prompts.asked(range(len(due)))  # type: ignore[attr-defined]
+    rows = zip(due.tolist(), read, write, strict=True)
+    path.write_text("timestamp,input_length,output_length\n" + "".join(f"{at:.6f},{i},{o}\n" for at, i, o in rows))
+    return path
+
+
+MADE: dict[str, object] = {
+    "requests": {
+        "input_tokens": {"lognormal": {"median": 800, "sigma": 0.9}},
+        "output_tokens": {"normal": {"mean": 300, "stddev": 60}},
+    },
+    "stages": [{"arrival": {"gamma": {"rate": "4/s", "burstiness": 0.4}}, "count": 4000}],
+}
+
+
+def test_a_trace_of_a_workload_gives_the_workload_back(tmp_path: Path) -> None:
+    fitted = fit.fit(read_trace(trace_of(tmp_path / "t.csv", MADE, 3)))
+    assert not fitted.by_the_hour and fitted.rates[0] == pytest.approx(4, rel=0.1)
+    assert (fitted.gaps[0].law, fitted.gaps[0].fits) == ("gamma", True)
+    assert fitted.gaps[0].parameters["burstiness"] == pytest.approx(0.4, rel=0.15)
+    read, write = fitted.input_tokens[0], fitted.output_tokens[0]
+    assert (read.law, read.fits, write.law, write.fits) == ("lognormal", True, "normal", True)
+    assert read.parameters["median"] == pytest.approx(800, rel=0.1) and read.parameters["sigma"] == pytest.approx(
+        0.9, rel=0.1
+    )
+    assert write.parameters["mean"] == pytest.approx(300, rel=0.05)
+    (tmp_path / "w.yaml").write_text(fit.as_yaml(fitted, "t"))
+    again = load(str(tmp_path / "w.yaml"))
+    assert again.stages[0].arrival.tag == "gamma" and again.requests.input_tokens.tag == "lognormal"  # type: ignore[union-attr]
+
+
+def test_times_in_steps_do_not_hide_the_law(tmp_path: Path) -> None:
+    poisson = {**MADE, "stages": [{"arrival": {"poisson": "50/s"}, "count": 4000}]}
+    fitted = fit.fit(read_trace(trace_of(tmp_path / "t.csv", poisson, 5, step_s=0.001)))
+    assert (fitted.gaps[0].law, fitted.gaps[0].fits, fitted.step_ns) == ("poisson", True, 1_000_000)
+
+
+def test_rates_that_change_are_stages_and_lengths_of_no_law_are_values(tmp_path: Path) -> None:
+    hours = {
+        "requests": {"input_tokens": {"empirical": {"values": [100, 5000], "weights": [3, 1]}}, "output_tokens": 7},
+        "stages": [{"arrival": {"poisson": f"{rate}/min"}, "duration": "1h"} for rate in (10, 60, 20)],
+    }
+    fitted = fit.fit(read_trace(trace_of(tmp_path / "t.csv", hours, 4)))
+    assert [round(rate * 60) for rate in fitted.rates] == pytest.approx([10, 60, 20], abs=3)
+    chosen = fitted.input_tokens[0]
+    assert (chosen.law, chosen.parameters["values"], fitted.output_tokens[0].law) == ("empirical", [100, 5000], "fixed")
+    assert chosen.parameters["weights"][0] / sum(chosen.parameters["weights"]) == pytest.approx(0.75, abs=0.05)
+    (tmp_path / "w.yaml").write_text(fit.as_yaml(fitted, "t"))
+    assert [stage.name for stage in load(str(tmp_path / "w.yaml")).stages] == ["hour-00", "hour-01", "hour-02"]
+    steady = {**hours, "stages": [{"arrival": {"gamma": {"rate": "20/min", "burstiness": 0.5}}, "duration": "6h"}]}
+    assert not fit.fit(read_trace(trace_of(tmp_path / "s.csv", steady, 4))).by_the_hour  # bursts alone are no change
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"timestamp": 100 * n, "input_length": 1024, "output_length": 9, "hash_ids": [1, 10 + n]} for n in range(99)
+    ]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def ended(*arguments: str) -> int:
+        with pytest.raises(SystemExit) as ending:
+            cli.main(["fit", *arguments])
+        return int(ending.value.code or 0)
+
+    assert ended(str(path), "-o", str(tmp_path / "w.yaml")) == 0
+    out = capsys.readouterr().out
+    assert "49 % of prompt tokens came before" in out and "wrote" in out
+    workload = load(str(tmp_path / "w.yaml"))
+    assert workload.requests.cache == pytest.approx(0.493, abs=0.01)  # type: ignore[union-attr]
+    assert ended(str(path)) == 0
+    printed = capsys.readouterr()
+    assert "requests:" in printed.out and "arrivals" in printed.err
+    assert ended(str(path), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["fits"]["input_tokens"][0]["law"] == "fixed"
+    assert ended(str(path), "--trace-slice", "5s..1s") == 2 and "ends before it begins" in capsys.readouterr().err
+    assert (
+        ended(str(path), "--trace-slice", "..1s") == 2
+        and "nothing can be fitted to 10 requests" in capsys.readouterr().err
+    )
+    with refused(Fault, "too_few"):
+        path.write_text("".join(json.dumps({**row, "timestamp": 0}) + "\n" for row in rows))
+        fit.fit(read_trace(path))

@@ -1,0 +1,331 @@
+"""Result files of other tools, read and written: real ones, damaged ones, and ours through their formats and back."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import places
+import pytest
+import runs
+from hypothesis import given
+from hypothesis import strategies as st
+from queueing import fail, rows
+from refusals import refused
+
+from loadgen.core.errors import UserError
+from loadgen.core.metrics.summary import summarize
+from loadgen.core.results import store
+from loadgen.core.results.record import FIELDS
+from loadgen.interop import export, other_definitions, reader
+from loadgen.interop import text as other_tools
+from loadgen.interop.other_definitions import Pooled, WeightedValues
+from loadgen.mlperf import loadgen_log
+from loadgen.shell.app import main
+
+DATA = places.DATA / "rivals"
+FILES = {
+    "vllm_bench_serve.json": "vllm bench serve",
+    "sglang_bench_serving.jsonl": "SGLang bench_serving",
+    "aiperf_profile_export.json": "AIPerf",
+    "aiperf_profile_export.jsonl": "AIPerf",
+    "guidellm_benchmarks.json": "GuideLLM",
+    "inference_perf_summary_lifecycle_metrics.json": "inference-perf",
+    "genai_bench_concurrency.json": "genai-bench",
+    "mlcommons_endpoints_result_summary.json": "mlcommons/endpoints",
+}
+
+
+def exits(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+@pytest.mark.parametrize(("name", "tool"), FILES.items())
+def test_real_files_are_recognised(name: str, tool: str) -> None:
+    found = reader.read_result(DATA / name)
+    assert found.tool == tool and found.counts == reader.COUNTS[tool]
+    assert found.figures["e2e_ms.p50"] > found.figures["ttft_ms.p50"] > 0
+    assert found.figures["requests.ok"] > 0 and found.figures["ok_share"] == 1
+    assert set(found.called) >= {path.partition(".")[0] for path in found.figures if "_ms" in path}
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value"),
+    [
+        ("vllm_bench_serve.json", "ttft_ms.p50", 57.48122749992035),
+        ("vllm_bench_serve.json", "inter_chunk_ms.p99", 10.07882921992405),
+        ("vllm_bench_serve.json", "tokens.total_per_s", 3128.2628072701677),
+        ("sglang_bench_serving.jsonl", "e2e_ms.p99", 1060.7498638299057),
+        ("sglang_bench_serving.jsonl", "tokens.input", 9600),
+        ("aiperf_profile_export.json", "tpot_ms.p50", 5.194771555276382),
+        ("aiperf_profile_export.json", "load.completed_rps", 12.688936909998795),
+        ("aiperf_profile_export.jsonl", "requests.ok", 3),
+        ("guidellm_benchmarks.json", "e2e_ms.p50", 1058.4373474121094),  # seconds there
+        ("guidellm_benchmarks.json", "tpot_ms.mean", 4.944916365284416),  # its ITL
+        ("guidellm_benchmarks.json", "tpot_with_first_ms.mean", 5.283993259072304),  # its TPOT
+        ("inference_perf_summary_lifecycle_metrics.json", "ttft_ms.p50", 52.27621849962816),  # seconds there
+        ("genai_bench_concurrency.json", "ttft_ms.p99", 251.54940618019273),
+        ("mlcommons_endpoints_result_summary.json", "ttft_ms.p99", 992.706750),  # ns there
+    ],
+)
+def test_figures_are_as_they_were_written(name: str, path: str, value: float) -> None:
+    assert reader.read_result(DATA / name).figures[path] == pytest.approx(value, rel=1e-12)
+
+
+def test_what_is_odd_about_a_file_is_said() -> None:
+    negative = reader.read_result(DATA / "mlcommons_endpoints_result_summary.json").notes
+    assert any("negative" in note for note in negative)
+    late = reader.read_result(DATA / "inference_perf_summary_lifecycle_metrics.json").notes
+    assert late == ("requests were sent up to 2,611 ms (p99) after they were due",)
+    line = (DATA / "sglang_bench_serving.jsonl").read_bytes()
+    assert reader.parse_result(line * 3).notes == ("the last of 3 results in the file",)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b"{}", b"name: x\n", b"null", b"\xff\xfe", b'{"benchmarks": []}', b"3\n"]
+)
+def test_what_no_tool_has_written_gets_a_sentence(data: bytes) -> None:
+    with pytest.raises(UserError, match="--> file"):
+        reader.parse_result(data, "file")
+
+
+VALUES = {name: json.loads((DATA / name).read_text()) for name in FILES if name.endswith(".json")}
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ()
+    return [path, *(place for key, one in inner for place in places(one, (*path, key)))]
+
+
+PLACES = {name: places(value)[1:] for name, value in VALUES.items()}
+
+
+@given(st.data())
+def test_damaged_files_are_read_or_refused_in_words(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(VALUES)))
+    value = json.loads(json.dumps(VALUES[name]))
+    for place in data.draw(st.lists(st.sampled_from(PLACES[name]), min_size=1, max_size=3)):
+        inner: Any = value
+        try:
+            for key in place[:-1]:
+                inner = inner[key]
+            inner[place[-1]] = data.draw(st.sampled_from([None, "x", [], {}, -1, 1e400, True]))
+        except (KeyError, TypeError, IndexError):
+            continue
+    try:
+        found = reader.parse_result(json.dumps(value).encode(), name)
+    except UserError:
+        return
+    assert all(isinstance(figure, float) for figure in found.figures.values())
+    other_tools.render_text(found)
+    other_tools.render_html(found)
+
+
+def test_a_damaged_record_is_named_with_its_line() -> None:
+    first, *_ = (DATA / "aiperf_profile_export.jsonl").read_text().splitlines()
+    with pytest.raises(UserError) as fault:
+        reader.parse_result((first + "\n{broken\n").encode(), "profile.jsonl")
+    assert fault.value.where == "profile.jsonl:2"
+
+
+def test_text_and_page_say_whose_figures_they_are() -> None:
+    found = reader.read_result(DATA / "guidellm_benchmarks.json")
+    text, page = other_tools.render_text(found), other_tools.render_html(found)
+    for said in ("GuideLLM 0.8.1", "the first token's wait is in it"):
+        assert said in " ".join(text.split()) and said in page.replace("&#x27;", "'")
+    assert "no verdict of ours" in text and "FOREIGN" in page
+
+
+# -- what they would have reported ---------------------------------------------------------------------------------
+
+
+def test_definitions_of_others_on_rows_worked_by_hand() -> None:
+    """Two requests: sent at 10 and 20 ms, role event at 50 and 60, first token at 110 and 120, five tokens."""
+    found = rows(1, 2)
+    ms = 1_000_000
+    for field, values in (
+        ("due_ns", (0, 0)), ("sent_ns", (10, 20)), ("first_event_ns", (50, 60)), ("first_token_ns", (110, 120)),
+        ("last_token_ns", (150, 200)), ("end_ns", (160, 210)), ("output_tokens", (5 / ms, 5 / ms)),
+    ):  # fmt: skip
+        found[field] = np.array([round(value * ms) for value in values])
+    made = other_definitions.theirs(runs.header("r", 2), found, [])
+    vllm, guidellm, sglang = made["vllm bench serve"], made["GuideLLM"], made["SGLang bench_serving"]
+    assert vllm.ttft.values.tolist() == [40 * ms, 40 * ms]  # the role event counts
+    assert vllm.tpot is not None and vllm.tpot.values.tolist() == [110 * ms / 4, 150 * ms / 4]
+    assert isinstance(vllm.itl, Pooled) and vllm.itl.gaps.count == 2  # from the role events to the first tokens
+    assert sglang.ttft.values.tolist() == [100 * ms, 100 * ms]
+    assert sglang.tpot is not None and sglang.tpot.values.tolist() == [50 * ms / 4, 90 * ms / 4]
+    assert guidellm.tpot is not None and guidellm.tpot.values.tolist() == [140 * ms / 5, 180 * ms / 5]
+    assert made["AIPerf"].tpot is None and made["genai-bench"].itl is None
+    assert made["inference-perf"].tpot is not None
+    assert made["inference-perf"].tpot.values.tolist() == [40 * ms / 4, 80 * ms / 4]
+    completions = other_definitions.theirs(runs.header("r", 2, api="completions"), found, [])["vllm bench serve"]
+    assert completions.ttft.values.tolist() == [100 * ms, 100 * ms]  # no role event there
+
+
+def test_weighted_samples_are_those_of_repeated_values() -> None:
+    draw = np.random.default_rng(1)
+    values, weights = draw.lognormal(15, 1, 50), draw.integers(0, 9, 50)
+    mine, plain = WeightedValues(values, weights).stats(), np.repeat(values, weights) / 1e6
+    assert mine["count"] == len(plain)
+    assert mine["mean"] == pytest.approx(plain.mean()) and mine["std"] == pytest.approx(plain.std())
+    assert mine["p99"] in np.sort(plain)[-6:].round(6)
+
+
+# -- there and back ------------------------------------------------------------------------------------------------
+
+NAMES = {"vllm": "vllm bench serve", "aiperf": "AIPerf", "guidellm": "GuideLLM", "mlcommons": "mlcommons/endpoints"}
+
+
+@pytest.mark.parametrize(("form", "tool"), NAMES.items())
+def test_what_is_exported_reads_back_as_that_tool(tmp_path: Path, form: str, tool: str) -> None:
+    found = rows(3, 700)
+    fail(found, 0.1)
+    stored = store.read_run(runs.write(tmp_path / "r", found))
+    summary = summarize(*stored)
+    made = export.WRITERS[form](summary, stored.header, stored.rows, stored.gaps)
+    back = reader.parse_result(json.dumps(made, allow_nan=False).encode())
+    assert back.tool == tool and made["loadgen"]["definitions"].endswith(reader.COUNTS[tool])
+    assert back.figures["requests.ok"] == summary.requests.ok
+    assert back.figures["requests.failed"] == summary.requests.failed
+    assert back.figures["tokens.output_per_s"] == pytest.approx(summary.tokens.output_per_s)
+    theirs = other_definitions.theirs(stored.header, stored.rows, stored.gaps)[tool]
+    if form != "mlcommons":  # which takes elements of the sample
+        assert back.figures["ttft_ms.p99"] == pytest.approx(theirs.ttft.stats()["p99"])
+    assert back.figures["ttft_ms.p50"] == pytest.approx(theirs.ttft.stats()["p50"], rel=0.01)
+    assert back.figures["e2e_ms.mean"] == pytest.approx(theirs.e2e.stats()["mean"])
+
+
+def keys(value: Any) -> set[str]:
+    return {key for key, one in value.items() if one is not None}
+
+
+@pytest.mark.parametrize(
+    ("form", "file", "lacking"),
+    [
+        ("vllm", "vllm_bench_serve.json", {"queue_times", "rtfx", "max_output_tokens_per_s"}),
+        ("aiperf", "aiperf_profile_export.json", {"aiperf_version"}),
+        ("mlcommons", "mlcommons_endpoints_result_summary.json", set()),
+    ],
+)
+def test_exports_have_the_fields_of_real_files(tmp_path: Path, form: str, file: str, lacking: set[str]) -> None:
+    stored = store.read_run(runs.write(tmp_path / "r", rows(3, 700)))
+    made = export.WRITERS[form](summarize(*stored), stored.header, stored.rows, stored.gaps)
+    assert keys(VALUES[file]) - set(made) == lacking
+    if form == "mlcommons":
+        for block in ("ttft", "tpot", "latency", "output_sequence_lengths"):
+            assert set(made[block]) == set(VALUES[file][block])
+            assert sum(made[block]["histogram"]["counts"]) == 700
+        assert set(made["ttft"]["percentiles"]) == set(VALUES[file]["ttft"]["percentiles"])
+
+
+def test_early_stopping_percentiles_are_at_or_above_the_plain_ones(tmp_path: Path) -> None:
+    values = np.random.default_rng(2).lognormal(15, 1, 700)
+    made = export._series(values, early=True)
+    assert made is not None
+    early, plain = made["early_stopping_percentiles"], made["percentiles"]
+    assert early["99.9"] is None  # 700 samples do not carry it
+    assert early["99.0"] == values.max()  # with 662 to 1,000 or so, one may be over: the largest
+    assert all(early[p] >= plain[p] for p in ("95.0", "90.0", "50.0"))
+
+
+def test_csv_has_a_line_per_request(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    found = rows(1, 50)
+    fail(found, 0.2)
+    folder = runs.write(tmp_path / "r", found)
+    assert exits("export", str(folder), "--as", "csv") == 0
+    lines = list(csv.DictReader(io.StringIO(capsysbinary.readouterr().out.decode())))
+    assert len(lines) == 50 and list(lines[0]) == [name for name, *_ in FIELDS]
+    assert [line["status"] for line in lines] == ["ok" if s == 0 else "failed" for s in found["status"]]
+    assert [int(line["due_ns"]) for line in lines] == found["due_ns"].tolist()
+    assert {line["first_token_ns"] for line in lines if line["status"] == "failed"} == {""}
+
+
+def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = runs.write(tmp_path / "r", rows(1, 50))
+    out = tmp_path / "vllm.json"
+    assert exits("export", str(folder), "--as", "vllm", "-o", str(out)) == 0
+    assert exits("report", str(out), "--html", str(tmp_path / "page.html")) == 0
+    told = capsys.readouterr()
+    assert "vllm bench serve" in told.out and "page.html" in told.err
+    assert exits("compare", str(folder), str(out)) == 0
+    assert "figures only, defined otherwise" in capsys.readouterr().out
+    assert exits("export", str(folder), "--as", "excel") == 2
+    assert "known: vllm, aiperf, guidellm, mlcommons, csv" in capsys.readouterr().err
+    assert exits("export", str(tmp_path), "--as", "csv") == 2
+
+
+def test_a_folder_of_another_tool_is_known_by_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "benchmarks.json").write_bytes((DATA / "guidellm_benchmarks.json").read_bytes())
+    assert exits("report", str(tmp_path)) == 0
+    assert "GuideLLM" in capsys.readouterr().out
+
+
+def test_an_official_mlperf_log_stands_beside_our_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "mlperf_log_summary.txt"
+    log.write_text(OFFICIAL)
+    found = reader.read_result(log)
+    assert found.tool == "MLPerf LoadGen" and found.figures["tokens.output_per_s"] == 1000.5
+    assert found.figures["ttft_ms.p99"] == 1.5 and found.notes[0] == "MLPerf Server, VALID"
+    assert exits("compare", str(runs.write(tmp_path / "r", rows(1, 50))), str(tmp_path)) == 0
+    assert "MLPerf LoadGen" in capsys.readouterr().out
+    line = {"key": "result_invalid_reason", "value": "Increase the duration."}
+    (tmp_path / "mlperf_log_detail.txt").write_text(f":::MLLOG {json.dumps(line)}\n")
+    assert exits("report", str(log)) == 0
+    told = capsys.readouterr().out
+    assert "Increase the duration.\n" in told and ".." not in told
+
+
+OFFICIAL = """================================================
+MLPerf Results Summary
+================================================
+SUT name : PySUT
+Scenario : Server
+Mode     : PerformanceOnly
+Completed samples per second    : 12.50
+Completed tokens per second: 1000.50
+Result is : VALID
+  Performance constraints satisfied : Yes
+  Min duration satisfied : Yes
+  Min queries satisfied : Yes
+
+================================================
+Additional Stats
+================================================
+Scheduled samples per second : 12.75
+Min First Token latency (ns)               : 1000000
+Max First Token latency (ns)               : 2000000
+Mean First Token latency (ns)              : 1250000
+50.00 percentile first token latency (ns)  : 1200000
+90.00 percentile first token latency (ns)  : 1400000
+95.00 percentile first token latency (ns)  : 1450000
+97.00 percentile first token latency (ns)  : 1475000
+99.00 percentile first token latency (ns)  : 1500000
+99.90 percentile first token latency (ns)  : 1900000
+
+================================================
+Test Parameters Used
+================================================
+target_qps : 12.5
+"""
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000 + "]" * 100_000, '{"benchmarks":' + "[" * 100_000 + "]" * 100_000 + "}"]
+)
+def test_json_that_is_nested_without_end_is_no_bug(tmp_path: Path, text: str) -> None:
+    (tmp_path / "deep.json").write_text(text)
+    with refused(UserError, "wrong_format"):
+        reader.read_result(tmp_path / "deep.json")
+
+
+def test_a_percentile_that_is_no_number_is_passed_over() -> None:
+    log = "MLPerf Results Summary\nScenario : Server\nResult is : VALID\n.. percentile latency (ns)   : 5\n"
+    assert loadgen_log.parse_log(log).valid

@@ -1,0 +1,65 @@
+"""A finished run in MLflow and Weights & Biases: what is logged, and the real packages where they are installed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import places
+import pytest
+
+from loadgen.core.metrics.summary import load_summary
+from loadgen.interop import trackers
+from loadgen.shell.app import main
+
+EXAMPLE = places.DATA / "summary_example_rag_gpus.json"
+
+
+def test_every_known_figure_and_fact_is_logged() -> None:
+    summary = load_summary(EXAMPLE.read_bytes())
+    figures, facts = trackers.figures(summary), trackers.parameters(summary)
+    assert figures["ttft_ms.p99"] == summary.ttft_ms.p99 and figures["verdict.valid"] == 1.0
+    assert len(figures) > 100 and all(isinstance(value, float) for value in figures.values())
+    assert facts["model"] == summary.target.model and facts["arrival"] == "poisson 20/s"
+
+
+@pytest.mark.skipif(find_spec("mlflow") is not None, reason="it is installed")
+def test_a_package_that_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "summary.json").write_bytes(EXAMPLE.read_bytes())
+    with pytest.raises(SystemExit) as left:
+        main(["export", str(tmp_path), "--as", "mlflow"])
+    assert left.value.code == 2 and "pip install 'loadgen[mlflow]'" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_mlflow_has_the_run_its_figures_and_its_files(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "summary.json").write_bytes(EXAMPLE.read_bytes())
+    summary = load_summary(EXAMPLE.read_bytes())
+    trackers.mlflow(tmp_path / "run", summary, tmp_path / "store")
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=(tmp_path / "store").as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name(trackers.PROJECT).experiment_id])
+    assert run.data.metrics["ttft_ms.p99"] == summary.ttft_ms.p99
+    assert run.data.params["model"] == summary.target.model
+    assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["summary.json"]
+
+
+@pytest.mark.processes
+def test_wandb_has_the_run_offline(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    (tmp_path / "summary.json").write_bytes(EXAMPLE.read_bytes())
+    script = (
+        "import pathlib, sys; from loadgen.interop import trackers\n"
+        "from loadgen.core.metrics.summary import load_summary\n"
+        "at = pathlib.Path(sys.argv[1]); trackers.wandb(at, load_summary((at / 'summary.json').read_bytes()), at)"
+    )
+    environment = {"WANDB_MODE": "offline", "PYTHONPATH": ":".join(sys.path), "HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=environment, check=True, timeout=120)
+    (stored,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    assert b"ttft_ms.p99" in stored.read_bytes() and json.loads(EXAMPLE.read_bytes())["run"]["id"].encode()

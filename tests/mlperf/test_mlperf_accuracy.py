@@ -1,0 +1,134 @@
+"""Accuracy mode: the targets of the rules, LoadGen's accuracy log held against the official one, TEST06."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from refusals import refused
+from tiny_tokenizer import train
+
+from loadgen.core.errors import Faults, UserError
+from loadgen.mlperf import accuracy, rules
+from loadgen.mlperf.accuracy import AccuracyMean
+from loadgen.mlperf.result import Test06
+from loadgen.shell.app import parser
+from loadgen.sim.server import embedded
+from loadgen.sim.server.options import Options
+
+REFERENCE = {"rouge1": 44.4312, "rouge2": 22.0352, "rougeL": 28.6162, "tokens_per_sample": 294.45}
+
+
+def _met(**changed: float) -> dict[float, bool]:
+    means = [AccuracyMean(metric=name, mean=value) for name, value in {**REFERENCE, **changed}.items()]
+    found = accuracy.targets(REFERENCE, means)
+    return {tier: all(one.met for one in found if one.tier == tier) for tier in accuracy.TIERS}
+
+
+def test_the_targets_are_those_of_the_rules() -> None:
+    """ROUGE at least 0.99 and 0.999 of the reference; tokens from 0.9 to 1.1 of it at both (the submission checker)."""
+    assert accuracy.reference("llama2-70b") == REFERENCE
+    least = {(one.tier, one.metric): one.least for one in accuracy.targets(REFERENCE, [])}
+    assert least[0.999, "rouge1"] == pytest.approx(44.3867688) and least[0.999, "rouge2"] == pytest.approx(22.0131648)
+    assert least[0.999, "rougeL"] == pytest.approx(28.5875838) and least[0.99, "tokens_per_sample"] == 265.005
+    assert _met() == {0.99: True, 0.999: True}
+    assert _met(rouge2=22.0352 * 0.995) == {0.99: True, 0.999: False}
+    assert _met(rougeL=28.6162 * 0.98) == {0.99: False, 0.999: False}
+    assert _met(tokens_per_sample=294.45 * 1.11) == {0.99: False, 0.999: False}
+
+
+def test_the_compliance_tests_are_those_of_the_rules() -> None:
+    """compliance/README.md, "Tests Required for each Benchmark"."""
+    asked = {name: spec.compliance for name, spec in rules.rules().benchmarks.items()}
+    assert asked.pop("gpt-oss-120b") == ("TEST07", "TEST09")
+    assert set(asked.values()) == {("TEST06",)}
+
+
+def test_the_log_is_written_as_loadgen_writes_it(tmp_path: Path) -> None:
+    """Of the same four answers, to the letter but for the order of the samples, which LoadGen shuffles in Offline."""
+    lg = pytest.importorskip("mlperf_loadgen", reason="needs the optional package mlcommons-loadgen")
+    answers = [np.array([5, 6 + i, 2], np.int64) for i in range(4)]
+
+    def issue(queries: Any) -> None:
+        for query in queries:
+            data = answers[query.index]
+            lg.QuerySamplesComplete([lg.QuerySampleResponse(query.id, data.ctypes.data, data.nbytes, len(data))])
+
+    asked, where = lg.TestSettings(), lg.LogSettings()
+    asked.scenario, asked.mode, asked.use_token_latencies = lg.TestScenario.Offline, lg.TestMode.AccuracyOnly, True
+    where.log_output.outdir, where.log_output.copy_summary_to_stdout = str(tmp_path), False
+    sut, samples = lg.ConstructSUT(issue, lambda: None), lg.ConstructQSL(4, 4, lambda _: None, lambda _: None)
+    lg.StartTestWithLogSettings(sut, samples, asked, where, "audit.config")
+    lg.DestroySUT(sut)
+    lg.DestroyQSL(samples)
+    official = (tmp_path / accuracy.LOG).read_text()
+    ours = "".join(accuracy.log([answer.tolist() for answer in answers], [3] * 4))
+
+    def rows(text: str) -> set[str]:
+        return {line.split('"qsl_idx"')[1].rstrip(",") for line in text.splitlines()[1:-1]}
+
+    assert rows(ours) == rows(official)
+    assert ours.splitlines()[1].startswith('{ "seq_id" : 0, "qsl_idx" : 0, "data" : "0500')
+    assert [line[-1] for line in ours.splitlines()] == [line[-1] for line in official.splitlines()]
+    assert json.loads(ours)[2]["token_count"] == 3
+
+
+def test_test06_says_what_the_official_script_says() -> None:
+    sound = Test06(replies=2, first_token=None, end_tokens=0, length=0)
+    assert accuracy.verification(sound) == (
+        "First token check pass: Skipped\nEOS check pass: True\nSample length check pass: True\n"
+        "TEST06 verification complete\n"
+    )
+    assert accuracy.verification(Test06(replies=2, first_token=None, end_tokens=1, length=0)).endswith("failed\n")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with embedded.start(Options(ttft="1ms", itl="0", seed=3)) as server:
+        yield server.url
+
+
+def _call(*arguments: str) -> int:
+    code: int = parser()(["mlperf", "accuracy", *arguments], standalone_mode=False, obj=[])
+    return code
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.processes
+def test_accuracy_mode_from_the_data_set_to_the_log(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The embedded endpoint answers with words of its own: no reference of the set is met, and all files are there."""
+    tokenizer = str(train(tmp_path / "tokenizer.json"))
+    rows = [{"input": f"[INST] question {i} [/INST]", "output": "an answer of five words"} for i in range(12)]
+    data, out = _write(tmp_path / "set.jsonl", rows), tmp_path / "out"
+    assert (
+        _call("-b", "llama2-70b", "--dataset", str(data), "--url", url, "-o", str(out), "--tokenizer", tokenizer) == 1
+    )
+    shown = capsys.readouterr().out
+    assert "99 % of the reference: MISSED by ROUGE-1, ROUGE-2, ROUGE-L" in shown
+    assert "with llama2-70b: TEST06" in shown and "12 of the rules' 24,576 samples" in shown
+    assert sorted(path.name for path in out.iterdir()) == ["mlperf_accuracy.json", accuracy.LOG, accuracy.VERIFY]
+    logged = json.loads((out / accuracy.LOG).read_text())
+    assert [row["qsl_idx"] for row in logged] == list(range(12))
+    assert all(len(bytes.fromhex(row["data"])) % 8 == 0 and row["data"] for row in logged)
+    stored = json.loads((out / "mlperf_accuracy.json").read_text())
+    assert stored["answered"] == 12 and {one["metric"] for one in stored["means"]} == set(REFERENCE)
+
+
+def test_what_cannot_be_scored_is_said(tmp_path: Path) -> None:
+    data = str(_write(tmp_path / "set.jsonl", [{"input": "question"}]))
+    with refused((UserError, Faults), "missing_key", "--dataset"):
+        _call("-b", "llama2-70b", "--dataset", data, "--url", "http://127.0.0.1:9")
+    with refused(UserError, "unsupported", "--benchmark"):
+        _call("-b", "deepseek-r1", "--dataset", data)
+    with refused(UserError, "unsupported", "--url"):
+        _call("-b", "llama2-70b", "--dataset", data, "--url", "sim:gb300-vm")

@@ -1,0 +1,277 @@
+"""Our rules against the official LoadGen, run for real on a system that answers from memory.
+
+Needs the optional package `mlcommons-loadgen`; without it only the published constants of
+tests/mlperf/test_mlperf.py hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import queue
+import re
+import threading
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from loadgen.mlperf import loadgen_log, log_files, official_loadgen, result, rules
+from loadgen.mlperf.loadgen_log import LoadGenLog
+
+lg = pytest.importorskip("mlperf_loadgen", reason="needs the optional package mlcommons-loadgen")
+
+SAMPLES = 300
+BASE = dataclasses.replace(
+    rules.test("llama2-70b", "server"), samples=SAMPLES, min_duration_ns=400_000_000, min_queries=100
+)
+TOO_LONG_NS = 3_600 * 10**9
+
+
+class Official(NamedTuple):
+    """What LoadGen has made of a run, and the run itself."""
+
+    log: LoadGenLog
+    text: str
+    trace: result.QueryTrace
+
+
+def official(
+    folder: Any,
+    asked: rules.Test,
+    qps: float,
+    *,
+    one_token: bool = False,
+    read: Any = None,
+    wanted: Any = None,
+    **settings: Any,
+) -> Official:
+    """Run LoadGen's Server scenario, or the settings `wanted`.
+
+    Query i of the run gets 2 + i % 9 tokens, every 50th one a single one with `one_token`.
+    """
+    if wanted is None:
+        wanted = lg.TestSettings()
+        wanted.scenario, wanted.mode = lg.TestScenario.Server, lg.TestMode.PerformanceOnly
+        wanted.server_target_qps, wanted.server_target_latency_percentile = qps, asked.percentile
+        wanted.min_duration_ms, wanted.min_query_count = asked.min_duration_ns // 1_000_000, asked.min_queries
+        wanted.sample_concatenate_permutation = wanted.use_token_latencies = True
+        wanted.ttft_latency, wanted.tpot_latency = asked.ttft_ns, asked.tpot_ns
+        wanted.qsl_rng_seed, wanted.sample_index_rng_seed = asked.seeds.qsl, asked.seeds.sample_index
+        wanted.schedule_rng_seed = asked.seeds.schedule
+    for name, value in settings.items():
+        setattr(wanted, name, value)
+    issued: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    tokens: list[int] = []
+
+    def answer() -> None:
+        while (query := issued.get()) is not None:
+            number = len(tokens)
+            tokens.append(1 if one_token and number % 50 == 7 else 2 + number % 9)
+            lg.FirstTokenComplete([lg.QuerySampleResponse(query, 0, 0)])
+            sum(range(200 * (number % 13)))  # some work, so that no two TPOTs are alike
+            lg.QuerySamplesComplete([lg.QuerySampleResponse(query, 0, 0, tokens[number])])
+
+    worker = threading.Thread(target=answer)
+    worker.start()
+    sut = lg.ConstructSUT(lambda queries: [issued.put(q.id) for q in queries], lambda: None)
+    qsl = lg.ConstructQSL(asked.samples, asked.samples, lambda _: None, lambda _: None)
+    logs, output = lg.LogSettings(), lg.LogOutputSettings()
+    output.outdir, logs.enable_trace = str(folder), True
+    logs.log_output = output
+    lg.StartTestWithLogSettings(sut, qsl, wanted, logs)
+    issued.put(None)
+    worker.join()
+    lg.DestroyQSL(qsl)
+    lg.DestroySUT(sut)
+    log = loadgen_log.read_log(folder)
+    return Official(log, (folder / log_files.SUMMARY).read_text(), (read or _trace)(folder, tokens))
+
+
+def _trace(folder: Any, tokens: list[int]) -> result.QueryTrace:
+    """LoadGen's own trace: each latency is a delay of issue plus the time from there, both whole ns."""
+    events: dict[str, list[tuple[float, int]]] = {"Latency": [], "Token_Latency": []}
+    for line in (folder / "mlperf_log_trace.json").read_text().splitlines():  # as a whole it is not valid JSON
+        name = line[len('{"name":"') :].partition('"')[0]
+        if name in events:
+            event = json.loads(line.rstrip(","))
+            spent = event["args"]["issue_delay"] + event["args"]["issue_to_done"]
+            events[name].append((event["ts"], spent))
+    ends, firsts = (sorted(events[name]) for name in ("Latency", "Token_Latency"))
+    assert [at for at, _ in ends] == [at for at, _ in firsts]
+    start = ends[0][0]
+    return result.QueryTrace(
+        due_ns=np.array([round((at - start) * 1000) for at, _ in ends], np.int64),
+        ttft_ns=np.array([spent for _, spent in firsts], np.int64),
+        latency_ns=np.array([spent for _, spent in ends], np.int64),
+        tokens=np.array(tokens, np.int64),
+    )
+
+
+def test_offline(tmp_path: Any) -> None:
+    """One query of whole passes: samples and tokens per second until the last one is done."""
+    asked = dataclasses.replace(
+        rules.test("llama2-70b", "offline"), samples=SAMPLES, min_duration_ns=10_000_000, min_queries=SAMPLES
+    )
+    qps = 50_000.0
+    settings = {"scenario": lg.TestScenario.Offline, "offline_expected_qps": qps}
+    found = official(tmp_path, dataclasses.replace(asked, ttft_ns=1, tpot_ns=1), qps, read=_offline_trace, **settings)
+    ours = result.reduce(found.trace, asked)
+    assert ours.queries == found.log.queries == rules.offline_samples(asked, qps) == 600
+    assert found.log.latency == ours.latency
+    assert ours.completed_tokens_per_s is not None
+    assert found.log.tokens_per_s == float(f"{ours.completed_tokens_per_s:.6g}")
+    assert found.log.samples_per_s == float(f"{ours.completed_samples_per_s:.6g}")
+    assert found.log.valid == ours.valid
+
+
+@pytest.mark.parametrize("scenario", ["server", "offline"])
+def test_the_detail_log_has_loadgens_keys_in_its_order(tmp_path: Any, scenario: Any) -> None:
+    """Every key, and every setting's value, from a run of the official LoadGen with the settings that we give it."""
+    asked = dataclasses.replace(rules.test("llama2-70b", scenario), samples=SAMPLES, min_queries=100)
+    asked = dataclasses.replace(asked, min_duration_ns=20_000_000)
+    if scenario == "server":
+        asked = dataclasses.replace(asked, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
+    qps = 20_000.0
+    wanted = official_loadgen.test_settings(asked, qps)
+    found = official(tmp_path, asked, qps, read=_trace if scenario == "server" else _offline_trace, wanted=wanted)
+    ours = result.reduce(found.trace, asked, dataset="none", target_qps=qps)
+    text = log_files.detail_text(ours, asked, sut="PySUT", version="0", started=datetime.now(UTC))
+    pairs = [_keys_and_values(text), _keys_and_values((tmp_path / "mlperf_log_detail.txt").read_text())]
+    keys = [[key for key, _ in pair if not key.startswith(("generic_", "error_", "warning_"))] for pair in pairs]
+    assert keys[0] == keys[1]
+    our_values, their_values = map(dict, pairs)
+    same = [key for key in keys[0] if key.startswith(("requested_", "effective_", "generated_", "loaded_"))]
+    assert {key: our_values[key] for key in same} == {key: their_values[key] for key in same}
+    for key in ("result_query_count", "result_overlatency_query_count", "result_validity", "num_errors"):
+        assert our_values.get(key) == their_values.get(key)
+    for key in ("result_token_throughput", "result_tokens_per_second", "result_completed_tokens_per_second"):
+        assert our_values.get(key, 0) == pytest.approx(their_values.get(key, 0), rel=1e-4)
+    sides = (log_files.summary_text(ours, asked, sut="PySUT"), found.text)
+    settings = [side.partition("Test Parameters Used")[2].partition("samples_per_query value")[0] for side in sides]
+    if scenario == "offline":  # LoadGen prints limits that Offline does not have
+        settings = [re.sub("(ttft|tpot)_latency.*", "", side) for side in settings]
+    assert settings[0] == settings[1]
+
+
+def _keys_and_values(detail: str) -> list[tuple[str, Any]]:
+    entries = (json.loads(line.removeprefix(log_files.MARK)) for line in detail.splitlines())
+    return [(entry["key"], entry["value"]) for entry in entries]
+
+
+def _offline_trace(folder: Any, tokens: list[int]) -> result.QueryTrace:
+    """In Offline the trace says when each sample was complete, in ns."""
+    done: dict[int, int] = {}
+    for line in (folder / "mlperf_log_trace.json").read_text().splitlines():
+        if line.startswith('{"name":"Sample"') and "complete_ns" in line:
+            event = json.loads(line.rstrip(","))
+            done[event["args"]["sample_seq"]] = event["args"]["complete_ns"]
+    latency = np.array([done[number] for number in sorted(done)], np.int64)
+    none = np.zeros(len(latency), np.int64)
+    return result.QueryTrace(none, none, latency, np.array(tokens, np.int64))
+
+
+def _agree(found: Official, asked: rules.Test, *, lenient: bool = False) -> result.MlperfResult:
+    """Everything that LoadGen prints, equal to the nanosecond."""
+    ours = result.reduce(found.trace, asked, lenient=lenient)
+    log = found.log
+    assert (log.latency, log.ttft, log.tpot) == (ours.latency, ours.ttft, ours.tpot)
+    assert log.queries == ours.queries
+    for theirs, rate in (
+        (log.samples_per_s, ours.completed_samples_per_s),
+        (log.tokens_per_s, ours.completed_tokens_per_s),
+        (log.scheduled_samples_per_s, ours.scheduled_samples_per_s),
+    ):
+        assert rate is not None
+        assert theirs == float(f"{rate:.2f}")
+    assert log.detail["result_completed_tokens_per_second"] == float(f"{ours.completed_tokens_per_s:.6g}")
+    assert log.valid == ours.valid
+    assert log.detail["result_validity"] == ("VALID" if ours.valid else "INVALID")
+    assert log.detail["result_perf_constraints_met"] == all(check.met for check in ours.checks)
+    assert log.detail["result_min_duration_met"] == ours.min_duration_met
+    assert log.detail["result_min_queries_met"] == ours.min_queries_met
+    assert log.detail["early_stopping_met"] == log_files.early_stopping_met(ours)
+    for check in ours.checks:
+        theirs_text = log.detail[f"early_stopping_{check.metric}_result"]
+        if check.metric == "ttft" and not ours.checks[1].early_stopping_met:
+            assert theirs_text == ""  # LoadGen's && never comes to TTFT
+        else:
+            assert theirs_text == log_files.early_stopping_text(check).replace("\n", " ")
+    return ours
+
+
+@pytest.fixture(scope="module")
+def passing(tmp_path_factory: pytest.TempPathFactory) -> Official:
+    asked = dataclasses.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
+    return official(tmp_path_factory.mktemp("passing"), asked, 2000.0)
+
+
+def test_schedule(passing: Official) -> None:
+    planned = rules.schedule(BASE, 2000.0)
+    assert passing.log.detail["generated_query_count"] == len(planned.offsets)
+    assert passing.log.detail["generated_query_duration"] == planned.end_ns
+    # the trace has thousandths of a microsecond, counted from another origin
+    assert np.abs(passing.trace.due_ns - planned.offsets).max() <= 1
+
+
+def _exact(found: Official) -> Official:
+    """With the scheduled instants of the schedule, which the trace has only to its last printed digit."""
+    planned = rules.schedule(BASE, 2000.0).offsets[: len(found.trace.due_ns)]
+    return found._replace(trace=found.trace._replace(due_ns=planned))
+
+
+def test_passing(passing: Official) -> None:
+    assert _agree(_exact(passing), dataclasses.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)).valid
+
+
+def _limit(values: np.ndarray[Any, np.dtype[np.int64]], over: int) -> int:
+    """A limit that about so many of the values are over."""
+    return int(np.sort(values)[len(values) - 1 - over])
+
+
+@pytest.mark.parametrize(("metric", "over"), [("ttft", 2), ("ttft", 40), ("tpot", 5), ("tpot", 300)])
+def test_failing_by_a_limit(passing: Official, tmp_path: Any, metric: str, over: int) -> None:
+    """Limits taken from a run before: this one is over them about as often, whatever the machine's mood."""
+    tpots = (passing.trace.latency_ns - passing.trace.ttft_ns) // (passing.trace.tokens - 1)
+    limits = {"ttft_ns": TOO_LONG_NS, "tpot_ns": TOO_LONG_NS}
+    limits[f"{metric}_ns"] = _limit(passing.trace.ttft_ns if metric == "ttft" else tpots, over)
+    asked = dataclasses.replace(BASE, **limits)
+    ours = _agree(_exact(official(tmp_path, asked, 2000.0)), asked)
+    (other,) = (check for check in ours.checks if check.metric != metric)
+    assert other.over == 0
+
+
+def test_both_limits_failing_leaves_loadgens_ttft_text_blank(tmp_path: Any) -> None:
+    asked = dataclasses.replace(BASE, ttft_ns=1, tpot_ns=1)
+    ours = _agree(_exact(official(tmp_path, asked, 2000.0)), asked)
+    assert not ours.valid
+    assert {reason.kind for reason in ours.reasons} == {"limit"}
+    assert ours.checks[0].more > 0
+
+
+def test_too_few(tmp_path: Any) -> None:
+    asked = dataclasses.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS, min_queries=700)
+    ours = _agree(_exact(official(tmp_path, asked, 2000.0, max_query_count=600)), asked)
+    assert (ours.min_queries_met, ours.exit_code) == (False, 3)
+
+
+def test_too_short(tmp_path: Any) -> None:
+    asked = dataclasses.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
+    ours = _agree(_exact(official(tmp_path, asked, 2000.0, max_duration_ms=250)), asked)
+    assert (ours.min_duration_met, ours.exit_code) == (False, 3)
+
+
+def test_one_token_replies(tmp_path: Any) -> None:
+    """LoadGen gives them no tokens and a negative TPOT: the lenient reducer does too, ours leaves them out."""
+    asked = dataclasses.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
+    found = _exact(official(tmp_path, asked, 2000.0, one_token=True))
+    lenient = _agree(found, asked, lenient=True)
+    assert lenient.tpot is not None
+    assert lenient.tpot.min is not None
+    assert lenient.tpot.min < 0
+    ours = result.reduce(found.trace, asked)
+    assert ours.tpot is not None
+    assert ours.one_token_replies == ours.queries - ours.tpot.count > 0
+    assert ours.tpot.min is not None
+    assert ours.tpot.min >= 0

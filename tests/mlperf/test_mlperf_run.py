@@ -1,0 +1,355 @@
+"""A test becomes a workload, its run a result with log files; the commands; the official LoadGen as harness."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loadgen.core.errors import UserError
+from loadgen.core.execution import run
+from loadgen.core.execution.plan import Settings
+from loadgen.core.results import capacity
+from loadgen.core.schedule import arrivals
+from loadgen.core.workload import Closed
+from loadgen.evidence import verify as bundle
+from loadgen.mlperf import log_files, official_loadgen, rules
+from loadgen.mlperf import result as mlperf
+from loadgen.mlperf import run as mlperf_run
+from loadgen.mlperf.loadgen_log import read_log
+from loadgen.shell.app import main
+from loadgen.sim.server import embedded
+from loadgen.sim.server.options import Options
+
+pytestmark = pytest.mark.commands
+
+SERVER = rules.test("llama2-70b", "server")
+QUICK = Options(ttft="2ms", itl="0.02ms")
+SMALL = dataclasses.replace(SERVER, samples=300, min_queries=100, min_duration_ns=5 * 10**9)
+
+
+def _small_data(folder: Path, rows: int = 300) -> Path:
+    path = folder / "set.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": "word " * (3 + i % 7)}) for i in range(rows)))
+    return path
+
+
+def test_the_workload_of_an_official_run_has_its_schedule() -> None:
+    asked = rules.test("llama2-70b", "server", "v5.1")
+    planned = arrivals.build(mlperf_run.workload(asked, mlperf_run.synthetic(asked), qps=182.0), 5).stages[0]
+    assert (planned.chains, planned.length_ns) == (122880, 675012366669)
+
+
+def test_the_synthetic_set_comes_in_loadgens_order_every_pass() -> None:
+    from loadgen.core.requests import tokenizer
+    from loadgen.core.requests.build import build
+    from loadgen.mlperf import dataset
+
+    data = mlperf_run.synthetic(SERVER)
+    requests = build(mlperf_run.workload(SERVER, data, qps=1.0), 1, 2, tokenizer.load_tokenizer())
+    lengths = dataset.synthetic(rules.rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
+    first = dataset.issue_order(SERVER)[0]
+    one, again = requests[0], requests[SERVER.samples]
+    assert (one.input_tokens, one.max_tokens) == (lengths.input[first], lengths.output[first])
+    assert (again.input_tokens, again.max_tokens) == (one.input_tokens, one.max_tokens)
+    assert one.prompt != again.prompt
+
+
+def _judged(folder: Path, qps: float, asked: rules.Test = SMALL) -> mlperf.MlperfResult:
+    data = mlperf_run.synthetic(SERVER)
+    settings = Settings(url="sim:gb200-vm", out=folder)
+    summary, where = run.execute(mlperf_run.workload(asked, data, qps=qps), settings)
+    return mlperf_run.judge(where, asked, summary, data_name=data.name, qps=qps)
+
+
+def test_a_simulated_run_is_judged_and_says_what_it_is(tmp_path: Path) -> None:
+    result = _judged(tmp_path, 100.0)
+    assert (result.simulated, result.queries, result.resolved) == (True, 600, 600)
+    assert "not MLPerf's data" in result.dataset
+    assert any("below the rules' 600 s" in note for note in result.notes)
+    stored = mlperf_run.read(tmp_path)
+    assert stored == result
+    log = read_log(tmp_path)
+    assert (log.ttft, log.tpot, log.unofficial) == (result.ttft, result.tpot, True)
+    assert log.sut.startswith("SIMULATED")
+    begin = (tmp_path / log_files.SUMMARY).read_text().partition("=====")[0]
+    assert "llama2-70b server, limits and seeds of round" in begin
+    assert all(note in begin for note in result.notes)
+
+
+def test_the_columns_of_a_verdict_are_those_of_the_rows(tmp_path: Path) -> None:
+    from loadgen.core.results import store
+
+    _judged(tmp_path, 100.0)
+    rows = store.read_run(tmp_path).rows
+    columns = mlperf_run.read_columns(tmp_path)
+    assert all((columns[name] == rows[name]).all() for name in mlperf_run.COLUMNS)
+
+
+def test_offline_over_lanes_counts_from_the_start(tmp_path: Path) -> None:
+    asked = dataclasses.replace(rules.test("llama2-70b", "offline"), samples=300, min_queries=300, min_duration_ns=1)
+    data = mlperf_run.synthetic(SERVER)
+    made = mlperf_run.workload(asked, data, qps=1.0, lanes=16)
+    assert made.stages[0].arrival == Closed(concurrency=16, ramp_ns=0), "all samples at once, as the rules have it"
+    summary, folder = run.execute(made, Settings(url="sim:gb200-vm", out=tmp_path))
+    result = mlperf_run.judge(folder, asked, summary, data_name=data.name, qps=1.0)
+    assert (result.queries, result.valid) == (300, True)
+    assert result.latency.max is not None
+    assert result.completed_tokens_per_s == pytest.approx(result.tokens / (result.latency.max / 1e9))
+
+
+def test_the_users_file_becomes_requests_in_loadgens_order(tmp_path: Path) -> None:
+    from loadgen.mlperf import dataset as mlperf_data
+
+    data, asked = mlperf_run.official(SERVER, _small_data(tmp_path, 30), tmp_path / "out")
+    assert (asked.samples, asked.min_queries) == (30, 30)
+    rows = [msgspec.json.decode(line) for line in (tmp_path / "out" / mlperf_run.REQUESTS).read_bytes().splitlines()]
+    assert len(rows) == 30
+    assert len(rows[0]["prompt"].split()) == 3 + mlperf_data.issue_order(asked)[0] % 7
+    assert rows[0]["max_tokens"] == 1024
+    assert data.api is None
+    assert "30 of 30 rows" in data.name
+
+
+def test_tokens_counted_without_the_servers_usage_are_said_and_warned_of(tmp_path: Path) -> None:
+    data = mlperf_run.synthetic(SERVER)
+    made = mlperf_run.workload(SMALL, data, qps=100.0)
+    summary, folder = run.execute(made, Settings(url="sim:gb200-vm", out=tmp_path))
+    counted = mlperf_run.judge(folder, SMALL, summary, data_name=data.name, qps=100.0)
+    assert not any("without the server's usage" in text for text in counted.notes)
+    sources = msgspec.structs.replace(summary.tokens.sources, output={"server": 100, "estimate": 500})
+    without = msgspec.structs.replace(summary, tokens=msgspec.structs.replace(summary.tokens, sources=sources))
+    result = mlperf_run.judge(folder, SMALL, without, data_name=data.name, qps=100.0)
+    said = "the output tokens of 500 of 600 answers were counted by a packaged vocabulary, not the model's, without"
+    assert [text for text in result.warnings if said in text] == [text for text in result.notes if said in text] != []
+    assert all(said in (folder / name).read_text() for name in (log_files.SUMMARY, log_files.DETAIL))
+
+
+def test_no_result_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"mlperf\.json"):
+        mlperf_run.read(tmp_path)
+
+
+def _exit(arguments: list[str]) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return int(caught.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["server", "-b", "llama2-70b"], ["--target-qps"]),
+        (["server", "-b", "llama9", "--target-qps", "1", "--server", "nobody"], ["unknown benchmark", "--server"]),
+        (["interactive", "-b", "mixtral-8x7b", "--target-qps", "1"], ["no interactive"]),
+        (["server", "-b", "llama2-70b", "--target-qps", "1", "--mean-output", "2000"], ["--mean-output 2000"]),
+        (["server", "-b", "llama2-70b", "--target-qps", "1", "--dataset", "none.pkl"], ["no such file"]),
+    ],
+)
+def test_wrong_usage_is_told(
+    flags: list[str], words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _exit(["mlperf", *flags, "--target", "sim:gb200-vm", "--out", str(tmp_path / "o")]) == 2
+    told = capsys.readouterr().err
+    assert all(word in told for word in words)
+
+
+def test_the_command_prints_the_verdict_and_the_disclosure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--target-qps", "40", "--min-duration", "20", "--dataset", str(_small_data(tmp_path, 800))]
+    flags += ["--target", "sim:gb200-vm", "--out", str(tmp_path / "o"), "--gpus", "4"]
+    assert _exit(["mlperf", "server", "-b", "llama2-70b", *flags]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("SIMULATED")
+    assert "VALID" in out
+    assert "not verified by MLCommons" in " ".join(out.split())
+    assert _exit(["mlperf", "verdict", str(tmp_path / "o")]) == 0
+    assert capsys.readouterr().out == out
+    stored = msgspec.structs.replace(mlperf_run.read(tmp_path / "o"), tokens=1)
+    (tmp_path / "o" / mlperf_run.RESULT).write_bytes(msgspec.json.encode(stored))
+    assert _exit(["mlperf", "verdict", str(tmp_path / "o")]) == 3
+    assert "one of the two was changed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scenario", ["server", "offline"])
+def test_the_page_of_a_run_says_what_its_text_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], scenario: str
+) -> None:
+    """Unofficial, the verdict, early stopping, and the same tokens/s in all three: verdict, report, page."""
+    flags = ["--target-qps", "40", "--min-duration", "20", "--dataset", str(_small_data(tmp_path, 800))]
+    flags += ["--target", "sim:gb200-vm", "--out", str(tmp_path / "o"), "--gpus", "4"]
+    assert _exit(["mlperf", scenario, "-b", "llama2-70b", *flags]) == 0
+    told = capsys.readouterr().out
+    assert _exit(["report", str(tmp_path / "o")]) == 0
+    reported = capsys.readouterr().out  # parts of the rack stand in the run's own text there
+    assert set(told.splitlines()) <= set(reported.splitlines())
+    assert reported.splitlines()[-1] == told.splitlines()[-1]
+    page = html.unescape((tmp_path / "o" / "report.html").read_text())
+    (rate,) = re.findall(r"^Tokens/s +([0-9,.]+)", told, re.M)
+    (tile,) = re.findall(r"<dt>Output tokens</dt><dd>([0-9,.]+) ", page)
+    assert tile == rate
+    assert "<b>MLPerf-style, unofficial</b>not verified by MLCommons" in page
+    assert f"MLPerf-style {scenario.capitalize()}, llama2-70b, round v6.1, unofficial: VALID." in page
+    if scenario == "server":
+        assert "<th>early stopping</th>" in page and "TTFT p99 at most 2,000 ms" in page
+        assert f"{mlperf_run.read(tmp_path / 'o').checks[1].value_ns / 1e6:,.3f} ms" in page  # type: ignore[operator]
+    else:
+        assert "no limit on latency, and so no early stopping" in page
+    assert "only these two limits were looked at" in page or "none of its other checks was made" in page
+
+
+def test_offline_without_a_rate_measures_one_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The query is sized by a trial pass, so that it is long enough and not many times so."""
+    flags = ["--min-duration", "60", "--dataset", str(_small_data(tmp_path, 800)), "--target", "sim:gb200-vm"]
+    assert _exit(["mlperf", "offline", "-b", "llama2-70b", *flags, "--out", str(tmp_path / "o")]) == 0
+    told = capsys.readouterr()
+    assert "one pass of the data set first" in told.err
+    result = mlperf_run.read(tmp_path / "o")
+    assert result.valid and result.queries > 800
+    assert 60 <= result.queries / (result.whole_samples_per_s or 1) < 120
+    assert (tmp_path / "o-trial-1" / "summary.json").is_file()
+
+
+def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--min-duration", "15", "--dataset", str(_small_data(tmp_path, 50)), "--target", "sim:gb200-vm"]
+    flags += ["--find-peak", "--target-qps", "150"]
+    assert _exit(["mlperf", "interactive", "-b", "llama2-70b", *flags, "--out", str(tmp_path / "o")]) == 0
+    found = capacity.load_capacity((tmp_path / "o" / capacity.FILE).read_bytes())
+    result = mlperf_run.read(tmp_path / "o")
+    assert found.low_per_s is not None and found.high_per_s is not None
+    assert found.low_per_s <= found.rate_per_s < found.high_per_s
+    assert found.evidence.endswith("-sustain") and found.sustained is result.sustained
+    assert result.rules_qps is not None and result.rules_qps >= found.rate_per_s
+    assert result.target_qps == pytest.approx(found.rate_per_s, rel=0.1)
+    capsys.readouterr()
+    again = ["mlperf", "interactive", "-b", "llama2-70b", *flags, "--resume", str(tmp_path / "o"), "--json"]
+    assert _exit(again) == 0  # nothing is left to ask
+    assert json.loads(capsys.readouterr().out)["target_qps"] == result.target_qps
+    assert _exit(["mlperf", "interactive", "--resume", str(tmp_path / "o"), "--json"]) == 0, "without its flags"
+    assert json.loads(capsys.readouterr().out)["target_qps"] == result.target_qps
+    assert _exit(["mlperf", "server", "--resume", str(tmp_path / "o")]) == 2
+    assert "it was: loadgen mlperf interactive" in capsys.readouterr().err
+    assert _exit(["mlperf", "server", "--target-qps", "1"]) == 2
+    assert "which benchmark?" in capsys.readouterr().err
+    assert _exit(["mlperf", "server", "-b", "llama2-70b", *flags, "--resume", str(tmp_path / "o")]) == 2
+    assert "another search was begun here" in capsys.readouterr().err
+    assert _exit(["report", str(tmp_path / "o")]) in (0, 1)
+    told, page = capsys.readouterr().out, (tmp_path / "o" / "report.html").read_text()
+    rate = f"{result.completed_tokens_per_s:,.0f}"
+    assert f"Tokens/s   {rate} until the last-issued query ended" in told
+    assert "<b>MLPerf-style, unofficial</b>" in page and "unofficial: VALID." in page and rate in page
+    assert "<th>early stopping</th>" in page
+
+
+def test_search_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--slo", "tpot:40ms", "--percentile", "95", "--low", "60", "--high", "240", "--duration", "20s"]
+    flags += ["--precision", "0.1", "--seed", "5", "--target", "sim:gb200-vm", "--out", str(tmp_path)]
+    code = _exit(["search", "qa", *flags])
+    out = capsys.readouterr().out
+    assert out.startswith("SIMULATED")
+    assert code == 0
+    assert "Confirmed" in out
+    told = (tmp_path / "probes.jsonl").read_bytes()
+    assert _exit(["search", "qa", *flags[:-2], "--resume", str(tmp_path)]) == 0
+    assert (tmp_path / "probes.jsonl").read_bytes() == told  # nothing was left to ask
+
+
+@pytest.mark.parametrize("seed", ["1", "6595476841533595"])  # with the second, a trial ends after 9 requests
+def test_an_slo_that_no_rate_meets_says_so(seed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--slo", "ttft:1ms", "--low", "1", "--high", "2", "--start", "1", "--duration", "20s", "--seed", seed]
+    assert _exit(["search", "qa", *flags, "--target", "sim:gb200-vm", "--out", str(tmp_path)]) == 1
+    assert "no load holds" in capsys.readouterr().out
+
+
+def test_a_probe_is_as_long_as_the_run_that_confirms_it() -> None:
+    """What builds up for minutes passes in a run of 30 s: such a peak was never confirmed."""
+    trial = dataclasses.replace(SERVER, min_duration_ns=30 * 10**9)
+    assert mlperf_run.probe(trial, 300.0) == trial  # a pass takes 82 s
+    assert mlperf_run.probe(SERVER, 182.0) == SERVER
+    assert mlperf_run.probe(SERVER, 3450.0).samples == 1  # 84 passes: the rest of the last one is nothing
+
+
+def test_a_search_that_finds_no_endpoint_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dead = ["--url", "http://127.0.0.1:1", "--out", str(tmp_path / "o")]
+    small = ["-b", "llama2-70b", "--dataset", str(_small_data(tmp_path, 30))]
+    for command in (
+        ["mlperf", "server", *small, "--find-peak"],
+        ["mlperf", "offline", *small],
+        ["search", "qa", "--slo", "ttft:1s"],
+        ["sweep", "qa", "-c", "1,2"],
+    ):
+        assert _exit([*command, *dead]) == 3
+        assert "nothing listens" in capsys.readouterr().err
+        assert [one.name for one in tmp_path.iterdir()] == ["set.jsonl"]
+
+
+@pytest.mark.processes
+def test_several_endpoints_are_one_system(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows of each, both totals of them, and one verdict; the disclosure once, in the first lines."""
+    flags = ["-b", "llama2-70b", "--dataset", str(_small_data(tmp_path, 40)), "--min-duration", "1"]
+    with embedded.start(QUICK) as one, embedded.start(QUICK) as two:
+        urls = ["--url", one.url, "--url", two.url, "--server-metrics", "off", "--workers", "2"]
+        code = _exit(["mlperf", "server", *flags, *urls, "--target-qps", "60", "--out", str(tmp_path / "s")])
+        told = capsys.readouterr()
+        offline = [*flags, *urls, "--target-qps", "60", "-c", "3", "--out", str(tmp_path / "f")]
+        assert _exit(["mlperf", "offline", *offline]) in (0, 3)
+        assert "6 in flight" in capsys.readouterr().err  # three per target
+        assert _exit(["mlperf", "server", *flags, *urls, "--target-qps", "60", "--harness", "loadgen"]) == 2
+        refused = capsys.readouterr().err
+    assert code in (1, 3)  # 80 queries are too few for early stopping; on a busy host the sender was late besides
+    result = mlperf_run.read(tmp_path / "s")
+    assert result.resolved == 80
+    lines = told.out.splitlines()
+    assert sum(line.split()[1:3] == ["40", "0"] for line in lines if line.startswith("http://")) == 2
+    assert "sum of 2 rates" in told.out and "over one clock" in told.out
+    assert (told.out + told.err).count("registered and unregistered") == 1
+    assert "registered and unregistered" in " ".join(lines[:4])
+    assert any(note.startswith("served by 2 targets: http://") for note in result.notes)
+    assert "drives one endpoint, 2 were given" in refused and "not from 2" in refused and "metrics" not in refused
+
+
+# -- the official LoadGen ----------------------------------------------------------------------------------------------
+
+INSTALLED = importlib.util.find_spec("mlperf_loadgen") is not None
+
+
+@pytest.mark.skipif(INSTALLED, reason="about a machine without the package")
+def test_without_the_package_the_harness_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not installed") as caught:
+        official_loadgen.perform(SMALL, mlperf_run.synthetic(SERVER), Settings(out=tmp_path), qps=1.0)
+    assert "loadgen[mlperf]" in caught.value.hint
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not INSTALLED, reason="needs the optional package mlcommons-loadgen")
+def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
+    asked = dataclasses.replace(SERVER, min_duration_ns=10**9, min_queries=20)
+    data, asked = mlperf_run.official(asked, _small_data(tmp_path, 20), tmp_path)
+    settings = Settings(out=tmp_path / "run", embedded={"ttft": "20ms", "flood": True})
+    result, _ = official_loadgen.perform(asked, data, settings, qps=40.0)
+    log = read_log(tmp_path / "run")
+    planned = rules.schedule(asked, 40.0)
+    assert result.queries == log.queries == len(planned.offsets)
+    assert log.detail["generated_query_duration"] == planned.end_ns
+    assert not log.unofficial
+    assert result.resolved == result.queries
+    assert result.ttft is not None and log.ttft is not None
+    assert any("by LoadGen's stamps" in note for note in result.notes)
+    assert read_log(tmp_path / "run" / official_loadgen.OWN).unofficial
+    bundle.bundle(tmp_path / "run", tmp_path / "poc.zip")
+    came = bundle.verify(tmp_path / "poc.zip")
+    assert came.differences == () and came.verified == "part"
+    assert {one.file for one in came.made} == {"mlperf.json", *(f"own/{name}" for name in mlperf_run.FILES)}
+    assert "stamps that it does not keep" in came.not_made["mlperf_log_summary.txt"]
+    own = tmp_path / "run" / official_loadgen.OWN / mlperf_run.RESULT
+    own.write_text(own.read_text().replace(f'"tokens": {result.tokens}', f'"tokens": {result.tokens + 1}'))
+    for sums in (tmp_path / "run").rglob("SHA256SUMS"):
+        sums.unlink()
+    bundle.bundle(tmp_path / "run", tmp_path / "forged.zip")
+    forged = bundle.verify(tmp_path / "forged.zip")
+    assert forged.verified == "no" and "result/own/mlperf.json" in {one.file for one in forged.differences}

@@ -1,0 +1,197 @@
+"""The preflight tells what a measurement would suffer from: on live endpoints, and on tables of sights."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from loadgen_sdk.dialects.quirks import QUIRKS
+from loadgen_sdk.probe.probe import HttpAnswer
+from loadgen_sdk.transport.wire import Tls
+from refusals import refused
+
+from loadgen.core.errors import UserError
+from loadgen.core.execution.plan import Settings
+from loadgen.preflight import doctor, target_checks
+from loadgen.preflight.host_checks import Machine, host
+from loadgen.preflight.target_checks import FAULT, NOTE, OK, UNKNOWN, WARNING, Finding, Trial
+from loadgen.sim.server.embedded import start
+from loadgen.sim.server.options import Options
+
+KEY = "sk-very-secret-key-1234"
+FAST = {"ttft": "1ms", "itl": "0.2ms"}
+
+
+def examined(options: Options, **settings: Any) -> dict[str, Finding]:
+    with start(options) as server:
+        found = asyncio.run(doctor.examine(Settings(url=settings.pop("url", server.url), **settings)))
+    assert len({one.check for one in found}) == len(found)
+    assert KEY not in target_checks.render("", found)
+    assert all(one.meaning for one in found)
+    return {one.check: one for one in found}
+
+
+@pytest.mark.processes
+def test_a_sound_trtllm_like_endpoint() -> None:
+    found = examined(Options(ttft="1ms", itl="10ms"))  # slower than a busy machine can bundle
+    target = ("name", "connect", "auth", "model", "make", "tokenizer", "usage", "length", "first token", "streaming")
+    target = (*target, "keep-alive")
+    assert {check: found[check].state for check in target} == dict.fromkeys(target, OK)
+    assert "64 of 64" in found["length"].found
+    assert "emptied by each reader" in found["metrics"].meaning
+
+
+@pytest.mark.processes
+def test_an_openai_like_endpoint_cannot_force_lengths(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(KEY)
+    options = Options(dialect="openai", api_key_file=str(tmp_path / "key"), **FAST)
+    found = examined(options, api_key=KEY, server="generic")
+    assert (found["auth"].state, found["make"].state) == (OK, WARNING)
+    assert found["length"].state in (NOTE, WARNING)
+    refused = examined(options, api_key="sk-another-one-entirely")
+    assert refused["auth"].state == FAULT
+    assert "401" in refused["auth"].found
+    assert "model" not in refused, "what a refused key hides is not guessed"
+    assert "files" in refused, "the host is looked at all the same"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("options", "check", "words"),
+    [
+        (Options(stream_interval=8, **FAST), "streaming", "tokens per event"),
+        (Options(flood=True, ttft="1ms"), "streaming", "arrive together"),
+        (Options(faults="connection_close", **FAST), "keep-alive", "closed after each answer"),
+        (Options(faults="slow_first_byte@600ms", **FAST), "first token", "not even the head comes sooner"),
+        (Options(ttft="600ms", itl="0.2ms"), "first token", "the head comes at once"),
+    ],
+)
+def test_faulty_endpoints(options: Options, check: str, words: str) -> None:
+    found = examined(options)[check]
+    assert found.state == WARNING
+    assert words in f"{found.found} {found.meaning}"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("fault", ["truncate", "engine_error", "reset_after"])
+def test_an_answer_that_breaks_off_is_not_taken_for_tls(fault: str) -> None:
+    found = examined(Options(faults=fault, **FAST))["target"]
+    assert found.state == FAULT
+    assert "in the middle of an answer" in found.advice
+    assert "https" not in found.advice
+
+
+@pytest.mark.processes
+def test_tls_is_told_apart(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    leaf = authority.issue_cert("127.0.0.1")
+    leaf.private_key_pem.write_to_path(tmp_path / "key.pem")
+    leaf.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    options = Options(cert=str(tmp_path / "cert.pem"), key=str(tmp_path / "key.pem"), **FAST)
+    trusted = examined(options, tls=Tls(ca=str(tmp_path / "ca.pem")))
+    assert trusted["tls"].state == OK
+    assert "certificate valid for" in trusted["tls"].found
+    unknown = examined(options)
+    assert (unknown["target"].state, unknown["target"].code) == (FAULT, "tls")
+    assert "--cacert" in unknown["target"].advice
+    assert examined(options, tls=Tls(verify=False))["tls"].state == NOTE
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [("http://127.0.0.1:1", "nothing listens"), ("ftp://h", "scheme"), ("http://h.invalid", "resolve")],
+)
+def test_no_target_is_a_finding_not_an_end(url: str, words: str) -> None:
+    found = asyncio.run(doctor.examine(Settings(url=url)))
+    assert doctor.failed(found)
+    assert words in found[0].found
+    assert any(one.check == "cpu" for one in found)
+
+
+def test_a_preset_in_virtual_time_is_named_and_not_connected_to() -> None:
+    title, (only,) = doctor.run(Settings(url="sim:gb300-vm"))
+    assert "simulated: gb300-vm" in title and "4 x GB300" in only.found and not doctor.failed([only])
+    with refused(UserError, "unknown_name", "--url"):
+        doctor.run(Settings(url="sim:nope"))
+
+
+VLLM, GENERIC = QUIRKS["vllm"], QUIRKS["generic"]
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "words"),
+    [
+        (target_checks.forced(VLLM, Trial(asked=64, output=64), Trial(asked=64, output=3)), OK, "exactly the length"),
+        (
+            target_checks.forced(VLLM, Trial(asked=64, output=64), Trial(asked=64, output=64)),
+            OK,
+            "did not have to prove",
+        ),
+        (target_checks.forced(VLLM, Trial(asked=64, output=9), Trial(asked=64, output=3)), WARNING, "not those of the"),
+        (target_checks.forced(VLLM, Trial(asked=64, output=71), Trial(asked=64, output=71)), WARNING, "not true"),
+        (target_checks.forced(GENERIC, Trial(asked=64, output=64), Trial(output=64)), NOTE, "nothing forces"),
+        (target_checks.forced(VLLM, Trial(asked=64), Trial()), UNKNOWN, "no count"),
+        (target_checks.forced(GENERIC, Trial(failure="http_4xx: no"), Trial(), "ignore_eos"), WARNING, "on trial"),
+        (
+            target_checks.forced(GENERIC, Trial(asked=64, output=64), Trial(output=2), "ignore_eos"),
+            NOTE,
+            "--extra-body",
+        ),
+        (target_checks.streaming(Trial(output=64, instants_ns=(5,))), WARNING, "TTFT is the whole answer"),
+        (target_checks.streaming(Trial(output=16, instants_ns=(5,) * 8 + (6,) * 8)), WARNING, "proxy"),
+        (target_checks.streaming(Trial(output=4, instants_ns=(5, 5, 5, 9_000_000))), WARNING, "proxy"),
+        (target_checks.streaming(Trial(output=4, instants_ns=(5, 5, 5, 6))), OK, "token by token"),
+        (target_checks.streaming(Trial(output=None, instants_ns=(5, 6, 7, 8))), OK, "token by token"),
+        (target_checks.cache(Trial(cached=None), 256), UNKNOWN, "does not say"),
+        (target_checks.cache(Trial(cached=240), 256), NOTE, "240 of about 256"),
+        (target_checks.auth(True, 200, 200), NOTE, "without the key"),
+        (target_checks.auth(False, 403, None), FAULT, "OPENAI_API_KEY"),
+        (target_checks.name("h", ["10.0.0.1", "10.0.0.2"], 1.0), NOTE, "others stay idle"),
+        (target_checks.connect([180.0, 150.0, 190.0]), WARNING, "network"),
+        (target_checks.metrics_pages({"/metrics": HttpAnswer(404, {}, b"")}), NOTE, "unknown"),
+        (
+            target_checks.metrics_pages({"/metrics": HttpAnswer(200, {}, b"# TYPE vllm:x gauge\nvllm:x 1\n")}),
+            OK,
+            "1 Prometheus metrics of vLLM",
+        ),
+    ],
+)
+def test_sights(found: Finding, state: str, words: str) -> None:
+    assert found.state == state
+    assert words in f"{found.found} {found.meaning} {found.advice}"
+
+
+def test_certificates_that_run_out_and_clocks_that_differ() -> None:
+    now = datetime(2026, 11, 21, tzinfo=UTC)
+    assert target_checks.tls("TLSv1.3", True, now + timedelta(days=3), now, 1.0).state == WARNING
+    assert target_checks.tls("TLSv1.3", True, now + timedelta(days=90), now, 1.0).state == OK
+    late = target_checks.wall_clock("Sat, 21 Nov 2026 00:01:00 GMT", now)
+    assert late is not None
+    assert (late.state, late.found) == (WARNING, "the server's clock differs from ours by about +60 s")
+    assert target_checks.wall_clock("yesterday", now) is None
+
+
+def test_rate_limits_are_read_from_heads() -> None:
+    found = target_checks.rate_limit({"x-ratelimit-limit-requests": "600", "x-ratelimit-remaining-tokens": "9"})
+    assert found is not None
+    assert found.found == "600 requests"
+    assert target_checks.rate_limit({"server": "x"}) is None
+
+
+@pytest.mark.parametrize(
+    ("machine", "check"),
+    [
+        (Machine(clock="hpet"), "clock"),
+        (Machine(timer_late_ms=4.0), "timer"),
+        (Machine(cpus=8, cpu_quota=1.0, load_average=0.9), "cpu"),
+        (Machine(governor="powersave"), "cpu"),
+        (Machine(files=1024), "files"),
+    ],
+)
+def test_hosts_that_cannot_measure_well(machine: Machine, check: str) -> None:
+    assert {one.check for one in host(machine) if one.state == WARNING} == {check}

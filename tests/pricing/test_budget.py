@@ -1,0 +1,163 @@
+"""What a run will cost: the forecast, the money, and the limit before and while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from refusals import refused
+
+from loadgen.core.errors import UserError
+from loadgen.core.execution.events import Counters, RunningLoad
+from loadgen.core.execution.lane_start import mean_lengths
+from loadgen.core.requests.build import build
+from loadgen.core.requests.tokenizer import load_tokenizer
+from loadgen.core.results.manifest import TargetFacts
+from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.forecast import Forecast, forecast, total
+from loadgen.core.workload import read_flags
+from loadgen.core.workload.loading import given
+from loadgen.pricing.budget import Budget
+from loadgen.pricing.price_file import load_prices
+from loadgen.runs.show import Show
+from loadgen.shell import app as cli
+
+PRICES = """\
+currency: USD
+rented:
+  - {provider: A, shape: four, gpu: X, gpus: 4, per_hour: 36, as_of: 2026-11, source: quote}
+per_token:
+  - {provider: B, model: m, per_million_input: 2, per_million_output: 10, as_of: 2026-11, source: page}
+"""
+
+
+@pytest.fixture
+def prices(tmp_path: Path) -> Path:
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    return tmp_path / "prices.yaml"
+
+
+def target(**facts: object) -> tuple[TargetFacts, ...]:
+    return (TargetFacts(**{"url": "http://h", "server": "vllm", "model": "m"} | facts),)  # type: ignore[arg-type]
+
+
+def ends(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        cli.main(arguments)
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+@pytest.mark.parametrize(
+    ("flags", "answer_s", "requests", "seconds"),
+    [
+        ({"request_rate": 10, "duration": 60}, 0.0, 600, 60),
+        ({"concurrency": 8, "num_requests": 80}, 2.0, 80, 20),
+        ({"concurrency": 8, "num_requests": 80}, 0.0, 80, None),
+        ({"concurrency": 8, "duration": 60}, 2.0, 240, 60),
+        ({"concurrency": 8, "duration": 60}, 0.0, None, 60),
+    ],
+)
+def test_the_forecast_of_a_load(
+    flags: dict[str, int], answer_s: float, requests: float | None, seconds: float | None
+) -> None:
+    workload = given(None, None, read_flags(input_tokens=1000, output_tokens=200, seed=1, **flags))
+    prompts = build(workload, 1, 2, load_tokenizer(None))
+    load = forecast(arrivals.build(workload, 1), mean_lengths(prompts), answer_s)
+    assert load.requests == (requests if requests != 600 else pytest.approx(600, rel=0.15))
+    assert load.seconds == seconds and load.output_tokens == 200 and load.input_tokens == pytest.approx(1000, rel=0.05)
+
+
+def test_money_by_the_token_and_by_the_hour(prices: Path) -> None:
+    load = Forecast(1000, 1800, 500, 100)
+    budget = Budget(load_prices(prices))
+    assert budget.cost(load, target()) == pytest.approx(Decimal(2), abs=Decimal("1e-6"))  # 1 for prompts, 1 for answers
+    assert budget.cost(load, target(shape="four", gpus=4)) == pytest.approx(Decimal(18), abs=Decimal("1e-6"))
+    assert budget.cost(load._replace(requests=None), target()) is None
+    with refused(UserError, "missing_option", "--gpus"):
+        budget.cost(load, target(shape="four"))
+    budget.limit, budget.spent = Decimal(3), Decimal(2)
+    budget.admit(Decimal(1))
+    with pytest.raises(UserError, match=r"1\.50 USD.* 2\.00 USD(.|\n)*--> --max-cost 3"):
+        budget.admit(Decimal("1.5"))
+
+
+@pytest.mark.processes
+def test_a_run_over_the_limit_does_not_start(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = prices.parent / "out"
+    load = ("run", "--isl", "20", "--osl", "5", "-c", "2", "-d", "1h", "-o", str(out))
+    paid = (*load, "--gpus", "4", "--shape", "four", "--prices", str(prices))
+    assert ends(*paid, "--max-cost", "30") == 2
+    told = capsys.readouterr().err
+    assert "expected: about" not in told and "this run will cost about 36.00 USD" in told and not out.exists()
+    assert ends(*paid, "--dry-run") == 0
+    assert "cost: known once the target was probed" in capsys.readouterr().out
+    assert ends(*paid[:5], "--rate", "2", *paid[7:], "--dry-run") == 0
+    assert "cost: about 36.00 USD" in capsys.readouterr().out
+    assert ends(*load, "--max-cost", "30") == 2
+    assert "add --prices FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "whole"),
+    [
+        (("sweep", "--rate", "1,2,4", "-d", "1h"), "these 3 runs will cost about 108.00 USD"),
+        (("run", "--rate", "1", "-d", "1h", "--repeat", "2"), "these 2 runs will cost about 72.00 USD"),
+    ],
+)
+def test_the_limit_is_on_all_runs_of_a_command_and_before_the_first(
+    command: tuple[str, ...], whole: str, prices: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = prices.parent / "out"
+    load = (*command, "--isl", "20", "--osl", "5", "--gpus", "4", "--shape", "four", "--prices", str(prices))
+    each_fits = (*load, "--max-cost", "40", "-o", str(out), "--url", "http://127.0.0.1:9")
+    assert ends(*each_fits) == 2
+    assert whole in capsys.readouterr().err and not out.exists()
+
+
+def test_a_dry_run_over_the_limit_says_so(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load = ("sweep", "--rate", "1,2", "-d", "1h", "--isl", "20", "--osl", "5", "--gpus", "4", "--shape", "four")
+    paid = (*load, "--prices", str(prices), "--dry-run", "--max-cost")
+    assert ends(*paid, "73") == 0
+    assert "cost of all 2 runs: about 72.00 USD" in capsys.readouterr().out
+    assert ends(*paid, "71") == 2
+
+
+def test_virtual_time_costs_nothing_dry_or_not(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A dry run was refused for the money of a run that was then carried out without a word of it."""
+    out = prices.parent / "out"
+    load = ("run", "--isl", "20", "--osl", "5", "--rate", "1", "-d", "36s", "--seed", "1", "--url", "sim:gb300-vm")
+    paid = (*load, "--gpus", "4", "--shape", "four", "--prices", str(prices), "--max-cost", "0.1", "-o", str(out))
+    for more in (("--dry-run",), ()):
+        assert ends(*paid, *more) in (0, 3)
+        assert "0.36 USD on a real server" in "".join(capsys.readouterr())
+
+
+def test_the_hint_for_a_run_without_a_price_names_what_a_run_takes(prices: Path) -> None:
+    budget = Budget(load_prices(prices))
+    with pytest.raises(UserError) as caught:
+        budget.cost(Forecast(1000, 1800, 500, 100), target(model=""))
+    assert "--shape (four" in caught.value.hint and "--price " not in caught.value.hint
+
+
+def test_a_load_is_stopped_where_the_limit_is_reached(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    counters, stopped = Counters(), []
+    counters.sent, counters.events = 1000, 100_000
+    show = Show(budget=Budget(load_prices(prices), Decimal("1.99")))
+    assert show._budget is not None
+    show._planned = Forecast(1000, 1800, 500, 10), target()
+
+    async def follow() -> None:
+        show._follow_cost(RunningLoad(lambda: counters, lambda: stopped.append(1)), show._budget)
+        await asyncio.sleep(0)
+
+    asyncio.run(follow())
+    assert stopped == [1] and "the load has cost 2.00 USD (--max-cost)" in capsys.readouterr().err
+
+
+def test_several_loads_are_one_forecast() -> None:
+    short, long = Forecast(100.0, 60.0, 150.0, 500.0), Forecast(300.0, 120.0, 350.0, 100.0)
+    assert total([short, long]) == (400.0, 180.0, 300.0, 200.0)
+    assert total([short, Forecast(None, 120.0, 350.0, 100.0)]) == (None, 180.0, 250.0, 300.0), "a closed loop by time"

@@ -1,0 +1,465 @@
+"""The page of a run: what stands on it, and that a real browser shows it without a complaint and without a network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import runs
+from browser import Browser, find
+from queueing import fail, rows
+
+from loadgen.core.followers.compactor_process import Compactor
+from loadgen.core.metrics.blocks import Sessions
+from loadgen.core.metrics.columns import UNDEFINED, Columns
+from loadgen.core.metrics.summary import Summary, summarize
+from loadgen.core.results import store
+from loadgen.core.results.manifest import Fingerprints, Header, StagePlan, TargetFacts
+from loadgen.core.results.spool import HEAT_EDGES_NS
+from loadgen.core.run_folder import with_server
+from loadgen.core.server_metrics.series import FILE, UP, MetricSample
+from loadgen.core.stats.quantiles import Distribution, Histogram, support
+from loadgen.interop.other_definitions import reported
+from loadgen.present import page
+from loadgen.runs import (
+    headline as run_headline,
+)
+from loadgen.runs import (
+    page as html,
+)
+from loadgen.runs import (
+    page_data as run_data,
+)
+from loadgen.runs import (
+    percentile_curves,
+)
+from loadgen.shell.app import main
+
+S = 1_000_000_000
+
+
+def page_of(folder: Path) -> str:
+    stored = store.read_run(folder)
+    summary = with_server(store.server(folder), summarize(*stored))
+    made = run_data.figures(*stored, store.heat(folder), HEAT_EDGES_NS)
+    others = reported(summary, stored.header, stored.rows, stored.gaps)
+    return html.render(summary, stored.header, made, others, store.server(folder))
+
+
+def summary_of(found: np.ndarray, **changed: object) -> Summary:
+    gaps, timeline = runs.gaps_of(found)
+    return summarize(runs.header("r", len(found), **changed), found, [gaps], [timeline])
+
+
+def exits(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+# -- words ---------------------------------------------------------------------------------------------------------
+
+
+def late(found: np.ndarray) -> np.ndarray:
+    found["sent_ns"] = found["due_ns"] + S // 10
+    return found
+
+
+def failing(found: np.ndarray) -> np.ndarray:
+    fail(found, 0.1)
+    return found
+
+
+SIMULATED = (TargetFacts(simulated=True, url="http://127.0.0.1:1/v1"),)
+
+
+@pytest.mark.parametrize(
+    ("found", "changed", "expected"),
+    [
+        (rows(1, 300), {}, []),
+        (rows(1, 300), {"targets": SIMULATED}, ["SIMULATED"]),
+        (late(rows(1, 300)), {}, ["CLIENT-LIMITED", "INVALID"]),
+        (failing(rows(1, 300)), {}, ["INVALID"]),
+        (rows(1, 300), {"state": "interrupted"}, ["INVALID", "INTERRUPTED"]),
+        (rows(1, 300), {"state": "running"}, ["CUT OFF"]),
+    ],
+    ids=["sound", "simulated", "client-limited", "failing", "interrupted", "cut off"],
+)
+def test_marks_that_nobody_may_overlook(found: np.ndarray, changed: dict[str, object], expected: list[str]) -> None:
+    summary = summary_of(found, **changed)
+    assert [note.word for note in run_headline.marks(summary)] == expected
+    text = html.render(summary)
+    assert all(f"<b>{word}</b>" in text for word in expected)
+
+
+def test_the_sentence_says_what_was_promised_and_what_came() -> None:
+    met = run_headline.sentence(summary_of(rows(1, 300)))
+    assert met.startswith(
+        "SLO met: TTFT p99 at most 20,000 ms and TPOT p99 at most 200 ms; 300 of 300 requests (100 %)"
+    )
+    slow = rows(1, 300, slower=20)
+    assert re.match(r"SLO missed: TTFT p99 is [\d,]+ ms, the limit 20,000 ms", run_headline.sentence(summary_of(slow)))
+    unpromised = run_headline.sentence(summary_of(rows(1, 300), slo=None))
+    assert (
+        unpromised == "A sound measurement without a promise to hold it against: 300 of 300 requests succeeded (100 %)."
+    )
+    assert "not valid" in run_headline.sentence(summary_of(failing(rows(1, 300))))
+
+
+def test_a_number_on_too_few_samples_is_marked() -> None:
+    few = run_headline.five(summary_of(rows(1, 300)))[0]  # promised at p99, which needs 662
+    assert few.value.startswith("~") and "too few samples for p99" in few.beside
+    assert not run_headline.five(summary_of(rows(1, 700)))[0].value.startswith("~")
+
+
+def test_the_headline_numbers_are_of_one_window() -> None:
+    summary = summary_of(rows(1, 700))
+    load = msgspec.structs.replace(summary.load, offered_rps=9.0, completed_rps=7.0, steady_completed_rps=8.0)
+    goodput = msgspec.structs.replace(summary.goodput, share=1.0, rps=7.0, steady_rps=8.0)
+    summary = msgspec.structs.replace(summary, load=load, goodput=goodput)
+    *_, completed, within = run_headline.five(summary)
+    assert (completed.value, within.beside) == ("8.00", "goodput 8.00/s")
+    assert "9.00/s offered" in completed.beside
+    talk = Sessions(count=7, ok=7, ok_per_s=1.0, steady_ok_per_s=1.0, duration_ms=Distribution())
+    *_, completed, within = run_headline.five(msgspec.structs.replace(summary, sessions=talk))
+    assert "offered" not in completed.beside
+
+
+# -- figures -------------------------------------------------------------------------------------------------------
+
+
+def test_a_curve_goes_as_far_as_its_samples_carry() -> None:
+    for n in (11, 64, 662, 6636):
+        share = 1 - 10 ** -percentile_curves.carried(n)
+        assert support(share - 1e-6) <= n < support(share + 2e-3 * (1 - share))
+    assert percentile_curves.carried(1) == 0
+
+
+def test_a_curve_is_made_of_samples() -> None:
+    values = np.random.default_rng(1).integers(1_000_000, 9_000_000, 500)
+    found = percentile_curves.curve("x", values)
+    assert found is not None
+    assert {round(ms * 1e6, -3) for ms in found.ms} <= {float(f"{v:.4g}") for v in values.tolist()}
+    assert found.ms[-1] == pytest.approx(values.max() / 1e6, rel=1e-3)
+    assert list(found.ms) == sorted(found.ms)
+    assert percentile_curves.curve("x", np.full(3, UNDEFINED)) is None
+
+
+def test_in_flight_is_the_exact_mean_of_each_bin() -> None:
+    found = rows(3, 40)
+    bins = run_data.figures(runs.header("r", 40), found).in_flight
+    width = round(bins.width_s * S)
+    for i in (0, 7, len(bins.series["in flight"]) - 1):
+        low, high = i * width, (i + 1) * width
+        busy = sum(max(0, min(int(r["done_ns"]), high) - max(int(r["sent_ns"]), low)) for r in found)
+        assert bins.series["in flight"][i] == pytest.approx(busy / width, rel=1e-3, abs=1e-6)
+
+
+def test_quantiles_over_time_are_those_of_each_bin() -> None:
+    found = Columns(rows(4, 2000))
+    bins = run_data.quantiles_over_time(found["due_ns"], found.measure("ttft"), found.where(0), 220.0)
+    inside = np.sort(found.measure("ttft")[found["due_ns"] // round(bins.width_s * S) == 3])
+    assert bins.series["p50"][3] == pytest.approx(inside[len(inside) // 2] / 1e6, rel=1e-3)
+    assert bins.series["max"][3] == pytest.approx(inside[-1] / 1e6, rel=1e-3)
+
+
+def test_loads_tokens_and_errors_add_up() -> None:
+    found = rows(5, 400)
+    fail(found, 0.2)
+    gaps, timeline = runs.gaps_of(found)
+    made = run_data.figures(runs.header("r", 400), found, [gaps], [timeline])
+    ok = int((found["status"] == 0).sum())
+    assert sum(v or 0 for v in made.load.series["ok"]) * made.load.width_s == pytest.approx(ok, rel=1e-3)
+    assert sum(v or 0 for v in made.load.series["due"]) * made.load.width_s == pytest.approx(400, rel=1e-3)
+    assert sum(v or 0 for v in made.errors.series["http_5xx"]) == 400 - ok
+    tokens = int(found["output_tokens"][found["status"] == 0].sum())
+    assert sum(v or 0 for v in made.output.series["output"]) * made.output.width_s == pytest.approx(tokens, rel=0.02)
+
+
+def test_many_rows_make_no_larger_page() -> None:
+    few, many = rows(6, 3000), np.tile(rows(6, 3000), 20)
+    sizes = [len(html.render(summary_of_rows(found), None, run_data.figures(runs.header("r", len(found)), found)))
+             for found in (few, many)]  # fmt: skip
+    assert max(sizes) < 400_000 and sizes[1] < 1.3 * sizes[0]
+
+
+def summary_of_rows(found: np.ndarray) -> Summary:
+    return summarize(runs.header("r", len(found)), found)
+
+
+def test_the_heat_map_counts_every_gap_in_reach(tmp_path: Path) -> None:
+    stored = store.read_run(runs.write(tmp_path / "r"))
+    lines = store.heat(tmp_path / "r")
+    found = run_data.gap_heat(lines, HEAT_EDGES_NS, 30.0)
+    assert sum(count for *_, count in found) == stored.gaps[0].count
+    low, high = min(cell[2] for cell in found), max(cell[3] for cell in found)
+    spread = stored.gaps[0].distribution()
+    assert low <= (spread.min or 0) * 1.01 and (spread.max or 0) <= high * 1.01
+    assert run_data.gap_heat(lines[:0], HEAT_EDGES_NS, 30.0) == ()
+
+
+# -- the file ------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
+    text = page_of(runs.write(tmp_path / "r"))
+    assert len(text) < 2_000_000
+    assert not re.search(r"""(?:src|href)\s*=\s*["'](?!data:)|@import|url\(""", text)
+    assert "default-src 'none'" in text
+
+
+def test_what_comes_from_outside_cannot_become_markup(tmp_path: Path) -> None:
+    bad = "</script><script>alert(1)</script><img src=x>"
+    found = rows(1, 300)
+    fail(found, 0.1)
+    found["text"][found["status"] != 0] = 0
+    folder = runs.write(
+        tmp_path / "r", found, texts=(bad,), workload=bad, source_text=bad, command=("loadgen", bad),
+        targets=(TargetFacts(url=bad, model=bad),), stages=(StagePlan(name=bad, arrival=bad, slots=300),),
+    )  # fmt: skip
+    text = page_of(folder)
+    assert "<script>alert" not in text and "<img" not in text
+    assert text.count("</script>") == 2
+
+
+def test_a_run_of_nothing_still_has_a_page(tmp_path: Path) -> None:
+    text = html.render(summary_of_rows(rows(1, 0)), None, run_data.figures(Header(), rows(1, 0)))
+    assert "INVALID" in text
+    assert "there is nothing to draw" in text and "no length is known" in text
+    assert "- of memory" not in text and ">-, -" not in text
+    assert Histogram().distribution().count == 0
+
+
+def test_several_targets_have_the_table_of_a_rack() -> None:
+    found = rows(9, 900)
+    found["target"] = np.arange(900) % 3
+    nodes = tuple(TargetFacts(name=f"node-{i}", gpus=4) for i in range(3))
+    summary = summary_of(found, targets=nodes)
+    spread = {name: cells for name, *cells in html._target_statistics(summary.targets)}
+    rates = sorted(target.tokens.output_per_s or 0 for target in summary.targets)
+    least, most, mean, median, total = (float(cell.replace(",", "")) for cell in spread["output tokens/s"])
+    assert (least, median, most) == pytest.approx(rates, rel=0.01)
+    assert mean == pytest.approx(sum(rates) / 3, rel=0.01) and total == pytest.approx(sum(rates), rel=0.01)
+    assert spread["TTFT p50, ms"][-1] == "-", "times of targets do not add up"
+    text = html.render(summary)
+    assert all(node.name in text for node in nodes) and "over the targets" in text
+
+
+def test_every_part_of_the_page_is_there(tmp_path: Path) -> None:
+    text = page_of(runs.write(tmp_path / "r"))
+    for part in ("Latency", "Over time", "Lengths and cache", "Errors", "The load generator itself", "Definitions",
+                 "How other tools would have reported this very run", "How to reproduce", "loadgen run chat",
+                 "b1946ac92492d234"):  # fmt: skip
+        assert part in text
+
+
+def test_the_command_writes_the_page_beside_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = runs.write(tmp_path / "r")
+    assert exits("report", str(folder)) == 0
+    out, err = capsys.readouterr()
+    assert "VALID" in out and f"page: {folder / 'report.html'}" in err
+    assert (folder / "report.html").read_text() == page_of(folder)
+    other = tmp_path / "other.html"
+    assert exits("report", str(folder), "--html", str(other), "--json") == 0
+    msgspec.json.decode(capsys.readouterr().out)
+    assert other.is_file()
+    (folder / "report.html").unlink()
+    assert exits("report", str(folder), "--no-html") == 0
+    assert not (folder / "report.html").exists()
+    assert exits("report", str(folder), "--html", str(tmp_path / "no" / "where.html")) == 2
+
+
+def test_a_run_cut_off_is_reported_as_far_as_it_got(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = runs.write(tmp_path / "r", state="running", ended="")
+    for name in ("rows", "seconds", "texts"):  # the last write stopped in its middle
+        path = folder / "spool" / f"w0.{name}"
+        path.write_bytes(path.read_bytes()[:-17])
+    heat = folder / "flows" / "w0.heat"
+    heat.write_bytes(heat.read_bytes()[:-5])
+    assert exits("report", str(folder)) in (0, 3)
+    assert "cut off" in capsys.readouterr().out
+    assert "CUT OFF" in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"schema": 99, "run": "x"}', "written by a newer loadgen (schema 99"),
+        ('{"schema": 0}', "schema 0 does not exist"),
+        ("{", "not a file of a run"),
+        (None, "not the folder of a run"),
+    ],
+)
+def test_what_is_no_run_gets_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, said: str
+) -> None:
+    if text is not None:
+        (tmp_path / "run.json").write_text(text)
+    assert exits("report", str(tmp_path)) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_records_that_are_damaged_and_runs_that_are_mixed_get_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = runs.write(tmp_path / "both" / "a")
+    runs.write(tmp_path / "both" / "b", workload="other", fingerprints=Fingerprints(recipe="0"), slo=None)
+    assert exits("report", str(tmp_path / "both")) == 2
+    assert "runs of different work in one folder: a and b differ in workload, SLO" in capsys.readouterr().err
+    recorder = Compactor(one)
+    assert recorder.finish()
+    store.drop_spool(one)
+    file = one / "requests" / store.MERGED
+    whole = file.read_bytes()
+    for damaged in (whole[:300], b"", whole[:2000] + bytes(4000) + whole[6000:]):
+        file.write_bytes(damaged)
+        assert exits("report", str(one)) == 2
+        assert "records that cannot be read" in capsys.readouterr().err
+
+
+# -- in a browser --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if find() is None:
+        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
+    with Browser() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with every kind of chart: mixed lengths, a warm-up, failures, a shared cache."""
+    found = rows(8, 700)
+    draw = np.random.default_rng(8)
+    found["input_tokens"] = draw.integers(50, 900, 700)
+    found["cached_tokens"] = found["input_tokens"] // 3
+    found["asked_output"] = draw.integers(100, 300, 700)
+    found["stage"][100:] = 1
+    fail(found, 0.03)
+    boundary = int(found["due_ns"][100])
+    stages = (
+        StagePlan(name="warm-up", arrival="poisson 10/s", measured=False, slots=100, end_ns=boundary),
+        StagePlan(name="load", arrival="poisson 10/s", slots=600, start_ns=boundary),
+    )
+    folder = runs.write(tmp_path_factory.mktemp("page") / "r", found, stages=stages)
+    said = ((t, name, value) for t in range(70) for name, value in (
+        ("vllm:num_requests_running", t % 9), ("vllm:num_requests_waiting", t % 4),
+        ("vllm:kv_cache_usage_perc", t / 70), ("vllm:generation_tokens_total", 2000 * t), (UP, 1.0),
+    ))  # fmt: skip
+    samples = (MetricSample(t_s=t, target=0, page="http://h/metrics", name=n, labels="", value=v) for t, n, v in said)
+    (folder / FILE).write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in samples))
+    path = folder / "report.html"
+    path.write_text(page_of(folder))
+    return path
+
+
+@pytest.mark.processes
+def test_a_browser_has_no_complaint_and_every_chart_is_drawn(browser: Browser, shown: Path) -> None:
+    for looks in ({}, {"dark": True}, {"width": 390, "height": 844}):
+        browser.look(**looks)
+        browser.open(shown)
+        assert browser.complaints == [] and browser.requests == []
+        marks = browser.evaluate(
+            "[...document.querySelectorAll('figure')].map(f => [f.querySelector('figcaption').textContent, "
+            "[...f.querySelectorAll('path, circle, rect')].filter(n => n.getBoundingClientRect().width > 1).length])"
+        )
+        assert len(marks) >= 15
+        assert [title for title, count in marks if count == 0] == []
+        wide = browser.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+        assert wide <= 0, "the page is wider than the window"
+
+
+@pytest.mark.processes
+def test_no_word_in_a_chart_lies_over_another(browser: Browser, shown: Path) -> None:
+    for looks in ({}, {"width": 390, "height": 844}):
+        browser.look(**looks)
+        browser.open(shown)
+        over = browser.evaluate(
+            "[...document.querySelectorAll('figure')].flatMap(f => { const found = [...f.querySelectorAll('svg text')]"
+            ".filter(t => t.textContent).map(t => [t.textContent, t.getBoundingClientRect()]); "
+            "return found.flatMap(([a, p], i) => found.slice(i + 1).filter(([b, q]) => Math.min(p.right, q.right) - "
+            "Math.max(p.left, q.left) > 2 && Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 4)"
+            ".map(([b]) => f.querySelector('figcaption').textContent + ': ' + a + ' / ' + b)); })"
+        )
+        assert over == []
+
+
+@pytest.mark.processes
+def test_letters_are_readable_on_a_phone(browser: Browser, shown: Path) -> None:
+    browser.look(width=390, height=844)
+    browser.open(shown)
+    sizes = browser.evaluate(
+        "[...document.querySelectorAll('svg text, p, td, dd, dt')].filter(n => n.textContent.trim())"
+        ".map(n => parseFloat(getComputedStyle(n).fontSize) * (n.ownerSVGElement ? "
+        "n.ownerSVGElement.getBoundingClientRect().width / n.ownerSVGElement.viewBox.baseVal.width : 1))"
+    )
+    assert min(sizes) >= 11
+
+
+@pytest.mark.processes
+def test_dark_is_dark_and_the_button_overrules(browser: Browser, shown: Path) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
+    browser.look(dark=True)
+    browser.open(shown)
+    assert browser.evaluate(ground) < 60
+    browser.evaluate("document.getElementById('theme').click()")
+    assert browser.evaluate(ground) > 200
+    browser.look()
+    browser.open(shown)
+    assert browser.evaluate(ground) > 200
+
+
+@pytest.mark.processes
+def test_it_prints(browser: Browser, shown: Path) -> None:
+    browser.look()
+    browser.open(shown)
+    data = browser.pdf()
+    assert data.startswith(b"%PDF") and data.count(b"/Type /Page\n") + data.count(b"/Type /Page ") >= 3
+    browser.look(dark=True, media="print")
+    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    browser.look()
+
+
+@pytest.mark.processes
+def test_the_legend_hides_a_line_and_a_pointer_reads_it(browser: Browser, shown: Path) -> None:
+    browser.look()
+    browser.open(shown)
+    lines = "document.querySelector('figure').querySelectorAll('svg path').length"
+    before = browser.evaluate(lines)
+    browser.evaluate("document.querySelector('.legend button').click()")
+    assert browser.evaluate(lines) < before
+    browser.evaluate("document.querySelector('.legend button').click()")
+    tip = browser.evaluate(
+        "(() => { const s = document.querySelector('svg'), b = s.getBoundingClientRect(); "
+        "const at = {clientX: b.left + b.width / 2, clientY: b.top + b.height / 2}; "
+        "s.dispatchEvent(new PointerEvent('pointermove', at)); "
+        "return document.querySelector('.tip').innerText })()"
+    )
+    assert re.search(r"p\d", tip) and "ms" in tip
+
+
+@pytest.mark.processes
+def test_the_harness_sees_what_it_looks_for(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "bad.html"
+    path.write_text("<img src='http://example.invalid/x.png'><script>console.error('no'); nothing()</script>")
+    browser.open(path)
+    assert any("example.invalid" in url for url in browser.requests)
+    assert any("no" in text for text in browser.complaints) and any("nothing" in text for text in browser.complaints)
+
+
+@pytest.mark.processes
+def test_a_page_may_load_nothing_even_if_it_asks(browser: Browser, tmp_path: Path) -> None:
+    sheet = page.Page("x", "x")
+    sheet.add("<img src='http://example.invalid/x.png'>")
+    path = tmp_path / "asks.html"
+    path.write_text(sheet.render())
+    browser.open(path)
+    assert any("Content Security Policy" in text for text in browser.complaints)

@@ -1,0 +1,191 @@
+"""Repeats: their folder, their seeds, when there are enough, the pause between them, and their table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import runs
+from queueing import rows
+
+from loadgen.contracts import run as validation
+from loadgen.contracts.load import load_contract
+from loadgen.contracts.stored import again
+from loadgen.core.errors import Faults
+from loadgen.core.execution import run as execution
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.repeats import repeat
+from loadgen.core.metrics.repeats import RepeatSummary, Repetition, summarize_repeats
+from loadgen.core.metrics.summary import Summary, summarize
+from loadgen.core.results import checksums
+from loadgen.core.stats import intervals
+from loadgen.evidence import verify as bundle
+from loadgen.runs import repeats as flags
+from loadgen.runs import repeats_text as table
+from loadgen.shell.app import main
+
+pytestmark = pytest.mark.commands
+
+SIM = ("--url", "sim:gb300-vm", "--request-rate", "20", "--duration", "30s")
+
+
+def exits(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+def summaries(*seeds: int, by: tuple[float, ...] = (1.0, 1.0, 1.0)) -> list[Summary]:
+    made = []
+    for seed, factor in zip(seeds, by, strict=False):
+        found = rows(seed, 300, 8.0, factor)
+        made.append(summarize(runs.header(f"r{seed}", len(found)), found))
+    return made
+
+
+def test_the_interval_is_that_of_the_runs_among_each_other() -> None:
+    three = summaries(1, 2, 3, by=(0.9, 1.0, 1.1))
+    made = summarize_repeats([(f"r{i}", one) for i, one in enumerate(three)])
+    tpot = next(one for one in made.figures if one.metric == "tpot_ms.p50")
+    values = [one.tpot_ms.p50 for one in three]
+    assert tpot.values == tuple(values)
+    assert tpot.mean == pytest.approx(np.mean(values))
+    half = intervals.t_quantile(0.975, 2) * np.std(values, ddof=1) / np.sqrt(3)
+    assert tpot.high is not None and tpot.high - tpot.mean == pytest.approx(half)
+    assert tpot.spread == pytest.approx(0.1, abs=0.03)
+    ok = next(one for one in made.figures if one.metric == "ok_share")
+    assert ok.mean == 1.0 and ok.low is not None and 0.99 < ok.low < 0.999, "900 requests without a failure"
+    text = table.render_text(made)
+    assert "TPOT p50, ms" in text and "spread" in text and "Student" in text
+
+
+def test_one_run_has_no_interval() -> None:
+    made = summarize_repeats([("r1", summaries(1)[0])])
+    assert all(one.low is None and one.high is None and one.spread is None for one in made.figures)
+    assert "no interval" in table.render_text(made)
+
+
+def test_auto_ends_when_the_figures_are_known_or_at_the_most() -> None:
+    alike = summaries(1, 1, 1)
+    apart = summaries(1, 2, 3, by=(0.8, 1.0, 1.3))
+    auto = Repetition(count=None, most=4, within=0.05)
+    assert not auto.enough(alike[:2]) and auto.enough(alike), "two that agree are too few"
+    assert not auto.enough(apart) and auto.enough([*apart, *alike])
+    assert [Repetition(count=2).enough(alike[:n]) for n in range(4)] == [False, False, True, True]
+
+
+def test_repeats_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "a"
+    assert exits("run", "qa", *SIM, "--seed", "5", "--repeat", "3", "--repeat-pause", "10m", "-o", str(out)) == 0
+    told = capsys.readouterr()
+    assert "3 runs of one load (SIMULATED)" in told.out and "nothing to wait for" in told.err
+    made = msgspec.json.decode((out / "repeats.json").read_bytes(), type=RepeatSummary)
+    assert "repeats.json" in (checksums.read(out) or {}) and not checksums.changed(out) and not checksums.unlisted(out)
+    assert made.runs == ("r1", "r2", "r3") and made.seeds[0] == 5 and len(set(made.seeds)) == 3
+    assert exits("run", "qa", *SIM, "--seed", "5", "-o", str(tmp_path / "alone")) == 0
+    first, alone = (json.loads((folder / "summary.json").read_text()) for folder in (out / "r1", tmp_path / "alone"))
+    assert first["ttft_ms"] == alone["ttft_ms"], "the first repeat is the run without --repeat"
+    assert exits("run", "qa", *SIM, "--repeat", "2", "-o", str(out)) == 2
+    assert "the folder holds results" in capsys.readouterr().err
+    assert exits("report", str(out), "--no-html") == 0
+    assert "3 runs of one load" in capsys.readouterr().out
+    other = tmp_path / "b"
+    assert exits("run", "qa", *SIM, "--repeat", "auto", "--repeat-within", "20%", "-o", str(other), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["tight"] is True
+    assert exits("compare", str(out), str(other)) == 0
+    assert "by repeated runs on every side" in " ".join(capsys.readouterr().out.split())
+
+
+def test_repeats_of_a_sweep_are_taken_up_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("sweep", "qa", "--url", "sim:gb300-vm", "--request-rate", "10,20", "-d", "20s", "--seed", "3",
+               "-o", str(tmp_path / "s"))  # fmt: skip
+    assert exits(*command, "--repeat", "2") == 0
+    told = capsys.readouterr().out
+    assert "r10     2" in told and "±" in told
+    assert exits(*command, "--repeat", "3", "--json") == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("2 of 2 levels are done") == 2, "the first two sweeps stand"
+    levels = json.loads(captured.out)["levels"]
+    assert levels["r20"]["runs"] == ["r1/r20", "r2/r20", "r3/r20"] and len(set(levels["r20"]["seeds"])) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("0", None, None, None), "no number of runs"),
+        (("many", None, None, None), "no number of runs"),
+        (("3", 5, None, None), "has no end to look for"),
+        (("auto", 2, None, None), "from 3 to 100"),
+        (("auto", None, "0%", None), "reached by no number of runs"),
+        (("3", None, None, "soon"), "is not a duration"),
+        ((None, None, None, "10m"), "nothing is repeated"),
+    ],
+)
+def test_flags_that_say_nothing(given: tuple[str | None, int | None, str | None, str | None], words: str) -> None:
+    with pytest.raises(Faults) as faults:
+        flags.repetition(*given)
+    assert words in str(faults.value)
+
+
+def test_levels_in_a_list_are_for_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits("run", "qa", *SIM[:2], "-c", "1,2", "-n", "20", "--repeat", "3") == 2
+    assert "loadgen sweep ... --repeat" in capsys.readouterr().err
+
+
+def test_the_pause_is_waited_for_and_can_be_broken_off() -> None:
+    waited: list[float] = []
+    made: list[int] = []
+    how = Repetition(count=3, pause_ns=600_000_000_000)
+
+    def one(number: int) -> bool:
+        made.append(number)
+        return True
+
+    def repeated(wait: Callable[[float], None]) -> bool:
+        made.clear()
+        return repeat(how, lambda: len(made) == 3, one, virtual=False, say=lambda _: None, wait=wait)
+
+    assert repeated(waited.append) and waited == [600.0, 600.0] and made == [1, 2, 3]
+
+    def broken_off(_: float) -> None:
+        raise KeyboardInterrupt
+
+    assert not repeated(broken_off) and made == [1]
+
+
+CONTRACT = """\
+name: twice
+levels:
+  - {name: load, workload: qa, rate: 8/s, requests: 1200, repeats: 2, apart: 30m,
+     must: [{tpot: {limit: 60ms, at: p50}}]}
+"""
+
+
+def test_a_contract_repeats_its_levels_apart(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(CONTRACT)
+    checked = load_contract(tmp_path / "c.yaml", env={})
+    said: list[str] = []
+    found, folder = validation.run(
+        checked, Settings(url="sim:gb300-vm"), tmp_path / "out", perform=execution.execute, say=said.append
+    )
+    assert found.levels[0].runs == ("load/r1", "load/r2") and found.verdict == "PASS", found.levels[0].terms
+    assert any("nothing to wait for" in line for line in said)
+    assert again(folder) == found
+    spread = json.loads((folder / "repeats.json").read_bytes())["levels"]["load"]
+    assert spread["runs"] == ["load/r1", "load/r2"] and spread["figures"]
+    assert "How the runs of a level differ" in (folder / "verdict.html").read_text()
+    bundle.bundle(folder, tmp_path / "poc.zip")
+    came = bundle.verify(tmp_path / "poc.zip")
+    assert came.verified == "all" and "repeats.json" in {one.file for one in came.made}, came.not_made
+    four = load_contract(tmp_path / "c.yaml", repeats=4, env={})
+    assert four.levels[0].level.repeats == 4
+    found, _ = validation.run(
+        four, Settings(url="sim:gb300-vm"), tmp_path / "four", perform=execution.execute, say=said.append,
+        repetition=Repetition(count=4),
+    )  # fmt: skip
+    assert len(found.levels[0].runs) == 4

@@ -1,0 +1,165 @@
+"""What a reader of the terminal sees: every line within its width, nothing claimed that the sample cannot carry."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from make_examples import DATA
+from rich.cells import cell_len
+
+from loadgen.core import format
+from loadgen.core.metrics.summary import Summary, load_summary
+from loadgen.core.metrics.validity import is_host_busy, verdict
+from loadgen.core.results.manifest import ReasonCode
+from loadgen.present.table import WIDTH
+from loadgen.runs import text
+
+RAG, API = (load_summary((DATA / f"summary_example_{name}.json").read_bytes()) for name in ("rag_gpus", "qa_api"))
+replace = msgspec.structs.replace
+
+
+@pytest.mark.parametrize("summary", [RAG, API], ids=["rag", "api"])
+def test_lines_fit_and_colour_changes_no_word(summary: Summary) -> None:
+    plain = text.render(summary)
+    assert max(map(cell_len, plain.splitlines()[1:])) <= WIDTH  # the first line has names that must not be cut
+    assert plain.endswith("\n")
+    assert not re.search(r"None|nan|\x1b|\u00a0|[ \t]$", plain, flags=re.M)
+    assert re.sub(r"\x1b\[\d+m", "", text.render(summary, color=True)) == plain
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (0, "0 GPUs"),
+        (1, "1 GPU"),
+        (2, "2 GPUs"),
+        (1234, "1,234 GPUs"),
+        (None, "- GPUs"),
+        (1.0, "1 GPU"),
+        (2.5, "2.5 GPUs"),
+    ],
+)
+def test_a_count_has_the_noun_that_goes_with_it(number: float | None, words: str) -> None:
+    assert format.counted(number, "GPU") == words
+    assert format.counted(number, "GPU is", "GPUs are") == words + (" is" if number == 1 else " are")
+
+
+def test_a_run_on_one_gpu_is_of_one_gpu() -> None:
+    per_gpu = replace(RAG.tokens, output_per_s_per_gpu=RAG.tokens.output_per_s)
+    one = replace(RAG, target=replace(RAG.target, gpus=1), tokens=per_gpu)
+    shown = text.render(one)
+    assert "1 GPU," in shown and "1 GPUs" not in shown and "GPUs" not in shown
+    for source in Path(text.__file__).parent.parent.rglob("*.py"):
+        assert "'s' if" not in source.read_text("utf-8"), f"{source}: format.counted"
+
+
+def test_a_valid_run_reads_as_one() -> None:
+    lines = text.render(RAG).splitlines()
+    assert lines[0] == "https://gb300.example.net (trtllm) · meta-llama/Llama-2-70b-chat-hf · poisson 20/s"
+    assert lines[-1] == "VALID: the measurement is sound"
+    assert "Requests   1,500 scheduled, 1,500 ok, 0 failed (+ 200 of warm-up, not counted)" in lines
+    head = next(line for line in lines if line.startswith("Latency"))
+    ttft = next(line for line in lines if line.startswith("TTFT"))
+    assert head.split()[2:] == ["mean", "p50", "p90", "p95", "p99", "max", "samples"]
+    assert ttft.split() == ["TTFT", "190", "178", "281", "317", "425", "535", "1,500"]
+    assert head.index("p99") + 3 == ttft.index("425") + 3  # columns end together
+    assert not any("~" in line for line in lines)
+
+
+def test_an_invalid_run_says_so_last_and_why() -> None:
+    shown = text.render(API)
+    assert shown.endswith(
+        "INVALID: do not rely on these numbers\n  - 13 of 320 requests failed or were lost (4.1 %), limit 1.0 %\n"
+    )
+    assert "  http_429         8  HTTP 429: Rate limit reached for requests\n" in shown
+    assert "TTFT p99 at most 1,000 ms  falls on a failed one  26 of 320 over  MISSED" in shown
+    assert "No inter-token latency is given: events carry 4.00 tokens on average" in shown
+    assert "~ rests on too few samples; needed: p99 662\n" in shown
+    assert re.search(r"^TTFT .*  ~1,652  ", shown, flags=re.M)
+
+
+LATE: dict[str, Any] = {
+    "quantile": "p99", "value_ms": 9.0, "share": 0.09, "basis": "TTFT p50", "basis_ms": 100.0, "limit": 0.05,
+}  # fmt: skip
+BUSY = {"remedy": "other_processes", "worker": 0, "waited_share": 0.4, "at_s": 7.0}
+
+
+@pytest.mark.parametrize(("remedy", "busy"), [(BUSY, True), ({"remedy": "lower_load"}, False)])
+def test_a_busy_host_is_told_in_plain_words_and_not_in_red(remedy: dict[str, Any], busy: bool) -> None:
+    late = ReasonCode(code="sent_late", values=LATE | remedy)
+    shown = text.render(replace(RAG, verdict=verdict(RAG.verdict.limits, [late])), color=True)
+    assert ("this host was too busy to measure with" in shown) == busy
+    assert ("measured: 1,500 of 1,500 requests were answered" in shown) == busy
+    assert ("\x1b[31mINVALID" in shown) == (not busy)
+    failed = ReasonCode(code="failures", values={"failed": 5, "requests": 10, "share": 0.5, "limit": 0.01})
+    assert not is_host_busy(verdict(RAG.verdict.limits, [late, failed])), "the server did it too"
+    assert not is_host_busy(RAG.verdict)
+
+
+def test_a_simulation_is_named_in_the_first_word() -> None:
+    simulated = replace(RAG, target=replace(RAG.target, simulated=True, name="embedded simulation"))
+    first = text.render(simulated).splitlines()[0]
+    assert first.startswith("SIMULATED, not a real server: embedded simulation at https://gb300.example.net")
+
+
+@pytest.mark.parametrize(("state", "words"), [("interrupted", "interrupted by the user"), ("cut_off", "no clean end")])
+def test_a_run_without_its_end_says_so(state: str, words: str) -> None:
+    assert words in text.render(replace(RAG, run=replace(RAG.run, state=state)))
+
+
+def test_an_error_text_cannot_move_the_cursor_or_the_margin() -> None:
+    kind = replace(API.requests.by_error["http_429"], first_text="\x1b[2J\r\nline\n" + "x" * 500)
+    shown = text.render(replace(API, requests=replace(API.requests, by_error={"http_429": kind})))
+    assert "\x1b" not in shown
+    assert "\r" not in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_levels_are_one_line_each() -> None:
+    head, *levels, units, note = text.render_levels([RAG, API]).splitlines()
+    assert [line.split("  ")[0] for line in levels] == ["poisson 20/s", "16 in flight"]
+    assert levels[1].endswith("INVALID")
+    assert head.index("TTFT p99") + len("TTFT p99") == levels[1].index("~1,652") + len("~1,652")
+    assert "ms" in units
+    assert note.startswith("~")
+    simulated = replace(RAG, target=replace(RAG.target, simulated=True))
+    assert text.render_levels([API, simulated]).startswith("SIMULATED")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "-"), (0, "0"), (0.00001, "<0.0001"), (-0.00001, ">-0.0001"), (0.0123, "0.0123"), (0.9994, "0.999"),
+        (0.9996, "1.00"), (9.996, "10.0"), (99.96, "100"), (-3.2, "-3.20"), (999.6, "1,000"), (24069.8, "24,070"),
+    ],
+)  # fmt: skip
+def test_quantities(value: float | None, shown: str) -> None:
+    assert format.quantity(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [
+        (None, "-"), (0, "0 %"), (1, "100 %"), (0.0123, "1.2 %"), (0.99996, "99.996 %"), (1 - 1e-12, "> 99.9999 %"),
+        (1e-9, "< 0.0001 %"), (2.5, "250.0 %"),
+    ],
+)  # fmt: skip
+def test_percentages_never_round_to_all_or_nothing(share: float | None, shown: str) -> None:
+    assert format.percent(share) == shown
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "shown"),
+    [
+        (format.duration, (0.35,), "350 ms"), (format.duration, (59.96,), "1 min 00 s"),
+        (format.duration, (3599.7,), "1 h 00 min"), (format.duration, (None,), "-"),
+        (format.size, (512,), "512 B"), (format.size, (999_600,), "1.00 MB"), (format.size, (9_630_000,), "9.63 MB"),
+        (format.difference, (100, 112.3), "+12.3 %"), (format.difference, (100, 99.6), "-0.4 %"),
+        (format.difference, (10, 25), "2.50x"), (format.difference, (0, 3), "from 0 to 3.00"),
+        (format.difference, (4, 4), "="), (format.difference, (None, 4), "-"),
+    ],
+)  # fmt: skip
+def test_durations_sizes_and_differences(function: object, arguments: tuple[float | None, ...], shown: str) -> None:
+    assert function(*arguments) == shown  # type: ignore[operator]

@@ -1,0 +1,234 @@
+"""Reads kept and decoded together, by template where they are plain, say the same as reads decoded one by one."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import places
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from loadgen_sdk.dialects.reader import Flow
+from loadgen_sdk.request import Completion
+from loadgen_sdk.transport.exchange import Bundle, Exchange, Read, Run
+from loadgen_sdk.transport.plain import plain_chunks
+
+RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
+TRANSCRIPTS = sorted((places.DATA / "transcripts").glob("*/*.http"))
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def as_run(reads: list[tuple[Read, int | Bundle]]) -> list[Run]:
+    if not reads:
+        return []
+    return [([item for _, item in reads], sum(len(read[0]) for read, _ in reads), reads[-1][0][2])]
+
+
+def plainly(read: Read, template: tuple[bytes, bytes] | None) -> int | Bundle | None:
+    """What a receiver keeps of a read of plain events only."""
+    data, stamp, _, empty_at, _ = read
+    chunks, events, used = plain_chunks(data, *template) if template is not None else (0, 0, 0)
+    if not events or used != len(data):
+        return None
+    return stamp if events == 1 else (stamp, events, stamp - empty_at if chunks > 1 else -1)
+
+
+def told(reads: list[Read], groups: list[int], *, templates: bool) -> tuple[Completion, Flow, bool]:
+    """What a request says of these reads, handed over in groups of these sizes; and whether it was over by itself."""
+    flow = Flow()
+    heard: list[Completion] = []
+    kept: list[Read | Run]
+    run: list[tuple[Read, int | Bundle]]
+    made = Exchange(None, b"", b"", 0, heard.append, flow, stream=True)
+    made.sent = 1
+    if not templates:
+        made.reading.learned = 1 << 60
+    over, kept, run = False, [], []
+    sizes = iter(groups)
+    size = next(sizes, 1 << 60)
+    for read in reads:  # as a receiver does: plain reads are a run, all else goes on at once or waits for its group
+        template = made.template if templates and not kept else None
+        plain = plainly(read, template)
+        if plain is not None:
+            run.append((read, plain))
+        else:
+            kept += as_run(run)
+            run = []
+            kept.append(read)
+        if (kept and template is not None) or len(kept) + len(run) >= size:
+            kept += as_run(run)
+            over, kept, run, size = made.arrived(kept), [], [], next(sizes, 1 << 60)
+            if over:
+                break
+    kept += as_run(run)
+    if kept and not over:
+        over = made.arrived(kept)
+    if not over:
+        made.ended(10**9, "")
+    made.tell()
+    return heard[0], flow, over
+
+
+def one_by_one_events(flow: Flow) -> tuple[list[int], list[int], list[int]]:
+    """Gaps, instants and errors of a flow, each event on its own, in order of size."""
+    errors = [error for error, many in flow.errors for _ in range(many)]
+    further = sum(many for _, many in flow.together)
+    return sorted(flow.gaps + [0] * further), flow.each_instant(), errors
+
+
+def cut(data: bytes, instants: list[int], gaps: list[int]) -> list[Read]:
+    """The bytes cut at these instants; each read comes some ns after the one before it, and is read 3 ns later."""
+    bounds = [0, *sorted(place % (len(data) + 1) for place in instants), len(data)]
+    pieces = [data[a:b] for a, b in pairwise(bounds) if a < b]
+    at, reads = 100, []
+    for number, piece in enumerate(pieces):
+        gap = gaps[number % len(gaps)] if gaps else 10
+        at += gap
+        reads.append((piece, at, at + 3, at - gap // 2, True))
+    return reads
+
+
+def assert_same(reads: list[Read], *groupings: list[int]) -> None:
+    one_by_one, flow, over = told(reads, [1] * len(reads), templates=False)
+    for groups in groupings:
+        together, other_flow, other_over = told(reads, groups, templates=True)
+        assert together == one_by_one
+        assert over == other_over
+        assert one_by_one_events(other_flow) == one_by_one_events(flow)
+
+
+def chunks(payloads: list[bytes], per_chunk: int = 1) -> bytes:
+    out = b""
+    for first in range(0, len(payloads), per_chunk):
+        data = b"".join(b"data: %s\n\n" % payload for payload in payloads[first : first + per_chunk])
+        out += b"%x\r\n%s\r\n" % (len(data), data)
+    return out
+
+
+def event(text: Any, field: str = "content", **more: Any) -> bytes:
+    choice = {"index": 0, "delta": {field: text}, "finish_reason": None}
+    made = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [choice], "usage": None} | more
+    return json.dumps(made, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+END = chunks([b'{"choices":[{"delta":{},"finish_reason":"stop"}]}', b"[DONE]"]) + b"0\r\n\r\n"
+CUTS = st.lists(st.integers(0, 1 << 20), max_size=40)
+GAPS = st.lists(st.integers(0, 50), max_size=9)
+GROUPS = st.lists(st.integers(1, 12), max_size=20)
+TEXTS = st.one_of(
+    st.text(max_size=6),
+    st.sampled_from(
+        [" the", "é", "\u2028", "index", "content", ":", ",", '"', "\\", "\n", "", "a\x7f", "\ud800", 7, None]
+    ),
+)
+ODD = st.sampled_from(
+    [
+        b"[DONE]",
+        b"null",
+        b"{",
+        b'{"choices":[{"delta":{"content":"\xff"}}]}',
+        b'{"choices":[{"delta":{"content":"x\x01"}}]}',
+        b'{"error":{"message":"broken"}}',
+        event("x", usage={"prompt_tokens": 3, "completion_tokens": 2}),
+        event("x", field="tool_calls"),
+        event([{"type": "text", "text": "chatcmpl-1"}]),
+        event("hm", field="reasoning_content"),
+        event("later", created=2),
+        b'{"choices":[{"text":"a","finish_reason":null}]}',
+        b'{"choices":[{"text":"a","finish_reason":"length"}]}',
+    ]
+)
+
+
+@pytest.mark.parametrize("file", TRANSCRIPTS, ids=lambda file: f"{file.parent.name}-{file.stem}")
+def test_what_real_servers_said_however_it_is_grouped(file: Path) -> None:
+    data = file.read_bytes()
+    by_chunk = [at + 2 for at in range(len(data)) if data[at : at + 2] == b"\r\n"]
+    for instants in ([], by_chunk, list(range(len(data))), list(range(0, len(data), 97))):
+        reads = cut(data, instants, [10])
+        assert_same(reads, *([size] * len(reads) for size in (1, 2, 7, len(reads))))
+
+
+@settings(RELAXED, max_examples=60)
+@given(st.sampled_from(TRANSCRIPTS), CUTS, GAPS, GROUPS)
+def test_what_real_servers_said_in_any_split(
+    file: Path, instants: list[int], gaps: list[int], groups: list[int]
+) -> None:
+    assert_same(cut(file.read_bytes(), instants, gaps), groups)
+
+
+@settings(RELAXED, max_examples=3 * settings().max_examples)
+@given(
+    st.lists(st.one_of(TEXTS.map(event), TEXTS.map(event), TEXTS.map(event), ODD), max_size=30),
+    st.integers(1, 3),
+    st.booleans(),
+    CUTS,
+    GAPS,
+    GROUPS,
+    st.sampled_from([END, b"", b"zz\r\n", END + b"more"]),
+)
+def test_any_stream_in_any_split(
+    payloads: list[bytes],
+    per_chunk: int,
+    by_chunk: bool,
+    instants: list[int],
+    gaps: list[int],
+    groups: list[int],
+    end: bytes,
+) -> None:
+    data = HEAD + chunks(payloads, per_chunk) + end
+    if by_chunk:  # as servers send it: most reads are whole chunks
+        at = len(HEAD)
+        for first in range(0, len(payloads), per_chunk):
+            instants.append(at)
+            at += len(chunks(payloads[first : first + per_chunk], per_chunk))
+        instants.append(at)
+    assert_same(cut(data, instants, gaps), groups)
+
+
+@settings(RELAXED, max_examples=100)
+@given(st.lists(st.text(min_size=1, max_size=4), min_size=2, max_size=60), CUTS, GROUPS)
+def test_long_plain_streams_in_any_split(texts: list[str], instants: list[int], groups: list[int]) -> None:
+    data = HEAD + chunks([event(text) for text in texts]) + END
+    ends = [at for at in range(len(data)) if data[at - 4 : at] == b"\n\n\r\n"]
+    assert_same(cut(data, ends, [9]), groups)
+    assert_same(cut(data, instants, [9]), groups)
+
+
+def test_most_events_of_a_plain_stream_are_not_decoded() -> None:
+    data = chunks([event(f" word{i}") for i in range(100)])
+    made = Exchange(None, b"", b"", 0, lambda _: None, Flow(), stream=True)
+    made.arrived([(HEAD + chunks([event("first")]), 10, 10, 5, True)])
+    made.arrived([(data, 10, 10, 5, True)])
+    assert (made.reading.learned, made.reading.output_events) == (1, 101)
+    before, after = made.reading.template or (b"", b"")
+    assert plain_chunks(data, before, after) == (100, 100, len(data))
+    assert plain_chunks(data[:-1], before, after)[0] == 99
+    for text, plain in ((" a", 1), ("é", 1), ("", 0), ('"', 0), ("\n", 0)):
+        assert plain_chunks(chunks([event(text)]), before, after)[:2] == (plain, plain)
+
+
+def test_an_answer_is_calm_from_its_first_output_until_its_end_is_near() -> None:
+    def calm(*parts: bytes, asked_output: int = 0) -> list[int]:
+        made = Exchange(None, b"", b"", 0, lambda _: None, Flow(), stream=True, asked_output=asked_output)
+        found = []
+        for part in parts:
+            made.arrived([(part, 10, 10, 5, True)])
+            found.append(made.calm_events)
+        return found
+
+    one = chunks([event("a")])
+    assert calm(HEAD, one, one * 7, one, asked_output=12) == [0, 7, 0, -1]
+    assert calm(HEAD + one)[0] > 1 << 30, "its end is not known"
+    assert calm(HEAD + one, one[:9], one[9:], one, asked_output=99) == [94, 0, 0, 0], "written in parts"
+
+
+def test_a_stream_without_plain_events_soon_costs_no_search() -> None:
+    payloads = [event(f" w{i}", created=i) for i in range(400)]
+    made = Exchange(None, b"", b"", 0, lambda _: None, Flow(), stream=True)
+    made.arrived([(HEAD + chunks(payloads), 10, 10, 5, True)])
+    assert made.reading.output_events == 400
+    assert made.reading.learned <= 4

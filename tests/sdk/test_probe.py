@@ -1,0 +1,533 @@
+"""The probe tells what a server is from what it really answers, and says in one error why a target cannot be used."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import places
+import pytest
+import trustme
+from loadgen_sdk.dialects.quirks import Api
+from loadgen_sdk.errors import TargetUnusable
+from loadgen_sdk.probe.fetch import Fetcher
+from loadgen_sdk.probe.probe import ASKED_TOKENS, HttpAnswer, ProbeResult, probe
+from loadgen_sdk.transport.target import Target
+from refusals import refused
+
+from loadgen.sim.server.embedded import start
+from loadgen.sim.server.options import Options
+
+RECORDED = json.loads((places.TESTS / "data/transcripts/probe.json").read_text())
+KEY = "sk-very-secret-key-1234"
+JSON = {"content-type": "application/json"}
+
+
+class InMemory:
+    """A server as a table: "METHOD path" or, for generation, "METHOD path max_tokens" -> status, headers, body."""
+
+    def __init__(self, answers: dict[str, list[Any]]) -> None:
+        self.answers, self.asked, self.bodies = answers, [], []
+        self._times = iter((9_000_000, 1_000_000, 2_000_000, 3_000_000, 2_000_000))
+
+    async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> HttpAnswer:
+        name = f"{method} {path}"
+        if body:
+            fields = json.loads(body)
+            self.bodies.append(fields)
+            limit = fields.get("max_tokens", fields.get("max_completion_tokens"))
+            name += f" {fields['model'] if fields['model'] == 'unnamed' else limit}"
+        self.asked.append((name, dict(headers)))
+        status, head, text = self.answers.get(name, [404, {}, "no such route"])
+        return HttpAnswer(status, head, text.encode())
+
+    async def connect(self) -> int:
+        return next(self._times)
+
+    def probe(self, url: str = "http://h", *, api: Api = "chat", **options: Any) -> ProbeResult:
+        target = Target.parse(url, api=api)
+        return asyncio.run(probe(target, exchange=self.exchange, connect=self.connect, **options))
+
+
+def served(owned_by: str, *ids: str, **more: Any) -> list[Any]:
+    rows = [{"id": name, "object": "model", "owned_by": owned_by, **more} for name in ids or ("tiny",)]
+    return [200, JSON, json.dumps({"object": "list", "data": rows})]
+
+
+def streamed(tokens: int, events: int, prompt: int | None) -> list[Any]:
+    """A chat stream of so many events that carries (or, without `prompt`, does not carry) a token count."""
+    chunks: list[Any] = [{"choices": [{"index": 0, "delta": {"content": "x"}}]} for _ in range(events)]
+    chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
+    if prompt is not None:
+        chunks.append({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": tokens}})
+    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    return [200, {"content-type": "text/event-stream; charset=utf-8"}, body]
+
+
+def healthy(**changed: list[Any]) -> dict[str, list[Any]]:
+    """A chat server that does all it should: 7 tokens of template."""
+    answers = {
+        "models": served("vllm"),
+        "version": [200, JSON, '{"version":"0.32.0"}'],
+        "short": streamed(1, 1, 11),
+        "long": streamed(ASKED_TOKENS, ASKED_TOKENS, 43),
+    } | changed
+    paths = {"models": "GET /v1/models", "version": "GET /version"}
+    paths |= {"short": "POST /v1/chat/completions 1", "long": f"POST /v1/chat/completions {ASKED_TOKENS}"}
+    return {paths.get(name, name): answer for name, answer in answers.items()}
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+@pytest.mark.parametrize(
+    ("server", "model", "warned"),
+    [("llamacpp", "tiny", False), ("dynamo", "tiny", False), ("transformers", "models/tiny-llama", True)],
+)
+def test_real_servers_are_known_by_their_answers(server: str, model: str, warned: bool, api: Api) -> None:
+    found = InMemory(RECORDED[server]["answers"]).probe(api=api)
+    assert (found.server, found.quirk.name, found.model) == (server, server, model)
+    assert found.template_tokens == (10 if api == "chat" else 0)  # role tags of the tiny model's chat template
+    assert found.token_ratio == 3.0  # its vocabulary has no "hello"
+    assert (found.usage, found.exact, found.tokens_per_event) == (True, True, 1.0)
+    assert found.rtt_ms == 2.0
+    assert bool(found.warnings) is warned  # only one of them cannot be made to stop where we want
+    assert found.evidence
+
+
+@pytest.mark.parametrize(
+    ("answers", "server"),
+    [
+        ({"models": served("tensorrt_llm")}, "trtllm"),
+        ({"models": served("vllm", max_model_len=2048)}, "vllm"),
+        ({"models": served("sglang")}, "sglang"),
+        ({"models": served("me"), "GET /props": [200, JSON, '{"default_generation_settings":{}}']}, "llamacpp"),
+        ({"models": served("me"), "GET /health": [200, JSON, '{"endpoints":["dyn://a.b.c"]}']}, "dynamo"),
+        ({"models": served("me"), "GET /openapi.json": [200, JSON, '{"paths":{"/energy_metrics":{}}}']}, "trtllm"),
+        ({"models": [200, JSON | {"x-litellm-version": "1"}, served("openai")[2]]}, "generic"),
+        ({"models": [200, JSON | {"openai-version": "2020-10-01"}, served("system")[2]]}, "openai"),
+        ({"models": served("me")}, "generic"),
+    ],
+)
+def test_signs(answers: dict[str, list[Any]], server: str) -> None:
+    assert InMemory(healthy(**answers)).probe().server == server
+
+
+@pytest.mark.parametrize(
+    ("url", "server", "models"),
+    [
+        ("https://api.openai.com", "openai", "/v1/models"),
+        ("https://me.openai.azure.com/openai/v1", "azure", "/openai/v1/models"),
+        ("https://me.openai.azure.com/openai/deployments/D?api-version=1", "azure", "/openai/models?api-version=1"),
+    ],
+)
+def test_hosted_services_are_asked_nothing_beside_their_api(url: str, server: str, models: str) -> None:
+    class Anything(InMemory):
+        async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> HttpAnswer:
+            await super().exchange(method, path, headers, body)
+            status, head, text = served("x", "D", "E") if method == "GET" else streamed(8, 8, 20)
+            return HttpAnswer(status, head, text.encode())
+
+    endpoint = Anything({})
+    found = endpoint.probe(url, model=None if "deployments" in url else "gpt-5-nano", api_key=KEY)
+    assert found.server == server
+    assert [name for name, _ in endpoint.asked if name.startswith("GET")] == [f"GET {models}"]
+    assert found.model == ("D" if "deployments" in url else "gpt-5-nano")
+    assert all(KEY in "".join(headers.values()) for _, headers in endpoint.asked)
+
+
+def test_few_requests_and_no_guessing_when_the_list_says_it_all() -> None:
+    endpoint = InMemory(healthy())
+    found = endpoint.probe()
+    assert len(endpoint.asked) == 5  # of them one for what the server says of engine and precision
+    assert (found.version, found.template_tokens, found.token_ratio, found.warnings) == ("0.32.0", 7, 1.0, ())
+
+
+def test_a_named_server_is_believed_and_a_doubt_is_said() -> None:
+    endpoint = InMemory(healthy())
+    found = endpoint.probe(server="trtllm")
+    assert found.server == "trtllm"
+    assert found.warnings == ("--server says trtllm, but it looks like vllm",)
+    assert InMemory(healthy()).probe(server="vllm").warnings == ()
+    assert len(endpoint.asked) == 5
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        (
+            {
+                "models": served("tensorrt_llm"),
+                "version": [200, JSON, '{"version":"1.3.0rc2"}'],
+                "GET /prometheus/metrics": [
+                    200,
+                    {},
+                    'trtllm_num_requests_running{model_name="m",engine_type="pytorch"} 0\n'
+                    'trtllm_model_config_info{model_name="m",dtype="bfloat16",quantization="NVFP4"} 1.0\n'
+                    'trtllm_cache_config_info{cache_dtype="fp8",block_size="32"} 1.0\n',
+                ],
+            },
+            ("1.3.0rc2", "pytorch", "NVFP4, KV cache fp8"),
+        ),
+        (
+            {"GET /metrics": [200, {}, 'vllm:cache_config_info{cache_dtype="auto",block_size="16",engine="0"} 1.0\n']},
+            ("0.32.0", "", ""),
+        ),
+        (
+            {"GET /metrics": [200, {}, 'vllm:cache_config_info{cache_dtype="fp8_e4m3",engine="0"} 1.0\n']},
+            ("0.32.0", "", "KV cache fp8_e4m3"),
+        ),
+        (
+            {
+                "models": served("sglang"),
+                "version": [404, JSON, "{}"],
+                "GET /get_server_info": [
+                    200,
+                    JSON,
+                    '{"version":"0.5.4","dtype":"bfloat16","quantization":null,"kv_cache_dtype":"auto"}',
+                ],
+            },
+            ("0.5.4", "", "bfloat16"),
+        ),
+        (
+            {"models": served("sglang"), "version": [404, JSON, "{}"], "GET /get_server_info": [500, {}, "{}"]},
+            ("",) * 3,
+        ),
+        ({"models": served("tensorrt_llm"), "GET /prometheus/metrics": [200, {}, "{not json"]}, ("0.32.0", "", "")),
+        (
+            {
+                "models": served("nvidia", context_window=1),
+                "version": [404, JSON, "{}"],
+                "GET /health": [200, JSON, '{"endpoints":["dyn://dynamo.tensorrt_llm.generate"]}'],
+            },
+            ("", "tensorrt_llm", ""),
+        ),
+    ],
+)
+def test_version_engine_and_precision_are_what_the_server_says(
+    answers: dict[str, list[Any]], told: tuple[str, str, str]
+) -> None:
+    found = InMemory(healthy(**answers)).probe()
+    assert (found.version, found.engine, found.precision) == told
+
+
+def test_what_recorded_servers_say_of_themselves() -> None:
+    told = {name: InMemory(RECORDED[name]["answers"]).probe() for name in ("llamacpp", "dynamo", "transformers")}
+    assert told["llamacpp"].version.startswith("b")
+    assert [(told[name].version, told[name].engine) for name in ("dynamo", "transformers")] == [("", ""), ("", "")]
+    assert [found.precision for found in told.values()] == ["F16", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("changed", "warning", "fields"),
+    [
+        ({"long": streamed(8, 2, 43)}, "4.0 tokens per event", {"tokens_per_event": 4.0}),
+        ({"long": streamed(3, 3, 43)}, "3 came", {"exact": False}),
+        ({"short": streamed(1, 1, None), "long": streamed(8, 8, None)}, "no usage", {"usage": False, "exact": None}),
+        ({"models": served("tensorrt_llm", "other")}, "any model name", {"model": "mine"}),
+    ],
+)
+def test_what_is_odd_is_said(changed: dict[str, list[Any]], warning: str, fields: dict[str, Any]) -> None:
+    found = InMemory(healthy(**changed)).probe(model="mine")
+    assert any(warning in text for text in found.warnings)
+    assert {name: getattr(found, name) for name in fields} == fields
+
+
+def test_a_limit_of_the_users_own_is_not_called_inexact() -> None:
+    endpoint = InMemory(healthy() | {"POST /v1/chat/completions 3": streamed(3, 3, 20)})
+    found = endpoint.probe(extra_body={"max_tokens": 3})
+    assert found.exact is None
+    assert all(body["max_tokens"] == 3 for body in endpoint.bodies)
+
+
+def test_the_other_name_of_the_limit_is_learnt() -> None:
+    class Modern(InMemory):
+        async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> HttpAnswer:
+            if b'"max_tokens"' in body:
+                said = (
+                    "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens'"
+                )
+                return HttpAnswer(400, JSON, json.dumps({"error": {"message": said}}).encode())
+            return await super().exchange(method, path, headers, body)
+
+    found = Modern(healthy()).probe(server="azure")
+    assert found.quirk.limit_field("chat", "any name") == "max_completion_tokens"
+    assert found.template_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("listed", "model", "code", "hint"),
+    [
+        (served("vllm", "a", "b"), None, "no_model", "--model: a, b"),
+        (served("vllm", *map(str, range(20))), None, "no_model", "and 12 more"),
+        ([200, JSON, '{"data":[]}'], None, "no_model", "--model"),
+        ([404, {}, "nope"], None, "no_model", "--model"),
+        ([200, {}, "<html>hello</html>"], None, "no_model", "--model"),
+        ([401, JSON, json.dumps({"error": f"bad key {KEY}"})], "m", "unauthorized", "check the key"),
+        ([403, JSON, "{}"], "m", "unauthorized", "check the key"),
+        ([503, JSON, '{"error":{"message":"Loading model"}}'], None, "http_5xx", "loading"),
+    ],
+)
+def test_lists_that_end_it(listed: list[Any], model: str | None, code: str, hint: str) -> None:
+    with refused(TargetUnusable, code) as caught:
+        InMemory(healthy(models=listed)).probe(model=model, api_key=KEY)
+    assert hint in caught.value.hint
+    assert KEY not in f"{caught.value} {caught.value.hint}"
+
+
+def test_a_model_that_the_list_names_alone_is_not_offered_again() -> None:
+    gone = [404, JSON, '{"error":{"message":"The model `mine` does not exist."}}']
+    listed = [200, JSON, json.dumps({"data": [{"id": "mine"}]})]
+    with pytest.raises(TargetUnusable) as caught:
+        InMemory(healthy(models=listed, short=gone, long=gone)).probe()
+    assert "choose" not in caught.value.hint and "--api" in caught.value.hint
+
+
+def test_adapters_are_no_models_to_choose_from() -> None:
+    rows = [{"id": "lora", "owned_by": "vllm", "parent": "base"}, {"id": "base", "owned_by": "vllm", "parent": None}]
+    found = InMemory(healthy(models=[200, JSON, json.dumps({"data": rows})])).probe()
+    assert found.model == "base"
+
+
+ERRORS = RECORDED["errors"]["answers"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "hint"),
+    [
+        (ERRORS["dynamo/err_bad_model"], "unknown_model", "--model: tiny"),
+        (ERRORS["tfserve/err_bad_model"], "http_4xx", ""),
+        ([404, JSON, '{"error":{"message":"The model `mine` does not exist."}}'], "unknown_model", "tiny"),
+        ([404, JSON, '{"detail":"Not Found"}'], "http_4xx", "--api completions"),
+        (ERRORS["dynamo/err_unknown_field"], "http_4xx", "--extra-body '{\"FIELD\": null}'"),
+        (ERRORS["tfserve/err_unknown_field"], "http_4xx", "--server"),
+        (
+            [400, JSON, '{"object":"error","message":"prompt too long","code":400}'],
+            "http_4xx",
+            "--extra-body",
+        ),
+        ([401, JSON, f'{{"error":"{KEY} is wrong"}}'], "unauthorized", "check the key"),
+        ([429, JSON, '{"error":{"message":"slow down"}}'], "http_429", "rate limit"),
+        ([503, JSON, ""], "http_5xx", "loading"),
+        ([500, {}, "Internal Server Error"], "http_5xx", "log"),
+        ([307, {"location": f"https://h/v1?key={KEY}"}, ""], "http_3xx", "leads to"),
+        (
+            [200, {"content-type": "text/event-stream"}, 'data: {"error":{"message":"boom"}}\n\n'],
+            "invalid_answer",
+            "log",
+        ),
+        ([200, {"content-type": "text/event-stream"}, ""], "invalid_answer", "log"),
+        ([200, JSON, "null"], "invalid_answer", "log"),
+    ],
+)
+def test_answers_that_end_it(answer: list[Any], code: str, hint: str) -> None:
+    with refused(TargetUnusable, code) as caught:
+        InMemory(healthy(short=answer, long=answer)).probe(model="mine", api_key=KEY)
+    assert hint in caught.value.hint
+    assert KEY not in f"{caught.value} {caught.value.hint}"
+
+
+class Shaky(InMemory):
+    """Refuses the first requests to generate."""
+
+    def __init__(self, answers: dict[str, list[Any]], times: int, status: int) -> None:
+        super().__init__(answers)
+        self.times, self.status = times, status
+
+    async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> HttpAnswer:
+        answer = await super().exchange(method, path, headers, body)
+        if body and self.times:
+            self.times -= 1
+            return HttpAnswer(self.status, {}, b"out of luck")
+        return answer
+
+
+def test_a_server_that_fails_now_and_then_is_asked_again() -> None:
+    server = Shaky(healthy(), 3, 500)
+    assert any("3 probing requests failed before" in warning for warning in server.probe(model="tiny").warnings)
+    with refused(TargetUnusable, "http_5xx"):
+        Shaky(healthy(), 8, 500).probe(model="tiny")
+    assert any("1 probing requests failed" in warning for warning in Shaky(healthy(), 1, 429).probe().warnings)
+    with refused(TargetUnusable, "http_429"):
+        Shaky(healthy(), 8, 429).probe(model="tiny")
+
+
+def test_without_a_key_the_hint_is_to_give_one() -> None:
+    with pytest.raises(TargetUnusable) as caught:
+        InMemory(healthy(models=[401, JSON, '{"error":"Unauthorized"}'])).probe()
+    assert "OPENAI_API_KEY" in caught.value.hint
+
+
+# -- real connections ------------------------------------------------------------------------------------------------
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def saying(text: bytes) -> Serve:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.read(1 << 16):
+            writer.write(text)
+
+    return serve
+
+
+def ask(
+    serve: Serve, url: str = "http://127.0.0.1", server_tls: ssl.SSLContext | None = None, **options: Any
+) -> HttpAnswer:
+    serving: list[asyncio.Task[None]] = []
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+            await writer.drain()
+        except OSError:  # the other side has gone
+            pass
+        finally:
+            writer.close()
+
+    async def run() -> HttpAnswer:
+        accept = lambda *ends: serving.append(asyncio.create_task(once(*ends)))  # noqa: E731
+        server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=server_tls)
+        try:
+            target = Target.parse(f"{url}:{server.sockets[0].getsockname()[1]}")
+            direct = Fetcher(target, **options)
+            assert await direct.connect() > 0
+            return await direct.exchange("POST", "/x", (("X-A", "b"),), b"{}")
+        finally:
+            server.close()
+            await asyncio.gather(*serving)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello and more",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\nhello",
+    ],
+)
+def test_direct_reads_every_framing(text: bytes) -> None:
+    answer = ask(saying(text))
+    assert (answer.status, answer.body) == (200, b"hello")
+
+
+def test_direct_sends_what_it_was_given() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:  # the connection that was only to be timed
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + head + await reader.readexactly(2))
+
+    lines = ask(serve, "http://localhost").body.decode().split("\r\n")
+    assert lines[0] == "POST /x HTTP/1.1"
+    assert lines[1].startswith("Host: localhost:")
+    assert {"Connection: close", "X-A: b", "Content-Length: 2"} <= set(lines)
+    assert lines[-1] == "{}"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (b"", "reset"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhe", "reset"),
+        (b"\x15\x03\x01\x00\x02\x02\x46", "wrong_protocol"),
+        (b"SSH-2.0-OpenSSH\r\n", "wrong_protocol"),
+        (b"\0\0\x12\4\0\0\0\0\0", "wrong_protocol"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (5 << 20), "invalid_answer"),
+    ],
+)
+def test_direct_says_what_is_wrong_with_an_answer(text: bytes, code: str) -> None:
+    with refused(TargetUnusable, code) as caught:
+        ask(saying(text))
+    assert caught.value.hint
+
+
+def test_direct_does_not_wait_for_ever() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    with refused(TargetUnusable, "timeout"):
+        ask(silent, timeout_s=0.05)
+
+
+def test_nothing_there() -> None:
+    async def run(url: str) -> None:
+        await Fetcher(Target.parse(url)).connect()
+
+    with refused(TargetUnusable, "connect"):
+        asyncio.run(run("http://user:word@127.0.0.1:1/v1"))
+    with refused(TargetUnusable, "dns", where="nosuch.invalid"):
+        asyncio.run(run("http://nosuch.invalid"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({}, False),
+        ({"http_proxy": "http://p:1"}, True),
+        ({"HTTPS_PROXY": "http://p:1"}, False),  # the other scheme
+        ({"ALL_PROXY": "http://p:1"}, True),
+        ({"http_proxy": "http://p:1", "no_proxy": "127.0.0.1"}, False),
+    ],
+)
+def test_a_proxy_that_is_not_used_is_named_where_it_may_be_the_cause(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], told: bool
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with refused(TargetUnusable, "connect") as caught:
+        asyncio.run(Fetcher(Target.parse("http://127.0.0.1:1")).connect())
+    assert ("proxy" in caught.value.hint) is told
+
+
+def test_tls_with_a_server_of_http_2_only() -> None:
+    authority = trustme.CA()
+    server_tls, trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("127.0.0.1").configure_cert(server_tls)
+    authority.configure_trust(trusting)
+    server_tls.set_alpn_protocols(["h2"])
+    trusting.set_alpn_protocols(["http/1.1"])
+    settings_frame = saying(b"\0\0\x12\4\0\0\0\0\0")
+    with refused(TargetUnusable, "wrong_protocol"):
+        ask(settings_frame, "https://127.0.0.1", server_tls, tls=trusting)
+
+
+def test_tls() -> None:
+    authority = trustme.CA()
+    server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(server_tls)
+    hello = saying(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+    with refused(TargetUnusable, "tls") as caught:
+        ask(hello, "https://127.0.0.1", server_tls)
+    assert "--cacert" in caught.value.hint
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    assert ask(hello, "https://127.0.0.1", server_tls, tls=trusting).body == b"hi"
+    with refused(TargetUnusable, "tls") as caught:
+        ask(saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "https://127.0.0.1", tls=trusting)
+    assert "http://" in caught.value.hint
+
+
+@pytest.mark.processes
+def test_the_embedded_endpoint() -> None:
+    async def run(url: str, **options: Any) -> ProbeResult:
+        target = Target.parse(url)
+        direct = Fetcher(target)
+        return await probe(target, exchange=direct.exchange, connect=direct.connect, **options)
+
+    with start(Options(ttft="1ms", itl="0", stream_interval=4)) as endpoint:
+        found = asyncio.run(run(endpoint.url))
+        assert (found.server, found.model, found.exact, found.usage) == ("trtllm", "sim", True, True)
+        assert found.tokens_per_event is not None
+        assert found.tokens_per_event > 2
+        assert found.rtt_ms > 0
+        with refused(TargetUnusable, "http_4xx") as caught:
+            asyncio.run(run(endpoint.url, extra_body={"temperatur": 0}))
+        assert "--extra-body" in caught.value.hint

@@ -1,0 +1,45 @@
+"""Every example of docs/sdk.md runs, against the embedded endpoint."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import places
+import pytest
+
+from loadgen.pytest_plugin import NotValid
+from loadgen.sim.server.embedded import start
+from loadgen.sim.server.options import Options
+
+PAGE = places.ROOT / "docs" / "sdk.md"
+EXAMPLES = re.findall(r"(?m)^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with start(Options(ttft="3ms", itl="1ms")) as endpoint:
+        yield endpoint.url.removesuffix("/v1")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda text: text.split("\n")[2][:40])
+def test_the_examples_run(
+    example: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loadgen_run: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotValid)
+        warnings.simplefilter("ignore", ResourceWarning)  # short examples leave their client to the end of the process
+        exec(compile(example.replace("http://localhost:8000", url), str(PAGE), "exec"), names)
+        for name, found in list(names.items()):
+            if name.startswith("test_"):
+                found(loadgen_run)
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) == 10

@@ -1,0 +1,36 @@
+"""Public names are true, sorted, documented and light."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import loadgen_sdk
+import places
+import pytest
+
+
+def test_every_public_name_exists_and_they_are_sorted() -> None:
+    assert loadgen_sdk.__all__ == sorted(loadgen_sdk.__all__)
+    for name in loadgen_sdk.__all__:
+        found = getattr(loadgen_sdk, name)
+        assert found.__name__ == name and found.__doc__, name
+        assert name in dir(loadgen_sdk)
+    typed = re.findall(r"import \w+ as (\w+)", Path(loadgen_sdk.__file__).read_text())
+    assert sorted(typed) == loadgen_sdk.__all__
+
+
+def test_every_public_name_is_in_the_docs() -> None:
+    page = (places.ROOT / "docs" / "sdk.md").read_text()
+    missing = [name for name in loadgen_sdk.__all__ if f"`{name}" not in page]
+    assert not missing
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["Client", "instrument", "Throttle", "record_shape"])
+def test_using_a_name_imports_nothing_heavy(name: str) -> None:
+    seen = f"import sys; from loadgen_sdk import {name}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"openai", "httpx", "numpy", "pydantic", "loadgen", "opentelemetry"} & set(loaded)

@@ -1,0 +1,120 @@
+"""The SDK installs alone, with little, and together with the generator: both wheels hold the same package."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import loadgen_sdk
+import places
+import pytest
+
+ROOT = places.ROOT
+OWN = tomllib.loads((places.ROOT / "sdk" / "pyproject.toml").read_text())["project"]
+NEEDS = [need for need in OWN["dependencies"] if "python_version" not in need]  # of this Python
+WHOLE = tomllib.loads((places.ROOT / "pyproject.toml").read_text())["project"]
+
+USE_OF_EVERYTHING = """
+import asyncio, sys
+import loadgen_sdk
+for name in loadgen_sdk.__all__:
+    getattr(loadgen_sdk, name)
+
+async def main():
+    for kept_by in ("gate", "asyncio-throttle"):
+        throttle = loadgen_sdk.Throttle(requests="10/s", kept_by=kept_by)
+        (await throttle.acquire(model="m")).done()
+    loadgen_sdk.Client("http://127.0.0.1:9", model="m", server="vllm").close()
+    for make, words in ((loadgen_sdk.OpenTelemetry, "opentelemetry-api"), (loadgen_sdk.Prometheus, "prometheus-client"),
+                        (lambda: loadgen_sdk.Throttle(requests=1, shared="x"), "filelock"),
+                        (loadgen_sdk.auto, "none of them is installed"),
+                        (lambda: loadgen_sdk.instrument(object()), "no OpenAI client"),
+                        (lambda: loadgen_sdk.Throttle(requests=1, shared="redis://x"), "redis")):
+        try:
+            make()
+        except loadgen_sdk.WrongUse as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError(words)
+
+asyncio.run(main())
+assert not {"numpy", "pyarrow", "typer", "tiktoken", "openai", "loadgen"} & set(sys.modules)
+print(loadgen_sdk.__version__)
+"""
+
+
+def test_both_distributions_agree() -> None:
+    assert loadgen_sdk.__version__ == WHOLE["version"]
+    assert {*NEEDS} <= {*WHOLE["dependencies"]}
+    assert (OWN["requires-python"], WHOLE["requires-python"]) == (">=3.10", ">=3.11")
+    extras = {need for needs in OWN["optional-dependencies"].values() for need in needs}
+    optional = {need for needs in WHOLE["optional-dependencies"].values() for need in needs}
+    assert extras <= {*WHOLE["dependencies"], *optional}
+
+
+def only_what_it_needs(folder: Path) -> None:
+    """Links to the packages that the SDK's own pyproject names, and to nothing else."""
+    for need in NEEDS:
+        name = need.partition(">")[0].replace("-", "_")
+        found = importlib.util.find_spec(name)
+        assert found is not None and found.origin is not None
+        (folder / name).symlink_to(Path(found.origin).parent)
+
+
+def use(*folders: Path) -> str:
+    """What `USE_OF_EVERYTHING` prints in an interpreter without site-packages."""
+    script = f"import sys; sys.path[:0] = {[str(folder) for folder in folders]!r}\n{USE_OF_EVERYTHING}"
+    ran = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.strip()
+
+
+@pytest.mark.processes
+def test_it_works_with_its_own_dependencies_alone(tmp_path: Path) -> None:
+    only_what_it_needs(tmp_path)
+    assert use(tmp_path, ROOT / "sdk") == loadgen_sdk.__version__
+
+
+@pytest.mark.processes
+def test_the_wheels_hold_the_same_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = pytest.importorskip("hatchling.build", reason="builds wheels: pip install hatchling")
+    contents = []
+    for name, folder in (("sdk", ROOT / "sdk"), ("root", ROOT)):
+        monkeypatch.chdir(folder)
+        (tmp_path / name).mkdir()
+        wheel = zipfile.ZipFile(tmp_path / name / build.build_wheel(str(tmp_path / name)))
+        wheel.extractall(tmp_path / name / "installed")
+        contents.append({file: wheel.read(file) for file in wheel.namelist() if file.startswith("loadgen_sdk/")})
+        assert "loadgen_sdk_auto.pth" in wheel.namelist()
+    assert contents[0] == contents[1] and "loadgen_sdk/py.typed" in contents[0]
+    only_what_it_needs(tmp_path)
+    alone, whole = tmp_path / "sdk" / "installed", tmp_path / "root" / "installed"
+    for folders in ((alone,), (whole,), (alone, whole)):
+        assert use(tmp_path, *folders) == loadgen_sdk.__version__
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])
+def test_it_runs_on_every_python_that_is_here(version: str) -> None:
+    """Where the interpreter has what the SDK needs; the others are named."""
+    program = shutil.which(f"python{version}")
+    if (
+        program is None
+        or subprocess.run([program, "-c", "import msgspec, httptools"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip(f"there is no python{version} with msgspec and httptools")
+    code = f"import sys; sys.path.insert(0, {str(places.ROOT / 'sdk')!r})\n{IMPORT_EVERYTHING}"
+    ran = subprocess.run([program, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+IMPORT_EVERYTHING = """
+import importlib, pkgutil, loadgen_sdk
+for module in pkgutil.walk_packages(loadgen_sdk.__path__, "loadgen_sdk."):
+    importlib.import_module(module.name)
+"""

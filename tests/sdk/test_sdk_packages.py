@@ -1,0 +1,262 @@
+"""Clients of other packages than openai, and batches, are measured by the same table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import openai
+import places
+import pytest
+from canned import CHAT, CHAT_EVENTS, COMPLETION, answer, events, serving
+from loadgen_sdk import Measurement, Retry, Throttle, TokenPrice, WrongUse, auto, instrument, labelled, measurement_of
+from refusals import refused
+
+USAGE = {"input_tokens": 5, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 0, "output_tokens": 1}
+MESSAGE = {
+    "id": "msg_1", "type": "message", "role": "assistant", "model": "claude-x", "stop_reason": "tool_use",
+    "stop_sequence": None, "usage": {**USAGE, "output_tokens": 7},
+    "content": [
+        {"type": "text", "text": "Let me see."},
+        {"type": "tool_use", "id": "t-1", "name": "look", "input": {"at": 1}},
+    ],
+}  # fmt: skip
+
+
+def block(index: int, kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": index, "delta": {"type": kind, **fields}}
+
+
+MESSAGE_EVENTS = (
+    {"type": "message_start", "message": {**MESSAGE, "content": [], "stop_reason": None, "usage": USAGE}},
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": "", "signature": ""}},
+    block(0, "thinking_delta", thinking="Hm."),
+    block(0, "signature_delta", signature="s"),
+    {"type": "content_block_stop", "index": 0},
+    {"type": "content_block_start", "index": 1, "content_block": {"type": "text", "text": ""}},
+    block(1, "text_delta", text="Let me "),
+    block(1, "text_delta", text="see."),
+    {"type": "content_block_stop", "index": 1},
+    {"type": "content_block_start", "index": 2,
+     "content_block": {"type": "tool_use", "id": "t-1", "name": "look", "input": {}}},
+    block(2, "input_json_delta", partial_json='{"at": '),
+    block(2, "input_json_delta", partial_json="1}"),
+    {"type": "content_block_stop", "index": 2},
+    {"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": None},
+     "usage": {"output_tokens": 7}},
+    {"type": "message_stop"},
+)  # fmt: skip
+ASKED: dict[str, Any] = {"model": "claude-x", "max_tokens": 50, "messages": [{"role": "user", "content": "Look."}]}
+HEADERS = {
+    "request_id": "req-1",
+    "anthropic_ratelimit_requests_remaining": "0",
+    "anthropic_ratelimit_requests_reset": "2s",
+}
+
+
+@pytest.fixture
+def anthropic() -> ModuleType:
+    module: ModuleType = pytest.importorskip("anthropic")
+    return module
+
+
+@pytest.fixture
+def litellm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    module: ModuleType = pytest.importorskip("litellm")
+    return module
+
+
+def client(anthropic: ModuleType, url: str, **options: Any) -> Any:
+    return anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key="k", max_retries=0, **options)
+
+
+def check_message(measured: Measurement, *, streamed: bool) -> None:
+    assert (measured.api, measured.status, measured.streamed) == ("messages", "ok", streamed)
+    assert (measured.input_tokens, measured.cached_tokens, measured.output_tokens) == (9, 4, 7)
+    assert (measured.finish_reason, measured.response_id, measured.request_id) == ("tool_use", "msg_1", "req-1")
+    assert (measured.model, measured.response_model) == ("claude-x", "claude-x") and measured.cost == 23e-6
+    assert measured.parameters == {"max_tokens": 50}
+    assert measured.content is not None and measured.content.output == "Let me see."
+    call = {"id": "t-1", "name": "look", "arguments": '{"at": 1}'}
+    assert measured.content.choices[0].tool_calls == (call,) and measured.content.choices[0].finish_reason == "tool_use"
+
+
+def test_messages_of_anthropic(anthropic: ModuleType) -> None:
+    told: list[Measurement] = []
+    throttle = Throttle(requests="9/s")
+    options: dict[str, Any] = {"prices": TokenPrice(1, 2), "keep_content": True, "throttle": throttle}
+    with serving(answer(MESSAGE, **HEADERS)) as server:
+        own = instrument(client(anthropic, server.url), told.append, **options)
+        whole = own.messages.create(**ASKED, labels={"feature": "look"})
+        assert measurement_of(whole) is told[0] and told[0].labels == {"feature": "look"}
+        with pytest.raises(anthropic.APITimeoutError):
+            own.messages.create(**ASKED, timeout=0.05)  # the server's `remaining: 0` holds for 2 s
+    check_message(told[0], streamed=False)
+    assert told[1].status == "failed"
+
+
+@pytest.mark.parametrize("helper", [False, True])
+def test_streams_of_anthropic(anthropic: ModuleType, helper: bool) -> None:
+    told: list[Measurement] = []
+    options: dict[str, Any] = {"prices": TokenPrice(1, 2), "keep_content": True}
+    with serving(events(*MESSAGE_EVENTS, done=False, request_id="req-1")) as server:
+        own = instrument(client(anthropic, server.url), told.append, **options)
+        if helper:
+            with own.messages.stream(**ASKED) as stream:
+                assert "".join(stream.text_stream) == "Let me see."
+            assert measurement_of(stream) is told[0]
+        else:
+            assert len([*own.messages.create(**ASKED, stream=True)]) == len(MESSAGE_EVENTS)
+    check_message(told[0], streamed=True)
+    assert len(told) == 1 and len(told[0].instants) == 5
+    assert told[0].first_token == told[0].instants[0] and told[0].first_answer == told[0].instants[1]
+
+
+def test_async_streams_of_anthropic_and_its_errors(anthropic: ModuleType) -> None:
+    told: list[Measurement] = []
+    refused = answer({"type": "error", "error": {"type": "rate_limit_error", "message": "no"}}, "429 Too Many")
+
+    async def go(url: str) -> None:
+        plain = anthropic.AsyncAnthropic(base_url=url.removesuffix("/v1"), api_key="k", max_retries=0)
+        async with instrument(plain, told.append, retry=Retry(2, first_s=0.001), keep_content=True,
+                              prices=TokenPrice(1, 2)) as own:  # fmt: skip
+            async with own.messages.stream(**ASKED) as stream:
+                await stream.get_final_message()
+            async for _ in await own.messages.create(**ASKED, stream=True):
+                break
+
+    with serving(refused, events(*MESSAGE_EVENTS, done=False, request_id="req-1")) as server:
+        asyncio.run(go(server.url))
+    check_message(told[0], streamed=True)
+    assert told[0].attempts[0].failure is not None and told[0].attempts[0].failure.kind == "http_429"
+    assert [one.status for one in told] == ["ok", "abandoned"]
+
+
+@pytest.mark.filterwarnings("ignore")  # its own
+def test_functions_of_litellm(litellm: ModuleType) -> None:
+    told: list[Measurement] = []
+    with serving(answer(CHAT)) as server:
+        to: dict[str, Any] = {"api_base": server.url, "api_key": "k-12345678"}
+        own = instrument(litellm, told.append, labels={"app": "x"}, prices=TokenPrice(1, 2))
+        messages = [{"role": "user", "content": "Hi"}]
+        with auto(told.append), labelled(step=1):  # the client of openai below it is not measured again
+            made = own.completion("openai/m", messages, temperature=0.5, **to)
+        assert made.choices[0].message.content == "Hello there." and measurement_of(made) is told[0]
+        assert asyncio.run(own.acompletion(model="openai/m", messages=messages, **to)).usage.total_tokens == 12
+    assert own.token_counter is litellm.token_counter and own.completion is not litellm.completion
+    assert [(one.api, one.status, one.model, one.input_tokens, one.output_tokens) for one in told] == [
+        ("chat", "ok", "openai/m", 9, 3)
+    ] * 2
+    assert told[0].labels == {"app": "x", "step": "1"} and told[0].parameters == {"temperature": 0.5}
+    assert told[0].cost == 15e-6 and told[0].finish_reason == "stop"
+
+
+@pytest.mark.filterwarnings("ignore")  # its own
+def test_streams_of_litellm(litellm: ModuleType) -> None:
+    told: list[Measurement] = []
+
+    async def go(own: Any, to: dict[str, Any]) -> None:
+        stream = await own.acompletion("openai/m", [{"role": "user", "content": "Hi"}], stream=True, **to)
+        async for _ in stream:
+            pass
+        assert stream.measurement is told[1]
+
+    with serving(events(*CHAT_EVENTS)) as server:
+        to: dict[str, Any] = {"api_base": server.url, "api_key": "k-12345678"}
+        own = instrument(litellm, told.append, prices=TokenPrice(1, 2))
+        stream = own.completion("openai/m", [{"role": "user", "content": "Hi"}], stream=True, **to)
+        assert isinstance(stream, litellm.CustomStreamWrapper)
+        assert "".join(piece.choices[0].delta.content or "" for piece in stream) == "Hello there."
+        asyncio.run(go(own, to))
+    assert [(one.status, len(one.instants), one.output_tokens, one.token_source) for one in told] == [
+        ("ok", 3, 3, "server")
+    ] * 2
+
+
+@pytest.mark.filterwarnings("ignore")  # its own
+def test_errors_and_retries_of_litellm(litellm: ModuleType) -> None:
+    told: list[Measurement] = []
+    busy = answer({"error": {"message": "busy", "code": "rate_limit_exceeded"}}, "429 Too Many Requests")
+    with serving(busy, busy, answer(COMPLETION)) as server, auto(told.append, retry=Retry(2, first_s=0.001)):
+        to: dict[str, Any] = {"api_base": server.url, "api_key": "k-12345678"}
+        with pytest.raises(litellm.RateLimitError):
+            litellm.completion("openai/m", [{"role": "user", "content": "Hi"}], **to)
+        assert len(server.heard) == 2
+        litellm.text_completion("Hi", "text-completion-openai/m", **to)
+    assert [(one.api, one.status, len(one.attempts)) for one in told] == [
+        ("chat", "failed", 2),
+        ("completions", "ok", 1),
+    ]
+    assert told[0].failure is not None and told[0].failure.kind == "http_429"
+
+
+def test_batches_of_files() -> None:
+    """Their tokens are told once, when the batch is first seen to be complete, and have no price here."""
+    told: list[Measurement] = []
+    batch: dict[str, Any] = {
+        "id": "batch_1", "object": "batch", "endpoint": "/v1/chat/completions", "input_file_id": "file_1",
+        "completion_window": "24h", "status": "validating", "created_at": 1,
+    }  # fmt: skip
+    usage = {"input_tokens": 900, "output_tokens": 300, "total_tokens": 1200,
+             "input_tokens_details": {"cached_tokens": 0},
+             "output_tokens_details": {"reasoning_tokens": 0}}  # fmt: skip
+    done = answer({**batch, "status": "completed", "usage": usage})
+    with serving(answer(batch), done) as server:
+        plain = openai.OpenAI(base_url=server.url, api_key="k", max_retries=0)
+        own = instrument(plain, told.append, prices=TokenPrice(1, 2))
+        own.batches.create(input_file_id="file_1", endpoint="/v1/chat/completions", completion_window="24h")
+        for _ in range(2):
+            own.batches.retrieve("batch_1")
+    assert [(one.finish_reason, one.input_tokens, one.output_tokens) for one in told] == [
+        ("validating", None, None), ("completed", 900, 300), ("completed", None, None),
+    ]  # fmt: skip
+    assert {(one.api, one.status, one.cost) for one in told} == {("batches", "ok", None)}
+    assert all(one.ttft_ms is None and one.e2e_ms is not None for one in told)
+
+
+SDK = places.ROOT / "sdk"
+START = """
+import site, sys
+for _ in range(2):
+    site.addsitedir(sys.argv[2])  # as Python does with each folder of installed packages: two may have it
+import openai
+client = openai.OpenAI(base_url=sys.argv[1], api_key="k")
+client.chat.completions.create(model="m", messages=[])
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("value", "calls"), [("calls.jsonl", 1), ("/no/such/folder/calls", 0)])
+def test_a_variable_of_the_environment_starts_it(value: str, calls: int, tmp_path: Path) -> None:
+    """The packages come later than it. What cannot be done is said, and the application runs."""
+    with serving(answer(CHAT)) as server:
+        environment = {**os.environ, "LOADGEN_SDK_AUTO": value}
+        ran = subprocess.run(
+            [sys.executable, "-c", START, server.url, str(SDK)], env=environment, cwd=tmp_path,
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    file = tmp_path / "calls.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    assert [json.loads(line)["status"] for line in lines] == ["ok"] * calls
+    assert ("is without effect" in ran.stderr) is (calls == 0)
+
+
+def test_none_of_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("openai", "anthropic", "litellm"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    with refused(WrongUse, "not_installed"):
+        auto()
+
+
+def test_a_package_that_an_application_has_barred_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None in `sys.modules` is how Python is told not to import a package."""
+    monkeypatch.setitem(sys.modules, "litellm", None)
+    with auto() as running:
+        assert running.running

@@ -1,0 +1,522 @@
+"""The search: its arithmetic by hand, its stops against full runs of a small queue, its interval over many seeds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadgen.core import seeds
+from loadgen.core.errors import UserError
+from loadgen.core.execution import run
+from loadgen.core.execution.plan import Settings
+from loadgen.core.results import manifest
+from loadgen.core.results.record import KIND, ROW, STATUS
+from loadgen.core.results.spool import Tail
+from loadgen.core.slo import Slo, Term
+from loadgen.core.stats.early_stopping import allowed
+from loadgen.core.workload import Closed, Fixed, Poisson, Stage, Synthetic, Workload
+from loadgen.runs.show import Show
+from loadgen.search import experiment, load_search, text, trials
+from loadgen.search.load_search import LoadSearch, NextTrial, TrialResult
+from loadgen.search.watch import Goal, Watch
+from loadgen.shell.app import main
+from loadgen.shell.options import typed_again
+from loadgen.sim.server import embedded
+from loadgen.sim.server.options import Options
+
+pytestmark = pytest.mark.commands
+
+S = 1_000_000_000
+TTFT = Term(metric="ttft", limit_ns=2 * S)
+GOAL = Goal(slo=Slo(terms=(TTFT,)))
+CAPACITY = 100.0  # requests per second of the queue below
+
+
+def queue(rate: float, seed: int, length_s: float = 120) -> np.ndarray:  # type: ignore[type-arg]
+    """Rows of an M/M/1 queue from empty, first come first served: TTFT is the wait, a second more to the end."""
+    rng = seeds.stream(seed, "queue")
+    n = rng.poisson(rate * length_s)
+    due = np.sort(rng.random(n)) * length_s
+    free, starts = 0.0, np.empty(n)
+    for i, (at, service) in enumerate(
+        zip(due.tolist(), (rng.standard_exponential(n) / CAPACITY).tolist(), strict=True)
+    ):
+        free = max(free, at) + service
+        starts[i] = free
+    rows = np.zeros(n, ROW)
+    rows["slot"] = np.arange(n)
+    rows["due_ns"] = rows["sent_ns"] = (due * S).astype(np.int64)
+    rows["first_token_ns"] = rows["first_answer_ns"] = (starts * S).astype(np.int64)
+    rows["last_token_ns"] = rows["end_ns"] = rows["done_ns"] = rows["first_token_ns"] + S
+    rows["output_tokens"] = 11
+    return rows
+
+
+def decided(rows: Any, *, early_under: bool = True) -> tuple[str | None, int]:
+    """How a watch that looks every 5 s decides, and when (s)."""
+    watch = Watch(GOAL, rows["due_ns"], early_under=early_under)
+    order = np.argsort(rows["done_ns"], kind="stable")
+    for now in range(5, int(rows["done_ns"].max() / S) + 1, 5):
+        done = rows[order][: np.searchsorted(rows["done_ns"][order], now * S, "right")]
+        if decision := watch.look(now * S, done):
+            return decision.outcome, now
+    return None, 0
+
+
+def passes(rows: Any) -> bool:
+    return bool(GOAL.misses(rows).sum() <= GOAL.allowed(len(rows))[0])
+
+
+# -- goals -------------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 3000), st.sampled_from([0.5, 0.9, 0.99, 0.999]), st.data())
+def test_allowed_misses_are_those_that_leave_the_quantile_within(n: int, p: float, data: st.DataObject) -> None:
+    """The same as sorted[floor(n * p)] <= limit."""
+    over = data.draw(st.integers(0, n))
+    values = np.sort(np.array([1] * (n - over) + [3] * over))
+    goal = Goal(slo=Slo(terms=(replace_term(TTFT, p),)))
+    assert (over <= goal.allowed(n)[0]) == (values[min(int(n * p), n - 1)] <= 2)
+
+
+def replace_term(term: Term, quantile: float) -> Term:
+    return Term(metric=term.metric, limit_ns=term.limit_ns, quantile=quantile)
+
+
+def test_early_stopping_and_goodput_allow_what_they_say() -> None:
+    assert Goal(slo=Slo(terms=(TTFT,)), mlperf=True).allowed(24576) == (allowed(24576),)
+    assert Goal(slo=Slo(terms=(TTFT,)), mlperf=True).allowed(400) == (-1,)
+    assert Goal(slo=Slo(terms=(TTFT,), goodput_share=0.95)).allowed(1000) == (9, 50)
+
+
+def test_failed_and_dropped_requests_miss_everything() -> None:
+    rows = queue(50, 1, 2)
+    rows["status"][:3] = STATUS["failed"]
+    rows["status"][3] = STATUS["dropped"]
+    goal = Goal(slo=Slo(terms=(TTFT,), goodput_share=0.9))
+    assert goal.misses(rows)[:, :4].all()
+    assert goal.misses(rows).sum(axis=1).tolist() == [4, 4]
+
+
+# -- watching ----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10**6), st.floats(70, 140))
+def test_over_is_never_wrong(seed: int, rate: float) -> None:
+    rows = queue(rate, seed)
+    outcome, _ = decided(rows, early_under=False)
+    assert outcome in (None, "over")
+    if outcome == "over":
+        assert not passes(rows)
+
+
+def test_far_above_the_limit_a_probe_ends_early() -> None:
+    for seed in range(5):
+        outcome, at = decided(queue(150, seed))
+        assert (outcome, at < 40) == ("over", True)
+
+
+def test_far_below_it_ends_early_as_under_and_is_right() -> None:
+    for seed in range(3):
+        rows = queue(60, seed, 300)
+        outcome, at = decided(rows)
+        assert (outcome, passes(rows)) == ("under", True)
+        assert at < 280
+
+
+def test_a_queue_that_grows_is_not_taken_for_steady() -> None:
+    """Some 4 % above capacity nothing misses for a minute or so; a coin-flip bound would call all of them under."""
+    wrong = 0
+    for seed in range(10):
+        rows = queue(104, seed, 240)
+        outcome, _ = decided(rows)
+        wrong += outcome == "under" and not passes(rows)
+    assert wrong == 0
+
+
+def test_unresolved_requests_count_as_misses() -> None:
+    rows = queue(60, 3, 300)
+    stuck = rows["due_ns"] > 60 * S
+    rows["done_ns"][stuck & (rows["slot"] % 50 == 0)] = 400 * S  # one in fifty never comes back in time
+    assert decided(rows)[0] != "under"
+
+
+# -- searching ---------------------------------------------------------------------------------------------------------
+
+
+def psychometric(asking: LoadSearch, theta: float, sigma: float, seed: int) -> LoadSearch:
+    """Tell a search outcomes that pass with probability Phi((theta - x) / sigma), x the logarithm of the offered."""
+    rng = seeds.stream(seed, "outcomes")
+    while (ask := asking.ask()) is not None:
+        luck = rng.normal(0, 0.003)
+        x = math.log(ask.load) + luck
+        passed = x + rng.normal(0, sigma) <= math.log(theta)
+        asking.tell(
+            TrialResult(
+                ask=ask,
+                outcome="under" if passed else "over",
+                early=False,
+                spent_s=600,
+                offered=math.exp(x),
+                noise=0.003,
+            )
+        )
+    return asking
+
+
+def test_the_interval_covers_the_truth_and_the_answer_is_near() -> None:
+    covered = near = 0
+    for seed in range(30):  # more of them: benchmarks/search_truth.py coverage
+        theta = 100 * 2 ** float(seeds.stream(seed, "theta").uniform(-0.8, 0.8))
+        answer = psychometric(LoadSearch(low=50, high=200, precision=0.01), theta, 0.004, seed).answer
+        assert answer.interval is not None and answer.load is not None
+        covered += answer.interval.low <= theta <= answer.interval.high
+        near += abs(answer.load / theta - 1) <= 0.01
+        assert answer.reason in ("found", "unconfirmed")
+        assert answer.probes < 25
+    assert covered >= 27
+    assert near >= 27
+
+
+def _tell(asking: LoadSearch, outcome: str, **changed: Any) -> NextTrial:
+    ask = asking.ask()
+    assert ask is not None
+    told = TrialResult(ask=ask, outcome=outcome, early=False, spent_s=100, offered=ask.load, noise=0.003)  # type: ignore[arg-type]
+    asking.tell(msgspec.structs.replace(told, **changed))
+    return ask
+
+
+def test_a_bracket_is_found_by_doubling_and_halving() -> None:
+    up = LoadSearch(low=0.1, high=1000, start=10)
+    assert [_tell(up, outcome).load for outcome in ("under", "under", "over")] == [10, 20, 40]
+    assert 20 < up.ask().load < 40  # type: ignore[union-attr]
+    down = LoadSearch(low=0.1, high=1000, start=10)
+    assert [_tell(down, outcome).load for outcome in ("over", "over", "under")] == [10, 5, 2.5]
+
+
+def test_no_load_holds() -> None:
+    asking = LoadSearch(low=2, high=1000, start=4)
+    _tell(asking, "over")
+    _tell(asking, "over")
+    assert asking.ask() is None
+    assert (asking.answer.reason, asking.answer.load) == ("none", None)
+
+
+def test_the_highest_load_holds() -> None:
+    asking = LoadSearch(low=1, high=16, start=10)
+    _tell(asking, "under")
+    _tell(asking, "under")
+    assert (asking.ask(), asking.answer.reason, asking.answer.held) == (None, "highest", 16)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "load", "last"), [("under", "highest", 20, 20), ("over", "none", None, 5)]
+)
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_point_outside_a_given_bracket_is_not_placed_inside(
+    outcome: str, reason: str, load: float | None, last: float, whole: bool
+) -> None:
+    asking = LoadSearch(low=5, high=20, whole=whole)
+    while (ask := asking.ask()) is not None:
+        assert ask.kind != "confirm"
+        _tell(asking, outcome)
+    answer = asking.answer
+    assert (answer.reason, answer.load, answer.interval) == (reason, load, None)
+    assert asking.told[-1].ask.load == last and len(asking.told) < 12
+
+
+def test_an_invalid_probe_ends_the_search_with_what_it_knows() -> None:
+    asking = LoadSearch(low=1, high=1000, start=10)
+    _tell(asking, "under")
+    _tell(asking, "invalid")
+    assert (asking.ask(), asking.answer.reason, asking.answer.held) == (None, "invalid", 10)
+
+
+def test_what_is_not_known_is_not_called_none() -> None:
+    said = {}
+    for outcome in ("over", "invalid"):
+        asking = LoadSearch(low=5, high=10, start=5)
+        _tell(asking, outcome)
+        lines = text.render(asking.answer, asking.told, GOAL.names, unit="/s", simulated=False).splitlines()
+        said[outcome] = next(line for line in lines if line.startswith("Load "))
+    assert said == {"over": "Load       none", "invalid": "Load       not known"}
+
+
+@pytest.mark.parametrize(("limits", "reason"), [({"most_probes": 2}, "probes"), ({"most_s": 150.0}, "time")])
+def test_limits(limits: dict[str, Any], reason: str) -> None:
+    asking = LoadSearch(low=1, high=1000, start=10, **limits)
+    _tell(asking, "under")
+    _tell(asking, "over")
+    assert (asking.ask(), asking.answer.reason) == (None, reason)
+    assert asking.answer.interval is not None
+
+
+def test_near_what_is_over_only_a_full_length_tells() -> None:
+    asking = LoadSearch(low=80, high=120, precision=0.03)
+    _tell(asking, "over")
+    ask = asking.ask()
+    assert ask is not None
+    assert ask.early_under == (ask.load * 1.03 <= 98)
+
+
+def test_lanes_are_whole_numbers() -> None:
+    asking = LoadSearch(low=1, high=512, start=8, whole=True, precision=0.02)
+    while (ask := asking.ask()) is not None:
+        assert ask.load == int(ask.load)
+        _tell(asking, "under" if ask.load <= 37 else "over")
+    assert asking.answer.confirmed in (36, 37)
+
+
+def test_a_resumed_search_asks_what_it_would_have_asked() -> None:
+    whole = psychometric(LoadSearch(low=50, high=200), 90, 0.004, 5)
+    half = load_search.resume(LoadSearch(low=50, high=200), whole.told[:4])
+    assert half.ask() == whole.told[4].ask
+
+
+# -- a folder of probes ------------------------------------------------------------------------------------------------
+
+
+def _workload(load: float) -> Workload:
+    one: Any = Fixed[int](value=20)
+    return Workload(
+        name="x",
+        requests=Synthetic(input_tokens=one, output_tokens=one),
+        stages=(Stage(name="load", arrival=Poisson(rate=load), duration_ns=60 * S),),
+        grace_ns=60 * S,
+    )
+
+
+def _probes(folder: Path, **changed: Any) -> trials.Trials:
+    term = Term(metric="tpot", limit_ns=40_000_000)
+    return trials.Trials(
+        folder=folder,
+        goal=Goal(slo=Slo(terms=(term,))),
+        make=lambda ask: _workload(ask.load),
+        settings=Settings(url="sim:gb200-vm"),
+        seed=7,
+        **changed,
+    )
+
+
+def _ask(load: float, number: int = 0, early: bool = False) -> NextTrial:
+    return NextTrial(number=number, load=load, kind="probe", early_under=early)
+
+
+def test_probes_in_virtual_time_are_stored_and_read_back(tmp_path: Path) -> None:
+    runs = _probes(tmp_path)
+    told = [runs.run(_ask(20.0)), runs.run(_ask(2000.0, 1))]
+    assert [one.outcome for one in told] == ["under", "over"]
+    assert told[1].early and told[1].spent_s < 60
+    assert experiment.told(tmp_path) == told
+    assert (tmp_path / told[0].folder / "summary.json").is_file()
+    with (tmp_path / experiment.TOLD).open("ab") as file:
+        file.write(b'{"ask": {"numb')  # cut off
+    assert experiment.told(tmp_path) == told
+    experiment.append(tmp_path, told[0])  # on a line of its own
+    assert experiment.told(tmp_path) == told
+    asking = load_search.resume(LoadSearch(low=1, high=10_000, start=20), told)
+    answer = runs.finish(asking)
+    assert answer.held == 20
+    lines = (tmp_path / experiment.CURVE).read_text().splitlines()
+    assert len(lines) == 3
+    assert lines[1].startswith("20,")
+
+
+def test_the_load_of_conversations_is_how_many_begin(tmp_path: Path) -> None:
+    from loadgen.core.workload import load
+
+    made = trials.probing(load("agentic"), 60 * S)
+    runs = _probes(tmp_path)
+    runs.goal, runs.make = (
+        Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1),))),
+        lambda ask: trials.loaded(made, ask.load),
+    )
+    told = runs.run(_ask(4.0))
+    assert told.outcome == "over" and not told.early  # how many requests there will be is not known before
+    assert told.offered == pytest.approx(4.0, rel=0.4)
+    assert told.figures["offered_rps"] > 1.9 * 4.0  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("kind", "workload", "chained", "unit"),
+    [
+        ("request_rate", "rag", False, "/s"),
+        ("request_rate", "agentic", True, " conversations/s"),
+        ("concurrency", "agentic", True, " in flight"),
+        ("request_rate", "mlperf server", False, " queries/s"),
+    ],
+)
+def test_a_load_of_conversations_is_not_written_as_one_of_requests(
+    kind: str, workload: str, chained: bool, unit: str
+) -> None:
+    plan = experiment.ExperimentPlan(
+        by="search", kind=kind, workload=workload, source_text="", target="", flags={}, seed=1
+    )
+    assert experiment.unit_of(plan, chained=chained) == unit
+
+
+def test_a_server_that_dies_is_invalid_not_over(tmp_path: Path) -> None:
+    def dying(workload: Workload, given: Any, *tell: Any) -> Any:
+        from loadgen.core.results import store
+
+        summary, folder = run.execute(workload, given, *tell)
+        rows = store.read_run(folder).rows
+        rows["status"][-200:], rows["kind"][-200:] = STATUS["failed"], KIND["connect"]
+        for file in (folder / "requests").iterdir():
+            file.unlink()
+        (folder / "spool").mkdir()
+        (folder / "spool" / "w0.rows").write_bytes(rows.tobytes())
+        (folder / "spool" / "w0.texts").write_bytes(b"")
+        return summary, folder
+
+    told = _probes(tmp_path, execute=dying).run(_ask(20.0))
+    assert told.outcome == "invalid"
+    assert told.code == "server_gone"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_probe_over_sockets_ends_early_in_all_workers(tmp_path: Path, workers: int) -> None:
+    with embedded.start(Options(ttft="50ms", itl="1ms")) as one:
+        runs = _probes(tmp_path, look_s=0.2)
+        runs.goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1_000_000),)))
+        runs.settings = Settings(url=one.url, workers=workers, server_metrics=("off",))
+        told = runs.run(_ask(40.0))
+    assert told.figures["simulated"]
+    assert (told.outcome, told.early) == ("over", True) or told.outcome == "invalid"  # a busy host's sender is late
+    if told.outcome == "over":  # the search ended it, not the user: what it stored is no interrupted run
+        assert told.spent_s < 20  # of 60
+        assert manifest.decode((runs.folder / told.folder / "run.json").read_bytes()).state == "decided"
+
+
+def test_rows_are_seen_though_their_file_is_gone(tmp_path: Path) -> None:
+    """The recorder takes away a full file, perhaps before its last rows were looked at."""
+    (tmp_path / "spool").mkdir()
+    rows = np.zeros(5, ROW)
+    rows["slot"] = np.arange(5)
+    data, first = rows.tobytes(), tmp_path / "spool" / "w0.rows"
+    with first.open("wb", buffering=0) as file, contextlib.closing(Tail(tmp_path)) as tail:
+        assert len(tail.rows()) == 0
+        file.write(data[: 2 * ROW.itemsize + 7])
+        assert tail.rows()["slot"].tolist() == [0, 1]
+        file.write(data[2 * ROW.itemsize + 7 : 4 * ROW.itemsize])
+        first.unlink()
+        (tmp_path / "spool" / "w0.4.rows").write_bytes(data[4 * ROW.itemsize :])
+        assert tail.rows()["slot"].tolist() == [2, 3, 4]
+
+
+def test_an_endpoint_that_is_gone_between_probes_leaves_what_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from loadgen.core.errors import TargetError
+    from loadgen.search.command import perform
+
+    def once(workload: Workload, given: Any, *tell: Any) -> Any:
+        if (tmp_path / experiment.TOLD).exists():
+            raise TargetError("connect", "nothing listens", "there")
+        return run.execute(workload, given, *tell)
+
+    asking = LoadSearch(low=1, high=1e4, start=20)
+    plan = experiment.ExperimentPlan(
+        by="search", kind="request_rate", workload="x", source_text="", target="t", flags={}
+    )
+    assert (
+        perform(asking, _probes(tmp_path, execute=once), plan, Show(quiet=True), unit="/s", as_json=False, trial_s=1)
+        == 3
+    )
+    told = capsys.readouterr()
+    assert "could not be reached any more" in told.out and "at least 20" in told.out and "nothing listens" in told.err
+
+
+def test_loads_change_what_they_should() -> None:
+    closed = _workload(1.0).model_copy(update={"stages": (Stage(name="l", arrival=Closed(concurrency=1), count=9),)})
+    assert trials.loaded(closed, 7.0).stages[0].arrival == Closed(concurrency=7)
+    warm = _workload(1.0)
+    warm = warm.model_copy(update={"stages": (warm.stages[0].model_copy(update={"measured": False}), *warm.stages)})
+    changed = trials.loaded(warm, 5.0)
+    assert [stage.arrival.rate for stage in changed.stages] == [1.0, 5.0]  # type: ignore[union-attr]
+    assert len(trials.probing(warm, 9 * S).stages) == 1
+
+
+def test_the_watch_of_mlperf_terms() -> None:
+    """tpot_mlperf is a metric like any other."""
+    goal = replace(GOAL, slo=Slo(terms=(Term(metric="tpot_mlperf", limit_ns=99_000_000),)))
+    rows = queue(50, 1, 5)
+    assert goal.misses(rows).all()  # a second over ten tokens is 100 ms
+
+
+# -- taken up again ----------------------------------------------------------------------------------------------------
+
+
+def test_a_search_is_taken_up_without_its_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(tmp_path / "s")
+    command = ["search", "qa", "--url", "sim:gb300-vm", "-d", "20s", "--slo", "ttft:400ms:p95", "--seed", "3"]
+    command += ["--start", "100", "--precision", "0.2"]
+
+    def exits(*arguments: str) -> int:
+        with pytest.raises(SystemExit) as left:
+            main(arguments)
+        assert isinstance(left.value.code, int)
+        return left.value.code
+
+    assert exits(*command, "--max-probes", "2", "-o", folder) == 1
+    told = capsys.readouterr().err
+    assert f"go on with: loadgen search --resume {folder} --max-probes N" in told
+    assert exits("search", "--resume", folder, "--max-probes", "40") == 0
+    told = capsys.readouterr().err
+    assert "2 probes are done" in told and "go on with" not in told, "nothing is left"
+    assert exits(*command, "--max-probes", "40", "-o", str(tmp_path / "whole")) == 0
+    answers = [(tmp_path / name / "search.json").read_text() for name in ("s", "whole")]
+    assert json.loads(answers[0])["answer"] == json.loads(answers[1])["answer"]
+    assert exits("search", "--resume", str(tmp_path)) == 2
+    assert "no search to go on with" in capsys.readouterr().err
+
+
+def test_what_is_typed_again_stands_over_what_was_typed_before() -> None:
+    before = ["search", "qa", "--url=http://a", "-u", "http://b", "--slo", "ttft:2s", "-k", "--max-probes", "3"]
+    assert typed_again(before, ["search", "--resume", "f", "--target", "http://c", "--insecure"]) == [
+        "search", "qa", "--slo", "ttft:2s", "--max-probes", "3", "--resume", "f", "--target", "http://c", "--insecure",
+    ]  # fmt: skip
+    hidden = [*before, "--header", "X-Key: ***"]
+    with pytest.raises(UserError) as fault:
+        typed_again(hidden, ["search", "--resume", "f"])
+    assert fault.value.where == "--header"
+    assert "--header" in typed_again(hidden, ["search", "--resume", "f", "--header", "X-Key: k"])
+
+
+def test_the_report_of_a_search_that_was_killed_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "search"
+    asked = [
+        "search",
+        "qa",
+        "--url",
+        "sim:gb300-vm",
+        "--slo",
+        "ttft:2s:p95",
+        "-d",
+        "5s",
+        "--max-probes",
+        "2",
+        "--seed",
+        "1",
+    ]
+    with pytest.raises(SystemExit):
+        main([*asked, "-o", str(folder)])
+    capsys.readouterr()
+    (folder / experiment.ANSWER).unlink()  # it is written last
+    with pytest.raises(SystemExit):
+        main(["report", str(folder), "--no-html"])
+    assert f"search --resume {folder}" in capsys.readouterr().out

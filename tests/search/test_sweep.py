@@ -1,0 +1,395 @@
+"""Sweeps: the grid, the knee, the front, the folder that is taken up again, and the command in virtual time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+import runs
+from browser import Browser, find
+from hypothesis import given
+from hypothesis import strategies as st
+from queueing import rows
+
+from loadgen.compare import inputs
+from loadgen.core.errors import UserError
+from loadgen.core.metrics.summary import load_summary
+from loadgen.core.results import capacity, store
+from loadgen.core.results.manifest import Fingerprints, StagePlan
+from loadgen.search import experiment, sweep
+from loadgen.search import sweep_text as shown
+from loadgen.search.load_search import NextTrial, TrialResult
+from loadgen.search.sweep import SweepLevel
+from loadgen.shell.app import main
+
+pytestmark = pytest.mark.commands
+
+
+def exits(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+# -- the grid ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("8", (8,)),
+        ("1,2,4,8", (1, 2, 4, 8)),
+        ("1,2,4,...,512", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)),
+        ("1, 2, ..., 16", (1, 2, 4, 8, 16)),
+        ("10,20,30,…,60", (10, 20, 30, 40, 50, 60)),
+        ("5,7,...,11", (5, 7, 9, 11)),
+    ],
+)
+def test_levels_of_concurrency(text: str, expected: tuple[float, ...]) -> None:
+    assert sweep.grid(text, "--concurrency", "concurrency") == expected
+
+
+def test_levels_of_rate() -> None:
+    assert sweep.grid("0.5,1,2/s,...,8", "--request-rate", "request_rate") == (0.5, 1, 2, 4, 8)
+    assert sweep.grid("0.1,0.2,0.3,...,0.6", "--request-rate", "request_rate") == pytest.approx(
+        (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is no level"),
+        ("0,1", "is no level"),
+        ("1.5", "is no level"),
+        ("1,x", "is no level"),
+        ("2,1", "must ascend"),
+        ("2,2", "must ascend"),
+        ("1,...,8", "not a series that can be continued"),
+        ("1,2,...", "not a series that can be continued"),
+        ("1,2,4,...,500", "does not reach 500"),
+        ("4,2,1,...,8", "does not reach 8"),
+        ("1,2,3,...,999999", "does not reach"),
+    ],
+)
+def test_what_is_no_grid(text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        sweep.grid(text, "--concurrency", "concurrency")
+
+
+@given(st.text("0123456789.,/s …", max_size=20))
+def test_any_text_is_a_grid_or_refused(text: str) -> None:
+    for kind in ("concurrency", "request_rate"):
+        try:
+            found = sweep.grid(text, "--x", kind)
+        except UserError:
+            continue
+        assert list(found) == sorted(set(found)) and all(amount > 0 for amount in found)
+
+
+# -- what a sweep comes to -----------------------------------------------------------------------------------------
+
+
+def level(name: str, output: float, e2e: float, per_user: float = 10.0, *, valid: bool = True) -> SweepLevel:
+    return SweepLevel(
+        name=name, load=name, amount=float(name[1:]), ok=1, failed=0, requests_per_s=1.0, output_per_s=output,
+        per_gpu=None, per_user=per_user, ttft_p50=1.0, ttft_p99=2.0, tpot_p50=1.0, tpot_p99=2.0, e2e_p50=e2e,
+        unsupported=(), goodput=None, slo_met=None, valid=valid, state="finished", simulated=False,
+    )  # fmt: skip
+
+
+def test_the_knee_is_where_throughput_over_latency_is_largest() -> None:
+    curve = [
+        level("c1", 100, 10),
+        level("c2", 195, 10.2),
+        level("c4", 360, 11),
+        level("c8", 400, 20),
+        level("c16", 405, 40),
+    ]
+    assert sweep.knee(curve) == "c4"
+    assert sweep.knee(curve[:3]) == "", "not reached yet"
+    assert sweep.knee(curve[:2]) == ""
+    unsound = [msgspec.structs.replace(one, valid=one.name != "c4") for one in curve]
+    assert sweep.knee(unsound) == "c8" or sweep.knee(unsound) == "c2"
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=8))
+def test_the_front_is_what_nothing_beats(points: list[tuple[int, int]]) -> None:
+    found = [level(f"c{i + 1}", float(x), 1.0, float(y)) for i, (x, y) in enumerate(points)]
+    front = sweep.pareto({one.name: (one.output_per_s, one.per_user) for one in found})
+    assert front
+    for one, (x, y) in zip(found, points, strict=True):
+        beaten = any(a >= x and b >= y and (a > x or b > y) for a, b in points)
+        assert (one.name in front) is not beaten
+
+
+def several(folder: Path) -> Path:
+    """Three levels of a closed loop, as a sweep leaves them."""
+    for lanes, rate in ((4, 3.0), (8, 6.0), (16, 9.0)):
+        stage = StagePlan(name="load", arrival=f"{lanes} in flight", closed=True, slots=150, concurrency=lanes)
+        runs.write(
+            folder / f"c{lanes}", rows(lanes, 150, rate), stages=(stage,), fingerprints=Fingerprints(recipe=f"{lanes}")
+        )
+    return folder
+
+
+def test_a_folder_of_levels_is_a_curve(tmp_path: Path) -> None:
+    found = sweep.curve([(f.name, inputs.read_run(f).summary) for f in sorted(several(tmp_path).glob("*/"))])
+    assert [one.name for one in found.levels] == ["c4", "c8", "c16"], "in order of load, not of letters"
+    assert [one.amount for one in found.levels] == [4, 8, 16]
+    for one in found.levels:
+        assert one.per_gpu == pytest.approx((one.output_per_s or 0) / 4)
+        assert one.per_user == pytest.approx(1000 / (one.tpot_p50 or 1))
+    assert found.best == "c16"
+    text, pasted = shown.render_text(found), shown.render_markdown(found)
+    assert text.splitlines()[1].startswith("4 in flight") and "highest within the SLO" in text
+    assert "capacity may be far higher" in text, "no level above the best one was tried"
+    assert pasted.count("\n| ") == 5 and "Highest level within the SLO" in pasted
+
+
+def told_of(*levels: SweepLevel) -> str:
+    curve = sweep.SweepCurve(
+        workload="w", model="m", target="t", gpus=4, version="0", started="2026-01-01", slo="TTFT p95 at most 2,000 ms",
+        levels=levels, knee="", best=([one.name for one in levels if sweep.outcome(one) == "under"] or [""])[-1],
+    )  # fmt: skip
+    return " ".join(shown.sentences(curve))
+
+
+def judged(name: str, met: bool | None, *, valid: bool = True, **changed: object) -> SweepLevel:
+    return msgspec.structs.replace(level(name, 100, 10, valid=valid), slo_met=met, **changed)
+
+
+def test_what_no_level_shows_is_said_as_it_is() -> None:
+    none_valid = told_of(judged("c1", True, valid=False), judged("c2", True, valid=False))
+    assert "No level kept the SLO" not in none_valid
+    assert "Nothing is known about the SLO (TTFT p95 at most 2,000 ms): no level is a valid measurement" in none_valid
+    assert "2 of 2 levels are not valid or too short, 2 of them within every limit" in none_valid
+    missed = told_of(judged("c1", True, valid=False), judged("c2", False))
+    assert "No level kept the SLO" in missed and "c2, the lowest valid level, missed it" in missed
+    assert "1 of 2 levels is not valid or too short, 1 of them within every limit" in missed
+    assert "undecided: they need more requests" in told_of(judged("c1", None), judged("c2", None))
+    cut = told_of(judged("c1", True, state="interrupted"))
+    assert "Nothing is known" in cut, "an interrupted level decides nothing"
+    assert "Nothing is known" in told_of(judged("c512", True, full=False)), "nor one whose lanes were never all at work"
+
+
+def test_why_a_level_is_a_bound() -> None:
+    kept, missed = judged("c4", True), judged("c8", False)
+    assert "c4 kept the SLO, c8 missed it, and the end lies between" in told_of(kept, missed)
+    assert "no level above c4 is a valid measurement" in told_of(kept, judged("c8", True, valid=False))
+    assert "all lanes began in one instant" in told_of(msgspec.structs.replace(kept, at_once=True), missed)
+    assert "bound" not in told_of(judged("r4", True), judged("r8", False)), "rates enclose it, and have an interval"
+
+
+# -- the folder ----------------------------------------------------------------------------------------------------
+
+
+def plan(**changed: object) -> experiment.ExperimentPlan:
+    told = {"by": "sweep", "kind": "concurrency", "workload": "qa", "source_text": "x", "target": "t", "flags": {}}
+    return experiment.ExperimentPlan(**{**told, **changed})  # type: ignore[arg-type]
+
+
+def told(number: int, folder: str, outcome: str = "under") -> TrialResult:
+    ask = NextTrial(number=number, load=float(number + 1), kind="level", early_under=False)
+    return TrialResult(ask=ask, outcome=outcome, early=False, spent_s=1, offered=1, noise=0.1, folder=folder)  # type: ignore[arg-type]
+
+
+def test_a_folder_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    assert experiment.begin(folder, plan()) == []
+    for name in ("c1", "c2", "c3"):
+        (folder / name).mkdir()
+        (folder / name / "summary.json").write_text("{}")
+    done = [told(0, "c1"), told(1, "c2", "invalid"), told(2, "c3"), told(3, "gone")]
+    for one in done:
+        experiment.append(folder, one)
+    assert experiment.begin(folder, plan()) == [done[0], done[2]], (
+        "not what was invalid, nor what is not there any more"
+    )
+    assert not experiment.unused(folder, "c2").exists()
+    assert [path.name[:3] for path in (folder / "unfinished").iterdir()] == ["c2-"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"target": "other"}, "another sweep was begun here, with other target"),
+        ({"source_text": "y"}, "with other workload"),
+        ({"flags": {"seed": "1"}}, "with other flags .seed: none there, 1 here."),
+        ({"by": "search"}, "another sweep was begun here, with other command"),
+    ],
+)
+def test_another_one_does_not_go_on(tmp_path: Path, changed: dict[str, object], said: str) -> None:
+    experiment.begin(tmp_path / "s", plan())
+    with pytest.raises(UserError, match=said):
+        experiment.begin(tmp_path / "s", plan(**changed))
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    runs.write(tmp_path / "r", rows(1, 20))
+    with pytest.raises(UserError, match=r"/r(\n|$)"):
+        experiment.begin(tmp_path / "r", plan())
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "plan.json").write_text('{"schema": 9}')
+    with pytest.raises(UserError, match=r"schema 9.* 1"):
+        experiment.begin(tmp_path / "s", plan())
+    (tmp_path / "s" / "plan.json").write_text('{"schema": 1}')
+    with pytest.raises(UserError, match="`by`"):
+        experiment.begin(tmp_path / "s", plan())
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+
+def test_the_command_in_virtual_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "s"
+    common = ("sweep", "qa", "--url", "sim:h100x8", "--gpus", "8", "-n", "60", "--out", str(out))
+    assert exits(*common, "--concurrency", "4,8,...,16", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in found["levels"]] == ["c4", "c8", "c16"]
+    assert all(one["simulated"] and one["valid"] and one["ok"] == 60 for one in found["levels"])
+    before = (out / "c8" / "summary.json").stat().st_mtime_ns
+    assert exits(*common, "--concurrency", "4,8,16,32", "--markdown") == 0
+    told = capsys.readouterr()
+    assert "3 of 4 levels are done" in told.err and told.out.startswith("**SIMULATED: qa**")
+    assert (out / "c8" / "summary.json").stat().st_mtime_ns == before
+    assert (out / "sweep.md").read_text() == told.out
+    assert exits("report", str(out)) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("SIMULATED, not a real server: simulated: h100x8\n") and "32 in flight" in shown
+    assert "Pareto" in (out / "report.html").read_text()
+    assert exits("sweep", "qa", "--url", "sim:h100x8", "--concurrency", "4", "-n", "61", "--out", str(out)) == 2
+    assert "with other flags" in capsys.readouterr().err
+
+
+def test_every_lane_gets_its_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "s"
+    assert exits("sweep", "qa", "--url", "sim:h100x8", "--concurrency", "2,100", "--out", str(out), "--json") == 0
+    assert [one["ok"] for one in json.loads(capsys.readouterr().out)["levels"]] == [240, 500]
+
+
+def test_a_note_is_said_once_and_an_end_that_was_not_reached_is_a_lower_bound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prices = tmp_path / "prices.yaml"
+    prices.write_text(
+        "currency: USD\nrented:\n  - {provider: x, shape: eight, gpu: H100, gpus: 8, per_gpu_hour: 2,"
+        " as_of: 2026-01, source: y}\n"
+    )
+    out = str(tmp_path / "s")
+    flags = ["--slo", "ttft:60s", "--gpus", "8", "--shape", "eight", "--warmup", "0", "-n", "60"]
+    assert exits("sweep", "qa", "--url", "sim:h100x8", *flags, "--request-rate", "1,2,4", "--out", out) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == len(set(said)) and sum(line.startswith("note: ") for line in said) >= 1
+    assert sum(line.startswith("load: ") for line in said) == 3
+    assert capacity.load_capacity((tmp_path / "s" / capacity.FILE).read_bytes()).lower_bound
+    assert exits("cost", out, "--prices", str(prices)) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "at least 4.00 requests/s" in told and "that follow from it are at most" in told
+    assert told.index("A LOWER BOUND of the capacity is all that is known of: s") < 200, "in the first lines"
+    assert exits("cost", out, "--prices", str(prices), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["offers"][0]["lower_bound"] is True
+    shutil.copytree(out, tmp_path / "again")
+    assert exits("cost", out, str(tmp_path / "again"), "--prices", str(prices)) == 0
+    assert "only a lower bound of the capacity is known (s, again)" in " ".join(capsys.readouterr().out.split())
+    assert exits("capacity", "--profile", "qa", "--users", "100", "--results", out) == 0
+    planned = " ".join(capsys.readouterr().out.split())
+    assert "A LOWER BOUND of the capacity" in planned and "at least 4.00 requests/s" in planned
+    assert "VMs: at most" in planned
+
+
+def test_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "s"
+    common = ("sweep", "qa", "--url", "sim:h100x8", "-n", "50", "--warmup", "0", "--out", str(out))
+    assert exits(*common, "--request-rate", "0.5,1,2", "--json") == 0
+    assert [one["name"] for one in json.loads(capsys.readouterr().out)["levels"]] == ["r0.5", "r1", "r2"]
+
+
+def test_what_a_search_leaves_is_priced_and_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Search and sweep write a capacity of the same recipe; `loadgen cost` and `loadgen capacity` take both folders."""
+    prices = tmp_path / "prices.yaml"
+    prices.write_text(
+        "currency: USD\nrented:\n  - {provider: x, shape: four, gpu: GB200, gpus: 4, per_gpu_hour: 10.50,"
+        " as_of: 2026-01, source: y}\n"
+    )
+    common = ["--target", "sim:gb200-vm", "--gpus", "4", "--shape", "four", "--slo", "tpot:40ms:p95", "-d", "20s"]
+    found = ["search", "qa", *common, "--low", "60", "--high", "240", "--precision", "0.1", "--seed", "5"]
+    assert exits(*found, "--out", str(tmp_path / "a")) == 0
+    levels = ["sweep", "qa", *common, "--request-rate", "60,120,240", "--seed", "5", "--warmup", "0"]
+    assert exits(*levels, "--out", str(tmp_path / "b")) == 0
+    a, b = (capacity.load_capacity((tmp_path / name / capacity.FILE).read_bytes()) for name in "ab")
+    assert (a.method, b.method) == ("search", "sweep")
+    assert a.recipe == b.recipe != ""
+    for one in (a, b):
+        assert not one.lower_bound
+        assert one.low_per_s is not None and one.high_per_s is not None
+        assert one.low_per_s <= one.rate_per_s <= one.high_per_s
+    answer = json.loads((tmp_path / "a" / "search.json").read_bytes())["answer"]
+    assert a.confirmed and not b.confirmed
+    assert a.rate_per_s <= answer["confirmed"] < answer["load"]  # not the load at which half of the runs fail
+    assert b.rate_per_s <= float(b.evidence.removeprefix("r"))  # nor one between two levels
+    for name, one in (("a", a), ("b", b)):
+        file = tmp_path / name / one.evidence / "summary.json"
+        summary = load_summary(file.read_bytes())
+        steady = summary.tokens.steady_output_per_s, summary.tokens.steady_total_per_s
+        assert (one.output_tokens_per_s, one.total_tokens_per_s) == steady
+    assert a.evidence.endswith(("-confirm", "-sustain")) and b.evidence in ("r60", "r120")
+    rules = answer[
+        "interval"
+    ]  # a sweep asks the same: whether runs of one length pass, and not whether it is sustained
+    assert rules["low"] <= b.high_per_s and b.low_per_s <= rules["high"], "they overlap"  # type: ignore[operator]
+    assert a.high_per_s <= answer["not_steady"] and b.sustained is None  # type: ignore[operator]
+    capsys.readouterr()
+    assert exits("cost", str(tmp_path / "a"), str(tmp_path / "b"), "--prices", str(prices)) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert (
+        "capacity by search" in told
+        and "capacity by sweep" in told
+        and "output tokens/s while its run offered load" in told
+    )
+    assert exits("cost", str(tmp_path / "a"), "--prices", str(prices), "--json") == 0
+    (offer,) = json.loads(capsys.readouterr().out)["offers"]
+    per_hour, rates = 4 * 10.50, offer["rates_per_s"]
+    assert float(rates["million_output_tokens"]) * 1e6 == pytest.approx(a.output_tokens_per_s, rel=1e-6)
+    per_million = float(offer["costs"]["million_output_tokens"]["total"])
+    assert per_million == pytest.approx(per_hour / 3600 / (a.output_tokens_per_s or 0) * 1e6, rel=1e-6)
+    assert any("empty server" in note for note in offer["notes"])
+    assert "not comparable" not in told
+    assert exits("capacity", "--users", "5000", "--profile", "qa", "--results", str(tmp_path / "a")) == 0
+    assert "SIMULATED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--concurrency", "1", "--request-rate", "1"),
+        ("--concurrency", "2,1"),
+        ("--concurrency", "8,512", "--num-requests", "200"),
+    ],
+)
+def test_wrong_usage(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits("sweep", "qa", *flags) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.processes
+def test_the_page_in_a_browser(tmp_path: Path) -> None:
+    if find() is None:
+        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
+    found = sweep.curve([(f.name, inputs.read_run(f).summary) for f in sorted(several(tmp_path).glob("*/"))])
+    path = tmp_path / "page.html"
+    store.replace(path, shown.render_html(found).encode())
+    with Browser() as browser:
+        for width in (1280, 390):
+            browser.look(width=width)
+            browser.open(path)
+            assert browser.complaints == [] and browser.requests == []
+            counts = browser.evaluate(
+                "[...document.querySelectorAll('figure')].map(f => f.querySelectorAll('circle').length)"
+            )
+            assert len(counts) == 5 and min(counts) >= 3

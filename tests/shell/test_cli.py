@@ -1,0 +1,246 @@
+"""The command line: wrong usage is an error and never a bug; flags are spread as the field writes them."""
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loadgen.core.errors import OK, USAGE
+from loadgen.core.execution.events import Counters
+from loadgen.core.execution.options import COMMAND_OPTIONS, PANELS
+from loadgen.core.execution.plan import Settings
+from loadgen.runs.command import next_step
+from loadgen.runs.progress import Progress, Steps, step_words, words
+from loadgen.shell import app as cli
+
+
+def ends(arguments: list[str]) -> int:
+    with pytest.raises(SystemExit) as ending:
+        cli.main(arguments)
+    return int(ending.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "qa", "--nope"],
+        ["run", "qa", "--gpus", "none"],
+        ["nonsense"],
+        ["report"],
+        ["run", "no-such-workload"],
+        ["run", "qa", "--slo", "ttft:2x", "--server", "unknown", "--workers", "0"],
+    ],
+)
+def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert ends(arguments) == USAGE
+    said = capsys.readouterr().err
+    assert "bug" not in said and "Traceback" not in said and said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "hint"),
+    [
+        (["sise", "rag"], "no command is called sise", 'did you mean "size"?'),
+        (["mlperf", "srever"], "no command is called srever", 'did you mean "server"?'),
+        (["run", "rag", "--ulr", "x"], "no flag is called --ulr", "did you mean --url?"),
+        (["run", "rag", "--api-key", "x"], "no flag is called --api-key", "OPENAI_API_KEY"),
+        (["size", "rag"], "SOURCES is missing", "sim:PRESET"),
+        (["capacity"], "--profile is missing", "rag"),
+        (["run", "rag", "--url"], "--url needs a value", "--help"),
+        (["size", "rag", "vm", "--users", "x"], "integer", "--help"),
+        (["fit", "x", "--on-bad-row", "no"], "error: 'no' is not one of 'fail', 'skip'", "--help"),
+        (["run", "rag", "more"], "more", "--help"),
+        (["run", "--isl", "100"], "--input-tokens alone", "add --output-tokens"),
+        (["run", "--dataset", __file__], "", ""),
+    ],
+)
+def test_wrong_usage_is_a_fault_like_every_other(
+    arguments: list[str], what: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ends(arguments) == USAGE
+    said = capsys.readouterr().err
+    first, place, last = said.splitlines()
+    assert first.startswith("error: ") and what in first
+    assert place.startswith("  --> ") and "(mapping)" not in place
+    assert last.startswith("hint: ") and hint in last
+
+
+def test_all_faults_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    ends(["run", "qa", "--slo", "ttft:2x", "--server", "unknown", "--workers", "0", "--extra-body", "[1]"])
+    said = capsys.readouterr().err
+    for flag in ("--slo ttft:2x", "--server unknown", "--workers 0", "--extra-body"):
+        assert flag in said
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ends(["--help"]) == OK
+    assert "run" in capsys.readouterr().out
+    assert ends(["--version"]) == OK
+    assert capsys.readouterr().out.startswith("loadgen ")
+    assert ends(["run", "--help"]) == OK
+    text = capsys.readouterr().out
+    for flag in ("--url", "--request-rate", "--concurrency", "--slo", "--goodput", "--api-key-file", "--dry-run"):
+        assert flag in text
+
+
+@pytest.mark.processes
+def test_the_command_without_its_script() -> None:
+    done = subprocess.run([sys.executable, "-m", "loadgen", "run", "nope"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (USAGE, "")
+    assert "--> nope" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "spread"),
+    [
+        (["run", "--goodput", "ttft:2000", "tpot:200"], ["run", "--goodput", "ttft:2000", "--goodput", "tpot:200"]),
+        (["run", "--slo", "ttft:2s", "qa"], ["run", "--slo", "ttft:2s", "qa"]),
+        (["run", "qa", "--url", "http://h:1"], ["run", "qa", "--url", "http://h:1"]),
+    ],
+)  # fmt: skip
+def test_spread(given: list[str], spread: list[str]) -> None:
+    assert cli.spread(given) == spread
+
+
+@pytest.mark.processes
+def test_one_endpoint_is_not_silently_chosen_of_two() -> None:
+    given = ["doctor", "--url", "http://127.0.0.1:1", "-u", "http://127.0.0.1:2"]
+    code = "from loadgen.shell.app import main; main()"
+    ended = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "takes one endpoint" in ended.stderr
+
+
+def test_dry_run_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ends(["run", "rag", "--dry-run", "--url", "http://127.0.0.1:9", "--seed", "1"]) == OK
+    text = capsys.readouterr().out
+    assert "220 requests" in text and "1,302" in text
+
+
+@pytest.mark.commands
+def test_progress_as_json_says_which_step_of_how_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "sweep",
+        "qa",
+        "--url",
+        "sim:gb300-vm",
+        "--request-rate",
+        "10,20",
+        "-d",
+        "8s",
+        "-o",
+        str(tmp_path / "s"),
+    ]
+    assert ends([*command, "--progress", "json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+    assert [list(line) for line in lines] == [["step"], ["finished"], ["step"], ["finished"]]
+    assert [(line["step"]["name"], line["step"]["step"], line["step"]["of"]) for line in lines[::2]] == [
+        ("level r10", 1, 2), ("level r20", 2, 2),
+    ]  # fmt: skip
+    assert lines[1]["finished"]["valid"] and lines[1]["finished"]["ttft_p50_ms"] > 0
+    search = ["search", "qa", "--url", "sim:gb300-vm", "-d", "20s", "--low", "20", "--high", "30", "--precision", "0.2"]
+    assert ends([*search, "-o", str(tmp_path / "p")]) == 0
+    told = capsys.readouterr().err
+    assert re.search(r"probe 1: .*: 2 of at most 40", told)
+    assert ends([*command[:-1], str(tmp_path / "off"), "--progress", "off"]) == 0
+    assert "1 of 2" not in capsys.readouterr().err
+
+
+def test_how_much_is_left() -> None:
+    steps = Steps(4)
+    steps._began_ns -= 30_000_000_000
+    first, second = steps.next(), steps.next()
+    assert first["left_s"] is None and second["left_s"] == pytest.approx(90, abs=1)
+    assert re.fullmatch(r"c2: 2 of 4, about 1 min 30 s left, until \d\d:\d\d", step_words("c2", second))
+
+
+def test_a_progress_line_where_no_terminal_is() -> None:
+    out = io.StringIO()
+    progress = Progress(10, None, out)
+    counters = Counters()
+    counters.ok, counters.in_flight = 3, 2
+    assert words(progress.facts(counters, progress._began_ns + 10**9)) == "3/10 done · 2 in flight · 0 events/s"
+
+    async def follow() -> None:
+        progress.follow(lambda: counters)
+        assert progress._handle is not None, "without being asked for"
+        progress.clear()
+
+    asyncio.run(follow())
+
+
+def helps(path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The help of every command at 60 columns."""
+    command = [*path, "--help"]
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "60")
+        assert ends(command) == OK
+    text = out.getvalue()
+    yield path, text
+    for name in re.findall(r"^  ([a-z]+)\b", text.partition("\nCommands:\n")[2], re.M):
+        yield from helps((*path, name))
+
+
+def test_every_help_fits_60_columns_and_has_an_example_that_its_command_takes() -> None:
+    found = dict(helps())
+    assert list(found)[1:4] == [("doctor",), ("run",), ("report",)], "in the order in which people meet them"
+    assert len(found) > 15
+    for path, text in found.items():
+        assert max(map(len, text.splitlines())) <= 60, path
+        if "\nCommands:" in text:
+            continue
+        example = " ".join(text.partition("Example: ")[2].partition("\n\n")[0].split())
+        assert example.startswith(" ".join(("loadgen", *path))), path
+        flags = set(re.findall(r"(?<= )--?[a-z][a-z-]*", example))
+        assert flags <= set(re.findall(r"(?<=[ \[])--?[a-z][a-z-]*", text.replace(example, ""))), path
+
+
+def test_a_help_has_panels_defaults_and_what_an_option_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    ends(["run", "--help"])
+    text = capsys.readouterr().out
+    at = [text.index(f"\n{panel}:\n") for panel in ("Options", "Load", "Target", "SLO", "Output", "TLS", "Advanced")]
+    assert at == sorted(at)
+    assert "  -c, --concurrency N " in text and "  --timeout TIME " in text and "[default: 600s]" in text
+    assert "<" not in text.partition("Options:")[2]
+
+
+def test_every_option_of_the_table_takes_something_named() -> None:
+    assert {name for panel in PANELS.values() for name in panel} <= set(COMMAND_OPTIONS)
+    for name, option in COMMAND_OPTIONS.items():
+        if option.flags:
+            assert (option.metavar is None) == (option.type is bool), name
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("typed", "completed"), [("loadgen run --ro", "--route"), ("loadgen run --route st", "sticky")]
+)
+def test_the_shell_completes(typed: str, completed: str) -> None:
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_LOADGEN_COMPLETE": "complete_bash"}
+    code = "import sys; sys.argv = ['loadgen']; from loadgen.shell.app import main; main()"
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | words, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.split() == [completed]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (Settings(), "  loadgen run qa -c 4 --url sim:gb300-vm"),
+        (Settings(out=Path("a b")), "  loadgen run qa -c 4 --url sim:gb300-vm -o 'a b-virtual'"),
+        (Settings(url="http://h"), "loadgen doctor"),
+    ],
+)
+def test_the_next_command_after_a_busy_host(settings: Settings, words: str) -> None:
+    typed = ["run", "qa", "-c", "4", *(["--out", str(settings.out)] if settings.out else [])]
+    assert words in next_step(typed, settings)

@@ -1,0 +1,176 @@
+"""Every fault has a code of the table, every code of the table is used, and no outcome hangs on a wording."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+from typing import get_args
+
+import loadgen_sdk.errors
+import make_codes
+import pytest
+from make_codes import ROOT
+
+from loadgen.core import errors
+
+FAULTS = {"UserError", "TargetError", "UnsoundEvidence", "WrongUse", "TargetUnusable", "FailedOnce", "Wrong", "BadRow"}
+MAKERS = {"fault", "report"}  # functions of one module that make a fault with the code they get
+MESSAGES = {
+    "caveat", "error", "exc", "hint", "message", "msg", "note", "problem", "reason", "said", "sentence", "trouble",
+    "undecided", "warning", "what", "why",
+}  # fmt: skip
+LOOKING = {"startswith", "endswith", "partition", "rpartition", "find", "index", "removeprefix", "removesuffix"}
+MATCHING = {"match", "fullmatch", "search", "findall", "finditer", "sub", "split"}
+
+FOREIGN = {
+    "loadgen/shell/wrong_usage.py": "pydantic, under typer, begins the message of a wrong choice with words of its own",
+    "loadgen/core/workload/dataset.py": "msgspec says the byte of a JSON error in its message only",
+    "loadgen/core/workload/data_files.py": "msgspec says the byte of a JSON error in its message; pyarrow: as below",
+    "loadgen/core/results/parquet.py": "pyarrow: the first sentence of its message is shown",
+    "loadgen/sim/presets/preset.py": "msgspec says the path of a wrong value in its message only",
+    "loadgen/core/workload/messages.py": "pydantic: the noun and the known keys of a union travel as its message",
+    "loadgen/core/workload/yaml_marks.py": "PyYAML has one class of syntax errors, and says which in its message",
+    "sdk/loadgen_sdk/probe/fetch.py": "Python: OpenSSL's reason, and several refused connections in one OSError",
+    "sdk/loadgen_sdk/probe/probe.py": "what a server says of a model that it does not have",
+    "sdk/loadgen_sdk/transport/openai_client.py": "httpx tells ends of a connection apart in its message only",
+}
+"""Files that read messages of a server or a library, and why they have to."""
+
+
+def is_message(node: ast.AST) -> bool:
+    """Whether an expression is a message by its name: `reason`, `fault.what`, `str(error)`, `notes`."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "str" and node.args:
+        return is_message(node.args[0])
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.Subscript(slice=ast.Constant(value=str(name))):
+            pass
+        case _:
+            return False
+    return name in MESSAGES or (name.endswith("s") and name[:-1] in MESSAGES)
+
+
+def looks(tree: ast.AST) -> Iterator[int]:
+    """The lines that look for text in a message."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
+            text = isinstance(node.left, ast.JoinedStr) or (
+                isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
+            )
+            if text and is_message(node.comparators[0]):
+                yield node.lineno
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            of_text = node.func.attr in LOOKING and is_message(node.func.value)
+            if of_text or (node.func.attr in MATCHING and any(map(is_message, node.args))):
+                yield node.lineno
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Every module, by its path."""
+    folders = ("loadgen", "sdk/loadgen_sdk")
+    paths = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_bytes()) for path in paths}
+
+
+def test_nothing_looks_for_words_in_a_message() -> None:
+    found = {name: lines for name, tree in trees().items() if (lines := sorted(looks(tree)))}
+    assert {name: lines for name, lines in found.items() if name not in FOREIGN} == {}
+    assert set(FOREIGN) <= set(found), "an exception that is no longer one"
+
+
+def test_the_test_sees_what_it_is_for() -> None:
+    seen = """
+reason.startswith("not one of ")
+"no load:" in problem.what
+any("not valid" in note for note in notes)
+PATTERN.fullmatch(fault.hint)
+re.search("x", str(error))
+summary.verdict.reasons.index("y")
+"""
+    assert list(looks(ast.parse(seen))) and len(set(looks(ast.parse(seen)))) == 6
+    assert not list(looks(ast.parse('code.startswith("a"), reason in reasons, "a" in text')))
+
+
+def words(node: ast.AST) -> set[str]:
+    """The texts that an expression can be made of; not those in the condition of an `if`."""
+    if isinstance(node, ast.IfExp):
+        return words(node.body) | words(node.orelse)
+    if isinstance(node, ast.Subscript):  # of a mapping: the code of another process
+        return set()
+    return {one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+
+
+def codes_in(tree: ast.AST) -> Iterator[set[str]]:
+    """The words that stand where a code is meant: given to a fault, returned as a `Code`, or kept as one."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[code, *_]) if (
+                name in FAULTS | MAKERS
+            ):
+                yield words(code)
+            case ast.FunctionDef(returns=ast.Name(id="Code")):
+                yield {word for one in ast.walk(node) if isinstance(one, ast.Return) for word in words(one)}
+            case ast.AnnAssign(annotation=kind, value=ast.AST() as value) if "Code" in ast.unparse(kind):
+                yield words(value)
+            case ast.Assign(targets=[target], value=value) if "code" in {one.id for one in _names(target)}:
+                yield words(value)
+
+
+def _names(node: ast.AST) -> Iterator[ast.Name]:
+    return (one for one in ast.walk(node) if isinstance(one, ast.Name))
+
+
+def test_every_code_of_the_tables_is_used() -> None:
+    used = {word for tree in trees().values() for found in codes_in(tree) for word in found}
+    assert set(get_args(errors.Code)) - used == set()
+    sdk = (tree for name, tree in trees().items() if name.startswith("sdk/"))
+    assert (
+        set(get_args(loadgen_sdk.errors.Code)) - {word for tree in sdk for one in codes_in(tree) for word in one}
+        == set()
+    )
+
+
+def test_every_fault_is_made_with_a_code() -> None:
+    """What mypy sees too, also where it is not run: no sentence stands in the place of a code."""
+    known = set(get_args(errors.Code))
+    for name, tree in trees().items():
+        for node in ast.walk(tree):
+            match node:
+                case ast.Call(func=ast.Name(id=cls) | ast.Attribute(attr=cls), args=[code, *_]) if cls in FAULTS:
+                    assert words(code) <= known, f"{name}:{node.lineno}: {words(code) - known}"
+
+
+def test_codes_are_nouns_of_a_situation_and_few() -> None:
+    codes = get_args(errors.Code)
+    assert len(codes) == len(set(codes)) <= 80
+    assert all(re.fullmatch("[a-z0-9]+(_[a-z0-9]+)*", code) for code in codes)
+
+
+def test_the_page_of_codes_is_made_from_the_source() -> None:
+    assert make_codes.PAGE.read_text("utf-8") == make_codes.page(), "python tests/make_codes.py"
+    said = {code: meaning for file in make_codes.FILES.values() for code, meaning in make_codes.meanings(file).items()}
+    assert set(said) == set(get_args(errors.Code)), "each code with its meaning behind it"
+
+
+def test_the_example_of_the_page_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"(?m)^```python\n(.*?)^```", make_codes.PAGE.read_text("utf-8"), re.DOTALL)
+    exec(compile(example, str(make_codes.PAGE), "exec"), {})
+    assert capsys.readouterr().out.strip() == example.strip().rpartition("# ")[2]
+
+
+@pytest.mark.parametrize(
+    ("where", "key"),
+    [
+        ("--slo tttft:2s", "--slo"),
+        ("--window, --high, --max-time", "--window"),
+        (errors.Place("w.yaml", 3, 1, "requests.input_token"), "requests.input_token"),
+        ("out/capacity.json (rate_per_s)", "rate_per_s"),
+        ("out/run (1)/r", ""),
+        ("http://h:1", ""),
+    ],
+)
+def test_a_fault_says_what_it_is_about(where: str | errors.Place, key: str) -> None:
+    assert errors.UserError("conflict", "", where).key == key
+    assert errors.UserError("conflict", "", where, key="mine").key == "mine"

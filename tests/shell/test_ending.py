@@ -1,0 +1,127 @@
+"""How a command ends at the edges of its process: streams that are closed or leave, paths that the host refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadgen.core.errors import Faults
+from loadgen.core.execution.options import settings
+from loadgen.shell.app import main
+
+RUN = ["run", "qa", "--url", "sim:h100x8", "-n", "20", "--request-rate", "5", "--seed", "1"]
+
+
+def ended(*arguments: str, shell: str = "", cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own; `shell` is what follows it on a shell's line."""
+    env = dict(os.environ) | more
+    words = [sys.executable, "-P", "-m", "loadgen", *arguments]
+    script = 'set -o pipefail; "$@" ' + shell
+    command = ["bash", "-c", script, "bash", *words] if shell else words
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", env=env, cwd=cwd, check=False)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_do_not_end_a_run(tmp_path: Path, closed: str) -> None:
+    done = ended(*RUN, "--out", str(tmp_path / "out"), shell=closed)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "summary.json").exists()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("slo", ["e2e:1ms", "e2e:100s"])
+def test_a_reader_that_leaves_does_not_change_the_exit_code(tmp_path: Path, slo: str) -> None:
+    """`| true` reads nothing; the code is that of the whole command, which writes more than a pipe holds."""
+    done = ended(*RUN, "--slo", slo, "--out", str(tmp_path / "out"), shell="| true")
+    assert done.returncode == (1 if slo == "e2e:1ms" else 0), done.stderr
+    report = ended("report", str(tmp_path / "out"), "--json", shell="| head -c 1")
+    assert report.returncode == done.returncode, report.stderr
+    assert "error" not in report.stderr
+
+
+@pytest.mark.processes
+def test_a_terminal_without_utf_8_is_told_the_same(tmp_path: Path) -> None:
+    done = ended(*RUN, "--out", str(tmp_path / "out"), PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C")
+    assert (done.returncode, "bug" in done.stderr) == (0, False), done.stderr
+
+
+@pytest.mark.processes
+def test_a_terminal_is_not_steered_by_a_text() -> None:
+    code = (
+        "from loadgen.shell import streams as s; s.prepare()\n"
+        "print('\\x1b]0;t\\x07 \\u202e \\x1b[1mbold\\x1b[0m \\x9b')"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "\\x1b]0;t\\x07 \\u202e \x1b[1mbold\x1b[0m \\x9b\n"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        ("/dev/null", "/dev/null"),
+        ("/dev/null/x", "not a directory"),
+        ("/proc/nothing", "/proc/nothing"),
+        ("x" * 300, "name too long"),
+    ],
+)
+def test_a_path_that_the_host_refuses_is_no_bug_of_ours(tmp_path: Path, out: str, said: str) -> None:
+    done = ended(*RUN, "--out", out, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr and "hint:" in done.stderr
+    assert "bug" not in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("out", ["/dev/null", "/dev/null/x", "x" * 300])
+def test_a_dry_run_sees_bad_paths_too(out: str) -> None:
+    with pytest.raises(Faults, match="--> --out "):
+        settings({"out": out})
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--request-rate", "1000000/s", "-d", "2000s"), "their instants alone take 16.0 GB"),
+        (("--input-tokens", "1000000000"), "too many"),
+        (("--output-tokens", "1" + "0" * 40), "not a number"),
+        (("--extra-body", "[" * 90_000), "not a JSON object"),
+        (("--workers", "1" + "0" * 30), "--workers"),
+        (("--timeout", "1" + "0" * 400 + "s"), "--timeout"),
+        (("--slo", "ttft:1" + "0" * 400 + "s"), "--slo"),
+        (("-d", "1" + "0" * 30 + "h"), "--duration"),
+        (("-n", "1" + "0" * 30), "--num-requests"),
+        (("-c", "1" + "0" * 30), "--concurrency"),
+    ],
+)
+def test_absurd_numbers_are_told(flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["run", "qa", "--url", "sim:gb300-vm", *flags])
+    told = capsys.readouterr().err
+    assert (left.value.code, said in told) == (2, True), told[:500]
+
+
+def test_a_deep_or_damaged_run_is_no_bug_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("run.json", "summary.json"):
+        for data in (b"[" * 100_000, b'{"schema": 1, "run": "\xff\xfe"}', b'{"schema": 1e400}', b""):
+            (tmp_path / name).write_bytes(data)
+            with pytest.raises(SystemExit) as left:
+                main(["report", str(tmp_path)])
+            assert left.value.code == 2, capsys.readouterr().err[:500]
+        (tmp_path / name).unlink()
+
+
+@pytest.mark.processes
+def test_a_full_disk_is_said_with_what_is_kept(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for a disk that is full."""
+    limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); from loadgen.shell.app import main; main()"
+    words = [sys.executable, "-P", "-c", limited, *RUN[:4], "-n", "500", "--request-rate", "50"]
+    done = subprocess.run([*words, "--out", str(tmp_path / "out")], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "make room" in done.stderr and "kept" in done.stderr
+    assert "bug" not in done.stderr

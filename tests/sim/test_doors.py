@@ -1,0 +1,257 @@
+"""The other doors of a server: the Responses API, embeddings, rerank, and messages with images."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import urllib.request
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from canned import Heard, answer, events, serving
+from loadgen_sdk.dialects.body import body
+from loadgen_sdk.dialects.quirks import QUIRKS
+from loadgen_sdk.errors import TargetUnusable
+from loadgen_sdk.request import Request
+from refusals import refused
+
+from loadgen.core.errors import Fault, Faults
+from loadgen.core.execution.options import settings
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.run import execute
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.requests.build import build
+from loadgen.core.requests.tokenizer import load_tokenizer
+from loadgen.core.workload import read_flags
+from loadgen.core.workload.loading import of_mapping
+from loadgen.runs import text
+from loadgen.shell.app import main
+from loadgen.sim.server.embedded import start
+from loadgen.sim.server.options import Options
+from loadgen.sim.server.send_log import parse_log
+
+pytestmark = pytest.mark.processes
+
+SHORT = {"input_tokens": 20, "output_tokens": 5}
+USAGE = {"input_tokens": 20, "output_tokens": 5, "input_tokens_details": {"cached_tokens": 4},
+         "output_tokens_details": {"reasoning_tokens": 1}}  # fmt: skip
+
+
+def workload(requests: dict[str, Any], count: int = 10, **more: Any) -> Any:
+    stages = [{"arrival": {"poisson": "100/s"}, "count": count}]
+    return of_mapping({"name": "w", "requests": requests, "stages": stages, **more}, read_flags(seed=1))
+
+
+def run(
+    api: Any, said: bytes, folder: Path, requests: dict[str, Any] | None = None, stream: bool = False, **more: Any
+) -> tuple[Summary, list[Heard]]:
+    with serving(said) as server:
+        asked = Settings(url=server.url, model="m", server="openai", api=api, stream=stream, out=folder / "out",
+                         server_metrics=("off",))  # fmt: skip
+        summary, _ = execute(workload(requests or SHORT, **more), asked)
+        return summary, server.heard
+
+
+def event(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": kind, **fields}
+
+
+def response(status: str, **fields: Any) -> dict[str, Any]:
+    said = [{"type": "message", "content": [{"type": "output_text", "text": "one two"}]}]
+    return {
+        "id": "resp_1",
+        "object": "response",
+        "status": status,
+        "error": None,
+        "output": said,
+        "usage": USAGE,
+        **fields,
+    }
+
+
+STREAM = (
+    event("response.created", response=response("in_progress", usage=None, output=[])),
+    event("response.output_item.added", item={"type": "message"}),
+    event("response.reasoning_text.delta", delta="hm"),
+    *(event("response.output_text.delta", delta=f" w{number}") for number in range(4)),
+    event("response.output_text.done", text="w"),
+)
+
+
+def test_streamed_responses_have_their_tokens_and_instants(tmp_path: Path) -> None:
+    said = events(*STREAM, event("response.completed", response=response("completed")), done=False)
+    summary, heard = run("responses", said, tmp_path, stream=True)
+    assert (summary.requests.ok, summary.requests.failed, summary.tokens.output) == (10, 0, 50)
+    assert summary.ttft_ms.count == 10 and summary.tokens.cached_share == pytest.approx(0.2)
+    assert summary.tokens.reasoning == 10
+    load = heard[-1]
+    assert load.path == "/v1/responses" and set(load.body) == {"model", "input", "stream", "max_output_tokens"}
+    assert (load.body["max_output_tokens"], load.body["stream"]) == (5, True)
+
+
+@pytest.mark.parametrize(
+    ("last", "ok"),
+    [
+        (response("incomplete", incomplete_details={"reason": "max_output_tokens"}), True),
+        (response("incomplete", incomplete_details={"reason": "tired"}), False),
+        (response("failed", error={"code": "server_error", "message": "out of memory"}), False),
+        (response("in_progress"), False),
+    ],
+)
+def test_how_a_response_ends(last: dict[str, Any], ok: bool, tmp_path: Path) -> None:
+    import msgspec
+    from loadgen_sdk.dialects.reader import Flow, Reading
+
+    reading = Reading(Flow(), keep_text=True)
+    reading.take([msgspec.json.encode(last)], 5)
+    failure = reading.judge(True, False, False)
+    assert (failure is None) == ok
+    if ok:
+        assert ("".join(reading.pieces or ()), reading.usage().cached, reading.response_id) == ("one two", 4, "resp_1")
+    if last["status"] == "failed":
+        assert failure is not None and "out of memory" in failure.text
+
+
+def test_a_conversation_of_responses_sends_only_what_is_new(tmp_path: Path) -> None:
+    said = events(*STREAM, event("response.completed", response=response("completed")), done=False)
+    turns = {"turns": {"count": 3, "tool_result_tokens": 7, "history": "server"}}
+    _, heard = run("responses", said, tmp_path, SHORT | turns, stream=True, count=2)
+    later = [one.body for one in heard if "previous_response_id" in (one.body or {})]
+    assert len(later) == 4 and {one["previous_response_id"] for one in later} == {"resp_1"}
+    assert all([message["role"] for message in one["input"]] == ["user"] for one in later)
+
+
+def test_embeddings_have_a_latency_and_no_first_token(tmp_path: Path) -> None:
+    said = answer({"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 20, "total_tokens": 20}})
+    summary, heard = run("embeddings", said, tmp_path, slo={"ttft": "1s", "e2e": "5s"})
+    assert (summary.requests.ok, summary.tokens.input, summary.tokens.output) == (10, 200, 0)
+    assert (summary.e2e_ms.count, summary.ttft_ms.count) == (10, 0)
+    shown = text.render(summary)
+    assert (
+        "there is no TTFT" in shown
+        and "SLO terms not judged: ttft: answers of embeddings have no tokens" in " ".join(shown.split())
+    )
+    assert "usage_missing" not in [code.code for code in summary.verdict.warning_codes]
+    assert heard[-1].path == "/v1/embeddings" and set(heard[-1].body) == {"model", "input", "encoding_format"}
+
+
+def test_an_answer_without_values_is_a_failure(tmp_path: Path) -> None:
+    good = answer({"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 20}})
+    with serving(*[good] * 12, answer({"data": [], "usage": {"prompt_tokens": 20}})) as server:
+        asked = Settings(url=server.url, model="m", server="openai", api="embeddings", stream=False, out=tmp_path / "o",
+                         server_metrics=("off",))  # fmt: skip
+        summary, _ = execute(workload(SHORT, 30), asked)
+    assert summary.requests.failed >= 10 and summary.requests.ok >= 1
+
+
+def test_rerank_sends_the_chunks_as_documents(tmp_path: Path) -> None:
+    said = answer({"results": [{"index": 0, "relevance_score": 0.3}], "usage": {"total_tokens": 7}})
+    chunks = {"input_tokens": 100, "output_tokens": 1, "chunks": {"count": 4, "tokens": 20, "corpus": 9}}
+    summary, heard = run("rerank", said, tmp_path, chunks)
+    count = load_tokenizer().count
+    load = heard[-1].body
+    assert summary.requests.ok == 10 and heard[-1].path == "/v1/rerank"
+    assert [count(document) for document in load["documents"]] == [20] * 4 and count(load["query"]) == 20
+    with pytest.raises(Fault, match="--> requests"):
+        build(workload(SHORT), 1, 2, load_tokenizer(), 0, "rerank")
+
+
+def test_images_are_of_their_size_and_no_two_are_alike() -> None:
+    asked = workload(SHORT | {"images": {"count": 2, "width": 100, "height": 40}})
+    prompts = build(asked, 1, 2, load_tokenizer(), 0, "chat")
+    urls = set()
+    for number in range(3):
+        request = prompts[number]
+        assert request.messages is not None and request.input_tokens is None
+        words, *pictures = request.messages[-1]["content"]
+        assert words["type"] == "text" and load_tokenizer().count(words["text"]) == 20
+        for picture in pictures:
+            kind, _, data = picture["image_url"]["url"].partition(";base64,")
+            png = base64.b64decode(data)
+            assert kind == "data:image/png" and png.startswith(b"\x89PNG\r\n\x1a\n")
+            assert struct.unpack(">II", png[16:24]) == (100, 40)
+            size = struct.unpack(">I", png[33:37])[0]
+            assert len(zlib.decompress(png[41 : 41 + size])) == 40 * (1 + 3 * 100)
+            assert zlib.crc32(png[37 : 41 + size]) == struct.unpack(">I", png[41 + size : 45 + size])[0]
+            urls.add(data)
+    assert len(urls) == 6
+    parts = body(prompts[0], QUIRKS["openai"], "responses", "m", False)
+    assert b'"type":"input_image","image_url":"data:image/png' in parts and b'"type":"input_text"' in parts
+    with pytest.raises(Fault, match=r"--> requests\.images"):
+        build(asked, 1, 2, load_tokenizer(), 0, "completions")
+
+
+def typed(words: list[str]) -> Any:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    return ended.value.code
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("answers {rows} --api embeddings", "answers are scored as texts, and an answer of embeddings is numbers"),
+        ("mlperf offline -b llama2-70b --api rerank", "the rules are about generated tokens"),
+        ("mlperf accuracy -b llama2-70b --dataset {rows} --api embeddings", "accuracy is scored over texts"),
+        ("search qa --api embeddings --url sim:gb300-vm", "nothing of the SLO can be judged"),
+        ("validate chatbot --api embeddings --url sim:gb300-vm --dry-run", "have no tokens: ttft at p50 within 500 ms"),
+        ("run qa --api embeddings --url sim:gb300-vm --stop-when ttft:p50:1s", "this rule would never hold"),
+        ("run agentic --api embeddings --url sim:gb300-vm", "no text that a later request could go on from"),
+        ("run coding-agent --api rerank --url sim:gb300-vm", "no text that a later request could go on from"),
+        ("run qa --api rerank --url sim:gb300-vm", "there are no documents to rerank"),
+    ],
+)
+def test_an_api_without_texts_is_refused_where_they_are_needed(
+    command: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
+    assert typed(command.format(rows="rows.jsonl").split()) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert told in said and "Traceback" not in said and "hint: " in said
+
+
+def test_doctor_and_search_take_embeddings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with start(Options(ttft="5ms")) as endpoint:
+        assert typed(["doctor", "--url", endpoint.url, "--api", "rerank"]) == 0
+    said = capsys.readouterr().out
+    assert "to the answer of rerank to a short text" in " ".join(said.split()) and "tokens arrive" not in said
+    asked = ["search", "qa", "--api", "embeddings", "--url", "sim:gb300-vm", "--slo", "e2e:60ms:p90", "--seed", "1"]
+    assert typed([*asked, "-d", "20s", "--max-probes", "12", "--out", str(tmp_path / "s"), "--progress", "off"]) in (
+        0,
+        1,
+    )
+    assert "e2e p90" in capsys.readouterr().out
+
+
+def test_what_an_api_does_not_take_is_refused() -> None:
+    with refused(Faults, "unsupported", "--api"):
+        settings({"api": "rerank", "url": ["http://a"], "client": "openai"})
+    assert settings({"api": "embeddings", "url": ["http://a"]}).stream is False
+    ids = Request(id="r", prompt=[1, 2, 3], max_tokens=2)
+    assert b'"input":[1,2,3]' in body(ids, QUIRKS["vllm"], "embeddings", "m", False)
+    for api in ("chat", "responses"):
+        with refused(TargetUnusable, "unsupported"):
+            body(ids, QUIRKS["vllm"], api, "m", False)
+
+
+@pytest.mark.parametrize("api", ["chat", "completions", "responses", "embeddings"])
+def test_a_prompt_has_the_tokens_that_were_asked_for_by_the_servers_count(tmp_path: Path, api: Any) -> None:
+    (tmp_path / "ids.jsonl").write_text('{"prompt": [11, 12, 13, 14, 15, 16, 17], "output_tokens": 5}\n')
+    counted: dict[str, set[int]] = {}
+    with start(Options(ttft="1ms", itl="0.2ms", log_events="ends")) as server:
+        loads: dict[str, dict[str, Any]] = {"text": {"input_tokens": 130, "output_tokens": 5}}
+        if api in ("chat", "responses"):
+            loads["image"] = loads["text"] | {"images": {"width": 32, "height": 32}}
+        if api != "responses":  # it has no field for them
+            loads["ids"] = {"from": str(tmp_path / "ids.jsonl")}
+        for name, requests in loads.items():
+            asked = Settings(url=server.url, api=api, stream=api != "embeddings", out=tmp_path / name)
+            summary, _ = execute(workload(requests, count=4), asked)
+            assert summary.requests.ok == 4, summary.requests.by_error
+            log = parse_log(urllib.request.urlopen(server.url + "/_log").read())
+            counted[name] = {entry.input_tokens for entry in log.requests if "-" in entry.id}
+            assert summary.tokens.input == 4 * sum(counted[name]), "one length, and the run has it"
+    assert counted == {name: {7 if name == "ids" else 130} for name in loads}

@@ -1,0 +1,135 @@
+"""Presets: what comes with the package is sound and sourced; what a user writes is told apart from what he meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from refusals import refused
+
+from loadgen.core.errors import UserError
+from loadgen.cost import published
+from loadgen.sim.presets import preset
+
+ALL = ["b200x8", "gb200-vm", "gb300-rack", "gb300-vm", "gb300-vm-128k", "h100x8", "h200x8"]
+
+
+def test_the_packaged_ones() -> None:
+    assert preset.names() == ALL
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_constant_of_a_packaged_preset_has_a_source(name: str) -> None:
+    one = preset.load_preset(name)
+    constants = [getattr(one.hardware, field) for field in one.hardware.__struct_fields__]
+    constants += [one.assumed_input_tokens, one.valid_from_sequences]
+    assert all(constant.source and constant.value > 0 for constant in constants)
+    assert one.name == name and one.fitted_on and one.server.source
+    assert one.replicas * one.gpus_per_replica == one.gpus and len(one.speeds) == one.replicas
+
+
+def test_one_overhead_for_a_generation() -> None:
+    found: dict[str, set[float]] = {}
+    for name in ALL:
+        one = preset.load_preset(name)
+        found.setdefault(one.generation, set()).add(one.hardware.overhead_ms.value)
+    assert all(len(values) == 1 for values in found.values())
+
+
+def test_llama_2_70b_is_as_large_as_it_is() -> None:
+    model = preset.load_preset("gb300-vm").model
+    parameters = model.block_parameters + 2 * model.hidden * model.vocab
+    assert parameters == pytest.approx(68.98e9, rel=1e-3)  # norms left out
+    assert model.kv_token_bytes == 2 * 80 * 8 * 128  # FP8
+    assert model.token_flops == pytest.approx(2 * 68.7e9, rel=1e-3)
+
+
+def test_costs_are_the_roofline_of_their_constants() -> None:
+    one = preset.load_preset("h100x8")  # two GPUs to a replica
+    hardware, model = one.hardware, one.model
+    bytes_per_s = 2 * hardware.bandwidth_tb_s.value * 1e12 * hardware.bandwidth_share.value
+    flops_per_s = 2 * hardware.peak_tflops.value * 1e12 * hardware.compute_share.value
+    assert one.costs.weights_ns == pytest.approx(model.weight_bytes / bytes_per_s * 1e9)
+    assert one.costs.kv_token_ns == pytest.approx(model.kv_token_bytes / bytes_per_s * 1e9)
+    assert one.costs.token_ns == pytest.approx(model.token_flops / flops_per_s * 1e9)
+    held = one.limits.kv_blocks * one.limits.tokens_per_block * model.kv_token_bytes + model.memory_bytes
+    assert 0.85 * 2 * 85.5e9 < held < 2 * 85.5e9
+
+
+def test_the_racks_speeds_are_those_of_its_logs() -> None:
+    rates = [node.tokens_per_s for node in published.nodes().rows]
+    mean = sum(rates) / len(rates)
+    rack = preset.load_preset("gb300-rack")
+    assert rack.vm_speeds == pytest.approx([rate / mean for rate in rates], abs=5e-5)
+    assert rack.replicas == 72 and rack.costs == preset.load_preset("gb300-vm").costs
+
+
+def test_another_model_by_its_dimensions(tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text(
+        """
+extends: gb300-vm
+model: {name: llama-3.1-8b, layers: 32, hidden: 4096, heads: 32, kv_heads: 8, intermediate: 14336, vocab: 128256,
+        weights: fp8, kv_cache: fp8}
+hardware: {overhead_ms: 5}
+server: {max_seq_len: 8192}
+"""
+    )
+    one = preset.load_preset(str(own))
+    assert (one.name, one.model.name, one.gpu) == ("mine", "llama-3.1-8b", "GB300")
+    assert one.hardware.overhead_ms == preset.SourcedNumber(value=5, source="given by the user")
+    assert one.model.block_parameters + 2 * one.model.hidden * one.model.vocab == pytest.approx(8.03e9, rel=1e-2)
+    assert one.costs.token_ns < preset.load_preset("gb300-vm").costs.token_ns / 8
+    assert one.fitted_on.startswith("nothing: model.name,") and "hardware.overhead_ms are the user's" in one.fitted_on
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "hint"),
+    [
+        ("extends: gb300-vm\nserver: {max_batch: 3}", "unknown_key", "max_batch_size"),
+        ("extends: gb300-vm\nhardware: {bandwith: 3}", "unknown_key", "bandwidth_tb_s"),
+        ("extends: gb300-vm\nvms: many", "invalid_value", ""),
+        ("extends: gb300\n", "unknown_name", "gb300-vm"),
+        ("extends: [a]", "wrong_type", "gb300-vm"),
+        ("name: x", "missing_key", "hardware"),
+        ("- a", "wrong_type", ""),
+        ("a: [", "invalid_syntax", ""),
+        ("extends: gb300-vm\nvms: 0", "invalid_value", ""),
+        ("extends: gb300-vm\nhardware: {memory_gib: .nan}", "invalid_value", ""),
+        ("extends: gb300-vm\nhardware: {memory_gib: 40}", "conflict", ""),
+        ("extends: gb300-vm\nmodel: {heads: 63}", "conflict", ""),
+        ("extends: gb300-vm\ngpus_per_replica: 3", "conflict", ""),
+        ("extends: gb300-vm\nvm_speeds: [1, 1]", "conflict", ""),
+        ("extends: gb300-vm\nserver: {max_num_tokens: 100}", "conflict", ""),
+        (
+            "extends: gb300-vm\nserver: {scheduler: fair}",
+            "invalid_value",
+            "known: max_utilization, guaranteed_no_evict",
+        ),
+        ("extends: gb300-vm\nmodel: {weights: fp5}", "invalid_value", "nvfp4"),
+        ("extends: " + "[" * 3000, "invalid_syntax", ""),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, code: str, hint: str) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text(text)
+    with refused(UserError, code) as caught:
+        preset.load_preset(str(own))
+    assert hint in str(caught.value)
+
+
+def test_a_file_cannot_extend_itself_nor_be_missing(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text(f"extends: {own}")
+    with pytest.raises(UserError, match=r"own\.yaml \(extends\)"):
+        preset.load_preset(str(own))
+    with pytest.raises(UserError, match=r"none\.yaml"):
+        preset.load_preset(str(tmp_path / "none.yaml"))
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with refused(UserError, "unknown_name", "--target") as caught:
+        preset.load_preset("gb300-vmm", "--target sim:")
+    said = caught.value.hint
+    assert 'did you mean "gb300-vm"' in said
+    assert all(name in said for name in ALL)

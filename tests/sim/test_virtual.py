@@ -1,0 +1,286 @@
+"""Virtual time: the columns it derives against a visit to every token, the same run over HTTP's face, whole runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from refusals import refused
+from runs import says
+
+from loadgen.core.errors import UserError
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.run import execute
+from loadgen.core.metrics.summary import Summary, summarize
+from loadgen.core.results import store
+from loadgen.core.results.record import BIN_NS, KIND, STATUS
+from loadgen.core.schedule import arrivals
+from loadgen.core.stats.quantiles import Histogram, bucket
+from loadgen.core.workload import Workload, load, read_flags
+from loadgen.sim.engine.fleet import Fleet
+from loadgen.sim.engine.replica import Costs, ServerLimits
+from loadgen.sim.virtual_backend import simulate
+
+MS = 1_000_000
+COSTS = Costs(overhead_ns=10 * MS, weights_ns=5 * MS, kv_token_ns=20.0, token_ns=30_000.0, attended_ns=0.5)
+TIGHT = ServerLimits(max_batch_size=6, max_num_tokens=64, kv_blocks=24, tokens_per_block=16, max_seq_len=320)
+WIDE = ServerLimits(max_batch_size=64, max_num_tokens=512, kv_blocks=4096, tokens_per_block=16, max_seq_len=4096)
+
+
+def workload(tmp_path: Path, text: str) -> Workload:
+    file = tmp_path / "w.yaml"
+    file.write_text(f"name: w\n{text}")
+    return load(str(file))
+
+
+def visited(
+    rows: np.ndarray[Any, Any], sizes: Any, limits: ServerLimits, speeds: tuple[float, ...], interval: int
+) -> dict[int, list[tuple[int, int]]]:
+    """(instant, tokens) of every event, by the face that HTTP uses, given the instants at which requests arrived."""
+    fleet = Fleet(costs=COSTS, limits=limits, speeds=speeds, interval=interval)
+    arrivals = sorted((int(row["due_ns"]), int(row["slot"])) for row in rows)
+    events: dict[int, list[tuple[int, int]]] = defaultdict(list)
+
+    def note(until: int) -> None:
+        for key, tokens, _, at in fleet.advance(until):
+            events[key].append((at, tokens))
+
+    for due, number in arrivals:
+        note(due - 1)
+        tokens, asked, blocks = sizes(number)
+        fleet.submit(due, number, tokens, asked, blocks)
+    while (at := fleet.next_ns()) is not None:
+        note(at)
+    return events
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    asked=st.lists(st.tuples(st.integers(1, 180), st.integers(1, 120)), min_size=1, max_size=25),
+    rate=st.sampled_from([5, 40, 1000]),
+    interval=st.integers(1, 4),
+    tight=st.booleans(),
+)
+def test_columns_are_what_a_visit_to_every_token_finds(
+    asked: list[tuple[int, int]], rate: int, interval: int, tight: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Both faces, and the arithmetic of gaps, largest gaps and timelines, pauses included."""
+    stage = f"{{arrival: {{poisson: {rate}/s}}, count: {len(asked)}}}"
+    text = f"requests: {{input_tokens: 1, output_tokens: 1}}\nstages: [{stage}]"
+    timetable = arrivals.build(workload(tmp_path_factory.mktemp("w"), text), 3)
+    limits, speeds = (TIGHT if tight else WIDE), (1.0, 0.8)
+
+    def sizes(number: int) -> tuple[int, int, tuple[int, ...]]:
+        return *asked[number], ()
+
+    made, course = simulate(timetable, sizes, costs=COSTS, limits=limits, speeds=speeds, interval=interval)
+    events = visited(made.rows, sizes, limits, speeds, interval)
+    expected_gaps, bins = Histogram(), np.zeros(len(made.timeline[0]), np.int64)
+    for row in made.rows:
+        times = [at for at, _ in events[int(row["slot"])]]
+        assert sum(tokens for _, tokens in events[int(row["slot"])]) == row["output_tokens"] == asked[row["slot"]][1]
+        assert (times[0], times[-1]) == (row["first_token_ns"], row["last_token_ns"] if interval == 1 else times[-1])
+        assert times[-1] == row["end_ns"] == row["done_ns"]
+        if not any(replica.pauses for replica in course.replicas):
+            assert len(times) == row["output_events"]
+        gaps = np.diff(times)
+        assert (gaps.max() if len(gaps) else 0) == row["max_gap_ns"]
+        expected_gaps.add(gaps)
+        bins += np.bincount(np.array(times) // BIN_NS, minlength=len(bins))
+    assert (made.gaps[0].counts == expected_gaps.counts).all()
+    assert (made.gaps[0].total_ns, made.gaps[0].largest_ns) == (expected_gaps.total_ns, expected_gaps.largest_ns)
+    assert (made.timeline[0] == bins).all()
+
+
+def test_the_histogram_is_weighed_as_if_every_value_were_added() -> None:
+    values, counts = np.array([3, 10**6, 10**9, 5]), np.array([4, 1, 0, 2])
+    one, other = Histogram(), Histogram()
+    one.add(values, counts)
+    other.add(np.repeat(values, counts))
+    assert one.to_bytes() == other.to_bytes()
+    assert int(one.counts[bucket(np.array([5]))[0]]) == 2
+
+
+# -- whole runs --------------------------------------------------------------------------------------------------
+
+TARGET = "sim:gb300-vm"
+
+
+def ran(one: Workload, tmp_path: Path, target: str = TARGET) -> tuple[Summary, Path]:
+    return execute(one, Settings(url=target, out=tmp_path / "out"))
+
+
+def test_a_run_leaves_the_folder_of_a_run_that_says_it_is_simulated(tmp_path: Path) -> None:
+    one = load("qa", read_flags(num_requests="400", request_rate="200", seed="5"))
+    summary, folder = ran(one, tmp_path)
+    header = json.loads((folder / "run.json").read_bytes())
+    assert header["targets"][0]["simulated"] is True
+    assert header["targets"][0]["name"] == "simulated: gb300-vm"
+    assert header["state"] == "finished" and header["targets"][0]["gpus"] == 4
+    assert says(summary.verdict.warning_codes, "virtual_time")
+    assert says(summary.verdict.warning_codes, "extrapolated")
+    assert summary.target.simulated and summary.verdict.valid
+    assert summary.requests.ok == 400 and summary.tokens.output == 400 * 500
+    assert summary.itl_ms is not None and summary.itl_ms.count == 400 * 499
+    again = summarize(*store.read_run(folder))  # Parquet, flows and header alone say the same
+    assert again == summary
+    assert json.loads((folder / "summary.json").read_bytes())["target"]["simulated"] is True
+
+
+def test_the_same_seed_gives_the_same_rows(tmp_path: Path) -> None:
+    one = load("agentic", read_flags(seed="5"))
+    first, second = ran(one, tmp_path / "a")[1], ran(one, tmp_path / "b")[1]
+    assert (store.read_run(first).rows == store.read_run(second).rows).all()
+
+
+def test_conversations_wait_for_their_tools_and_find_their_history_in_the_cache(tmp_path: Path) -> None:
+    text = (
+        "requests: {input_tokens: 300, output_tokens: 20, system_tokens: 64,"
+        " turns: {count: 3, tool_result_tokens: 100, tool_time: 200ms}}\n"
+        "stages: [{arrival: {closed: 2}, count: 6}]"
+    )
+    summary, folder = ran(workload(tmp_path, text), tmp_path, f"sim:{_single(tmp_path)}")
+    rows = np.sort(store.read_run(folder).rows, order="slot").reshape(6, 3)
+    assert summary.sessions is not None and summary.sessions.ok == 6
+    assert (rows["due_ns"][:, 1:] - rows["done_ns"][:, :-1] == 200 * MS).all()
+    assert rows["input_tokens"][0].tolist() == [364, 484, 604]
+    # Full blocks of 32: the system's two are there from the second conversation on, then each turn's whole prompt.
+    assert rows["cached_tokens"][-1].tolist() == [64, 352, 480]
+    assert (rows["lane"][:, 0] == [0, 1, 0, 1, 0, 1]).all()
+
+
+def _single(tmp_path: Path) -> Path:
+    """One replica, so that every turn comes to the same cache."""
+    own = tmp_path / "single.yaml"
+    own.write_text("extends: gb300-vm\ngpus_per_vm: 1\n")
+    return own
+
+
+def test_a_shared_prefix_is_cached_by_group(tmp_path: Path) -> None:
+    text = (
+        "requests: {input_tokens: 200, output_tokens: 2, shared_prefix_tokens: 160, prefixes: 3}\n"
+        "stages: [{arrival: {constant: 2/s}, count: 40}]"
+    )
+    _, folder = ran(workload(tmp_path, text), tmp_path, f"sim:{_single(tmp_path)}")
+    cached = np.sort(store.read_run(folder).rows, order="slot")["cached_tokens"]
+    assert sorted(set(cached.tolist())) == [0, 160] and (cached == 0).sum() == 3
+
+
+def test_an_overloaded_server_is_given_up_on_and_the_cap_drops(tmp_path: Path) -> None:
+    text = (
+        "requests: {input_tokens: 1000, output_tokens: 1000}\n"
+        "stages: [{arrival: {poisson: 300/s}, duration: 10s}]\ngrace: 5s\nmax_in_flight: 2000"
+    )
+    summary, folder = ran(workload(tmp_path, text), tmp_path)
+    rows = store.read_run(folder).rows
+    cut = rows[rows["status"] == STATUS["unfinished"]]
+    assert summary.requests.scheduled == len(rows) == summary.requests.unfinished + summary.requests.dropped
+    assert len(cut) == 2000 and summary.load.in_flight_max == 2000
+    assert (cut["kind"] == KIND["unfinished"]).all() and (cut["done_ns"] == 15 * 10**9).all()
+    begun = cut[cut["first_token_ns"] >= 0]
+    assert len(begun) and (begun["output_tokens"] == begun["output_events"]).all()
+    assert list(summary.requests.by_error) == ["in_flight_cap"]
+    assert "in flight when the drain ended" in store.read_run(folder).texts[rows["text"].max()]
+    assert int(made_events(folder)) == int(begun["output_events"].sum())
+
+
+def made_events(folder: Path) -> int:
+    return int(sum(one.sum() for one in store.read_run(folder).timeline))
+
+
+def test_a_request_is_cut_at_its_own_timeout(tmp_path: Path) -> None:
+    requests = "requests: {input_tokens: 100, output_tokens: 1000}"
+    text = f"{requests}\nstages: [{{arrival: {{constant: 5/s}}, count: 20}}]\ntimeout: 2s"
+    _, folder = ran(workload(tmp_path, text), tmp_path)
+    rows = store.read_run(folder).rows
+    assert (rows["kind"] == KIND["timeout_total"]).all()
+    over = rows["done_ns"] - rows["due_ns"] - 2 * 10**9
+    assert (over >= 0).all() and (over < 100 * MS).all()  # at the end of the iteration in which its time was over
+
+
+def test_the_load_of_conversations_ends_with_the_last_that_starts(tmp_path: Path) -> None:
+    """What follows is due when the server has answered: it is the tail of the run, however much is due in it."""
+    text = (
+        "requests: {input_tokens: 100, output_tokens: 500, turns: {count: 4, tool_result_tokens: 10, tool_time: 1s}}\n"
+        "stages: [{arrival: {constant: 2/s}, count: 20}]"
+    )
+    summary, folder = ran(workload(tmp_path, text), tmp_path)
+    rows = store.read_run(folder).rows
+    assert summary.window.steady.end_s == rows["due_ns"][rows["turn"] == 0].max() / 1e9
+    assert rows["due_ns"].max() / 1e9 > 2 * summary.window.steady.end_s
+
+
+def test_a_prompt_beyond_the_context_is_refused_and_an_answer_clamped(tmp_path: Path) -> None:
+    """A load with few such requests is sent as asked; one with more is refused before it begins."""
+    text = (
+        "requests: {input_tokens: {empirical: {values: [100, 4000, 4096], weights: [8, 1, 1]}}, output_tokens: 500}\n"
+        "stages: [{arrival: {constant: 20/s}, count: 100}]\nlimits: {failure_share: 50%}"
+    )
+    summary, folder = ran(workload(tmp_path, text), tmp_path)
+    rows = store.read_run(folder).rows
+    output = {asked: rows[rows["built_tokens"] == asked]["output_tokens"] for asked in (100, 4000, 4096)}
+    assert all(len(tokens) for tokens in output.values())
+    assert (output[100] == 500).all() and (output[4000] == 96).all()
+    assert summary.requests.failed == len(output[4096]) and "http_4xx" in summary.requests.by_error
+
+
+def test_own_prompts_are_counted_and_repeated_rows_cached(tmp_path: Path) -> None:
+    lines = [{"prompt": "word " * (100 + 50 * i), "output_tokens": 10} for i in range(3)]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    text = "requests: {from: p.jsonl}\nstages: [{arrival: {constant: 2/s}, count: 6}]"
+    _, folder = ran(workload(tmp_path, text), tmp_path, f"sim:{_single(tmp_path)}")
+    rows = np.sort(store.read_run(folder).rows, order="slot")
+    assert (rows["input_tokens"][:3] == rows["input_tokens"][3:]).all()
+    assert (rows["cached_tokens"][:3] == 0).all() and (rows["cached_tokens"][3:] >= 64).all()
+
+
+def test_a_trace_brings_its_shared_beginnings(tmp_path: Path) -> None:
+    lines = [
+        {"timestamp": 1000 * i, "input_length": n, "output_length": 5, "hash_ids": hashes}
+        for i, (n, hashes) in enumerate([(1500, [1, 2, 3]), (1200, [1, 2, 4]), (600, [1, 5]), (1024, [6, 7])])
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    text = "requests: {trace: t.jsonl}\nstages: [{arrival: {constant: 2/s}, count: 8}]"
+    _, folder = ran(workload(tmp_path, text), tmp_path, f"sim:{_single(tmp_path)}")
+    rows = np.sort(store.read_run(folder).rows, order="slot")
+    assert rows["input_tokens"].tolist() == [1500, 1200, 600, 1024] * 2 and (rows["output_tokens"] == 5).all()
+    # Hashes of 512 tokens: two in common, then one; when the trace comes again, it comes with other text.
+    assert rows["cached_tokens"].tolist() == [0, 1024, 512, 0] * 2
+
+
+def test_an_unknown_preset_is_a_fault_not_a_folder(tmp_path: Path) -> None:
+    with refused(UserError, "unknown_name", "--url"):
+        execute(load("qa"), Settings(url="sim:gb900", out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.processes
+def test_the_command_says_simulated_in_its_first_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "loadgen", "run", "qa", "--target", TARGET, "--out", str(tmp_path / "out")]
+    command[1:3] = ["-m", "loadgen"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "SIMULATED" in done.stdout.splitlines()[0] and "SIMULATED" in done.stderr.splitlines()[0]
+
+
+def test_the_first_lines_say_how_many_conversations_a_rate_of_them_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from loadgen.shell.app import main
+
+    command = ["run", "agentic", "--url", TARGET, "--request-rate", "5", "-d", "4s", "--warmup", "0", "--seed", "1"]
+    for more in (["--dry-run"], ["-o", str(tmp_path / "run")]):
+        with pytest.raises(SystemExit):
+            main([*command, *more])
+        told = "".join(capsys.readouterr())
+        (line,) = [line for line in told.splitlines() if line.startswith("load: ")]
+        assert re.search(r"poisson 5/s: (\d+) conversations, (\d+) requests, 4 s", line)

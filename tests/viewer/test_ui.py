@@ -1,0 +1,189 @@
+"""A folder of results as a page: what is listed and drawn, and that `loadgen ui` tells nobody else about it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import threading
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+
+import msgspec
+import places
+import pytest
+import runs
+from browser import Browser, find
+
+from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
+from loadgen.core.results.capacity import Capacity, dump
+from loadgen.search.experiment import ExperimentPlan
+from loadgen.shell.app import parser
+from loadgen.shell.results_list import is_collection, results_in
+from loadgen.viewer import page as results_page
+from loadgen.viewer.command import Server
+
+DATA = places.DATA
+RAG = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
+PER_REQUEST = RAG.tokens.steady_output_per_s or 0.0
+
+
+def _store(folder: Path, summary: Summary = RAG) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_bytes(dump_summary(summary))
+    return folder
+
+
+def _at(rate: float, factor: float) -> Summary:
+    """The example at another load: its tokens and its TPOT times a factor."""
+    tokens = msgspec.structs.replace(RAG.tokens, steady_output_per_s=PER_REQUEST * factor)
+    tpot = msgspec.structs.replace(RAG.tpot_ms, p50=(RAG.tpot_ms.p50 or 1.0) * factor)
+    return msgspec.structs.replace(
+        RAG, tokens=tokens, tpot_ms=tpot, load=msgspec.structs.replace(RAG.load, arrival=f"poisson {rate:g}/s")
+    )
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    root = tmp_path / "results"
+    _store(root / "one-run")
+    _store(root / "<b>odd & name")
+    for rate, factor in ((1, 1.0), (2, 1.5), (4, 2.0)):
+        _store(root / "swept" / f"r{rate}", _at(rate, factor))
+    (root / "swept" / "plan.json").write_text("{}")
+    rate = Capacity(rate_per_s=2.0, low_per_s=1.9, high_per_s=2.2, method="sweep", recipe="r", evidence="r2")
+    (root / "swept" / "capacity.json").write_bytes(dump(rate))
+    _store(root / "deep" / "er" / "run")
+    (root / "damaged").mkdir()
+    (root / "damaged" / "summary.json").write_text("{")
+    going_on = root / "going-on"
+    runs.write(going_on)
+    (going_on / "notes").mkdir()
+    return root
+
+
+def test_everything_is_found_and_nothing_else(results: Path) -> None:
+    found = {result.name: result for result in results_in(results)}
+    assert found.keys() == {"one-run", "<b>odd & name", "swept", "deep/er/run", "damaged", "going-on"}
+    assert (found["swept"].kind, found["one-run"].kind) == ("sweep", "run")
+    assert found["damaged"].curve is None and "cannot be read" in found["damaged"].word
+    assert found["going-on"].going_on
+
+
+def test_a_search_without_an_answer_is_no_sweep(tmp_path: Path) -> None:
+    _store(tmp_path / "s" / "r1")
+    plan = ExperimentPlan(by="search", kind="request_rate", workload="qa", source_text="", target="t", flags={})
+    (tmp_path / "s" / "plan.json").write_bytes(msgspec.json.encode(plan))
+    assert [result.kind for result in results_in(tmp_path)] == ["search"]
+
+
+def test_runs_beside_a_damaged_plan_are_reported(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parser()(["report", str(results / "swept"), "--no-html"], standalone_mode=False, obj=[]) == 0
+    assert "4/s" in capsys.readouterr().out
+
+
+def test_the_interval_of_a_capacity_is_in_tokens_per_second(results: Path) -> None:
+    (swept,) = (result for result in results_in(results) if result.name == "swept")
+    assert swept.interval is not None
+    assert swept.interval[1:] == pytest.approx((PER_REQUEST * 1.5 / 2 * 1.9, PER_REQUEST * 1.5 / 2 * 2.2))
+
+
+def test_a_folder_of_several_commands_is_a_collection_and_a_sweep_is_none(results: Path) -> None:
+    assert is_collection(results)
+    assert not is_collection(results / "swept") and not is_collection(results / "one-run")
+    assert not is_collection(results / "nothing")
+
+
+def test_report_of_a_folder_writes_one_page(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parser()(["report", str(results)], standalone_mode=False, obj=[]) == 0
+    assert "swept" in capsys.readouterr().out
+    page = (results / "report.html").read_text()
+    charts = json.loads(re.findall(r'id="charts">(.*?)</script>', page)[0])
+    assert charts[0]["y"]["label"] == "tokens/s per GPU"
+    of_sweep = next(series for series in charts[0]["series"] if series.get("name") == "swept")
+    assert of_sweep["y"] == pytest.approx([PER_REQUEST * f / (RAG.target.gpus or 1) for f in (2.0, 1.5, 1.0)])
+    assert "<b>odd" not in page and "&lt;b&gt;odd &amp; name" in page
+
+
+def test_what_is_asked_for_is_drawn_and_listed(results: Path) -> None:
+    found = results_in(results)
+    assert [result.name for result in results_page.chosen(found, ["swept"])] == ["swept"]
+    page = results_page.render("results", found, ["swept"], version="1", wanted="SWEPT", served=True)
+    assert 'value="swept" checked' in page and "result?r=one-run" not in page
+
+
+@pytest.fixture
+def server(results: Path) -> Iterator[Server]:
+    running = Server(results, 0, None)
+    thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield running
+    running.shutdown()
+    thread.join()
+    running.server_close()
+
+
+def _get(server: Server, path: str, host: str = "", method: str = "GET") -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    headers = {"Host": host} if host else {}
+    connection.request(method, path if path.startswith("/") else f"/{server.word}/{path}", headers=headers)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
+def test_it_is_on_loopback_and_its_pages_answer(server: Server) -> None:
+    assert server.server_address[0] == "127.0.0.1"
+    assert server.address.endswith(f"/{server.word}/")
+    status, page = _get(server, "")
+    assert status == 200 and "swept" in page
+    for link in set(re.findall(r'href="((?:result|live)\?[^"]*)"', page)):
+        assert _get(server, unescape(link))[0] == 200
+    status, page = _get(server, "compare?r=one-run&r=deep/er/run")
+    assert status == 200 and "TTFT" in page
+
+
+@pytest.mark.parametrize(
+    ("path", "host"),
+    [("/", ""), ("/wrong/", ""), ("/../etc/passwd", ""), ("", "evil.example"), ("", "127.0.0.1"), ("", "localhost:1")],
+)
+def test_nobody_without_the_word_or_from_elsewhere_gets_a_page(server: Server, path: str, host: str) -> None:
+    status, page = _get(server, path, host)
+    assert status == 403 and "swept" not in page
+
+
+@pytest.mark.parametrize("name", ["../..", "/etc", "swept/../..", "nowhere", "", ".", "a%00b"])
+def test_nothing_outside_the_folder_is_opened(server: Server, name: str) -> None:
+    status, page = _get(server, f"result?r={name}")
+    assert status == 200 and "Cannot be shown" in page and "root:x:" not in page
+
+
+def test_it_reads_only(server: Server, results: Path) -> None:
+    before = sorted(str(path) for path in results.rglob("*"))
+    for link in ("", "result?r=swept", "compare?r=one-run&r=deep/er/run", "live?r=going-on"):
+        _get(server, link)
+    assert sorted(str(path) for path in results.rglob("*")) == before
+    assert _get(server, "", method="POST")[0] == 501
+    assert _get(server, "", method="HEAD") == (200, "")
+
+
+@pytest.mark.processes
+def test_it_fits_every_screen(results: Path, tmp_path: Path) -> None:
+    if find() is None:
+        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
+    page = tmp_path / "page.html"
+    page.write_text(results_page.render("results", results_in(results), version="1", served=True))
+    with Browser() as browser:
+        for width in (390, 1400, 1920):
+            browser.look(width=width, height=900)
+            browser.open(page)
+            assert browser.complaints == [] and browser.requests == []
+            assert browser.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+            outside = browser.evaluate(
+                "[...document.querySelectorAll('figure')].flatMap(f => { const box = f.getBoundingClientRect(); return "
+                "[...f.querySelectorAll('svg text')].filter(t => t.getBoundingClientRect().right > box.right + 1)"
+                ".map(t => t.textContent); })"
+            )
+            assert outside == []
