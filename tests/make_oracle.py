@@ -122,6 +122,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "trace": {"trace": DATA / "trace.jsonl", "url": "sim:gb300-vm"},
     "crowded": {"workload": CROWDED, "url": "sim:gb300-vm"},
     "shared": {"workload": SHARED, "url": "sim:h200x8"},
+    "cramped": {"workload": "agentic", "url": f"sim:{DATA / 'cramped.yaml'}", "request_rate": "1.5", "duration": "60s"},
+    "stopped": {"workload": OPEN, "url": "sim:gb300-vm", "stop_when": ["errors:20%", "e2e:p90:1.45s"]},
+    "values": {"workload": PLAIN, "url": "sim:gb300-vm", "api": "embeddings", "request_rate": "90", "num_requests": 99},
 }
 
 

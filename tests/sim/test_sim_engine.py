@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -181,6 +182,32 @@ def test_the_longest_unused_blocks_are_forgotten_first_and_those_in_use_never() 
     drive(replica, [held, *others, *again])
     # 64 blocks: six times ten and the ten in use do not fit; of the oldest the end went first.
     assert [request.cached for request in again] == [16, 144, 144]
+    books_are_balanced(replica)
+
+
+class CountedCache(OrderedDict[Any, None]):
+    """Counts the searches from its front, and the entries that were taken there."""
+
+    searches = taken = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.searches += 1
+        return super().__iter__()
+
+    def popitem(self, last: bool = True) -> tuple[Any, None]:
+        self.taken += 1
+        return super().popitem(last)
+
+
+def test_a_block_is_forgotten_without_a_search_for_it() -> None:
+    """A plain dict keeps a hole for what has left it, and a search for its first entry steps over all of them."""
+    replica = Replica(COSTS, REUSE)
+    assert type(replica._cache) is OrderedDict
+    cache = replica._cache = CountedCache()
+    requests = [SimRequest(i, i * 10**8, 160, 2, list(range(100 * i, 100 * i + 10))) for i in range(200)]
+    drive(replica, requests)
+    assert (cache.searches, cache.taken) == (0, 10 * len(requests) - len(cache))
+    assert cache.taken > 1900
     books_are_balanced(replica)
 
 

@@ -7,7 +7,7 @@ when its prefill ends, so no work is done per token. The HTTP endpoint and the v
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -112,7 +112,9 @@ class Replica:
         # Number of decoding sequences by phase: they need a new block when iteration % tokens_per_block is the phase.
         self._phase = [0] * limits.tokens_per_block
         self._pinned: dict[Hashable, int] = {}  # shared blocks in use -> number of users
-        self._cache: dict[Hashable, None] = {}  # shared blocks not in use, least recently used first
+        # Shared blocks not in use, least recently used first. No plain dict: one keeps a hole for each entry that has
+        # left it, and a search for the first entry steps over them all.
+        self._cache: OrderedDict[Hashable, None] = OrderedDict()
 
     @property
     def blocks_used(self) -> int:
@@ -316,7 +318,7 @@ class Replica:
         """Evict the least recently used shared blocks until the unused ones fit in `capacity`."""
         cache = self._cache
         while len(cache) > capacity:
-            del cache[next(iter(cache))]
+            cache.popitem(last=False)
 
     def _remove_finished(self, done: list[SimRequest]) -> None:
         """Remove sequences that have got their last token.
