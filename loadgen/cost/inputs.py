@@ -46,6 +46,8 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
     if (folder / capacity.FILE).is_file():
         file = folder / capacity.FILE
         stored_capacity = capacity.load_capacity(_bytes(file), str(file))
+        if stored_capacity.unfinished:
+            _refuse_unfinished(stored_capacity, file, allowed=allow_invalid)
         run = folder / stored_capacity.evidence
         summary = _summary(run, allow_invalid, f"named as the evidence of {file}")
         if not summary.goodput.slo:
@@ -76,6 +78,24 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
     summaries = _repeats(folder, run_folders, allow_invalid)
     at_once = all(_at_once(run, summary) for run, summary in zip(run_folders, summaries, strict=True))
     return Evidence(name=name, folder=str(folder), summaries=summaries, at_once=at_once)
+
+
+def _refuse_unfinished(stored: capacity.Capacity, file: Path, *, allowed: bool) -> None:
+    """Raises UnsoundEvidence for a search that was stopped, or found nothing: its rate sizes no machines.
+
+    `allowed`: a stopped one is taken for what it is, a load that held: at least so much, at most so many machines.
+    """
+    if stored.state == "none":
+        raise UnsoundEvidence("unsound", f"no capacity was found: {stored.bound_why}", str(file), "a slower load")
+    so_far = (
+        f"at least {stored.rate_per_s:.4g}/s held so far" if stored.rate_per_s else "no load held to its end so far"
+    )
+    if allowed and stored.rate_per_s:
+        return
+    hint = f"go on with: {stored.go_on}" if stored.go_on else "loadgen search --resume goes on with it"
+    if stored.rate_per_s:
+        hint += "; or --allow-invalid: at least that rate, at most so many machines"
+    raise UnsoundEvidence("unsound", f"{stored.bound_why}; {so_far}", str(file), hint)
 
 
 def gpus_of(evidence: Evidence, said: int | None, flag: str) -> int | None:

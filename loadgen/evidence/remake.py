@@ -174,7 +174,7 @@ def _experiment(folder: Path) -> Iterator[Remade]:
     if (folder / capacity.FILE).is_file():
         files.setdefault(capacity.FILE, b"null\n")
     for name, data in files.items():
-        yield Remade(name, data, SUMMARIES, leave=("recipe",))
+        yield Remade(name, data, SUMMARIES, leave=("recipe", "go_on"))
 
 
 def _given(told: Sequence[TrialResult], place: str, first: int = 1) -> tuple[str, ...]:

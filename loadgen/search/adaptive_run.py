@@ -124,7 +124,8 @@ def found_capacity(folder: Path, stored: StoredAdaptive, workload: Workload | No
     Without the workload its recipe stays empty.
     """
     steps = [step.trial for step in stored.steps if step.trial.ask.kind == SUSTAIN]
-    return experiment.highest(folder, steps[-1:], stored.answer, workload=workload)
+    found = experiment.highest(folder, steps[-1:], stored.answer, workload=workload)
+    return None if found is None else experiment.with_state(found, stored.answer)
 
 
 def _agree(controller: Adaptive, folder: Path) -> None:

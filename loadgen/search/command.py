@@ -79,7 +79,8 @@ def search(
 ) -> int:
     """Find the highest rate (or concurrency) at which every SLO term holds at its percentile, with an interval.
 
-    Exit: 0 found, 1 no load holds or not confirmed, 2 wrong usage, 3 a probe was not valid, 130 interrupted.
+    Exit: 0 found, 1 no load holds or not confirmed, 2 wrong usage, 3 a probe was not valid or the search was stopped
+    by --max-time or --max-probes, 130 interrupted.
 
     Example: loadgen search rag --url http://HOST:8000 --slo ttft:2s --slo tpot:50ms -d 5m
     """
@@ -254,12 +255,14 @@ def perform(
         probes = format.counted(left, "probe")
         say(f"expected: {probes} at most, of {length} of load or less each: {format.duration(whole)} at most")
     trial_runner.tell = show.hear
+    trial_runner.go_on = resuming(trial_runner.folder, plan)
     show.begin(load_search.most_probes - len(earlier_trials), at_most=True)
     try:
         while (ask := load_search.ask()) is not None:
             show.step(report.asking(ask, unit))
             trial = trial_runner.run(ask)
             load_search.tell(trial)
+            trial_runner.keep(load_search)
             say(report.told(trial))
     except TargetError as error:
         if not load_search.told:
@@ -284,10 +287,10 @@ def perform(
 
 def _go_on(answer: SearchAnswer, folder: Path, plan: ExperimentPlan) -> str:
     """How to go on, where something is left to be done."""
-    more = {"interrupted": "", "gone": "", "invalid": "", "probes": " --max-probes N", "time": " --max-time TIME"}
-    if answer.reason not in more or (plan.command[1:2] == ("mlperf",) and more[answer.reason]):
-        return ""
-    return f"; go on with: {resuming(folder, plan)}{more[answer.reason]}"
+    from loadgen.search.experiment import going_on
+
+    command = going_on(answer, resuming(folder, plan))
+    return f"; go on with: {command}" if command else ""
 
 
 def resuming(folder: Path, plan: ExperimentPlan) -> str:
@@ -307,6 +310,8 @@ def code(answer: SearchAnswer) -> int:
         "highest": errors.OK,
         "invalid": errors.UNSOUND,
         "gone": errors.UNSOUND,
+        "probes": errors.UNSOUND,
+        "time": errors.UNSOUND,
         "interrupted": errors.INTERRUPTED,
     }
     return int(endings.get(answer.reason, errors.SLO_MISSED))

@@ -195,11 +195,20 @@ def unused(folder: Path, name: str) -> Path:
 
 
 def finish(
-    folder: Path, told: Sequence[TrialResult], answer: SearchAnswer, *, workload: Workload, bound_why: str = ""
+    folder: Path,
+    told: Sequence[TrialResult],
+    answer: SearchAnswer,
+    *,
+    workload: Workload,
+    bound_why: str = "",
+    go_on: str = "",
 ) -> None:
-    """Write the curve, and the capacity if there is one; otherwise remove an old capacity file."""
+    """Write the curve, and the capacity if there is one; otherwise remove an old capacity file.
+
+    `go_on`: the command that goes on with a search that has not ended.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    files = outputs(folder, told, answer, workload=workload, bound_why=bound_why)
+    files = outputs(folder, told, answer, workload=workload, bound_why=bound_why, go_on=go_on)
     for name, data in files.items():
         store.replace(folder / name, data)
     if capacity.FILE not in files:
@@ -213,14 +222,58 @@ def outputs(
     *,
     workload: Workload | None = None,
     bound_why: str = "",
+    go_on: str = "",
 ) -> dict[str, bytes]:
-    """The curve and, if there is one, the capacity. Without the workload its recipe stays empty.
+    """The curve and, if there is one, the capacity; of a search there always is, with its state.
 
-    `bound_why`: why the capacity is only a lower bound, even if a load that was tried was too high.
+    Without the workload its recipe stays empty. `bound_why`: why the capacity is only a lower bound, even if a load
+    that was tried was too high.
     """
     files = {CURVE: "\n".join(curve(told)).encode() + b"\n"}
     found = highest(folder, told, answer, workload=workload, bound_why=bound_why)
+    if not any(result.ask.kind == "level" for result in told):
+        found = with_state(found, answer, go_on)
     return files if found is None else files | {capacity.FILE: capacity.dump(found)}
+
+
+MORE = {"": "", "interrupted": "", "gone": "", "invalid": "", "probes": " --max-probes N", "time": " --max-time TIME"}
+
+
+def going_on(answer: SearchAnswer, resume: str) -> str:
+    """The command that goes on where a search was stopped: `resume` and what has to be added; "" where nothing is left.
+
+    What MLPerf's rules ask for has no such limits.
+    """
+    more = MORE.get(answer.reason)
+    return "" if more is None or not resume or (more and resume.startswith("loadgen mlperf")) else resume + more
+
+
+ENDED = ("found", "highest", "none", "unconfirmed")  # reasons of searches that came to their end
+
+
+def with_state(found: capacity.Capacity | None, answer: SearchAnswer, go_on: str = "") -> capacity.Capacity:
+    """The capacity of a search with its state, also where the search was stopped, or found none.
+
+    Until a load is confirmed, what held to its end is only what was tried so far: a lower bound, without an interval.
+    """
+    if found is not None and (found.confirmed or answer.reason == "highest"):
+        state: capacity.State = "sustained" if found.sustained else "confirmed"
+        return msgspec.structs.replace(found, state=state, go_on=going_on(answer, go_on))
+    ended = answer.reason in ENDED
+    nothing = capacity.Capacity(rate_per_s=0.0, method="search")
+    return msgspec.structs.replace(
+        found or nothing,
+        low_per_s=None,
+        high_per_s=None,
+        lower_bound=True,
+        bound_why=NOTHING_HELD if ended else STOPPED,
+        state="none" if ended else "stopped",
+        go_on=going_on(answer, go_on),
+    )
+
+
+STOPPED = "the search was stopped before it confirmed a load"
+NOTHING_HELD = "no load held, or none was confirmed"
 
 
 def swept(folder: Path, told: Sequence[TrialResult]) -> tuple[sweep.SweepCurve, list[TrialResult], SearchAnswer]:
@@ -285,6 +338,7 @@ def highest(
         total_tokens_per_s=summary.tokens.steady_total_per_s,
         sustained=_sustained(best, answer),
         sustained_why=answer.sustained_why or best.sustained_why,
+        state="held" if best.ask.kind == "level" else None,
     )
 
 

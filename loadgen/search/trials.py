@@ -87,6 +87,7 @@ class Trials:
     tell: Tell = silent
     look_s: float = LOOK_S
     execute: Execute = field(default_factory=lambda: partial(run.execute, known={}))
+    go_on: str = ""  # the command that goes on with the search where it is stopped
 
     def run(self, ask: NextTrial) -> TrialResult:
         """Run one trial and store its result. Raises Interrupted if the user stopped it, UserError if it cannot run."""
@@ -181,11 +182,16 @@ class Trials:
             sustained_why=summary.sustainable.why if decision is None else "",
         )
 
-    def finish(self, search: LoadSearch) -> SearchAnswer:
-        """The answer of a search; also writes it with its results, the curve and the capacity file."""
+    def keep(self, search: LoadSearch) -> SearchAnswer:
+        """The answer so far; also writes the curve and the capacity file, with what a killed search would leave."""
         answer = search.answer
         ask = NextTrial(number=0, load=answer.load or 1.0, kind="probe", early_under=False)
-        experiment.finish(self.folder, search.told, answer, workload=self.make(ask))
+        experiment.finish(self.folder, search.told, answer, workload=self.make(ask), go_on=self.go_on)
+        return answer
+
+    def finish(self, search: LoadSearch) -> SearchAnswer:
+        """The answer of a search; also writes it with its results, the curve and the capacity file."""
+        answer = self.keep(search)
         stored = StoredSearch(
             answer=answer,
             simulated=any(result.figures.get("simulated") for result in search.told),

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import places
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from loadgen.core import seeds
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run
 from loadgen.core.execution.plan import Settings
-from loadgen.core.results import manifest
+from loadgen.core.results import capacity, manifest
 from loadgen.core.results.record import KIND, ROW, STATUS
 from loadgen.core.results.spool import Tail
 from loadgen.core.slo import Slo, Term
@@ -470,7 +471,7 @@ def test_a_search_is_taken_up_without_its_flags(tmp_path: Path, capsys: pytest.C
         assert isinstance(left.value.code, int)
         return left.value.code
 
-    assert exits(*command, "--max-probes", "2", "-o", folder) == 1
+    assert exits(*command, "--max-probes", "2", "-o", folder) == 3
     told = capsys.readouterr().err
     assert f"go on with: loadgen search --resume {folder} --max-probes N" in told
     assert exits("search", "--resume", folder, "--max-probes", "40") == 0
@@ -520,3 +521,68 @@ def test_the_report_of_a_search_that_was_killed_says_how_to_go_on(
     with pytest.raises(SystemExit):
         main(["report", str(folder), "--no-html"])
     assert f"search --resume {folder}" in capsys.readouterr().out
+
+
+def exit_code(arguments: list[str]) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+PLAIN = (places.DATA / "oracle" / "open.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    "limit", [["--max-time", "25s"], ["--max-probes", "2"], ["--low", "8", "--high", "64", "--max-probes", "1"]]
+)
+def test_a_stopped_search_sizes_no_machines(
+    limit: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rate is what held so far: cost, size and capacity say so, name the way on, and end with 3."""
+    monkeypatch.chdir(tmp_path)
+    Path("plain.yaml").write_text(PLAIN)
+    base = ["search", "plain.yaml", "--url", "sim:gb300-vm", "--slo", "tpot:20.6ms:p90", "-d", "10s", "--seed", "1"]
+    assert exit_code([*base, *limit, "--gpus", "4", "--out", "c"]) == 3
+    said = capsys.readouterr()
+    stored = json.loads(Path("c/capacity.json").read_bytes())
+    assert (stored["state"], stored["lower_bound"], stored["low_per_s"]) == ("stopped", True, None)
+    assert "--resume c" in stored["go_on"] and stored["go_on"] in said.err
+    for call in (
+        ["size", "rag", "c", "--users", "5000"],
+        ["cost", "c", "--accept-sample-prices", "--price", "c=bedrock-llama-2-70b"],
+        ["capacity", "--results", "c", "--users", "5000", "--profile", "rag"],
+    ):
+        assert exit_code(call) == 3, call
+        said = capsys.readouterr()
+        assert said.out == "" and "--resume c" in said.err, call
+
+
+def test_a_search_that_is_killed_leaves_a_capacity_with_its_state(tmp_path: Path) -> None:
+    """After each trial the file says what is known, so a search that never ends says it too."""
+    runs = _probes(tmp_path, go_on="loadgen search w --resume here")
+    runs.make = lambda ask: _workload(ask.load).model_copy(update={"slo": runs.goal.slo})
+    search = LoadSearch(low=1, high=10_000, start=20)
+    search.tell(runs.run(_ask(20.0)))
+    runs.keep(search)
+    found = capacity.load_capacity((tmp_path / capacity.FILE).read_bytes())
+    assert (found.state, found.rate_per_s, found.lower_bound) == ("stopped", 20.0, True)
+    assert found.go_on == "loadgen search w --resume here"
+
+
+def test_the_state_of_a_capacity_is_how_far_the_way_was_gone() -> None:
+    shown = capacity.Capacity(rate_per_s=8.0, method="search", confirmed=True, sustained=None)
+
+    def state(reason: str, found: capacity.Capacity | None) -> capacity.State | None:
+        answer = msgspec.structs.replace(LoadSearch(low=1, high=2).answer, reason=reason)
+        return experiment.with_state(found, answer, "go on").state
+
+    assert state("found", shown) == "confirmed"
+    assert state("found", msgspec.structs.replace(shown, sustained=True)) == "sustained"
+    assert state("time", shown) == "confirmed"  # stopped after its confirmation
+    unconfirmed = msgspec.structs.replace(shown, confirmed=False)
+    assert state("highest", unconfirmed) == "confirmed"  # `high` held at full length, and nothing above was asked for
+    assert [state(reason, unconfirmed) for reason in ("time", "probes", "interrupted", "gone", "invalid", "")] == [
+        "stopped"
+    ] * 6
+    assert [state(reason, None) for reason in ("time", "none", "unconfirmed")] == ["stopped", "none", "none"]

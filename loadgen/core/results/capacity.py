@@ -25,6 +25,12 @@ STILL_KEPT = (
 )
 
 
+State = Literal["sustained", "confirmed", "held", "stopped", "none"]
+"""How far the way to a capacity was gone: a longer run showed that nothing grows at it; a run at full length from empty
+met every term; a level of a sweep met them; the search was stopped before its confirmation, and the rate is the highest
+load that held to its end until then; it came to its end and no load held or was confirmed."""
+
+
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """The highest rate at which every term of the SLO was seen to hold; documented in docs/cost.md.
 
@@ -38,7 +44,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     equal for two searches for the same thing. `lower_bound`: the capacity is at least this, for the reason in
     `bound_why`: no load that was tried was too high, or the next one that was tried is a step away. `sustained`:
     whether a longer run showed that nothing grows at this rate, with the reason; false: something grows; null: not
-    known, "rules only".
+    known, "rules only". `state`: see `State`; null in files of earlier versions. Of a search that was stopped, or found
+    nothing, `rate_per_s` may be 0: no load held to its end. `go_on`: the command that goes on with a stopped search.
     """
 
     schema: int = SCHEMA
@@ -57,6 +64,13 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens_per_s: float | None = None
     sustained: bool | None = None
     sustained_why: str = ""
+    state: State | None = None
+    go_on: str = ""
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether no machine may be counted by it: its search was stopped early, or showed no load that holds."""
+        return self.state in ("stopped", "none")
 
 
 def dump(capacity: Capacity) -> bytes:
@@ -68,7 +82,7 @@ def load_capacity(data: bytes, where: str = FILE) -> Capacity:
     hint = "the search or sweep that wrote it can write it again"
     capacity = decoded(data, Capacity, where, "a capacity", hint, schema=SCHEMA)
     low, rate, high = capacity.low_per_s, capacity.rate_per_s, capacity.high_per_s
-    if not (math.isfinite(rate) and rate > 0):
+    if not (math.isfinite(rate) and (rate > 0 or (rate == 0 and capacity.unfinished))):
         raise UserError(
             "out_of_range", f"a capacity of {rate:g} per second", f"{where} (rate_per_s)", "it is a rate above zero"
         )
