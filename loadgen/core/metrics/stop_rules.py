@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,31 +22,55 @@ def breach(rules: Sequence[StopRule], rows: NDArray[np.void], now_ns: int) -> Re
     As with an SLO, a failed request is over every limit.
     """
     done = rows["done_ns"]
-    cut = (rows["status"] == CANCELLED) | (rows["status"] == UNFINISHED)
-    recent = Columns(rows[(done > now_ns - WINDOW_NS) & (done <= now_ns) & ~cut])
-    requests = len(recent)
-    if requests < FEWEST:
-        return None
-    for rule in rules:
-        values = {"rule": rule.written, "requests": requests, "window_s": WINDOW_NS / 1e9, "at_s": now_ns / 1e9}
-        if rule.quantile is None:
-            failed = requests - int(recent.where(OK).sum())
-            if failed >= rule.limit * requests:
-                return ReasonCode(code="stopped_by_errors", values={**values, "failed": failed})
-            continue
-        latencies = recent.measure(rule.metric)[recent.where(OK)]
-        over = requests - int(((latencies == UNDEFINED) | (latencies <= rule.limit)).sum())
-        if over > requests - 1 - index(requests, rule.quantile):
-            return ReasonCode(code="stopped_by_latency", values={**values, "over": over})
-    return None
+    recent = Columns(rows[_has_ended(rows) & (done > now_ns - WINDOW_NS) & (done <= now_ns)])
+    return _broken(rules, len(recent), (int(_is_over(rule, recent).sum()) for rule in rules), now_ns)
 
 
 def first_breach(rules: Sequence[StopRule], rows: NDArray[np.void], step_ns: int) -> tuple[int, ReasonCode] | None:
-    """When a watch that looks every `step_ns` would have ended this run, and why."""
-    rows = rows[rows["done_ns"] >= 0]
-    rows = rows[np.argsort(rows["done_ns"], kind="stable")]
-    for now_ns in range(step_ns, int(rows["done_ns"].max(initial=0)) + 1, step_ns):
-        first, end = np.searchsorted(rows["done_ns"], (now_ns - WINDOW_NS, now_ns), "right")
-        if reason := breach(rules, rows[first:end], now_ns):
+    """When a watch that looks every `step_ns` would have ended this run, and why: the first `breach` of its looks.
+
+    Each row is looked at once, and none where there is no rule.
+    """
+    if not rules:
+        return None
+    ended = Columns(rows, _has_ended(rows))
+    order = np.argsort(ended["done_ns"], kind="stable")
+    done = ended["done_ns"][order]
+    over = [np.concatenate([[0], np.cumsum(_is_over(rule, ended)[order])]) for rule in rules]  # among the first n
+    looks = np.arange(step_ns, int(done.max(initial=0)) + 1, step_ns)
+    begins, ends = (np.searchsorted(done, instants, "right") for instants in (looks - WINDOW_NS, looks))
+    for now_ns, begin, end in zip(looks.tolist(), begins.tolist(), ends.tolist(), strict=True):
+        if reason := _broken(rules, end - begin, (int(count[end] - count[begin]) for count in over), now_ns):
             return now_ns, reason
+    return None
+
+
+def _has_ended(rows: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Which requests ended by themselves: not those that were never sent or that the end of the run cut."""
+    status = rows["status"]
+    ended: NDArray[np.bool_] = (rows["done_ns"] >= 0) & (status != CANCELLED) & (status != UNFINISHED)
+    return ended
+
+
+def _is_over(rule: StopRule, requests: Columns) -> NDArray[np.bool_]:
+    """Which requests count against a rule: those that failed, and those over its limit."""
+    ok = requests.where(OK)
+    if rule.quantile is None:
+        return ~ok
+    latencies = requests.measure(rule.metric)
+    over: NDArray[np.bool_] = ~ok | ((latencies != UNDEFINED) & (latencies > rule.limit))
+    return over
+
+
+def _broken(rules: Sequence[StopRule], requests: int, over: Iterable[int], now_ns: int) -> ReasonCode | None:
+    """The first rule that is broken. `requests`: how many ended in the window. `over`: how many count against each."""
+    if requests < FEWEST:
+        return None
+    for rule, count in zip(rules, over, strict=True):
+        values = {"rule": rule.written, "requests": requests, "window_s": WINDOW_NS / 1e9, "at_s": now_ns / 1e9}
+        if rule.quantile is None:
+            if count >= rule.limit * requests:
+                return ReasonCode(code="stopped_by_errors", values={**values, "failed": count})
+        elif count > requests - 1 - index(requests, rule.quantile):
+            return ReasonCode(code="stopped_by_latency", values={**values, "over": count})
     return None

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loadgen.core.errors import Faults
 from loadgen.core.execution.plan import Settings
@@ -14,7 +17,8 @@ from loadgen.core.execution.run import execute
 from loadgen.core.metrics.stop_rules import FEWEST, breach, first_breach
 from loadgen.core.metrics.summary import exit_code
 from loadgen.core.results import store
-from loadgen.core.results.record import KIND, ROW, STATUS
+from loadgen.core.results.record import KIND, ROW, STATUS, STATUSES
+from loadgen.core.slo import StopRule
 from loadgen.core.workload import load, read_flags
 from loadgen.core.workload.fingerprints import recipe_fingerprint
 from loadgen.core.workload.slo_fields import stop_rule
@@ -59,6 +63,53 @@ def test_the_first_look_that_breaks_a_rule_decides() -> None:
     found = first_breach((ERRORS,), both, S)
     assert found is not None and found[0] == 13 * S
     assert found[1].values == {"rule": "errors:20%", "requests": 60, "window_s": 10.0, "at_s": 13.0, "failed": 60}
+
+
+RULES = [ERRORS, SLOW, stop_rule("errors:60%"), stop_rule("ttft:p90:2.5s"), stop_rule("e2e:p50:3s")]
+
+
+@given(
+    chosen=st.lists(st.sampled_from(RULES), max_size=3),
+    seed=st.integers(0, 1000),
+    count=st.integers(0, 400),
+    bad=st.floats(0, 0.6),
+)
+def test_the_first_breach_is_that_of_a_watch(chosen: list[StopRule], seed: int, count: int, bad: float) -> None:
+    draw = np.random.default_rng(seed)
+    made = rows(count)
+    made["done_ns"] = made["end_ns"] = draw.integers(-1, 30, count) * S
+    made["first_token_ns"] = draw.integers(-1, 5, count) * S
+    made["status"] = np.where(draw.random(count) < bad, draw.integers(0, len(STATUSES), count), STATUS["ok"])
+    looks = ((now_ns, breach(chosen, made, now_ns)) for now_ns in range(S, int(made["done_ns"].max(initial=0)) + 1, S))
+    assert first_breach(chosen, made, S) == next(((now_ns, reason) for now_ns, reason in looks if reason), None)
+
+
+class CountedRows(np.ndarray):
+    """Rows that count how many of them were read, field by field."""
+
+    seen = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        CountedRows.seen += np.size(found)
+        return found
+
+
+@pytest.mark.parametrize("rules", [(), (ERRORS,), (ERRORS, SLOW)])
+def test_each_row_is_looked_at_once_however_often_the_watch_looks(rules: tuple[StopRule, ...]) -> None:
+    made = np.concatenate([rows(100, at_s=at_s) for at_s in range(1, 61)]).view(CountedRows)
+    seen = []
+    for step_ns in (S, S // 10):
+        CountedRows.seen = 0
+        assert first_breach(rules, made, step_ns) is None
+        seen.append(CountedRows.seen / len(made))
+    assert seen[0] == seen[1] <= 10 * len(rules)
+
+
+def test_what_was_never_sent_has_not_ended() -> None:
+    made = rows(100)
+    made["status"][:60], made["done_ns"][:60] = STATUS["dropped"], -1
+    assert breach((ERRORS,), made, 8 * S) is None
 
 
 @pytest.mark.parametrize(
