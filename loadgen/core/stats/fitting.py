@@ -115,7 +115,8 @@ def rank_correlation(a: NDArray[Any], b: NDArray[Any]) -> float:
     a, b = _thinned(a), _thinned(b)
     if len(a) < 2 or a.min() == a.max() or b.min() == b.max():
         return 0.0
-    return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
+    a, b = (ranks - ranks.mean() for ranks in (_ranks(a), _ranks(b)))
+    return float((a * b).sum()) / math.sqrt(float((a * a).sum()) * float((b * b).sum()))
 
 
 def gamma_cdf(shape: float, x: Floats) -> Floats:

@@ -237,7 +237,7 @@ def ratio(above: ArrayLike, below: ArrayLike, *, paired: bool = False, level: fl
         raise ValueError(f"{n} values cannot be paired with {m}")
     a, b = float(numerators.mean()), float(denominators.mean())
     a_var, b_var = float(numerators.var(ddof=1)) / n, float(denominators.var(ddof=1)) / m
-    shared = float(np.cov(numerators, denominators, ddof=1)[0, 1]) / n if paired else 0.0
+    shared = float(((numerators - a) * (denominators - b)).sum()) / (n - 1) / n if paired else 0.0
     scale = (a / b) ** 2 if b else 1.0  # for the variance of the difference at the estimated ratio
     freedom = float(n - 1) if paired else welch(a_var, n - 1, scale * b_var, m - 1)
     t = t_quantile(0.5 + level / 2, freedom)

@@ -121,7 +121,7 @@ def _line(series: NDArray[np.float64]) -> _Line | None:
     x = (places - places.mean()) / float(places[-1] - places[0])
     spread = float((x * x).sum())
     slope = float((x * values).sum()) / spread
-    residuals = values - np.polyval(np.polyfit(x, values, CURVE), x)
+    residuals = values - values.mean() - slope * x - _bend(values, x, spread)
     square = float((residuals * residuals).sum())
     if square <= (1e-9 * float(np.abs(values).max())) ** 2:
         return _Line(values, slope, spread, 0.0, None)
@@ -129,6 +129,18 @@ def _line(series: NDArray[np.float64]) -> _Line | None:
     r = float((residuals[1:] * residuals[:-1]).sum()) / square
     r = min(max((r * n + fitted) / max(n - 2 * fitted, 1), 0.0), LARGEST_CORRELATION)
     return _Line(values, slope, spread, square, r)
+
+
+def _bend(values: NDArray[np.float64], x: NDArray[np.float64], spread: float) -> NDArray[np.float64]:
+    """What a parabola by least squares adds to the straight line, with the part of x² that no line has (mean of x: 0).
+
+    In sums: those of `np.polyfit` (LAPACK) differ in their last digits from one processor to the next.
+    """
+    square = x * x
+    square = square - square.mean()
+    square = square - x * (float((square * x).sum()) / spread)
+    bend: NDArray[np.float64] = square * (float((square * values).sum()) / float((square * square).sum()))
+    return bend
 
 
 def _common_correlation(lines: Sequence[_Line | None]) -> float:

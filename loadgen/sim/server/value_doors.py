@@ -136,7 +136,8 @@ class ValueScript:
         vectors = []
         for index, given in enumerate(asked.input):
             drawn = np.frombuffer(hashlib.shake_128(msgspec.json.encode(given)).digest(2 * size), "<i2")
-            vector = (drawn + 0.5) / np.linalg.norm(drawn + 0.5)
+            odd = drawn + 0.5
+            vector = odd / np.sqrt((odd * odd).sum())
             value: Any = vector.round(6).tolist()
             if asked.encoding_format == "base64":
                 value = base64.b64encode(vector.astype("<f4").tobytes()).decode()

@@ -99,6 +99,13 @@ def test_a_series_needs_eight_blocks_and_a_flat_one_does_not_grow() -> None:
     assert fall is not None and not fall.grows
 
 
+def test_the_bend_of_a_growth_is_no_noise_and_a_missing_block_is_no_value() -> None:
+    bend = (np.arange(16.0) - 3) ** 2
+    bend[[2, 11]] = math.nan
+    (found,) = trend.of([bend])
+    assert found is not None and (found.grows, found.visible) == (True, 0)
+
+
 # -- rows of a run -----------------------------------------------------------------------------------------------------
 
 
