@@ -118,7 +118,7 @@ def _read_flag(name: str, text: str, values: Mapping[str, Any]) -> dict[str, Any
     if name == "num_warmups":
         return {"warmup_count": _count(0)(text)}
     if name in ("slo", "goodput"):
-        metric, limit, quantile = _term(text, "s" if name == "slo" else "ms")
+        metric, limit, quantile = _term(text, "ms" if name == "goodput" else None)
         if metric == "goodput":
             return {"goodput_share": limit}
         return {"terms": {**values.get("terms", {}), metric: (limit, quantile)}}
@@ -205,8 +205,9 @@ def _warmup(text: str) -> dict[str, int]:
         ) from None
 
 
-def _term(text: str, default_unit: str) -> tuple[str, Any, float | None]:
-    example = "ttft:2s, ttft:2s:p95, goodput:99%" if default_unit == "s" else "ttft:2000 tpot:200 (milliseconds)"
+def _term(text: str, bare: str | None) -> tuple[str, Any, float | None]:
+    """A term of an SLO. `bare`: the unit of a limit without one, as of `--goodput`; one of `--slo` needs its unit."""
+    example = "ttft:2000 tpot:200 (milliseconds)" if bare else "ttft:2s, ttft:2s:p95, goodput:99%"
     known = f"known: {', '.join((*METRICS, 'goodput'))}; {example}"
     name, colon, limit_text = text.partition(":")
     metric = METRIC_ALIASES.get(name, name)
@@ -221,7 +222,7 @@ def _term(text: str, default_unit: str) -> tuple[str, Any, float | None]:
         )
     limit, colon, quantile_text = limit_text.partition(":")
     quantile = units.quantile(quantile_text) if colon else None
-    ns = units.duration_ns(limit, bare=default_unit)
+    ns = units.duration_ns(limit, bare)
     if ns == 0:
         raise units.Wrong("out_of_range", "promises no time at all", known)
     return metric, ns, quantile

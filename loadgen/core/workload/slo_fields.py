@@ -50,7 +50,7 @@ def stop_rule(text: str) -> StopRule:
     if name == "errors" and len(parts) == 1:
         limit, quantile = units.share(parts[0]), None
     elif metric in METRICS and len(parts) == 2:
-        quantile, limit = units.quantile(parts[0]), float(units.duration_ns(parts[1], bare="s"))
+        quantile, limit = units.quantile(parts[0]), float(units.duration_ns(parts[1]))
     else:
         raise units.Wrong("invalid_value", "is no rule to stop by", known)
     if not limit:

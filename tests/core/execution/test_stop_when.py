@@ -117,7 +117,8 @@ def test_what_was_never_sent_has_not_ended() -> None:
     [
         ("errors", "is no rule"), ("errors:2", "is not a percentage"), ("errors:120%", "is more than 100%"),
         ("errors:0%", "stops every run"), ("ttft:30s", "is no rule"), ("tfft:p50:30s", "is no rule"),
-        ("ttft:p50:30", ""), ("time_to_first_token:p50:30s", ""), ("ttft:p100:30s", "is not a percentile"),
+        ("ttft:p50:30", "is a duration without its unit"), ("time_to_first_token:p50:30s", ""),
+        ("ttft:p100:30s", "is not a percentile"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_rule_is_said(text: str, what: str) -> None:

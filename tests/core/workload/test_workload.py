@@ -804,3 +804,17 @@ def test_text_that_is_no_yaml_says_what_to_do(text: str, hint: str) -> None:
     with pytest.raises(Faults) as caught:
         read_yaml(text, "a.yaml", {})
     assert [one.hint for one in caught.value.faults] == [hint]
+
+
+@pytest.mark.parametrize("options", [{"slo": ["ttft:500"]}, {"slo": "ttft:500:p95"}, {"stop_when": ["ttft:p50:500"]}])
+def test_a_limit_without_its_unit_is_refused(options: dict[str, Any]) -> None:
+    """500 seconds would be a gate that cannot fail. A duration of a load keeps bare seconds."""
+    overrides = read_flags(**options, duration="30")
+    (fault,) = overrides.faults
+    assert fault.code == "invalid_value" and "500s or 500ms" in (fault.hint or "")
+    assert overrides.duration == 30_000_000_000
+
+
+def test_the_flag_goodput_keeps_bare_milliseconds() -> None:
+    overrides = read_flags(goodput=["ttft:500", "tpot:20"])
+    assert [limit for limit, _ in overrides.terms.values()] == [500_000_000, 20_000_000]
