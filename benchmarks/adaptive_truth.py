@@ -17,7 +17,6 @@ Everything here is SIMULATED.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from functools import partial
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import rig
 
 from loadgen.core import seeds
 from loadgen.core.metrics import sustainable
@@ -40,9 +40,19 @@ from loadgen.sim import virtual_backend as virtual
 from loadgen.sim.presets import preset as presets
 
 S = 1_000_000_000
-FULL_S, WARM_S, TRUTH_S, SUSTAIN_S, WINDOW_S, LOOK_S = 600, 600, 1800, 1200, 60, 5
+LOOK_S = 5
 STEP = 1.02
 ONE: Any = Fixed[int](value=1)
+
+
+class Lengths(NamedTuple):
+    """Seconds: of a probe; of a run of the truth, and of its start; of what is sustained; of a window."""
+
+    full: float = 600
+    truth: float = 1800
+    warm: float = 600
+    sustain: float = 1200
+    window: float = 60
 
 
 class World(NamedTuple):
@@ -52,6 +62,7 @@ class World(NamedTuple):
     tokens: tuple[int, int]
     terms: tuple[Term, ...]
     guess: float
+    lengths: Lengths = Lengths()
 
     @property
     def goal(self) -> watch.Goal:
@@ -96,9 +107,10 @@ def holds(world: World, rows: Any) -> bool:
 
 
 def is_sustained(world: World, rate: float, seed: int) -> bool:
-    rows, _ = simulated(world, at(rate, TRUTH_S), seed)
-    late = rows["due_ns"] >= WARM_S * S
-    grows = sustainable.of_span(Columns(rows[late]), Columns(rows[~late]), WARM_S * S, TRUTH_S * S)
+    rows, _ = simulated(world, at(rate, world.lengths.truth), seed)
+    start_ns, end_ns = round(world.lengths.warm * S), round(world.lengths.truth * S)
+    late = rows["due_ns"] >= start_ns
+    grows = sustainable.of_span(Columns(rows[late]), Columns(rows[~late]), start_ns, end_ns)
     return holds(world, rows[late]) and grows.sustained is not False
 
 
@@ -131,8 +143,8 @@ def first_load(true: float, seed: int) -> float:
 def adaptive(world: World, start: float, seed: int) -> Adaptive:
     """The controller after one run."""
     plan = AdaptivePlan(
-        over="rate", start=start, high=1e6, window_s=WINDOW_S, sustain_s=SUSTAIN_S, precision=load_search.PRECISION,
-        run_spread=0.0,
+        over="rate", start=start, high=1e6, window_s=world.lengths.window, sustain_s=world.lengths.sustain,
+        precision=load_search.PRECISION, run_spread=0.0,
     )  # fmt: skip
     controller = Adaptive(world.goal, plan, 600 * S)
     first = controller.first
@@ -143,16 +155,16 @@ def adaptive(world: World, start: float, seed: int) -> Adaptive:
 
 def probe(world: World, ask: load_search.NextTrial, seed: int) -> load_search.TrialResult:
     """One trial of a search, watched every LOOK_S seconds."""
-    rows, course = simulated(world, at(ask.load, FULL_S), seed)
+    rows, course = simulated(world, at(ask.load, world.lengths.full), seed)
     due = course.timetable.stages[0].offsets
     trial_watch = watch.Watch(world.goal, due, early_under=ask.early_under)
     full_ns = int(rows["done_ns"].max())
     outcome: Any = "under" if holds(world, rows) else "over"
-    early, spent_s, seen_s = False, full_ns / S, float(FULL_S)
+    early, spent_s, seen_s = False, full_ns / S, world.lengths.full
     for now in range(LOOK_S * S, full_ns, LOOK_S * S):
         if decision := trial_watch.look(now, rows[: np.searchsorted(rows["done_ns"], now, "right")]):
             in_flight = rows[(rows["due_ns"] <= now) & (rows["done_ns"] > now)]
-            outcome, early, seen_s = decision.outcome, True, min(now / S, FULL_S)
+            outcome, early, seen_s = decision.outcome, True, min(now / S, world.lengths.full)
             spent_s = int(in_flight["done_ns"].max(initial=now)) / S
             break
     return load_search.TrialResult(
@@ -168,11 +180,11 @@ def searched(world: World, start: float, seed: int) -> load_search.SearchAnswer:
     return search.answer
 
 
-def compare(name: str, count: int, searches: int, ladder: int) -> dict[str, Any]:
-    world = WORLDS[name]
+def compare(name: str, count: int, searches: int, ladder: int, shorter: float) -> dict[str, Any]:
+    world = WORLDS[name]._replace(lengths=Lengths(*(length / shorter for length in Lengths())))
     true, rungs = truth(world, ladder)
     print(f"SIMULATED: {name}, {world.preset}: truth {true:.2f}/s; held at {rungs}", flush=True)
-    runs = []
+    runs: list[dict[str, Any]] = []
     for seed in range(count):
         controller = adaptive(world, first_load(true, seed), seed)
         answer = controller.search.answer
@@ -225,15 +237,16 @@ def compare(name: str, count: int, searches: int, ladder: int) -> dict[str, Any]
 
 
 def main() -> None:
-    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flags.add_argument("world", choices=[*WORLDS, "all"])
+    flags = rig.parser(__doc__)
+    flags.add_argument("world", nargs="?", default="all", choices=[*WORLDS, "all"])
     flags.add_argument("--seeds", type=int, default=10)
     flags.add_argument("--searches", type=int, default=4)
     flags.add_argument("--ladder", type=int, default=6, help="runs at each rate of the truth")
     flags.add_argument("--out", type=Path)
-    given = flags.parse_args()
+    flags.add_argument("--shorter", type=float, default=1.0, help="all runs shorter by this factor")
+    given = rig.given(flags, world="prefill", seeds=1, searches=1, ladder=1, shorter=20.0)
     names = list(WORLDS) if given.world == "all" else [given.world]
-    results = [compare(name, given.seeds, given.searches, given.ladder) for name in names]
+    results = [compare(name, given.seeds, given.searches, given.ladder, given.shorter) for name in names]
     if given.out:
         given.out.write_text(json.dumps(results, indent=1))
 

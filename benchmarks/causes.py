@@ -13,7 +13,6 @@ quarter and 80 % of the batch slots. What the metrics page of each replica would
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import rig
 from numpy.typing import NDArray
 
 from loadgen.core import seeds
@@ -166,14 +166,14 @@ def judged(cause: str, seed: int, account: bool = True) -> Explanation:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = rig.parser(__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--clean", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--only", default=",".join((*CAUSES, "clean")))
     parser.add_argument("--no-account", action="store_true")
     parser.add_argument("-v", action="store_true", help="print what is said where it is not the cause")
-    args = parser.parse_args()
+    args = rig.given(parser, seeds=1, clean=1, only="queue,power,clean")
     right = 0
     for cause in args.only.split(","):
         began, named = time.process_time(), Counter[str]()

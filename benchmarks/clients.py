@@ -1,6 +1,6 @@
 """Whole client processes side by side: a C reader as the floor, this client, Rust clients of vLLM and SGLang, aiohttp.
 
-    python benchmarks/clients.py [--quick] [--cases paced,slow,bundled,short] [--only floor,ours,...]
+    python benchmarks/clients.py [--cases paced,slow,bundled,short] [--only floor,ours,...]
         [--vllm-rs FILE] [--sglang-bench FOLDER]
 
 All send the same closed-loop load to the same embedded endpoint, one core for the client and another for the server.
@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -222,10 +223,9 @@ def measure(case: Case, names: list[str], rounds: int) -> str:
     per_cpu: dict[str, list[float]] = {name: [] for name in names}
     busy: dict[str, list[str]] = {name: [] for name in names}
     off: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    for _ in range(rounds):
-        for name in names:
-            ran, did, true = once(name, case)
-            count = case.requests * (case.tokens if case.counted == "events" else 1)
+    count = case.requests * (case.tokens if case.counted == "events" else 1)
+    for name, runs in rig.in_turn(rounds, {name: partial(once, name, case) for name in names}).items():
+        for ran, did, true in runs:
             per_cpu[name].append(count / ran.cpu_s)
             busy[name].append(f"{ran.cpu_s / ran.wall_s:.0%} / {did['cpu_s'] / ran.wall_s:.0%}")
             if ran.ttft_ms is not None:
@@ -233,9 +233,7 @@ def measure(case: Case, names: list[str], rounds: int) -> str:
     rows = []
     for name in names:
         beside = [
-            f"{rig.median([a / b for a, b in zip(per_cpu[name], per_cpu[other], strict=True)]):.2f}"
-            if other in names and other != name
-            else ""
+            f"{rig.ratio(per_cpu[name], per_cpu[other]):.2f}" if other in names and other != name else ""
             for other in ("floor", "lines", "ours")
         ]
         errors = [f"{rig.median([error[i] for error in off[name]]):+.2f}" if off[name] else "" for i in (0, 1)]
@@ -255,14 +253,14 @@ def compile_sources() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one round of a quarter of the requests")
+    parser = rig.parser(__doc__)
+    parser.add_argument("--share", type=float, default=1.0, help="of the requests of each case")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--only", default=",".join(CLIENTS))
     parser.add_argument("--vllm-rs", default="", metavar="FILE")
     parser.add_argument("--sglang-bench", default="", metavar="FOLDER")
-    parser.parse_args(namespace=FLAGS)
+    vars(FLAGS).update(vars(rig.given(parser, share=0.02, rounds=1, cases="short")))
     compile_sources()
     names = [name for name in CLIENTS if name in FLAGS.only.split(",")]
     for name, missing, why in (
@@ -273,12 +271,11 @@ def main() -> None:
         if missing and name in names:
             names.remove(name)
             print(f"left out: {NAMES[name]} ({why})")
-    print(f"{rig.host()}. Whole processes, one core for the client and another for the server.\n", flush=True)
+    print("Whole processes, one core for the client and another for the server.\n", flush=True)
     for name in FLAGS.cases.split(","):
         case = CASES[name]
-        if FLAGS.quick:
-            case = case._replace(requests=max(case.lanes, case.requests // 4))
-        print(measure(case, names, 1 if FLAGS.quick else FLAGS.rounds) + "\n", flush=True)
+        case = case._replace(requests=max(case.lanes, round(case.requests * FLAGS.share)))
+        print(measure(case, names, FLAGS.rounds) + "\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ the smallest change that would be found in nine of ten.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 
 import msgspec
 import numpy as np
+import rig
 from numpy.typing import NDArray
 
 from loadgen.compare import comparison
@@ -78,11 +78,11 @@ def side(name: str, found: NDArray[np.void]) -> comparison.Side:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = rig.parser(__doc__)
     parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--load", type=float, default=0.7)
-    args = parser.parse_args()
+    args = rig.given(parser, pairs=1, requests=200)
     n = args.requests
     capacity = n / (float(rows("inf", 0, n)["end_ns"].max()) / 1e9)
     rate = f"{args.load * capacity:.3f}"
@@ -104,10 +104,9 @@ def main() -> None:
         for one in shifted.differences:
             found[one.metric] = found.get(one.metric, 0) + (one.word == comparison.DIFFER)
     print(f"two of the same: no difference in {quiet} of {args.pairs} pairs, over all metrics shown\n")
-    print(f"{'metric':<28} {'wrong':>6} {'10 % found':>11} {'would be found from':>20}")
-    for name, hits in found.items():
-        smallest = f"{np.median(reach[name]) * 100:.1f} %" if name in reach else "-"
-        print(f"{name:<28} {wrong[name]:>6} {hits:>11} {smallest:>20}")
+    smallest = {name: f"{np.median(each) * 100:.1f} %" for name, each in reach.items()}
+    table = [[name, str(wrong[name]), str(hits), smallest.get(name, "-")] for name, hits in found.items()]
+    print(rig.table(["metric", "wrong", "10 % found", "would be found from"], table))
 
 
 if __name__ == "__main__":

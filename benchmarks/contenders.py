@@ -40,15 +40,14 @@ class Adding(asyncio.Protocol):
 async def baseline(url: str, streams: int, tokens: int, window: rig.Window) -> int:
     loop = asyncio.get_running_loop()
     place = urlsplit(url)
+    assert place.hostname is not None and place.port is not None
+    host, port = place.hostname, place.port
     payload = json.dumps(body(tokens)).encode()
     request = (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Type: application/json\r\n"
         f"Connection: close\r\nContent-Length: {len(payload)}\r\n\r\n"
     ).encode() + payload
-    made = [
-        await loop.create_connection(lambda: Adding(loop.create_future()), place.hostname, place.port)
-        for _ in range(streams)
-    ]
+    made = [await loop.create_connection(lambda: Adding(loop.create_future()), host, port) for _ in range(streams)]
     window.begin()
     for transport, _ in made:
         transport.write(request)

@@ -1,14 +1,18 @@
-"""Whether every query of docs/grafana.json gives values in a real Prometheus: `python benchmarks/dashboard.py`.
+"""Whether every query of docs/grafana.json gives values in a real Prometheus.
 
-Needs the program `prometheus` (Debian: apt-get install prometheus). A load of 40 s with some failures at the embedded
-endpoint, scraped once a second; each query of each panel is asked in its middle. Grafana itself draws what these say.
+    python benchmarks/dashboard.py
+
+Needs the program `prometheus` (Debian: apt-get install prometheus). A load with some failures at the embedded
+endpoint, scraped once a second; each query of each panel is asked while it goes. Grafana itself draws what these say.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,18 +23,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-DASHBOARD = Path(__file__).parent.parent / "docs" / "grafana.json"
-METRICS_PORT, PORT = 9477, 9478
-CONFIG = f"""
+import rig
+
+DASHBOARD = rig.HERE.parent / "docs" / "grafana.json"
+CONFIG = """
 global: {{scrape_interval: 1s}}
 scrape_configs:
   - job_name: loadgen
-    static_configs: [{{targets: ["127.0.0.1:{METRICS_PORT}"]}}]
+    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
 """
 WORKLOAD = """
 name: dashboard
 requests: {input_tokens: 40, output_tokens: 40}
-stages: [{name: load, arrival: {constant: 20/s}, duration: 40s}]
+stages: [{name: load, arrival: {constant: 20/s}}]
 """
 
 
@@ -42,53 +47,53 @@ def queries(panels: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
             yield panel["title"], target["expr"]
 
 
-def ask(query: str) -> list[Any]:
+def ask(port: int, query: str) -> list[Any]:
     """The result of an instant query."""
-    url = f"http://127.0.0.1:{PORT}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+    url = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
     with urllib.request.urlopen(url, timeout=10) as answer:
         found: dict[str, Any] = json.load(answer)
     assert found["status"] == "success", found
     return list(found["data"]["result"])
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+    return port
+
+
 def main() -> int:
+    parser = rig.parser(__doc__)
+    parser.add_argument("--seconds", type=float, default=40.0, help="of the load")
+    given = rig.given(parser, seconds=12.0)
     program = shutil.which("prometheus")
     if program is None:
-        print("no prometheus on this machine (Debian: apt-get install prometheus)")
-        return 2
-    with tempfile.TemporaryDirectory() as scratch:
-        at = Path(scratch)
-        (at / "prometheus.yml").write_text(CONFIG)
+        rig.lacking("no prometheus on this machine (Debian: apt-get install prometheus)")
+    port, metrics_port = free_port(), free_port()
+    with contextlib.ExitStack() as stack:
+        at = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        url = stack.enter_context(rig.endpoint(ttft="40ms", itl="5ms", faults="http_500:0.1")).url
+        (at / "prometheus.yml").write_text(CONFIG.format(port=metrics_port))
         (at / "load.yaml").write_text(WORKLOAD)
-        server = subprocess.Popen(
+        for command in (
             [program, f"--config.file={at / 'prometheus.yml'}", f"--storage.tsdb.path={at / 'data'}",
-             f"--web.listen-address=127.0.0.1:{PORT}", "--log.level=error"]
-        )  # fmt: skip
-        faulty = subprocess.Popen(
-            [sys.executable, "-m", "loadgen", "sim", "--port", "9479", "--ttft", "40ms", "--itl", "5ms",
-             "--fault", "http_500:0.1"], stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
-            time.sleep(5)
-            run = subprocess.Popen(
-                [sys.executable, "-m", "loadgen", "run", str(at / "load.yaml"), "--url", "http://127.0.0.1:9479",
-                 "--limit", "failure_share:50%", "--prometheus", f":{METRICS_PORT}", "--out", str(at / "run"),
-                 "--progress", "off"], stdout=subprocess.DEVNULL,
-            )  # fmt: skip
-            time.sleep(30)
-            empty = 0
-            for title, query in queries(json.loads(DASHBOARD.read_text())["panels"]):
-                values = [float(one["value"][1]) for one in ask(query)]
-                known = [value for value in values if not math.isnan(value)]
-                empty += not known
-                print(f"{title:<28} {', '.join(f'{value:.4g}' for value in known) or 'NOTHING':<24} {query}")
-            run.wait()
-        finally:
-            for process in (server, faulty):
-                process.terminate()
-                process.wait()
-    print(f"{empty} queries without a value")
-    return 1 if empty else 0
+             f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"],
+            [sys.executable, "-m", "loadgen", "run", str(at / "load.yaml"), "--url", url, "--limit",
+             "failure_share:50%", "--prometheus", f":{metrics_port}", "--out", str(at / "run"), "--progress", "off",
+             "--duration", f"{given.seconds}s"],
+        ):  # fmt: skip
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+            stack.callback(process.terminate)
+        time.sleep(given.seconds * 0.8)
+        rows, empty = [], 0
+        for title, query in queries(json.loads(DASHBOARD.read_text())["panels"]):
+            values = [float(one["value"][1]) for one in ask(port, query)]
+            known = [value for value in values if not math.isnan(value)]
+            empty += not known
+            rows.append([title, ", ".join(f"{value:.4g}" for value in known) or "NOTHING", f"`{query}`"])
+    print(rig.table(["panel", "values", "query"], rows))
+    print(f"\n{empty} queries without a value")
+    return 1 if empty and not given.smoke else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""How much the embedded endpoint can carry, and how close to its plan it sends: `python benchmarks/endpoint.py`.
+"""How much the embedded endpoint can carry, and how close to its plan it sends.
+
+    python benchmarks/endpoint.py [--alone] [--only flood]
 
 The reader is a bare epoll loop in this process that throws bytes away, so that the figures are the endpoint's own:
 events per CPU-second of the server process, and real minus planned send from its own log. Everything stays on loopback.
@@ -6,18 +8,15 @@ events per CPU-second of the server process, and real minus planned send from it
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import select
 import socket
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import rig
 from numpy.typing import NDArray
@@ -26,6 +25,24 @@ from loadgen.sim.server.embedded import Embedded, start
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import parse_log
 
+SPREAD = {"ttft": "normal:30ms,5ms", "log_events": "all"}
+VM = {"preset": "gb300-vm", "log_events": "all"}
+AT_ONCE = VM | {"preset": "extends: gb300-vm\nserver: {emit_us: 0}\n"}
+CASES: dict[str, tuple[dict[str, Any], int, int, int, float]] = {
+    # options of the endpoint; streams, tokens of an answer, answers of a stream, seconds between the starts of two
+    "spread, 64 streams at 6 ms": (SPREAD | {"itl": "6ms"}, 64, 500, 1, 0.002),
+    "spread, 256 streams at 10 ms": (SPREAD | {"itl": "10ms"}, 256, 500, 1, 0.0005),
+    "spread, 512 streams at 8 ms": (SPREAD | {"itl": "8ms"}, 512, 500, 1, 0.0005),
+    "spread, 256 streams, no log": (SPREAD | {"itl": "10ms", "log_events": "none"}, 256, 500, 1, 0.0005),
+    "lockstep, 256 streams at 10 ms": (SPREAD | {"itl": "10ms", "lockstep": True}, 256, 500, 1, 0.0),
+    "gb300-rack, 600 streams": (VM | {"preset": "gb300-rack"}, 600, 500, 1, 0.002),
+    "gb300-vm, 800 streams": (VM, 800, 500, 1, 0.002),
+    "the same, iterations all at once": (AT_ONCE, 800, 500, 1, 0.002),
+    "the same, four processes": (AT_ONCE | {"cores": 4}, 800, 500, 1, 0.002),
+    "as fast as it can, 64 streams": ({"itl": "1us", "ttft": "1ms"}, 64, 500, 20, 0.0),
+    "short answers (4), 256 streams": ({"itl": "0.1ms", "ttft": "1ms"}, 256, 4, 40, 0.0),
+    "flood, 64 streams": ({"flood": True, "ttft": "1ms"}, 64, 500, 20, 0.0),
+}
 END = b"0\r\n\r\n"
 REQUEST = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: sim\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
@@ -75,12 +92,6 @@ def drive(url: str, streams: int, tokens: int, rounds: int, gap_s: float) -> int
     return total
 
 
-def get(url: str) -> bytes:
-    with urllib.request.urlopen(url) as answer:
-        data: bytes = answer.read()
-    return data
-
-
 def started(options: Options) -> Embedded:
     """The endpoint, before everybody else's processes with --alone; children inherit what this process is."""
     if not rig.Alone.on:
@@ -92,32 +103,34 @@ def started(options: Options) -> Embedded:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def measure(name: str, options: Options, streams: int, tokens: int, rounds: int, gap_s: float = 0.0) -> str:
-    """One line of the table. Of several processes only events and lateness are known, from the logs they leave."""
-    several = options.cores > 1
+def measure(name: str, options: dict[str, Any], streams: int, tokens: int, rounds: int, gap_s: float) -> list[str]:
+    """One row of the table. Of several processes only events and lateness are known, from the logs they leave."""
+    processes = options.get("cores", 1)
     with tempfile.TemporaryDirectory() as scratch:
-        path = f"{scratch}/log"
-        with started(msgspec.structs.replace(options, log=path if several else "")) as endpoint:
-            before = json.loads(get(endpoint.url + "/_stats"))
-            begun = time.monotonic()
-            drive(endpoint.url, streams, tokens, rounds, gap_s)
-            wall = time.monotonic() - begun
-            after = json.loads(get(endpoint.url + "/_stats"))
-            logs = [] if several else [parse_log(get(endpoint.url + "/_log"))]
-        if several:
-            paths = [path, *(f"{path}.{core}" for core in range(1, options.cores))]
-            logs = [parse_log(Path(one).read_bytes()) for one in paths]
-    late_us = np.concatenate([(log.sent_ns - log.planned_ns) / 1e3 for log in logs])
-    late = ""
-    if len(late_us) and not options.flood:
+        logs = [f"{scratch}/log", *(f"{scratch}/log.{core}" for core in range(1, processes))]
+        if str(options.get("preset")).startswith("extends"):
+            own = Path(scratch) / "own.yaml"
+            own.write_text(options["preset"])
+            options = options | {"preset": str(own)}
+        with started(Options(**options, log=logs[0])) as endpoint:
+
+            def work() -> dict[str, Any]:
+                begun = time.monotonic()
+                drive(endpoint.url, streams, tokens, rounds, gap_s)
+                return {"wall_s": time.monotonic() - begun}
+
+            found = rig.watched(endpoint.url, work)
+        sent = [parse_log(Path(log).read_bytes()) for log in logs]
+    late_us = np.concatenate([(log.sent_ns - log.planned_ns) / 1e3 for log in sent])
+    late = [""] * 4
+    if len(late_us) and not options.get("flood"):
+        usual = _usual_p99(np.concatenate([log.planned_ns for log in sent]), late_us)
         p50, p99, worst = np.quantile(late_us, (0.5, 0.99, 1.0))
-        usual = _usual_p99(np.concatenate([log.planned_ns for log in logs]), late_us)
-        late = f"{p50:8.0f} {p99:8.0f} {usual:8.0f} {worst:9.0f}"
-    if several:
-        return f"{name:<34} {len(late_us) / wall:9.0f} {'':>12} {'':>12} {'':>6}  {late}"
-    events, cpu = after["events"] - before["events"], after["cpu_s"] - before["cpu_s"]
-    requests = after["requests"] - before["requests"]
-    return f"{name:<34} {events / wall:9.0f} {events / cpu:12.0f} {requests / cpu:12.0f} {cpu / wall:6.2f}  {late}"
+        late = [f"{value:,.0f}" for value in (p50, p99, usual, worst)]
+    if processes > 1:
+        return [name, f"{len(late_us) / found['wall_s']:,.0f}", "", "", "", *late]
+    per_cpu = [f"{found[what] / found['server_cpu_s']:,.0f}" for what in ("server_events", "server_requests")]
+    return [name, f"{found['server_events'] / found['wall_s']:,.0f}", *per_cpu, f"{found['server_share']:.2f}", *late]
 
 
 def _usual_p99(planned_ns: NDArray[np.int64], late_us: NDArray[np.float64]) -> float:
@@ -128,31 +141,17 @@ def _usual_p99(planned_ns: NDArray[np.int64], late_us: NDArray[np.float64]) -> f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=500, help="tokens per answer")
-    parser.add_argument("--alone", action="store_true", help="real-time priority for the endpoint (root)")
-    asked = parser.parse_args()
-    tokens, rig.Alone.on = asked.tokens, asked.alone
-    head = f"{'':<34} {'events/s':>9} {'events/CPU-s':>12} {'req/CPU-s':>12} {'CPU':>6}"
-    print(f"{head}  {'late p50':>8} {'p99 us':>8} {'usual':>8} {'worst us':>9}")
-    spread: dict[str, Any] = {"ttft": "normal:30ms,5ms", "log_events": "all"}
-    print(measure("spread, 64 streams at 6 ms", Options(itl="6ms", **spread), 64, tokens, 1, 0.002))
-    print(measure("spread, 256 streams at 10 ms", Options(itl="10ms", **spread), 256, tokens, 1, 0.0005))
-    print(measure("spread, 512 streams at 8 ms", Options(itl="8ms", **spread), 512, tokens, 1, 0.0005))
-    print(measure("spread, 256 streams, no log", Options(itl="10ms", ttft="normal:30ms,5ms"), 256, tokens, 1, 0.0005))
-    print(measure("lockstep, 256 streams at 10 ms", Options(itl="10ms", lockstep=True, **spread), 256, tokens, 1))
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write("extends: gb300-vm\nserver: {emit_us: 0}\n")
-        file.flush()
-        physical: dict[str, Any] = {"log_events": "all"}
-        vm, at_once = Options(preset="gb300-vm", **physical), Options(preset=file.name, **physical)
-        print(measure("gb300-rack, 600 streams", Options(preset="gb300-rack", **physical), 600, tokens, 1, 0.002))
-        print(measure("gb300-vm, 800 streams", vm, 800, tokens, 1, 0.002))
-        print(measure("the same, iterations all at once", at_once, 800, tokens, 1, 0.002))
-        print(measure("the same, four processes", msgspec.structs.replace(at_once, cores=4), 800, tokens, 1, 0.002))
-    print(measure("as fast as it can, 64 streams", Options(itl="1us", ttft="1ms"), 64, tokens, 20))
-    print(measure("short answers (4), 256 streams", Options(itl="0.1ms", ttft="1ms"), 256, 4, 40))
-    print(measure("flood, 64 streams", Options(flood=True, ttft="1ms"), 64, tokens, 20))
+    parser = rig.parser(__doc__, alone=True)
+    parser.add_argument("--share", type=float, default=1.0, help="of the streams and their tokens")
+    parser.add_argument("--only", default="", help="part of a case's name")
+    asked = rig.given(parser, share=0.05)
+    columns = ["load", "events/s", "events/CPU-s", "requests/CPU-s", "CPU", "late p50, µs", "p99", "usual p99", "worst"]
+    rows = [
+        measure(name, options, max(1, int(streams * asked.share)), max(4, int(tokens * asked.share)), rounds, gap_s)
+        for name, (options, streams, tokens, rounds, gap_s) in CASES.items()
+        if asked.only in name
+    ]
+    print(rig.table(columns, rows))
 
 
 if __name__ == "__main__":

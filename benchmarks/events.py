@@ -1,6 +1,6 @@
 """CPU per event with many streams at once: a bare byte counter, this client, an aiohttp line loop, AsyncOpenAI.
 
-    python benchmarks/events.py [--quick] [--alone] [--streams 256,1024] [--only baseline,ours]
+    python benchmarks/events.py [--alone] [--streams 256,1024] [--only baseline,ours]
 
 One event per send and, below saturation, one per read. Every contender is a process of its own on one core, the server
 another on the other core; CPU is the contender's own (getrusage) from the first request to the last byte. Rounds are
@@ -9,7 +9,7 @@ interleaved, and ratios are taken within a round, because the machine's speed ch
 
 from __future__ import annotations
 
-import argparse
+from functools import partial
 from typing import Any
 
 import rig
@@ -41,27 +41,20 @@ def once(name: str, streams: int, rate: float, seconds: float) -> dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one short round")
+    parser = rig.parser(__doc__, alone=True)
     parser.add_argument("--streams", default="256,1024")
     parser.add_argument("--only", default=",".join(CONTENDERS))
-    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rate", type=float, default=RATE, help="events/s")
-    parser.add_argument("--alone", action="store_true", help="real-time priority: others do not make reads late")
-    flags = parser.parse_args()
-    rig.Alone.on = flags.alone
-    rounds = flags.rounds or (1 if flags.quick else 3)
-    seconds = 3.0 if flags.quick else 6.0
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each contender in a round")
+    flags = rig.given(parser, streams="16", rounds=1, rate=2_000.0, seconds=0.5)
+    rounds, seconds, rate = flags.rounds, flags.seconds, flags.rate
     names = [name for name in CONTENDERS if name in flags.only.split(",")]
-    print(f"{rig.host()}. One core each for client and server; median of {rounds} interleaved rounds of {seconds:g} s;")
+    print(f"One core each for client and server; median of {rounds} interleaved rounds of {seconds:g} s;")
     print("CPU-seconds of the client process; ratios within a round. `recorder`: with our Parquet process added.\n")
     rows, ends = [], []
     for streams in map(int, flags.streams.split(",")):
-        rate = flags.rate
-        found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-        for _ in range(rounds):
-            for name in names:
-                found[name].append(once(name, streams, rate, seconds))
+        found = rig.in_turn(rounds, {name: partial(once, name, streams, rate, seconds) for name in names})
         cost = {name: [run["cpu_s"] / run["events"] for run in runs] for name, runs in found.items()}
 
         single = {name: [run["reads_per_event"] >= rig.BUNDLED for run in runs] for name, runs in found.items()}

@@ -10,7 +10,6 @@ keeps what is small: results, LoadGen's log files, the probes of both searches, 
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import shutil
@@ -19,6 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+import rig
 
 from loadgen.core.metrics.sustainable import LONGER
 from loadgen.cost import published
@@ -33,26 +34,26 @@ COMMANDS = {
     "server": ["--find-peak", "--target-qps", "2500"],
     "interactive": ["--find-peak", "--target-qps", "1500"],
 }
+SMOKE = {"offline": ["--target-qps", "40", "--min-duration", "10"]}
 
 
-def arguments(scenario: str, preset: str) -> list[str]:
+def arguments(scenario: str, preset: str, commands: dict[str, list[str]]) -> list[str]:
     """What one would type after `loadgen`."""
-    return ["mlperf", scenario, "--benchmark", "llama2-70b", "--target", f"sim:{preset}", *COMMANDS[scenario]]
+    return ["mlperf", scenario, "--benchmark", "llama2-70b", "--target", f"sim:{preset}", *commands[scenario]]
 
 
-def run(scenario: str, preset: str, scratch: Path) -> Path:
+def run(scenario: str, preset: str, scratch: Path, commands: dict[str, list[str]]) -> Path:
     """The command, and the folder of the run whose result it printed."""
     out = scratch / scenario
-    command = [sys.executable, "-m", "loadgen"]
-    command += [*arguments(scenario, preset), "--out", str(out)]
+    command = [sys.executable, "-m", "loadgen", *arguments(scenario, preset, commands), "--out", str(out)]
     done = subprocess.run(command, check=False)
     if done.returncode not in (0, 1) or not (out / "mlperf.json").is_file():
         raise SystemExit(f"{scenario}: exit {done.returncode}, no result in {out}")
     return out
 
 
-def keep(scenario: str, out: Path, into: Path) -> dict[str, Any]:
-    """Copy what is small; returns the result."""
+def keep(scenario: str, out: Path, into: Path) -> None:
+    """Copy what is small."""
     folder = into / scenario
     folder.mkdir(parents=True, exist_ok=True)
     confirmed = sorted([*out.glob("p*-confirm"), *out.glob("p*-sustain")])
@@ -68,10 +69,9 @@ def keep(scenario: str, out: Path, into: Path) -> dict[str, Any]:
         capacity = json.loads((out / "capacity.json").read_text()) | {"evidence": "."}  # that run's summary is here
         (folder / "capacity.json").write_text(json.dumps(capacity, indent=2) + "\n")
     summary = json.loads((folder / "summary.json").read_text())
-    summary["run"]["command"] = ["loadgen", *arguments(scenario, PRESET)]  # as one would type it
+    summary["run"]["command"] = ["loadgen", *arguments(scenario, PRESET, COMMANDS)]  # as one would type it
     summary["run"]["host"]["name"] = ""
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    return json.loads((folder / "mlperf.json").read_text())
 
 
 def plot(curve: Path, title: str, limit_ms: float, into: Path) -> None:
@@ -325,35 +325,38 @@ def page(results: dict[str, dict[str, Any]], into: Path) -> str:
 
 
 def main() -> None:
-    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags = rig.parser(__doc__)
     flags.add_argument("--preset", default=PRESET)
     flags.add_argument("--out", type=Path, default=Path("results/gb300-rack-simulated"))
-    flags.add_argument("--page-only", action="store_true", help="the page again, from what is in the folder")
+    flags.add_argument(
+        "--only", default=",".join(COMMANDS), help='the others stay as the folder has them; "": a new page'
+    )
     flags.add_argument("--scratch", type=Path, help="keep the runs here (some gigabytes) instead of a temporary folder")
-    given = flags.parse_args()
-    results: dict[str, dict[str, Any]] = {}
-    if given.page_only:
-        results = {name: json.loads((given.out / name / "mlperf.json").read_text()) for name in COMMANDS}
-        (given.out / "README.md").write_text(page(results, given.out))
-        for name in ("server", "interactive"):
-            keep_capacity(given.out / name, results[name])
-        return
+    given = rig.given(flags, preset="gb300-vm", only="offline")
     with tempfile.TemporaryDirectory() as temporary:
-        scratch = given.scratch or Path(temporary)
-        for scenario in COMMANDS:
+        scratch, into = given.scratch or Path(temporary), given.out
+        if given.smoke:
+            into = shutil.copytree(rig.HERE.parent / given.out, Path(temporary) / "kept")
+        for scenario in filter(None, given.only.split(",")):
             out = scratch / scenario
             if not (out / "mlperf.json").is_file():
-                out = run(scenario, given.preset, scratch)
-            results[scenario] = keep(scenario, out, given.out)
-            shutil.rmtree(out) if given.scratch is None else None
+                out = run(scenario, given.preset, scratch, SMOKE if given.smoke else COMMANDS)
+            keep(scenario, out, into)
+            if given.scratch is None:
+                shutil.rmtree(out)
+        write(into)
+
+
+def write(into: Path) -> None:
+    """The plots and the page, of what is in the folder."""
+    results = {name: json.loads((into / name / "mlperf.json").read_text()) for name in COMMANDS}
     for scenario, limit_ms in (("server", 200.0), ("interactive", 40.0)):
-        curve = given.out / scenario / "curve.csv"
-        if curve.is_file():
-            plot(curve, f"GB300 rack, {scenario}", limit_ms, given.out / f"{scenario}.svg")
-    (given.out / "README.md").write_text(page(results, given.out))
-    size = sum(file.stat().st_size for file in given.out.rglob("*") if file.is_file())
-    print((given.out / "README.md").read_text())
-    print(f"{given.out}: {size:,} bytes")
+        plot(into / scenario / "curve.csv", f"GB300 rack, {scenario}", limit_ms, into / f"{scenario}.svg")
+        keep_capacity(into / scenario, results[scenario])
+    (into / "README.md").write_text(page(results, into))
+    print((into / "README.md").read_text())
+    size = sum(file.stat().st_size for file in into.rglob("*") if file.is_file())
+    print(f"{into}: {size:,} bytes")
     if size > 2_000_000:
         raise SystemExit("more than 2 MB")
 

@@ -1,6 +1,6 @@
 """How late requests are sent, and how late the timer under them is.
 
-    python benchmarks/lag.py [--quick] [--alone]
+    python benchmarks/lag.py [--alone] [--seconds 10]
 
 Poisson arrivals at growing loads: send lag (first byte handed to the kernel - due) over all requests and without the
 first half second (what the start adds), and the variation of the real gaps (1.0 for Poisson). Below, the bare timers:
@@ -9,7 +9,6 @@ the wire's (timerfd in its own poll) and uvloop's `call_at` in an otherwise idle
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import tempfile
 from pathlib import Path
@@ -22,7 +21,8 @@ import rig
 from loadgen.core.results import store
 
 WARM_NS = 500_000_000
-TOKENS, ITL_MS = 200, 10
+ITL_MS = 10
+LOADS = ((50.0, 200), (125.0, 200), (200.0, 200), (1_000.0, 4), (3_000.0, 4))  # requests/s, tokens
 
 
 def quantiles(values_ns: Any, unit_ns: float) -> str:
@@ -117,22 +117,20 @@ def timers(count: int) -> dict[str, list[int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="3 s a load instead of 10 s")
-    parser.add_argument("--alone", action="store_true", help="real-time priority: without the noise of others")
-    flags = parser.parse_args()
-    quick, rig.Alone.on = flags.quick, flags.alone
-    seconds = 3.0 if quick else 10.0
-    print(f"{rig.host()}. One core each for client and endpoint; {seconds:g} s of Poisson arrivals.\n")
-    loads = ((50.0, 200), (125.0, 200), (200.0, 200), (1_000.0, 4), (3_000.0, 4))
+    parser = rig.parser(__doc__, alone=True)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
+    parser.add_argument("--loads", type=int, default=len(LOADS), help="the first so many of them")
+    parser.add_argument("--instants", type=int, default=2_000, help="of each bare timer")
+    flags = rig.given(parser, seconds=1.0, loads=1, instants=50)
+    print(f"One core each for client and endpoint; {flags.seconds:g} s of Poisson arrivals.\n")
     columns = ["load", "requests", "send lag p50 / p99 / max, ms", "after 0.5 s", "on a used connection"]
     columns += ["had to connect", "gap variation real / planned", "client CPU", "kept off its core", "remarks"]
-    print(rig.table(columns, [drive(rate, tokens, seconds) for rate, tokens in loads]))
+    print(rig.table(columns, [drive(*load, flags.seconds) for load in LOADS[: flags.loads]]))
     print()
     rig.settle(0, rig.cores()[0])
     rows = [
         [name, quantiles(late, 1e3), f"{min(late) / 1e3:.0f}", f"{sum(value < 0 for value in late) / len(late):.0%}"]
-        for name, late in timers(300 if quick else 2_000).items()
+        for name, late in timers(flags.instants).items()
     ]
     print(rig.table(["timer, idle loop", "late p50 / p99 / max, µs", "min", "early"], rows))
 

@@ -1,6 +1,6 @@
 """Peak memory: ten times the requests, and 2,000 requests of 500 tokens.
 
-    python benchmarks/memory.py [--quick]
+    python benchmarks/memory.py [--requests 2000]
 
 `loadgen run` as a user types it; peak resident size (VmHWM) of the command's process, reading back and the summary
 included, and of the process that makes Parquet files.
@@ -8,7 +8,6 @@ included, and of the process that makes Parquet files.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 
@@ -34,15 +33,15 @@ def once(requests: int, tokens: int, lanes: int, **options: str) -> dict[str, fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a fifth of the requests, and no long streams")
-    quick = parser.parse_args().quick
-    n = 400 if quick else 2_000
+    parser = rig.parser(__doc__)
+    parser.add_argument("--requests", type=int, default=2_000)
+    parser.add_argument("--tokens", type=int, default=500, help="of the long streams")
+    flags = rig.given(parser, requests=50, tokens=50)
+    n = flags.requests
     fast = {"ttft": "5ms", "itl": "1ms", "idle_close": "60s"}
-    cases = [(n, 10, 128, fast), (10 * n, 10, 128, fast)]
-    if not quick:
-        cases.append((2_000, 500, 256, {"ttft": "normal:50ms,10ms", "itl": "10ms", "idle_close": "60s"}))
-    print(f"{rig.host()}. Peak resident size, MB.\n")
+    slow = {"ttft": "normal:50ms,10ms", "itl": "10ms", "idle_close": "60s"}
+    cases = [(n, 10, 128, fast), (10 * n, 10, 128, fast), (n, flags.tokens, 256, slow)]
+    print("Peak resident size, MB.\n")
     found = [once(requests, tokens, lanes, **options) for requests, tokens, lanes, options in cases]
     rows = [
         [
@@ -59,8 +58,9 @@ def main() -> None:
     print()
     print(f"- ten times the requests: {growth:.2f}x the command's peak: {rig.verdict(growth, GROWTH, most=True)}")
     print(f"- ten times the requests: {both:.2f}x with the recorder: {rig.verdict(both, GROWTH, most=True)}")
-    if not quick:
-        print(f"- 2,000 x 500 tokens: {found[2]['run']:.0f} MB: {rig.verdict(found[2]['run'], LONG_MB, most=True)}")
+    print(
+        f"- {n:,} x {flags.tokens} tokens: {found[2]['run']:.0f} MB: {rig.verdict(found[2]['run'], LONG_MB, most=True)}"
+    )
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def _drive(url: str, folder: Path, requests: dict[str, Any], flags: dict[str, An
 
 def streams(url: str, streams: int, tokens: int) -> dict[str, Any]:
     """As the contenders: so many streams at once, one request each."""
-    at_once = {"concurrency": streams, "concurrency_ramp": "0", "num_requests": streams}
+    at_once: dict[str, Any] = {"concurrency": streams, "concurrency_ramp": "0", "num_requests": streams}
     found = drive(url, requests={"input_tokens": 4, "output_tokens": tokens}, **at_once)
     return found | {"expected": streams * tokens}
 

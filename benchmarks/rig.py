@@ -1,4 +1,4 @@
-"""What the benchmarks share: the endpoint on a core of its own, one process per contender, its CPU, tables.
+"""What the benchmarks share: a command line, the endpoint on a core of its own, one process per contender, CPU, tables.
 
 A contender is a function in a file of this folder, run as `python FILE NAME JSON` in its own process; it prints one
 JSON object. Nothing here measures by wall clock what can be measured in CPU-seconds: the machine is shared and noisy.
@@ -6,6 +6,7 @@ JSON object. Nothing here measures by wall clock what can be measured in CPU-sec
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -17,16 +18,21 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent / "tests"))  # where servers and rows are made
 SATURATED = 0.85  # of a core: a server busier than this shapes what its clients see
 FIRST_COME = os.SCHED_RR | os.SCHED_RESET_ON_FORK  # real time for a process, not for its children
 BUNDLED = 0.9  # reads per event: fewer means that the client read several events at once, which is cheaper
+T = TypeVar("T")
+LACKING = 77  # exit code of a script that needs what this machine has not
 
 
 class Alone:
@@ -34,6 +40,52 @@ class Alone:
     For latencies only, as CPU-seconds hardly feel others. Needs the right to set it (root)."""
 
     on = False
+
+
+def parser(doc: str | None, *, alone: bool = False) -> argparse.ArgumentParser:
+    """The command line of a script, with its docstring as help. `alone`: it can have real-time priority."""
+    made = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    made.add_argument("--smoke", action="store_true", help="the smallest form, some seconds: it runs, and says nothing")
+    if alone:
+        made.add_argument("--alone", action="store_true", help="real-time priority: without the noise of others (root)")
+    return made
+
+
+def given(options: argparse.ArgumentParser, **smallest: Any) -> argparse.Namespace:
+    """The arguments of this command; with --smoke the `smallest` in place of the defaults.
+
+    Prints what the figures below it are quoted with: script, tree, day and machine.
+    """
+    if "--smoke" in sys.argv:
+        options.set_defaults(**smallest)
+    found = options.parse_args()
+    Alone.on = getattr(found, "alone", False)
+    command = " ".join([f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    print(f"`{command}` ({tree()}, {date.today()}); {host()}\n", flush=True)
+    if found.smoke:
+        print("SMOKE: the smallest form, which shows that the script runs. Its figures say nothing.\n", flush=True)
+    return found
+
+
+def tree() -> str:
+    """The commit of this checkout, with a + where it was changed since; the version where there is no checkout."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(HERE), *words], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return version("loadgen")
+
+
+def lacking(what: str) -> NoReturn:
+    """End a script that needs what this machine has not."""
+    print(f"skipped: {what}")
+    sys.exit(LACKING)
 
 
 def settle(pid: int, core: set[int]) -> None:
@@ -134,14 +186,39 @@ def raise_files() -> None:
 
 
 def watched(url: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Run `work`, adding what the server did meanwhile: `server_events`, `server_cpu_s`, `server_share` of its core."""
+    """Run `work`, adding what the server did meanwhile: `server_events`, `server_requests`, `server_cpu_s`, and
+    `server_share`, of its core."""
     before = stats(url)
     found = work()
     after = stats(url)
-    found["server_events"] = after["events"] - before["events"]
-    found["server_cpu_s"] = after["cpu_s"] - before["cpu_s"]
+    found |= {f"server_{name}": after[name] - before[name] for name in ("events", "requests", "cpu_s")}
     found["server_share"] = found["server_cpu_s"] / found["wall_s"]
     return found
+
+
+def in_turn(rounds: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
+    """What each side gave, round by round: what a slow minute does to one of them it does to all of its round."""
+    found: dict[str, list[T]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, once in sides.items():
+            found[name].append(once())
+    return found
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> float:
+    """The median of the ratios within each round."""
+    return median([a / b for a, b in zip(over, under, strict=True)])
+
+
+def cpu_s(work: Callable[[], object], times: int = 1, rounds: int = 5) -> float:
+    """CPU-seconds of one call in this process, the least of the rounds."""
+    spent = []
+    for _ in range(rounds):
+        begun = time.process_time()
+        for _ in range(times):
+            work()
+        spent.append((time.process_time() - begun) / times)
+    return min(spent)
 
 
 def remarks(found: Mapping[str, Any], *, one_event_per_read: bool = True) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import importlib.util
 import os
 import statistics
 import subprocess
@@ -46,11 +46,13 @@ from loadgen.sim.server.options import Options
 TOKENS_PER_S = 1_000_000
 OPENED_PER_S = 1_000  # streams that begin in a second, until all are open
 BUSY = 0.8  # of each core
+FEW, MOST = 256, 10_000  # streams whose cost per event is compared
 RACK_STREAMS = 6_000  # of one worker: 100,000 over 16
+RACK_CASES = ((1, 10_000), (1, 20_000), (1, 30_000), (1, 40_000), (4, 10_000))  # tokens an event, events/s
 
 
 def drive(
-    *, workers: int, servers: int, streams: int, itl_ms: float, tokens: int, keep: str = "raw", bundle: int = 1,
+    *, workers: int, servers: int, streams: int, itl_ms: float, tokens: int, keep: Any = "raw", bundle: int = 1,
     ttft_ms: tuple[float, float] = (500.0, 100.0), out: Path | None = None, on_drive: Any = None,
     ray: str | None = None, tuning: Tuning | None = None, **flags: str | None,
 ) -> tuple[Summary, dict[str, float]]:  # fmt: skip
@@ -105,7 +107,7 @@ def workers(flags: argparse.Namespace) -> None:
                 f"{found['server_cpu_s']:.1f}", f"{(summary.client.peak_rss_bytes or 0) / 1e6:,.0f}",
             ])  # fmt: skip
     print(rig.table(["", "events/s", "µs/event", "events/CPU-s", "busiest", "server CPU-s", "MB"], rows))
-    more = rig.median([b / a for a, b in zip(cost[1], cost[2], strict=True)])
+    more = rig.ratio(cost[2], cost[1])
     carried = 2 / more
     print(f"\n- CPU per event of two against one: {more:.3f}: {rig.verdict(more, 1.1, most=True)}")
     print(f"- two cores carry {carried:.2f} times one: {rig.verdict(carried, 1.8, most=False)}")
@@ -113,10 +115,10 @@ def workers(flags: argparse.Namespace) -> None:
 
 class Phases:
     """Looks at a run from outside: its gaps between events before and after an instant, and the memory of its workers
-    and of their recorder, every few seconds."""
+    and of their recorder, every `every_s` seconds."""
 
-    def __init__(self, folder: Path, split_s: float) -> None:
-        self._folder, self._split_s, self._over = folder, split_s, threading.Event()
+    def __init__(self, folder: Path, split_s: float, every_s: float = 2.0) -> None:
+        self._folder, self._split_s, self._every_s, self._over = folder, split_s, every_s, threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self.set_up = Histogram()
         self.sizes: list[tuple[float, int, int]] = []  # s, bytes of memory, bytes on disk
@@ -140,7 +142,7 @@ class Phases:
     def _watch(self) -> None:
         began = time.monotonic()
         split = False
-        while not self._over.wait(2.0):
+        while not self._over.wait(self._every_s):
             on_disk = 0
             for file in self._folder.rglob("*"):
                 with contextlib.suppress(OSError):  # it went meanwhile
@@ -175,13 +177,14 @@ def _late(gaps: Histogram, itl_ns: int) -> list[str]:
 
 
 def streams(flags: argparse.Namespace) -> None:
-    opening = flags.streams // OPENED_PER_S
+    per_s = min(OPENED_PER_S, flags.streams)
+    opening = flags.streams // per_s
     with tempfile.TemporaryDirectory() as scratch:
         phases = Phases(Path(scratch) / "out", opening + 3.0)  # what is on disk then is of up to two seconds before
         summary, found = drive(
             workers=2, servers=2, streams=flags.streams, itl_ms=1000, tokens=flags.seconds + opening, keep=flags.keep,
             out=Path(scratch) / "out", on_drive=phases.begin, timeout="2000s", grace="2000s",
-            request_rate=str(OPENED_PER_S),
+            request_rate=str(per_s),
         )  # fmt: skip
         measured = phases.end()
         shares = [[one.cpu_share for one in store.read_run(Path(scratch) / "out").seconds if low <= one.t_s < high]
@@ -208,9 +211,10 @@ def soak(flags: argparse.Namespace) -> None:
     rows = []
     for keep in flags.keep.split(","):
         with tempfile.TemporaryDirectory() as scratch:
-            phases = Phases(Path(scratch) / "out", 0)
+            phases = Phases(Path(scratch) / "out", 0, min(2.0, flags.seconds / 10))
             summary, _ = drive(
-                workers=1, servers=1, streams=flags.streams, itl_ms=200, tokens=50, keep=keep, ttft_ms=(600.0, 200.0),
+                workers=1, servers=1, streams=flags.streams, itl_ms=200, tokens=min(50, 2 * flags.seconds), keep=keep,
+                ttft_ms=(600.0, 200.0),
                 out=Path(scratch) / "out", on_drive=phases.begin, duration=f"{flags.seconds}s", num_requests=None,
             )  # fmt: skip
             phases.end()
@@ -232,11 +236,11 @@ def soak(flags: argparse.Namespace) -> None:
 def cost(flags: argparse.Namespace) -> None:
     """As many requests of as many events in the same time: only how many of them are open at once differs."""
     rows, ratios = [], []
-    most = 10_000
+    few, most = min(FEW, flags.streams // 2), min(MOST, flags.streams)
     tokens = max(8, int(flags.seconds * flags.rate / most))
     for _ in range(flags.rounds):
         found = {}
-        for count in (256, most):
+        for count in (few, most):
             itl = count / flags.rate * 1e3
             summary, _ = drive(
                 workers=1, servers=1, streams=count, itl_ms=itl, tokens=tokens,
@@ -246,38 +250,35 @@ def cost(flags: argparse.Namespace) -> None:
             steady = summary.inter_chunk_ms.count / (summary.window.duration_s or 1)
             rows.append([f"{count:,} streams, {most:,} requests of {tokens} events", f"{steady:,.0f}",
                          f"{found[count] * 1e6:.2f}", f"{summary.client.cpu_share_max or 0:.0%}"])  # fmt: skip
-        ratios.append(found[most] / found[256])
+        ratios.append(found[most] / found[few])
     print(rig.table(["", "events/s", "µs/event", "busiest"], rows))
     ratio = rig.median(ratios)
-    print(f"\n- 10,000 against 256 streams: {ratio:.2f}: {rig.verdict(ratio, 1.3, most=True)}")
+    print(f"\n- {most:,} against {few} streams: {ratio:.2f}: {rig.verdict(ratio, 1.3, most=True)}")
 
 
 def million(flags: argparse.Namespace) -> None:
     """CPU per event falls with the rate, as one look at the sockets finds more to read; so the worker is loaded as the
     rack would load it, with some thousands of streams, up to what the one core of the endpoint can send."""
-    rows, worst = [], 0.0
-    for bundle, rates in ((1, (10_000, 20_000, 30_000, 40_000)), (4, (10_000,))):
-        for rate in rates:
-            found = []
-            for _ in range(flags.rounds):
-                itl_ms = RACK_STREAMS / (rate * bundle) * 1e3
-                summary, server = drive(
-                    workers=1, servers=1, streams=RACK_STREAMS, itl_ms=itl_ms, bundle=bundle,
-                    tokens=max(16, int(flags.seconds * rate / RACK_STREAMS)) * bundle, ttft_ms=(1000.0, 300.0),
-                    timeout="600s",
-                )  # fmt: skip
-                assert summary.client.cpu_s is not None
-                busy = summary.client.cpu_s / (summary.window.duration_s or 1)
-                found.append((summary.client.cpu_s / (summary.tokens.output or 1), busy, server["server_cpu_s"]))
-            value, busy, served = sorted(found)[len(found) // 2]
-            cores = value * TOKENS_PER_S / BUSY
-            if bundle == 1 and rate == rates[-1]:
-                worst = cores
-            rows.append([f"{bundle} token(s) per event, {rate:,} events/s", f"{value * 1e6:.2f}", f"{busy:.0%}",
-                         f"{served:.0f}", f"{cores:.1f}"])  # fmt: skip
-    columns = [f"{RACK_STREAMS:,} streams", "µs per token", "of a core", "endpoint CPU-s"]
+    rows, cores = [], {}
+    streams = min(RACK_STREAMS, flags.streams)
+    for bundle, rack_rate in RACK_CASES[: flags.cases]:
+        rate = rack_rate * streams // RACK_STREAMS
+        found = []
+        for _ in range(flags.rounds):
+            summary, server = drive(
+                workers=1, servers=1, streams=streams, itl_ms=streams / (rate * bundle) * 1e3, bundle=bundle,
+                tokens=max(2, int(flags.seconds * rate / streams)) * bundle, ttft_ms=(1000.0, 300.0), timeout="600s",
+            )  # fmt: skip
+            assert summary.client.cpu_s is not None
+            busy = summary.client.cpu_s / (summary.window.duration_s or 1)
+            found.append((summary.client.cpu_s / (summary.tokens.output or 1), busy, server["server_cpu_s"]))
+        value, busy, served = sorted(found)[len(found) // 2]
+        cores[bundle] = value * TOKENS_PER_S / BUSY
+        rows.append([f"{bundle} token(s) per event, {rate:,} events/s", f"{value * 1e6:.2f}", f"{busy:.0%}",
+                     f"{served:.0f}", f"{cores[bundle]:.1f}"])  # fmt: skip
+    columns = [f"{streams:,} streams", "µs per token", "of a core", "endpoint CPU-s"]
     print(rig.table([*columns, f"cores at {BUSY:.0%} for a million tokens/s"], rows))
-    print(f"\n- cores, one token per event: {worst:.1f}: {rig.verdict(worst, 16, most=True)}")
+    print(f"\n- cores, one token per event: {cores[1]:.1f}: {rig.verdict(cores[1], 16, most=True)}")
 
 
 MERGE = """
@@ -353,16 +354,17 @@ def records(folder: Path, count: int, targets: int = 1) -> None:
     writer.close()
 
 
-def merge(_: argparse.Namespace) -> None:
+def merge(flags: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as scratch:
+        of_a_rack = flags.records * 21 // 100
         ten, rack = Path(scratch) / "ten", Path(scratch) / "rack"
-        records(ten, 10_000_000)
-        records(rack, 2_100_000, targets=18)
+        records(ten, flags.records)
+        records(rack, of_a_rack, targets=18)
         rows = []
         for what, folder, code in (
-            ("10 million: exact quantiles of TTFT, TPOT, E2E and send lag", ten, MERGE),
-            ("10 million: the whole summary", ten, WHOLE),
-            ("2.1 million, 18 targets (a rack for ten minutes): the whole summary", rack, WHOLE),
+            (f"{flags.records:,}: exact quantiles of TTFT, TPOT, E2E and send lag", ten, MERGE),
+            (f"{flags.records:,}: the whole summary", ten, WHOLE),
+            (f"{of_a_rack:,}, 18 targets (as of a rack in ten minutes): the whole summary", rack, WHOLE),
         ):
             done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
             cpu_s, seconds, gb = map(float, done.stdout.split())
@@ -387,6 +389,9 @@ def rolling(flags: argparse.Namespace) -> None:
 
 
 def ray(flags: argparse.Namespace) -> None:
+    if importlib.util.find_spec("ray") is None:
+        print("left out: ray is not installed")
+        return
     scale_ray.compare(flags, drive, per_event)
 
 
@@ -397,19 +402,21 @@ PARTS: dict[str, Any] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=list(PARTS))
+    parser = rig.parser(__doc__)
+    parser.add_argument("part", nargs="?", default="all", choices=[*PARTS, "all"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=10)
     parser.add_argument("--streams", type=int, default=20_000)
     parser.add_argument("--rate", type=float, default=10_000.0, help="events/s")
     parser.add_argument("--keep", default="raw")
-    flags = parser.parse_args()
-    print(rig.host() + "\n", flush=True)
+    parser.add_argument("--cases", type=int, default=len(RACK_CASES), help="of million, the first so many")
+    parser.add_argument("--records", type=int, default=10_000_000, help="of merge")
+    flags = rig.given(parser, rounds=1, seconds=1, streams=20, rate=500.0, cases=1, records=10_000)
     rig.raise_files()
-    began = time.monotonic()
-    PARTS[flags.part](flags)
-    print(json.dumps({"took_s": round(time.monotonic() - began)}))
+    for part in PARTS if flags.part == "all" else [flags.part]:
+        began = time.monotonic()
+        PARTS[part](flags)
+        print(f"\n{part} took {time.monotonic() - began:.0f} s\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 """What `instrument` adds to an application's call and to each chunk of its stream, against the same client without it.
 
 The transport is a stub inside the process, so that only the client's own work is timed; both sides alternate, and the
-smallest of many rounds counts: the machine's other work only ever adds. Run: python benchmarks/sdk_overhead.py
+smallest of many rounds counts: the machine's other work only ever adds.
+
+    python benchmarks/sdk_overhead.py [--throttle-seconds 10]
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
-import json
 import os
 import subprocess
 import sys
@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import openai
+import rig
 from loadgen_sdk import TokenPrice, instrument, record_shape
 
 CALL_LIMIT_US, CHUNK_LIMIT_US, OTEL_LIMIT_US, RECORD_LIMIT_US = 10.0, 0.5, 100.0, 50.0
@@ -157,6 +158,10 @@ def own_call(create: Callable[..., Any], content: str = "Hello there, how are yo
     return measure
 
 
+def own_calls(sides: tuple[Any, Any], *content: str) -> tuple[Callable[[], float], Callable[[], float]]:
+    return own_call(sides[0], *content), own_call(sides[1], *content)
+
+
 def stubs(*observers: Any, **options: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     from loadgen_sdk.app.call import Setting
     from loadgen_sdk.app.observed_call import head_arrived, measured
@@ -231,7 +236,7 @@ def per_chunk_async(measured: bool, runner: asyncio.Runner) -> Callable[[], floa
     return lambda: runner.run(run())
 
 
-def import_ms(statement: str) -> float:
+def import_ms(statement: str, rounds: int) -> float:
     """Of a fresh interpreter, what this statement adds; the smallest of several."""
 
     def once(code: str) -> float:
@@ -239,7 +244,7 @@ def import_ms(statement: str) -> float:
         subprocess.run([sys.executable, "-c", code], check=True)
         return time.perf_counter() - start
 
-    return (min(once(statement) for _ in range(7)) - min(once("pass") for _ in range(7))) * 1e3
+    return (min(once(statement) for _ in range(rounds)) - min(once("pass") for _ in range(rounds))) * 1e3
 
 
 def prometheus() -> Any:
@@ -285,8 +290,8 @@ def throttled(way: str, limit: str, seconds: float, tokens: int) -> float:
 
     kind, rate = limit.split("=")
     folder = tempfile.mkdtemp()
-    shared = {"shared": f"{folder}/limits"} if way == "processes" else {}
-    throttle = Throttle(**{kind: rate}, burst_s=0, **shared)
+    wanted: dict[str, Any] = {kind: rate, "shared": f"{folder}/limits" if way == "processes" else None}
+    throttle = Throttle(burst_s=0, **wanted)
     amount, _, unit = rate.partition("/")
     per_s = float(amount) / {"s": 1, "min": 60}[unit] / (tokens or 1)
     start = time.monotonic()
@@ -342,84 +347,83 @@ def throttled(way: str, limit: str, seconds: float, tokens: int) -> float:
     return got / (per_s * seconds) - 1
 
 
-def throttle_figures(seconds: float) -> dict[str, Any]:
+def throttle_figures(seconds: float) -> dict[str, float]:
+    """How far off its rate each kind of throttle is, by the way it is used."""
     cases = {"rps": ("requests=50/s", 0), "rpm": ("requests=600/min", 0), "tpm": ("tokens=60000/min", 100)}
     return {
-        f"{name}_{way}": round(throttled(way, limit, seconds, tokens), 4)
+        f"{name}, {way}": throttled(way, limit, seconds, tokens)
         for way in ("threads", "asyncio", "processes")
         for name, (limit, tokens) in cases.items()
     }
 
 
-def limit_of(name: str) -> float:
-    for word, limit in (("otel", OTEL_LIMIT_US), ("record", RECORD_LIMIT_US), ("chunk", CHUNK_LIMIT_US)):
-        if word in name:
-            return limit
-    return CALL_LIMIT_US
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=400)
-    parser.add_argument("--throttle-seconds", type=float, default=0, help="also measure the rates of throttles")
-    arguments = parser.parse_args()
-    rounds = arguments.rounds
+def added_us(rounds: int) -> list[tuple[str, float | None, float, float | None]]:
+    """Name, microseconds without us, microseconds added, and their limit, for each thing that is timed."""
     blocking, waiting = clients()
     options: dict[str, Any] = {"prices": TokenPrice(1, 2)}
     told: list[Any] = []
-    gc.collect()
-    gc.freeze()
-    figures: dict[str, Any] = {"openai": openai.__version__, "python": sys.version.split()[0]}
+    found: list[tuple[str, float | None, float, float | None]] = []
     with asyncio.Runner() as runner:
-        pairs = {
-            "call_blocking": (
+        pairs: dict[str, tuple[float, tuple[Callable[[], float], Callable[[], float]]]] = {
+            "a call, blocking": (CALL_LIMIT_US, (
                 per_call(blocking.chat.completions.create),
                 per_call(instrument(blocking, told.append, **options).chat.completions.create),
-            ),
-            "call_async": (
+            )),
+            "a call, async": (CALL_LIMIT_US, (
                 per_call_async(waiting.chat.completions.create, runner),
                 per_call_async(instrument(waiting, told.append, **options).chat.completions.create, runner),
+            )),
+            "a call, ours alone": (CALL_LIMIT_US, own_calls(stubs(told.append))),
+            "the same with labels for Prometheus": (
+                CALL_LIMIT_US, own_calls(stubs(prometheus(), labels={"feature": "a"})),
             ),
-            "call_ours_alone": tuple(map(own_call, stubs(told.append))),
-            "call_ours_prometheus_labels": tuple(map(own_call, stubs(prometheus(), labels={"feature": "a"}))),
-            "call_ours_otel": tuple(map(own_call, stubs(telemetry()))),
-            "call_ours_record_40k_chars": tuple(
-                own_call(one, "many words " * 4000) for one in stubs(record=record_shape(os.devnull))
+            "the same with OpenTelemetry": (OTEL_LIMIT_US, own_calls(stubs(telemetry()))),
+            "the same with the record of a prompt of 44,000 characters": (
+                RECORD_LIMIT_US, own_calls(stubs(record=record_shape(os.devnull)), "many words " * 4000),
             ),
-            "chunk_blocking": (per_chunk(False), per_chunk(True)),
-            "chunk_async": (per_chunk_async(False, runner), per_chunk_async(True, runner)),
-        }
-        over = False
-        for name, (plain, ours) in pairs.items():
+            "a chunk, blocking": (CHUNK_LIMIT_US, (per_chunk(False), per_chunk(True))),
+            "a chunk, async": (CHUNK_LIMIT_US, (per_chunk_async(False, runner), per_chunk_async(True, runner))),
+        }  # fmt: skip
+        for name, (limit, (plain, ours)) in pairs.items():
             base, with_us = differences(plain, ours, rounds)
             told.clear()
-            added, limit = (with_us - base) * 1e6, limit_of(name)
-            over = over or added > limit
-            figures[f"{name}_us"] = {"plain": round(base * 1e6, 3), "added": round(added, 3), "limit": limit}
+            found.append((name, base * 1e6, (with_us - base) * 1e6, limit))
         measure = partial(instrument, on_measurement=told.append, **options)
         for way, within in (("blocking", None), ("async", runner)):
-            added = inside_a_real_call(measure, within, rounds)
-            over = over or added > CALL_LIMIT_US
-            figures[f"call_{way}_inside_us"] = {"added": round(added, 3), "limit": CALL_LIMIT_US}
-    figures["prometheus_counts_later_cpu_us"] = round(counted_later_us(), 3)  # off the caller's thread
-    at_end_us = end_of_stream(telemetry()) * 1e6
-    over = over or at_end_us > OTEL_LIMIT_US
-    figures["otel_end_of_2000_chunks_us"] = {"added": round(at_end_us, 1), "limit": OTEL_LIMIT_US}
-    figures["import_ms"] = {
-        "msgspec": round(import_ms("import msgspec"), 1),
-        "loadgen_sdk": round(import_ms("import loadgen_sdk"), 1),
-        "Client": round(import_ms("from loadgen_sdk import Client"), 1),
-        "instrument": round(import_ms("from loadgen_sdk import instrument"), 1),
-        "loadgen": round(import_ms("import loadgen"), 1),
-        "openai": round(import_ms("import openai"), 1),
-    }
-    imports = figures["import_ms"]
-    over = over or imports["loadgen_sdk"] > IMPORT_LIMIT * imports["msgspec"]
-    if arguments.throttle_seconds:
-        figures["throttle_off_by"] = throttle_figures(arguments.throttle_seconds)
-        over = over or any(abs(off) > THROTTLE_LIMIT for off in figures["throttle_off_by"].values())
-    print(json.dumps(figures, indent=2))
-    return int(over)
+            found.append(
+                (f"inside a real call, {way}", None, inside_a_real_call(measure, within, rounds), CALL_LIMIT_US)
+            )
+    found.append(("counted for Prometheus, off the caller's thread", None, counted_later_us(), None))
+    found.append(("OpenTelemetry at the end of 2,000 chunks", None, end_of_stream(telemetry()) * 1e6, OTEL_LIMIT_US))
+    return found
+
+
+def main() -> int:
+    parser = rig.parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--imports", type=int, default=7, help="starts of an interpreter, for each import")
+    parser.add_argument("--throttle-seconds", type=float, default=0, help="also measure the rates of throttles")
+    given = rig.given(parser, rounds=2, imports=1, throttle_seconds=0.1)
+    gc.collect()
+    gc.freeze()
+    found = added_us(given.rounds)
+    rows = [
+        [name, "" if plain is None else f"{plain:.2f}", f"{added:.2f}", "" if limit is None else f"{limit:g}"]
+        for name, plain, added, limit in found
+    ]
+    print(f"openai {openai.__version__}\n")
+    print(rig.table(["µs", "without", "added", "at most"], rows) + "\n")
+    statements = ["import msgspec", "import loadgen_sdk", "from loadgen_sdk import Client"]
+    statements += ["from loadgen_sdk import instrument", "import loadgen", "import openai"]
+    imports = {statement: import_ms(statement, given.imports) for statement in statements}
+    print(rig.table(["statement", "ms"], [[f"`{name}`", f"{ms:.1f}"] for name, ms in imports.items()]))
+    over = any(limit is not None and added > limit for _, _, added, limit in found)
+    over |= imports["import loadgen_sdk"] > IMPORT_LIMIT * imports["import msgspec"]
+    if given.throttle_seconds:
+        off = throttle_figures(given.throttle_seconds)
+        print("\n" + rig.table(["throttle", "off its rate by"], [[name, f"{by:+.2%}"] for name, by in off.items()]))
+        over |= any(abs(by) > THROTTLE_LIMIT for by in off.values())
+    return 0 if given.smoke or not over else 1
 
 
 if __name__ == "__main__":

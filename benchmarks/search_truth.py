@@ -7,22 +7,21 @@ no seed's first probe is lucky; plain bisection starts from the same brackets wi
 
     python benchmarks/search_truth.py gb200-vm server --seeds 100
     python benchmarks/search_truth.py gb200-vm interactive --seeds 100
-    python benchmarks/search_truth.py coverage 100      # of the interval, for servers that differ from run to run
+    python benchmarks/search_truth.py coverage --seeds 100      # of the interval, of servers that differ between runs
 
 Everything here is SIMULATED.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import rig
 
 from loadgen.core import seeds
 from loadgen.core.schedule import arrivals
@@ -48,9 +47,10 @@ class World(NamedTuple):
     goal: watch.Goal
     lengths: dataset.Lengths
     precision: float
+    full_s: float  # of a run
 
 
-def world(name: str, scenario: Any) -> World:
+def world(name: str, scenario: Any, full_s: float) -> World:
     asked = rules.test("llama2-70b", scenario)
     assert asked.ttft_ns is not None and asked.tpot_ns is not None
     terms = (
@@ -58,7 +58,7 @@ def world(name: str, scenario: Any) -> World:
         Term(metric="tpot_mlperf", limit_ns=asked.tpot_ns),
     )
     lengths = dataset.synthetic(rules.rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
-    return World(presets.load_preset(name), watch.Goal(slo=Slo(terms=terms)), lengths, PRECISION[scenario])
+    return World(presets.load_preset(name), watch.Goal(slo=Slo(terms=terms)), lengths, PRECISION[scenario], full_s)
 
 
 def run(where: World, rate: float, seed: int, length_s: float) -> tuple[Any, Any]:
@@ -88,20 +88,20 @@ def passes(where: World, due: Any, rows: Any) -> bool:
 
 def probe(where: World, ask: load_search.NextTrial, seed: int) -> load_search.TrialResult:
     """One probe, watched every LOOK_S seconds, with the drain of what it had in flight when it was decided."""
-    due, rows = run(where, ask.load, seed, FULL_S)
+    due, rows = run(where, ask.load, seed, where.full_s)
     trial_watch = watch.Watch(where.goal, due, early_under=ask.early_under)
     outcome, why, early, spent_s, now = None, "", False, 0.0, 0
     full_ns = int(rows["done_ns"].max())
     for now in range(LOOK_S * S, full_ns, LOOK_S * S):
         if decision := trial_watch.look(now, rows[: np.searchsorted(rows["done_ns"], now, "right")]):
             outcome, why, early = decision.outcome, decision.why, True
-            stop_s = min(now / S, FULL_S)
+            stop_s = min(now / S, where.full_s)
             _, cut = run(where, ask.load, seed, stop_s)
             spent_s = max(now, int(cut["done_ns"].max())) / S
             break
     if outcome is None:
         outcome, spent_s = ("under" if passes(where, due, rows) else "over"), full_ns / S
-    seen_s = min(now / S, FULL_S) if early else FULL_S
+    seen_s = min(now / S, where.full_s) if early else where.full_s
     offered = float((due < seen_s * S).sum()) / seen_s
     noise = 1 / math.sqrt(len(due))
     return load_search.TrialResult(
@@ -129,7 +129,7 @@ def bisected(where: World, guess: float, seed: int) -> tuple[float, float, int]:
     spent, number = 0.0, 0
     while high / low > 1 + where.precision:
         rate = math.sqrt(low * high)
-        due, rows = run(where, rate, seeds.derived(seed, "bisect", number), FULL_S)
+        due, rows = run(where, rate, seeds.derived(seed, "bisect", number), where.full_s)
         low, high = (rate, high) if passes(where, due, rows) else (low, rate)
         spent += int(rows["done_ns"].max()) / S
         number += 1
@@ -143,7 +143,7 @@ def truth(where: World, guess: float, count: int) -> tuple[float, float, list[tu
     def passed(step: int) -> int:
         if step not in ladder:
             rate = guess * 1.01**step
-            ladder[step] = sum(passes(where, *run(where, rate, 10_000 + seed, FULL_S)) for seed in range(count))
+            ladder[step] = sum(passes(where, *run(where, rate, 10_000 + seed, where.full_s)) for seed in range(count))
         return ladder[step]
 
     step = 0
@@ -214,12 +214,10 @@ def print_coverage(count: int) -> None:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["coverage"]:
-        print_coverage(int(sys.argv[2]) if len(sys.argv) > 2 else 100)
-        return
-    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flags.add_argument("preset")
-    flags.add_argument("scenario", choices=list(PRECISION))
+    flags = rig.parser(__doc__)
+    flags.add_argument("preset", nargs="?", default="gb200-vm", help="or: coverage")
+    flags.add_argument("scenario", nargs="?", default="server", choices=list(PRECISION))
+    flags.add_argument("--length", type=float, default=FULL_S, help="of a run, s")
     flags.add_argument("--seeds", type=int, default=100)
     flags.add_argument("--first", type=int, default=0)
     flags.add_argument("--ladder", type=int, default=20)
@@ -227,8 +225,11 @@ def main() -> None:
     flags.add_argument("--truth", type=float, help="from an earlier ladder, instead of a new one")
     flags.add_argument("--bisections", type=int, default=10, help="seeds of plain bisection")
     flags.add_argument("--out", type=Path)
-    given = flags.parse_args()
-    where = world(given.preset, given.scenario)
+    given = rig.given(flags, seeds=1, bisections=1, ladder=1, truth=150.0, length=20.0)
+    if given.preset == "coverage":
+        print_coverage(given.seeds)
+        return
+    where = world(given.preset, given.scenario, given.length)
     print(f"SIMULATED: {given.preset}, {given.scenario} limits, {where.lengths.name}")
     if given.truth:
         theta = given.truth

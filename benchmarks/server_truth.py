@@ -11,15 +11,18 @@ tells whose it is: the next request of the same shape goes over a bare blocking 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import contextlib
 import json
+import re
 import socket
 import statistics
 import time
 from typing import Any, NamedTuple
 
+import rig
 import uvloop
+from canned import COUNT, chunk, events, serving
 from loadgen_sdk.app.client import Client
 from loadgen_sdk.dialects.body import body
 from loadgen_sdk.request import Request
@@ -30,6 +33,11 @@ from loadgen.core.execution.probing import find
 from loadgen.core.requests import tokenizer
 from loadgen.core.requests.build import build
 from loadgen.core.workload import load, read_flags
+
+TIMEOUT_S = 60.0
+WITH_TEXT = re.compile(rb'"content": ?"[^"]')
+TOLD = COUNT | {"timings": {"prompt_ms": 0.01, "predicted_ms": 0.01, "predicted_n": 2}}
+ANSWER = events(chunk("Hello"), chunk(" you", "length"), TOLD)  # as llama-server's, with --smoke
 
 
 def said(event: dict[str, Any]) -> tuple[float, float] | None:
@@ -61,15 +69,17 @@ def bare(host: str, port: int, path: str, body: bytes) -> Row:
         sock.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         while piece := sock.recv(1 << 16):
             pieces.append((time.monotonic_ns(), piece))
-    with_text = [at for at, piece in pieces if b'"content":"' in piece and b'"content":""' not in piece]
+    with_text = [at for at, piece in pieces if WITH_TEXT.search(piece)]
     events = [line[6:] for line in b"".join(piece for _, piece in pieces).splitlines() if line.startswith(b"data: {")]
     told = next(found for event in reversed(events) if (found := said(json.loads(event))))
     return Row((with_text[0] - sent) / 1e6 - told[0], (with_text[-1] - sent) / 1e6 - told[1])
 
 
-async def measure(url: str, server: str, count: int) -> tuple[list[tuple[float, float]], list[Row], list[Row]]:
+async def measure(
+    url: str, server: str, model: str | None, count: int
+) -> tuple[list[tuple[float, float]], list[Row], list[Row]]:
     """What the server says (TTFT and E2E in ms), ours less that, the witness's less that; a row for each request."""
-    found = await find(Settings(url=url, server=server))
+    found = await find(Settings(url=url, server=server, model=model), TIMEOUT_S)
     workload = load("qa", read_flags(num_requests=str(2 * count), output_tokens="100"))
     requests = build(workload, seeds.fresh(), seeds.fresh(), tokenizer.load_tokenizer(None))
     extra = {"nvext": {"extra_fields": ["timing"]}} if found.server == "dynamo" else None
@@ -90,19 +100,22 @@ async def measure(url: str, server: str, count: int) -> tuple[list[tuple[float, 
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--url", required=True)
+    options = rig.parser(__doc__)
+    options.add_argument("--url", help="of a server that tells its times")
     options.add_argument("--server", default="auto")
+    options.add_argument("--model")
     options.add_argument("--requests", type=int, default=100)
-    given = options.parse_args()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        theirs, ours, witness = runner.run(measure(given.url, given.server, given.requests))
+    given = rig.given(options, server="llamacpp", model="m-1", requests=3)
+    with contextlib.ExitStack() as stack:
+        url = given.url or (stack.enter_context(serving(ANSWER)).url if given.smoke else "")
+        if not url:
+            options.error("--url: which server?")
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+        sides = runner.run(measure(url, given.server, given.model, given.requests))
     print(f"{given.requests} requests each, one at a time, from the send; ms, p50 (p95)\n")
-    print("| metric | the server says | this client, more than that | a bare socket, more than that |")
-    print("|---|---:|---:|---:|")
-    for name, column in (("TTFT", 0), ("E2E", 1)):
-        one, two, three = (_shown([row[column] for row in rows]) for rows in (theirs, ours, witness))
-        print(f"| {name} | {one} | {two} | {three} |")
+    columns = ["metric", "the server says", "this client, more than that", "a bare socket, more than that"]
+    rows = [[name, *(_shown([row[i] for row in side]) for side in sides)] for i, name in enumerate(("TTFT", "E2E"))]
+    print(rig.table(columns, rows))
 
 
 def _shown(values: list[float]) -> str:

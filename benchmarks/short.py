@@ -1,6 +1,6 @@
 """Requests per CPU-second with short answers, and events per CPU-second when a server floods.
 
-    python benchmarks/short.py [--quick]
+    python benchmarks/short.py [--only flood]
 
 Closed loop, 256 lanes, 4 tokens an answer: `paced` leaves time between the tokens, so that each event is a read of its
 own; `at full speed` does not, and whichever of client and server is slower sets the pace. `flood`: 64 lanes, 500 tokens
@@ -9,7 +9,6 @@ an answer, some 50 events in one write. The window is the run from its first req
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import rig
@@ -34,18 +33,18 @@ def once(options: dict[str, Any], lanes: int, tokens: int, requests: int) -> dic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one round of a fifth of the requests")
+    parser = rig.parser(__doc__)
+    parser.add_argument("--share", type=float, default=1.0, help="of the requests of each case")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="part of a case's name")
-    flags = parser.parse_args()
-    rounds = 1 if flags.quick else 3
-    print(f"{rig.host()}. One core each for client and server; median of {rounds} rounds; CPU of the client process,")
+    flags = rig.given(parser, share=0.01, rounds=1)
+    print(f"One core each for client and server; median of {flags.rounds} rounds; CPU of the client process,")
     print("`recorder`: with our Parquet process added.\n")
     rows, ends = [], []
     for name, (options, lanes, tokens, requests) in CASES.items():
         if flags.only not in name:
             continue
-        runs = [once(options, lanes, tokens, requests // (5 if flags.quick else 1)) for _ in range(rounds)]
+        runs = [once(options, lanes, tokens, round(requests * flags.share)) for _ in range(flags.rounds)]
         per_cpu = {
             what: rig.median([run[what] / run["cpu_s"] for run in runs]) for what in ("requests", "events")
         }  # fmt: skip

@@ -1,4 +1,6 @@
-"""The simulator held against what is published: `python benchmarks/sim_validation.py [--fit] [--quick]`.
+"""The simulator held against what is published.
+
+    python benchmarks/sim_validation.py [--fit] [--parts offline,latency]
 
 Virtual time, some 15 minutes of CPU. Prints Markdown: what was fitted, what is predicted and scored, what is only
 listed and why, how much each prediction depends on each constant, upper bounds against published rates, the two
@@ -7,17 +9,18 @@ routings of the rack, and what a simulated rack costs to compute. Published figu
 
 from __future__ import annotations
 
-import argparse
 import math
 import resource
 import time
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import get_args
 
 import msgspec
 import numpy as np
+import rig
 from numpy.typing import NDArray
 
 from loadgen.core.results.record import BIN_NS
@@ -29,6 +32,7 @@ from loadgen.sim.presets import preset as presets
 from loadgen.sim.presets.preset import Preset, SourcedNumber
 from loadgen.sim.virtual_backend import Course, simulate
 
+PARTS = "offline,latency,sensitivity,throughput,rack"
 SERVER_S = 600  # MLPerf's minimum duration, which all of these runs kept
 SIGMA_OUT = 0.62  # of the logarithm of output lengths: published latencies have p99 / p50 = 4.0, p50 0.8 of the mean
 SIGMA_IN = 0.8  # of input lengths: an assumption
@@ -42,6 +46,12 @@ OF_RUN = {
     "Cisco H100": "h100x8",
 }
 FITTED_TPOT = ("NVIDIA GB200", "Interactive")  # the one latency that was fitted on (Blackwell's overhead)
+
+
+class Size:
+    """What --smoke makes small: the share of the requests of each run, and the rows of each table."""
+
+    share, rows = 1.0, 100
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,7 @@ class Found:
 
 def run(system: Preset, gpus: int, arrival: Evenly | Poisson, n: int, tokens: float, assumed: Assumed) -> Found:
     """`n` requests against `gpus` GPUs of a system."""
+    n = math.ceil(n * Size.share)
     shown = Fixed[int](value=1)  # lengths are given below
     stage = Stage.model_construct(name="", arrival=arrival, duration_ns=None, count=n, measured=True, at_least=None)
     requests = Synthetic(input_tokens=shown, output_tokens=shown)
@@ -219,12 +230,8 @@ def bisect(shows: Callable[[float], float], wanted: float, low: float, high: flo
     return (low + high) / 2
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    print("| " + " | ".join(head) + " |")
-    print("|" + "|".join("---" for _ in head) + "|")
-    for row in rows:
-        print("| " + " | ".join(row) + " |", flush=True)
-    print()
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    print(rig.table(head, rows) + "\n", flush=True)
 
 
 def percent(model: float, published: float) -> str:
@@ -268,7 +275,7 @@ def _share(one: OfflineRun, base: Preset, overhead: float) -> float:
 def offline_table() -> None:
     print("## Offline\n\nThe fitted ones only show the fit; the others are the same hardware of other submitters.\n")
     rows = []
-    for one in OFFLINE:
+    for one in OFFLINE[: Size.rows]:
         system = presets.load_preset(one.preset)
         wanted, gpus = published_offline(one)
         found = offline(system, one.samples_per_gpu, one.tokens, assumed_of(system))
@@ -282,9 +289,7 @@ def offline_table() -> None:
 def latency_table() -> list[tuple[reference.Latency, Preset, float]]:
     print("## Latency at published rates\n")
     rows, scores, kept = [], [], []
-    for row in reference.latency().rows:
-        if row.run not in OF_RUN:
-            continue
+    for row in [row for row in reference.latency().rows if row.run in OF_RUN][: Size.rows]:
         system = presets.load_preset(OF_RUN[row.run])
         assumed = assumed_of(system)
         found = serve(system, row.gpus, row.target_qps, row.tokens_per_request, assumed)
@@ -426,7 +431,7 @@ def throughput_table() -> None:
     slack = {(OF_RUN[r.run], r.scenario, r.run): r for r in reference.latency().rows if r.run in OF_RUN}
     rows, moved = [], []
     of_system = {"H100": "h100x8", "H200": "h200x8", "GB300": "gb300-vm", "GB200": "gb200-vm", "B200": "b200x8"}
-    for name, scenario in ((n, s) for n in of_system.values() for s in ("Server", "Interactive")):
+    for name, scenario in [(n, s) for n in of_system.values() for s in ("Server", "Interactive")][: Size.rows]:
         system = presets.load_preset(name)
         tokens = 274.35 if system.generation == "blackwell" else 293.6
         assumed, limit = assumed_of(system), limits_of(scenario)
@@ -462,7 +467,7 @@ def rack_tables() -> None:
     vm, rack = presets.load_preset("gb300-vm"), presets.load_preset("gb300-rack")
     assumed, tokens = assumed_of(vm), 272.73
     rows: list[tuple[str, ...]] = []
-    for routing in presets.ROUTINGS:
+    for routing in get_args(presets.Routing):
         system = msgspec.structs.replace(rack, routing=routing)
         found = run(system, rack.gpus, Evenly(rate=math.inf), 72 * 12_000, tokens, assumed)
         rows.append((routing, f"{found.tokens_per_s:,.0f}"))
@@ -473,7 +478,7 @@ def rack_tables() -> None:
     rows = []
     peer = next(r for r in reference.mlperf().rows if r.submitter == "CoreWeave" and "GB300" in r.system).server
     assert peer is not None
-    for routing in presets.ROUTINGS:
+    for routing in get_args(presets.Routing):
         system = msgspec.structs.replace(rack, routing=routing)
         found = serve(system, rack.gpus, peer / tokens, tokens, assumed)
         ttft = f"{found.ttft_p50_ms:.0f} / {found.ttft_p99_ms:.0f}"
@@ -486,18 +491,25 @@ def rack_tables() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = rig.parser(__doc__)
     parser.add_argument("--fit", action="store_true", help="fit the constants again, and print them beside the stored")
-    parser.add_argument("--quick", action="store_true", help="Offline and latency only")
-    asked = parser.parse_args()
+    parser.add_argument("--parts", default=PARTS, help="sensitivity needs latency")
+    parser.add_argument("--share", type=float, default=Size.share, help="of the requests of each run")
+    parser.add_argument("--rows", type=int, default=Size.rows, help="of each table, the first so many")
+    asked = rig.given(parser, fit=True, share=0.002, rows=1)
+    Size.share, Size.rows, parts = asked.share, asked.rows, asked.parts.split(",")
     print("# SIMULATED: the model against published figures, Llama 2 70B\n")
     if asked.fit:
         fit()
-    offline_table()
-    kept = latency_table()
-    if not asked.quick:
-        sensitivity_tables(kept)
+    if "offline" in parts:
+        offline_table()
+    if "latency" in parts:
+        kept = latency_table()
+        if "sensitivity" in parts:
+            sensitivity_tables(kept)
+    if "throughput" in parts:
         throughput_table()
+    if "rack" in parts:
         rack_tables()
 
 

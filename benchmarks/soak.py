@@ -2,7 +2,7 @@
 
     python benchmarks/soak.py [--streams 1000] [--duration 60m] [--keep histogram]
 
-A closed loop of this many streams against `loadgen sim`, which runs beside it. Every 10 s the resident memory and the
+A closed loop of this many streams against the embedded endpoint. Every 10 s the resident memory and the
 open descriptors of each process of the run are read from /proc, and the size of its folder. The first quarter warms up:
 after it, memory may grow by 5 % and 4 MiB per process, descriptors by 8, and the run's own drift must hold zero in its
 interval. Exit 1 where one of them does not hold.
@@ -10,7 +10,7 @@ interval. Exit 1 where one of them does not hold.
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -20,9 +20,9 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from loadgen.core import units
+import rig
 
-EVERY_S = 10.0
+from loadgen.core import units
 
 
 def family(pid: int) -> list[int]:
@@ -53,39 +53,40 @@ def sample(pid: int) -> dict[str, tuple[int, int]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = rig.parser(__doc__)
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--duration", default="60m")
     parser.add_argument("--keep", default="histogram")
     parser.add_argument("--ttft", default="200ms")
     parser.add_argument("--itl", default="50ms")
+    parser.add_argument("--every", type=float, default=10.0, help="seconds between two looks at /proc")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
-    out = asked.out or Path(tempfile.mkdtemp()) / "soak"
-    loadgen = [sys.executable, "-P", "-m", "loadgen"]
-    sim = subprocess.Popen([*loadgen, "sim", "--ttft", asked.ttft, "--itl", asked.itl], stdout=subprocess.PIPE)
-    try:
-        assert sim.stdout is not None
-        url = json.loads(sim.stdout.readline())["url"]
+    asked = rig.given(parser, streams=8, duration="3s", every=0.5, ttft="20ms", itl="2ms")
+    with contextlib.ExitStack() as stack:
+        out = asked.out or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "soak"
+        url = stack.enter_context(rig.endpoint(ttft=asked.ttft, itl=asked.itl)).url
         flags = ["--isl", "100", "--osl", "100", "--warmup", "0", "--plain", "--seed", "1", "--keep", asked.keep]
         load = ["-c", str(asked.streams), "-d", asked.duration, "--url", url, "--out", str(out)]
-        run = subprocess.Popen([*loadgen, "run", *flags, *load], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        command = [sys.executable, "-P", "-m", "loadgen", "run", *flags, *load]
+        run = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL))
+        stack.callback(run.terminate)
         samples = [(0.0, sample(run.pid), 0)]
         begun = monotonic()
         while run.poll() is None:
-            sleep(EVERY_S)
+            sleep(asked.every)
             size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) if out.exists() else 0
             samples.append((monotonic() - begun, sample(run.pid), size))
-        text = run.stdout.read().decode() if run.stdout is not None else ""
-    finally:
-        sim.terminate()
-        sim.wait()
+        assert run.stdout is not None
+        text = run.stdout.read().decode()
+        summary = json.loads((out / "summary.json").read_bytes())
     ends_s = units.duration_ns(asked.duration, bare="s") / 1e9  # after it the summary is made, which takes memory
     during = [one for one in samples[1:] if one[0] <= ends_s]
-    return judge(during, json.loads((out / "summary.json").read_bytes()), text)
+    flat = judge(during, summary, text)
+    return 0 if flat or asked.smoke else 1
 
 
-def judge(samples: list[tuple[float, dict[str, tuple[int, int]], int]], summary: dict[str, Any], text: str) -> int:
+def judge(samples: list[tuple[float, dict[str, tuple[int, int]], int]], summary: dict[str, Any], text: str) -> bool:
+    """Prints what grew; whether nothing did."""
     wrong = []
     later = samples[len(samples) // 4 :]
     for process in later[0][1]:
@@ -103,7 +104,7 @@ def judge(samples: list[tuple[float, dict[str, tuple[int, int]], int]], summary:
         wrong.append("requests failed")
     wrong += [code["code"] for code in summary["verdict"].get("warning_codes", ()) if "drift" in code["code"]]
     print("flat" if not wrong else f"NOT FLAT: {', '.join(wrong)}")
-    return bool(wrong)
+    return not wrong
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Does the verdict notice a client that is starved? Held against the endpoint's own log of every send.
 
-    python benchmarks/starved.py [--quick] [--verbose]
+    python benchmarks/starved.py [--every 5] [--verbose]
 
-60 ways to take the core from the client (--quick: 12): it is stopped and continued (SIGSTOP) in duty cycles, shares its
-core with busy processes, is given a lower priority, or is left alone; gaps between tokens of 5 and of 20 ms. For each
-family of figures (TTFT, ITL, TPOT, largest gap) mean, p50 and the highest supported quantile are compared with what the
-endpoint sent: TTFT from the arrival of the request there, gaps and TPOT from the instants of its sends. So is each
-request with its own (the error that the same quantile of requests stays within), and the pooled gaps at p1, p2 ... p99.
+60 ways to take the core from the client (--every 5: 12 of them): it is stopped and continued (SIGSTOP) in duty cycles,
+shares its core with busy processes, is given a lower priority, or is left alone; gaps between tokens of 5 and of 20 ms.
+With --alone only the ways that stop it. For each family of figures (TTFT, ITL, TPOT, largest gap) mean, p50 and the
+highest supported quantile are compared with what the endpoint sent: TTFT from the arrival of the request there, gaps
+and TPOT from the instants of its sends. So is each request with its own (the error that the same quantile of requests
+stays within), and the pooled gaps at p1, p2 ... p99.
 
 - *false VALID*: printed although a figure is wrong by more than twice the family's limit (two stamps make a gap) and
   by more than 0.5 ms, which is what the endpoint's own log can be wrong by on a shared machine.
@@ -18,7 +19,6 @@ In between, either answer is right. Limits: false VALID at most 1 of 60, false I
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -43,7 +43,7 @@ from loadgen.sim.server.send_log import SentRequests, parse_log
 
 FALSE_VALID, FALSE_INVALID = 1 / 60, 3 / 60
 LOG_MS = 0.5
-SECONDS, RATE, TTFT_MS = 4.0, 40.0, 100
+RATE, TTFT_MS = 40.0, 100
 DEFAULTS = ValidityLimits()
 FAMILIES = {
     "ttft": DEFAULTS.stamp_error_share,
@@ -87,9 +87,9 @@ SHARED = (
 ALONE = 4
 
 
-def ways(quick: bool) -> list[Way]:
-    """All ways, or every fifth of them."""
-    every = [
+def ways(every: int) -> list[Way]:
+    """Every nth of all ways."""
+    found = [
         way
         for itl_ms in (5, 20)
         for way in (
@@ -98,7 +98,7 @@ def ways(quick: bool) -> list[Way]:
             *([Way(itl_ms)] * ALONE),
         )
     ]
-    return every[::5] if quick else every
+    return found[::every]
 
 
 def placed(command: list[str], nice: int) -> subprocess.Popen[str]:
@@ -109,13 +109,13 @@ def placed(command: list[str], nice: int) -> subprocess.Popen[str]:
     )
 
 
-def starve(client: subprocess.Popen[str], way: Way) -> None:
+def starve(client: subprocess.Popen[str], way: Way, seconds: float) -> None:
     """Starve the client for the length of a run, or until it has ended; then let it go on."""
     os.setpriority(os.PRIO_PROCESS, client.pid, way.nice)
     if rig.Alone.on:
         rig.settle(client.pid, rig.cores()[0])
     hogs = [placed([sys.executable, "-c", HOG], way.hog_nice) for _ in range(way.hogs)]
-    ends = time.monotonic() + SECONDS + 2
+    ends = time.monotonic() + seconds + 2
     try:
         while client.poll() is None and time.monotonic() < ends:
             if not way.stop_ms:
@@ -134,12 +134,12 @@ def starve(client: subprocess.Popen[str], way: Way) -> None:
             os.setpriority(os.PRIO_PROCESS, client.pid, 0)
 
 
-def drive(url: str, folder: str, way: Way) -> dict[str, Any]:
+def drive(url: str, folder: str, way: Way, seconds: float) -> dict[str, Any]:
     """One run that is starved while its load goes; what `ours.py` says of it."""
     tokens = 100 if way.itl_ms < 10 else 40
     arguments = {
         "url": url, "folder": folder, "requests": {"input_tokens": 20, "output_tokens": tokens}, "request_rate": RATE,
-        "duration": SECONDS, "seed": "1", "warmup": "0",
+        "duration": seconds, "seed": "1", "warmup": "0",
     }  # fmt: skip
     command = [sys.executable, str(rig.HERE / "ours.py"), "drive", json.dumps(arguments)]
     spool = Path(folder) / "spool" / "w0.rows"  # written when the load is about to begin
@@ -147,7 +147,7 @@ def drive(url: str, folder: str, way: Way) -> dict[str, Any]:
         try:
             while not spool.exists() and client.poll() is None:
                 time.sleep(0.01)
-            starve(client, way)
+            starve(client, way, seconds)
             said = client.communicate(timeout=120)[0]
         finally:
             client.kill()
@@ -199,13 +199,13 @@ class Outcome(NamedTuple):
         return self.refused and self.share <= limit / 2
 
 
-def once(way: Way) -> dict[str, Outcome]:
+def once(way: Way, seconds: float) -> dict[str, Outcome]:
     """Starve one run, and hold each family against the log."""
     with tempfile.TemporaryDirectory(prefix="loadgen-starved-") as scratch:
         log_file = f"{scratch}/sends"
         options = {"ttft": f"normal:{TTFT_MS}ms,{TTFT_MS / 10}ms", "itl": f"{way.itl_ms}ms", "log_events": "all"}
         with rig.endpoint(**options, log=log_file) as server:
-            found = drive(server.url, scratch, way)
+            found = drive(server.url, scratch, way, seconds)
         truth = sent(parse_log(Path(log_file).read_bytes()), found["run_id"], found["start_ns"])
         stored = store.read_run(Path(scratch))
         summary = summarize(*stored)
@@ -252,13 +252,13 @@ class Row(NamedTuple):
         )
 
 
-def rows(quick: bool, verbose: bool = False, every: int = 1) -> list[Row]:
-    """Starve the client in all ways (about 8 s each) and count the false answers per family. `every`: nth way only."""
+def rows(every: int, seconds: float = 4.0, verbose: bool = False) -> list[Row]:
+    """Starve the client in every nth way (about 8 s each) and count the false answers per family."""
     results: list[tuple[Way, dict[str, Outcome]]] = []
-    for way in ways(quick)[::every]:
+    for way in ways(every):
         if rig.Alone.on and (way.hogs or way.nice):  # they could not take the core from real time
             continue
-        results.append((way, once(way)))
+        results.append((way, once(way, seconds)))
         if verbose:
             print(f"{way}: {describe(results[-1][1])}", file=sys.stderr, flush=True)
     return [
@@ -303,17 +303,13 @@ def table(results: Sequence[Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="12 ways instead of 60")
+    parser = rig.parser(__doc__, alone=True)
     parser.add_argument("--verbose", action="store_true", help="a line for each way, on stderr")
-    parser.add_argument(
-        "--alone", action="store_true", help="real-time priority, and only the ways that stop the client"
-    )
     parser.add_argument("--every", type=int, default=1, help="every nth way only")
-    flags = parser.parse_args()
-    rig.Alone.on = flags.alone
-    print(f"{rig.host()}. {len(ways(flags.quick)[:: flags.every])} ways, {SECONDS:g} s at {RATE:g} requests/s each.\n")
-    print(table(rows(flags.quick, flags.verbose, flags.every)))
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
+    flags = rig.given(parser, every=60, seconds=1.0)
+    print(f"{len(ways(flags.every))} ways, {flags.seconds:g} s at {RATE:g} requests/s each.\n")
+    print(table(rows(flags.every, flags.seconds, flags.verbose)))
 
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ SIMULATED, and nothing else is measured: the engine, the rules and the test for 
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import rig
 
 from loadgen.core.metrics.summary import summarize
 from loadgen.core.results.manifest import Header, StagePlan
@@ -66,14 +66,14 @@ def run(preset_name: str, scenario: Any, rate: float, length_s: float, round_nam
 
 
 def main() -> None:
-    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flags.add_argument("preset")
-    flags.add_argument("scenario", choices=("server", "interactive"))
-    flags.add_argument("rate", type=float, nargs="+")
+    flags = rig.parser(__doc__)
+    flags.add_argument("preset", nargs="?", default="gb300-rack")
+    flags.add_argument("scenario", nargs="?", default="server", choices=("server", "interactive"))
+    flags.add_argument("rate", type=float, nargs="*", default=[3515.0])
     flags.add_argument("--length", type=float, default=1200.0, help="s")
     flags.add_argument("--round", dest="round_name")
     flags.add_argument("--into", type=Path, help="a JSON file that keeps every run; those that are there stay")
-    given = flags.parse_args()
+    given = rig.given(flags, preset="gb300-vm", rate=[100.0], length=20.0)
     for rate in given.rate:
         found = run(given.preset, given.scenario, rate, given.length, given.round_name)
         print(json.dumps(found, indent=1), flush=True)

@@ -10,7 +10,6 @@ what its rows say was sent when with the trace itself.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import shutil
@@ -18,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import rig
@@ -56,7 +56,7 @@ def make(folder: Path, rows: int) -> list[Path]:
     pq.write_table(pa.table({"timestamp": at, "input_length": read, "output_length": write}), names[0])
     with names[1].open("w") as plain, names[2].open("w") as hashed:
         for index in range(rows // 10):
-            row = {
+            row: dict[str, Any] = {
                 "timestamp": int(at[index] * 1000),
                 "input_length": int(read[index]),
                 "output_length": int(write[index]),
@@ -90,20 +90,21 @@ def replay(folder: Path, seconds: int) -> None:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = rig.parser(__doc__, alone=True)
     options.add_argument("--rows", type=int, default=10_000_000)
     options.add_argument("--replay", type=int, default=60, metavar="SECONDS")
-    options.add_argument("--alone", action="store_true", help="replay with real-time priority")
-    given = options.parse_args()
-    rig.Alone.on = given.alone
+    given = rig.given(options, rows=10_000, replay=1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        print(f"{'file':16}{'rows':>12}{'CPU-s':>8}{'us/row':>8}{'MB':>8}{'B/row':>7}{'bare pass':>11}")
+        table = []
         for path in make(folder, given.rows):
             rows, cpu_s, mb = measured(TRACE, path)
             bare = f"{cpu_s / measured(BARE, path)[1]:.1f}x" if path.suffix == ".jsonl" else ""
             each = mb * 2**20 / rows
-            print(f"{path.name:16}{rows:12,}{cpu_s:8.2f}{cpu_s / rows * 1e6:8.2f}{mb:8.0f}{each:7.0f}{bare:>11}")
+            table.append(
+                [path.name, f"{rows:,}", f"{cpu_s:.2f}", f"{cpu_s / rows * 1e6:.2f}", f"{mb:.0f}", f"{each:.0f}", bare]
+            )
+        print(rig.table(["file", "rows", "CPU-s", "µs/row", "MB", "B/row", "bare pass"], table) + "\n")
         if given.replay:
             replay(folder, given.replay)
 

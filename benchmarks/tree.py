@@ -75,7 +75,7 @@ def _below(pid: int) -> list[int]:
     return found
 
 
-NAMES = {b"loadgen.core.followers.compactor_process": "compactor", b"loadgen.core.execution.backends.worker": "worker"}
+NAMES = {b"loadgen.core.followers.compactor_process": "recorder", b"loadgen.core.execution.backends.worker": "worker"}
 
 
 def _look(pid: int, seen: dict[int, int], peaks: dict[str, int], *, memory: bool) -> None:

@@ -1,6 +1,6 @@
 """How often what is printed is wrong: validate, compare and search against servers of known behaviour.
 
-    python benchmarks/trust.py [--quick] [--only PARTS] [--kinds rare,cold] [--seeds 200]
+    python benchmarks/trust.py [--only PARTS] [--kinds rare,cold] [--seeds 200]
 
 PARTS: some of validate,extend,compare,search,sustained,starved.
 
@@ -31,21 +31,17 @@ starved: a starved load generator against a log of the truth (benchmarks/starved
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import math
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-
-import queueing
+import rig
+import starved
 from make_examples import MS, S, blank, stream
+from numpy.typing import NDArray
+from queueing import run
 
 from loadgen.compare import comparison
 from loadgen.contracts import verdict
@@ -96,7 +92,8 @@ def slowness(kind: str, due: NDArray[np.float64], draw: np.random.Generator, *, 
             level[0] = noise[0]
             for i in range(1, steps):
                 level[i] = keep * level[i - 1] + math.sqrt(1 - keep * keep) * noise[i]
-            return np.exp(0.15 * level[(due / step).astype(int)])
+            slow: NDArray[np.float64] = np.exp(0.15 * level[(due / step).astype(int)])
+            return slow
         case "stalls":
             return np.where((due + draw.uniform(0, 30)) % 30 < 1, 3.0, 1.0)
         case "onoff25" | "onoff300":
@@ -163,7 +160,7 @@ def validated(
     contract = parse(f"name: trust\nlevels:\n  - {{name: a, workload: qa, must: [{terms}]}}\n", "trust", {})
     counts: Counter[str] = Counter()
     for seed in seeds:
-        one = queueing.run(rows(kind, seed, length_s))
+        one = run(rows(kind, seed, length_s))
         (level,) = verdict.levels(contract, {"a": MeasuredLevel(runs=(one,))})
         for (metric, at), term in zip(truth, level.terms, strict=True):
             counts[f"{metric} p{at} {term.verdict}"] += 1
@@ -209,7 +206,7 @@ def extended(
     by_rule: Counter[str] = Counter()
     careless: Counter[str] = Counter()
     for seed in seeds:
-        runs = tuple(queueing.run(rows(kind, seed + 100_000 * run, length_s)) for run in range(EXTENSIONS + 1))
+        runs = tuple(run(rows(kind, seed + 100_000 * look, length_s)) for look in range(EXTENSIONS + 1))
         (level,) = verdict.after_looks(contract, {"a": MeasuredLevel(runs=runs)}, looks)
         at_looks = [verdict.levels(contract, {"a": MeasuredLevel(runs=runs[: k + 1])})[0] for k in range(len(runs))]
         for place, (metric, at) in enumerate(truth):
@@ -291,8 +288,7 @@ def searched(seed: int, spread: float) -> tuple[bool, load_search.SearchAnswer]:
     draw = np.random.default_rng([seed, 77])
     truth = 100.0
     low = truth / 4 ** float(draw.uniform(0.2, 0.8))
-    learn = {"run_spread": None} if "run_spread" in load_search.LoadSearch.__dataclass_fields__ else {}
-    search = load_search.LoadSearch(low=low, high=4 * low, **learn)
+    search = load_search.LoadSearch(low=low, high=4 * low, run_spread=None)
     while (ask := search.ask()) is not None:
         n = ask.load * 600
         offered = ask.load * math.exp(draw.normal(0, 1 / math.sqrt(n)))
@@ -359,27 +355,23 @@ def sustained_rows(racks: int) -> Iterator[bool]:
             yield good
 
 
-def starved_rows(quick: bool) -> Iterator[bool]:
-    try:
-        starved = importlib.import_module("starved")
-    except ImportError:
-        print("\nstarved: benchmarks/starved.py is not here")
-        return
+def starved_rows(every: int) -> Iterator[bool]:
     print("\nstarved: a load generator that gets too little of its machine, against a log of the truth")
-    for row in starved.rows(quick):
-        print(row, flush=True)
-    yield True
+    found = starved.rows(every)
+    print(starved.table(found))
+    yield from (row.met for row in found)
 
 
 def main() -> int:
-    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flags.add_argument("--quick", action="store_true", help="a tenth of the seeds: minutes, and coarse")
+    flags = rig.parser(__doc__)
     flags.add_argument("--seeds", type=int, default=200)
+    flags.add_argument("--searches", type=int, default=100)
+    flags.add_argument("--every", type=int, default=1, help="every nth way to starve only")
     flags.add_argument("--first", type=int, default=1, help="the first seed of the validations")
     flags.add_argument("--only", default="validate,extend,compare,search,sustained,starved")
     flags.add_argument("--kinds", default=",".join(KINDS))
-    given = flags.parse_args()
-    seeds = given.seeds // 10 if given.quick else given.seeds
+    given = rig.given(flags, seeds=2, searches=2, kinds="cold", only="validate,extend,compare,search,sustained")
+    seeds = given.seeds
     kinds, parts = given.kinds.split(","), given.only.split(",")
     good = True
     if "validate" in parts:
@@ -389,12 +381,12 @@ def main() -> int:
     if "compare" in parts:
         good &= all([*compare_rows(kinds, seeds)])
     if "search" in parts:
-        good &= all([*search_rows(range(1, 1 + (100 if not given.quick else 40)))])
+        good &= all([*search_rows(range(1, 1 + given.searches))])
     if "sustained" in parts:
         good &= all([*sustained_rows(seeds)])
     if "starved" in parts:
-        good &= all([*starved_rows(given.quick)])
-    return 0 if good else 1
+        good &= all([*starved_rows(given.every)])
+    return 0 if good or given.smoke else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What is reported against what was so: TTFT, TPOT and stamp error, held against the endpoint's own log.
 
-    python benchmarks/truth.py [--quick] [--alone] [--rates 10000,25000]
+    python benchmarks/truth.py [--alone] [--seconds 20] [--rates 10000,25000]
 
 Poisson arrivals, 200 tokens 10 ms apart. The client has one core for all its processes, the endpoint the other. The
 endpoint reads its clock right before each send; that instant is the truth, give or take one send and whatever held the
@@ -10,7 +10,6 @@ ms; `explained` also grants what lies before the endpoint's next look at its clo
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -60,19 +59,16 @@ def judge(rate: float, seen: Truth) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="6 s each instead of 20 s: p99 then rests on too little")
+    parser = rig.parser(__doc__, alone=True)
     parser.add_argument("--rates", default="10000,25000", help="events/s")
-    parser.add_argument("--alone", action="store_true", help="real-time priority: without the noise of others")
-    flags = parser.parse_args()
-    rig.Alone.on = flags.alone
-    seconds = 6.0 if flags.quick else 20.0
-    print(f"{rig.host()}. {seconds:g} s of Poisson arrivals, {TOKENS} tokens {ITL_MS} ms apart; client and endpoint")
-    print("one core each. Error of a quantile: reported - true. Per request: |reported - true first token|.\n")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each; of fewer, p99 rests on too little")
+    flags = rig.given(parser, rates="2000", seconds=1.0)
+    print(f"{flags.seconds:g} s of Poisson arrivals, {TOKENS} tokens {ITL_MS} ms apart; client and endpoint one core")
+    print("each. Error of a quantile: reported - true. Per request: |reported - true first token|.\n")
     rows, ends = [], []
     for lockstep in (False, True):
         for rate in map(float, flags.rates.split(",")):
-            found, seen = once(rate, seconds, lockstep)
+            found, seen = once(rate, flags.seconds, lockstep)
             name = f"{rate:,.0f} events/s, {'lockstep' if lockstep else 'spread'}"
             tpot = "-" if seen.tpot_p50_error_share is None else f"{seen.tpot_p50_error_share:+.3%}"
             rows.append(

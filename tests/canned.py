@@ -89,7 +89,7 @@ def serving(*answers: bytes) -> Iterator[Canned]:
                     self.rfile.read()
                     return
                 self.wfile.write(said.removeprefix(b"CUT"))
-                if said.startswith(b"CUT"):
+                if said.startswith(b"CUT") or headers.get("connection") == "close":
                     return
 
         def finish(self) -> None:

@@ -495,9 +495,11 @@ class Written(Part):
     requests: Annotated[_OfOneKind | Annotated[Mix, Tag("Mix")], Discriminator(_request_kind)]
     stages: tuple[Stage, ...] = ()
     slo: WorkloadSlo = None
-    grace_ns: Grace = Field(cast(Any, None), validation_alias="grace")
-    timeout_ns: Annotated[Duration, Field(gt=0)] = Field(TIMEOUT_NS, validation_alias="timeout")
-    stall_timeout_ns: Annotated[Duration, Field(gt=0)] = Field(STALL_TIMEOUT_NS, validation_alias="stall_timeout")
+    grace_ns: Grace = Field(default=cast(Any, None), validation_alias="grace")
+    timeout_ns: Annotated[Duration, Field(gt=0)] = Field(default=TIMEOUT_NS, validation_alias="timeout")
+    stall_timeout_ns: Annotated[Duration, Field(gt=0)] = Field(
+        default=STALL_TIMEOUT_NS, validation_alias="stall_timeout"
+    )
     max_in_flight: Whole | None = None
     stop_when: tuple[WrittenStopRule, ...] = ()
     seed: Seed | None = None

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -25,18 +25,8 @@ from loadgen.core.server_metrics.series import UP, MetricSample
 pytestmark = pytest.mark.commands
 
 
-def _benchmark() -> ModuleType:
-    """benchmarks/causes.py, which is in no package."""
-    file = places.ROOT / "benchmarks" / "causes.py"
-    spec = importlib.util.spec_from_file_location("causes_benchmark", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-BENCHMARK = _benchmark()
+sys.path.append(str(places.ROOT / "benchmarks"))
+BENCHMARK = importlib.import_module("causes")
 
 
 @pytest.mark.parametrize("cause", BENCHMARK.CAUSES)
