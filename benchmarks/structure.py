@@ -1,6 +1,6 @@
 """The structure of the code in figures: rooms, arrows between them, code lines, what a run needs, the command line.
 
-python benchmarks/structure.py [FOLDER]      FOLDER: another checkout, to compare with; older trees have rooms, no wings
+    python benchmarks/structure.py [FOLDER]      another checkout, to compare with; older trees have rooms, no wings
 
 A room is a folder right below `loadgen/` (of `core/` each folder in it), with the modules in it; a module beside the
 folders is a room of its own. An arrow: a room imports another, at the top of a module or in a function. A code line
@@ -9,7 +9,6 @@ holds a token that is neither comment nor docstring. The command line is asked a
 
 from __future__ import annotations
 
-import argparse
 import ast
 import os
 import subprocess
@@ -19,12 +18,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import rig
+
 EMPTY = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
     tokenize.ENDMARKER,
 }  # fmt: skip
 RUN = (("loadgen.runs.command", "loadgen.runs.text"), ("loadgen.cli.run", "loadgen.report.text"))  # today's, and before
-SMOKE = 8  # rooms
 
 
 def code_lines(path: Path) -> int:
@@ -100,10 +100,10 @@ def helps(root: Path) -> tuple[int, int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent.parent)
-    parser.add_argument("--smoke", action="store_true", help="the first rows only, and no command is asked")
-    given = parser.parse_args()
+    parser = rig.parser(__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=rig.HERE.parent)
+    parser.add_argument("--rooms", type=int, help="the first so many; all of them count")
+    given = rig.given(parser, rooms=8)
     root: Path = given.folder.resolve()
     files = modules(root)
     arrows = {name: set(imported(name, files)) for name in files}
@@ -115,7 +115,7 @@ def main() -> None:
         counts[room(name)] += 1
     between = {(room(name), room(other)) for name, others in arrows.items() for other in others}
     between = {(one, other) for one, other in between if one != other}
-    for name, count in sorted(sizes.items())[: SMOKE if given.smoke else None]:
+    for name, count in sorted(sizes.items())[: given.rooms]:
         out = sum(one == name for one, _ in between)
         print(f"{count:7,} lines {counts[name]:4} files {out:4} arrows out  {name}")
     sdk = sum(map(code_lines, (root / "sdk").rglob("*.py")))
@@ -125,9 +125,8 @@ def main() -> None:
     print(f"{core:7,} lines of core")
     print(f"{sum(lines[name] for name in needed(begin, arrows)):7,} lines that `run` with its text needs")
     print(f"{len(sizes):7} rooms, {len(between)} arrows between them")
-    if not given.smoke:
-        short, options, commands = helps(root)
-        print(f"{short:7} lines of `run --help`, {options} options of `run`, {commands} commands")
+    short, options, commands = helps(root)
+    print(f"{short:7} lines of `run --help`, {options} options of `run`, {commands} commands")
 
 
 if __name__ == "__main__":
