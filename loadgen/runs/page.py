@@ -408,7 +408,12 @@ def _reproduction(sheet: page.Page, summary: Summary, header: Header | None) -> 
         Prompts=fingerprints.prompts,
         Timetable=fingerprints.timetable,
         Bodies=fingerprints.bodies,
-        Client=(run.client, run.api, "streamed" if run.stream else "not streamed"),
+        Client=(
+            run.client,
+            run.api,
+            "streamed" if run.stream else "not streamed",
+            {"compiled": "sockets read by compiled code", "python": "sockets read by Python"}.get(host.hot_path, ""),
+        ),
         Tokenizer=f"{run.tokenizer} ({run.tokenizer_tag})" if run.tokenizer else "",
         Connect=rtt,
         Machine=(host.name, host.cpu, f"{host.cpus} CPUs" if host.cpus else "", host.kernel),

@@ -18,7 +18,7 @@ from loadgen.core.metrics.blocks import Sessions
 from loadgen.core.metrics.columns import UNDEFINED, Columns
 from loadgen.core.metrics.summary import Summary, summarize
 from loadgen.core.results import store
-from loadgen.core.results.manifest import Fingerprints, Header, StagePlan, TargetFacts
+from loadgen.core.results.manifest import Fingerprints, Header, Host, StagePlan, TargetFacts
 from loadgen.core.results.spool import HEAT_EDGES_NS
 from loadgen.core.run_folder import with_server
 from loadgen.core.server_metrics.series import FILE, UP, MetricSample
@@ -211,6 +211,16 @@ def test_the_page_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
     assert len(text) < 2_000_000
     assert not re.search(r"""(?:src|href)\s*=\s*["'](?!data:)|@import|url\(""", text)
     assert "default-src 'none'" in text
+
+
+def test_the_page_says_what_read_the_sockets(tmp_path: Path) -> None:
+    said = [
+        re.findall(
+            "sockets read by [a-zA-Z ]*", page_of(runs.write(tmp_path / f"r{read_by}", host=Host(hot_path=read_by)))
+        )
+        for read_by in ("compiled", "python", "")
+    ]
+    assert said == [["sockets read by compiled code"], ["sockets read by Python"], []]
 
 
 def test_what_comes_from_outside_cannot_become_markup(tmp_path: Path) -> None:

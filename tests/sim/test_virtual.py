@@ -126,6 +126,7 @@ def test_a_run_leaves_the_folder_of_a_run_that_says_it_is_simulated(tmp_path: Pa
     assert header["targets"][0]["simulated"] is True
     assert header["targets"][0]["name"] == "simulated: gb300-vm"
     assert header["state"] == "finished" and header["targets"][0]["gpus"] == 4
+    assert header["host"]["python"] and header["host"]["hot_path"] == "", "no socket was read"
     assert says(summary.verdict.warning_codes, "virtual_time")
     assert says(summary.verdict.warning_codes, "extrapolated")
     assert summary.target.simulated and summary.verdict.valid

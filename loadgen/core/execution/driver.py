@@ -482,5 +482,6 @@ async def work(
             interrupted=driver.interrupted and not driver.stopped,
             stopped=driver.stopped,
             down=driver.down,
+            hot_path=settings.hot_path,
             steps=driver.steps,
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from loadgen_sdk import compiled
 from loadgen_sdk.dialects.quirks import VALUES, Api
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.probe import ProbeResult
@@ -149,6 +150,11 @@ class Settings:
     def virtual(self) -> bool:
         """Whether the target is a preset that is simulated in virtual time."""
         return self.url is not None and self.url.startswith(SCHEME)
+
+    @property
+    def hot_path(self) -> str:
+        """What reads the sockets of a load in this process: `compiled` or `python`; "": none of ours is read."""
+        return "" if self.virtual or self.client == "openai" else compiled.RUNS
 
     @property
     def preset(self) -> str | None:

@@ -219,6 +219,7 @@ def finish(
         stopped_by=None if load is None else load.stopped_by,
         fingerprints=msgspec.structs.replace(header.fingerprints, prompts=fingerprint, bodies=bodies),
         cluster=share.cluster,
+        host=msgspec.structs.replace(header.host, hot_path=share.hot_path or header.host.hot_path),
     )
     _write(folder, header)
     compactor_deletes_rows = header.keep != "raw" or any(segment.first for segment in segments(folder))

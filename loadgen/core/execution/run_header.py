@@ -118,7 +118,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bo
         turns=timetable.turns,
         workers=settings.workers,
         keep=settings.keep,
-        host=_host(),
+        host=_host("" if settings.ray else settings.hot_path),  # the nodes tell theirs at the end
         notes=(*_notes(plan, coded), *unjudged),
         note_codes=coded | unjudged,
     )
@@ -285,7 +285,7 @@ def version() -> str:
         return "unknown"
 
 
-def _host() -> manifest.Host:
+def _host(hot_path: str) -> manifest.Host:
     """Facts about this machine; a fact that cannot be read keeps its empty value."""
     cpu, memory, clock = "", None, ""
     try:
@@ -305,6 +305,7 @@ def _host() -> manifest.Host:
         memory_bytes=memory,
         clock=clock,
         versions={name: metadata.version(name) for name in names},
+        hot_path=hot_path,
     )
 
 

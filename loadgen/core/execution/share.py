@@ -60,6 +60,7 @@ class Share:
     down: dict[int, float] = field(default_factory=dict)  # target -> when it stopped answering, s from the start
     notes: tuple[str, ...] = ()  # warnings about the workers' machines, found during the run
     cluster: Cluster | None = None  # where the workers were
+    hot_path: str = ""  # as in `manifest.Host`
     steps: StepBegun | None = None  # of a load that was decided while it went: all its stages
 
 

@@ -136,7 +136,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     clock: str = ""  # source of the monotonic clock: "tsc"
     versions: dict[str, str] = {}  # of the libraries that affect results
-    hot_path: str = ""  # what read the sockets: "compiled" (C) or "python"; docs/hot-path.md
+    hot_path: str = ""  # what read the sockets: "compiled" (C), "python" (or one of the workers did), "": none was read
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +148,7 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
     offset_ms: float = 0.0
     bound_ms: float = 0.0
     lost: bool = False
+    hot_path: str = ""  # of `Host`; "": lost, or not at its end yet
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from loadgen_sdk import compiled
 from loadgen_sdk.transport.target import Target
 from refusals import refused
 from runs import says, when_started
@@ -260,7 +261,7 @@ def test_a_loopback_address_is_another_server_on_another_machine(
 
 @pytest.fixture
 def nodes() -> Iterator[Any]:
-    """Three nodes of a CPU each; torn down whatever happens."""
+    """Three nodes of a CPU each, one of them without the compiled part; torn down whatever happens."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'loadgen[ray]'")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -272,8 +273,8 @@ def nodes() -> Iterator[Any]:
         small = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80_000_000}
         made = Cluster(initialize_head=True, head_node_args=small | {"temp_dir": f"{scratch}/ray"})
         try:
-            for _ in range(2):
-                made.add_node(**small)
+            made.add_node(**small)
+            made.add_node(**small, env_vars={compiled.PURE: "1"})
             yield made
         finally:
             made.shutdown()
@@ -309,8 +310,11 @@ def _a_cluster_sends_what_one_machine_sends(tmp_path: Path, nodes: Any) -> None:
 
 def _placed(out: Path) -> None:
     """A worker on each node; and the clocks being one clock, the truth is within the bound."""
-    cluster = manifest.decode((out / "run.json").read_bytes()).cluster
+    header = manifest.decode((out / "run.json").read_bytes())
+    cluster = header.cluster
     assert cluster is not None
+    assert sorted(one.hot_path for one in cluster.workers) == sorted([compiled.RUNS] * 2 + ["python"])
+    assert header.host.hot_path == "python", "one of them"
     assert cluster.nodes == len(cluster.workers) == 3
     assert cluster.drift_ms is not None
     assert cluster.start_bound_ms == max(one.bound_ms for one in cluster.workers) > 0

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import refusals
+from loadgen_sdk import compiled
 from runs import says, when_started
 
 from loadgen.core.errors import Faults, TargetError, UserError
@@ -210,6 +211,19 @@ def test_the_openai_package_drives_the_same_load(tmp_path: Path, endpoint: Embed
 
 
 @pytest.mark.processes
+def test_the_header_says_what_read_the_sockets(
+    tmp_path: Path, endpoint: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers tell it: here they are told to leave the compiled part out, which this process has loaded long ago."""
+    monkeypatch.setenv(compiled.PURE, "1")
+    for read_by, settings in ((compiled.RUNS, {}), ("python", {"workers": 2}), ("", {"client": "openai"})):
+        folder = tmp_path / f"by-{read_by}"
+        folder.mkdir()
+        summary, stored = go(folder, endpoint.url, request_rate="100", num_requests="5", settings=settings)
+        assert stored.header.host.hot_path == summary.run.host.hot_path == read_by
+
+
+@pytest.mark.processes
 def test_workers_send_together_what_one_would(tmp_path: Path, endpoint: Embedded) -> None:
     seen, prints = [], []
     for workers in (1, 3):
@@ -378,7 +392,7 @@ def test_killed_it_leaves_a_readable_folder(tmp_path: Path, endpoint: Embedded, 
     for pid in others:  # nothing goes on without it: no load, no recorder
         gone(pid)
     stored = store.read_run(tmp_path / "out")
-    assert stored.header.state == "running"
+    assert (stored.header.state, stored.header.host.hot_path) == ("running", compiled.RUNS)
     assert set(outcomes(stored.rows)) <= {("ok", ""), ("cancelled", "interrupted")}  # orphaned workers stop at once
     written = set(stored.rows["slot"].tolist())
     seen = [request for request in log(endpoint).requests if request.id]

@@ -46,6 +46,7 @@ def _sum(left: Share, right: Share) -> Share:
             target: min(share.down[target] for share in (left, right) if target in share.down)
             for target in {*left.down, *right.down}
         },
+        hot_path=max(left.hot_path, right.hot_path),  # "" < "compiled" < "python": the slower one
     )
 
 

@@ -106,6 +106,7 @@ class _Member:
     offset: clock_sync.Offset = field(default=clock_sync.Offset(0, 0))
     drift_ns: int | None = None
     niceness: int = 0  # of the worker process
+    hot_path: str = ""
 
     @property
     def where(self) -> str:
@@ -290,6 +291,7 @@ class RayCluster:
                         member.ready.set_result(None)
                     else:
                         share = worker.read_share(line, self._stop_others)
+                        member.hot_path = share.hot_path if share else ""
                 if taken.ended:
                     if not member.ready.done():
                         worker.expect_ready(b"")
@@ -373,6 +375,7 @@ class RayCluster:
                     offset_ms=round(member.offset.ns / 1e6, 4),
                     bound_ms=round(member.offset.bound_ns / 1e6, 4),
                     lost=bool(member.lost),
+                    hot_path=member.hot_path,
                 )
                 for member in self._members
             ),
