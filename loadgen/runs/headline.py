@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from loadgen.core import format, slo
 from loadgen.core.metrics.blocks import Sessions, TaskGoodput
 from loadgen.core.metrics.goodput import TermResult
+from loadgen.core.metrics.headline import headline
 from loadgen.core.metrics.summary import (
     ClassSummary,
     ModelSummary,
@@ -161,20 +162,14 @@ def shown_quantile(summary: Summary, metric: str, distribution: Distribution) ->
 
 def five(summary: Summary) -> tuple[Number, ...]:
     """TTFT, TPOT, output tokens/s, completed requests/s, and the share within the SLO (without one: that succeeded)."""
-    tokens, load, goodput = summary.tokens, summary.load, summary.goodput
-    has_steady = tokens.steady_output_per_s is not None
-    output = tokens.steady_output_per_s if has_steady else tokens.output_per_s
-    output_per_gpu = tokens.steady_output_per_s_per_gpu if has_steady else tokens.output_per_s_per_gpu
-    per_gpu = f"{format.rate(output_per_gpu)} per GPU" if output_per_gpu is not None else ""
-    window = "while load was offered" if has_steady else "over the measured window"
-    completed = load.steady_completed_rps if load.steady_completed_rps is not None else load.completed_rps
-    good = goodput.rps if load.steady_completed_rps is None else goodput.steady_rps
+    load, goodput, shown = summary.load, summary.goodput, headline(summary)
+    per_gpu = f"{format.rate(shown.output_per_gpu)} per GPU" if shown.output_per_gpu is not None else ""
     # later requests of conversations are due when the earlier ones are answered: not a rate that was asked for
     is_offered = load.offered_rps is not None and summary.sessions is None
     offered = f"{format.rate(load.offered_rps)} offered" if is_offered else ""
     in_flight = f"{format.quantity(load.in_flight_mean)} in flight"
     if goodput.share is not None:
-        success = Number("Within the SLO", format.percent(goodput.share), "", f"goodput {format.rate(good)}")
+        success = Number("Within the SLO", format.percent(goodput.share), "", f"goodput {format.rate(shown.goodput)}")
     else:
         decided = summary.requests.decided
         share = summary.requests.ok / decided if decided else None
@@ -184,8 +179,8 @@ def five(summary: Summary) -> tuple[Number, ...]:
     return (
         _latency_number(summary, "ttft", "TTFT", summary.ttft_ms),
         _latency_number(summary, "tpot", "TPOT", summary.tpot_ms),
-        Number("Output tokens", format.quantity(output), "/s", ", ".join(filter(None, (per_gpu, window)))),
-        Number("Completed", format.quantity(completed), "req/s", ", ".join(filter(None, (offered, in_flight)))),
+        Number("Output tokens", format.quantity(shown.output), "/s", ", ".join(filter(None, (per_gpu, shown.window)))),
+        Number("Completed", format.quantity(shown.requests), "req/s", ", ".join(filter(None, (offered, in_flight)))),
         success,
     )
 
@@ -248,8 +243,8 @@ def part_cells(part: StageSummary | TargetSummary | ClassSummary | ModelSummary)
     return (
         format.count(part.requests.ok),
         format.count(part.requests.failed + part.requests.lost),
-        format.quantity(part.load.completed_rps),
-        format.quantity(part.tokens.output_per_s),
+        format.quantity(headline(part).requests),
+        format.quantity(headline(part).output),
         *(quantile_ms(d, quantile) for d in (part.ttft_ms, part.tpot_ms) for quantile in ("p50", "p99")),
     )
 
@@ -301,7 +296,8 @@ def tasks(sessions: Sessions) -> list[list[str]]:
     done = f"{count(sessions.ok)} of {count(sessions.count)} ok"
     done += f" (+ {', '.join(beside)})" if beside else ""
     times = f"p50 {_seconds(duration, 'p50')}, p95 {_seconds(duration, 'p95')} each"
-    lines = [[done, format.rate(sessions.ok_per_s), times]]
+    rate = sessions.ok_per_s if sessions.steady_ok_per_s is None else sessions.steady_ok_per_s
+    lines = [[done, format.rate(rate), times]]
     if sessions.requests is not None:
         waited, longest = sessions.wait_ms, sessions.longest_wait_ms
         cached = "" if sessions.cached_tokens is None else f" ({format.quantity(sessions.cached_tokens)} cached)"

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from loadgen.core import format
+from loadgen.core.metrics.headline import headline
 from loadgen.core.metrics.summary import (
     ClassSummary,
     ModelSummary,
@@ -341,8 +342,8 @@ def _of_tasks(part: ClassSummary) -> list[str]:
 def _target_statistics(targets: Sequence[TargetSummary]) -> list[tuple[str, ...]]:
     """Rows of minimum, maximum, mean and median over the targets; the sum of rates only: latencies do not add up."""
     metrics = (
-        ("output tokens/s", [t.tokens.output_per_s for t in targets], True),
-        ("requests/s", [t.load.completed_rps for t in targets], True),
+        ("output tokens/s", [headline(t).output for t in targets], True),
+        ("requests/s", [headline(t).requests for t in targets], True),
         ("TTFT p50, ms", [t.ttft_ms.p50 for t in targets], False),
         ("TTFT p99, ms", [t.ttft_ms.p99 for t in targets], False),
         ("TPOT p50, ms", [t.tpot_ms.p50 for t in targets], False),

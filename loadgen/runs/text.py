@@ -12,6 +12,7 @@ from loadgen.core import format
 from loadgen.core.metrics.blocks import RequestCounts
 from loadgen.core.metrics.drift import Drift
 from loadgen.core.metrics.goodput import Goodput
+from loadgen.core.metrics.headline import headline
 from loadgen.core.metrics.reasons import STATES
 from loadgen.core.metrics.summary import (
     ClassSummary,
@@ -79,8 +80,8 @@ def render_levels(summaries: Sequence[Summary], *, color: bool = False) -> str:
         (
             summary.load.arrival or format.NONE,
             format.count(summary.requests.ok),
-            format.quantity(summary.load.completed_rps),
-            format.quantity(summary.tokens.output_per_s),
+            format.quantity(headline(summary).requests),
+            format.quantity(headline(summary).output),
             *(quantile_ms(d, quantile) for d in (summary.ttft_ms, summary.tpot_ms) for quantile in ("p50", "p99")),
             quantile_ms(summary.e2e_ms, "p50"),
             format.percent(summary.goodput.share),
@@ -160,9 +161,9 @@ def _counts(summary: Summary) -> Iterator[str]:
         rates[0] += (
             " up to the last request"  # which is due after the last start, where load is no longer said to be on
         )
-    rates += [f"sent {format.rate(load.achieved_rps)}", f"completed {format.rate(load.completed_rps)}"]
+    rates += [f"sent {format.rate(load.achieved_rps)}", f"completed {format.rate(headline(summary).requests)}"]
     if load.steady_completed_rps is not None:
-        rates[-1] += f" ({format.rate(load.steady_completed_rps)} while load was offered)"
+        rates[-1] += f" while load was offered ({format.rate(load.completed_rps)} whole run)"
     rates.append(f"in flight {format.quantity(load.in_flight_mean)} mean, {format.count(load.in_flight_max)} at most")
     if load.gap_variation is not None:
         rates.append(f"gap variation {load.gap_variation:.2f} (planned {load.gap_variation_planned or 0:.2f})")
@@ -243,16 +244,20 @@ def _tokens(summary: Summary) -> Iterator[str]:
     counters = " + ".join(tag for tag in tokens.sources.output if tag not in ("none", "unasked"))
     totals = [f"{format.count(tokens.input)} in{cached}", f"{format.count(tokens.output)} out{requested}"]
     yield from _labelled("Tokens", [*totals, chunks, f"output counted by: {counters}" if counters else ""])
-    rates = [f"{format.rate(tokens.output_per_s)} output", f"{format.rate(tokens.total_per_s)} input + output"]
-    if tokens.steady_output_per_s is not None:
-        rates.append(f"while load was offered {format.rate(tokens.steady_output_per_s)} output")
-        rates.append(f"{format.rate(tokens.steady_total_per_s)} input + output")
+    shown = headline(summary)
+    rates = [f"{format.rate(shown.output)} output", f"{format.rate(shown.total)} input + output"]
+    if shown.steady:
+        rates[-1] += " while load was offered"
+        rates += [
+            f"whole run {format.rate(tokens.output_per_s)} output",
+            f"{format.rate(tokens.total_per_s)} input + output",
+        ]
     yield from _labelled("", rates)
-    if tokens.output_per_s_per_gpu is not None:
-        each = [f"{format.rate(tokens.output_per_s_per_gpu)} output per GPU"]
-        if tokens.steady_output_per_s_per_gpu is not None:
-            each.append(f"while load was offered {format.rate(tokens.steady_output_per_s_per_gpu)} output per GPU")
-        yield from _labelled("", [*each, format.counted(summary.target.gpus, "GPU")])
+    if shown.output_per_gpu is not None:
+        each = f"{format.rate(shown.output_per_gpu)} output per GPU"
+        if shown.steady:
+            each += f" while load was offered ({format.rate(tokens.output_per_s_per_gpu)} whole run)"
+        yield from _labelled("", [each, format.counted(summary.target.gpus, "GPU")])
     yield from _labelled("Client", client_use(summary))
     if summary.server is not None:
         yield from _labelled("Server", server_says(summary.server))
@@ -382,7 +387,9 @@ def _slo(goodput: Goodput, paint: Callable[[str, str], str]) -> Iterator[str]:
         text = f"{result}: {format.count(goodput.good)} of {format.counted(goodput.counted, 'request')} within {limits}"
         text += f" ({format.percent(goodput.share)}{share_limit})"
     text += f", {format.count(goodput.unfinished)} unfinished left out" if goodput.unfinished else ""
-    first, *others = _labelled("SLO", [text, f"goodput {format.rate(goodput.rps)}"])
+    first, *others = _labelled(
+        "SLO", [text, f"goodput {format.rate(goodput.rps if goodput.steady_rps is None else goodput.steady_rps)}"]
+    )
     yield first.replace(result, paint(result, colour), 1)
     yield from others
     lines = table.text(("", "", ""), [term_cells(term, "over") for term in goodput.slo])[1:]

@@ -13,6 +13,7 @@ import msgspec
 
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.blocks import per_gpu
+from loadgen.core.metrics.headline import headline
 from loadgen.core.results.capacity import STILL_KEPT
 
 if TYPE_CHECKING:
@@ -196,11 +197,10 @@ def _began_at_once(stages: Sequence[StageSummary]) -> bool:
 
 
 def _level(called: str, summary: Summary) -> SweepLevel:
-    tokens, load = summary.tokens, summary.load
-    output = tokens.steady_output_per_s if tokens.steady_output_per_s is not None else tokens.output_per_s
+    load = summary.load
+    output = headline(summary).output
     lanes = next((stage.concurrency for stage in summary.stages if stage.measured), None)
     gpus, tpot = summary.target.gpus, summary.tpot_ms.p50
-    done = load.steady_completed_rps if load.steady_completed_rps is not None else load.completed_rps
     shown = (("ttft", summary.ttft_ms), ("tpot", summary.tpot_ms), ("e2e", summary.e2e_ms))
     return SweepLevel(
         name=called,
@@ -208,7 +208,7 @@ def _level(called: str, summary: Summary) -> SweepLevel:
         amount=float(lanes) if lanes is not None else load.offered_rps,
         ok=summary.requests.ok,
         failed=summary.requests.decided - summary.requests.ok,
-        requests_per_s=done,
+        requests_per_s=headline(summary).requests,
         output_per_s=output,
         per_gpu=per_gpu(output, gpus),
         per_user=1000 / tpot if tpot else None,

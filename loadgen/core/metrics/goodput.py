@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadgen.core.metrics.accumulator import Cell
-from loadgen.core.metrics.blocks import Sessions, amount_in
+from loadgen.core.metrics.blocks import Sessions
 from loadgen.core.metrics.columns import NEED_TWO_TOKENS, POOLED
+from loadgen.core.metrics.load import instants_per_s
 from loadgen.core.metrics.outcomes import is_undecided
 from loadgen.core.metrics.windows import Window, per_second
 from loadgen.core.slo import Slo, Term, promise
@@ -51,7 +52,7 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rps: float | None = None  # good requests over the measured window
-    steady_rps: float | None = None  # good requests that ended in the steady window, per second of that window
+    steady_rps: float | None = None  # the headline: the rate of requests due (closed loop: sent), times `share`
     share: float | None = None
     good: int | None = None
     counted: int | None = None
@@ -125,17 +126,19 @@ def goodput(
     counted, cut = everyone - left_out, is_undecided(cell.sum("unfinished"), everyone)
     good: int | None = cell.sum("good")
     rps = per_second(good, inside)
-    steady_rps = per_second(amount_in([cell], "good", inside.steady), inside.steady)
+    share: float | None = cell.sum("good") / counted if counted else None
+    due_per_s = instants_per_s(cell, "open_due" if cell.sum("open_due") else "sent")
+    steady_rps = share * due_per_s if share is not None and due_per_s is not None and inside.steady.duration_s else None
     results = [_term_result(cell, i, term, gaps, everyone, cut, unsound) for i, term in enumerate(slo.terms)]
     if any(term.metric in unsound and term.metric not in POOLED for term in slo.terms):
-        good = rps = steady_rps = None
+        good = rps = steady_rps = share = None
     share_met: bool | None = True
     if slo.goodput_share is not None:
         share_met = None if good is None else _judged_share(good, counted, left_out, slo.goodput_share, cut)
     return Goodput(
         rps=rps,
         steady_rps=steady_rps,
-        share=good / counted if counted and good is not None else None,
+        share=share,
         good=good,
         counted=counted,
         unfinished=left_out,

@@ -59,8 +59,8 @@ def load(
         largest = _most_in_flight(seconds, inside)
     return Load(
         arrival=arrival,
-        offered_rps=_rate(cell, "open_due"),
-        achieved_rps=_rate(cell, "sent"),
+        offered_rps=instants_per_s(cell, "open_due"),
+        achieved_rps=instants_per_s(cell, "sent"),
         completed_rps=per_second(cell.sum("ok"), inside),
         steady_completed_rps=per_second(amount_in([cell], "ok", inside.steady), inside.steady),
         in_flight_mean=mean,
@@ -70,7 +70,7 @@ def load(
     )
 
 
-def _rate(cell: Cell, instants: str) -> float | None:
+def instants_per_s(cell: Cell, instants: str) -> float | None:
     """Rate of instants per second, (n - 1) / (last - first): n instants enclose n - 1 gaps. None for fewer than two."""
     count = cell.sum(instants)
     length_ns = cell.most[instants] - cell.least[instants] if count > 1 else 0

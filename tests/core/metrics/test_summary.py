@@ -21,9 +21,11 @@ from pytest import approx as about
 from refusals import refused
 from runs import says
 
+from loadgen.core import format
 from loadgen.core.errors import UserError
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.metrics import reasons, validity
+from loadgen.core.metrics.headline import headline
 from loadgen.core.metrics.summary import Summary, dump_summary, exit_code, load_summary, summarize
 from loadgen.core.results import record
 from loadgen.core.results.manifest import (
@@ -40,7 +42,7 @@ from loadgen.core.results.record import KINDS, SOURCES, STATUSES, Built, RowPlac
 from loadgen.core.results.spool import Timeline
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.quantiles import Histogram
-from loadgen.runs import text
+from loadgen.runs import page, text
 
 MS = 1_000_000
 
@@ -646,3 +648,16 @@ def test_a_code_whose_values_do_not_fit_its_words_is_its_name() -> None:
     """Of a damaged run.json: it was "a bug in loadgen"."""
     assert reasons.sentence(ReasonCode(code="failures", values={})) == "failures"
     assert reasons.sentence(ReasonCode(code="failures", values={"failed": "many", "requests": []})) == "failures"
+
+
+def test_the_headline_goodput_is_the_offered_rate_times_the_share() -> None:
+    """What a reader can check with the printed figures, in text and page alike."""
+    for example in EXAMPLES.values():
+        summary = summarize(*example())
+        offered = summary.load.offered_rps or summary.load.achieved_rps
+        assert offered is not None and summary.goodput.share is not None
+        shown = headline(summary)
+        assert shown.steady and shown.goodput == pytest.approx(offered * summary.goodput.share)
+        assert shown.requests == summary.load.steady_completed_rps != summary.load.completed_rps
+        said = format.rate(shown.goodput)
+        assert f"goodput {said}" in text.render(summary) and f"goodput {said}" in page.render(summary)
