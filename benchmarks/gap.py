@@ -26,6 +26,7 @@ from loadgen.cost import published
 
 PRESET = "gb300-rack"
 RULES_S = 600  # least length of a run by the rules
+SEEN = "seen.txt"  # the tree and the day of the runs
 STEADY = "steady.json"  # the runs of benchmarks/steady.py
 KEPT = ("mlperf.json", "mlperf_log_summary.txt", "mlperf_log_detail.txt", "summary.json")
 SEARCHED = ("search.json", "curve.csv", "probes.jsonl")
@@ -208,6 +209,12 @@ def knees(into: Path) -> list[str]:
     return rows
 
 
+def steady_seen(into: Path) -> set[str]:
+    """The trees and days of the runs of `benchmarks/steady.py`."""
+    files = [into / scenario / STEADY for scenario in ("server", "interactive")]
+    return {one["seen"] for file in files if file.is_file() for one in json.loads(file.read_text())}
+
+
 def steady_rows(into: Path) -> list[str]:
     """Markdown: every run of `benchmarks/steady.py`."""
     rows = []
@@ -259,6 +266,8 @@ def page(results: dict[str, dict[str, Any]], into: Path) -> str:
             "",
             "    python benchmarks/gap.py",
             "",
+            f"Seen: {(into / SEEN).read_text().strip()}.",
+            "",
             "The Server figure is an upper bound of the model: with a batch limit of 2,048 the 200 ms limit hardly",
             "binds in it. Compare tokens/s, never queries/s: lengths are those of a synthetic set.",
             "",
@@ -304,7 +313,8 @@ def page(results: dict[str, dict[str, Any]], into: Path) -> str:
             "|---|---|---|---|---|---|---|---|",
             *steady_rows(into),
             "",
-            "Made by `python benchmarks/steady.py gb300-rack server 3515 --length 1200`, and so on.",
+            "Made by `python benchmarks/steady.py gb300-rack server 3515 --length 1200`, and so on "
+            f"({'; '.join(sorted(steady_seen(into)))}).",
             "",
             "## How certain",
             "",
@@ -342,6 +352,7 @@ def main() -> None:
             if not (out / "mlperf.json").is_file():
                 out = run(scenario, given.preset, scratch, SMOKE if given.smoke else COMMANDS)
             keep(scenario, out, into)
+            (into / SEEN).write_text(rig.seen() + "\n")
             if given.scratch is None:
                 shutil.rmtree(out)
         write(into)

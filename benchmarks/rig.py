@@ -63,10 +63,15 @@ def given(options: argparse.ArgumentParser, **smallest: Any) -> argparse.Namespa
     found = options.parse_args()
     Alone.on = getattr(found, "alone", False)
     command = " ".join([f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
-    print(f"`{command}` ({tree()}, {date.today()}); {host()}\n", flush=True)
+    print(f"`{command}` ({seen()}); {host()}\n", flush=True)
     if found.smoke:
         print("SMOKE: the smallest form, which shows that the script runs. Its figures say nothing.\n", flush=True)
     return found
+
+
+def seen() -> str:
+    """The tree and the day, as a figure is quoted with them."""
+    return f"{tree()}, {date.today()}"
 
 
 def tree() -> str:

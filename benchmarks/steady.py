@@ -50,6 +50,7 @@ def run(preset_name: str, scenario: Any, rate: float, length_s: float, round_nam
     trace = mlperf.trace({name: rows[name].copy() for name in mlperf_run.COLUMNS})
     judged = mlperf.reduce(trace, test, target_qps=rate, simulated=True)
     return {
+        "seen": rig.seen(),
         "preset": preset_name,
         "scenario": scenario,
         "round": test.round,

@@ -1,5 +1,5 @@
-"""The scripts of benchmarks/: each of them starts and has a smallest form, and pages name those that are there. CI runs
-the smallest forms (.ci/benchmarks)."""
+"""The scripts of benchmarks/: each of them starts and has a smallest form, and figures on pages say where they come
+from. CI runs the smallest forms (.ci/benchmarks)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks"
 PARTS = {"contenders", "ours", "rig", "scale_ray", "tree"}  # what scripts share
 SCRIPTS = {file.stem for file in FOLDER.glob("*.py")} - PARTS
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob(".ci/*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("results/*/*.md")]
+SEEN = re.compile(r"\b(?:[0-9a-f]{7,12}|\d+\.\d+\.\d+)\+?, 20\d\d-\d\d-\d\d\b")
+# pages that only say what a script does
+WITHOUT_FIGURES = {"reliability.md": {"soak"}, "report.md": {"dashboard"}, "summary.md": {"causes"}}
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("results/*/*.md")]
 
 
 @pytest.mark.parametrize("script", sorted(SCRIPTS))
@@ -31,9 +34,15 @@ def test_a_script_starts_and_has_a_smallest_form(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_names_scripts_that_are_there(page: Path) -> None:
-    named = set(re.findall(r"benchmarks/(\w+)\.py", page.read_text("utf-8")))
-    assert named <= SCRIPTS, f"{page.name} names what is not in benchmarks/: {named - SCRIPTS}"
+def test_a_figure_names_its_script_the_tree_and_the_day(page: Path) -> None:
+    """A paragraph or a row of a table that names a script says when its figures were seen, unless it has none."""
+    for block in re.split(r"\n\n|\n(?=\|)", page.read_text("utf-8")):
+        named = set(re.findall(r"benchmarks/(\w+)\.py", block))
+        assert named <= SCRIPTS, f"{page.name} names what is not in benchmarks/: {named - SCRIPTS}"
+        bare = set(re.findall(r"`(?:python )?(\w+)\.py", block)) & SCRIPTS
+        assert not bare, f"{page.name} names scripts without their folder: {bare}"
+        if named - WITHOUT_FIGURES.get(page.name, set()) and not block.startswith("    "):
+            assert SEEN.search(block), f"{page.name}: no tree and day (`rig.py` prints both): {block}"
 
 
 def test_the_table_of_the_benchmarks_has_every_script() -> None:
