@@ -22,6 +22,7 @@ from loadgen.core.metrics.summary import summarize
 from loadgen.core.results.manifest import Fingerprints, Header, StagePlan, TargetFacts
 from loadgen.core.schedule import arrivals
 from loadgen.core.workload import load, read_flags
+from loadgen.runs.compared import ComparedRun, Side
 from loadgen.sim.presets.preset import load_preset as preset
 from loadgen.sim.virtual_backend import simulate
 
@@ -62,7 +63,7 @@ def slower(found: NDArray[np.void], by: float) -> NDArray[np.void]:
     return scaled
 
 
-def side(name: str, found: NDArray[np.void]) -> comparison.Side:
+def side(name: str, found: NDArray[np.void]) -> Side:
     header = Header(
         run=name,
         state="finished",
@@ -72,9 +73,7 @@ def side(name: str, found: NDArray[np.void]) -> comparison.Side:
     )
     summary = summarize(header, found)
     summary = msgspec.structs.replace(summary, verdict=msgspec.structs.replace(summary.verdict, valid=True))
-    return comparison.Side(
-        name=name, runs=(comparison.ComparedRun(name=name, summary=summary, header=header, rows=found),)
-    )
+    return Side(name=name, runs=(ComparedRun(name=name, summary=summary, header=header, rows=found),))
 
 
 def main() -> None:

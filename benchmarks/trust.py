@@ -55,6 +55,7 @@ from loadgen.core.results.manifest import Fingerprints, Header, StagePlan, Targe
 from loadgen.core.results.record import SOURCES
 from loadgen.core.stats import trend
 from loadgen.core.stats.quantiles import index
+from loadgen.runs.compared import ComparedRun, Side
 from loadgen.search import load_search
 
 RATE = 5.0
@@ -238,7 +239,7 @@ def extend_rows(kinds: list[str], seeds: range) -> Iterator[bool]:
             yield good
 
 
-def side(name: str, kind: str, seeds: range, length_s: float, slower: float = 1.0) -> comparison.Side:
+def side(name: str, kind: str, seeds: range, length_s: float, slower: float = 1.0) -> Side:
     runs = []
     for seed in seeds:
         made = rows(kind, seed, length_s, slower=slower)
@@ -249,8 +250,8 @@ def side(name: str, kind: str, seeds: range, length_s: float, slower: float = 1.
             stages=(StagePlan(name="load", arrival="poisson", slots=len(made), rate=RATE),),
             fingerprints=Fingerprints(recipe="1"),
         )
-        runs.append(comparison.ComparedRun(name=f"r{seed}", summary=summarize(header, made), header=header, rows=made))
-    return comparison.Side(name=name, runs=tuple(runs))
+        runs.append(ComparedRun(name=f"r{seed}", summary=summarize(header, made), header=header, rows=made))
+    return Side(name=name, runs=tuple(runs))
 
 
 def compare_rows(kinds: list[str], pairs: int, length_s: float = 300.0, repeats: int = REPEATS) -> Iterator[bool]:

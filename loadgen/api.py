@@ -15,9 +15,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_type_hints
 
+from loadgen import result_kinds
 from loadgen.core.errors import Fault, Faults, UserError, closest, collecting
 from loadgen.core.execution import options as table
 from loadgen.core.execution.options import OPTIONS, RunOptions
+from loadgen.result_kinds import OpenedResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,6 +43,30 @@ class Result:
 
     summary: Summary
     folder: Path
+
+    @property
+    def kind(self) -> str:
+        """The kind of result that its folder is: "run", or "mlperf"."""
+        return self._opened.kind
+
+    @property
+    def headline(self) -> str:
+        """The result in one sentence."""
+        return self._opened.headline
+
+    @property
+    def text(self) -> str:
+        """The report of `loadgen report`, with what an MLPerf-style or adaptive run adds to it."""
+        return self._opened.text
+
+    @property
+    def page(self) -> str | None:
+        """The report as one HTML page."""
+        return self._opened.page
+
+    @cached_property
+    def _opened(self) -> OpenedResult:
+        return result_kinds.opened(self.folder)
 
     @property
     def ttft_ms(self) -> Distribution:
@@ -226,16 +252,24 @@ for _function in (run, arun):  # what `help` and notebooks show and complete; ty
     vars(_function)["__signature__"] = _own.replace(parameters=[_own.parameters["workload"], *_KEYWORDS])
 
 
-def load(folder: str | os.PathLike[str]) -> Result:
-    """Return the results of a stored run, computed again from its records. Raises UserError for another folder."""
+def load(folder: str | os.PathLike[str]) -> Result | Any:
+    """A stored result, computed again from its records: of a run its `Result`, of any other kind an `OpenedResult`.
+
+    Both have `kind`, `headline`, `text` (also `str()`) and `page`; `OpenedResult.value` is what was read: the answer of
+    a search, a verdict, scores. folder: of any command of loadgen, or the result file of another tool. Raises
+    UserError where there is no result.
+    """
+    path = Path(folder)
+    kind = result_kinds.kind_of(path) or result_kinds.RUN
+    if kind.runs and result_kinds.call(kind, "runs", path) == [path]:
+        return _run(path)
+    return result_kinds.OpenedResult(path, kind)
+
+
+def _run(folder: Path) -> Result:
     from loadgen.core import run_folder
 
-    path = Path(folder)
-    if not run_folder.is_run(path) and _runs_in(path):
-        raise UserError(
-            "ambiguous", "this folder holds several runs", str(path), "loadgen.load_runs(folder) opens them all"
-        )
-    return Result(run_folder.open_run(path).summary, path)
+    return Result(run_folder.open_run(folder).summary, folder)
 
 
 def load_runs(folder: str | os.PathLike[str]) -> dict[str, Result]:
@@ -244,20 +278,14 @@ def load_runs(folder: str | os.PathLike[str]) -> dict[str, Result]:
     Raises UserError for a folder without runs.
     """
     path = Path(folder)
-    runs = _runs_in(path)
-    if not runs:
+    runs: list[Path] = result_kinds.ask(path, "runs") or [
+        run for below in sorted(path.glob("*/")) for run in result_kinds.ask(below, "runs") or ()
+    ]
+    if not runs or runs == [path]:
         raise UserError(
             "no_result", "no run in this folder", str(path), "give the folder of a sweep, a search or a validation"
         )
-    return {run.relative_to(path).as_posix(): load(run) for run in runs}
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    """The runs in a folder, or one level below, as those of a validation are."""
-    from loadgen.core import run_folder
-
-    below = (run for inner in sorted(folder.glob("*/")) for run in run_folder.runs_in(inner))
-    return run_folder.runs_in(folder) or [*below]
+    return {run.relative_to(path).as_posix(): _run(run) for run in runs}
 
 
 def _refuse_misuse(workload: Any, options: RunOptions) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from importlib import import_module
@@ -18,6 +20,17 @@ from typing import Any, Generic, Protocol, TypeVar
 from loadgen.core.errors import Fault, Faults, UserError
 
 SWITCH = "LOADGEN_PLUGINS"  # 0: none is looked for
+_WANTED: ContextVar[bool] = ContextVar("wanted", default=True)
+
+
+@contextmanager
+def none() -> Iterator[None]:
+    """Look for no plug-in while inside: for what is done with files of somebody else."""
+    before = _WANTED.set(False)
+    try:
+        yield
+    finally:
+        _WANTED.reset(before)
 
 
 class Row(Protocol):
@@ -73,7 +86,11 @@ class OpenTable(Generic[R]):
         """Our rows, then those of plug-ins; those that could not be had are in `plugins` only."""
         yield from self.own
         if foreign:
-            yield from (plugin.row for plugin in self.plugins if plugin.row is not None)
+            yield from self.others()
+
+    def others(self) -> Iterator[R]:
+        """The rows of plug-ins, without ours."""
+        yield from (plugin.row for plugin in self.plugins if plugin.row is not None)
 
     def names(self, *, foreign: bool = True) -> tuple[str, ...]:
         return tuple(row.name for row in self.rows(foreign=foreign))
@@ -83,11 +100,14 @@ class OpenTable(Generic[R]):
         plugin = None if row in self.own else next((one for one in self.plugins if one.row is row), None)
         return resolve(reference) if plugin is None else _guarded(plugin, reference)
 
-    @cached_property
+    @property
     def plugins(self) -> tuple[Plugin[R], ...]:
-        """The rows of other packages, with those that failed; each fault is told on stderr once."""
-        if os.environ.get(SWITCH) == "0":
-            return ()
+        """The rows of other packages, with those that failed; none where none are wanted."""
+        return self._plugins if _WANTED.get() and os.environ.get(SWITCH) != "0" else ()
+
+    @cached_property
+    def _plugins(self) -> tuple[Plugin[R], ...]:
+        """Looked for once; each fault is told on stderr then."""
         found: list[Plugin[R]] = []
         for point in sorted(entry_points(group=self.group), key=lambda point: (_package(point), point.name)):
             taken = {*self.names(foreign=False), *(plugin.name for plugin in found)}

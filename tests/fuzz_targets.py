@@ -27,8 +27,8 @@ from loadgen_sdk.transport.target import Target
 from pyarrow import parquet
 
 import loadgen
+from loadgen import result_kinds
 from loadgen.answers.questions import read_questions
-from loadgen.compare.inputs import read_run
 from loadgen.contracts.load import load_contract
 from loadgen.core.errors import Fault, Faults
 from loadgen.core.execution.targets import load_targets
@@ -44,7 +44,7 @@ from loadgen.interop import application_calls, reader
 from loadgen.mlperf import loadgen_log
 from loadgen.mlperf.pickle_reader import read_pickle
 from loadgen.pricing import price_file
-from loadgen.shell.report import open_result
+from loadgen.runs.kind import compared
 from loadgen.sim.presets.preset import load_preset
 from loadgen.sim.server.dialect import Refusal
 from loadgen.sim.server.request_parser import RequestRules, parse_request
@@ -165,7 +165,7 @@ def folder(data: bytes) -> None:
                 path = run / name.decode()
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(content)
-        read_run(run)
+        compared(run)
 
 
 FILES = (
@@ -201,7 +201,8 @@ def page(data: bytes) -> None:
     """A summary as it was stored, on the screen and as a page."""
     with tempfile.TemporaryDirectory(dir=_SCRATCH) as made:
         Path(made, "summary.json").write_bytes(data)
-        open_result(Path(made), page=True)
+        opened = result_kinds.opened(Path(made))
+        assert opened.text and opened.page
 
 
 def facts(data: bytes) -> None:

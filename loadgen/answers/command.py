@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loadgen.core import units
-from loadgen.core.errors import OK, SLO_MISSED, UNSOUND, UserError
+from loadgen.core.errors import UserError
 from loadgen.core.execution.options import key_of_file, typed
 from loadgen.shell.options import TARGET, Given, takes
 from loadgen.shell.output import print_answer
@@ -54,6 +54,7 @@ def answers(
     Example: loadgen answers questions.jsonl --url http://HOST:8000 --against http://OTHER:8000 --within 1%
     """
     from loadgen.answers import questions
+    from loadgen.answers.comparison import exit_code
     from loadgen.answers.run import run
     from loadgen.answers.text import render
     from loadgen.core.execution.probing import serving
@@ -94,9 +95,7 @@ def answers(
         except OSError as error:
             raise UserError("unwritable_file", f"cannot be written: {error.strerror}", f"--out {out}") from None
     print_answer(result, render(result, reasons), as_json=as_json)
-    if result.failed == len(asked):
-        return UNSOUND
-    return OK if loss is None or result.verdict else UNSOUND if result.verdict is None else SLO_MISSED
+    return exit_code(result)
 
 
 def other_endpoint(settings: Settings, url: str | None, model: str | None, key_file: Path | None) -> Settings | None:

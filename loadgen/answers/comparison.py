@@ -16,6 +16,7 @@ from loadgen.answers.scores import (
     against_each_other,
     against_reference,
 )
+from loadgen.core.errors import OK, SLO_MISSED, UNSOUND
 from loadgen.core.limits import FEWEST_ANSWERS
 from loadgen.core.stats.intervals import LEVEL, ratio, replications, unseen_share, wilson
 
@@ -98,6 +99,15 @@ class AnswersResult(msgspec.Struct, frozen=True, kw_only=True):
         if self.loss is None or not known or False in known:
             return False if self.loss is not None and False in known else None
         return None if None in known or self.failed else True
+
+
+def exit_code(result: AnswersResult) -> int:
+    """0, 1 beyond the loss that is allowed, 3 where that is undecided or nothing was answered."""
+    if result.failed == result.prompts:
+        return UNSOUND
+    if result.loss is None:
+        return OK
+    return UNSOUND if result.verdict is None else OK if result.verdict else SLO_MISSED
 
 
 def score(

@@ -33,6 +33,22 @@ def render(result: AnswersResult, reasons: Sequence[str] = ()) -> str:
     )
 
 
+def headline(result: AnswersResult) -> str:
+    """What came out, in one sentence."""
+    mark = "SIMULATED: " if result.simulated else ""
+    against = f", against {result.against_model} at {result.against}" if result.against else ""
+    asked = f"{format.counted(result.prompts, 'prompt')} of {result.dataset} to {result.model} at {result.url}{against}"
+    return f"{mark}{word(result)}: {asked}."
+
+
+def word(result: AnswersResult) -> str:
+    """The outcome in a few words: the verdict, or else the first score."""
+    if result.loss is not None:
+        return {True: "PASS", False: "FAIL", None: "UNDECIDED"}[result.verdict]
+    scores = result.parts[0].scores or result.parts[0].alike
+    return f"{NAMES[scores[0].metric]} {_score(scores[0])}" if scores else "nothing was scored"
+
+
 def _part(part: ScoredGroup, result: AnswersResult) -> Iterator[str]:
     if len(result.parts) > 1:
         yield f"class {part.group}" if part.group else "all prompts"

@@ -39,10 +39,10 @@ def save(
 
     Example: loadgen baseline save main results/qa-20261122-101500-1a2b
     """
-    from loadgen.core import run_folder
+    from loadgen import result_kinds
 
     folder = _folder(kept, name)
-    if not run_folder.is_run(result) and not run_folder.runs_in(result):
+    if not result.is_dir() or result_kinds.kind_of(result, "comparable") is None:
         raise UserError(
             "no_result", "neither a run nor a folder of repeats", str(result), "give what loadgen run -o wrote"
         )

@@ -27,7 +27,7 @@ def compare(
     results: Annotated[
         list[Path],
         typer.Argument(
-            help="Folders of runs, folders of repeats, or result files of other tools; the first is the base."
+            help="Folders of runs, repeats or searches, or result files of other tools; the first is the base."
         ),
     ],
     fail_on: FailOn = None,
@@ -49,7 +49,6 @@ def compare(
     """
     from loadgen.compare import comparison, inputs, thresholds
     from loadgen.compare import text as render_module
-    from loadgen.interop import reader
     from loadgen.present.junit import render
 
     if len(results) < 2:
@@ -61,7 +60,7 @@ def compare(
     level = _confidence(confidence)
     conditions = thresholds.parse_thresholds(fail_on or ())
     comparison_result = comparison.compare(
-        inputs.read_sides(results, reader.read_result),
+        inputs.read_sides(results),
         also=[condition.metric for condition in conditions],
         confidence=level,
         anyway=anyway,

@@ -13,20 +13,20 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from loadgen.compare import block_errors
 from loadgen.compare.block_errors import Known
 from loadgen.core import format
 from loadgen.core.limits import CACHED_SHARE
 from loadgen.core.metrics import outcomes
-from loadgen.core.metrics.columns import OK, Columns, is_measured, of_class, step_of
+from loadgen.core.metrics.columns import OK, of_class, step_of
 from loadgen.core.metrics.reasons import STATES
 from loadgen.core.metrics.registry import SHARES, SHOWN, Metric, figure, metric
 from loadgen.core.metrics.summary import ClassSummary, StepSummary, Summary
-from loadgen.core.results.manifest import Header, ReasonCode, StepPlan, TargetFacts
+from loadgen.core.results.manifest import ReasonCode, StepPlan
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import LEVEL
+from loadgen.runs.compared import ComparedRun, Side
 
 UNLIKE = "not the same work"
 POWER = 0.9  # probability of finding the smallest detectable change
@@ -37,34 +37,6 @@ Word = Literal["better", "worse", "these two runs differ", "no difference seen",
 
 TOLD = ("tokens.output_per_s", "load.completed_rps")
 """Further metrics, when a side is the figures of another tool."""
-
-
-class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run: its summary, and its rows if they were kept (`record.ROW`, all stages)."""
-
-    name: str
-    summary: Summary
-    header: Header | None = None
-    rows: NDArray[np.void] | None = None
-
-    @property
-    def targets(self) -> tuple[TargetFacts, ...]:
-        return tuple(part.target for part in self.summary.targets) or (self.summary.target,)
-
-    def measured(self) -> Columns | None:
-        """The rows of measured stages as columns; None without rows."""
-        if self.rows is None or self.header is None:
-            return None
-        return Columns(self.rows, is_measured(self.header, self.rows))
-
-
-class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One side of a comparison: a run, repeats of it, or the figures that another tool reported (`told`, by path)."""
-
-    name: str
-    runs: tuple[ComparedRun, ...] = ()
-    told: dict[str, float] = {}
-    notes: tuple[str, ...] = ()
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):

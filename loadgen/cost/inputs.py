@@ -1,4 +1,4 @@
-"""Reads folders of finished results as evidence: `summary.json`, `capacity.json`, the scenario in `mlperf.json`.
+"""Reads folders of finished results as evidence: the summaries of their runs, and what their kinds say that they held.
 
 Refuses a measurement that is not valid unless the caller allows it.
 """
@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
+from loadgen import result_kinds
 from loadgen.core import format
 from loadgen.core.errors import UNSOUND, Fault, Faults, UserError, collecting, of_reading
-from loadgen.core.metrics.summary import Summary, load_summary
+from loadgen.core.metrics.summary import FILE, Summary, load_summary
 from loadgen.core.results import capacity
 from loadgen.core.workload.messages import locate
 from loadgen.core.workload.yaml_marks import read_yaml, where
 from loadgen.pricing.evidence import Evidence
+from loadgen.result_kinds import HeldLoad
 
 
 class UnsoundEvidence(Fault):
@@ -43,9 +43,9 @@ def read_evidence(folders: Sequence[Path], *, allow_invalid: bool = False) -> tu
 
 
 def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
-    if (folder / capacity.FILE).is_file():
+    held: HeldLoad = result_kinds.ask(folder, "held") or HeldLoad()
+    if (stored_capacity := held.capacity) is not None:
         file = folder / capacity.FILE
-        stored_capacity = capacity.load_capacity(_bytes(file), str(file))
         if stored_capacity.unfinished:
             _refuse_unfinished(stored_capacity, file, allowed=allow_invalid)
         run = folder / stored_capacity.evidence
@@ -64,15 +64,16 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
         lowered = said if shown.rate_per_s < said * (1 - SAME_RATE) else None
         one = (summary,)
         return Evidence(name=name, folder=str(folder), summaries=one, capacity=shown, lowered_from_per_s=lowered)
-    if (folder / "summary.json").is_file():
+    runs: list[Path] = result_kinds.ask(folder, "runs") or []
+    run_folders = sorted(run for run in runs if (run / FILE).is_file())
+    if run_folders == [folder]:
         summary = _summary(folder, allow_invalid)
         return Evidence(name=name, folder=str(folder), summaries=(summary,), at_once=_at_once(folder, summary))
-    run_folders = sorted(path.parent for path in folder.glob("*/summary.json"))
     if not run_folders:
         if not folder.is_dir():
             raise UserError("missing_file", "no such folder", str(folder), "give the folder that a run has written")
         hint = "give the folder that a run has written"
-        if (folder / "run.json").is_file():  # killed before its end
+        if runs == [folder]:  # killed before its end
             hint = f"loadgen report {folder} --json > {folder}/summary.json makes it of the rows that are there"
         raise UserError("no_result", "no summary.json here", str(folder), hint)
     summaries = _repeats(folder, run_folders, allow_invalid)
@@ -123,25 +124,11 @@ def _offered(summary: Summary, stored_capacity: capacity.Capacity) -> float | No
     return offered * summary.sessions.count / summary.requests.decided
 
 
-class _Scenario(msgspec.Struct):
-    """The one field of `mlperf.json` that is read here."""
-
-    scenario: str = ""
-
-
 def _at_once(folder: Path, summary: Summary) -> bool:
-    """Whether this is an Offline run, or one whose requests were all due at once.
-
-    Over HTTP an Offline query is sent by lanes, which the summary alone does not tell from a closed loop.
-    """
-    file = folder / "mlperf.json"
-    if file.is_file():
-        try:
-            return msgspec.json.decode(_bytes(file), type=_Scenario).scenario == "offline"
-        except (ValueError, RecursionError) as error:
-            raise UserError(
-                "damaged_file", f"a damaged result: {error}", str(file), "loadgen mlperf writes it"
-            ) from None
+    """Whether this is an Offline run, or one whose requests were all due at once."""
+    held: HeldLoad = result_kinds.ask(folder, "held") or HeldLoad()
+    if held.at_once is not None:
+        return held.at_once
     return not summary.window.steady.duration_s and summary.load.offered_rps is None
 
 
@@ -166,7 +153,7 @@ def _repeats(folder: Path, runs: Sequence[Path], allow_invalid: bool) -> tuple[S
 
 def _summary(folder: Path, allow_invalid: bool, why: str = "") -> Summary:
     """The summary of a run. Raises Faults: no ok request, tokens not counted, UnsoundEvidence if not valid."""
-    file = folder / "summary.json"
+    file = folder / FILE
     if not file.is_file():
         raise UserError(
             "no_result", "no summary.json here", str(folder), why or "give the folder that a run has written"

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from loadgen.answers import folder as answers
+from loadgen import plugins
 from loadgen.core import format
 from loadgen.core.errors import UserError
 from loadgen.core.execution.run_header import version
@@ -26,7 +26,6 @@ from loadgen.core.results.record import SCHEMA_MINOR
 from loadgen.evidence import archive, remake, signature
 from loadgen.evidence.archive import MANIFEST, RESULT, SIGNATURE, SUMS, Manifest
 from loadgen.evidence.differences import Mismatch, MismatchCode, compare
-from loadgen.mlperf import run as mlperf
 from loadgen.present.table import wrapped
 
 INDENT = 12
@@ -105,12 +104,12 @@ def bundle(folder: Path, out: Path, *, key: Path | None = None, content: bool = 
     left_out: dict[str, str] = {}
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = file.relative_to(folder).as_posix()
-        if why := _left_out(file, kind, content):
+        if why := _left_out(file, content):
             left_out[name] = why
         else:
             files[f"{RESULT}/{name}"] = file
     manifest = Manifest(
-        kind=kind,
+        kind=kind.bundled_as or kind.name,
         name=folder.resolve().name,
         made=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         version=version(),
@@ -145,10 +144,10 @@ def _changed(folder: Path) -> dict[str, str]:
     }
 
 
-def _left_out(file: Path, kind: str, content: bool) -> str:
-    if file.name in (mlperf.REQUESTS, answers.TEXTS) and not content:
+def _left_out(file: Path, content: bool) -> str:
+    if remake.is_text(file) and not content:
         return PROMPTS
-    return PAGES if file.name == "report.html" and kind != "sweep" else ""
+    return PAGES if remake.is_page(file) else ""
 
 
 def _sha256(content: Path | bytes) -> str:
@@ -163,7 +162,7 @@ def _sha256(content: Path | bytes) -> str:
 
 def verify(path: Path, *, signed_by: Path | None = None) -> Verification:
     """Check a bundle. Raises UserError for what is none, and for one of a newer version."""
-    with tempfile.TemporaryDirectory(prefix="loadgen-verify-") as scratch:
+    with plugins.none(), tempfile.TemporaryDirectory(prefix="loadgen-verify-") as scratch:
         root = Path(scratch)
         manifest = archive.unpack(path, root)
         if manifest.definitions > SCHEMA_MINOR:
@@ -174,7 +173,8 @@ def verify(path: Path, *, signed_by: Path | None = None) -> Verification:
         differences = _hashes(root)
         state, signer = _signature(root, signed_by)
         folder = root / RESULT
-        for name, again in (("kind", remake.kind_of(folder)), ("definitions", _definitions(folder))):
+        kind = remake.kind_of(folder)
+        for name, again in (("kind", kind.bundled_as or kind.name), ("definitions", _definitions(folder))):
             if (stored := getattr(manifest, name)) != again:
                 differences.append(Mismatch(file=MANIFEST, at=name, stored=str(stored), again=str(again)))
         made, not_made, found = _again(folder, manifest)

@@ -21,6 +21,16 @@ from loadgen.mlperf.loadgen_log import as_result
 __all__ = ["COUNTS", "WITH_FIRST", "ForeignResult", "parse_result", "read_result"]
 
 
+LEFT_BY_TOOLS = (
+    "profile_export_aiperf.json",
+    "benchmarks.json",
+    "summary_lifecycle_metrics.json",
+    "result_summary.json",
+    "mlperf_log_summary.txt",
+)
+"""Names of result files of other tools; a folder with one of them is a result of that tool."""
+
+
 def read_result(path: Path) -> ForeignResult:
     """The result in a file. Raises UserError for a file that cannot be read or that no known tool has written."""
     try:

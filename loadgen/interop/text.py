@@ -1,10 +1,12 @@
-"""A result file of another tool as text and as a page, under that tool's own names and definitions. Pure."""
+"""A result file of another tool as text and as a page, under that tool's own names and definitions; and on the page of
+a run of ours, what others would have reported of it. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from loadgen.core import format
+from loadgen.interop.other_definitions import ToolFigures
 from loadgen.interop.reader import ForeignResult
 from loadgen.present import page, table
 from loadgen.present.table import wrapped
@@ -62,3 +64,17 @@ def render_html(result: ForeignResult) -> str:
     sheet.say(f"How it counts: {result.counts}.")
     sheet.listed(result.notes)
     return sheet.render()
+
+
+def of_our_run(sheet: page.Page, others: Sequence[ToolFigures]) -> None:
+    """The part of the page of a run: the same records by the definitions of other tools."""
+    sheet.section("How other tools would have reported this very run", id="others")
+    sheet.say(
+        "The same records, put through the definitions of other tools. Where a figure differs from ours, the "
+        "definition does, not the server. What a tool cannot know or does not report is a dash."
+    )
+    head = ("", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "ITL p50", "ITL p99", "E2E p50", "E2E p99")
+    rows = [(other.tool, *(format.milliseconds(one) for pair in other.figures for one in pair)) for other in others]
+    sheet.table(head, rows)
+    with sheet.details("What each of them counts"):
+        sheet.table(("tool", "counts"), [(other.tool, other.counts) for other in others], "words")

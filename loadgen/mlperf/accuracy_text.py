@@ -49,6 +49,18 @@ def _lines(result: AccuracyResult, reasons: Sequence[str]) -> Iterator[str]:
         yield f"{tier * 100:g} % of the reference: {_verdict(result, tier)}"
 
 
+def headline(result: AccuracyResult) -> str:
+    """What came out, in one sentence."""
+    mark = "SIMULATED: " if result.simulated else ""
+    what = f"MLPerf-style (unofficial) accuracy of {result.benchmark}, round {result.round}, by {result.model}"
+    return f"{mark}{what}: {word(result)}."
+
+
+def word(result: AccuracyResult) -> str:
+    """The outcome of the highest tier in a few words."""
+    return f"{TIERS[0] * 100:g} % {_verdict(result, TIERS[0])}"
+
+
 def _row(mean: AccuracyMean, targets: Sequence[AccuracyTarget]) -> list[str]:
     interval = format.NONE if mean.low is None or mean.high is None else f"{mean.low:.4f} to {mean.high:.4f}"
     return [NAMES[mean.metric], f"{mean.mean:.4f}", interval, *(_bound(mean.metric, targets, tier) for tier in TIERS)]

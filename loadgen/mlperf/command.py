@@ -458,10 +458,11 @@ def _find_peak(load: _Load, folder: Path, qps: float | None, longer: float, run_
 
 def _print(result: Any, folder: Path, gpus: int | None, as_json: bool, sound: bool = True, summary: Any = None) -> int:
     from loadgen.mlperf import text
+    from loadgen.mlperf.run import RESULT
     from loadgen.runs.text import parts
 
     if as_json:
-        sys.stdout.write((folder / "mlperf.json").read_text())
+        sys.stdout.write((folder / RESULT).read_text())
     else:
         print(text.render(result, gpus=gpus, parts=() if summary is None else parts(summary)), end="")
         say(f"results in {folder}, with LoadGen's log files")

@@ -6,7 +6,8 @@ Text and page take tokens/s from one place (`rates`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from loadgen.core import format
@@ -14,8 +15,10 @@ from loadgen.core.metrics import blocks
 from loadgen.core.slo import promise
 from loadgen.core.stats.loadgen_spread import PERCENTILES
 from loadgen.mlperf.log_files import checker_text
-from loadgen.mlperf.result import MlperfResult
-from loadgen.present import table
+from loadgen.mlperf.result import DISCLOSURE, MlperfResult
+from loadgen.present import page, table
+from loadgen.present.additions import Addition
+from loadgen.present.page import Number, Page
 from loadgen.present.table import wrapped
 
 INDENT = " " * 11
@@ -150,3 +153,72 @@ def _latencies(result: MlperfResult) -> list[str]:
             values = (*spread.percentiles, spread.mean, spread.max)
             rows.append((name, *(format.NONE if value is None else f"{value / 1e6:,.3f}" for value in values)))
     return table.text(head, rows)
+
+
+# -- on the page of a run, and on that of a search for a peak ----------------------------------------------------------
+
+
+def mark(disclosure: str = DISCLOSURE) -> tuple[str, str]:
+    """The disclosure as a mark for the top of a page."""
+    word, _, meaning = disclosure.partition(": ")
+    return word, meaning
+
+
+def addition(result: MlperfResult, gpus: int | None) -> Addition:
+    """What the result adds to the run, or to the search, whose folder it is in."""
+    tokens, _ = rates(result, gpus)
+    said = ", ".join(filter(None, (f"{tokens.value} output tokens/s {tokens.window}", tokens.per_gpu)))
+    return Addition(
+        text="\n" + render(result, gpus=gpus),
+        marks=(mark(result.disclosure),),
+        sentence=sentence(result),
+        good=result.valid,
+        numbers=lambda numbers: tuple(_with_rates(numbers, result, gpus)),
+        figures=f"{said}.",
+        section=partial(section, result=result),
+    )
+
+
+def render_html(result: MlperfResult) -> str:
+    """The page of a result without a run of its own: the official LoadGen has issued its queries."""
+    sheet = page.Page(f"mlperf-{result.benchmark}-{result.scenario}", "loadgen report of an MLPerf-style result")
+    if result.simulated:
+        sheet.mark("SIMULATED", "a model of a server answered: nothing here was measured on hardware")
+    sheet.mark(*mark(result.disclosure))
+    sheet.heading(f"{result.scenario.capitalize()} · {result.benchmark} · round {result.round}")
+    sheet.say(sentence(result), f"sentence {'good' if result.valid else 'bad'}")
+    section(sheet, result)
+    return sheet.render()
+
+
+def _with_rates(numbers: Sequence[Number], mlperf: MlperfResult, gpus: int | None) -> Iterator[Number]:
+    """The headline numbers with the rates that the MLPerf-style report prints: of LoadGen's windows."""
+    tokens, samples = rates(mlperf, gpus)
+    for number in numbers:
+        rate = {"Output tokens": tokens, "Completed": samples}.get(number.name)
+        if rate is None:
+            yield number
+        else:
+            beside = ", ".join(filter(None, (rate.per_gpu, rate.window)))
+            yield number._replace(value=rate.value, beside=beside)
+
+
+def section(sheet: Page, result: MlperfResult) -> None:
+    """The verdict of the rules with what it rests on: on the page of a run, and on that of a search for a peak."""
+    sheet.section("MLPerf-style result, unofficial", id="mlperf")
+    sheet.facts(
+        Result="VALID" if result.valid else "INVALID",
+        Test=f"{result.benchmark} {result.scenario}, round {result.round}",
+        Target_rate=f"{result.target_qps:,.6g}/s" if result.target_qps else "",
+        Data=result.dataset,
+        Queries=f"{format.count(result.queries)}, {format.count(result.resolved)} completed",
+        Whole_run=f"{format.quantity(result.whole_tokens_per_s, 4)} tokens/s until the last completion",
+    )
+    sheet.listed(reason.text for reason in result.reasons)
+    if result.checks:
+        sheet.add("<h3>Limits and early stopping</h3>")
+        sheet.table(*limits(result))
+    else:
+        sheet.say("Offline has no limit on latency, and so no early stopping.")
+    sheet.say(f"{checker_text(result)}.", "soft")
+    sheet.listed(result.notes)

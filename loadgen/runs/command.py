@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.repeats import Repetition
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.workload import Workload
+    from loadgen.present.additions import Addition
     from loadgen.runs.show import Show
 
 
@@ -81,12 +82,12 @@ def run(
         raise Faults(faults)
     from loadgen.core.execution.run import execute
     from loadgen.core.execution.steering import words
-    from loadgen.core.metrics.summary import dump_summary, exit_code
+    from loadgen.core.metrics.summary import exit_code
     from loadgen.core.metrics.validity import is_host_busy
+    from loadgen.core.run_folder import OpenedRun
     from loadgen.present.junit import render
-    from loadgen.runs import outcome, text
+    from loadgen.runs import kind, outcome, text
     from loadgen.runs.show import print_plans
-    from loadgen.search import adaptive_run, adaptive_text
 
     if dry_run:
         if how is not None:
@@ -98,19 +99,18 @@ def run(
     if steering is None:
         show.expect([*workloads.values()] * (1 if how is None else how.at_least), settings)
     given.make_room(settings.out)
-    found = None
+    added: tuple[Addition, ...] = ()
     if how is not None or len(workloads) > 1:
         named, whole = _several(given, workloads, settings, how, show, as_json=as_json)
     else:
         summary, folder = execute(next(iter(workloads.values())), settings, show.hear, steering=steering)
         named, whole = [(summary.run.workload, summary)], True
-        found = None if steering is None else adaptive_run.read(folder)
+        added = () if steering is None else kind.additions(folder, OpenedRun(summary, None))
         if as_json:
-            sys.stdout.buffer.write(dump_summary(summary) if found is None else adaptive_run.dump(found))
+            sys.stdout.buffer.write(kind.document(kind.StoredRun(folder, summary, None, added)))
         else:
-            print(text.render(summary, color=in_color()))
-            if found is not None:
-                print(adaptive_text.render(found))
+            below = "".join(one.text for one in added) or "\n"
+            print(text.render(summary, color=in_color()), end=below, flush=True)
             say(f"results in {folder}")
             if is_host_busy(summary.verdict):
                 say(next_step(given.arguments, settings))
@@ -119,8 +119,7 @@ def run(
     if github and page:
         write_file(Path(page), outcome.markdown(named), "--github", add=True)
     codes = [exit_code(summary, strict=strict) for _, summary in named]
-    if found is not None:
-        codes.append(of_adaptive.code(found, strict=strict))
+    codes += [one.code(strict) for one in added if one.code is not None]
     return max(codes) if whole else max(*codes, INTERRUPTED)
 
 
@@ -164,10 +163,9 @@ def _several(
     from loadgen.core.execution.repeats import repeat, seeded
     from loadgen.core.metrics.summary import dump_summary
     from loadgen.core.results import checksums
+    from loadgen.runs import levels_text, text
     from loadgen.runs import repeats_text as repeats_table
-    from loadgen.runs import text
-    from loadgen.search import sweep_text as sweep
-    from loadgen.search.sweep import curve
+    from loadgen.runs.levels import curve
 
     first = next(iter(workloads.values()))
     named: list[tuple[str, Summary]] = []
@@ -190,7 +188,7 @@ def _several(
                 documents = [dump_summary(summary).strip() for _, summary in named]
                 sys.stdout.buffer.write(b"[" + b",\n".join(documents) + b"]\n")
             else:  # the same table as `loadgen report` of the folder
-                print(sweep.render_text(curve(named)), end="", flush=True)
+                print(levels_text.render_text(curve(named)), end="", flush=True)
                 say(f"results in {parent}")
         else:
             whole = repeat(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from loadgen.core import format
@@ -25,19 +25,14 @@ from loadgen.core.results.manifest import Header
 from loadgen.core.server_metrics import series
 from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.stats.quantiles import Distribution
-from loadgen.interop.other_definitions import ToolFigures
-from loadgen.mlperf import text as mlperf_text
-from loadgen.mlperf.log_files import checker_text
-from loadgen.mlperf.result import MlperfResult
 from loadgen.present import page
+from loadgen.present.additions import Addition
 from loadgen.runs import charts as run_charts
 from loadgen.runs import headline as run_headline
 from loadgen.runs import nodes, splits, stimulus
 from loadgen.runs.definitions import DEFINITIONS
 from loadgen.runs.page_data import Figures
 from loadgen.runs.text import energy_says, server_says
-from loadgen.search import adaptive_text
-from loadgen.search.adaptive import StoredAdaptive
 
 QUANTILES = ("p50", "p90", "p95", "p99", "p99_9")
 
@@ -46,24 +41,19 @@ def render(
     summary: Summary,
     header: Header | None = None,
     figures: Figures | None = None,
-    others: Sequence[ToolFigures] = (),
     said: Sequence[MetricSample] = (),
-    mlperf: MlperfResult | None = None,
-    adaptive: StoredAdaptive | None = None,
+    additions: Sequence[Addition] = (),
 ) -> str:
     """The text of the page. Without `header` and `figures` (when only a summary was kept), it has tables but no charts.
 
-    `others`: the figures that other tools would have reported for the same rows. `said`: samples of the servers' own
-    metrics during the run. `mlperf`: the result of an MLPerf-style run, whose rates stand on the first screen then.
-    `adaptive`: the steps of a load that found its own limit.
+    `said`: samples of the servers' own metrics during the run. `additions`: what others add to the page of the run.
     """
     run = summary.run
     sheet = page.Page(f"{run.workload or run.name}: {run.id}", f"loadgen {run.version} report")
-    _first_screen(sheet, summary, mlperf)
-    if mlperf is not None:
-        mlperf_section(sheet, mlperf)
-    if adaptive is not None:
-        adaptive_text.section(sheet, adaptive)
+    _first_screen(sheet, summary, additions)
+    for addition in additions:
+        if addition.section is not None:
+            addition.section(sheet)
     _latency(sheet, summary, figures)
     splits.section(sheet, summary, () if figures is None else run_charts.slow(figures, summary))
     if figures is not None:
@@ -76,28 +66,31 @@ def render(
     _errors(sheet, summary, figures)
     _stages_and_targets(sheet, summary)
     _client(sheet, summary, figures)
-    _other_tools(sheet, others)
+    for addition in additions:
+        if addition.appendix is not None:
+            addition.appendix(sheet)
     _definitions(sheet)
     _reproduction(sheet, summary, header)
     return sheet.render()
 
 
-def _first_screen(sheet: page.Page, summary: Summary, mlperf: MlperfResult | None) -> None:
+def _first_screen(sheet: page.Page, summary: Summary, additions: Sequence[Addition]) -> None:
     run, target, load = summary.run, summary.target, summary.load
     for note in run_headline.marks(summary):
         sheet.mark(*note)
-    if mlperf is not None:
-        word, _, disclosure = mlperf.disclosure.partition(": ")
-        sheet.mark(word, disclosure)
+    for word, meaning in (mark for addition in additions for mark in addition.marks):
+        sheet.mark(word, meaning)
     title = " · ".join(filter(None, (run.workload or run.name, target.model, load.arrival)))
     sheet.heading(title)
     doubtful = summary.goodput.undecided or bool(summary.verdict.caveats)
     kind = "bad" if not summary.verdict.valid or summary.goodput.met is False else "warn" if doubtful else "good"
     sheet.say(run_headline.sentence(summary), f"sentence {kind}")
-    numbers = run_headline.five(summary)
-    if mlperf is not None:
-        sheet.say(mlperf_text.sentence(mlperf), f"sentence {'good' if mlperf.valid else 'bad'}")
-        numbers = tuple(_with_rates(numbers, mlperf, target.gpus))
+    numbers: Sequence[page.Number] = run_headline.five(summary)
+    for addition in additions:
+        if addition.sentence:
+            sheet.say(addition.sentence, f"sentence {'good' if addition.good else 'bad'}")
+        if addition.numbers is not None:
+            numbers = addition.numbers(numbers)
     sheet.tiles(numbers)
     gpus = "" if target.gpus is None else format.counted(target.gpus, "GPU")
     window = summary.window
@@ -120,39 +113,6 @@ def _first_screen(sheet: page.Page, summary: Summary, mlperf: MlperfResult | Non
     if summary.verdict.warnings:
         sheet.add('<h3 class="warn">Warnings</h3>')
         sheet.listed(summary.verdict.warnings)
-
-
-def _with_rates(numbers: Sequence[page.Number], mlperf: MlperfResult, gpus: int | None) -> Iterator[page.Number]:
-    """The headline numbers with the rates that the MLPerf-style report prints: of LoadGen's windows."""
-    tokens, samples = mlperf_text.rates(mlperf, gpus)
-    for number in numbers:
-        rate = {"Output tokens": tokens, "Completed": samples}.get(number.name)
-        if rate is None:
-            yield number
-        else:
-            beside = ", ".join(filter(None, (rate.per_gpu, rate.window)))
-            yield number._replace(value=rate.value, beside=beside)
-
-
-def mlperf_section(sheet: page.Page, result: MlperfResult) -> None:
-    """The verdict of the rules with what it rests on: on the page of a run, and on that of a search for a peak."""
-    sheet.section("MLPerf-style result, unofficial", id="mlperf")
-    sheet.facts(
-        Result="VALID" if result.valid else "INVALID",
-        Test=f"{result.benchmark} {result.scenario}, round {result.round}",
-        Target_rate=f"{result.target_qps:,.6g}/s" if result.target_qps else "",
-        Data=result.dataset,
-        Queries=f"{format.count(result.queries)}, {format.count(result.resolved)} completed",
-        Whole_run=f"{format.quantity(result.whole_tokens_per_s, 4)} tokens/s until the last completion",
-    )
-    sheet.listed(reason.text for reason in result.reasons)
-    if result.checks:
-        sheet.add("<h3>Limits and early stopping</h3>")
-        sheet.table(*mlperf_text.limits(result))
-    else:
-        sheet.say("Offline has no limit on latency, and so no early stopping.")
-    sheet.say(f"{checker_text(result)}.", "soft")
-    sheet.listed(result.notes)
 
 
 def _lasted(duration_s: float | None, suffix: str = "") -> str:
@@ -372,21 +332,6 @@ def _client(sheet: page.Page, summary: Summary, figures: Figures | None) -> None
     _distributions(sheet, rows)
     if figures is not None:
         sheet.charts(run_charts.client(figures, summary))
-
-
-def _other_tools(sheet: page.Page, others: Sequence[ToolFigures]) -> None:
-    if not others:
-        return
-    sheet.section("How other tools would have reported this very run", id="others")
-    sheet.say(
-        "The same records, put through the definitions of other tools. Where a figure differs from ours, the "
-        "definition does, not the server. What a tool cannot know or does not report is a dash."
-    )
-    head = ("", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "ITL p50", "ITL p99", "E2E p50", "E2E p99")
-    rows = [(other.tool, *(format.milliseconds(one) for pair in other.figures for one in pair)) for other in others]
-    sheet.table(head, rows)
-    with sheet.details("What each of them counts"):
-        sheet.table(("tool", "counts"), [(other.tool, other.counts) for other in others], "words")
 
 
 def _definitions(sheet: page.Page) -> None:

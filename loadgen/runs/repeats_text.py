@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from loadgen.core import format
 from loadgen.core.metrics.registry import SHARES
-from loadgen.core.metrics.repeats import RepeatedFigure, RepeatSummary
+from loadgen.core.metrics.repeats import TIGHT, RepeatedFigure, RepeatSummary
 from loadgen.present import table
 from loadgen.present.table import wrapped
 
@@ -15,8 +15,20 @@ MOST_COLUMNS = 5  # runs beside each other; of more only the least and the most
 
 def render_text(repeats: RepeatSummary) -> str:
     """The table of the runs, ending in a newline."""
-    count = len(repeats.runs)
-    several = count > MOST_COLUMNS
+    head, rows = figures_table(repeats)
+    lines = [f"{format.counted(len(repeats.runs), 'run')} of one load{' (SIMULATED)' if repeats.simulated else ''}"]
+    lines += table.text(head, rows)
+    if not repeats.valid:
+        lines += wrapped(NOT_VALID)
+    return "\n".join([*lines, *wrapped(legend(repeats))]) + "\n"
+
+
+NOT_VALID = "Not every run is valid: these means say nothing certain."
+
+
+def figures_table(repeats: RepeatSummary) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Head and rows: one for each figure."""
+    several = len(repeats.runs) > MOST_COLUMNS
     columns = ("least", "most") if several else repeats.runs
     head = ("", "mean", f"{repeats.confidence:.0%} interval", "spread", *columns)
     rows = []
@@ -25,21 +37,54 @@ def render_text(repeats: RepeatSummary) -> str:
         rows.append(
             (
                 f"{one.name}, {one.unit}" if one.unit else one.name,
-                _value(one, one.mean),
-                format.NONE if one.low is None else f"{_value(one, one.low)} to {_value(one, one.high)}",
+                value_words(one, one.mean),
+                interval_words(one) or format.NONE,
                 _spread(one),
-                *(_value(one, value) for value in values),
+                *(value_words(one, value) for value in values),
             )
         )
-    lines = [f"{format.counted(count, 'run')} of one load{' (SIMULATED)' if repeats.simulated else ''}"]
-    lines += table.text(head, rows)
-    if not repeats.valid:
-        lines += wrapped("Not every run is valid: these means say nothing certain.")
-    return "\n".join([*lines, *wrapped(_legend(repeats))]) + "\n"
+    return head, rows
+
+
+def interval_words(one: RepeatedFigure) -> str:
+    return "" if one.low is None else f"{value_words(one, one.low)} to {value_words(one, one.high)}"
+
+
+def headline(repeats: RepeatSummary) -> str:
+    """The figures that repeats are taken for, in one sentence."""
+    known = (
+        f"{one.name} {value_words(one, one.mean)} {one.unit}".rstrip() + _bounds(one) for one in main_figures(repeats)
+    )
+    mark = "SIMULATED: " if repeats.simulated else "" if repeats.valid else "NOT VALID: "
+    return f"{mark}{format.counted(len(repeats.runs), 'run')} of one load: {', '.join(known) or 'no figure of all'}."
+
+
+def _bounds(one: RepeatedFigure) -> str:
+    return f" ({interval_words(one)})" if one.low is not None else ""
+
+
+def main_figures(repeats: RepeatSummary) -> Iterator[RepeatedFigure]:
+    return (one for one in repeats.figures if one.metric in TIGHT)
+
+
+def headline_of_levels(levels: Sequence[tuple[str, RepeatSummary]]) -> str:
+    """What was repeated, in one sentence."""
+    mark = "SIMULATED: " if any(one.simulated for _, one in levels) else ""
+    most = max((len(one.runs) for _, one in levels), default=0)
+    return f"{mark}a sweep of {format.counted(len(levels), 'level')}, up to {most} times: {', '.join(dict(levels))}."
 
 
 def render_levels(levels: Sequence[tuple[str, RepeatSummary]]) -> str:
     """The levels of a sweep that was repeated: each figure as its mean with half its interval, ending in a newline."""
+    lines = table.text(*levels_table(levels), left=0)
+    simulated = any(repeats.simulated for _, repeats in levels)
+    return "\n".join([*(["SIMULATED, not a real server"] if simulated else []), *lines, OF_LEVELS]) + "\n"
+
+
+OF_LEVELS = "latencies in ms; the mean of the runs, and half its 95 % interval by the spread between them"
+
+
+def levels_table(levels: Sequence[tuple[str, RepeatSummary]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     paths = ("tokens.steady_output_per_s", "ttft_ms.p50", "ttft_ms.p99", "tpot_ms.p50", "tpot_ms.p99", "e2e_ms.p50")
     head = ("level", "runs", "tokens/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "E2E p50")
     rows: list[tuple[str, ...]] = []
@@ -47,20 +92,17 @@ def render_levels(levels: Sequence[tuple[str, RepeatSummary]]) -> str:
         figures = {one.metric: one for one in repeats.figures}
         cells = (_with_half(figures.get(path)) for path in paths)
         rows.append((name, f"{len(repeats.runs)}{'' if repeats.valid else ' (not valid)'}", *cells))
-    lines = table.text(head, rows, left=0)
-    legend = "latencies in ms; the mean of the runs, and half its 95 % interval by the spread between them"
-    simulated = any(repeats.simulated for _, repeats in levels)
-    return "\n".join([*(["SIMULATED, not a real server"] if simulated else []), *lines, legend]) + "\n"
+    return head, rows
 
 
 def _with_half(one: RepeatedFigure | None) -> str:
     if one is None:
         return format.NONE
     half = "" if one.half_width is None else f" ±{one.half_width * 100:.1f} %"
-    return f"{_value(one, one.mean)}{half}"
+    return f"{value_words(one, one.mean)}{half}"
 
 
-def _legend(repeats: RepeatSummary) -> str:
+def legend(repeats: RepeatSummary) -> str:
     if len(repeats.runs) < 2:
         return "One run has no spread between runs, and no interval that holds for another start of the server."
     text = "Interval: of the mean, by Student's t from the spread between runs (standard deviation). "
@@ -72,7 +114,7 @@ def _legend(repeats: RepeatSummary) -> str:
     return text
 
 
-def _value(one: RepeatedFigure, value: float | None) -> str:
+def value_words(one: RepeatedFigure, value: float | None) -> str:
     return format.percent(value) if one.metric in SHARES else format.quantity(value)
 
 

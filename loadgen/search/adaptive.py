@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
+from loadgen.core.errors import OK, SLO_MISSED, UNSOUND
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import outcomes, sustainable
@@ -67,6 +68,16 @@ class StoredAdaptive(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def unit(self) -> str:
         return "/s" if self.plan.over == "rate" else " in flight"
+
+
+def exit_code(stored: StoredAdaptive, *, strict: bool) -> int:
+    """The exit code of what was found, beside that of the summary: 1 where no load was sustained."""
+    answer = stored.answer
+    if answer.reason == "invalid":
+        return UNSOUND
+    if answer.steady is not None and answer.sustained is None:
+        return UNSOUND if strict else OK
+    return OK if answer.sustained else SLO_MISSED
 
 
 class _Judged(NamedTuple):

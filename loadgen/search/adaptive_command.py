@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loadgen.core import errors, units
+from loadgen.core import units
 from loadgen.core.errors import Fault, Faults, UserError, collecting
 from loadgen.core.execution.options import COMMAND_OPTIONS, typed
 from loadgen.shell.options import Given
@@ -15,7 +15,6 @@ from loadgen.shell.options import Given
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
     from loadgen.core.workload import Workload
-    from loadgen.search.adaptive import StoredAdaptive
     from loadgen.search.adaptive_run import AdaptiveSteering
 
 PANEL = "Adaptive"
@@ -146,13 +145,3 @@ def _of_own_kind(given: Given, name: str | None) -> dict[str, Any]:
 
 def _flag(name: str) -> str:
     return COMMAND_OPTIONS[name].names[0]
-
-
-def code(stored: StoredAdaptive, *, strict: bool) -> int:
-    """The exit code of what was found, beside that of the summary: 1 where no load was sustained."""
-    answer = stored.answer
-    if answer.reason == "invalid":
-        return errors.UNSOUND
-    if answer.steady is not None and answer.sustained is None:
-        return errors.UNSOUND if strict else errors.OK
-    return errors.OK if answer.sustained else errors.SLO_MISSED

@@ -12,7 +12,7 @@ from loadgen.core.errors import Fault, UserError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.results import capacity, checksums, store
 from loadgen.core.results.capacity import Capacity
-from loadgen.core.results.manifest import AdaptivePlan, Header
+from loadgen.core.results.manifest import AdaptivePlan, Header, decode
 from loadgen.core.slo import Slo
 from loadgen.core.workload import Closed, Poisson, Workload
 from loadgen.search import experiment
@@ -94,12 +94,12 @@ def faults(workload: Workload, settings: Settings) -> list[Fault]:
 
 def read(folder: Path) -> StoredAdaptive | None:
     """What an adaptive run found, made again from its records; None of another run."""
-    if not (folder / "run.json").is_file():
+    file = folder / "run.json"
+    if not file.is_file() or decode(file.read_bytes(), str(file)).adaptive is None:
         return None
     stored = store.read_run(folder)
     header = stored.header
-    if header.adaptive is None:
-        return None
+    assert header.adaptive is not None
     goal = Goal(slo=header.slo or Slo(terms=()))
     controller = Adaptive(goal, header.adaptive, round((header.grace_s or 0) * 1e9))
     replayed(controller, header.stages, stored.rows, interrupted=header.state != "finished")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from loadgen.core import format
 from loadgen.present import table
+from loadgen.present.additions import Addition
 from loadgen.present.page import Axis, Band, Chart, Mark, Page, Series
 from loadgen.present.table import wrapped
 from loadgen.search import text as words
-from loadgen.search.adaptive import AdaptiveStep, StoredAdaptive
+from loadgen.search.adaptive import AdaptiveStep, StoredAdaptive, exit_code
 
 INDENT = " " * 11
 KINDS = {"bracket": "grows", "probe": "narrows", "confirm": "confirms", "sustain": "sustains"}
@@ -109,6 +111,16 @@ def _lines(found: StoredAdaptive) -> Iterator[str]:
         )
     if ending := ENDINGS.get(found.answer.reason, found.answer.reason):
         yield from wrapped(f"Ended      {ending}", rest=INDENT)
+
+
+def addition(found: StoredAdaptive) -> Addition:
+    """What the steps add to the run that they are of. `adaptive.json` is the document of such a run."""
+    return Addition(
+        text=f"\n{render(found)}\n",
+        section=partial(section, found=found),
+        document=format.document(found),
+        code=lambda strict: exit_code(found, strict=strict),
+    )
 
 
 def section(sheet: Page, found: StoredAdaptive) -> None:

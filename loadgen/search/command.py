@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loadgen.core import errors, format, units
+from loadgen.core import format, units
 from loadgen.core.errors import Fault, Faults, TargetError, UserError, collecting
 from loadgen.core.execution.options import typed
 from loadgen.shell.options import Given, OneWorkload, new_folder, takes, typed_again
@@ -233,7 +233,7 @@ def perform(
     """
     from loadgen.search import experiment
     from loadgen.search import text as report
-    from loadgen.search.load_search import resume
+    from loadgen.search.load_search import exit_code, resume
     from loadgen.search.trials import Interrupted
 
     earlier_trials = experiment.begin(trial_runner.folder, plan)
@@ -255,7 +255,7 @@ def perform(
         probes = format.counted(left, "probe")
         say(f"expected: {probes} at most, of {length} of load or less each: {format.duration(whole)} at most")
     trial_runner.tell = show.hear
-    trial_runner.go_on = resuming(trial_runner.folder, plan)
+    trial_runner.go_on = experiment.resuming(trial_runner.folder, plan)
     show.begin(load_search.most_probes - len(earlier_trials), at_most=True)
     try:
         while (ask := load_search.ask()) is not None:
@@ -276,42 +276,18 @@ def perform(
     if silent:
         say(f"search in {trial_runner.folder}: {report.ENDINGS.get(answer.reason, answer.reason)}")
     elif as_json:
-        sys.stdout.write((trial_runner.folder / "search.json").read_text())
+        sys.stdout.write((trial_runner.folder / experiment.ANSWER).read_text())
     else:
         if plan.metadata:
             print(f"metadata: {format.pairs(plan.metadata)}")
         print(report.render(answer, load_search.told, trial_runner.goal.names, unit=unit, simulated=simulated), end="")
         say(f"results in {trial_runner.folder}{_go_on(answer, trial_runner.folder, plan)}")
-    return code(answer)
+    return exit_code(answer)
 
 
 def _go_on(answer: SearchAnswer, folder: Path, plan: ExperimentPlan) -> str:
     """How to go on, where something is left to be done."""
-    from loadgen.search.experiment import going_on
+    from loadgen.search.experiment import going_on, resuming
 
     command = going_on(answer, resuming(folder, plan))
     return f"; go on with: {command}" if command else ""
-
-
-def resuming(folder: Path, plan: ExperimentPlan) -> str:
-    """The command that goes on with a search."""
-    is_mlperf = plan.command[1:2] == ("mlperf",)
-    begun_with = "the same command and"
-    if is_mlperf or plan.command[1:2] == ("search",):
-        begun_with = " ".join(plan.command[: 3 if is_mlperf else 2])
-    return f"{begun_with} --resume {folder}"
-
-
-def code(answer: SearchAnswer) -> int:
-    """The exit code of a search."""
-
-    endings: dict[str, Any] = {
-        "found": errors.OK,
-        "highest": errors.OK,
-        "invalid": errors.UNSOUND,
-        "gone": errors.UNSOUND,
-        "probes": errors.UNSOUND,
-        "time": errors.UNSOUND,
-        "interrupted": errors.INTERRUPTED,
-    }
-    return int(endings.get(answer.reason, errors.SLO_MISSED))

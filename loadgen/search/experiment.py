@@ -26,8 +26,9 @@ from loadgen.core.metrics.blocks import per_gpu
 from loadgen.core.results import capacity, checksums, store
 from loadgen.core.results.manifest import decoded, decoded_lines
 from loadgen.core.workload import Workload, request_fingerprint
-from loadgen.search import sweep
+from loadgen.runs import levels
 from loadgen.search.load_search import LoadSearch, SearchAnswer, SearchSettings, TrialResult, resume
+from loadgen.search.sweep import Kind
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
@@ -47,7 +48,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = SCHEMA
     by: Literal["search", "sweep"]
-    kind: sweep.Kind
+    kind: Kind
     workload: str
     source_text: str
     target: str
@@ -72,6 +73,16 @@ def begun_by(folder: Path) -> str:
         return ""
 
 
+def is_search(folder: Path) -> bool:
+    """Whether a folder with a plan is that of a search."""
+    return begun_by(folder) == "search"
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder with a plan is that of a sweep; a damaged plan is taken for one."""
+    return begun_by(folder) != "search"
+
+
 def seed_of(folder: Path, asked: int | None) -> int:
     """The seed of the experiment in `folder`: the one asked for, else the one it was begun with, else a fresh one."""
     if asked is None and (folder / PLAN).is_file():
@@ -93,6 +104,15 @@ class StoredSearch(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def names(self) -> tuple[str, ...]:
         return self.goal
+
+
+def resuming(folder: Path, plan: ExperimentPlan) -> str:
+    """The command that goes on with a search."""
+    is_mlperf = plan.command[1:2] == ("mlperf",)
+    begun_with = "the same command and"
+    if is_mlperf or plan.command[1:2] == ("search",):
+        begun_with = " ".join(plan.command[: 3 if is_mlperf else 2])
+    return f"{begun_with} --resume {folder}"
 
 
 def stored_search(folder: Path) -> StoredSearch | None:
@@ -276,11 +296,11 @@ STOPPED = "the search was stopped before it confirmed a load"
 NOTHING_HELD = "no load held, or none was confirmed"
 
 
-def swept(folder: Path, told: Sequence[TrialResult]) -> tuple[sweep.SweepCurve, list[TrialResult], SearchAnswer]:
+def swept(folder: Path, told: Sequence[TrialResult]) -> tuple[levels.SweepCurve, list[TrialResult], SearchAnswer]:
     """The curve of a sweep with at least one run, its results as the curve judges them, and the answer they give."""
-    table = sweep.curve([(run.name, run_folder.open_run(run).summary) for run in run_folder.runs_in(folder)])
+    table = levels.curve([(run.name, run_folder.open_run(run).summary) for run in run_folder.runs_in(folder)])
     # what the table says of a level is what the capacity is made from
-    outcomes = {level.name: sweep.outcome(level) for level in table.levels}
+    outcomes = {level.name: levels.outcome(level) for level in table.levels}
     judged = [
         msgspec.structs.replace(trial, outcome=outcomes.get(trial.folder, "invalid") if table.slo else trial.outcome)
         for trial in told
@@ -414,7 +434,7 @@ def curve(told: Sequence[TrialResult]) -> Iterator[str]:
         for result in told
         if result.outcome != "invalid"
     }
-    front = sweep.pareto(points)
+    front = levels.pareto(points)
     yield ",".join(("load", "offered", "outcome", "early", "seconds", *FIGURES, "pareto"))
     for result in sorted(told, key=lambda result: result.ask.load):
         cells: list[Any] = [result.ask.load, result.offered, result.outcome, int(result.early), result.spent_s]

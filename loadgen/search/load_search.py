@@ -17,6 +17,7 @@ from typing import Literal
 
 import msgspec
 
+from loadgen.core.errors import INTERRUPTED, OK, SLO_MISSED, UNSOUND
 from loadgen.core.stats.intervals import Interval
 from loadgen.search.belief import Belief
 from loadgen.search.watch import Outcome
@@ -102,6 +103,12 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     def rules_only(self) -> bool:
         """Whether a load was confirmed by the rules, and it is not shown that it can go on for ever."""
         return self.confirmed is not None and self.sustained is not True
+
+
+def exit_code(answer: SearchAnswer) -> int:
+    """The exit code of a search."""
+    unsound = dict.fromkeys(("invalid", "gone", "probes", "time"), UNSOUND)
+    return (unsound | {"found": OK, "highest": OK, "interrupted": INTERRUPTED}).get(answer.reason, SLO_MISSED)
 
 
 class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):

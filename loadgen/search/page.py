@@ -13,16 +13,14 @@ import msgspec
 
 from loadgen.core import format
 from loadgen.core.metrics.summary import Summary
-from loadgen.mlperf import text as mlperf_text
-from loadgen.mlperf.result import DISCLOSURE, MlperfResult
 from loadgen.present import page
+from loadgen.present.additions import Addition
 from loadgen.present.page import Axis, Band, Chart, Mark, Number, Series
-from loadgen.runs.page import mlperf_section
-from loadgen.search import sweep_text as sweep
+from loadgen.runs import levels_text
+from loadgen.runs.levels import curve
 from loadgen.search import text as words
 from loadgen.search.experiment import StoredSearch
 from loadgen.search.load_search import SearchAnswer, TrialResult
-from loadgen.search.sweep import curve
 
 OUTCOMES = {"under": ("held", "good"), "over": ("missed", "bad"), "invalid": ("not valid", "warn")}
 
@@ -33,33 +31,36 @@ def render(
     *,
     unit: str,
     evidence: str = "",
-    mlperf: MlperfResult | None = None,
+    additions: Sequence[Addition] = (),
 ) -> str:
-    """The text of the page. `named`: the runs of the trials by their folders; `evidence`: the one of the capacity."""
+    """The text of the page. `named`: the runs of the trials by their folders; `evidence`: the one of the capacity.
+
+    `additions`: what other results in the folder of the search add.
+    """
     answer, trials, summaries = search.answer, sorted(search.told, key=lambda trial: trial.ask.number), dict(named)
     levels = msgspec.structs.replace(curve(named), best=evidence)
     sheet = page.Page(f"{levels.workload}: search", f"loadgen {levels.version} report of a search")
     if search.simulated:
         sheet.mark("SIMULATED", "a model of a server answered: nothing here was measured on hardware")
-    if levels.workload.startswith("mlperf-"):  # also where no result was reached
-        word, _, disclosure = DISCLOSURE.partition(": ")
-        sheet.mark(word, disclosure)
+    for mark in (mark for addition in additions for mark in addition.marks):
+        sheet.mark(*mark)
     sheet.heading(" · ".join(filter(None, (levels.workload, levels.model, "highest load within the SLO"))))
     kind = "good" if answer.reason == "found" else "bad" if answer.reason == "none" else "warn"
     sheet.say(words.headline(answer, search.names, unit), f"sentence {kind}")
-    if mlperf is not None:
-        tokens, _ = mlperf_text.rates(mlperf, levels.gpus)
-        said = ", ".join(filter(None, (f"{tokens.value} output tokens/s {tokens.window}", tokens.per_gpu)))
-        sheet.say(f"{mlperf_text.sentence(mlperf)} {said}.", f"sentence {'good' if mlperf.valid else 'bad'}")
+    for addition in additions:
+        if addition.sentence:
+            said = f"{addition.sentence} {addition.figures}".rstrip()
+            sheet.say(said, f"sentence {'good' if addition.good else 'bad'}")
     sheet.tiles(list(_numbers(answer, trials, unit)))
     sheet.say("What limits it: " + (" ".join(_limit(trials, summaries)) or "no load of this search missed the SLO."))
-    sweep.facts(sheet, levels)
+    levels_text.facts(sheet, levels)
     if answer.interval is not None:
         sheet.say(f"What the interval covers: {words.covers(answer, search.simulated)}.", "soft")
     sheet.section("How the answer was confirmed", id="confirmed")
     sheet.listed(words.confirmation(answer, trials, unit) or [words.ENDINGS[answer.reason]])
-    if mlperf is not None:
-        mlperf_section(sheet, mlperf)
+    for addition in additions:
+        if addition.section is not None:
+            addition.section(sheet)
     sheet.section("Trials", id="trials")
     sheet.charts([_over_time(answer, trials, unit), *_terms(trials, summaries, unit)])
     head, rows = words.trial_table(trials)
@@ -71,7 +72,7 @@ def render(
     sheet.table((*head[:-1], "why"), table, "remarks")
     sheet.say(words.UNITS, "soft")
     with sheet.details("Throughput and latency of the trials"):
-        sheet.charts(sweep.charts(levels))
+        sheet.charts(levels_text.charts(levels))
     return sheet.render()
 
 

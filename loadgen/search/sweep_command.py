@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.repeats import Repetition
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.workload import Workload
+    from loadgen.runs.levels import SweepCurve
     from loadgen.runs.show import Show
-    from loadgen.search.sweep import Kind, SweepCurve
+    from loadgen.search.sweep import Kind
 
 KINDS = ("concurrency", "request_rate")
 PER_LANE = 5  # minimum requests per lane of a closed-loop level
@@ -52,9 +53,9 @@ def sweep(
     from loadgen.core import run_folder
     from loadgen.core.execution.folder_names import alone
     from loadgen.core.workload.overrides import of_the_load
+    from loadgen.runs import levels_text as sweep_report
     from loadgen.runs.show import print_plans
     from loadgen.search import sweep as levels
-    from loadgen.search import sweep_text as sweep_report
 
     concurrency, request_rate = given["concurrency"], given["request_rate"]
     kind: Kind = "concurrency" if concurrency is not None else "request_rate"
@@ -139,10 +140,11 @@ def _repeated(how: Repetition, asked: _Sweep, *, as_json: bool, strict: bool) ->
     from loadgen.core.metrics.repeats import FILE, summarize_repeats
     from loadgen.core.results import store
     from loadgen.runs import repeats_text as table
+    from loadgen.search import experiment
     from loadgen.search import sweep as levels
 
     parent = asked.folder
-    if (parent / "plan.json").is_file():
+    if (parent / experiment.PLAN).is_file():
         raise UserError(
             "mismatch", "the folder holds a sweep that is not repeated", f"--out {parent}", "give another --out"
         )
@@ -184,9 +186,10 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
     from loadgen.core import run_folder
     from loadgen.core.results import checksums, store
     from loadgen.core.slo import Slo
+    from loadgen.runs import levels_text as sweep_report
+    from loadgen.runs.levels import bound_why
     from loadgen.search import experiment, trials
     from loadgen.search import sweep as levels
-    from loadgen.search import sweep_text as sweep_report
     from loadgen.search.load_search import NextTrial
     from loadgen.search.watch import Goal
 
@@ -236,7 +239,7 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
     if not run_folder.runs_in(parent):
         return None, interrupted
     curve, judged, answer = experiment.swept(parent, trials_done)
-    experiment.finish(parent, judged, answer, workload=first_workload, bound_why=levels.bound_why(curve))
+    experiment.finish(parent, judged, answer, workload=first_workload, bound_why=bound_why(curve))
     store.replace(parent / "sweep.md", sweep_report.render_markdown(curve).encode(), shared=True)
     store.replace(parent / "report.html", sweep_report.render_html(curve).encode(), shared=True)
     checksums.write(parent)

@@ -18,9 +18,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import typer
 
+from loadgen import plugins, result_kinds
 from loadgen.core.errors import OK, Fault, UserError
-from loadgen.shell.report import open_result
-from loadgen.shell.results_list import kind_of, results_in
+from loadgen.viewer.results_list import kind_of, results_in
 
 if TYPE_CHECKING:
     from loadgen.pricing.prices import Prices
@@ -115,7 +115,8 @@ class _Handler(BaseHTTPRequestHandler):
         if page not in pages:
             return HTTPStatus.NOT_FOUND, "no such page\n"
         try:
-            return HTTPStatus.OK, pages[page](query)
+            with plugins.none():  # the folder may be somebody else's
+                return HTTPStatus.OK, pages[page](query)
         except Fault as fault:
             return HTTPStatus.OK, self._plain("Cannot be shown", str(fault))
 
@@ -153,21 +154,18 @@ class _Handler(BaseHTTPRequestHandler):
             raise UserError(
                 "ambiguous", "one result at a time", ", ".join(path.name for path in paths), "go back to the list"
             )
-        validation = paths[0] / "verdict.html"
-        if validation.is_file():
-            return validation.read_text("utf-8")
-        opened = open_result(paths[0], page=True)
-        return opened.page if opened.page is not None else self._plain(paths[0].name, opened.text)
+        opened = result_kinds.opened(paths[0])
+        page = opened.page
+        return page if page is not None else self._plain(paths[0].name, opened.text)
 
     def _compare(self, query: dict[str, list[str]]) -> str:
         from loadgen.compare import comparison, inputs
         from loadgen.compare.text import render_html
-        from loadgen.interop import reader
 
         paths = self._chosen(query)
         if len(paths) < 2:
             raise UserError("too_few", "fewer than two results are chosen", "compare", "tick two or more in the list")
-        return render_html(comparison.compare(inputs.read_sides(paths, reader.read_result), anyway=True))
+        return render_html(comparison.compare(inputs.read_sides(paths), anyway=True))
 
     def _live(self, query: dict[str, list[str]]) -> str:
         """A run that goes on, drawn as on its terminal."""

@@ -14,8 +14,8 @@ import msgspec
 from loadgen.core import format
 from loadgen.present import page, table
 from loadgen.present.page import COLORS, Axis, Band, Chart, Series
-from loadgen.search.sweep import SweepCurve, SweepLevel
-from loadgen.search.sweep_text import level_ms
+from loadgen.runs.levels import SweepCurve, SweepLevel
+from loadgen.runs.levels_text import level_ms
 
 MOST_CURVES = len(COLORS)
 HEIGHT = 420  # of a chart, in pixels
@@ -38,6 +38,9 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
     usd: dict[str, float] = {}
     page: str = ""
     going_on: bool = False
+    about: str = ""  # workload and model, where there is no curve; as are the next two
+    target: str = ""
+    simulated: bool = False
 
     @property
     def started(self) -> str:
@@ -67,7 +70,7 @@ def render(
     drawn = chosen(results, names)
     listed = [result for result in results if wanted.lower() in _searched(result)]
     sheet = page.Page(f"Results in {title}", f"loadgen {version}" + (" ui" if served else " report of a folder"))
-    if any(level.simulated for result in drawn for level in _levels(result)):
+    if any(level.simulated for result in drawn for level in _levels(result)) or any(one.simulated for one in listed):
         sheet.mark("SIMULATED", "some of these were answered by a model of a server: not hardware")
     sheet.heading(f"{title}: {format.counted(len(results), 'result')}")
     if not results:
@@ -87,7 +90,9 @@ def render(
 
 def _searched(result: StoredResult) -> str:
     curve = result.curve
-    facts = (curve.workload, curve.model, curve.target, curve.slo, curve.region) if curve is not None else ()
+    facts: tuple[str, ...] = (result.about, result.target)
+    if curve is not None:
+        facts = curve.workload, curve.model, curve.target, curve.slo, curve.region
     return " ".join((result.name, result.kind, result.word, *facts)).lower()
 
 
@@ -195,7 +200,8 @@ HEAD = (
 def _row(result: StoredResult) -> tuple[str, ...]:
     curve = result.curve
     if curve is None:
-        return (result.name, result.kind, "going on" if result.going_on else result.word, *("",) * (len(HEAD) - 3))
+        word = "going on" if result.going_on else result.word
+        return (result.name, result.kind, word, result.about, result.target, *("",) * (len(HEAD) - 5))
     best = next((level for level in curve.levels if level.name == curve.best), None)
     shown = best or max(curve.levels, key=lambda level: level.output_per_s or 0.0)
     return (

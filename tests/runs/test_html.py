@@ -21,22 +21,22 @@ from loadgen.core.metrics.summary import Summary, summarize
 from loadgen.core.results import store
 from loadgen.core.results.manifest import Fingerprints, Header, Host, StagePlan, TargetFacts
 from loadgen.core.results.spool import HEAT_EDGES_NS
-from loadgen.core.run_folder import with_server
+from loadgen.core.run_folder import OpenedRun, with_server
 from loadgen.core.server_metrics.series import FILE, UP, MetricSample
 from loadgen.core.stats.quantiles import Distribution, Histogram, support
-from loadgen.interop.other_definitions import reported
 from loadgen.present import page
 from loadgen.runs import (
     headline as run_headline,
+)
+from loadgen.runs import (
+    kind,
+    percentile_curves,
 )
 from loadgen.runs import (
     page as html,
 )
 from loadgen.runs import (
     page_data as run_data,
-)
-from loadgen.runs import (
-    percentile_curves,
 )
 from loadgen.shell.app import main
 
@@ -47,8 +47,8 @@ def page_of(folder: Path) -> str:
     stored = store.read_run(folder)
     summary = with_server(store.server(folder), summarize(*stored))
     made = run_data.figures(*stored, store.heat(folder), HEAT_EDGES_NS)
-    others = reported(summary, stored.header, stored.rows, stored.gaps)
-    return html.render(summary, stored.header, made, others, store.server(folder))
+    added = kind.additions(folder, OpenedRun(summary, stored))
+    return html.render(summary, stored.header, made, store.server(folder), added)
 
 
 def summary_of(found: np.ndarray, **changed: object) -> Summary:

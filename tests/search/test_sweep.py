@@ -14,15 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from queueing import rows
 
-from loadgen.compare import inputs
+from loadgen.core import run_folder
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results import capacity, store
 from loadgen.core.results.manifest import Fingerprints, StagePlan
+from loadgen.runs import levels
+from loadgen.runs import levels_text as shown
+from loadgen.runs.levels import SweepLevel
 from loadgen.search import experiment, sweep
-from loadgen.search import sweep_text as shown
 from loadgen.search.load_search import NextTrial, TrialResult
-from loadgen.search.sweep import SweepLevel
 from loadgen.shell.app import main
 
 pytestmark = pytest.mark.commands
@@ -110,17 +111,17 @@ def test_the_knee_is_where_throughput_over_latency_is_largest() -> None:
         level("c8", 400, 20),
         level("c16", 405, 40),
     ]
-    assert sweep.knee(curve) == "c4"
-    assert sweep.knee(curve[:3]) == "", "not reached yet"
-    assert sweep.knee(curve[:2]) == ""
+    assert levels.knee(curve) == "c4"
+    assert levels.knee(curve[:3]) == "", "not reached yet"
+    assert levels.knee(curve[:2]) == ""
     unsound = [msgspec.structs.replace(one, valid=one.name != "c4") for one in curve]
-    assert sweep.knee(unsound) == "c8" or sweep.knee(unsound) == "c2"
+    assert levels.knee(unsound) == "c8" or levels.knee(unsound) == "c2"
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=8))
 def test_the_front_is_what_nothing_beats(points: list[tuple[int, int]]) -> None:
     found = [level(f"c{i + 1}", float(x), 1.0, float(y)) for i, (x, y) in enumerate(points)]
-    front = sweep.pareto({one.name: (one.output_per_s, one.per_user) for one in found})
+    front = levels.pareto({one.name: (one.output_per_s, one.per_user) for one in found})
     assert front
     for one, (x, y) in zip(found, points, strict=True):
         beaten = any(a >= x and b >= y and (a > x or b > y) for a, b in points)
@@ -138,7 +139,7 @@ def several(folder: Path) -> Path:
 
 
 def test_a_folder_of_levels_is_a_curve(tmp_path: Path) -> None:
-    found = sweep.curve([(f.name, inputs.read_run(f).summary) for f in sorted(several(tmp_path).glob("*/"))])
+    found = levels.curve([(f.name, run_folder.open_run(f).summary) for f in sorted(several(tmp_path).glob("*/"))])
     assert [one.name for one in found.levels] == ["c4", "c8", "c16"], "in order of load, not of letters"
     assert [one.amount for one in found.levels] == [4, 8, 16]
     for one in found.levels:
@@ -151,10 +152,10 @@ def test_a_folder_of_levels_is_a_curve(tmp_path: Path) -> None:
     assert pasted.count("\n| ") == 5 and "Highest level within the SLO" in pasted
 
 
-def told_of(*levels: SweepLevel) -> str:
-    curve = sweep.SweepCurve(
+def told_of(*found: SweepLevel) -> str:
+    curve = levels.SweepCurve(
         workload="w", model="m", target="t", gpus=4, version="0", started="2026-01-01", slo="TTFT p95 at most 2,000 ms",
-        levels=levels, knee="", best=([one.name for one in levels if sweep.outcome(one) == "under"] or [""])[-1],
+        levels=found, knee="", best=([one.name for one in found if levels.outcome(one) == "under"] or [""])[-1],
     )  # fmt: skip
     return " ".join(shown.sentences(curve))
 
@@ -381,7 +382,7 @@ def test_wrong_usage(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str])
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
     if find() is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
-    found = sweep.curve([(f.name, inputs.read_run(f).summary) for f in sorted(several(tmp_path).glob("*/"))])
+    found = levels.curve([(f.name, run_folder.open_run(f).summary) for f in sorted(several(tmp_path).glob("*/"))])
     path = tmp_path / "page.html"
     store.replace(path, shown.render_html(found).encode())
     with Browser() as browser:

@@ -20,9 +20,9 @@ from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
 from loadgen.core.results.capacity import Capacity, dump
 from loadgen.search.experiment import ExperimentPlan
 from loadgen.shell.app import parser
-from loadgen.shell.results_list import is_collection, results_in
 from loadgen.viewer import page as results_page
 from loadgen.viewer.command import Server
+from loadgen.viewer.results_list import is_collection, results_in
 
 DATA = places.DATA
 RAG = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from loadgen import result_kinds
 from loadgen.core.errors import Fault, Faults, UserError
 from loadgen.core.results import store
 
@@ -28,13 +29,9 @@ def _names(out: Path | None, name: str, now: datetime.datetime) -> Iterator[Path
     yield from (dated.with_name(f"{dated.name}-{number}") for number in itertools.count(2))
 
 
-RESULTS = ("run.json", "plan.json", "contract.yaml", "mlperf.json", "*/run.json", "*/plan.json")
-"""What one of the commands that run a load leaves in its folder."""
-
-
 def check_empty(out: Path) -> None:
-    """Raises UserError for a folder that holds results."""
-    if any(file.is_file() for name in RESULTS for file in out.glob(name)):
+    """Raises UserError for a folder that holds results, or one with runs or experiments in it."""
+    if any(file.is_file() for name in result_kinds.left_by_commands() for file in out.glob(name)):
         hint = "give another --out; or --force, which keeps them beside it under a dated name"
         raise UserError("file_exists", "the folder holds results", f"--out {out}", hint)
 

@@ -647,6 +647,9 @@ def _rack_of(targets: Sequence[TargetSummary], single_clock_per_s: float | None)
     )
 
 
+FILE = "summary.json"  # in the folder of a run
+
+
 def dump_summary(summary: Summary) -> bytes:
     """The bytes of `summary.json`: UTF-8, indented by two, with a final newline. Unknown values are null, never left
     out.

@@ -17,7 +17,6 @@ from canned import events, serving
 from refusals import refused
 
 from loadgen.compare.comparison import Side, compare
-from loadgen.compare.inputs import read_run
 from loadgen.contracts.load import load_contract
 from loadgen.contracts.run import run
 from loadgen.core import run_folder, seeds
@@ -36,6 +35,7 @@ from loadgen.core.workload import Workload, load, read_flags, recipe_fingerprint
 from loadgen.core.workload.loading import of_mapping
 from loadgen.runs import page as html
 from loadgen.runs import text
+from loadgen.runs.kind import compared
 from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import parse_log
@@ -242,7 +242,7 @@ def test_runs_are_compared_class_by_class(tmp_path: Path) -> None:
     for name, preset in (("a", "gb300-vm"), ("b", "h100x8")):
         one = workload(tmp_path, seed="3", request_rate="8")
         _, folder = execute(one, Settings(url=f"sim:{preset}", out=tmp_path / name))
-        sides.append(Side(name=name, runs=(read_run(folder),)))
+        sides.append(Side(name=name, runs=(compared(folder),)))
     made = {one.metric: one for one in compare(sides).differences}
     alone = {one.metric for one in compare([sides[0], sides[0]]).differences if one.change}
     assert not alone

@@ -10,9 +10,9 @@ from loadgen.core import format
 from loadgen.core.metrics.reasons import STATES
 from loadgen.present import page, table
 from loadgen.present.page import Axis, Chart, Mark, Series
+from loadgen.runs import levels
 from loadgen.runs.headline import met_word
-from loadgen.search import sweep
-from loadgen.search.sweep import SweepCurve, SweepLevel
+from loadgen.runs.levels import SweepCurve, SweepLevel
 
 _HEAD: tuple[str, ...] = (
     *("load", "verdict", "ok", "req/s", "tokens/s", "per GPU", "per user"),
@@ -75,7 +75,7 @@ def sentences(curve: SweepCurve) -> Iterator[str]:
             best = by_name[curve.best]
             rates = f"{format.quantity(best.requests_per_s)} requests/s, {_tokens(best)}"
             yield f"Highest level within the SLO ({curve.slo}): {best.load}, {rates}."
-            if why := sweep.bound_why(curve):
+            if why := levels.bound_why(curve):
                 higher = "may be far higher; add levels above it" if best is curve.levels[-1] else "is at least this"
                 yield f"It is a lower bound of the capacity: {why}. The capacity {higher}."
         else:
@@ -90,9 +90,16 @@ def sentences(curve: SweepCurve) -> Iterator[str]:
         yield "No knee yet: throughput still grows faster than E2E p50 at the last level."
 
 
+def headline(curve: SweepCurve) -> str:
+    """The result of the sweep in one sentence."""
+    mark = "SIMULATED: " if any(level.simulated for level in curve.levels) else ""
+    of_all = f"{format.counted(len(curve.levels), 'level')} of {curve.workload}."
+    return mark + next(sentences(curve), of_all)
+
+
 def _without_best(curve: SweepCurve) -> Iterator[str]:
     """Why no level is the highest within the SLO."""
-    missed = [level for level in curve.levels if sweep.outcome(level) == "over"]
+    missed = [level for level in curve.levels if levels.outcome(level) == "over"]
     unsound = [level for level in curve.levels if not level.valid or level.state != "finished" or not level.full]
     kept = sum(level.slo_met is True for level in unsound)
     undecided = len(curve.levels) - len(missed) - len(unsound)

@@ -1,0 +1,87 @@
+"""The validation of a contract: its verdict, judged again of the records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from loadgen.contracts import page as report
+from loadgen.contracts import run as contracts
+from loadgen.contracts import stored
+from loadgen.contracts.verdict import Validation, exit_code
+from loadgen.core import format, run_folder
+from loadgen.core.errors import UserError
+from loadgen.result_kinds import RECORDS, ListRow, Remade
+from loadgen.runs.compared import Side
+from loadgen.runs.kind import kept
+from loadgen.runs.levels_kind import of_repeats
+
+
+@dataclass(frozen=True)
+class StoredValidation:
+    """A folder, whose verdict is made when it is asked for: that takes as long as reading all of its records."""
+
+    folder: Path
+
+    @cached_property
+    def verdict(self) -> Validation:
+        return stored.again(self.folder)
+
+
+def value(folder: Path) -> StoredValidation:
+    return StoredValidation(folder)
+
+
+def headline(found: StoredValidation) -> str:
+    return f"{found.verdict.verdict}: {found.verdict.sentence}."
+
+
+def text(found: StoredValidation, color: bool) -> str:
+    return report.text(found.verdict)
+
+
+def page(found: StoredValidation) -> str:
+    """The page that was handed over with the verdict."""
+    file = found.folder / contracts.PAGE
+    if file.is_file():
+        return file.read_text("utf-8")
+    return contracts.outputs_again(found.folder, found.verdict.version)[contracts.PAGE].decode()
+
+
+def document(found: StoredValidation) -> bytes:
+    return format.document(found.verdict)
+
+
+def code(found: StoredValidation, strict: bool) -> int:
+    return exit_code(found.verdict)
+
+
+def runs(folder: Path) -> list[Path]:
+    """The runs of each level, by the names of the levels."""
+    return [run for level in sorted(folder.glob("*/")) for run in run_folder.runs_in(level)]
+
+
+def listed(folder: Path) -> ListRow:
+    word = msgspec.json.decode((folder / contracts.VERDICT).read_bytes()).get("verdict", "")
+    return ListRow(word=word, named=kept(folder, runs(folder)))
+
+
+def comparable(folder: Path) -> Side:
+    """The runs of its level. Raises UserError where it has several: they are other loads."""
+    found = runs(folder)
+    levels = dict.fromkeys(run.parent for run in found)
+    if len(levels) != 1:
+        names = ", ".join(level.name for level in levels) or "none was run"
+        what = f"a validation is one side where it has one level: {names}"
+        raise UserError("mismatch", what, str(folder), f"name one of them: {next(iter(levels), folder)}")
+    return of_repeats(folder, found)
+
+
+def derived(folder: Path) -> Iterator[Remade]:
+    before = msgspec.json.decode((folder / contracts.VERDICT).read_bytes())
+    for name, data in contracts.outputs_again(folder, str(before["version"])).items():
+        yield Remade(name, data, RECORDS)

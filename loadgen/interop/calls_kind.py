@@ -1,0 +1,37 @@
+"""The calls of an application, as the SDK wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from loadgen.core import format
+from loadgen.core.errors import OK
+from loadgen.interop import application_calls
+from loadgen.interop.application_calls import Calls
+from loadgen.interop.application_calls_text import render_text
+
+
+def fits(path: Path) -> bool:
+    return path.is_file() and application_calls.is_calls(path)
+
+
+def value(path: Path) -> list[Calls]:
+    return application_calls.read(path)
+
+
+def headline(groups: Sequence[Calls]) -> str:
+    whole = groups[0]
+    return f"{format.counted(whole.calls, 'call')} of an application, {format.count(whole.ok)} of them ok."
+
+
+def text(groups: Sequence[Calls], color: bool) -> str:
+    return render_text(groups)
+
+
+def document(groups: Sequence[Calls]) -> bytes:
+    return format.document(groups)
+
+
+def code(groups: Sequence[Calls], strict: bool) -> int:
+    return OK

@@ -1,0 +1,71 @@
+"""The result file of another tool, or a folder with one, under that tool's own definitions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from loadgen.core import format
+from loadgen.core.errors import OK
+from loadgen.core.run_folder import OpenedRun
+from loadgen.interop import other_definitions, reader
+from loadgen.interop import text as report
+from loadgen.interop.reader import ForeignResult
+from loadgen.present.additions import Addition
+from loadgen.present.page import Page
+from loadgen.runs.compared import Side
+
+
+def fits(path: Path) -> bool:
+    return file_of(path) is not None
+
+
+def file_of(path: Path) -> Path | None:
+    """The result file of another tool that a path names, directly or by its folder."""
+    if path.is_file():
+        return path
+    return next((path / name for name in reader.LEFT_BY_TOOLS if (path / name).is_file()), None)
+
+
+def value(path: Path) -> ForeignResult:
+    """Raises UserError for a file of no known tool."""
+    return reader.read_result(file_of(path) or path)
+
+
+def headline(result: ForeignResult) -> str:
+    load = f", {result.load}" if result.load else ""
+    return f"A result of {result.tool}, under its definitions{load}: {result.file}."
+
+
+def text(result: ForeignResult, color: bool) -> str:
+    return report.render_text(result)
+
+
+def page(result: ForeignResult) -> str:
+    return report.render_html(result)
+
+
+def document(result: ForeignResult) -> bytes:
+    return format.document(result)
+
+
+def code(result: ForeignResult, strict: bool) -> int:
+    return OK
+
+
+def sections(folder: Path, run: OpenedRun) -> Addition | None:
+    """What other tools would have reported of a run of ours; None without its records."""
+    if run.stored is None:
+        return None
+    header, rows, gaps, *_ = run.stored
+
+    def appendix(sheet: Page) -> None:
+        if others := other_definitions.reported(run.summary, header, rows, gaps):
+            report.of_our_run(sheet, others)
+
+    return Addition(appendix=appendix)
+
+
+def comparable(path: Path) -> Side:
+    reported = value(path)
+    notes = (f"figures of {reported.tool}: {reported.counts}", *reported.notes)
+    return Side(name="", told=dict(reported.figures), notes=notes)

@@ -1,0 +1,43 @@
+"""A result of MLPerf's accuracy mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from loadgen.core import format
+from loadgen.core.results.manifest import decoded
+from loadgen.mlperf import accuracy_text as report
+from loadgen.mlperf.accuracy import AccuracyResult
+from loadgen.mlperf.accuracy_run import FILE
+from loadgen.result_kinds import ListRow
+
+
+def value(folder: Path) -> AccuracyResult:
+    file = folder / FILE
+    return decoded(file.read_bytes(), AccuracyResult, str(file), "a result of `loadgen mlperf accuracy`")
+
+
+def headline(result: AccuracyResult) -> str:
+    return report.headline(result)
+
+
+def text(result: AccuracyResult, color: bool) -> str:
+    return report.render(result)
+
+
+def document(result: AccuracyResult) -> bytes:
+    return format.document(result)
+
+
+def code(result: AccuracyResult, strict: bool) -> int:
+    return int(result.exit_code)
+
+
+def listed(folder: Path) -> ListRow:
+    result = value(folder)
+    return ListRow(
+        word=report.word(result),
+        about=f"{result.benchmark} accuracy · {result.model}",
+        target=result.url,
+        simulated=result.simulated,
+    )

@@ -1,0 +1,123 @@
+"""An MLPerf-style result: in the folder of its run, of a search for a peak, or alone (by the official LoadGen)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from loadgen import result_kinds
+from loadgen.core import format, run_folder
+from loadgen.core.errors import UserError
+from loadgen.core.run_folder import OpenedRun
+from loadgen.mlperf import run as mlperf
+from loadgen.mlperf import text as report
+from loadgen.mlperf.result import MlperfResult
+from loadgen.present.additions import Addition
+from loadgen.result_kinds import RECORDS, HeldLoad, ListRow, Remade
+from loadgen.runs import kind as of_run
+from loadgen.runs.compared import Side
+from loadgen.search import experiment
+
+QUERIES = "the queries of the official LoadGen, by our stamps"
+
+
+class StoredMlperf(NamedTuple):
+    """The result, and the run that it is of; None: the official LoadGen has issued its queries."""
+
+    result: MlperfResult
+    run: of_run.StoredRun | None
+
+
+def value(folder: Path) -> StoredMlperf:
+    return StoredMlperf(mlperf.read(folder), of_run.value(folder) if run_folder.is_run(folder) else None)
+
+
+def headline(found: StoredMlperf) -> str:
+    return report.sentence(found.result)
+
+
+def text(found: StoredMlperf, color: bool) -> str:
+    return report.render(found.result) if found.run is None else of_run.text(found.run, color)
+
+
+def page(found: StoredMlperf) -> str:
+    return report.render_html(found.result) if found.run is None else of_run.page(found.run)
+
+
+def document(found: StoredMlperf) -> bytes:
+    return format.document(found.result) if found.run is None else of_run.document(found.run)
+
+
+def code(found: StoredMlperf, strict: bool) -> int:
+    return int(found.result.exit_code) if found.run is None else of_run.code(found.run, strict)
+
+
+def runs(folder: Path) -> list[Path]:
+    return [folder] if run_folder.is_run(folder) else []
+
+
+def listed(folder: Path) -> ListRow:
+    if run_folder.is_run(folder):
+        return of_run.listed(folder)
+    result = mlperf.read(folder)
+    about = f"{result.benchmark} {result.scenario}"
+    word = "VALID" if result.valid else "INVALID"
+    return ListRow(word=word, about=about, simulated=result.simulated)
+
+
+def sections(folder: Path, run: OpenedRun) -> Addition | None:
+    if (folder / mlperf.RESULT).is_file():
+        return report.addition(mlperf.read(folder), run.summary.target.gpus)
+    if (folder / experiment.PLAN).is_file() and experiment.is_mlperf(experiment.plan_of(folder)):
+        return Addition(marks=(report.mark(),))  # a search for a peak that has none yet
+    return None
+
+
+def comparable(folder: Path) -> Side:
+    if run_folder.is_run(folder):
+        return of_run.comparable(folder)
+    side: Side = result_kinds.call(result_kinds.named("other tool"), "comparable", folder)  # LoadGen's own log
+    return side
+
+
+class _Scenario(msgspec.Struct):
+    scenario: str = ""
+
+
+def held(folder: Path) -> HeldLoad:
+    """Whether this is Offline: over HTTP its query goes by lanes, which the summary does not tell from a closed loop.
+
+    Reads this one field. Raises UserError for a damaged file.
+    """
+    file = folder / mlperf.RESULT
+    try:
+        return HeldLoad(at_once=msgspec.json.decode(file.read_bytes(), type=_Scenario).scenario == "offline")
+    except (ValueError, RecursionError) as error:
+        raise UserError("damaged_file", f"a damaged result: {error}", str(file), "loadgen mlperf writes it") from None
+
+
+def derived(folder: Path) -> Iterator[Remade]:
+    if run_folder.is_run(folder):
+        for name, data in mlperf.outputs_again(folder, run_folder.kept_summary(folder)).items():
+            yield Remade(name, data, RECORDS)
+        return
+    if (folder / mlperf.QUERIES).is_file():
+        for name, data in mlperf.outputs_of_queries(folder).items():
+            yield Remade(name, data, QUERIES)
+        return
+    stored = (folder / mlperf.RESULT).read_bytes()
+    same = [file for file in folder.glob(f"*/{mlperf.RESULT}") if file.read_bytes() == stored]
+    if not same:  # the queries of the official LoadGen, or a result that is not that of one of its runs
+        yield Remade(mlperf.RESULT, None, "there are no records of it: the official LoadGen has issued the queries")
+        return
+    if (same[0].parent / mlperf.QUERIES).is_file():  # the logs beside it are by LoadGen's own stamps
+        again = mlperf.outputs_of_queries(same[0].parent)
+        yield Remade(mlperf.RESULT, again[mlperf.RESULT], QUERIES)
+        for name in mlperf.FILES[1:]:
+            yield Remade(name, None, "the official LoadGen has written it, by stamps that it does not keep")
+        return
+    for name in mlperf.FILES:
+        yield Remade(name, (same[0].parent / name).read_bytes(), f"the result of {same[0].parent.name}")

@@ -1,0 +1,312 @@
+"""The kinds of results, one row each: all that lists, opens, prints, compares, bundles or prices a result goes by them.
+
+A leaf, like every table: a row names functions as text. No other module asks which marker file a folder has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from loadgen.core.errors import UserError
+from loadgen.plugins import OpenTable
+
+PAGE = "report.html"  # the page of a result, where its kind does not say otherwise
+HINT = "give the folder that run, sweep, search, validate or mlperf has named"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListRow:
+    """What a kind says of a folder for the list of results. `named`: its runs, each a name and the stored `Summary`.
+
+    word: the outcome. interval: tokens/s of a user, and the ends of the tokens/s in all, of a capacity or of repeats.
+    about, target, simulated: of a result without runs.
+    """
+
+    word: str = ""
+    named: tuple[tuple[str, Any], ...] = ()
+    interval: tuple[float, float, float] | None = None
+    about: str = ""
+    target: str = ""
+    simulated: bool = False
+
+
+class HeldLoad(NamedTuple):
+    """What a result says of the load that was held: a `Capacity`, or that all was due at once. None: nothing."""
+
+    capacity: Any = None
+    at_once: bool | None = None
+
+
+RECORDS, HISTOGRAMS, SUMMARIES = "records", "histograms and sums", "summaries of the runs"
+
+
+class Remade(NamedTuple):
+    """A derived file, made again. `data` None: it cannot be, and `basis` says why; else `basis` is what it was made of.
+
+    `leave`: places in it that are taken as they are stored, because nothing that was kept gives them. `damaged`: it
+    cannot be made because what was kept is not what a command has written.
+    """
+
+    name: str
+    data: bytes | None
+    basis: str
+    leave: tuple[str, ...] = ()
+    damaged: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultKind:
+    """One kind of result. A function is text, `module:function`; what a kind does not have is left out.
+
+    How it is known, by its folder (of other tools also by a file):
+    markers: its files; one of them is enough. begun_with: what its command leaves there before them.
+    fits: (path) whether it is one, where markers alone do not say it.
+    schema: the type of the content of the first marker.
+
+    What is asked of a path:
+    value: what was read, and the functions below are given; raises UserError. runs: the folders of its runs.
+    listed: `ListRow`, from what was stored; without it no list shows the kind.
+    sections: (folder, `core.run_folder.OpenedRun`) `present.additions.Addition`, or None: what it adds to text and page
+    of a run, or of a search, in that folder.
+    comparable: `runs.compared.Side`. held: `HeldLoad`.
+    derived: each `Remade` of its folder, made of the files `kept` (in `texts`: with texts of prompts).
+
+    What is asked of a value:
+    headline: one sentence. text: (value, color) the report. page: HTML. document: bytes, what `report --json` prints.
+    code: (value, strict) the exit code of `report`.
+
+    page_name: of its page; "": it has none beside it, only where the user says. leaves_page: its command writes it.
+    bundled_as: what a bundle calls it, if not by its name.
+    """
+
+    name: str
+    markers: tuple[str, ...] = ()
+    begun_with: tuple[str, ...] = ()
+    fits: str = ""
+    schema: str = ""
+    value: str = ""
+    runs: str = ""
+    listed: str = ""
+    sections: str = ""
+    comparable: str = ""
+    held: str = ""
+    derived: str = ""
+    kept: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    headline: str = ""
+    text: str = ""
+    page: str = ""
+    document: str = ""
+    code: str = ""
+    page_name: str = PAGE
+    leaves_page: bool = False
+    bundled_as: str = ""
+
+
+def _row(*parts: str, **others: Any) -> ResultKind:
+    """A row whose functions are called as its fields are. A part: `module: names`."""
+    for part in parts:
+        module, names = part.split(": ")
+        others |= {name: f"loadgen.{module}:{name}" for name in names.split()}
+    return ResultKind(**others)
+
+
+KINDS: OpenTable[ResultKind] = OpenTable(
+    "loadgen.results",
+    ResultKind,
+    (
+        _row(
+            "contracts.kind: value headline text page document code runs listed comparable derived",
+            name="validation", markers=("target.json", "verdict.json"), begun_with=("contract.yaml",),
+            page_name="verdict.html", leaves_page=True, schema="loadgen.contracts.stored:ValidationFacts",
+            kept=("target.json", "contract.yaml", "contract.resolved.yaml", "prices.yaml", "doctor.json"),
+        ),
+        _row(
+            "search.kind: value headline text page code listed comparable derived",
+            "runs.levels_kind: document runs held",
+            name="search", markers=("plan.json",), fits="loadgen.search.experiment:is_search",
+            schema="loadgen.search.experiment:ExperimentPlan", kept=("plan.json",),
+        ),
+        _row(
+            "search.sweep_kind: value listed derived",
+            "runs.levels_kind: headline text page document code runs comparable held",
+            name="sweep", markers=("plan.json",), leaves_page=True, fits="loadgen.search.experiment:is_sweep",
+            schema="loadgen.search.experiment:ExperimentPlan", kept=("plan.json",),
+        ),
+        _row(
+            "runs.repeats_kind: value headline text page runs listed comparable derived",
+            "runs.levels_kind: document code",
+            name="repeats", markers=("repeats.json",), schema="loadgen.core.metrics.repeats:RepeatSummary",
+        ),
+        _row(
+            "mlperf.kind: value headline text page document code runs listed comparable derived held sections",
+            name="mlperf", markers=("mlperf.json",), bundled_as="run", schema="loadgen.mlperf.result:MlperfResult",
+            kept=("mlperf_requests.jsonl", "mlperf_queries.parquet"), texts=("mlperf_requests.jsonl",),
+        ),
+        _row(
+            "mlperf.accuracy_kind: value headline text document code listed",
+            name="accuracy", markers=("mlperf_accuracy.json",), schema="loadgen.mlperf.accuracy:AccuracyResult",
+        ),
+        _row(
+            "runs.kind: value headline text page document code runs listed comparable derived",
+            "runs.levels_kind: held",
+            name="run", markers=("run.json", "summary.json"), schema="loadgen.core.results.manifest:Header",
+            kept=("run.json", "seconds.jsonl", "server.jsonl"),
+        ),
+        _row(
+            "answers.kind: value headline text document code listed derived",
+            name="answers", markers=("answers.json",), schema="loadgen.answers.comparison:AnswersResult",
+            kept=("scores.jsonl", "texts.jsonl"), texts=("texts.jsonl",),
+        ),
+        # beside another result: what a load that found its own limit says of its run; a capacity that stands alone
+        _row("search.adaptive_kind: sections derived", name="adaptive", markers=("adaptive.json",),
+             schema="loadgen.search.adaptive:StoredAdaptive"),
+        _row("runs.levels_kind: held", name="capacity", markers=("capacity.json",),
+             schema="loadgen.core.results.capacity:Capacity"),
+        # without a file of their own; looked at last
+        _row("interop.calls_kind: fits value headline text document code", name="calls", page_name=""),
+        _row("interop.kind: fits value headline text page document code comparable sections",
+             name="other tool", page_name=""),
+        ResultKind(
+            name="results", fits="loadgen.viewer.results_list:is_collection", value="loadgen.viewer.results_list:value",
+            headline="loadgen.viewer.results_list:headline", text="loadgen.viewer.results_list:text",
+            page="loadgen.viewer.results_list:page", document="loadgen.viewer.results_list:document",
+            code="loadgen.viewer.results_list:code",
+        ),
+        _row("runs.levels_kind: fits value headline text page document code runs comparable derived", name="runs"),
+    ),
+)  # fmt: skip
+
+
+def named(name: str) -> ResultKind:
+    """One of our rows."""
+    return next(kind for kind in KINDS.own if kind.name == name)
+
+
+RUN = named("run")
+"""What a folder is taken for that is of no kind: it says best what is missing there."""
+
+
+def kind_of(path: Path, having: str = "value") -> ResultKind | None:
+    """The kind of a result: the first row that fits, of those that have what is asked for. None: no result."""
+    wanted = [kind for kind in KINDS.own if getattr(kind, having)]
+    by_file = (kind for kind in wanted if kind.markers)
+    others = (kind for kind in KINDS.others() if getattr(kind, having))
+    by_look = (kind for kind in wanted if not kind.markers)
+    return next((kind for kinds in (by_file, others, by_look) for kind in kinds if fits(kind, path)), None)
+
+
+def fits(kind: ResultKind, path: Path) -> bool:
+    """Whether a folder (or a file) is of this kind."""
+    if kind.markers and not any((path / marker).is_file() for marker in kind.markers):
+        return False
+    return bool(call(kind, "fits", path)) if kind.fits else bool(kind.markers)
+
+
+def call(kind: ResultKind, name: str, *given: Any) -> Any:
+    """Call the function that a row names in this field."""
+    return KINDS.function(kind, getattr(kind, name))(*given)
+
+
+def ask(path: Path, name: str) -> Any:
+    """What the kind of a path answers to one question: `runs`, `listed`, `held`, ...; None where no kind has it."""
+    kind = kind_of(path, name)
+    return None if kind is None else call(kind, name, path)
+
+
+def left_by_commands() -> Iterator[str]:
+    """The files, as patterns, by which a folder is known as one of a command, or as the parent of such folders."""
+    for kind in KINDS.own:
+        yield from (*kind.begun_with, *kind.markers)
+        yield from (f"*/{marker}" for marker in kind.markers if kind.runs)
+
+
+def adding(name: str) -> Iterator[tuple[ResultKind, Callable[..., Any]]]:
+    """Every row that has a function of this name, with it."""
+    for kind in KINDS.rows():
+        if reference := getattr(kind, name):
+            yield kind, KINDS.function(kind, reference)
+
+
+@dataclass(frozen=True)
+class OpenedResult:
+    """A stored result of any kind. It is read when one of its parts is asked for; each may raise UserError.
+
+    `str()` is the report that `loadgen report` prints.
+    """
+
+    path: Path
+    row: ResultKind = field(repr=False)
+
+    @property
+    def kind(self) -> str:
+        """run, repeats, sweep, search, validation, mlperf, answers, ..."""
+        return self.row.name
+
+    @cached_property
+    def value(self) -> Any:
+        """What was read, of a type of its kind."""
+        return call(self.row, "value", self.path)
+
+    @property
+    def headline(self) -> str:
+        """The result in one sentence."""
+        return str(call(self.row, "headline", self.value))
+
+    @property
+    def text(self) -> str:
+        """The report as text, ending in a newline."""
+        return self.shown(color=False)
+
+    def shown(self, *, color: bool) -> str:
+        """`text`, with colours if asked for."""
+        return str(call(self.row, "text", self.value, color))
+
+    @property
+    def page(self) -> str | None:
+        """The report as one HTML page; None of a kind without one."""
+        return str(call(self.row, "page", self.value)) if self.row.page else None
+
+    @property
+    def document(self) -> bytes:
+        """What `loadgen report --json` prints."""
+        return bytes(call(self.row, "document", self.value))
+
+    def exit_code(self, *, strict: bool = False) -> int:
+        """That of `loadgen report`."""
+        return int(call(self.row, "code", self.value, strict))
+
+    @property
+    def runs(self) -> tuple[Path, ...]:
+        """The folders of its runs; () of a kind without."""
+        return tuple(call(self.row, "runs", self.path)) if self.row.runs else ()
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.path}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the report."""
+        return f'<pre style="line-height:1.2">{escape(self.text)}</pre>'
+
+
+def opened(path: Path) -> OpenedResult:
+    """The result at a path, to be read when it is asked. Raises UserError where there is none."""
+    kind = kind_of(path)
+    if kind is None:
+        raise no_result(path)
+    return OpenedResult(path, kind)
+
+
+def no_result(path: Path) -> UserError:
+    """The fault of a path that holds no result."""
+    if path.is_dir():
+        return UserError("no_result", "no result of loadgen in this folder", str(path), HINT)
+    return UserError("missing_file", "no such folder", str(path), HINT)

@@ -1,0 +1,116 @@
+"""A run: its summary from its records, and what other kinds of results in its folder add to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from loadgen import result_kinds
+from loadgen.core import run_folder
+from loadgen.core.metrics.summary import Summary, dump_summary
+from loadgen.core.metrics.validity import exit_code
+from loadgen.core.results import store
+from loadgen.core.results.spool import HEAT_EDGES_NS
+from loadgen.core.run_folder import OpenedRun
+from loadgen.present.additions import Addition
+from loadgen.result_kinds import HISTOGRAMS, RECORDS, ListRow, Remade
+from loadgen.runs import headline as run_headline
+from loadgen.runs import text as text_report
+from loadgen.runs.compared import ComparedRun, Side
+
+
+class StoredRun(NamedTuple):
+    """A run as far as it was recorded; `stored` None: only its summary was kept."""
+
+    folder: Path
+    summary: Summary
+    stored: store.Stored | None
+    additions: tuple[Addition, ...]
+
+
+def value(folder: Path) -> StoredRun:
+    opened = run_folder.open_run(folder)
+    return StoredRun(folder, *opened, additions(folder, opened))
+
+
+def additions(folder: Path, run: OpenedRun) -> tuple[Addition, ...]:
+    """What the other kinds add to the run, or the search, in this folder."""
+    found = (add(folder, run) for _, add in result_kinds.adding("sections"))
+    return tuple(one for one in found if one is not None)
+
+
+def headline(run: StoredRun) -> str:
+    return run_headline.sentence(run.summary)
+
+
+def text(run: StoredRun, color: bool) -> str:
+    return text_report.render(run.summary, color=color) + "".join(addition.text for addition in run.additions)
+
+
+def page(run: StoredRun) -> str:
+    from loadgen.runs import page as html
+    from loadgen.runs.page_data import figures
+
+    if run.stored is None:
+        return html.render(run.summary, additions=run.additions)
+    folder, summary, stored = run.folder, run.summary, run.stored
+    chart_data = figures(*stored, store.heat(folder), HEAT_EDGES_NS)
+    return html.render(summary, stored.header, chart_data, store.server(folder), run.additions)
+
+
+def document(run: StoredRun) -> bytes:
+    of_others = (addition.document for addition in run.additions if addition.document is not None)
+    return next(of_others, dump_summary(run.summary))
+
+
+def code(run: StoredRun, strict: bool) -> int:
+    return max(of_summary(run.summary, strict), *(one.code(strict) for one in run.additions if one.code), 0)
+
+
+def of_summary(summary: Summary, strict: bool) -> int:
+    """The exit code of a report of a run: that it was broken off is no fault of its report."""
+    return exit_code(
+        interrupted=False,
+        valid=summary.verdict.valid,
+        slo_met=summary.goodput.met,
+        undecided=summary.goodput.undecided,
+        strict=strict,
+    )
+
+
+def runs(folder: Path) -> list[Path]:
+    return [folder]
+
+
+def listed(folder: Path) -> ListRow:
+    return ListRow(named=kept(folder.parent, [folder]))
+
+
+def kept(root: Path, folders: Iterable[Path]) -> tuple[tuple[str, Summary], ...]:
+    """The summaries that runs have stored, each with its folder under `root`; of those that have one."""
+    return tuple(
+        (folder.relative_to(root).as_posix(), run_folder.kept_summary(folder))
+        for folder in folders
+        if (folder / run_folder.SUMMARY).is_file()
+    )
+
+
+def comparable(folder: Path) -> Side:
+    return Side(name="", runs=(compared(folder),))
+
+
+def compared(folder: Path) -> ComparedRun:
+    """A run as far as it was recorded; only its summary when it kept no records. Raises UserError."""
+    summary, stored = run_folder.open_run(folder)
+    if stored is None:
+        return ComparedRun(name=folder.name, summary=summary)
+    return ComparedRun(name=folder.name, summary=summary, header=stored.header, rows=stored.rows)
+
+
+def derived(folder: Path) -> Iterator[Remade]:
+    if not (folder / run_folder.SUMMARY).is_file():
+        yield Remade(run_folder.SUMMARY, None, "the run has none: it did not come to its end")
+        return
+    basis = RECORDS if store.has_rows(folder) else HISTOGRAMS
+    yield Remade(run_folder.SUMMARY, dump_summary(run_folder.summary(folder)), basis)

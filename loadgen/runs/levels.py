@@ -1,0 +1,195 @@
+"""Runs of one workload at several loads, side by side: the levels of a sweep, its knee, its Pareto front.
+
+Pure: summaries in, values out. `levels_text.py` renders them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+import msgspec
+
+from loadgen.core.metrics.blocks import per_gpu
+from loadgen.core.metrics.headline import headline
+from loadgen.core.results.capacity import STILL_KEPT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from loadgen.core.metrics.summary import StageSummary, Summary
+
+Outcome = Literal["under", "over", "invalid"]
+Name = TypeVar("Name")
+
+
+class SweepLevel(msgspec.Struct, frozen=True, kw_only=True):
+    """One load of a sweep. Rates are those of the steady window where known; latencies are in ms."""
+
+    name: str  # name of its folder: c8, r2.5
+    load: str
+    amount: float | None  # lanes, or requests per second offered
+    ok: int
+    failed: int
+    requests_per_s: float | None
+    output_per_s: float | None
+    per_gpu: float | None  # output tokens/s; null without --gpus
+    per_user: float | None  # tokens/s that one user sees: 1 / TPOT p50
+    ttft_p50: float | None
+    ttft_p99: float | None
+    tpot_p50: float | None
+    tpot_p99: float | None
+    e2e_p50: float | None
+    unsupported: tuple[str, ...]  # the latencies above that rest on too few samples
+    goodput: float | None  # share of requests
+    slo_met: bool | None
+    slo_undecided: bool = False
+    valid: bool
+    state: str
+    simulated: bool
+    front: bool = False  # no other level gives more per GPU and more per user
+    at_once: bool = False  # closed loop: all lanes began in one instant
+    full: bool = True  # closed loop: for some time all lanes were at work
+
+
+class SweepCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a sweep, levels in order of load."""
+
+    workload: str
+    model: str
+    target: str
+    gpus: int | None
+    version: str
+    started: str
+    slo: str
+    levels: tuple[SweepLevel, ...]
+    knee: str  # name of the level, "" when no level lies between others
+    best: str  # name of the highest level that met the SLO, "" when none or no SLO
+    metadata: dict[str, str] = {}  # what the user said of the first level
+    region: str = ""
+
+
+def curve(named: Sequence[tuple[str, Summary]]) -> SweepCurve:
+    """The levels of a sweep, or of any folder of runs, in order of load. `named`: at least one name and summary."""
+    levels = sorted(
+        (_level(called, summary) for called, summary in named), key=lambda level: (level.amount or 0, level.name)
+    )
+    # all levels have the same number of GPUs, so throughput ranks them as throughput per GPU would
+    front = pareto({level.name: (level.output_per_s, level.per_user) for level in levels if level.valid})
+    levels = [msgspec.structs.replace(level, front=level.name in front) for level in levels]
+    first = named[0][1]
+    met = [level for level in levels if outcome(level) == "under"]
+    return SweepCurve(
+        workload=first.run.workload,
+        model=first.target.model,
+        target=first.target.name or first.target.url,
+        gpus=first.target.gpus,
+        version=first.run.version,
+        started=first.run.started,
+        slo=", ".join(term.promise for term in first.goodput.slo),
+        levels=tuple(levels),
+        knee=knee(levels),
+        best=met[-1].name if met else "",
+        metadata=first.run.metadata,
+        region=first.target.region,
+    )
+
+
+def outcome(level: SweepLevel) -> Outcome:
+    """What a level says of the SLO: kept (under), missed (over), or nothing (invalid)."""
+    if not level.valid or level.state != "finished" or level.slo_met is None or not level.full:
+        return "invalid"
+    return "under" if level.slo_met else "over"
+
+
+def bound_why(curve: SweepCurve) -> str:
+    """Why the highest level within the SLO is only a lower bound of the capacity; "" when it is not, or there is none.
+
+    The levels of an open loop enclose the capacity, and a rate between them is estimated. In a closed loop a level that
+    is too high completes no more than one that is not, so nothing is known of the rates between two levels.
+    """
+    names = [level.name for level in curve.levels]
+    if curve.best not in names:
+        return ""
+    best, above = curve.levels[names.index(curve.best)], curve.levels[names.index(curve.best) + 1 :]
+    missed = next((level for level in above if outcome(level) == "over"), None)
+    if best.at_once:
+        return (
+            f"at {best.load or best.name} all lanes began in one instant (--concurrency-ramp 0): lanes in step meet "
+            "queues that a spread load does not"
+        )
+    if missed is None:
+        return STILL_KEPT if not above else f"no level above {best.load or best.name} is a valid measurement"
+    if _is_closed(best):
+        return (
+            f"{best.load or best.name} kept the SLO, {missed.load or missed.name} missed it, and the end lies between"
+        )
+    return ""
+
+
+def _is_closed(level: SweepLevel) -> bool:
+    return level.name.startswith("c")
+
+
+def _began_at_once(stages: Sequence[StageSummary]) -> bool:
+    """Whether all lanes of a closed loop began in one instant: asked for, or in a run of an earlier version."""
+    begun = [stage for stage in stages if stage.concurrency and stage.concurrency > 1 and stage.ramp_from != "stage"]
+    return bool(begun) and not begun[0].ramp_s
+
+
+def _level(called: str, summary: Summary) -> SweepLevel:
+    load = summary.load
+    output = headline(summary).output
+    lanes = next((stage.concurrency for stage in summary.stages if stage.measured), None)
+    gpus, tpot = summary.target.gpus, summary.tpot_ms.p50
+    shown = (("ttft", summary.ttft_ms), ("tpot", summary.tpot_ms), ("e2e", summary.e2e_ms))
+    return SweepLevel(
+        name=called,
+        load=load.arrival,
+        amount=float(lanes) if lanes is not None else load.offered_rps,
+        ok=summary.requests.ok,
+        failed=summary.requests.decided - summary.requests.ok,
+        requests_per_s=headline(summary).requests,
+        output_per_s=output,
+        per_gpu=per_gpu(output, gpus),
+        per_user=1000 / tpot if tpot else None,
+        ttft_p50=summary.ttft_ms.p50,
+        ttft_p99=summary.ttft_ms.p99,
+        tpot_p50=tpot,
+        tpot_p99=summary.tpot_ms.p99,
+        e2e_p50=summary.e2e_ms.p50,
+        unsupported=tuple(f"{n}_{q}" for n, d in shown for q in ("p50", "p99") if q not in d.supported and d.count),
+        goodput=summary.goodput.share,
+        slo_met=summary.goodput.met,
+        slo_undecided=summary.goodput.has_slo and summary.goodput.met is None,
+        valid=summary.verdict.valid,
+        state=summary.run.state,
+        simulated=summary.target.simulated,
+        at_once=_began_at_once(summary.stages),
+        full=lanes is None or summary.window.steady.duration_s is not None,
+    )
+
+
+def knee(levels: Sequence[SweepLevel]) -> str:
+    """The name of the level where more load begins to cost more latency than it brings throughput.
+
+    That is the largest output tokens/s divided by E2E p50 (power: Kleinrock 1979), among valid levels. "" with fewer
+    than three of them, or when it is the last one: then the knee is not reached yet.
+    """
+    valid_levels = [level for level in levels if level.valid and level.output_per_s and level.e2e_p50]
+    if len(valid_levels) < 3:
+        return ""
+    best = max(valid_levels, key=lambda level: (level.output_per_s or 0) / (level.e2e_p50 or 1))
+    return "" if best is valid_levels[-1] else best.name
+
+
+def pareto(points: Mapping[Name, tuple[float | None, float | None]]) -> set[Name]:
+    """The names of the points on the Pareto front: no other point is at least as good in both values and better in one.
+
+    A point with an unknown value is not on the front.
+    """
+    known = {name: (x, y) for name, (x, y) in points.items() if x is not None and y is not None}
+    return {
+        name
+        for name, (x, y) in known.items()
+        if not any(a >= x and b >= y and (a, b) != (x, y) for a, b in known.values())
+    }

@@ -1,0 +1,160 @@
+"""Runs of one load side by side in a folder, at several levels or again and again; what a folder of them answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from loadgen.core import run_folder
+from loadgen.core.errors import UserError
+from loadgen.core.metrics.repeats import summarize_repeats
+from loadgen.core.metrics.summary import Summary, dump_summary
+from loadgen.core.results import capacity
+from loadgen.result_kinds import HeldLoad, ListRow, Remade
+from loadgen.runs import levels_text, repeats_page
+from loadgen.runs import repeats_text as repeats_report
+from loadgen.runs import text as text_report
+from loadgen.runs.compared import Side
+from loadgen.runs.kind import compared, of_summary
+from loadgen.runs.levels import SweepCurve, curve
+
+
+class StoredRuns(NamedTuple):
+    """Runs with their names, as `report` reads them: judged by their records. `levels`: at several loads."""
+
+    folder: Path
+    named: tuple[tuple[str, Summary], ...]
+    levels: bool
+
+
+def fits(folder: Path) -> bool:
+    return folder.is_dir() and not run_folder.is_run(folder) and bool(runs(folder))
+
+
+def runs(folder: Path) -> list[Path]:
+    return run_folder.runs_in(folder)
+
+
+def value(folder: Path) -> StoredRuns:
+    """Raises UserError for runs of different work."""
+    if not (found := runs(folder)):
+        hint = "the command that made it goes on with it, or give the folder of a run"
+        raise UserError("no_result", "no run in this folder yet", str(folder), hint)
+    named = judged(folder, found)
+    levels = len({summary.fingerprints.recipe for _, summary in named}) > 1
+    if levels:
+        of_one_work(folder, named)
+    return StoredRuns(folder, named, levels)
+
+
+def judged(root: Path, folders: Sequence[Path]) -> tuple[tuple[str, Summary], ...]:
+    """The summaries of runs, made of their records, each with its folder under `root`."""
+    return tuple((run.relative_to(root).as_posix(), run_folder.open_run(run).summary) for run in folders)
+
+
+def headline(found: StoredRuns) -> str:
+    if not found.levels:
+        return repeats_report.headline(summarize_repeats(found.named))
+    return levels_text.headline(curve(found.named))
+
+
+def text(found: StoredRuns, color: bool) -> str:
+    if found.levels:
+        return levels_text.render_text(curve(found.named))
+    made = summarize_repeats(found.named)
+    shown = text_report.render_levels([summary for _, summary in found.named], color=color)
+    return f"{shown}\n{repeats_report.render_text(made)}"
+
+
+def page(found: StoredRuns) -> str:
+    if found.levels:
+        return levels_text.render_html(curve(found.named))
+    return repeats_page.render(summarize_repeats(found.named), curve(found.named))
+
+
+def document(found: StoredRuns) -> bytes:
+    documents = [dump_summary(summary).decode().rstrip() for _, summary in found.named]
+    return ("[" + ",\n".join(documents) + "]\n").encode()
+
+
+def code(found: StoredRuns, strict: bool) -> int:
+    return max((of_summary(summary, strict) for _, summary in found.named), default=0)
+
+
+def comparable(folder: Path) -> Side:
+    """One side: repeats of one run. Raises UserError for others."""
+    return of_repeats(folder, runs(folder))
+
+
+def of_repeats(folder: Path, runs: Sequence[Path]) -> Side:
+    """The runs of a folder as one side. Raises UserError for runs that are not repeats of one another."""
+    found = tuple(compared(run) for run in runs)
+    one_recipe(folder, [(run.name, run.summary) for run in found])
+    return Side(name="", runs=found)
+
+
+def one_recipe(folder: Path, named: Sequence[tuple[str, Summary]]) -> None:
+    """Raises UserError unless all runs have one recipe."""
+    recipes: dict[str, str] = {}
+    for name, summary in named:
+        recipes.setdefault(summary.fingerprints.recipe, name)
+    if len(recipes) > 1:
+        hint = f"name one of them: {folder / next(iter(recipes.values()))}"
+        what = f"not repeats of one run: {', '.join(recipes.values())} have different recipes"
+        raise UserError("mismatch", what, str(folder), hint)
+
+
+def of_one_work(folder: Path, found: Sequence[tuple[str, Summary]]) -> None:
+    """Raises UserError unless the runs are levels of one load: same requests, model, API and SLO."""
+    (first, base), *others = found
+    for name, summary in others:
+        unlike = [
+            what
+            for what, a, b in (
+                ("workload", base.run.workload, summary.run.workload),
+                ("model", base.target.model, summary.target.model),
+                ("API", (base.run.api, base.run.stream), (summary.run.api, summary.run.stream)),
+                ("SLO", _promise(base), _promise(summary)),
+            )
+            if a != b
+        ]
+        if unlike:
+            what = f"runs of different work in one folder: {first} and {name} differ in {', '.join(unlike)}"
+            raise UserError(
+                "mismatch", what, str(folder), f"name one of them: {folder / first}; or hold them side by side: compare"
+            )
+
+
+def _promise(summary: Summary) -> list[tuple[str, float, float]]:
+    return [(term.metric, term.quantile, term.limit_ms) for term in summary.goodput.slo]
+
+
+def held(folder: Path) -> HeldLoad:
+    """The capacity in a folder, where there is one. Raises UserError for a damaged one."""
+    return HeldLoad(capacity_in(folder))
+
+
+def capacity_in(folder: Path) -> capacity.Capacity | None:
+    file = folder / capacity.FILE
+    return capacity.load_capacity(file.read_bytes(), str(file)) if file.is_file() else None
+
+
+def list_row(found: tuple[tuple[str, Summary], ...], folder: Path, word: str = "") -> ListRow:
+    """The row of runs that may have found a capacity."""
+    return ListRow(word=word, named=found, interval=_interval(folder, curve(found)) if found else None)
+
+
+def _interval(folder: Path, levels: SweepCurve) -> tuple[float, float, float] | None:
+    """Of a capacity: tokens/s of a user, and the ends of the interval of the tokens/s in all."""
+    found = capacity_in(folder)
+    level = None if found is None else next((one for one in levels.levels if one.name == found.evidence), None)
+    if found is None or level is None or level.per_user is None or not level.output_per_s or found.low_per_s is None:
+        return None
+    per_request = level.output_per_s / found.rate_per_s
+    return level.per_user, found.low_per_s * per_request, (found.high_per_s or found.rate_per_s) * per_request
+
+
+def derived(folder: Path) -> Iterator[Remade]:
+    """Nothing of its own: what is derived is in its runs."""
+    return iter(())

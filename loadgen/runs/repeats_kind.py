@@ -1,0 +1,127 @@
+"""Repeats of one load, or of a sweep: each figure's mean and its interval by the spread between the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from loadgen.core import run_folder
+from loadgen.core.errors import UserError
+from loadgen.core.metrics import repeats
+from loadgen.core.metrics.repeats import RepeatSummary, summarize_repeats
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.results.manifest import decoded
+from loadgen.result_kinds import SUMMARIES, ListRow, Remade
+from loadgen.runs import levels_kind as of_runs
+from loadgen.runs import repeats_page
+from loadgen.runs import repeats_text as report
+from loadgen.runs import text as text_report
+from loadgen.runs.compared import Side
+from loadgen.runs.kind import kept
+from loadgen.runs.levels import curve
+
+
+class _OfSweep(msgspec.Struct, frozen=True):
+    """`repeats.json` of a sweep that was repeated, and of a validation."""
+
+    levels: dict[str, RepeatSummary]
+
+
+class StoredRepeats(NamedTuple):
+    """`made`: by level, under "" where there is one load; made again of the records."""
+
+    folder: Path
+    named: tuple[tuple[str, Summary], ...]
+    made: dict[str, RepeatSummary]
+
+
+def value(folder: Path) -> StoredRepeats:
+    """Raises UserError for damaged files, and for runs that are no repeats of each other."""
+    stored = _stored(folder)
+    named = of_runs.judged(folder, runs(folder))
+    if list(stored) == [""]:
+        of_runs.one_recipe(folder, named)
+        return StoredRepeats(folder, named, {"": summarize_repeats(named, within=stored[""].within)})
+    by_name = dict(named)
+    made = {
+        level: summarize_repeats([(run, by_name[run]) for run in one.runs if run in by_name], within=one.within)
+        for level, one in stored.items()
+    }
+    return StoredRepeats(folder, named, made)
+
+
+def _stored(folder: Path) -> dict[str, RepeatSummary]:
+    file = folder / repeats.FILE
+    data, what = file.read_bytes(), "the summary of repeats"
+    try:
+        is_sweep = "levels" in msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except msgspec.MsgspecError:
+        is_sweep = False
+    if is_sweep:
+        return decoded(data, _OfSweep, str(file), what).levels
+    return {"": decoded(data, RepeatSummary, str(file), what)}
+
+
+def runs(folder: Path) -> list[Path]:
+    """Those in the folder; of a sweep those of its levels."""
+    if found := run_folder.runs_in(folder):
+        return found
+    named = dict.fromkeys(run for one in _stored(folder).values() for run in one.runs)
+    return [folder / name for name in named if run_folder.is_run(folder / name)]
+
+
+def headline(found: StoredRepeats) -> str:
+    if "" in found.made:
+        return report.headline(found.made[""])
+    return report.headline_of_levels(list(found.made.items()))
+
+
+def text(found: StoredRepeats, color: bool) -> str:
+    if "" not in found.made:
+        return report.render_levels(list(found.made.items()))
+    shown = text_report.render_levels([summary for _, summary in found.named], color=color)
+    return f"{shown}\n{report.render_text(found.made[''])}"
+
+
+def page(found: StoredRepeats) -> str:
+    levels = curve(found.named)
+    if "" in found.made:
+        return repeats_page.render(found.made[""], levels)
+    return repeats_page.render_levels(list(found.made.items()), levels)
+
+
+def listed(folder: Path) -> ListRow:
+    found, stored = kept(folder, runs(folder)), _stored(folder)
+    interval = _interval(stored[""], found) if found and "" in stored else None
+    return ListRow(named=found, interval=interval)
+
+
+def _interval(stored: RepeatSummary, named: tuple[tuple[str, Summary], ...]) -> tuple[float, float, float] | None:
+    """The tokens/s of a user, and the ends of the interval of the tokens/s in all."""
+    rate = next((figure for figure in stored.figures if figure.metric == "tokens.steady_output_per_s"), None)
+    per_user = [level.per_user for level in curve(named).levels if level.per_user is not None]
+    if rate is None or rate.low is None or rate.high is None or not per_user:
+        return None
+    return sum(per_user) / len(per_user), rate.low, rate.high
+
+
+def comparable(folder: Path) -> Side:
+    """One side. Raises UserError for a sweep that was repeated: its levels are other loads."""
+    levels = [level for level in _stored(folder) if level]
+    if levels:
+        what = f"a sweep that was repeated holds several loads: {', '.join(levels)}"
+        raise UserError("mismatch", what, str(folder), "name the folder of a run in it")
+    return of_runs.of_repeats(folder, runs(folder))
+
+
+def derived(folder: Path) -> Iterator[Remade]:
+    def again(before: RepeatSummary) -> RepeatSummary:
+        return summarize_repeats(
+            [(name, run_folder.kept_summary(folder / name)) for name in before.runs], within=before.within
+        )
+
+    made = {level: again(one) for level, one in _stored(folder).items()}
+    yield Remade(repeats.FILE, msgspec.json.encode(made.get("", {"levels": made})), SUMMARIES)

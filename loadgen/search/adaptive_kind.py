@@ -1,0 +1,30 @@
+"""A load that found its own limit: what its steps add to the text and the page of their run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from loadgen.core.results import capacity
+from loadgen.core.run_folder import OpenedRun
+from loadgen.present.additions import Addition
+from loadgen.result_kinds import RECORDS, SUMMARIES, Remade
+from loadgen.search import adaptive_run
+from loadgen.search import adaptive_text as report
+
+
+def sections(folder: Path, run: OpenedRun) -> Addition | None:
+    """None of another run. The file is not needed: a run that was killed is judged by its records."""
+    found = adaptive_run.read(folder)
+    return None if found is None else report.addition(found)
+
+
+def derived(folder: Path) -> Iterator[Remade]:
+    found = adaptive_run.read(folder)
+    if found is None:
+        return
+    yield Remade(adaptive_run.FILE, adaptive_run.dump(found), RECORDS)
+    if (folder / capacity.FILE).is_file():
+        shown = adaptive_run.found_capacity(folder, found)
+        data = b"null\n" if shown is None else capacity.dump(shown)
+        yield Remade(capacity.FILE, data, SUMMARIES, leave=("recipe",))

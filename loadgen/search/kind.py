@@ -1,0 +1,161 @@
+"""A search: its answer and its trials; its confirming run stands for it in a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from loadgen.core.errors import INTERRUPTED, UNSOUND, UserError
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.results import capacity
+from loadgen.core.run_folder import OpenedRun
+from loadgen.present.additions import Addition
+from loadgen.result_kinds import SUMMARIES, ListRow, Remade
+from loadgen.runs import levels_kind as runs
+from loadgen.runs.compared import Side
+from loadgen.runs.kind import additions, compared, kept
+from loadgen.search import experiment, trials
+from loadgen.search import page as search_page
+from loadgen.search import text as report
+from loadgen.search.experiment import StoredSearch
+from loadgen.search.load_search import LoadSearch, SearchAnswer, TrialResult, exit_code, resume
+
+
+class StoredTrials(NamedTuple):
+    """The trials of a search, and its answer; None: it has none yet."""
+
+    folder: Path
+    named: tuple[tuple[str, Summary], ...]
+    search: StoredSearch | None
+    additions: tuple[Addition, ...]
+
+    @property
+    def unit(self) -> str:
+        chained = any(summary.sessions is not None for _, summary in self.named)
+        return experiment.unit_of(experiment.plan_of(self.folder), chained=chained)
+
+    @property
+    def as_runs(self) -> runs.StoredRuns:
+        """The trials as levels of one load, where there is no answer to show."""
+        return runs.StoredRuns(self.folder, self.named, levels=True)
+
+
+def value(folder: Path) -> StoredTrials:
+    """Raises UserError for a damaged answer, and where there is neither an answer nor a trial."""
+    search = experiment.stored_search(folder)
+    named = runs.value(folder).named if search is None else runs.judged(folder, runs.runs(folder))
+    if not named:
+        raise UserError(
+            "no_records", "no trial is in this folder", str(folder), "take the folder as it was handed over"
+        )
+    return StoredTrials(folder, named, search, additions(folder, OpenedRun(named[0][1], None)))
+
+
+def headline(found: StoredTrials) -> str:
+    if found.search is None:
+        return f"The search has no answer yet: {runs.headline(found.as_runs)}"
+    return report.headline(found.search.answer, found.search.names, found.unit)
+
+
+def text(found: StoredTrials, color: bool) -> str:
+    search, plan = found.search, experiment.plan_of(found.folder)
+    added = "".join(addition.text for addition in found.additions)
+    if search is None:
+        go_on = f"\nThe search has no answer yet. Go on with: {experiment.resuming(found.folder, plan)}\n"
+        return runs.text(found.as_runs, color) + added + go_on
+    return report.render(search.answer, search.told, search.names, unit=found.unit, simulated=search.simulated) + added
+
+
+def page(found: StoredTrials) -> str:
+    if found.search is None:
+        return runs.page(found.as_runs)
+    held = runs.capacity_in(found.folder)
+    return search_page.render(
+        found.search,
+        found.named,
+        unit=found.unit,
+        evidence="" if held is None or held.unfinished else held.evidence,
+        additions=found.additions,
+    )
+
+
+def code(found: StoredTrials, strict: bool) -> int:
+    if found.search is None:
+        return runs.code(found.as_runs, strict)
+    ended = exit_code(found.search.answer)
+    return UNSOUND if ended == INTERRUPTED else ended
+
+
+def listed(folder: Path) -> ListRow:
+    search = experiment.stored_search(folder)
+    return runs.list_row(kept(folder, runs.runs(folder)), folder, "" if search is None else search.answer.reason)
+
+
+def comparable(folder: Path) -> Side:
+    """The run that shows the capacity: sustained, else confirmed. Raises UserError where there is none."""
+    held = runs.capacity_in(folder)
+    if held is None or held.unfinished:
+        names = ", ".join(run.name for run in runs.runs(folder)) or "none yet"
+        why = f": {held.bound_why}" if held is not None and held.bound_why else ""
+        what = f"a search without a capacity{why}; no run of it stands for a load that holds"
+        raise UserError("no_figure", what, str(folder), f"name one of its runs: {names}")
+    run = folder / held.evidence
+    unit = f"{held.unit}/s"
+    how = "sustained" if held.sustained else "confirmed" if held.confirmed else "the highest that held"
+    note = f"the run of the search at its capacity, {held.rate_per_s:.4g} {unit}, {how}: {held.evidence}"
+    return Side(name="", runs=(compared(run),), notes=(note,))
+
+
+def derived(folder: Path) -> Iterator[Remade]:
+    told = experiment.told(folder)
+    again = _again(folder, told)
+    yield _retold(told, again)
+    stored = experiment.stored_search(folder)
+    if stored is None:
+        yield Remade(experiment.ANSWER, None, "the search has not ended")
+        return
+    if stored.settings is None:
+        yield Remade(experiment.ANSWER, None, "the search has not stored its settings: it is of an older version")
+        yield from of_trials(folder, told, stored.answer)
+        return
+    answer = resume(LoadSearch(**msgspec.structs.asdict(stored.settings)), told).answer
+    document = msgspec.structs.replace(stored, answer=answer, told=tuple(again))
+    given = (*_given(told, "told[{}].", first=0), "goal*", "simulated", "seed", "metadata*", "settings*")
+    yield Remade(experiment.ANSWER, msgspec.json.encode(document), "the results of the trials", given)
+    yield from of_trials(folder, told, answer)
+
+
+def retold(folder: Path, told: Sequence[TrialResult]) -> Remade:
+    """The results of the trials of a search or sweep, made again of their runs."""
+    return _retold(told, _again(folder, told))
+
+
+def _again(folder: Path, told: Sequence[TrialResult]) -> list[TrialResult]:
+    is_mlperf = experiment.is_mlperf(experiment.plan_of(folder))
+    return [trials.retold(folder, result, mlperf=is_mlperf) for result in told]
+
+
+def _retold(told: Sequence[TrialResult], again: Sequence[TrialResult]) -> Remade:
+    return Remade(experiment.TOLD, b"\n".join(map(msgspec.json.encode, again)), SUMMARIES, _given(told, "line {}."))
+
+
+def of_trials(folder: Path, told: Sequence[TrialResult], answer: SearchAnswer, bound_why: str = "") -> Iterator[Remade]:
+    """The files that a search and a sweep make of their trials."""
+    files = experiment.outputs(folder, told, answer, bound_why=bound_why)
+    if (folder / capacity.FILE).is_file():
+        files.setdefault(capacity.FILE, b"null\n")
+    for name, data in files.items():
+        yield Remade(name, data, SUMMARIES, leave=("recipe", "go_on"))
+
+
+def _given(told: Sequence[TrialResult], place: str, first: int = 1) -> tuple[str, ...]:
+    """Where trials hold what no record gives: what was asked for, and how one was decided before its end."""
+    leave = []
+    for number, result in enumerate(told, first):
+        names = ["ask*", "early", "offered", "noise", "folder"]
+        names += ["outcome", "why", "code"] if result.early else []
+        leave += [place.format(number) + name for name in names]
+    return tuple(leave)

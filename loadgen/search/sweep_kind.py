@@ -1,0 +1,32 @@
+"""A sweep: its levels, in the order of their loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from loadgen.result_kinds import RECORDS, ListRow, Remade
+from loadgen.runs import levels_kind as runs
+from loadgen.runs import levels_text as report
+from loadgen.runs.kind import kept
+from loadgen.runs.levels import bound_why
+from loadgen.search import experiment
+from loadgen.search.kind import of_trials, retold
+
+
+def value(folder: Path) -> runs.StoredRuns:
+    """Raises UserError for runs of different work."""
+    return runs.value(folder)._replace(levels=True)
+
+
+def listed(folder: Path) -> ListRow:
+    return runs.list_row(kept(folder, runs.runs(folder)), folder)
+
+
+def derived(folder: Path) -> Iterator[Remade]:
+    told = experiment.told(folder)
+    yield retold(folder, told)
+    curve, judged, answer = experiment.swept(folder, told)
+    yield Remade("sweep.md", report.render_markdown(curve).encode(), RECORDS)
+    yield Remade("report.html", report.render_html(curve).encode(), RECORDS)
+    yield from of_trials(folder, judged, answer, bound_why(curve))

@@ -1,0 +1,164 @@
+"""What lies in a folder of results, each as its kind says (`result_kinds`). Reads summaries, not records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from decimal import Decimal
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from loadgen import result_kinds
+from loadgen.core import format
+from loadgen.core.errors import OK, Fault
+
+if TYPE_CHECKING:
+    from loadgen.core.metrics.summary import Summary
+    from loadgen.pricing.prices import Prices
+    from loadgen.result_kinds import ListRow
+    from loadgen.viewer.page import StoredResult
+
+DEEPEST, MOST = 4, 2_000  # folders below the one that is looked through; results
+
+
+class Collection(NamedTuple):
+    """The results of several commands in one folder."""
+
+    folder: Path
+    results: list[StoredResult]
+
+
+def results_in(root: Path, prices: Prices | None = None) -> list[StoredResult]:
+    """The results below a folder, the newest first. What cannot be read is listed with the reason.
+
+    prices: for the USD per million tokens of machines whose shape has a price.
+    """
+    found = sorted(_walk(root, root, DEEPEST), key=lambda path: path.stat().st_mtime, reverse=True)[:MOST]
+    results = [_read(root, path, prices) for path in found]
+    return sorted(results, key=lambda result: result.started, reverse=True)
+
+
+def is_collection(folder: Path) -> bool:
+    """Whether a folder holds results of several commands: neither a run, nor levels or repeats of one load."""
+    from loadgen.core import run_folder
+    from loadgen.runs.levels_kind import of_one_work
+
+    if not folder.is_dir() or kind_of(folder):
+        return False
+    found = list(_walk(folder, folder, DEEPEST))
+    if any(path.parent != folder or kind_of(path) not in ("run", "mlperf") for path in found):
+        return True
+    named = [(run.name, run_folder.kept_summary(run)) for run in found if (run / run_folder.SUMMARY).is_file()]
+    try:
+        if named:
+            of_one_work(folder, named)
+    except Fault:
+        return True
+    return False
+
+
+def _walk(root: Path, folder: Path, deeper: int) -> Iterator[Path]:
+    if folder != root and kind_of(folder):
+        yield folder
+        return
+    if not deeper:
+        return
+    for below in folder.iterdir():
+        if below.is_dir() and not below.name.startswith(".") and not below.is_symlink():
+            yield from _walk(root, below, deeper - 1)
+
+
+def kind_of(folder: Path) -> str:
+    """The kind of result that is listed for a folder; "" for none."""
+    kind = result_kinds.kind_of(folder, "listed")
+    return "" if kind is None else kind.name
+
+
+def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
+    from loadgen.core import run_folder
+    from loadgen.runs.levels import curve
+    from loadgen.viewer.page import StoredResult
+
+    kind, name = result_kinds.kind_of(folder, "listed"), folder.relative_to(root).as_posix()
+    assert kind is not None  # it is one of those that were found
+    page = f"{name}/{kind.page_name}" if kind.page_name and (folder / kind.page_name).is_file() else ""
+    empty = StoredResult(name=name, kind=kind.name, going_on=run_folder.is_going_on(folder, time.time()), page=page)
+    if empty.going_on:
+        return empty
+    try:
+        row: ListRow = result_kinds.call(kind, "listed", folder)
+        shown = msgspec.structs.replace(
+            empty, word=row.word, about=row.about, target=row.target, simulated=row.simulated
+        )
+        if not row.named:
+            return shown if row.word else msgspec.structs.replace(shown, word="nothing was summarized")
+        usd = {run: _usd(summary, prices) for run, summary in row.named}
+        limits = [term.limit_ms for term in row.named[0][1].goodput.slo if term.metric == "tpot"]
+        return msgspec.structs.replace(
+            shown,
+            curve=curve(row.named),
+            tpot_limit_ms=min(limits, default=None),
+            interval=row.interval,
+            usd={run: amount for run, amount in usd.items() if amount},
+        )
+    except (Fault, OSError, msgspec.MsgspecError) as problem:
+        return msgspec.structs.replace(empty, word=f"cannot be read: {str(problem).splitlines()[0]}")
+
+
+def _usd(summary: Summary, prices: Prices | None) -> float | None:
+    """USD (or another currency) per million output tokens under the price of the run's shape; None without one."""
+    from loadgen.pricing.evidence import Evidence
+    from loadgen.pricing.prices import find
+    from loadgen.pricing.unit_cost import OUTPUT, offer
+
+    if prices is None or not summary.target.shape:
+        return None
+    try:
+        price = find(prices, summary.target)[0]
+        evidence = Evidence(name=summary.run.id, folder="", summaries=(summary,))
+        cost = offer(evidence, price, price.name, "", gpus=summary.target.gpus, utilization=Decimal(1)).costs[OUTPUT]
+    except Fault:
+        return None
+    return float(cost.total) if cost is not None else None
+
+
+# -- a folder of results as a result itself ----------------------------------------------------------------------------
+
+
+def value(folder: Path) -> Collection:
+    return Collection(folder, results_in(folder))
+
+
+def headline(found: Collection) -> str:
+    kinds: dict[str, int] = {}
+    for result in found.results:
+        kinds[result.kind] = kinds.get(result.kind, 0) + 1
+    words = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    return f"{format.counted(len(found.results), 'result')} in {found.folder}: {words}."
+
+
+def text(found: Collection, color: bool) -> str:
+    from loadgen.viewer import page as results_page
+
+    return results_page.render_text(found.results)
+
+
+def page(found: Collection) -> str:
+    from loadgen.viewer import page as results_page
+
+    return results_page.render(found.folder.resolve().name, found.results, version=version("loadgen"))
+
+
+def document(found: Collection) -> bytes:
+    return format.document([_plain(result) for result in found.results])
+
+
+def _plain(result: StoredResult) -> dict[str, str]:
+    return {"name": result.name, "kind": result.kind, "word": result.word, "started": result.started}
+
+
+def code(found: Collection, strict: bool) -> int:
+    return OK

@@ -1,0 +1,437 @@
+"""Every kind of result goes by the table: known, opened, listed, printed, drawn, compared; also that of a package."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+import sys
+import tarfile
+import threading
+import urllib.request
+from collections.abc import Iterator
+from html import unescape
+from importlib import import_module
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+import pytest
+from make_rooms import ROOT
+from plugin_packages import install
+from refusals import refused
+
+import loadgen
+from loadgen import plugins, result_kinds
+from loadgen.answers import folder as answers
+from loadgen.answers.comparison import AnswersResult, judge, score
+from loadgen.answers.questions import AnswerKey
+from loadgen.compare.inputs import read_sides
+from loadgen.core.errors import Faults, UserError
+from loadgen.core.results import checksums
+from loadgen.evidence import verify
+from loadgen.mlperf.accuracy import AccuracyMean, AccuracyResult, AccuracyTarget
+from loadgen.plugins import OpenTable
+from loadgen.result_kinds import KINDS, OpenedResult, kind_of, opened
+from loadgen.shell.app import main
+from loadgen.viewer.command import Server
+from loadgen.viewer.results_list import results_in
+
+pytestmark = pytest.mark.commands
+
+DATA = Path(__file__).parent / "data"
+SIM = ("--url", "sim:gb300-vm", "--seed", "3")
+FUNCTIONS = (
+    "fits", "value", "runs", "listed", "sections", "comparable", "held", "derived", "headline", "text", "page",
+    "document", "code",
+)  # fmt: skip
+MADE = {
+    "raw": "run", "sample": "run", "histogram": "run", "sweep": "sweep", "search": "search", "contract": "validation",
+    "mlperf": "mlperf", "official": "mlperf", "repeats": "repeats", "swept-twice": "repeats", "answers": "answers",
+    "accuracy": "accuracy", "levels": "runs", "guidellm": "other tool", "vllm.json": "other tool",
+    "calls.jsonl": "calls",
+}  # fmt: skip
+
+
+def exits(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as left:
+        main([str(argument) for argument in arguments])
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A result of each kind, by its name in MADE."""
+    root = tmp_path_factory.mktemp("results")
+    for name in ("raw", "sample", "histogram", "sweep", "search", "contract", "mlperf"):
+        with tarfile.open(DATA / "oracle" / "folders" / f"{name}.tar.xz") as packed:
+            packed.extractall(root, filter="data")
+    (root / "official" / "ours").mkdir(parents=True)
+    for name in ("mlperf.json", "mlperf_log_summary.txt", "mlperf_log_detail.txt"):
+        shutil.copy(root / "mlperf" / name, root / "official" / name)
+    load = ("qa", *SIM, "--duration", "20s", "--request-rate")
+    exits("run", *load, "5", "--repeat", "2", "-o", root / "repeats")
+    exits("sweep", *load, "2,4", "--repeat", "2", "-o", root / "swept-twice")
+    for level in ("r10", "r40"):
+        shutil.copytree(root / "sweep" / level, root / "levels" / level)
+    keys = [AnswerKey(reference=f"the answer is {n}") for n in range(40)]
+    prompts = score(keys, [f"the answer is {n}" if n % 4 else "no idea" for n in range(40)], None)
+    result = AnswersResult(
+        dataset="d.jsonl", url="http://h", model="m", prompts=40, failed=0, simulated=True, parts=judge(prompts)
+    )
+    answers.write(root / "answers", result, prompts)
+    accuracy = AccuracyResult(
+        benchmark="llama2-70b", round="v6.1", dataset="d.pkl", dataset_sha256="", url="http://h", model="m",
+        version="0.1.0", samples=2, samples_of_rules=24576, answered=2,
+        means=(AccuracyMean(metric="rouge1", mean=44.5, low=44.0, high=45.0),),
+        targets=tuple(AccuracyTarget(tier=tier, metric="rouge1", least=43.9, met=True) for tier in (0.99, 0.999)),
+    )  # fmt: skip
+    (root / "accuracy").mkdir()
+    (root / "accuracy" / "mlperf_accuracy.json").write_bytes(msgspec.json.encode(accuracy))
+    (root / "guidellm").mkdir()
+    shutil.copy(DATA / "rivals" / "guidellm_benchmarks.json", root / "guidellm" / "benchmarks.json")
+    shutil.copy(DATA / "rivals" / "vllm_bench_serve.json", root / "vllm.json")
+    call = {"api": "chat", "status": "ok", "started_unix_ns": 1, "labels": {}, "ttft_ms": 120.0, "tpot_ms": 10.0,
+            "e2e_ms": 210.0, "input_tokens": 5, "output_tokens": 10, "cost": None}  # fmt: skip
+    (root / "calls.jsonl").write_text(f"{json.dumps(call)}\n{json.dumps(call)}\n")
+    return root
+
+
+@pytest.fixture
+def results(made: Path, tmp_path: Path) -> Path:
+    """The same, to be written into."""
+    shutil.copytree(made, tmp_path / "results")
+    return tmp_path / "results"
+
+
+# -- the table itself --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS.own, ids=lambda kind: kind.name)
+def test_every_name_of_a_row_is_there(kind: result_kinds.ResultKind) -> None:
+    for name in FUNCTIONS:
+        if reference := getattr(kind, name):
+            assert callable(plugins.resolve(reference)), (name, reference)
+    if kind.schema:
+        assert issubclass(plugins.resolve(kind.schema), msgspec.Struct)
+    if kind.value:
+        assert all(getattr(kind, name) for name in ("headline", "text", "document", "code")), "what can be opened"
+
+
+def test_the_rows_have_names_of_their_own() -> None:
+    names = KINDS.names(foreign=False)
+    assert len(set(names)) == len(names) and set(MADE.values()) <= set(names)
+
+
+OWNERS = {  # a file that names a marker -> why
+    "answers/folder.py": "writes it",
+    "contracts/run.py": "writes it",
+    "contracts/stored.py": "writes it, and reads the runs of a level",
+    "mlperf/run.py": "writes it",
+    "mlperf/accuracy_run.py": "writes it",
+    "search/experiment.py": "writes it, and writes over no run",
+    "search/adaptive_run.py": "writes it, and reads the header of the run",
+    "sim/virtual_backend.py": "writes those of a run",
+    "preflight/selfcheck.py": "writes the header of its own run",
+    "runs/dashboard.py": "reads the header of the run that goes on",
+    "evidence/verify.py": "places whose definition has changed, by file; the header of each run",
+    "interop/trackers.py": "the files that a tracker is given",
+    "result_kinds.py": "the table",
+}
+
+
+def test_nobody_else_asks_which_file_a_folder_has() -> None:
+    """Above the files of a run themselves, a marker file stands as a text in the table and where it is written."""
+    named = {marker for kind in KINDS.own for marker in kind.markers} | {"search.json", "curve.csv", "sweep.json"}
+    package = ROOT / "loadgen"
+    found = {
+        file.relative_to(package).as_posix()
+        for file in package.rglob("*.py")
+        if not file.is_relative_to(package / "core")
+        for node in ast.walk(ast.parse(file.read_bytes()))
+        if isinstance(node, ast.Constant) and node.value in named
+    }
+    assert found == set(OWNERS)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_result_is_known_for_what_it_is(made: Path, name: str) -> None:
+    kind = kind_of(made / name)
+    assert kind is not None and kind.name == MADE[name]
+
+
+def test_a_folder_of_results_is_one_too(made: Path) -> None:
+    found = opened(made)
+    assert found.kind == "results" and "2 repeats" in found.headline
+    assert "swept-twice" in found.text and "swept-twice" in (found.page or "")
+
+
+def test_what_is_no_result_has_no_kind(tmp_path: Path) -> None:
+    assert kind_of(tmp_path) is None
+    with refused(UserError, "no_result"):
+        opened(tmp_path)
+    with refused(UserError, "missing_file"):
+        opened(tmp_path / "nowhere")
+
+
+# -- every kind in every place -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_every_kind_is_reported(results: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its text; its page beside it, or none; its document; one exit code for all."""
+    path = results / name
+    kind = kind_of(path)
+    assert kind is not None
+    before = {file: file.read_bytes() for file in results.rglob("*") if file.is_file()}
+    code = exits("report", path)
+    told = capsys.readouterr()
+    assert code in (0, 1, 3) and told.out.count("\n") > 2
+    page = path / kind.page_name
+    if kind.page and kind.page_name:
+        assert page.read_text().startswith("<!doctype html>") and f"page: {page}" in told.err
+    after = {file: file.read_bytes() for file in results.rglob("*") if file.is_file()}
+    changed = {file.name for file in after if before.get(file) != after[file]}
+    assert changed <= {"report.html"}, "a page of its own, and nothing of the result"
+    assert exits("report", path, "--json") == code
+    assert json.loads(capsys.readouterr().out)
+    assert exits("report", path, "--no-html") == code
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_every_kind_is_loaded(made: Path, name: str) -> None:
+    found = loadgen.load(made / name)
+    runs_here = MADE[name] == "run" or name == "mlperf"
+    assert isinstance(found, loadgen.Result if runs_here else OpenedResult)
+    assert found.kind == MADE[name]
+    assert found.headline.rstrip(".") and "\n" not in found.headline
+    assert found.headline.endswith(".") and found.text.endswith("\n")
+    assert str(found).splitlines()[0] in found.text and found._repr_html_().startswith("<pre")
+    has_page = MADE[name] not in ("answers", "accuracy", "calls")
+    assert (found.page is not None) is has_page
+    assert made.name in repr(found) or name in repr(found) or runs_here
+
+
+def test_a_loaded_result_gives_its_value_and_its_runs(made: Path) -> None:
+    search = loadgen.load(made / "search")
+    assert search.value.search.answer.reason and len(search.runs) == len(search.value.named) > 2
+    repeats = loadgen.load(made / "swept-twice")
+    assert list(repeats.value.made) == ["r2", "r4"] and repeats.value.made["r4"].runs == ("r1/r4", "r2/r4")
+    assert list(loadgen.load_runs(made / "swept-twice")) == ["r1/r2", "r2/r2", "r1/r4", "r2/r4"]
+    assert list(loadgen.load_runs(made / "contract")) == ["steady/r1"]
+    assert loadgen.load(made / "contract").value.verdict.verdict in ("PASS", "FAIL", "INCONCLUSIVE")
+    assert loadgen.load(made / "answers").value.prompts == 40 and loadgen.load(made / "answers").runs == ()
+
+
+def test_every_kind_that_a_command_leaves_is_listed(made: Path) -> None:
+    found = {result.name: result for result in results_in(made)}
+    folders = {name for name in MADE if (made / name).is_dir()} - {"levels", "guidellm"}
+    assert folders <= found.keys() and {"levels/r10", "levels/r40"} <= found.keys()
+    assert {name: found[name].kind for name in folders} == {name: MADE[name] for name in folders}
+    assert not [result.name for result in found.values() if "cannot be read" in result.word]
+    of_answers = found["answers"]
+    assert of_answers.word.startswith("ROUGE-1 75.0 %") and "m" in of_answers.about and of_answers.simulated
+    curve = found["swept-twice"].curve
+    assert curve is not None and {level.name for level in curve.levels} == {"r1/r2", "r2/r2", "r1/r4", "r2/r4"}
+
+
+@pytest.fixture
+def address(made: Path) -> Iterator[str]:
+    server = Server(made, 0, None)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server.address
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_ui_shows_every_kind_that_is_listed(made: Path, address: str) -> None:
+    def page(path: str) -> str:
+        with urllib.request.urlopen(address + path, timeout=60) as answer:
+            return unescape(answer.read().decode())
+
+    listed = page("")
+    for name in ("answers", "repeats", "swept-twice", "contract", "accuracy", "official"):
+        assert f"result?r={quote(name)}" in listed
+        shown = page(f"result?r={quote(name)}")
+        assert "Cannot be shown" not in shown
+        own = opened(made / name)
+        assert own.headline in shown if own.kind == "repeats" else own.text.splitlines()[-1] in shown or own.page
+    assert "Interval: of the mean" in page("result?r=repeats")
+
+
+# -- comparison --------------------------------------------------------------------------------------------------------
+
+
+def test_a_search_is_compared_by_the_run_at_its_capacity(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evidence = json.loads((made / "search" / "capacity.json").read_text())["evidence"]
+    search, run = read_sides([made / "search", made / "search" / evidence])
+    assert [one.name for one in search.runs] == [evidence] and search.runs[0].summary == run.runs[0].summary
+    assert evidence in search.notes[0]
+    assert exits("compare", made / "search", made / "search" / "p00-15.9889", "--anyway") in (0, 3)
+    assert evidence in capsys.readouterr().out
+    assert exits("baseline", "save", "peak", made / "search", "--in", tmp_path / "kept") == 0
+    shutil.copytree(made / "search", tmp_path / "none")
+    (tmp_path / "none" / "capacity.json").unlink()
+    with refused(Faults, "no_figure"):
+        read_sides([tmp_path / "none"])
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("answers", "unsupported"), ("sweep", "mismatch"), ("swept-twice", "mismatch"), ("accuracy", "unsupported")],
+)
+def test_what_is_no_side_of_a_comparison_says_so(made: Path, name: str, code: str) -> None:
+    with refused(Faults, code):
+        read_sides([made / name])
+
+
+def test_a_validation_of_one_level_is_a_side(made: Path) -> None:
+    (side,) = read_sides([made / "contract"])
+    assert [run.name for run in side.runs] == ["r1"]
+
+
+# -- bundles -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("swept-twice", "repeats"), ("answers", "answers"), ("levels", "runs"), ("mlperf", "run")]
+)
+def test_its_bundle_comes_out_again(results: Path, tmp_path: Path, name: str, kind: str) -> None:
+    exits("report", results / name)
+    verify.bundle(results / name, tmp_path / "x.zip")
+    found = verify.verify(tmp_path / "x.zip")
+    assert (found.manifest.kind, found.differences) == (kind, ()) and found.verified in ("all", "part")
+    pages = {file for file in found.manifest.left_out if file.endswith(".html")}
+    assert pages == ({"report.html"} if kind != "answers" else set()), "the page of a sweep is part of it"
+    assert not [file for file in found.not_made if file.endswith(".html")]
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+
+def test_repeats_have_a_page(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits("report", results / "repeats") == 0
+    text = capsys.readouterr().out
+    page = unescape((results / "repeats" / "report.html").read_text())
+    (mean,) = (one.split() for one in text.splitlines() if one.startswith("TTFT p50, ms"))
+    assert f"<td>{mean[3]}</td>" in page and "SIMULATED" in page and "<td>r2</td>" in page
+    assert json.loads(page.split('id="charts">')[1].split("</script>")[0])[0]["title"] == "TTFT p50"
+    assert exits("report", results / "swept-twice") == 0
+    page = (results / "swept-twice" / "report.html").read_text()
+    assert "<td>r1/r4</td>" in page and "±" in page
+
+
+def test_a_verdict_that_was_reported_is_as_it_was_handed_over(results: Path) -> None:
+    folder = results / "contract"
+    assert exits("report", folder) in (0, 1, 3)
+    assert not checksums.changed(folder) and not (folder / "report.html").exists()
+    before = (folder / "verdict.html").read_bytes()
+    (folder / "verdict.html").unlink()
+    (folder / checksums.BEFORE).unlink()
+    checksums.write(folder)
+    assert opened(folder).page
+    assert len(before) > 1000
+
+
+# -- a kind of somebody else -------------------------------------------------------------------------------------------
+
+PACKAGE = '''
+"""Soak tests of somebody else: one file with the hours that were survived."""
+import json
+from loadgen.result_kinds import ListRow, ResultKind
+from loadgen.runs.compared import Side
+
+SOAK = ResultKind(
+    name="soak", markers=("soak.json",), value="soak_kind:value", headline="soak_kind:headline", text="soak_kind:text",
+    page="soak_kind:page", document="soak_kind:document", code="soak_kind:code", listed="soak_kind:listed",
+    comparable="soak_kind:comparable",
+)
+
+def value(folder):
+    return json.loads((folder / "soak.json").read_text())
+
+def headline(soak):
+    return f"Survived {soak['hours']} hours."
+
+def text(soak, color):
+    return headline(soak) + "\\n"
+
+def page(soak):
+    return f"<!doctype html><p>{headline(soak)}</p>"
+
+def document(soak):
+    return json.dumps(soak).encode()
+
+def code(soak, strict):
+    return 0 if soak["hours"] >= 24 else 1
+
+def listed(folder):
+    return ListRow(word=f"{value(folder)['hours']} h", about="soak")
+
+def comparable(folder):
+    return Side(name="", told={"hours": value(folder)["hours"]})
+'''
+
+
+@pytest.fixture
+def soaked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A result of a kind that a package brings, which is found as one that pip has installed."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(site)
+    install(site, "soak-tests", {"soak_kind": PACKAGE}, {"loadgen.results": {"soak": "soak_kind:SOAK"}})
+    (tmp_path / "results" / "s").mkdir(parents=True)
+    (tmp_path / "results" / "s" / "soak.json").write_text('{"hours": 12.0}')
+    forget()
+    yield tmp_path / "results" / "s"
+    forget()
+    sys.modules.pop("soak_kind", None)
+
+
+def forget() -> None:
+    """Look for plug-ins again."""
+    vars(KINDS).pop("_plugins", None)
+
+
+def test_a_kind_of_a_package_is_as_good_as_ours(soaked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits("report", soaked) == 1
+    assert capsys.readouterr().out == "Survived 12.0 hours.\n"
+    assert "Survived" in (soaked / "report.html").read_text()
+    assert exits("report", soaked, "--json") == 1
+    assert json.loads(capsys.readouterr().out) == {"hours": 12.0}
+    assert [(one.name, one.kind, one.word) for one in results_in(soaked.parent)] == [("s", "soak", "12.0 h")]
+    assert loadgen.load(soaked).headline == "Survived 12.0 hours."
+    assert read_sides([soaked])[0].told == {"hours": 12.0}
+
+
+def test_none_is_loaded_where_none_is_wanted(
+    soaked: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with plugins.none():
+        assert kind_of(soaked) is None and results_in(soaked.parent) == []
+    assert "soak_kind" not in sys.modules, "nothing of a package was imported"
+    monkeypatch.setenv("LOADGEN_PLUGINS", "0")
+    assert exits("report", soaked) == 2
+    assert "has no run.json" in capsys.readouterr().err
+
+
+def test_a_kind_that_fails_names_its_package_and_stops_nothing(
+    soaked: Path, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (soaked / "soak.json").write_text('{"days": 3}')
+    assert exits("report", soaked) == 2
+    told = capsys.readouterr().err
+    assert "plug-in soak of soak-tests 1.0 failed: KeyError: 'hours'" in told
+    shutil.copytree(made / "raw", soaked.parent / "raw")
+    found = {one.name: one for one in results_in(soaked.parent)}
+    assert found["raw"].curve is not None and "soak-tests" in found["s"].word
+
+
+def test_the_table_is_open_to_others() -> None:
+    assert isinstance(KINDS, OpenTable) and KINDS.group == "loadgen.results"
+    assert import_module("loadgen.result_kinds").RUN.name == "run"
