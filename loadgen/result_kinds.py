@@ -163,6 +163,10 @@ KINDS: OpenTable[ResultKind] = OpenTable(
             name="answers", markers=("answers.json",), schema="loadgen.answers.comparison:AnswersResult",
             kept=("scores.jsonl", "texts.jsonl"), texts=("texts.jsonl",),
         ),
+        _row(
+            "cost.size_kind: value headline text page document code listed",
+            name="size", markers=("size.json",), leaves_page=True, schema="loadgen.cost.size_result:Sizing",
+        ),
         # beside another result: what a load that found its own limit says of its run; a capacity that stands alone
         _row("search.adaptive_kind: sections derived", name="adaptive", markers=("adaptive.json",),
              schema="loadgen.search.adaptive:StoredAdaptive"),

@@ -48,7 +48,7 @@ FUNCTIONS = (
 MADE = {
     "raw": "run", "sample": "run", "histogram": "run", "sweep": "sweep", "search": "search", "contract": "validation",
     "mlperf": "mlperf", "official": "mlperf", "repeats": "repeats", "swept-twice": "repeats", "answers": "answers",
-    "accuracy": "accuracy", "levels": "runs", "guidellm": "other tool", "vllm.json": "other tool",
+    "accuracy": "accuracy", "size": "size", "levels": "runs", "guidellm": "other tool", "vllm.json": "other tool",
     "calls.jsonl": "calls",
 }  # fmt: skip
 
@@ -89,6 +89,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     (root / "accuracy").mkdir()
     (root / "accuracy" / "mlperf_accuracy.json").write_bytes(msgspec.json.encode(accuracy))
+    assert exits("size", "open", root / "search", "--users", "500", "--allow-invalid", "-o", root / "size") == 0
     (root / "guidellm").mkdir()
     shutil.copy(DATA / "rivals" / "guidellm_benchmarks.json", root / "guidellm" / "benchmarks.json")
     shutil.copy(DATA / "rivals" / "vllm_bench_serve.json", root / "vllm.json")
@@ -126,6 +127,7 @@ def test_the_rows_have_names_of_their_own() -> None:
 
 OWNERS = {  # a file that names a marker -> why
     "answers/folder.py": "writes it",
+    "cost/size_result.py": "writes it",
     "contracts/run.py": "writes it",
     "contracts/stored.py": "writes it, and reads the runs of a level",
     "mlperf/run.py": "writes it",
@@ -253,7 +255,7 @@ def test_ui_shows_every_kind_that_is_listed(made: Path, address: str) -> None:
             return unescape(answer.read().decode())
 
     listed = page("")
-    for name in ("answers", "repeats", "swept-twice", "contract", "accuracy", "official"):
+    for name in ("answers", "size", "repeats", "swept-twice", "contract", "accuracy", "official"):
         assert f"result?r={quote(name)}" in listed
         shown = page(f"result?r={quote(name)}")
         assert "Cannot be shown" not in shown
@@ -283,7 +285,13 @@ def test_a_search_is_compared_by_the_run_at_its_capacity(
 
 @pytest.mark.parametrize(
     ("name", "code"),
-    [("answers", "unsupported"), ("sweep", "mismatch"), ("swept-twice", "mismatch"), ("accuracy", "unsupported")],
+    [
+        ("answers", "unsupported"),
+        ("size", "unsupported"),
+        ("sweep", "mismatch"),
+        ("swept-twice", "mismatch"),
+        ("accuracy", "unsupported"),
+    ],
 )
 def test_what_is_no_side_of_a_comparison_says_so(made: Path, name: str, code: str) -> None:
     with refused(Faults, code):
@@ -309,6 +317,11 @@ def test_its_bundle_comes_out_again(results: Path, tmp_path: Path, name: str, ki
     pages = {file for file in found.manifest.left_out if file.endswith(".html")}
     assert pages == ({"report.html"} if kind != "answers" else set()), "the page of a sweep is part of it"
     assert not [file for file in found.not_made if file.endswith(".html")]
+
+
+def test_what_nothing_could_be_made_again_of_is_not_bundled(made: Path, tmp_path: Path) -> None:
+    with refused(UserError, "unsupported"):
+        verify.bundle(made / "size", tmp_path / "x.zip")
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------

@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loadgen.core import units
+from loadgen import result_kinds
+from loadgen.core import format, units
 from loadgen.core.errors import OK, Fault, Faults, UserError, meant
 from loadgen.core.execution.options import typed
 from loadgen.cost.capacity_command import measured_rate
-from loadgen.shell.options import AcceptSamplePrices, AllowInvalid, Given, takes
+from loadgen.shell.options import AcceptSamplePrices, AllowInvalid, Given, new_folder, takes
+from loadgen.shell.output import print_answer, say
 
 if TYPE_CHECKING:
     from loadgen.cost.capacity_planning import MeasuredRate
+    from loadgen.cost.size_result import Sizing
     from loadgen.cost.sizing import Need
     from loadgen.pricing.evidence import Evidence
 
@@ -75,6 +78,16 @@ def size(
     answer: Annotated[
         str | None, typer.Option("--answer", help="How long an answer takes, where the source does not say.")
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FOLDER",
+            help="For size.json and its page.",
+            show_default="a new folder in results/",
+        ),
+    ] = None,
     allow_invalid: AllowInvalid = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
@@ -84,9 +97,10 @@ def size(
 
     Example: loadgen size rag sim:gb300-vm --users 5000 --slo ttft:2s:p95 --prices prices.yaml
     """
+    from loadgen.core.execution.run_header import version
     from loadgen.core.results.manifest import TargetFacts
+    from loadgen.cost import size_result, sizing
     from loadgen.cost import size_text as report
-    from loadgen.cost import sizing
     from loadgen.pricing import price_file
     from loadgen.pricing.prices import find
 
@@ -131,14 +145,35 @@ def size(
     if faults:
         raise Faults(faults)
     sized = [sized_of[source] for source in sources]
-    if as_json:
-        print(report.render_json(sized, need, currency=currency), end="")
-    else:
-        remarks = [f"SAMPLE PRICES, nobody's offer. {book.notes}"] if book is not None and book.sample else []
-        if book is not None and book.exchanged:
-            remarks.append(f"exchanged at {'; '.join(book.exchanged)}")
-        print(report.render_text(sized, need, currency=currency, remarks=remarks), end="")
+    remarks = [f"SAMPLE PRICES, nobody's offer. {book.notes}"] if book is not None and book.sample else []
+    if book is not None and book.exchanged:
+        remarks.append(f"exchanged at {'; '.join(book.exchanged)}")
+    workload = next(iter(sized))[0].source.workload
+    result = size_result.sizing(sized, need, currency=currency, workload=workload, remarks=remarks, version=version())
+    print_answer(result, report.render_text(result), as_json=as_json)
+    _store(result, out or new_folder(f"size-{workload}"))
     return OK
+
+
+def _store(result: Sizing, folder: Path) -> None:
+    """Leave the result and its page in a folder. Raises UserError where one of another command is in it."""
+    from loadgen.core.results import checksums, files
+    from loadgen.cost.size_result import FILE
+    from loadgen.cost.size_text import render_html
+
+    there = result_kinds.kind_of(folder)
+    if there is not None and there.name != "size":
+        hint = "give another folder, or leave -o out"
+        raise UserError("file_exists", f"the folder holds another result: {there.name}", f"--out {folder}", hint)
+    page = folder / result_kinds.PAGE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files.replace(folder / FILE, format.document(result))
+        files.replace(page, render_html(result).encode())
+        checksums.write(folder)
+    except OSError as error:
+        raise UserError("unwritable_file", f"cannot be written: {error.strerror}", f"--out {folder}") from None
+    say(f"results in {folder}, page: {page}")
 
 
 def _is_searched(source: str) -> bool:

@@ -1,46 +1,62 @@
-"""`loadgen size` as text and JSON: the answer first, then the sources side by side, then what each rests on.
+"""`loadgen size` as text and as a page: the answer first, then the sources side by side, then what each rests on.
 
-Pure: takes values, returns a string.
+Pure: takes the stored result, returns a string.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
 
 from loadgen.core import format
-from loadgen.core.results.manifest import ReasonCode
-from loadgen.cost.capacity_planning import needed, one_load
-from loadgen.cost.comparison import slo_words
-from loadgen.cost.sizing import Money, Need, Size
-from loadgen.present import table
-from loadgen.pricing.evidence import Evidence, notes
-from loadgen.pricing.prices import Price, dated
-from loadgen.pricing.reasons import note, texts
-from loadgen.search.text import MODEL_ERROR, model_error
-
-Sized = Sequence[tuple[Size, Evidence | None]]
+from loadgen.cost.size_result import PriceUsed, SizedSource, Sizing
+from loadgen.cost.sizing import Money, Need
+from loadgen.present import page, table
+from loadgen.present.page import Bar, Number
 
 
-def render_text(sized: Sized, need: Need, *, currency: str, remarks: Sequence[str] = ()) -> str:
-    """The whole report, ending in a newline. remarks: on the price file as a whole."""
-    lines = [line for size, evidence in sized for line in table.wrapped(_answer(size, evidence, need, currency))]
-    lines += ["", *_columns([size for size, _ in sized], currency), ""]
-    if len({slo_words(evidence.summary) for _, evidence in sized if evidence is not None}) > 1:
-        lines += table.wrapped("! measured under different SLOs, as said below: not like with like")
-    for size, evidence in sized:
-        for number, words in enumerate(_rests_on(size, evidence, need)):
+def render_text(found: Sizing) -> str:
+    """The whole report, ending in a newline."""
+    lines = [line for size in found.sizes for line in table.wrapped(answer(size, found.need, found.currency))]
+    lines += ["", *table.text(*_columns(found.sizes, found.currency)), ""]
+    lines += table.wrapped(f"! {UNLIKE}") if _unlike(found) else []
+    for size in found.sizes:
+        for number, words in enumerate(_rests_on(size, found.need)):
             lines += table.wrapped(words, "" if number == 0 else "  ", "  " if number == 0 else "    ")
-    lines += [line for remark in remarks for line in table.wrapped(remark)]
+    lines += [line for remark in found.remarks for line in table.wrapped(remark)]
     return "\n".join(lines) + "\n"
 
 
-def _answer(size: Size, evidence: Evidence | None, need: Need, currency: str) -> str:
-    marks = ("SIMULATED, " if evidence is not None and evidence.simulated else "") + (
-        "" if evidence is not None else "AN ESTIMATE from published figures, "
+UNLIKE = "measured under different SLOs, as said below: not like with like"
+
+
+def _unlike(found: Sizing) -> bool:
+    return len({size.slo for size in found.sizes if size.slo}) > 1
+
+
+def headline(found: Sizing) -> str:
+    """The answer of the first source in one sentence, and how many others there are."""
+    others = format.counted(len(found.sizes) - 1, "other source")
+    more = f"; {others} beside it" if len(found.sizes) > 1 else ""
+    return f"{answer(found.sizes[0], found.need, found.currency)}{more}."
+
+
+def load_words(need: Need) -> str:
+    """What is to be carried: "5,000 users", "50/s"."""
+    return f"{format.quantity(need.rate_per_s)}/s" if need.users is None else format.counted(need.users, "user")
+
+
+def word(found: Sizing) -> str:
+    """The outcome in a few words: the machines of each source."""
+    counts = (format.count(size.machines) if size.machines is not None else "none of yours" for size in found.sizes)
+    return f"machines: {', '.join(counts)}"
+
+
+def answer(size: SizedSource, need: Need, currency: str) -> str:
+    """What a source takes, in one sentence without its full stop."""
+    marks = ("SIMULATED, " if size.simulated else "") + (
+        "AN ESTIMATE from published figures, " if size.estimate else ""
     )
-    load = f"{format.quantity(size.demand_per_s)}/s" if need.users is None else format.counted(need.users, "user")
+    load = f"{format.quantity(size.demand_per_s)}/s" if need.users is None else load_words(need)
     words = f"{marks}{size.source.name}: {load} of {size.source.workload} need "
     if size.machines is None:
         words += "no machines of yours"
@@ -62,9 +78,10 @@ def _machines(count: int, gpus: int) -> str:
     return f"{format.counted(count, 'machine')} of {format.counted(gpus, 'GPU')}"
 
 
-def _columns(sizes: Sequence[Size], currency: str) -> list[str]:
+def _columns(sizes: Sequence[SizedSource], currency: str) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of the table: a column for each source."""
     noun = sizes[0].source.kind
-    rows: list[tuple[str, Callable[[Size], str]]] = [
+    rows: list[tuple[str, Callable[[SizedSource], str]]] = [
         ("machines, spare ones too", lambda size: format.spanned(size.machines, size.low, size.high, format.count)),
         ("carrying the load", lambda size: format.count(size.carrying)),
         ("GPUs", lambda size: format.count(None if size.machines is None else size.machines * size.gpus_per_machine)),
@@ -80,10 +97,10 @@ def _columns(sizes: Sequence[Size], currency: str) -> list[str]:
     ]
     priced = any(size.price is not None for size in sizes)
     shown = rows if priced else rows[:-2]
-    return table.text(["", *(size.source.name for size in sizes)], [[name, *map(cell, sizes)] for name, cell in shown])
+    return ["", *(size.source.name for size in sizes)], [[name, *map(cell, sizes)] for name, cell in shown]
 
 
-def _rate(size: Size) -> str:
+def _rate(size: SizedSource) -> str:
     least = "at least " if size.source.lower_bound else ""
     return least + format.spanned(size.per_machine.mid, size.per_machine.low, size.per_machine.high)
 
@@ -98,11 +115,11 @@ def _small(money: Money | None) -> str:
     return format.spanned(money.mid, money.low, money.high, lambda value: format.quantity(float(value)))
 
 
-def _rests_on(size: Size, evidence: Evidence | None, need: Need) -> Iterator[str]:
+def _rests_on(size: SizedSource, need: Need) -> Iterator[str]:
     source = size.source
     gpus = format.counted(source.gpus, "GPU")
     at = f"{format.quantity(source.rate.mid)} {source.noun}/s on {gpus}"
-    slo = "" if evidence is None else f"; SLO: {slo_words(evidence.summary)}"
+    slo = f"; SLO: {size.slo}" if size.slo else ""
     folder = "" if source.folder == source.name else f"; {source.folder}"
     yield f"{source.name}: {source.basis}, {at}{slo}{folder}"
     if need.users is not None and size.response_s:
@@ -118,44 +135,68 @@ def _rests_on(size: Size, evidence: Evidence | None, need: Need) -> Iterator[str
     if need.spare and size.machines is not None and size.used is not None:
         up = f"with all up they are used to {format.percent(size.used)}"
         yield f"with {need.spare} lost the others carry all of it; {up}"
-    if evidence is None:
+    if size.estimate:
         yield (
             "published tokens per second over the output tokens of this workload: another mix of lengths and other "
             "limits. Measure before you buy: loadgen search"
         )
     else:
-        yield from (f"! {note}" for note in texts(_notes(size, evidence, need)))
+        yield from (f"! {note}" for note in size.notes)
     if size.price is not None:
-        yield f"price: {size.price.name}, {dated(size.price)}{_paid(size.price, need)}"
+        yield f"price: {size.price.name}, {size.price.dated}{_paid(size.price, need)}"
 
 
-def _notes(size: Size, evidence: Evidence, need: Need) -> Iterator[ReasonCode]:
-    yield from (*notes(evidence), *one_load(evidence, size.source))
-    if evidence.simulated and size.machines is not None:
-        least = needed(size.demand_per_s, size.per_machine.mid * (1 - MODEL_ERROR[1])) + need.spare
-        yield note("model_error", error=model_error(), slower_percent=MODEL_ERROR[1] * 100, machines=least)
-
-
-def _paid(price: Price, need: Need) -> str:
+def _paid(price: PriceUsed, need: Need) -> str:
     day = "" if need.hours_per_day == 24 else f" The load is there {need.hours_per_day:g} hours a day."
-    return (
-        f". A month has 730 hours, and machines are paid in all of them.{day}" if hasattr(price, "gpu") else f".{day}"
-    )
+    return f". A month has 730 hours, and machines are paid in all of them.{day}" if price.rented else f".{day}"
 
 
-def render_json(sized: Sized, need: Need, *, currency: str) -> str:
-    """The same content as a JSON document, ending in a newline. Amounts are strings of decimal digits."""
+# -- as a page ---------------------------------------------------------------------------------------------------------
 
-    def one(size: Size, evidence: Evidence | None) -> dict[str, Any]:
-        codes = [] if evidence is None else list(_notes(size, evidence, need))
-        return asdict(size) | {
-            "price": None if size.price is None else {"name": size.price.name, "as_of": size.price.as_of},
-            "per_thousand": size.per_thousand,
-            "simulated": evidence is not None and evidence.simulated,
-            "estimate": evidence is None,
-            "notes": texts(codes),
-            "note_codes": codes,
-        }
 
-    document = {"schema": 1, "currency": currency, "need": need, "sizes": [one(*pair) for pair in sized]}
-    return format.document(document).decode()
+def render_html(found: Sizing) -> str:
+    """The page: the answers, the sources side by side, what each rests on."""
+    need = found.need
+    load = load_words(need)
+    sheet = page.Page(f"{found.workload}: machines for {load}", f"loadgen {found.version} report of a size")
+    if any(size.simulated for size in found.sizes):
+        sheet.mark("SIMULATED", "a model of a server was searched: nothing there was measured on hardware")
+    if any(size.estimate for size in found.sizes):
+        sheet.mark("AN ESTIMATE", "from published figures: another mix of lengths, other limits, no interval")
+    sheet.heading(f"{found.workload} · {load}")
+    for size in found.sizes:
+        sheet.say(f"{answer(size, need, found.currency)}.", "sentence")
+    if len(found.sizes) == 1:
+        sheet.tiles(list(_tiles(found.sizes[0], found.currency)))
+    if _unlike(found):
+        sheet.say(f"Beware: {UNLIKE}.", "sentence warn")
+    sheet.section("The sources side by side" if len(found.sizes) > 1 else "Figures")
+    sheet.table(*_columns(found.sizes, found.currency))
+    if bars := list(_bars(found)):
+        sheet.bars(bars, unit=" machines")
+        sheet.legend({"carry the load": "c1", "to spare": "c6"})
+    sheet.section("What it rests on")
+    for size in found.sizes:
+        sheet.listed(words.removeprefix("! ") for words in _rests_on(size, need))
+    sheet.listed(found.remarks)
+    return sheet.render()
+
+
+def _tiles(size: SizedSource, currency: str) -> Iterator[Number]:
+    interval = "" if size.low is None or size.low == size.high else f"{size.low} to {size.high} by the interval"
+    yield Number("Machines", format.count(size.machines), "", interval)
+    yield Number("Carrying the load", format.count(size.carrying), "", "without the spare ones")
+    yield Number("Used", format.percent(size.used), "", "of what all carry")
+    yield Number("One machine carries", _rate(size), "/s", size.source.kind)
+    if size.per_month is not None:
+        yield Number("A month", _amount(size.per_month), currency, f"{_small(size.per_thousand)} per 1,000")
+
+
+def _bars(found: Sizing) -> Iterator[Bar]:
+    """The machines of each source, where several have some; the whisker is what the interval of the rate gives."""
+    counted = [(size, size.machines) for size in found.sizes if size.machines is not None]
+    for size, machines in counted if len(counted) > 1 else ():
+        ends = None if size.low is None or size.high is None else (float(size.low), float(size.high))
+        carrying = float(machines - found.need.spare)
+        parts = [(0.0, carrying, "c1", "carry the load"), (carrying, float(machines), "c6", "to spare")]
+        yield Bar(size.source.name, _machines(machines, size.gpus_per_machine), parts, ends)

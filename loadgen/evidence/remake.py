@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from loadgen import result_kinds
-from loadgen.core.errors import Faults
+from loadgen.core.errors import Faults, UserError
 from loadgen.core.results import checksums
 from loadgen.result_kinds import Remade, ResultKind
 
@@ -21,6 +21,9 @@ KEPT_IN = {"requests", "sample", "flows", "spool"}  # folders of a run with what
 def kind_of(folder: Path) -> ResultKind:
     """What a folder holds. Raises UserError where it is no result of which anything could be made again."""
     kind = result_kinds.kind_of(folder, "derived")
+    if kind is None and (other := result_kinds.kind_of(folder)) is not None and other.markers:
+        hint = "bundle the results that it rests on"
+        raise UserError("unsupported", f"nothing here could be made again: {other.name}", str(folder), hint)
     if kind is None:
         raise result_kinds.no_result(folder)
     return kind

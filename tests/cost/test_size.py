@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 from decimal import Decimal
@@ -12,8 +13,10 @@ import places
 import pytest
 from refusals import refused
 
+import loadgen
 from loadgen.core.errors import Faults, UserError
 from loadgen.core.metrics.summary import load_summary
+from loadgen.core.results import checksums
 from loadgen.core.results.capacity import Capacity, RateInterval, dump
 from loadgen.cost.capacity_planning import MeasuredRate, fleet, plan
 from loadgen.cost.size_command import _searched
@@ -177,6 +180,28 @@ def test_two_sources_side_by_side_as_json(folder: Path, capsys: pytest.CaptureFi
     said = json.loads(capsys.readouterr().out)
     assert [one["estimate"] for one in said["sizes"]] == [False, True]
     assert [one["demand_per_s"] for one in said["sizes"]] == [50.0, 50.0]
+
+
+def test_the_answer_stays_in_a_folder_with_its_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the same figures: what was printed, what is stored, what is printed of it again, and the page."""
+    asked = ("rag", "vm", "vm/run", "--users", "5000", "--prices", str(places.ROOT / "docs" / "prices.example.yaml"),
+             "--price", "vm=own dgx-h200", "--price", "vm/run=own dgx-h200")  # fmt: skip
+    assert _called(*asked) == 0
+    printed = capsys.readouterr()
+    (made,) = (folder / "results").glob("size-rag-*")
+    assert f"results in {made.relative_to(folder)}" in printed.err
+    again = loadgen.load(made)
+    assert again.text == printed.out and checksums.read(made) and not checksums.changed(made)
+    assert _called(*asked, "--json", "-o", "mine") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document == json.loads((folder / "mine" / "size.json").read_text()) == json.loads(again.document)
+    page = html.unescape((folder / "mine" / "report.html").read_text())
+    for line in printed.out.splitlines()[:1]:
+        assert line.split(":")[0] in page
+    assert all(f"<td>{one['machines']}" in page for one in document["sizes"])
+    assert again.value.sizes[0].per_month.mid == Decimal(document["sizes"][0]["per_month"]["mid"])
+    with refused(UserError, "file_exists", "--out"):
+        _called(*asked, "-o", "vm")
 
 
 @pytest.mark.parametrize(

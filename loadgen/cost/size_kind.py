@@ -1,0 +1,47 @@
+"""A size: how many machines a need takes, as it was answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from loadgen.core import format
+from loadgen.core.errors import OK
+from loadgen.cost import size_result
+from loadgen.cost import size_text as report
+from loadgen.cost.size_result import Sizing
+from loadgen.result_kinds import ListRow
+
+
+def value(folder: Path) -> Sizing:
+    file = folder / size_result.FILE
+    return size_result.load(file.read_bytes(), str(file))
+
+
+def headline(found: Sizing) -> str:
+    return report.headline(found)
+
+
+def text(found: Sizing, color: bool) -> str:
+    return report.render_text(found)
+
+
+def page(found: Sizing) -> str:
+    return report.render_html(found)
+
+
+def document(found: Sizing) -> bytes:
+    return format.document(found)
+
+
+def code(found: Sizing, strict: bool) -> int:
+    return OK
+
+
+def listed(folder: Path) -> ListRow:
+    found = value(folder)
+    return ListRow(
+        word=report.word(found),
+        about=f"{found.workload} · {report.load_words(found.need)}",
+        target=", ".join(size.source.name for size in found.sizes),
+        simulated=any(size.simulated for size in found.sizes),
+    )
