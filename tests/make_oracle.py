@@ -235,7 +235,7 @@ def helps() -> dict[str, str]:
 
 def commands(text: str) -> Iterator[str]:
     """Those of a help: two spaces, a name; continued descriptions have more spaces."""
-    _, _, listed = text.partition("\nCommands:\n")
+    _, _, listed = text.partition("\nCommands:\n" if "\nCommands:\n" in text else "\nStart:\n")
     for line in listed.splitlines():
         if line.startswith("  ") and line[2:3] not in ("", " "):
             yield line.split()[0]

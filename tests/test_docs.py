@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.shell.app import WrongUsage, parser, spread
+from loadgen.shell.parsing import WrongUsage, parser, spread
 
 ROOT = Path(__file__).parent.parent
 PAGES = [

@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from loadgen.core.errors import UserError, meant
 from loadgen.core.execution.options import PANELS
 from loadgen.shell.ending import interrupted
+from loadgen.shell.overview import row
 
 _OF_NAMES = {"as_json": "Output", "as_markdown": "Output", "as_csv": "Output", "strict": "SLO", "percentile": "SLO"}
 _METAVARS = {
@@ -32,7 +33,6 @@ _METAVARS = {
     "NAME": ("benchmark", "profile", "preset", "model"),
 }
 """What a command's own options take, by their names; a number is N or NUMBER, all others are a WORD."""
-_INDENT = 26  # of what an option says; a longer name stands on a line of its own
 
 
 class Command(TyperCommand):
@@ -56,10 +56,8 @@ class Group(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         found = super().get_command(ctx, cmd_name)
         if found is None and not ctx.resilient_parsing:
-            known = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
-            raise UserError(
-                "unknown_name", f"no command is called {cmd_name}", ctx.command_path, meant(cmd_name, known)
-            )
+            hint = meant(cmd_name, self.list_commands(ctx))
+            raise UserError("unknown_name", f"no command is called {cmd_name}", ctx.command_path, hint)
         return found
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -91,17 +89,17 @@ def _lines(command: Any, ctx: Any, width: int) -> Iterator[str]:
     if arguments:
         yield from ("", "Arguments:")
         for param in arguments:
-            yield from _row(param.metavar or param.name.upper(), param.help or "", width)
+            yield from row(param.metavar or param.name.upper(), param.help or "", width)
     for panel, options in panels.items():
         if options:
             yield from ("", f"{panel}:")
             for param in options:
-                yield from _row(*_said(param, ctx), width)
+                yield from row(*_said(param, ctx), width)
     if isinstance(command, TyperGroup):
         yield from ("", "Commands:")
         for name in command.list_commands(ctx):
             sub = command.commands[name]
-            yield from _row(name, " ".join((sub.help or "").split("\n\n")[0].split()), width, indent=14)
+            yield from row(name, " ".join((sub.help or "").split("\n\n")[0].split()), width, indent=14)
 
 
 def _said(param: Any, ctx: Any) -> tuple[str, str]:
@@ -130,15 +128,3 @@ def _takes(param: Any, ctx: Any) -> str:
             return word
     kind = re.split(r"[< \[]", param.get_help_record(ctx)[0].partition(" ")[2].strip("<>"))[0].lower()
     return {"int": "N", "integer": "N", "float": "NUMBER"}.get(kind, "WORD")
-
-
-def _row(name: str, text: str, width: int, indent: int = _INDENT) -> Iterator[str]:
-    """A name in the margin, and its text beside it, or below it where the name is long."""
-    lines = textwrap.wrap(text, width - indent, break_on_hyphens=False) or [""]
-    head = f"  {name}"
-    if len(head) > indent - 2:
-        yield from textwrap.wrap(name, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
-        head = ""
-    yield f"{head:<{indent}}{lines[0]}".rstrip()
-    for line in lines[1:]:
-        yield " " * indent + line

@@ -26,7 +26,7 @@ from loadgen.core.results import checksums
 from loadgen.core.workload import Workload
 from loadgen.core.workload.dataset import DatasetRow
 from loadgen.evidence import verify as bundle
-from loadgen.shell.app import parser
+from loadgen.shell.parsing import parser
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 

@@ -24,7 +24,7 @@ from loadgen.cost.sizing import Need, published_rate, size
 from loadgen.pricing.evidence import Evidence
 from loadgen.pricing.prices import Energy, PerToken, Rented
 from loadgen.pricing.unit_cost import REQUEST, basis, cost, offer
-from loadgen.shell.app import parser
+from loadgen.shell.parsing import parser
 
 DATA = places.DATA
 RAG = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())

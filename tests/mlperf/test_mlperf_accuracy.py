@@ -16,7 +16,7 @@ from loadgen.core.errors import Faults, UserError
 from loadgen.mlperf import accuracy, rules
 from loadgen.mlperf.accuracy import AccuracyMean
 from loadgen.mlperf.result import Test06
-from loadgen.shell.app import parser
+from loadgen.shell.parsing import parser
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 

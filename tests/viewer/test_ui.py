@@ -19,7 +19,7 @@ from browser import Browser, find
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
 from loadgen.core.results.capacity import Capacity, dump
 from loadgen.search.experiment import ExperimentPlan
-from loadgen.shell.app import parser
+from loadgen.shell.parsing import parser
 from loadgen.viewer import page as results_page
 from loadgen.viewer.command import Server
 from loadgen.viewer.results_list import is_collection, results_in

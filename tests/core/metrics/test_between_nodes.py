@@ -19,7 +19,7 @@ from loadgen.core.results.record import SOURCES
 from loadgen.core.stats.components import components, outliers
 from loadgen.runs import page as html
 from loadgen.runs import text
-from loadgen.shell.app import parser
+from loadgen.shell.parsing import parser
 
 MS, S = 1_000_000, 1_000_000_000
 

@@ -1,0 +1,60 @@
+"""The help of the whole program, made of the rows of its commands. Values in, text out; no command is imported."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterator
+
+from loadgen.commands import COMMANDS
+
+WHAT = "Measure what users of an LLM endpoint feel: TTFT, TPOT, ITL, E2E, throughput and goodput under load."
+VERSION = "Print the version and leave."
+OPTIONS = (
+    ("--version", VERSION),
+    ("--install-completion", "Install completion for the current shell."),
+    ("--show-completion", "Show completion for the current shell, to copy it or customize the installation."),
+    ("-h, --help", "Show this message and exit."),
+)
+WIDEST, NARROWEST = 100, 50  # columns of a help
+INDENT = 26  # of what is said of a name; a longer name stands on a line of its own
+
+
+def overview() -> str:
+    """The help, as wide as the terminal."""
+    width = max(min(shutil.get_terminal_size().columns, WIDEST) - 2, NARROWEST)  # as the help of each command
+    return "\n".join(_lines(width)) + "\n"
+
+
+def version() -> str:
+    """What `--version` prints."""
+    from importlib import metadata
+
+    return f"loadgen {metadata.version('loadgen')}"
+
+
+def _lines(width: int) -> Iterator[str]:
+    yield from ("Usage: loadgen [OPTIONS] COMMAND [ARGS]...", "")
+    yield from textwrap.wrap(WHAT, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    yield from ("", "Options:")
+    for name, text in OPTIONS:
+        yield from row(name, text, width)
+    commands = list(COMMANDS.rows())
+    for group in dict.fromkeys(command.group for command in commands):
+        yield from ("", f"{group.capitalize()}:")
+        for command in commands:
+            if command.group == group:
+                yield from row(command.name, command.help, width, indent=14)
+    yield from ("", "loadgen COMMAND --help says more of one.")
+
+
+def row(name: str, text: str, width: int, indent: int = INDENT) -> Iterator[str]:
+    """A name in the margin, and its text beside it, or below it where the name is long."""
+    lines = textwrap.wrap(text, width - indent, break_on_hyphens=False) or [""]
+    head = f"  {name}"
+    if len(head) > indent - 2:
+        yield from textwrap.wrap(name, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+        head = ""
+    yield f"{head:<{indent}}{lines[0]}".rstrip()
+    for line in lines[1:]:
+        yield " " * indent + line

@@ -1,0 +1,147 @@
+"""The table of commands: every row leads to a command, and nothing is imported that was not asked for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugin_packages import install
+
+from loadgen.commands import COMMANDS
+from loadgen.core.errors import UNSOUND, USAGE
+from loadgen.shell import app as cli
+from loadgen.shell import parsing
+from loadgen.shell.overview import OPTIONS
+
+GROUPS = ["start", "judge", "evidence", "money", "tools"]
+HEAVY = {"numpy", "pyarrow", "pydantic", "msgspec", "rich"}
+SHELL = {"loadgen.shell", *(f"loadgen.shell.{name}" for name in ("app", "ending", "overview", "streams"))}
+
+
+@pytest.mark.parametrize("row", COMMANDS.own, ids=lambda row: row.name)
+def test_every_row_leads_to_its_command(row: Any) -> None:
+    command = parsing.parser().commands[row.name]
+    assert command.name == row.name and command.help
+    assert len(row.help) <= 64 and row.help.endswith("."), "one line at 80 columns"
+
+
+def test_the_rows_stand_group_by_group() -> None:
+    assert list(dict.fromkeys(row.group for row in COMMANDS.own)) == GROUPS
+    assert [row.group for row in COMMANDS.own] == sorted((row.group for row in COMMANDS.own), key=GROUPS.index)
+    assert len({row.name for row in COMMANDS.own}) == len(COMMANDS.own)
+
+
+def test_the_help_lists_the_options_that_the_parser_takes() -> None:
+    root = parsing.parser()
+    taken = [(", ".join(param.opts), param.help) for param in root.params]
+    assert taken == [(name, text) for name, text in OPTIONS if name != "-h, --help"]
+
+
+def modules_after(*typed: str, completing: str = "") -> tuple[set[str], str]:
+    """The modules that a process has imported when it has carried out a command line, and what it printed."""
+    code = "import sys, atexit; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); " + (
+        "from loadgen.shell.app import main; sys.argv[0] = 'loadgen'; main()"
+    )
+    words = {"COMP_WORDS": completing, "COMP_CWORD": str(completing.count(" ")), "_LOADGEN_COMPLETE": "complete_bash"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *typed],
+        env=os.environ | (words if completing else {}), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return set(done.stderr.splitlines()[-1].split()), done.stdout
+
+
+def ours(modules: set[str]) -> set[str]:
+    return {name for name in modules if name.startswith("loadgen.shell")}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("asked", ["--help", "--version"])
+def test_help_and_version_import_no_command_and_no_parser(asked: str) -> None:
+    modules, told = modules_after(asked)
+    assert told and ours(modules) == SHELL
+    assert not modules & (HEAVY | {"typer", "click"})
+
+
+@pytest.mark.processes
+def test_completing_a_name_imports_no_command() -> None:
+    modules, told = modules_after(completing="loadgen re")
+    assert told.split() == ["report", "reference"]
+    assert ours(modules) == SHELL | {f"loadgen.shell.{name}" for name in ("parsing", "help", "wrong_usage")}
+    assert not modules & HEAVY - {"msgspec"}
+
+
+@pytest.mark.processes
+def test_only_the_asked_command_is_imported() -> None:
+    modules, told = modules_after("schema", "--help")
+    assert told.startswith("Usage: loadgen schema")
+    commands = {row.function.partition(":")[0] for row in COMMANDS.own}
+    assert modules & commands == {"loadgen.shell.schema"} and not modules & {"numpy", "pyarrow"}
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, dict[str, str]], None]]:
+    """Installs a package of somebody else, with commands; afterwards nobody remembers it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("LOADGEN_PLUGINS", raising=False)
+    before = {name: value for name, value in vars(COMMANDS).items() if "plugins" not in name}
+
+    def installed(text: str, points: dict[str, str]) -> None:
+        vars(COMMANDS).clear()
+        vars(COMMANDS).update(before)
+        install(tmp_path, "greeter", {"greeter": text}, {"loadgen.commands": points})
+
+    yield installed
+    vars(COMMANDS).clear()
+    vars(COMMANDS).update(before)
+    sys.modules.pop("greeter", None)
+
+
+GREETER = """
+from loadgen.commands import CommandRow
+from loadgen.core.errors import UserError
+GREET = CommandRow("greet", "tools", "Greet whom you name.", "greeter:greet")
+def greet(whom: str, loud: bool = False) -> int:
+    '''Greet.'''
+    if whom == "nobody":
+        raise UserError("invalid_value", "nobody is greeted", "greet nobody")
+    print(whom.upper() if loud else 1 // len(whom.strip()) or whom)
+    return 3
+"""
+
+
+def ends(*typed: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(typed)
+    return int(ended.value.code or 0)
+
+
+def test_a_command_of_another_package(fresh: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    fresh(GREETER, {"greet": "greeter:GREET"})
+    assert ends("greet", "all", "--loud") == UNSOUND
+    assert capsys.readouterr().out == "ALL\n"
+    assert ends("--help") == 0
+    listed = capsys.readouterr().out.partition("\nTools:\n")[2]
+    assert "  greet       Greet whom you name.\n" in listed
+    assert ends("greet", "nobody") == USAGE
+    assert "error: nobody is greeted" in capsys.readouterr().err
+    assert ends("greet", " ") == USAGE
+    assert "plug-in greet of greeter 1.0 failed: ZeroDivisionError" in capsys.readouterr().err
+    assert ends("greeet", "all") == USAGE
+    assert 'did you mean "greet"?' in capsys.readouterr().err
+
+
+def test_a_command_that_cannot_be_had_stops_no_other(fresh: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    fresh(GREETER, {"greet": "greeter:GONE", "run": "greeter:GREET"})
+    assert ends("schema") == 0
+    assert "plug-in" not in capsys.readouterr().err, "a name of ours looks for none"
+    assert ends("--help") == 0
+    said = capsys.readouterr()
+    assert "Start:" in said.out and "greet " not in said.out
+    assert "greet of greeter 1.0 is left out" in said.err and "run of greeter 1.0 is left out" in said.err
+    assert ends("greet") == USAGE
+    assert "plug-in greet of greeter 1.0 failed" in capsys.readouterr().err
