@@ -29,7 +29,7 @@ from loadgen.contracts.schema import parse
 from loadgen.contracts.steady_samples import RecordedRun, latencies
 from loadgen.contracts.stored import read_run
 from loadgen.contracts.verdict import levels
-from loadgen.core.execution.plan import SCHEME, Settings
+from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.stats.quantiles import index
@@ -59,7 +59,7 @@ def physical(rate: float, minutes: float, seed: int, warmup: str = "0") -> Recor
     """A run of the simulated VM, chatbot lengths, from an empty server or after a warm-up."""
     workload = load("qa", read_flags(request_rate=f"{rate}/s", duration=f"{minutes * 60:g}s", warmup=warmup), {})
     with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(url=f"{SCHEME}{PRESET}", out=Path(folder) / "run")
+        settings = Settings(url=f"sim:{PRESET}", out=Path(folder) / "run")
         _, kept = execute(workload.model_copy(update={"seed": seed}), settings)
         return read_run(kept, Path(folder))
 

@@ -1,9 +1,15 @@
-"""A package of somebody else, as a folder: modules, and entry points in the metadata that pip would have installed."""
+"""A package of somebody else, as a folder: modules, and entry points in the metadata that pip would have installed.
+
+`forgetting`: a table of ours looks for plug-ins anew inside, and has forgotten them afterwards.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 def install(folder: Path, name: str, modules: Mapping[str, str], groups: Mapping[str, Mapping[str, str]]) -> None:
@@ -17,3 +23,21 @@ def install(folder: Path, name: str, modules: Mapping[str, str], groups: Mapping
         line for group, points in groups.items() for line in (f"[{group}]", *(f"{k} = {v}" for k, v in points.items()))
     ]
     (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n", "utf-8")
+
+
+@contextmanager
+def forgetting(table: Any, *modules: str) -> Iterator[None]:
+    """`modules`: those of the packages, which are imported anew next time."""
+    before = {name: value for name, value in vars(table).items() if "plugins" not in name}
+
+    def forget() -> None:
+        vars(table).clear()
+        vars(table).update(before)
+        for module in modules:
+            sys.modules.pop(module, None)
+
+    forget()
+    try:
+        yield
+    finally:
+        forget()

@@ -57,7 +57,7 @@ def answers(
     from loadgen.answers.comparison import exit_code
     from loadgen.answers.run import run
     from loadgen.answers.text import render
-    from loadgen.core.execution.probing import serving
+    from loadgen.core.execution.backend import serving
 
     settings = given.settings(needs_text="answers are scored as texts")
     if settings.virtual:
@@ -90,7 +90,7 @@ def answers(
                 out=out,
                 keep_texts=keep_content,
                 loss=loss,
-                simulated=settings.url is None,
+                simulated=settings.backend.simulated,
             )
         except OSError as error:
             raise UserError("unwritable_file", f"cannot be written: {error.strerror}", f"--out {out}") from None

@@ -17,8 +17,8 @@ from loadgen.contracts.schema import AnswersAsked, Promise
 from loadgen.contracts.steady_samples import Missing
 from loadgen.contracts.verdict import ScoredAnswers
 from loadgen.core import format
+from loadgen.core.execution.backend import serving
 from loadgen.core.execution.plan import Settings
-from loadgen.core.execution.probing import serving
 from loadgen.core.limits import FEWEST_ANSWERS
 from loadgen.core.stats.intervals import Bounds
 
@@ -42,7 +42,7 @@ def carry_out(
             tell=lambda _name, _done: None,
             out=out,
             level=level,
-            simulated=settings.url is None,
+            simulated=settings.backend.simulated,
         )
 
 

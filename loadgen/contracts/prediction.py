@@ -20,7 +20,7 @@ from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.contracts.stored import read_run
 from loadgen.contracts.verdict import INCONCLUSIVE, LevelForecast, LevelVerdict, NeededLoad
 from loadgen.core.errors import Faults, TargetError, codes
-from loadgen.core.execution.plan import SCHEME, Settings
+from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import Execute
 from loadgen.core.metrics.summary import summarize
 from loadgen.core.stats.quantiles import Histogram
@@ -36,9 +36,7 @@ def on(settings: Settings) -> Settings:
     """The simulated server to predict with: the preset that `--url sim:PRESET` names, else the default one."""
     if settings.virtual:
         return settings
-    return Settings(
-        url=f"{SCHEME}{PHYSICAL['preset']}", gpus=settings.gpus, shape=settings.shape, command=settings.command
-    )
+    return Settings(url=f"sim:{PHYSICAL['preset']}", gpus=settings.gpus, shape=settings.shape, command=settings.command)
 
 
 def predict(

@@ -201,8 +201,8 @@ def accuracy(
 
     Example: loadgen mlperf accuracy -b llama2-70b --dataset open_orca.pkl --url http://HOST:8000 --tokenizer ./llama2
     """
+    from loadgen.core.execution.backend import serving
     from loadgen.core.execution.folder_names import alone, check_empty
-    from loadgen.core.execution.probing import serving
     from loadgen.mlperf import accuracy as rules_of_accuracy
     from loadgen.mlperf import rules
     from loadgen.mlperf.accuracy_run import run
@@ -224,7 +224,7 @@ def accuracy(
             tokenizer=settings.tokenizer,
             lanes=lanes,
             tell=lambda done: tell("samples", done, test.samples),
-            simulated=settings.url is None,
+            simulated=settings.backend.simulated,
         )
     print_answer(result, render(result, reasons), as_json=as_json)
     if not as_json:

@@ -22,8 +22,9 @@ from loadgen_sdk.request import Completion
 
 from loadgen.core import seeds
 from loadgen.core.errors import UserError
+from loadgen.core.execution.backend import serving
 from loadgen.core.execution.plan import Settings
-from loadgen.core.execution.probing import client_options, find, serving
+from loadgen.core.execution.probing import client_options, find
 from loadgen.core.execution.run_header import version
 from loadgen.core.requests import build as build_prompts
 from loadgen.core.requests import prompts
@@ -176,7 +177,7 @@ def perform(
         )
     assert settings.out is not None
     with serving(settings) as served:
-        return _perform(lg, test, data, served, qps, lanes, simulated=settings.url is None)
+        return _perform(lg, test, data, served, qps, lanes, simulated=settings.backend.simulated)
 
 
 def _perform(

@@ -27,13 +27,12 @@ from loadgen_sdk.transport.pool import Pool
 from loadgen_sdk.transport.target import Target, header_secrets, redact
 
 from loadgen.core import seeds
-from loadgen.core.execution import probing, resource_limits
+from loadgen.core.execution import backend, probing, resource_limits
 from loadgen.core.execution.plan import Settings
 from loadgen.core.requests import tokenizer as tokens
 from loadgen.preflight import host_checks, target_checks
 from loadgen.preflight.host_checks import Machine
 from loadgen.preflight.target_checks import FAULT, OK, TRIAL_TOKENS, Finding, Trial
-from loadgen.sim.presets.preset import load_preset
 
 CONNECTS = 5
 PROMPTS = (16, 256)  # content tokens of the two prompts whose counts are compared
@@ -276,15 +275,15 @@ def _cpu_quota() -> float | None:
 def run(settings: Settings) -> tuple[str, list[Finding]]:
     """Examine the target, or the embedded endpoint without a URL. Returns a title for the report and the findings."""
     timestamp = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    if settings.virtual and settings.url is not None:
-        preset = load_preset(settings.url.removeprefix("sim:"), "--url sim:")
+    row, known = settings.backend, backend.known(settings)
+    if row.virtual and known is not None:
         meaning = "it runs within the command, in virtual time: nothing is connected to, and this host does not matter"
-        title = f"doctor: simulated: {preset.name} (virtual time, not a real server), {timestamp}"
-        return title, [Finding("target", OK, preset.words, meaning)]
+        title = f"doctor: {known.name} (virtual time, not a real server), {timestamp}"
+        return title, [Finding("target", OK, known.words, meaning)]
     import uvloop
 
     with (
-        probing.serving(settings) as served,
+        backend.serving(settings) as served,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         findings = runner.run(examine(served))
@@ -293,5 +292,5 @@ def run(settings: Settings) -> tuple[str, list[Finding]]:
         shown = Target.parse(served.url, api=served.api).redacted
     except TargetUnusable:
         shown = "the URL"
-    kind = " (embedded simulation, not a real server)" if settings.url is None else ""
+    kind = f" ({row.shown}, not a real server)" if row.simulated else ""
     return f"doctor: {shown}{kind}, {timestamp}", findings

@@ -139,9 +139,12 @@ def _levels(given: Given, workload: str | None) -> dict[str, Workload]:
 
 def next_step(typed: Sequence[str], settings: Settings) -> str:
     """What to do after a run on a host that was too busy: for a simulation the same load in virtual time."""
-    if settings.url is not None:
+    from loadgen.core.execution import backend
+
+    known = backend.known(settings)
+    if known is None or not known.virtual_url:
         return "next: the same from a host of its own; loadgen doctor --url ... says what disturbs this one"
-    target = ["run", "--url", f"sim:{settings.embedded['preset']}"]
+    target = ["run", "--url", known.virtual_url]
     again = typed_again(typed, target if settings.out is None else [*target, "-o", f"{settings.out}-virtual"])
     return f"next: the same load in virtual time, which no other work disturbs:\n  loadgen {shlex.join(again)}"
 

@@ -242,7 +242,7 @@ def perform(
         say(
             f"going on with {trial_runner.folder}: {format.counted(len(earlier_trials), 'probe is', 'probes are')} done"
         )
-    simulated = trial_runner.settings.url is None or trial_runner.settings.virtual
+    simulated = trial_runner.settings.backend.simulated
     if simulated:
         say("SIMULATED: no real server is measured")
     elif (target_count := len(trial_runner.settings.endpoints)) > 1:

@@ -22,12 +22,14 @@ from loadgen_sdk.dialects.quirks import QUIRKS
 from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.transport.target import Target
 
+from loadgen.backends import after_scheme
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run_header
+from loadgen.core.execution.context import Context, KnownTarget
 from loadgen.core.execution.driver import AFTER_STOP_NS
 from loadgen.core.execution.events import Tell
 from loadgen.core.execution.lane_start import AnswerTime
-from loadgen.core.execution.plan import SCHEME, Settings, prepare
+from loadgen.core.execution.plan import Settings, prepare
 from loadgen.core.execution.steering import MakeSteering
 from loadgen.core.execution.stop_watch import LOOK_NS
 from loadgen.core.metrics import reasons
@@ -301,24 +303,31 @@ def run(
     A prompt has exactly the tokens that the workload asks for; the chat template adds none. Client and network take no
     time.
     """
-    assert settings.url is not None
-    name = settings.url.removeprefix(SCHEME)
     if settings.ray is not None:
         raise UserError(
             "unsupported", f"{settings.url} runs in virtual time, in one process", "--ray", "leave --ray out"
         )
-    preset = load_preset(name, f"--url {SCHEME}")
+    preset = _preset(settings)
     if len(settings.endpoints) > 1:
         raise UserError(
             "unsupported",
             "a simulated target cannot share a run with others",
-            f"--url {SCHEME}{name}",
+            f"--url {settings.url}",
             "run it alone",
         )
     started = process_time()
-    settings = dataclasses.replace(settings, embedded={}, workers=1, keep="raw")
+    settings = dataclasses.replace(settings, workers=1, keep="raw")
     found, answer = (_probe_result(preset, settings),), AnswerTime(preset.answer_ns, "preset")
-    plan, begins = prepare(workload, settings, found, folder=folder, simulated=True, answer=answer, steering=steering)
+    plan, begins = prepare(
+        workload,
+        settings,
+        found,
+        folder=folder,
+        simulated=True,
+        known=known(settings),
+        answer=answer,
+        steering=steering,
+    )
     requests, timetable = plan.requests, plan.timetable
     header = _with_target(run_header.header(plan, workload, begins), preset, settings)
     run_header.announce(plan, header, tell)
@@ -371,6 +380,22 @@ def run(
     return summary
 
 
+def known(settings: Settings) -> KnownTarget:
+    """What the preset says of itself. Raises UserError for one that there is not, or that is not valid."""
+    preset = _preset(settings)
+    return KnownTarget(
+        name=f"simulated: {preset.name}",
+        words=preset.words,
+        context=Context(preset.model.name, preset.limits.max_seq_len),
+        notes=preset.notes,
+        virtual_url=settings.url or "",
+    )
+
+
+def _preset(settings: Settings) -> Preset:
+    return load_preset(after_scheme(settings.url), "--url sim:")
+
+
 def _probe_result(preset: Preset, settings: Settings) -> ProbeResult:
     """The result that a probe of such a server would have."""
     return ProbeResult(
@@ -400,8 +425,6 @@ def _with_target(header: Header, preset: Preset, settings: Settings) -> Header:
     target = msgspec.structs.replace(
         header.targets[0],
         url="",
-        name=f"simulated: {preset.name}",
-        simulated=True,
         gpus=settings.gpus or preset.gpus,
     )
     coded = reasons.coded("virtual_time", {"preset": preset.words})
@@ -410,7 +433,7 @@ def _with_target(header: Header, preset: Preset, settings: Settings) -> Header:
         targets=(target,),
         client="virtual",
         rtt_ms=None,
-        notes=(*coded, *preset.notes, *header.notes),
+        notes=(*coded, *header.notes),
         note_codes=coded | header.note_codes,
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plugin_packages import install
+from plugin_packages import forgetting, install
 
 from loadgen.commands import COMMANDS
 from loadgen.core.errors import UNSOUND, USAGE
@@ -84,21 +84,12 @@ def test_only_the_asked_command_is_imported() -> None:
 
 
 @pytest.fixture
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, dict[str, str]], None]]:
-    """Installs a package of somebody else, with commands; afterwards nobody remembers it."""
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, str]], None]]:
+    """Installs the package of somebody else, with these commands; afterwards nobody remembers it."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("LOADGEN_PLUGINS", raising=False)
-    before = {name: value for name, value in vars(COMMANDS).items() if "plugins" not in name}
-
-    def installed(text: str, points: dict[str, str]) -> None:
-        vars(COMMANDS).clear()
-        vars(COMMANDS).update(before)
-        install(tmp_path, "greeter", {"greeter": text}, {"loadgen.commands": points})
-
-    yield installed
-    vars(COMMANDS).clear()
-    vars(COMMANDS).update(before)
-    sys.modules.pop("greeter", None)
+    with forgetting(COMMANDS, "greeter"):
+        yield lambda points: install(tmp_path, "greeter", {"greeter": GREETER}, {"loadgen.commands": points})
 
 
 GREETER = """
@@ -121,7 +112,7 @@ def ends(*typed: str) -> int:
 
 
 def test_a_command_of_another_package(fresh: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    fresh(GREETER, {"greet": "greeter:GREET"})
+    fresh({"greet": "greeter:GREET"})
     assert ends("greet", "all", "--loud") == UNSOUND
     assert capsys.readouterr().out == "ALL\n"
     assert ends("--help") == 0
@@ -136,7 +127,7 @@ def test_a_command_of_another_package(fresh: Any, capsys: pytest.CaptureFixture[
 
 
 def test_a_command_that_cannot_be_had_stops_no_other(fresh: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    fresh(GREETER, {"greet": "greeter:GONE", "run": "greeter:GREET"})
+    fresh({"greet": "greeter:GONE", "run": "greeter:GREET"})
     assert ends("schema") == 0
     assert "plug-in" not in capsys.readouterr().err, "a name of ours looks for none"
     assert ends("--help") == 0

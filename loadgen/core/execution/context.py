@@ -1,4 +1,4 @@
-"""Compares the longest requests of a load with the context of its target, before the load. Pure, but for presets."""
+"""What is known of a target before it is asked, and whether the requests of a load fit its context. Pure."""
 
 from __future__ import annotations
 
@@ -26,6 +26,16 @@ class Context(NamedTuple):
     token_ratio: float | None = None
 
 
+class KnownTarget(NamedTuple):
+    """What is known of a target without asking it, since loadgen starts or simulates it."""
+
+    name: str  # as headers have it, for example "simulated: gb300-vm"
+    words: str = ""  # what it is
+    context: Context | None = None
+    notes: tuple[str, ...] = ()  # of the header of its runs
+    virtual_url: str = ""  # of the same target in virtual time; "": there is none
+
+
 class TooLong(NamedTuple):
     """The requests that are longer than the target takes: their share of all, in words, and what can be done."""
 
@@ -48,14 +58,6 @@ def shortest(found: Sequence[ProbeResult]) -> Context | None:
         if one.max_context is not None and one.target.api not in VALUES
     ]
     return min(known, key=lambda one: one.tokens, default=None)
-
-
-def of_preset(name: str) -> Context:
-    """The context of a simulated server, which is known without asking it."""
-    from loadgen.sim.presets.preset import load_preset
-
-    preset = load_preset(name)
-    return Context(preset.model.name, preset.limits.max_seq_len)
 
 
 def too_long(requests: Prompts, count: int | None, context: Context | None) -> TooLong | None:

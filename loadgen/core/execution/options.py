@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, TypeVar, get_type_hints
 
+from loadgen import backends
 from loadgen.core import units
 from loadgen.core.errors import Fault, Faults, UserError, collecting, of_reading
 
@@ -513,6 +514,8 @@ def settings(given: Mapping[str, Any]) -> Settings:
             endpoints = targets.load_targets(Path(file), common=Endpoint(url="", api_key=key, **machine))
         elif len(urls) > 1 or any(map(targets.named, urls)):
             endpoints = targets.from_urls(urls, key, **machine)
+        elif urls:
+            backends.of_target(urls[0])
     keys = [key, *(endpoint.api_key for endpoint in endpoints), *map(os.environ.get, KEY_VARIABLES)]
     secrets = user_metadata.secrets_of(keys, values.get("headers", ()))
     described, faults_of_system = user_metadata.parse(values.pop("system", {}), secrets)
@@ -531,7 +534,8 @@ def settings(given: Mapping[str, Any]) -> Settings:
 
 def _key_of_environment(server: str | None, urls: Sequence[str]) -> str | None:
     """The API key of the environment; None for simulated endpoints."""
-    if not urls or urls[0].startswith("sim:"):
+    row = backends.find(urls[0] if urls else None)
+    if row is not None and row.simulated:
         return None
     azure = server == "azure" or "azure.com" in urls[0]
     return next(filter(None, map(os.environ.get, KEY_VARIABLES if azure else KEY_VARIABLES[1:])), None)

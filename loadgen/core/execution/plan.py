@@ -19,11 +19,13 @@ from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.transport.wire import Tls
 
+from loadgen import backends
+from loadgen.backends import BackendRow
 from loadgen.core import format, seeds
 from loadgen.core.child_process import FROZEN_S
 from loadgen.core.errors import Fault, Faults, UserError
 from loadgen.core.execution import lane_start, resource_limits
-from loadgen.core.execution.context import TooLong, shortest, too_long
+from loadgen.core.execution.context import KnownTarget, TooLong, shortest, too_long
 from loadgen.core.execution.steering import MakeSteering
 from loadgen.core.followers.profiler import ProfileAsked
 from loadgen.core.followers.scraper import PagesAsked
@@ -34,12 +36,10 @@ from loadgen.core.results.spool import SEGMENT_ROWS
 from loadgen.core.schedule import arrivals
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.core.workload import Task, Workload, parts
-from loadgen.sim.server.options import PHYSICAL
 
 EVENTS_EACH = 10_000  # output events/s per worker for `auto`: about half of what a worker can handle
 LANES_EACH = 64  # closed-loop lanes per worker for `auto`: the rate of a closed loop is not known in advance
 MOST_PER_CORE = 8  # workers per core: more only use memory (60 to 100 MB each) and compete for the core
-SCHEME = "sim:"  # of a target that is a preset in virtual time
 Route = Literal["auto", "round-robin", "least-in-flight", "sticky"]
 
 
@@ -61,10 +61,8 @@ class Endpoint:
     @property
     def shown(self) -> str:
         """Its name, or its URL without secrets."""
-        if self.name or not self.url:
-            return self.name or "embedded simulation"
-        if self.url.startswith(SCHEME):
-            return f"simulated: {self.url.removeprefix(SCHEME)}"
+        if said := self.name or backends.shown(self.url):
+            return said
         try:
             return Target.parse(self.url).redacted
         except TargetUnusable:
@@ -125,7 +123,7 @@ class Settings:
     metadata: tuple[tuple[str, str], ...] = ()
     command: tuple[str, ...] = ()
     leave_out_first_round: bool = False  # the first request of each lane is not measured, also with a count
-    embedded: dict[str, Any] = field(default_factory=PHYSICAL.copy)  # options of the embedded endpoint
+    embedded: dict[str, Any] | None = None  # options of the embedded endpoint; None: a whole machine, by its model
     tuning: Tuning = Tuning()
 
     @property
@@ -147,21 +145,19 @@ class Settings:
         return self.api in VALUES
 
     @property
+    def backend(self) -> BackendRow:
+        """What answers. Raises UserError for a URL of a scheme that no backend has."""
+        return backends.of_target(self.url)
+
+    @property
     def virtual(self) -> bool:
-        """Whether the target is a preset that is simulated in virtual time."""
-        return self.url is not None and self.url.startswith(SCHEME)
+        """Whether the target is simulated in virtual time."""
+        return self.backend.virtual
 
     @property
     def hot_path(self) -> str:
         """What reads the sockets of a load in this process: `compiled` or `python`; "": none of ours is read."""
         return "" if self.virtual or self.client == "openai" else compiled.RUNS
-
-    @property
-    def preset(self) -> str | None:
-        """The preset that answers, in virtual time or as the embedded endpoint; None for any other target."""
-        if self.virtual:
-            return (self.url or "").removeprefix(SCHEME)
-        return None if self.url is not None or self.targets else self.embedded.get("preset")
 
     @property
     def pages(self) -> PagesAsked:
@@ -190,7 +186,8 @@ class Job:
     salt: str
     folder: Path
     run_id: str  # the name of the folder; a node of a cluster writes into another one
-    simulated: bool = False  # the target is our own simulation: the embedded endpoint, or virtual time
+    simulated: bool = False  # the target is a simulation of our own: the embedded endpoint, or virtual time
+    known: KnownTarget | None = None  # what was known of it without asking it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,20 +224,22 @@ def prepare(
     *,
     folder: Path,
     simulated: bool = False,
+    known: KnownTarget | None = None,
     cores: int | None = None,
     answer: lane_start.AnswerTime | None = None,
     steering: MakeSteering | None = None,
 ) -> tuple[Plan, tuple[lane_start.Begin, ...]]:
     """The plan of a run, and how the lanes of each of its stages begin. Raises Faults.
 
-    `found`: probe results, one per endpoint. `cores`: free CPUs of the cluster, if the workers run on one; the limits
-    of its nodes (open files, ports) are then not checked here. `answer`: how long an answer takes, if it is known
-    better than by the probe; the lanes of a closed loop begin spread over it.
+    `found`: probe results, one per endpoint. `known`: what was known of the target without asking it. `cores`: free
+    CPUs of the cluster, if the workers run on one; the limits of its nodes (open files, ports) are then not checked
+    here. `answer`: how long an answer takes, if it is known better than by the probe; the lanes of a closed loop begin
+    spread over it.
     """
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     job = Job(
         workload=workload, settings=settings, found=found, seed=seed, salt=seeds.salt_of(seed, workload.salt),
-        folder=folder, run_id=folder.name, simulated=simulated,
+        folder=folder, run_id=folder.name, simulated=simulated, known=known,
     )  # fmt: skip
     plan = build_plan(job)
     plan = replace(plan, too_long=too_long(plan.requests, plan.timetable.slots, shortest(found)))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from loadgen_sdk.dialects.body import asking_for_timing
@@ -21,22 +19,6 @@ from loadgen.core.execution.plan import Endpoint, Settings
 LONG_S = 5.0  # of a probe: then the user hears what is waited for
 Known = dict[Endpoint, ProbeResult]
 """What was found out about targets."""
-
-
-@contextlib.contextmanager
-def serving(settings: Settings) -> Iterator[Settings]:
-    """The settings with a URL: where the user named none, the embedded endpoint serves while inside."""
-    if settings.url is not None:
-        yield settings
-        return
-    from loadgen.sim.server import embedded
-    from loadgen.sim.server.options import Options
-
-    simulation = embedded.start(Options(**settings.embedded))
-    try:
-        yield replace(settings, url=simulation.url)
-    finally:
-        simulation.stop()
 
 
 async def ask(

@@ -1,7 +1,7 @@
 """One run, from a checked workload to its summary: everything before the clock starts and after it stops.
 
-IO, in this order: start the embedded endpoint if there is no URL, probe the targets, make the plan, write the header,
-carry it out (`backends/`), read everything back, compute the summary. `driver.py` works while the clock runs.
+IO, in this order: start the target if its backend does that, probe the targets, make the plan, write the header,
+carry it out (`backend.py`), read everything back, compute the summary. `driver.py` works while the clock runs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 from loadgen_sdk.dialects.quirks import VALUES
 
+from loadgen.backends import BACKENDS
 from loadgen.core import run_folder
 from loadgen.core.errors import Fault, Faults, UserError
-from loadgen.core.execution import driver, run_header, step_targets
-from loadgen.core.execution.backends import local
+from loadgen.core.execution import backend, run_header, step_targets
 from loadgen.core.execution.events import (
     LoadStarted,
     RunEnded,
@@ -31,7 +31,7 @@ from loadgen.core.execution.events import (
 )
 from loadgen.core.execution.folder_names import taken
 from loadgen.core.execution.plan import Plan, Settings, prepare
-from loadgen.core.execution.probing import Known, find_all, serving
+from loadgen.core.execution.probing import Known, find_all
 from loadgen.core.execution.share import Share, large
 from loadgen.core.execution.steering import MakeSteering
 from loadgen.core.execution.stop_watch import watch
@@ -67,7 +67,8 @@ def execute(
     which adds to it and asks no target again. `own`: the folder of the run, where the caller has taken it.
     `steering`: decides the load while it goes; the workload has its first step.
     """
-    if settings.profile is not None and settings.virtual:
+    row = settings.backend
+    if settings.profile is not None and row.virtual:
         raise UserError(
             "unsupported", "a run in virtual time has no server whose profiler could run", "--profile", "leave it out"
         )
@@ -79,10 +80,8 @@ def execute(
             contextlib.nullcontext(own) if own else taken(settings.out, workload.name, now) as folder,
             _no_header_without_load(folder, tell) as hear,
         ):
-            if settings.virtual:
-                from loadgen.sim import virtual_backend as virtual
-
-                summary = virtual.run(workload, settings, folder, hear, steering)
+            if row.run:
+                summary = BACKENDS.function(row, row.run)(workload, settings, folder, hear, steering)
             else:
                 summary = _over_http(workload, settings, folder, hear, {} if known is None else known, steering)
             if steering is not None:
@@ -118,29 +117,24 @@ def _over_http(
 ) -> Summary:
     import uvloop
 
-    simulated = settings.url is None
+    simulated, known_before = settings.backend.simulated, backend.known(settings)
     with contextlib.ExitStack() as cleanup:
-        settings = step_targets.resolved(workload, cleanup.enter_context(serving(settings)))
-        cluster = None
-        if settings.ray is not None:
-            from loadgen.core.execution.backends import ray
-
-            cluster = cleanup.enter_context(ray.connected(settings.ray))
+        settings = step_targets.resolved(workload, cleanup.enter_context(backend.serving(settings)))
+        senders = cleanup.enter_context(backend.senders(settings))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             found = runner.run(find_all(settings, known, workload.timeout_ns / 1e9, tell))
             scraper = cleanup.enter_context(contextlib.closing(Scraper(folder, settings.pages, found)))
             profiler = None
             if settings.profile is not None:
                 profiler = cleanup.enter_context(contextlib.closing(Profiler(settings.pages, found)))
-            cores = None if cluster is None else cluster.cores
             plan, begins = prepare(
-                workload, settings, found, folder=folder, simulated=simulated, cores=cores, steering=steering
-            )
+                workload, settings, found, folder=folder, simulated=simulated, known=known_before, cores=senders.cores,
+                steering=steering,
+            )  # fmt: skip
             pages = scraper.found()
             header = run_header.header(plan, workload, begins, accounts=bool(pages.accounts))
-            if cluster is not None:
-                notes = runner.run(cluster.place(plan))
-                header = msgspec.structs.replace(header, notes=(*header.notes, *notes))
+            notes = runner.run(senders.place(plan))
+            header = msgspec.structs.replace(header, notes=(*header.notes, *notes))
             header = msgspec.structs.replace(header, server_pages=scraper.pages(), energy_pages=pages.energy)
             if settings.profile is not None:
                 span(settings.profile, header.stages)
@@ -168,12 +162,9 @@ def _over_http(
                     _write(folder, run_header.of_steps(header, plan, *event, goes_on=True))
                 tell(event)
 
-            carry_out = (
-                cluster.run if cluster is not None else local.run if plan.job.settings.workers > 1 else driver.run
-            )
             compactor = Compactor(folder, frozen_s=settings.tuning.helper_frozen_s)
             try:
-                share = runner.run(carry_out(plan, hear))
+                share = runner.run(senders.run(plan, hear))
             except BaseException:
                 compactor.close()
                 raise

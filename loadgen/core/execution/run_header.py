@@ -22,8 +22,8 @@ from loadgen_sdk.probe.probe import ProbeResult
 
 from loadgen.core import format, seeds
 from loadgen.core.errors import Fault
-from loadgen.core.execution import resource_limits, system_file
-from loadgen.core.execution.context import of_preset, too_long
+from loadgen.core.execution import backend, resource_limits, system_file
+from loadgen.core.execution.context import too_long
 from loadgen.core.execution.events import RunPlanned, Tell
 from loadgen.core.execution.lane_start import Begin, by_probe, mean_lengths
 from loadgen.core.execution.plan import Endpoint, Job, Plan, Settings
@@ -180,9 +180,8 @@ def now() -> str:
 
 
 def _target_name(job: Job, result: ProbeResult, endpoint: Endpoint) -> str:
-    if job.simulated and not endpoint.serves:
-        preset = job.settings.embedded.get("preset")
-        return f"embedded simulation: {preset}" if preset else "embedded simulation"
+    if job.known is not None and not endpoint.serves:
+        return job.known.name
     return endpoint.name or ("simulation" if result.simulated else "")
 
 
@@ -233,15 +232,7 @@ def _targets(plan: Plan) -> tuple[manifest.TargetFacts, ...]:
 def _notes(plan: Plan, coded: Iterable[str]) -> Iterator[str]:
     job, requests, timetable = plan.job, plan.requests, plan.timetable
     settings = job.settings
-    if job.simulated and settings.embedded.get("preset"):
-        from loadgen.sim.presets.preset import load_preset
-
-        preset = load_preset(settings.embedded["preset"])
-        yield (
-            f"simulated in real time: {preset.words}; prompt and answer have {preset.limits.max_seq_len:,} tokens at "
-            f"most; with fewer than {preset.valid_from_sequences.value:,.0f} sequences per replica the model "
-            "extrapolates"
-        )
+    yield from job.known.notes if job.known is not None else ()
     if not settings.tls.verify and any(result.target.tls for result in job.found):
         yield "the server's certificate was not verified (--insecure): whoever is on the way can read key and prompts"
     if plan.too_long is not None:
@@ -459,8 +450,8 @@ def describe(workload: Workload, settings: Settings) -> Described:
     recipe = recipe_fingerprint(workload, "server", tokenizer.file_sha256)
     lines.append(f"recipe: {recipe}  timetable: {schedule.fingerprint(timetable)}")
     lines += [f"note: {note}" for note in requests.warnings(timetable.slots or 1000)]
-    known = None if settings.preset is None else of_preset(settings.preset)
-    long = too_long(requests, timetable.slots, known)
+    known = backend.known(settings)
+    long = too_long(requests, timetable.slots, None if known is None else known.context)
     refused = None if long is None else long.refused(workload, settings.shown)
     lines += [f"note: {long.words}; these will fail"] if long is not None and refused is None else []
     return Described("\n".join(lines), load, refused)

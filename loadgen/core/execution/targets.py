@@ -21,6 +21,7 @@ from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.transport.target import Target
 from pydantic import AfterValidator, Field
 
+from loadgen import backends
 from loadgen.core.errors import Fault, Faults, Place, UserError, of_reading
 from loadgen.core.execution.plan import Endpoint
 from loadgen.core.units import Wrong
@@ -150,10 +151,14 @@ def from_urls(urls: list[str], api_key: str | None, gpus: int | None, shape: str
     faults: list[Fault] = []
     for text in urls:
         serves, url = named(text) or ("", text)
-        if url.startswith("sim:"):
-            faults.append(
-                UserError("conflict", f"{url} runs in virtual time, beside no other target", "--url", "name it alone")
-            )
+        try:
+            row = backends.of_target(url)
+        except UserError as fault:
+            faults.append(fault)
+            continue
+        if row.run or row.serve:
+            because = f"{url} runs in virtual time" if row.virtual else f"a target of {row.name} stands alone"
+            faults.append(UserError("conflict", f"{because}, beside no other target", "--url", "name it alone"))
             continue
         try:
             name = Target.parse(url).redacted

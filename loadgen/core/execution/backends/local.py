@@ -7,20 +7,40 @@ own sockets and its own files. IO; `worker.py` defines the messages.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import signal
 import subprocess
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic_ns
 
 from loadgen.core import child_process
 from loadgen.core.errors import TargetError
-from loadgen.core.execution import stop_signals
+from loadgen.core.execution import driver, stop_signals
 from loadgen.core.execution.backends import merge, worker
 from loadgen.core.execution.events import LoadStarted, RunningLoad, Tell
 from loadgen.core.execution.plan import Plan
 from loadgen.core.execution.share import Share
 from loadgen.core.execution.shared_counters import SharedCounters
+
+
+class ThisMachine:
+    """This process, where one worker is enough, else processes of their own."""
+
+    cores = None
+
+    async def place(self, plan: Plan) -> list[str]:
+        return []
+
+    async def run(self, plan: Plan, tell: Tell) -> Share:
+        return await (run if plan.job.settings.workers > 1 else driver.run)(plan, tell)
+
+
+@contextlib.contextmanager
+def here(flag: None) -> Iterator[ThisMachine]:
+    """As senders of a run (`backend.Senders`)."""
+    yield ThisMachine()
 
 
 async def run(plan: Plan, tell: Tell) -> Share:

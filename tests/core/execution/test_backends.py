@@ -1,0 +1,123 @@
+"""The table of backends: every row leads to its functions, a URL finds its row, and another package can bring one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from plugin_packages import forgetting, install
+
+import loadgen
+from loadgen import backends
+from loadgen.backends import BACKENDS
+from loadgen.core.errors import Faults, UserError
+from loadgen.core.execution import backend
+from loadgen.core.execution.options import settings
+from loadgen.core.execution.plan import Endpoint, Settings
+from loadgen.core.results.store import read_run
+from loadgen.plugins import resolve
+
+REFERENCES = [
+    pytest.param(getattr(row, field), id=f"{row.name}-{field}")
+    for row in BACKENDS.own
+    for field in ("known", "serve", "run", "senders")
+    if getattr(row, field)
+]
+
+
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_every_row_leads_to_its_functions(reference: str) -> None:
+    assert callable(resolve(reference))
+
+
+def test_every_row_can_be_asked_for() -> None:
+    for row in BACKENDS.own:
+        assert bool(row.schemes) or row.flag in Settings.__dataclass_fields__, row.name
+        assert not (row.run and (row.serve or row.senders)), row.name
+    schemes = [scheme for row in BACKENDS.own for scheme in row.schemes]
+    assert len(set(schemes)) == len(schemes)
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "shown"),
+    [
+        (None, "embedded", "embedded simulation"),
+        ("http://host:8000/v1", "http", "http://host:8000/v1"),
+        ("HTTPS://host", "http", "https://host/v1"),
+        ("sim:gb300-vm", "sim", "simulated: gb300-vm"),
+        ("localhost:8000", "http", "--url"),  # no scheme: the check of http says so
+        ("unix:///run/server", "http", "--url"),
+    ],
+)
+def test_a_url_finds_its_backend(url: str | None, name: str, shown: str) -> None:
+    assert Settings(url=url).backend.name == name
+    assert Endpoint(url=url or "").shown == shown
+    assert (backend.known(Settings(url=url)) is None) == (name == "http")
+
+
+def test_a_scheme_that_no_backend_has() -> None:
+    for given in ({"url": "grpc://me:secret@host:1"}, {"url": ["http://host", "grpc://me:secret@host:1"]}):
+        with pytest.raises((UserError, Faults)) as raised:
+            settings(given)
+        text = str(raised.value)
+        assert "error: no backend has the scheme grpc:\n" in text and "  --> --url" in text and "secret" not in text
+        assert "hint: known: http:, https:, sim:; without --url: embedded simulation" in text
+
+
+def test_what_is_known_without_asking() -> None:
+    real, virtual = backend.known(Settings()), backend.known(Settings(url="sim:gb300-vm"))
+    assert real is not None and virtual is not None
+    assert (real.name, virtual.name) == ("embedded simulation: gb300-vm", "simulated: gb300-vm")
+    assert real.context == virtual.context is not None and real.words == virtual.words
+    assert real.virtual_url == virtual.virtual_url == "sim:gb300-vm"
+    plain = backend.known(Settings(embedded={"ttft": "1ms"}))
+    assert plain is not None and (plain.name, plain.context, plain.virtual_url) == ("embedded simulation", None, "")
+
+
+KITCHEN = """
+from contextlib import contextmanager
+from dataclasses import replace
+from loadgen.backends import BackendRow, after_scheme
+from loadgen.core.execution.context import KnownTarget
+from loadgen.sim.server.embedded import start
+from loadgen.sim.server.options import Options
+ROW = BackendRow("kitchen", ("kitchen",), "the kitchen's {}", known="kitchen:known", serve="kitchen:serve")
+def known(settings):
+    return KnownTarget(name=f"kitchen: {after_scheme(settings.url)}", notes=("it was started for this run",))
+@contextmanager
+def serve(settings):
+    with start(Options(ttft="2ms", itl="1ms", model=after_scheme(settings.url))) as server:
+        yield replace(settings, url=server.url)
+"""
+
+
+@pytest.fixture
+def kitchen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package with a backend that starts a target is installed."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("LOADGEN_PLUGINS", raising=False)
+    install(tmp_path, "kitchen", {"kitchen": KITCHEN}, {"loadgen.backends": {"kitchen": "kitchen:ROW"}})
+    with forgetting(BACKENDS, "kitchen"):
+        yield
+
+
+@pytest.mark.processes
+def test_a_backend_of_another_package_starts_the_target(kitchen: None, tmp_path: Path) -> None:
+    asked = {"concurrency": 1, "num_requests": 3, "warmup": 0}
+    result = loadgen.run("qa", url="kitchen:soup", input_tokens=8, output_tokens=4, out=tmp_path / "run", **asked)  # type: ignore[arg-type]
+    header = read_run(tmp_path / "run").header
+    target = header.targets[0]
+    assert (target.name, target.model, target.simulated) == ("kitchen: soup", "soup", True), "it says that it is"
+    assert "it was started for this run" in header.notes
+    assert result.summary.requests.ok == 3
+
+
+def test_a_backend_of_another_package_is_found_by_its_scheme(kitchen: None) -> None:
+    assert backends.find("http://host") is BACKENDS.own[1]
+    assert "plugins" not in vars(BACKENDS) and "_plugins" not in vars(BACKENDS), "a scheme of ours looks for none"
+    assert Endpoint(url="kitchen:soup").shown == "the kitchen's soup"
+    with pytest.raises((UserError, Faults), match="kitchen:; without --url"):
+        settings({"url": "grpc:x"})
+    with pytest.raises((UserError, Faults), match="a target of kitchen stands alone"):
+        settings({"url": ["kitchen:soup", "http://host"]})
