@@ -33,7 +33,7 @@ import rig
 import scale_ray
 
 from loadgen.core.execution import run
-from loadgen.core.execution.events import LoadStarted, RunEvent, silent
+from loadgen.core.execution.events import LoadStarted, RunEvent
 from loadgen.core.execution.plan import Endpoint, Settings, Tuning
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import store
@@ -73,7 +73,9 @@ def drive(
         if "request_rate" not in flags:
             given["concurrency"] = str(streams)
         before = [rig.stats(url) for url in urls]
-        summary, _ = run.execute(load(str(file), read_flags(**given)), settings, on_drive or silent)
+        summary, _ = run.execute(
+            load(str(file), read_flags(**given)), settings, () if on_drive is None else (on_drive,)
+        )
         after = [rig.stats(url) for url in urls]
         found = {
             "events": sum(b["events"] - a["events"] for a, b in zip(before, after, strict=True)),

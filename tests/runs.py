@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from queueing import TOKENS, rows
 
-from loadgen.core.execution.events import LoadStarted, RunEvent, RunningLoad, Tell
+from loadgen.core.execution.events import Hearer, LoadStarted, RunEvent, RunningLoad
 from loadgen.core.results import manifest
 from loadgen.core.results.manifest import (
     Fingerprints,
@@ -32,14 +32,14 @@ from loadgen.core.stats.quantiles import Histogram
 S = 1_000_000_000
 
 
-def when_started(do: Callable[[RunningLoad], object]) -> Tell:
-    """For `run.execute`: calls `do` when the load begins."""
+def when_started(do: Callable[[RunningLoad], object]) -> tuple[Hearer, ...]:
+    """For `run.execute`: one that calls `do` when the load begins."""
 
     def hear(event: RunEvent) -> None:
         if isinstance(event, LoadStarted):
             do(event.load)
 
-    return hear
+    return (hear,)
 
 
 def says(codes: Iterable[ReasonCode], code: str, **values: object) -> bool:

@@ -103,7 +103,7 @@ def run(
     if how is not None or len(workloads) > 1:
         named, whole = _several(given, workloads, settings, how, show, as_json=as_json)
     else:
-        summary, folder = execute(next(iter(workloads.values())), settings, show.hear, steering=steering)
+        summary, folder = execute(next(iter(workloads.values())), settings, show.hearers, steering=steering)
         named, whole = [(summary.run.workload, summary)], True
         added = () if steering is None else kind.additions(folder, OpenedRun(summary, None))
         if as_json:

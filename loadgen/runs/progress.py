@@ -14,7 +14,7 @@ from time import monotonic_ns
 from typing import Any, TextIO
 
 from loadgen.core import format
-from loadgen.core.execution.events import Counters
+from loadgen.core.execution.events import Counters, LoadStarted, RunEnded, RunEvent, RunPlanned
 
 EVERY_S = 0.5
 LINE_EVERY_S = 10.0  # where the line cannot be rewritten
@@ -96,6 +96,27 @@ class Progress:
             "left_s": None if left_s is None else round(left_s, 1),
             "drain_left_s": None if drain_left_s is None else round(drain_left_s, 1),
         }
+
+
+class ProgressLine:
+    """Hears runs, and shows the progress of each, but for those in virtual time, too fast to be watched."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._progress: Progress | None = None
+
+    def __call__(self, event: RunEvent) -> None:
+        match event:
+            case RunPlanned(plan, header) if header.client != "virtual":
+                drain_ns = None if header.grace_s is None else round(header.grace_s * 1e9)
+                timetable = plan.timetable
+                ends = (None, None) if plan.steering is not None else (timetable.slots, timetable.horizon_ns)
+                self._progress = Progress(*ends, drain_ns=drain_ns, as_json=self._as_json)
+            case LoadStarted(_, load) if self._progress is not None:
+                self._progress.follow(load.counters)
+            case RunEnded() if self._progress is not None:
+                self._progress.clear()
+                self._progress = None
 
 
 def words(facts: Mapping[str, Any]) -> str:

@@ -6,9 +6,8 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -28,13 +27,13 @@ from loadgen.core.execution.events import (
 from loadgen.core.execution.run_header import bounds_of, forecast_of
 from loadgen.core.schedule.forecast import Forecast, total
 from loadgen.runs import text
-from loadgen.runs.progress import SHORTEST_S, Progress, Steps, step_words
+from loadgen.runs.progress import SHORTEST_S, ProgressLine, Steps, step_words
 from loadgen.search.experiment import figures
 from loadgen.shell.output import say
 
 if TYPE_CHECKING:
+    from loadgen.core.execution.events import Hearer
     from loadgen.core.execution.plan import Settings
-    from loadgen.core.followers.reader_process import ReaderProcess
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.results.manifest import Cluster, TargetFacts
     from loadgen.core.workload import Workload
@@ -97,10 +96,10 @@ def _targets(settings: Settings) -> list[TargetFacts]:
 
 
 class Show:
-    """Hears the runs of one command: their first lines and their progress go to stderr.
+    """Hears the runs of one command: their first lines go to stderr, and so does what `--progress` asks for.
 
     `progress`: auto (a live view on a terminal, else a line every 10 s), plain (a line), json or off. `quiet`: of the
-    runs of a search, no first lines. `followers`: what else is started beside each run, given its folder.
+    runs of a search, no first lines. `followers`: who hears these runs too. `hearers`: all, for `execute`.
     """
 
     def __init__(
@@ -109,15 +108,14 @@ class Show:
         *,
         quiet: bool = False,
         budget: Budget | None = None,
-        followers: Sequence[Callable[[Path], ReaderProcess]] = (),
+        followers: Sequence[Hearer] = (),
     ) -> None:
-        self._form, self._quiet, self._followers = progress, quiet, followers
+        self._form, self._quiet = progress, quiet
+        self.hearers = (self.hear, *followers, *_of_progress(progress, quiet=quiet))
         self._budget = budget
         self._cost_so_far: Callable[[], Decimal] = Decimal
         self._steps: Steps | None = None
         self._done: list[Summary] = []
-        self._progress: Progress | None = None
-        self._beside: list[ReaderProcess] = []
         self._printed: set[str] = set()
 
     def expect(self, workloads: Sequence[Workload], settings: Settings) -> None:
@@ -167,14 +165,9 @@ class Show:
             case RunPlanned():
                 self._announce(event)
                 self._forecast(event)
-                self._begin(event)
             case WorkersPlaced(cluster):
                 self._announce_cluster(cluster)
             case LoadStarted():
-                for process in self._beside:
-                    process.begin(event.start_ns)
-                if self._progress is not None:
-                    self._progress.follow(event.load.counters)
                 if self._budget is not None:
                     self._follow_cost(event.load, self._budget)
             case StepBegun(stages, _):
@@ -185,11 +178,6 @@ class Show:
                 if self._budget is not None:
                     self._budget.spent += self._cost_so_far()
                     self._cost_so_far = Decimal
-                if self._progress is not None:
-                    self._progress.clear()
-                while self._beside:
-                    self._beside.pop().close()
-                self._progress = None
                 if stored:
                     say(f"stored in {stored}")
 
@@ -237,24 +225,6 @@ class Show:
         self._cost_so_far = so_far
         loop.call_soon(look)
 
-    def _begin(self, planned: RunPlanned) -> None:
-        """Open what shows the progress of a run."""
-        (plan, header), timetable = planned, planned.plan.timetable
-        if header.client == "virtual":  # which is too fast to be watched
-            return
-        self._beside += [follow(plan.job.folder) for follow in self._followers]
-        if self._form == "off":
-            return
-        if self._form == "auto" and sys.stderr.isatty() and not self._quiet:
-            from loadgen.runs.dashboard import Dashboard
-
-            self._beside.append(Dashboard(plan.job.folder))
-            return
-        drain_ns = None if header.grace_s is None else round(header.grace_s * 1e9)
-        as_json = self._form == "json"
-        ends = (None, None) if plan.steering is not None else (timetable.slots, timetable.horizon_ns)
-        self._progress = Progress(*ends, drain_ns=drain_ns, as_json=as_json)
-
     def _announce(self, planned: RunPlanned) -> None:
         plan, header = planned
         if self._quiet:
@@ -301,3 +271,14 @@ class Show:
         workers, hosts = format.counted(len(cluster.workers), "worker"), format.counted(cluster.nodes, "node")
         say(f"cluster: {workers} on {hosts}: {nodes}")
         say(f"start: common to all workers within ±{cluster.start_bound_ms:.3f} ms, by exchanges with their clocks")
+
+
+def _of_progress(form: str, *, quiet: bool) -> Iterator[Hearer]:
+    """Who shows the progress of a run."""
+    if form == "auto" and sys.stderr.isatty() and not quiet:
+        from loadgen.core.followers.reader_process import Beside
+        from loadgen.runs.dashboard import Dashboard
+
+        yield Beside(Dashboard)
+    elif form != "off":
+        yield ProgressLine(as_json=form == "json")

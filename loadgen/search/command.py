@@ -254,7 +254,7 @@ def perform(
         length = format.duration(trial_s)
         probes = format.counted(left, "probe")
         say(f"expected: {probes} at most, of {length} of load or less each: {format.duration(whole)} at most")
-    trial_runner.tell = show.hear
+    trial_runner.hearers = show.hearers
     trial_runner.go_on = experiment.resuming(trial_runner.folder, plan)
     show.begin(load_search.most_probes - len(earlier_trials), at_most=True)
     try:

@@ -221,7 +221,7 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
         seeded=False,
         watched=False,
         name=lambda ask: levels.name(asked.kind, ask.load),
-        tell=asked.show.hear,
+        hearers=asked.show.hearers,
     )
     interrupted = False
     to_do = {level: amount for amount in grid if (level := levels.name(asked.kind, amount)) not in folders_done}

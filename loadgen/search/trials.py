@@ -24,12 +24,11 @@ from loadgen.core import format, run_folder, seeds
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run
 from loadgen.core.execution.events import (
+    Hearer,
     LoadStarted,
     RunEvent,
     RunningLoad,
     RunPlanned,
-    Tell,
-    silent,
 )
 from loadgen.core.execution.run import Execute
 from loadgen.core.metrics import columns, outcomes, reasons
@@ -72,7 +71,7 @@ class Trials:
     """The folder of an experiment, and how its trials are made.
 
     `make(ask)`: the workload of a trial. `seeded`: each trial gets its own seed. `watched`: a trial may end before its
-    full length; it is looked at every `look_s`. `name(ask)`: the name of its folder. `tell` hears the events of its
+    full length; it is looked at every `look_s`. `name(ask)`: the name of its folder. `hearers` hear the events of its
     runs.
     """
 
@@ -84,7 +83,7 @@ class Trials:
     seeded: bool = True
     watched: bool = True
     name: Callable[[NextTrial], str] = called
-    tell: Tell = silent
+    hearers: tuple[Hearer, ...] = ()
     look_s: float = LOOK_S
     execute: Execute = field(default_factory=lambda: partial(run.execute, known={}))
     go_on: str = ""  # the command that goes on with the search where it is stopped
@@ -117,7 +116,6 @@ class Trials:
 
         def hear(event: RunEvent) -> None:
             nonlocal planned, watch, following
-            self.tell(event)
             if isinstance(event, RunPlanned):
                 planned, watch = event, self._watch(event.plan.timetable, ask)
             elif isinstance(event, LoadStarted) and planned is not None and watch is not None:
@@ -125,7 +123,7 @@ class Trials:
                 following = asyncio.get_running_loop().create_task(task)
 
         try:
-            summary, folder = self.execute(workload, settings, hear)
+            summary, folder = self.execute(workload, settings, (*self.hearers, hear))
         finally:
             if following is not None:
                 following.cancel()

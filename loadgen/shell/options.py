@@ -20,9 +20,9 @@ from loadgen.core.execution.options import COMMAND_OPTIONS, OPTIONS, PANELS, Opt
 from loadgen.runs.repeats import repetition
 
 if TYPE_CHECKING:
+    from loadgen.core.execution.events import Hearer
     from loadgen.core.execution.plan import Settings
     from loadgen.core.execution.run import Execute
-    from loadgen.core.followers.reader_process import ReaderProcess
     from loadgen.core.metrics.repeats import Repetition
     from loadgen.core.workload import Overrides, Workload
     from loadgen.pricing.budget import Budget
@@ -93,15 +93,16 @@ class Given:
         command = tuple(_without_secrets(self.arguments, made.api_key))
         return replace(made, command=command, traceparent=has_traces(self["otel"]))
 
-    def _followers(self) -> list[Callable[[Path], ReaderProcess]]:
+    def _followers(self) -> list[Hearer]:
         """What --prometheus and --otel start beside each run, which reads its folder as it grows. Raises UserError."""
         from loadgen.core.followers import otel, prometheus
+        from loadgen.core.followers.reader_process import Beside
 
-        found: list[Callable[[Path], ReaderProcess]] = []
+        found: list[Hearer] = []
         if self["prometheus"] is not None:
-            found.append(partial(prometheus.Exporter, at=prometheus.listens_on(self["prometheus"])))
+            found.append(Beside(partial(prometheus.Exporter, at=prometheus.listens_on(self["prometheus"]))))
         if self["otel"] is not None:
-            found.append(partial(otel.TelemetrySender, what=otel.asked(self["otel"])))
+            found.append(Beside(partial(otel.TelemetrySender, what=otel.asked(self["otel"]))))
         return found
 
     def make_room(self, out: Path | None) -> None:
@@ -149,7 +150,7 @@ class Given:
         """Carries out the runs of this command, which `show` shows, and asks every target once."""
         from loadgen.core.execution import run
 
-        return partial(run.execute, tell=show.hear, known={})
+        return partial(run.execute, hearers=show.hearers, known={})
 
     def repetition(self) -> Repetition | None:
         """What --repeat and its companions ask for; None without them. Raises Faults."""

@@ -27,7 +27,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.execution import run_header
 from loadgen.core.execution.context import Context, KnownTarget
 from loadgen.core.execution.driver import AFTER_STOP_NS
-from loadgen.core.execution.events import Tell
+from loadgen.core.execution.events import RunPlanned, Tell
 from loadgen.core.execution.lane_start import AnswerTime
 from loadgen.core.execution.plan import Settings, prepare
 from loadgen.core.execution.steering import MakeSteering
@@ -330,7 +330,7 @@ def run(
     )
     requests, timetable = plan.requests, plan.timetable
     header = _with_target(run_header.header(plan, workload, begins), preset, settings)
-    run_header.announce(plan, header, tell)
+    tell(RunPlanned(plan, header))
     simulated = partial(
         simulate,
         timetable,

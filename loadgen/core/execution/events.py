@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from loadgen.core.execution.plan import Plan
+    from loadgen_sdk.probe.probe import ProbeResult
+
+    from loadgen.core.execution.plan import Plan, Settings
     from loadgen.core.results.manifest import Cluster, Header, ReasonCode
     from loadgen.core.schedule.timetable import Schedule
     from loadgen.core.workload import Stage
@@ -47,8 +50,22 @@ class ProbeWaits(NamedTuple):
     timeout_s: float
 
 
+class TargetsFound(NamedTuple):
+    """The targets were asked what they are; `settings` has their URLs. Not told in virtual time."""
+
+    folder: Path
+    settings: Settings
+    found: tuple[ProbeResult, ...]
+
+
+class HeaderMade(NamedTuple):
+    """The header, before it is written. Who has something to say in it gives it back with that. Not in virtual time."""
+
+    header: Header
+
+
 class RunPlanned(NamedTuple):
-    """The header is written, and nothing was sent yet."""
+    """The run begins: nothing was sent yet. Told outside of an event loop; who hears it may refuse with a Fault."""
 
     plan: Plan
     header: Header
@@ -74,15 +91,49 @@ class StepBegun(NamedTuple):
     timetable: Schedule
 
 
+class LoadEnded(NamedTuple):
+    """The load is over, or failed, or will not begin; told once after TargetsFound. Who has something to say in the
+    header gives it back with that; None: the run has failed."""
+
+    header: Header | None
+
+
 class RunEnded(NamedTuple):
     """The run is over, finished or not. `stored`: where its folder was copied to."""
 
     stored: str | None = None
 
 
-RunEvent = ProbeWaits | RunPlanned | WorkersPlaced | LoadStarted | StepBegun | RunEnded
+RunEvent = (
+    ProbeWaits | TargetsFound | HeaderMade | RunPlanned | WorkersPlaced | LoadStarted | StepBegun | LoadEnded | RunEnded
+)
+Hearer = Callable[[RunEvent], "Header | None"]
 Tell = Callable[[RunEvent], None]
 
 
+def to_all(hearers: Sequence[Hearer]) -> Tell:
+    """Tells each of them; the end of the run to the last one first, as each may stand on what those before it do."""
+
+    def tell(event: RunEvent) -> None:
+        for hearer in reversed(hearers) if isinstance(event, RunEnded) else hearers:
+            hearer(event)
+
+    return tell
+
+
+def completed(hearers: Sequence[Hearer], header: Header) -> Header:
+    """The header with what each of them has to say before the load."""
+    for hearer in hearers:
+        header = hearer(HeaderMade(header)) or header
+    return header
+
+
+def concluded(hearers: Sequence[Hearer], header: Header) -> Header:
+    """The header with what each of them has to say after the load."""
+    for hearer in hearers:
+        header = hearer(LoadEnded(header)) or header
+    return header
+
+
 def silent(event: RunEvent) -> None:
-    """Nobody is told."""
+    """For a hearer: it does nothing."""

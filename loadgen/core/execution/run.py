@@ -9,36 +9,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
-from loadgen_sdk.dialects.quirks import VALUES
 
 from loadgen.backends import BACKENDS
 from loadgen.core import run_folder
-from loadgen.core.errors import Fault, Faults, UserError
+from loadgen.core.errors import UserError
 from loadgen.core.execution import backend, run_header, step_targets
 from loadgen.core.execution.events import (
-    LoadStarted,
+    Hearer,
+    LoadEnded,
     RunEnded,
-    RunEvent,
     RunningLoad,
-    StepBegun,
-    Tell,
-    WorkersPlaced,
-    silent,
+    RunPlanned,
+    TargetsFound,
+    completed,
+    concluded,
+    to_all,
 )
 from loadgen.core.execution.folder_names import taken
 from loadgen.core.execution.plan import Plan, Settings, prepare
 from loadgen.core.execution.probing import Known, find_all
 from loadgen.core.execution.share import Share, large
 from loadgen.core.execution.steering import MakeSteering
-from loadgen.core.execution.stop_watch import watch
-from loadgen.core.followers import cache_reset, server_accounts
+from loadgen.core.followers import server_accounts
 from loadgen.core.followers.compactor_process import Compactor
-from loadgen.core.followers.profiler import Profiler, span
-from loadgen.core.followers.scraper import Scraper
+from loadgen.core.followers.hearers import CacheReset, HeaderFile, Pages, Profiling, StopWatch, write_header
 from loadgen.core.metrics import reasons
 from loadgen.core.metrics.summary import Summary, dump_summary
 from loadgen.core.requests import prompts
@@ -49,13 +47,13 @@ from loadgen.core.server_metrics import request_accounts
 from loadgen.core.workload import Workload
 
 Execute = Callable[..., tuple[Summary, Path]]
-"""`execute`, or what stands for it: (workload, settings, tell) -> (summary, folder)."""
+"""`execute`, or what stands for it: (workload, settings, hearers) -> (summary, folder)."""
 
 
 def execute(
     workload: Workload,
     settings: Settings,
-    tell: Tell = silent,
+    hearers: Sequence[Hearer] = (),
     *,
     known: Known | None = None,
     own: Path | None = None,
@@ -63,8 +61,9 @@ def execute(
 ) -> tuple[Summary, Path]:
     """Carry out one run; returns its summary and its folder. Raises Fault or Faults if the run is not possible.
 
-    `tell` hears the events of the run. `known`: what was found out about targets, for all runs of one command, each of
-    which adds to it and asks no target again. `own`: the folder of the run, where the caller has taken it.
+    `hearers`: who hears the events of the run, beside what goes along with every run. `known`: what was found out about
+    targets, for all runs of one command, each of which adds to it and asks no target again. `own`: the folder of the
+    run, where the caller has taken it.
     `steering`: decides the load while it goes; the workload has its first step.
     """
     row = settings.backend
@@ -74,16 +73,20 @@ def execute(
         )
     remote = None if settings.store is None else object_store.open(settings.store)
     stored = None
+    header_file = HeaderFile()
+    everyone: tuple[Hearer, ...] = (header_file, *hearers, Pages(), Profiling(), StopWatch(), CacheReset())
+    tell = to_all(everyone)
     try:
         now = datetime.datetime.now().astimezone()
         with (
             contextlib.nullcontext(own) if own else taken(settings.out, workload.name, now) as folder,
-            _no_header_without_load(folder, tell) as hear,
+            header_file.of_a_load(folder),
         ):
             if row.run:
-                summary = BACKENDS.function(row, row.run)(workload, settings, folder, hear, steering)
+                summary = BACKENDS.function(row, row.run)(workload, settings, folder, tell, steering)
             else:
-                summary = _over_http(workload, settings, folder, hear, {} if known is None else known, steering)
+                probed = {} if known is None else known
+                summary = _over_http(workload, settings, folder, everyone, header_file, probed, steering)
             if steering is not None:
                 steering.finish(folder)
         if remote is not None:
@@ -94,87 +97,40 @@ def execute(
     return summary, folder
 
 
-@contextlib.contextmanager
-def _no_header_without_load(folder: Path, tell: Tell) -> Iterator[Tell]:
-    """Yields `tell`. A Fault or a Ctrl-C inside before the load starts removes the header: nothing was measured."""
-    started = False
-
-    def hear(event: RunEvent) -> None:
-        nonlocal started
-        started = started or isinstance(event, LoadStarted)
-        tell(event)
-
-    try:
-        yield hear
-    except (Fault, Faults, KeyboardInterrupt):
-        if not started:
-            (folder / "run.json").unlink(missing_ok=True)
-        raise
-
-
 def _over_http(
-    workload: Workload, settings: Settings, folder: Path, tell: Tell, known: Known, steering: MakeSteering | None
+    workload: Workload,
+    settings: Settings,
+    folder: Path,
+    hearers: Sequence[Hearer],
+    header_file: HeaderFile,
+    known: Known,
+    steering: MakeSteering | None,
 ) -> Summary:
     import uvloop
 
-    simulated, known_before = settings.backend.simulated, backend.known(settings)
+    simulated, known_before, tell = settings.backend.simulated, backend.known(settings), to_all(hearers)
     with contextlib.ExitStack() as cleanup:
         settings = step_targets.resolved(workload, cleanup.enter_context(backend.serving(settings)))
         senders = cleanup.enter_context(backend.senders(settings))
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner, on_failure = asyncio.Runner(loop_factory=uvloop.new_event_loop), contextlib.ExitStack()
+        with runner, on_failure:
             found = runner.run(find_all(settings, known, workload.timeout_ns / 1e9, tell))
-            scraper = cleanup.enter_context(contextlib.closing(Scraper(folder, settings.pages, found)))
-            profiler = None
-            if settings.profile is not None:
-                profiler = cleanup.enter_context(contextlib.closing(Profiler(settings.pages, found)))
+            on_failure.callback(tell, LoadEnded(None))
+            tell(TargetsFound(folder, settings, found))
             plan, begins = prepare(
                 workload, settings, found, folder=folder, simulated=simulated, known=known_before, cores=senders.cores,
                 steering=steering,
             )  # fmt: skip
-            pages = scraper.found()
-            header = run_header.header(plan, workload, begins, accounts=bool(pages.accounts))
+            header = run_header.header(plan, workload, begins)
             notes = runner.run(senders.place(plan))
-            header = msgspec.structs.replace(header, notes=(*header.notes, *notes))
-            header = msgspec.structs.replace(header, server_pages=scraper.pages(), energy_pages=pages.energy)
-            if settings.profile is not None:
-                span(settings.profile, header.stages)
-            run_header.announce(plan, header, tell)
-            if settings.reset_cache:
-                runner.run(cache_reset.empty(settings, [one for one in found if one.target.api not in VALUES]))
-            load: RunningLoad | None = None
-            watching: asyncio.Task[None] | None = None
-
-            def hear(event: RunEvent) -> None:
-                nonlocal load, watching
-                if isinstance(event, WorkersPlaced):
-                    _write(folder, msgspec.structs.replace(header, cluster=event.cluster))
-                elif isinstance(event, LoadStarted):
-                    scraper.begin(event.start_ns)
-                    if profiler is not None and settings.profile is not None:
-                        profiler.begin(event.start_ns, header.stages, settings.profile)
-                    load = event.load
-                    if workload.stop_when:
-                        until_ns = None if steering is not None else plan.timetable.horizon_ns
-                        watching = asyncio.get_running_loop().create_task(
-                            watch(workload.stop_when, folder, event, until_ns)
-                        )
-                elif isinstance(event, StepBegun):  # a run that is killed has its steps
-                    _write(folder, run_header.of_steps(header, plan, *event, goes_on=True))
-                tell(event)
-
+            header = completed(hearers, msgspec.structs.replace(header, notes=(*header.notes, *notes)))
+            tell(RunPlanned(plan, header))
             compactor = Compactor(folder, frozen_s=settings.tuning.helper_frozen_s)
-            try:
-                share = runner.run(senders.run(plan, hear))
-            except BaseException:
-                compactor.close()
-                raise
-            finally:
-                if watching is not None:
-                    watching.cancel()
-                if profiler is not None:
-                    header = run_header.noted(header, profiler.notes())
-        scraper.close()
-        return finish(plan, header, share, compactor, load)
+            on_failure.callback(compactor.close)
+            share = runner.run(senders.run(plan, tell))
+            on_failure.pop_all()
+            header = concluded(hearers, header)
+        return finish(plan, header, share, compactor, header_file.load)
 
 
 def finish(
@@ -212,20 +168,20 @@ def finish(
         cluster=share.cluster,
         host=msgspec.structs.replace(header.host, hot_path=share.hot_path or header.host.hot_path),
     )
-    _write(folder, header)
+    write_header(folder, header)
     compactor_deletes_rows = header.keep != "raw" or any(segment.first for segment in segments(folder))
     has_accounts = (folder / request_accounts.FILE).exists()
     compacted = compactor.finish() if compactor_deletes_rows or has_accounts else None
     if compacted and has_accounts and (unjoined := server_accounts.join(folder)) is not None:
         header = run_header.noted(header, reasons.coded("accounts_unjoined", unjoined))
-        _write(folder, header)
+        write_header(folder, header)
     summary = run_folder.summary(folder)
     if not (compactor.finish() if compacted is None else compacted):
         header = run_header.noted(header, reasons.coded("store_died", {"why": compactor.died}))
-        _write(folder, header)
+        write_header(folder, header)
         summary = run_folder.summary(folder)
     if summary.requests.unfinished or summary.warmup.unfinished:
-        _write(folder, msgspec.structs.replace(header, schema=WITH_UNFINISHED))
+        write_header(folder, msgspec.structs.replace(header, schema=WITH_UNFINISHED))
     store.replace(folder / "summary.json", dump_summary(summary))
     if not compactor.died:
         store.drop_spool(folder)
@@ -237,7 +193,3 @@ def _state(share: Share, load: RunningLoad | None) -> str:
     if share.stopped or (load is not None and load.stopped_by):
         return "stopped"
     return ("decided" if load is not None and load.decided else "interrupted") if share.interrupted else "finished"
-
-
-def _write(folder: Path, header: manifest.Header) -> None:
-    store.replace(folder / "run.json", manifest.encode(header))

@@ -24,7 +24,6 @@ from loadgen.core import format, seeds
 from loadgen.core.errors import Fault
 from loadgen.core.execution import backend, resource_limits, system_file
 from loadgen.core.execution.context import too_long
-from loadgen.core.execution.events import RunPlanned, Tell
 from loadgen.core.execution.lane_start import Begin, by_probe, mean_lengths
 from loadgen.core.execution.plan import Endpoint, Job, Plan, Settings
 from loadgen.core.limits import ValidityLimits
@@ -35,7 +34,7 @@ from loadgen.core.requests.build import build
 from loadgen.core.requests.mix import MixPrompts
 from loadgen.core.requests.prompts import Prompts, SyntheticPrompts
 from loadgen.core.requests.task_graphs import TaskGraphs
-from loadgen.core.results import manifest, store
+from loadgen.core.results import manifest
 from loadgen.core.results.record import SCHEMA_MINOR
 from loadgen.core.schedule import arrivals
 from loadgen.core.schedule import timetable as schedule
@@ -58,18 +57,15 @@ from loadgen.core.workload import (
 MOST_CHUNKS = 30_000  # drawn, to say how often chunks come again
 
 
-def header(plan: Plan, asked: Workload, begins: Sequence[Begin], *, accounts: bool = False) -> manifest.Header:
-    """The header of a run before it starts. `asked`, `begins`: the workload as it was given, and how lanes begin.
-
-    `accounts`: a server keeps accounts of requests on a page, which is read.
-    """
+def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Header:
+    """The header of a run before it starts. `asked`, `begins`: the workload as it was given, and how lanes begin."""
     job, timetable, tokenizer = plan.job, plan.timetable, plan.tokenizer
     settings, workload, found = job.settings, job.workload, job.found
     slo, unjudged = judged_slo(workload.slo, settings)
     classes, unjudged_of_classes = _classes(workload, settings)
     unjudged |= unjudged_of_classes
     source = "server" if all(result.usage for result in found if result.target.api == settings.api) else tokenizer.tag
-    coded = _coded_notes(plan, accounts=accounts)
+    coded = _resonant(plan) | _undisclosed(plan)
     # how lanes begin by default is the target's doing: fingerprints are of what was asked
     asked_timetable = timetable if asked.stages == workload.stages else arrivals.build(asked, job.seed)
     return manifest.Header(
@@ -162,12 +158,6 @@ def noted(header: manifest.Header, words: dict[str, manifest.ReasonCode]) -> man
     return msgspec.structs.replace(header, notes=(*header.notes, *words), note_codes={**header.note_codes, **words})
 
 
-def announce(plan: Plan, header: manifest.Header, tell: Tell) -> None:
-    """Write the header and tell that the run begins. Whoever hears it may refuse it with a Fault."""
-    store.replace(plan.job.folder / "run.json", manifest.encode(header))
-    tell(RunPlanned(plan, header))
-
-
 def forecast_of(plan: Plan) -> Forecast:
     """What a run whose target was probed will send, and how long it will take."""
     found, tokens = plan.job.found[0], mean_lengths(plan.requests)
@@ -240,14 +230,6 @@ def _notes(plan: Plan, coded: Iterable[str]) -> Iterator[str]:
     yield from coded
     yield from dict.fromkeys(note for result in job.found for note in result.warnings)
     yield from requests.warnings(timetable.slots or 1000)
-
-
-def _coded_notes(plan: Plan, *, accounts: bool) -> dict[str, manifest.ReasonCode]:
-    """The notes that have a code, in words and as code."""
-    silent = [result.server for result in plan.job.found if not result.account]
-    asked = plan.job.settings.server_timing and silent and not accounts
-    unanswered = reasons.coded("server_timing_missing", {"server": silent[0]} if asked else None)
-    return _resonant(plan) | _undisclosed(plan) | unanswered
 
 
 def _resonant(plan: Plan) -> dict[str, manifest.ReasonCode]:

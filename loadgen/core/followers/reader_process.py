@@ -1,10 +1,16 @@
-"""A process beside a run that reads its growing folder, such as the dashboard: it ends when its stdin is closed."""
+"""A process beside a run that reads its growing folder, such as the dashboard: it ends when its stdin is closed.
+
+`Beside` hears a run and starts one for it.
+"""
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
+from pathlib import Path
 
 from loadgen.core import child_process
+from loadgen.core.execution.events import LoadStarted, RunEnded, RunEvent, RunPlanned
 
 LEAVE_S = 5.0  # to restore the terminal, or to close a port; then it is killed
 
@@ -34,3 +40,21 @@ class ReaderProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+class Beside:
+    """Hears runs: `start(folder)` begins and ends with each, but for those in virtual time, too fast to be watched."""
+
+    def __init__(self, start: Callable[[Path], ReaderProcess]) -> None:
+        self._start = start
+        self._process: ReaderProcess | None = None
+
+    def __call__(self, event: RunEvent) -> None:
+        match event:
+            case RunPlanned(plan, header) if header.client != "virtual":
+                self._process = self._start(plan.job.folder)
+            case LoadStarted(start_ns) if self._process is not None:
+                self._process.begin(start_ns)
+            case RunEnded() if self._process is not None:
+                self._process.close()
+                self._process = None

@@ -1,0 +1,157 @@
+"""What `execute` itself has going along with a run: each hears the events of the run and acts on those that it needs.
+
+Of a hearer that is told `HeaderMade` or `LoadEnded`, the header that it gives back is that of the run from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from loadgen_sdk.dialects.quirks import VALUES
+from loadgen_sdk.probe.probe import ProbeResult
+
+from loadgen.core.errors import Fault, Faults
+from loadgen.core.execution import run_header
+from loadgen.core.execution.events import (
+    HeaderMade,
+    LoadEnded,
+    LoadStarted,
+    RunEvent,
+    RunningLoad,
+    RunPlanned,
+    StepBegun,
+    TargetsFound,
+    WorkersPlaced,
+)
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.stop_watch import watch
+from loadgen.core.followers import cache_reset
+from loadgen.core.followers.profiler import ProfileAsked, Profiler, span
+from loadgen.core.followers.scraper import Scraper
+from loadgen.core.metrics import reasons
+from loadgen.core.results import manifest, store
+from loadgen.core.results.manifest import Header
+
+
+class HeaderFile:
+    """`run.json` while the run goes: a run that is killed has its workers and its steps. `load`: once it goes."""
+
+    def __init__(self) -> None:
+        self.load: RunningLoad | None = None
+        self._planned: RunPlanned | None = None
+
+    def __call__(self, event: RunEvent) -> None:
+        match event:
+            case RunPlanned(plan, header):
+                self._planned = event
+                write_header(plan.job.folder, header)
+            case WorkersPlaced(cluster) if self._planned is not None:
+                plan, header = self._planned
+                write_header(plan.job.folder, msgspec.structs.replace(header, cluster=cluster))
+            case StepBegun(stages, timetable) if self._planned is not None:
+                plan, header = self._planned
+                write_header(plan.job.folder, run_header.of_steps(header, plan, stages, timetable, goes_on=True))
+            case LoadStarted(_, load):
+                self.load = load
+
+    @contextmanager
+    def of_a_load(self, folder: Path) -> Iterator[None]:
+        """A Fault or a Ctrl-C inside before the load starts removes the header: nothing was measured."""
+        try:
+            yield
+        except (Fault, Faults, KeyboardInterrupt):
+            if self.load is None:
+                (folder / "run.json").unlink(missing_ok=True)
+            raise
+
+
+class Pages:
+    """The process that reads pages of the servers and of the hardware."""
+
+    def __init__(self) -> None:
+        self._scraper: Scraper | None = None
+        self._silent: list[str] = []  # servers of whose requests accounts are asked, and whose answers have none
+
+    def __call__(self, event: RunEvent) -> Header | None:
+        match event:
+            case TargetsFound(folder, settings, found):
+                self._scraper = Scraper(folder, settings.pages, found)
+                self._silent = [one.server for one in found if settings.server_timing and not one.account]
+            case HeaderMade(header) if self._scraper is not None:
+                pages = self._scraper.found()
+                header = msgspec.structs.replace(header, server_pages=self._scraper.pages(), energy_pages=pages.energy)
+                lacking = {"server": self._silent[0]} if self._silent and not pages.accounts else None
+                return run_header.noted(header, reasons.coded("server_timing_missing", lacking))
+            case LoadStarted(start_ns) if self._scraper is not None:
+                self._scraper.begin(start_ns)
+            case LoadEnded() if self._scraper is not None:
+                self._scraper.close()
+        return None
+
+
+class Profiling:
+    """The process that starts and stops the profilers of the servers, where the settings ask for it."""
+
+    def __init__(self) -> None:
+        self._asked: ProfileAsked | None = None
+        self._profiler: Profiler | None = None
+        self._header: Header | None = None
+
+    def __call__(self, event: RunEvent) -> Header | None:
+        match event:
+            case TargetsFound(_, settings, found) if settings.profile is not None:
+                self._asked, self._profiler = settings.profile, Profiler(settings.pages, found)
+            case HeaderMade(header) if self._asked is not None:
+                self._header = header
+                span(self._asked, header.stages)  # refuses a stage that there is not
+            case LoadStarted(start_ns) if self._asked and self._profiler and self._header:
+                self._profiler.begin(start_ns, self._header.stages, self._asked)
+            case LoadEnded(header) if self._profiler is not None:
+                notes = self._profiler.notes()
+                return None if header is None else run_header.noted(header, notes)
+        return None
+
+
+class StopWatch:
+    """Ends the load where a rule of the workload is broken."""
+
+    def __init__(self) -> None:
+        self._planned: RunPlanned | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    def __call__(self, event: RunEvent) -> None:
+        match event:
+            case RunPlanned(plan):
+                self._planned = event if plan.job.workload.stop_when else None
+            case LoadStarted() if self._planned is not None:
+                plan = self._planned.plan
+                until_ns = None if plan.steering is not None else plan.timetable.horizon_ns
+                rules = plan.job.workload.stop_when
+                watching = watch(rules, plan.job.folder, event, until_ns)
+                self._watching = asyncio.get_running_loop().create_task(watching)
+            case LoadEnded() if self._watching is not None:
+                self._watching.cancel()
+
+
+class CacheReset:
+    """Empties the prefix caches of the servers, where the settings ask for it: when nobody has refused the run."""
+
+    def __init__(self) -> None:
+        self._settings: Settings | None = None
+        self._found: list[ProbeResult] = []
+
+    def __call__(self, event: RunEvent) -> None:
+        match event:
+            case TargetsFound(_, settings, found) if settings.reset_cache:
+                self._settings, self._found = settings, [one for one in found if one.target.api not in VALUES]
+            case RunPlanned() if self._settings is not None:
+                asyncio.run(cache_reset.empty(self._settings, self._found))
+
+
+def write_header(folder: Path, header: Header) -> None:
+    """Write the header of a run."""
+    store.replace(folder / "run.json", manifest.encode(header))
