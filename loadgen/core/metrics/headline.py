@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.load import Load
 
 
-class Part(Protocol):
+class RatedPart(Protocol):
     """A summary, or that of a stage, target, class or model in it."""
 
     @property
@@ -40,7 +40,7 @@ class Headline(NamedTuple):
         return "while load was offered" if self.steady else "whole run"
 
 
-def headline(part: Part) -> Headline:
+def headline(part: RatedPart) -> Headline:
     """The headline rates of a run, or of a part of it."""
     load, tokens, goodput = part.load, part.tokens, part.goodput
     if load.steady_completed_rps is None:
