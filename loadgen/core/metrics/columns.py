@@ -6,7 +6,7 @@ definitions per request are those of `loadgen_sdk.measures`, here over columns; 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 OK, FAILED, DROPPED, CANCELLED, LOST, UNFINISHED = range(len(STATUSES))
 
 _KEPT = (
-    "status", "kind", "stage", "turn", "due_ns", "sent_ns", "first_token_ns", "last_token_ns", "end_ns", "input_tokens",
-    "output_tokens", "reasoning_tokens", "output_events", "first_event_tokens", "ttft", "tpot",
+    "status", "kind", "stage", "turn", "due_ns", "sent_ns", "first_token_ns", "last_token_ns", "end_ns", "done_ns",
+    "input_tokens", "output_tokens", "asked_output", "reasoning_tokens", "output_events", "first_event_tokens", "ttft",
+    "tpot",
 )  # fmt: skip
 
 
@@ -97,6 +98,13 @@ class Columns:
             self._kept[field] = column
         return column
 
+    def take(self, field: str, chosen: NDArray[Any] | slice) -> NDArray[np.int64]:
+        """The values of a field in some rows, by place or by mask: others are not read for them."""
+        if field in self._kept or self._keep_all or isinstance(self._rows, Columns) or not len(self):
+            return self[field][chosen]
+        values: NDArray[np.int64] = self._rows[field]
+        return values[chosen if self._selected_rows is None else self._selected_rows[chosen]]
+
     def measure(self, metric: str) -> NDArray[np.int64]:
         """A metric of MEASURES for every row, of any status: int64 ns, UNDEFINED where a row has no value."""
         if metric in self._kept:
@@ -132,21 +140,29 @@ class JoinedColumns:
 
     def __init__(self, parts: Sequence[Columns], *, ok: bool, order: NDArray[np.int64] | None = None) -> None:
         self._parts = parts
-        self._chosen = [part.where(OK) if ok else slice(None) for part in parts]
-        self._order = order
+        self._chosen: list[NDArray[Any] | slice] = [part.where(OK) if ok else slice(None) for part in parts]
+        self._order: NDArray[np.int64] | None = None
+        if order is not None:
+            places = [np.arange(len(part))[chosen] for part, chosen in zip(parts, self._chosen, strict=True)]
+            firsts = np.cumsum([0, *map(len, places)])
+            part_of = np.searchsorted(firsts, order, "right") - 1
+            self._chosen = [of_part[order[part_of == i] - firsts[i]] for i, of_part in enumerate(places)]
+            self._order = np.argsort(np.argsort(part_of, kind="stable"))  # back from part after part
         self._kept: dict[str, NDArray[np.int64]] = {}
 
     def __getitem__(self, field: str) -> NDArray[np.int64]:
         """The column of a field of `record.FIELDS`."""
-        return self._joined(field, Columns.__getitem__)
+        return self._joined(field, lambda part, chosen: part.take(field, chosen))
 
     def measure(self, metric: str) -> NDArray[np.int64]:
         """A metric of MEASURES, UNDEFINED where a row has no value."""
-        return self._joined(metric, Columns.measure)
+        return self._joined(metric, lambda part, chosen: part.measure(metric)[chosen])
 
-    def _joined(self, name: str, column: Callable[[Columns, str], NDArray[np.int64]]) -> NDArray[np.int64]:
+    def _joined(
+        self, name: str, column: Callable[[Columns, NDArray[Any] | slice], NDArray[np.int64]]
+    ) -> NDArray[np.int64]:
         if name not in self._kept:
-            columns = [column(part, name)[chosen] for part, chosen in zip(self._parts, self._chosen, strict=True)]
+            columns = [column(part, chosen) for part, chosen in zip(self._parts, self._chosen, strict=True)]
             whole = np.concatenate([np.zeros(0, np.int64), *columns])
             self._kept[name] = whole if self._order is None else whole[self._order]
         return self._kept[name]

@@ -114,7 +114,7 @@ def of_rows(measured: Sequence[Columns], header: Header) -> Splits:
     ttft, e2e = requests.measure("ttft"), requests.measure("e2e")
     if not len(e2e):
         return Splits(why="no request ended ok")
-    due, has_account = requests["due_ns"], requests["server_prefill_ns"] >= 0
+    due, able, has_account = requests["due_ns"], sendable(requests), requests["server_prefill_ns"] >= 0
     groups = []
     for by, name, mask in _groups(requests, header):
         own = np.flatnonzero(mask)
@@ -124,7 +124,7 @@ def of_rows(measured: Sequence[Columns], header: Header) -> Splits:
                 by=by,
                 name=name,
                 requests=len(own),
-                ttft=tuple(_ttft(requests, ttft, at, near) for at, near in _near(ttft, due, of_ttft)),
+                ttft=tuple(_ttft(requests, ttft, able, at, near) for at, near in _near(ttft, due, of_ttft)),
                 e2e=tuple(_e2e(requests, ttft, e2e, at, near) for at, near in _near(e2e, due, own)),
             )
         )
@@ -177,10 +177,13 @@ def _near(
             yield at, ordered[first : max(int(n * high), first + 1)]
 
 
-def _ttft(requests: JoinedColumns, ttft: NDArray[np.int64], at: Near, near: NDArray[np.int64]) -> TtftSplit:
-    due, sent, able = requests["due_ns"][near], requests["sent_ns"][near], sendable(requests)[near]
+def _ttft(
+    requests: JoinedColumns, ttft: NDArray[np.int64], able: NDArray[np.int64], at: Near, near: NDArray[np.int64]
+) -> TtftSplit:
+    """`able`: when each request could have been sent."""
+    due, sent = requests["due_ns"][near], requests["sent_ns"][near]
     whole = float(ttft[near].mean())
-    parts = {"client": float((sent - able).mean()), "connect": float((able - due).mean())}
+    parts = {"client": float((sent - able[near]).mean()), "connect": float((able[near] - due).mean())}
     for name in ("queue", "prefill", "transfer"):
         values = requests[f"server_{name}_ns"][near]
         if (values >= 0).all():
@@ -210,7 +213,8 @@ def slowest(measured: Sequence[Columns], others: Sequence[Columns], header: Head
         values = requests.measure(by)
         known = np.flatnonzero(values != UNDEFINED)
         places = known[np.lexsort((requests["due_ns"][known], -values[known]))][:SHOWN]
-        made += [_slow(by, place, requests, everything, header) for place in places.tolist()]
+        listed = JoinedColumns(measured, ok=True, order=places)
+        made += [_slow(by, place, listed, everything, header) for place in range(len(places))]
     return tuple(made)
 
 
@@ -227,10 +231,10 @@ def _slow(by: str, place: int, requests: JoinedColumns, everything: JoinedColumn
     due, sent, first, last = of("due_ns"), of("sent_ns"), of("first_token_ns"), of("last_token_ns")
     able = int(sendable(requests)[place])
     start, done = everything["sent_ns"], everything["done_ns"]
-    flying = (start >= 0) & (start <= sent) & ((done < 0) | (done > sent)) & (everything["target"] == of("target"))
-    flying &= everything["slot"] != of("slot")
-    prompts, first_of_others = everything["input_tokens"], everything["first_token_ns"]
-    waiting = flying & ((first_of_others < 0) | (first_of_others > sent)) & (prompts >= 0)
+    flying = np.flatnonzero((start >= 0) & (start <= sent) & ((done < 0) | (done > sent)))
+    flying = flying[(everything["target"][flying] == of("target")) & (everything["slot"][flying] != of("slot"))]
+    prompts, first_of_others = everything["input_tokens"][flying], everything["first_token_ns"][flying]
+    waiting = ((first_of_others < 0) | (first_of_others > sent)) & (prompts >= 0)
     facts = header.targets[of("target")] if len(header.targets) > 1 else None
     return SlowRequest(
         by=by,
@@ -251,6 +255,6 @@ def _slow(by: str, place: int, requests: JoinedColumns, everything: JoinedColumn
         input_tokens=count("input_tokens"),
         cached_tokens=count("cached_tokens"),
         output_tokens=count("output_tokens"),
-        in_flight=int(flying.sum()),
+        in_flight=len(flying),
         waiting_input_tokens=int(prompts[waiting].sum()),
     )

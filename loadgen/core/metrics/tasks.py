@@ -45,10 +45,10 @@ class TaskTable(NamedTuple):
 def of_requests(columns: Columns, turns: int) -> TaskTable:
     """The tasks that these requests belong to; requests that stand alone are left out. `turns`: of the header."""
     inside = np.flatnonzero(columns["session"] >= 0)
-    order = inside[np.argsort(columns["session"][inside], kind="stable")]
-    sessions = columns["session"][order]
+    order = inside[np.argsort(columns.take("session", inside), kind="stable")]
+    sessions = columns.take("session", order)
     starts = np.flatnonzero(np.diff(sessions, prepend=-1))
-    status, wait = columns["status"][order], columns.measure("ttft")[order]
+    status, wait = columns.take("status", order), columns.measure("ttft")[order]
     # an answer that is not streamed is waited for to its end
     wait = np.maximum(np.where(wait == UNDEFINED, columns.measure("e2e")[order], wait), 0)
 
@@ -56,22 +56,22 @@ def of_requests(columns: Columns, turns: int) -> TaskTable:
         return how.reduceat(values, starts).astype(np.int64) if len(starts) else np.zeros(0, np.int64)
 
     parts = TaskColumns(
-        due=whole(np.minimum, columns["due_ns"][order]),
+        due=whole(np.minimum, columns.take("due_ns", order)),
         ok=whole(np.logical_and, status == OK),
         cancelled=whole(np.logical_or, status == CANCELLED),
         unfinished=whole(np.logical_or, status == UNFINISHED),
-        stage=whole(np.maximum, columns["stage"][order]),
-        abandoned=whole(np.logical_or, columns["kind"][order] == KIND["abandoned"]),
+        stage=whole(np.maximum, columns.take("stage", order)),
+        abandoned=whole(np.logical_or, columns.take("kind", order) == KIND["abandoned"]),
         wait=whole(np.add, wait),
         longest_wait=whole(np.maximum, wait),
         requests=np.diff(starts, append=len(order)),
         **{
-            name: whole(np.add, np.maximum(columns[f"{name}_tokens"][order].astype(np.int64), 0))
+            name: whole(np.add, np.maximum(columns.take(f"{name}_tokens", order).astype(np.int64), 0))
             for name in ("input", "cached", "output")
         },
     )
-    over = ends_chain(whole(np.maximum, columns["slot"][order]), turns)
-    return TaskTable(sessions[starts].astype(np.int64), parts, whole(np.maximum, columns["end_ns"][order]), over)
+    over = ends_chain(whole(np.maximum, columns.take("slot", order)), turns)
+    return TaskTable(sessions[starts].astype(np.int64), parts, whole(np.maximum, columns.take("end_ns", order)), over)
 
 
 def as_rows(tasks: TaskTable) -> NDArray[np.void]:

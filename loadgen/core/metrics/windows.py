@@ -123,9 +123,14 @@ def events_between(sums: NDArray[np.int64], stretch: Span | Window) -> float:
     """Number of events in an interval, from the result of `event_sums`; 0 for an empty interval."""
     if stretch.start_s is None or stretch.end_s is None:
         return 0.0
-    ends = [stretch.start_s * 1e9 / BIN_NS, stretch.end_s * 1e9 / BIN_NS]
-    low, high = np.interp(ends, np.arange(len(sums)), sums)
-    return float(high - low)
+    low, high = (_at(sums, instant_s * 1e9 / BIN_NS) for instant_s in (stretch.start_s, stretch.end_s))
+    return high - low
+
+
+def _at(sums: NDArray[np.int64], place: float) -> float:
+    """The number of events up to a place between two bins, those of the bin in proportion."""
+    first = min(max(int(place), 0), len(sums) - 2)
+    return float(np.interp(place, [first, first + 1], sums[first : first + 2]))
 
 
 def spread_tokens(columns: Columns, stretch: Span) -> float:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from counted_rows import CountedRows
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,25 +84,14 @@ def test_the_first_breach_is_that_of_a_watch(chosen: list[StopRule], seed: int, 
     assert first_breach(chosen, made, S) == next(((now_ns, reason) for now_ns, reason in looks if reason), None)
 
 
-class CountedRows(np.ndarray):
-    """Rows that count how many of them were read, field by field."""
-
-    seen = 0
-
-    def __getitem__(self, key: Any) -> Any:
-        found = super().__getitem__(key)
-        CountedRows.seen += np.size(found)
-        return found
-
-
 @pytest.mark.parametrize("rules", [(), (ERRORS,), (ERRORS, SLOW)])
 def test_each_row_is_looked_at_once_however_often_the_watch_looks(rules: tuple[StopRule, ...]) -> None:
     made = np.concatenate([rows(100, at_s=at_s) for at_s in range(1, 61)]).view(CountedRows)
     seen = []
     for step_ns in (S, S // 10):
-        CountedRows.seen = 0
+        CountedRows.seen.clear()
         assert first_breach(rules, made, step_ns) is None
-        seen.append(CountedRows.seen / len(made))
+        seen.append(CountedRows.seen.total() / len(made))
     assert seen[0] == seen[1] <= 10 * len(rules)
 
 

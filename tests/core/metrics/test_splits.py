@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from counted_rows import CountedRows
 
 import loadgen
+from loadgen.core.metrics.columns import Columns
+from loadgen.core.metrics.splits import slowest
 from loadgen.core.metrics.summary import Summary, summarize
 from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
 from loadgen.core.results.record import ROW
@@ -137,6 +140,16 @@ def test_the_slowest_requests_and_what_else_was_there() -> None:
     others = (sent <= sent[150]) & (done > sent[150]) & (made["slot"] != 150)
     assert first.in_flight == int(others.sum())
     assert first.waiting_input_tokens == 500 * int((others & (token > sent[150])).sum())
+
+
+def test_of_the_slowest_requests_alone_all_is_read() -> None:
+    """Of all requests only what orders them, and who was in flight: 7 fields of the measured ones, 6 of the others."""
+    made = rows(20_000).view(CountedRows)
+    measured, others = (Columns(made, made["slot"] % 2 == half) for half in (0, 1))
+    CountedRows.seen.clear()
+    shown = slowest([measured], [others], Header(run="r"))
+    assert CountedRows.seen["picked"] < 10 * len(made)
+    assert shown == slowest([Columns(made, made["slot"] % 2 == 0, keep_all=True)], [others], Header(run="r"))
 
 
 def test_a_simulated_run_is_split_exactly_and_shown(tmp_path: Path) -> None:

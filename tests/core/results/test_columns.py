@@ -1,7 +1,10 @@
 """Column arithmetic against the scalar definitions and against the slow way of saying the same."""
 
+from random import Random
+
 import numpy as np
 import pytest
+from counted_rows import CountedRows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loadgen_sdk import measures
@@ -9,11 +12,12 @@ from make_examples import blank
 from numpy.typing import NDArray
 
 from loadgen.core.metrics import columns as metrics
+from loadgen.core.metrics import tasks
 from loadgen.core.metrics.accumulator import Accumulator, Cell
-from loadgen.core.metrics.columns import Columns
+from loadgen.core.metrics.columns import Columns, JoinedColumns
 from loadgen.core.metrics.goodput import goodput
 from loadgen.core.metrics.load import gap_variation, in_flight
-from loadgen.core.metrics.windows import Span, Window, span, steady_events
+from loadgen.core.metrics.windows import Span, Window, events_between, span, steady_events
 from loadgen.core.results.manifest import Header
 from loadgen.core.results.record import BIN_NS, STATUSES
 from loadgen.core.slo import Slo, Term
@@ -114,6 +118,52 @@ def test_steady_events_cut_bins_in_proportion() -> None:
     assert steady_events([counts], span(BIN_NS, 99 * BIN_NS)) == pytest.approx(90)
     assert steady_events([counts * 0], cut) is None
     assert steady_events([counts], Span()) is None
+
+
+@given(
+    counts=st.lists(st.integers(0, 1 << 40), min_size=1, max_size=20),
+    start_ns=st.integers(0, 22 * BIN_NS),
+    length_ns=st.integers(1, 22 * BIN_NS),
+)
+def test_events_between_two_instants_are_on_the_line_through_all_bins(
+    counts: list[int], start_ns: int, length_ns: int
+) -> None:
+    sums, stretch = np.cumsum([0, *counts]), span(start_ns, start_ns + length_ns)
+    assert stretch.start_s is not None and stretch.end_s is not None
+    places = [stretch.start_s * 1e9 / BIN_NS, stretch.end_s * 1e9 / BIN_NS]
+    low, high = np.interp(places, np.arange(len(sums)), sums)
+    assert events_between(sums, stretch) == high - low
+
+
+@given(
+    statuses=st.lists(st.sampled_from((metrics.OK, metrics.OK, metrics.FAILED)), min_size=1, max_size=40),
+    stages=st.integers(1, 3),
+    draw=st.randoms(use_true_random=False),
+)
+def test_joined_columns_in_an_order_are_those_of_all_in_that_order(
+    statuses: list[int], stages: int, draw: Random
+) -> None:
+    rows = blank(len(statuses))
+    rows["status"] = statuses
+    rows["slot"] = rows["server_queue_ns"] = rows["first_token_ns"] = np.arange(len(rows)) * 7
+    rows["stage"] = np.arange(len(rows)) % stages
+    parts = [Columns(rows, rows["stage"] == stage) for stage in range(stages)]
+    for ok in (False, True):
+        whole = JoinedColumns(parts, ok=ok)
+        order = draw.sample(range(len(whole["slot"])), draw.randint(0, len(whole["slot"])))
+        some = JoinedColumns(parts, ok=ok, order=np.array(order, np.int64))
+        for field in ("slot", "server_queue_ns", "status"):
+            assert some[field].tolist() == whole[field][order].tolist()
+        assert some.measure("ttft").tolist() == whole.measure("ttft")[order].tolist()
+
+
+def test_of_requests_that_stand_alone_little_is_read_for_tasks() -> None:
+    rows = blank(1000)
+    rows["session"], rows["slot"] = -1, np.arange(1000)
+    columns = Columns(rows.view(CountedRows), rows["slot"] % 2 == 0)
+    CountedRows.seen.clear()
+    assert not len(tasks.of_requests(columns, 1).numbers)
+    assert CountedRows.seen["picked"] <= 5 * len(columns)  # session, status, and the three instants of its latencies
 
 
 def answers(slo: Slo, ttft_ms: list[int], **statuses: int) -> Cell:
