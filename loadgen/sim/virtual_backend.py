@@ -292,6 +292,7 @@ def simulate(
     results = outcome(
         course.flights, ends, course.timetable, interval=interval, source=source, kept_cache=limits.block_reuse
     )  # fmt: skip
+    course.flights = Flights()  # all of it is in the rows: 200 MB for the run of a rack
     return results, course
 
 

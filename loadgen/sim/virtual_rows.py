@@ -88,7 +88,7 @@ def outcome(
     columns = _columns(flights.sent, FLIGHT)
     stages = len(schedule.stages)
     sent = len(columns["number"])
-    unsent = np.array(flights.unsent, np.int64).reshape(-1, 3)
+    unsent = np.asarray(flights.unsent, np.int64).reshape(-1, 3)
     rows = np.zeros(sent + len(unsent), ROW)
     rows[sent:] = np.frombuffer(unsent_row(RowPlace(*(0,) * 8), -1, "", "dropped", Built(-1, "", -1)), ROW)
     _set_slots(rows, np.concatenate([columns["number"], unsent[:, 0]]), schedule)
@@ -141,7 +141,8 @@ def rows_so_far(sent: array[int], ends: Sequence[Sequence[int]], schedule: Sched
 
 
 def _columns(flat: array[int], names: tuple[str, ...]) -> dict[str, Ints]:
-    return dict(zip(names, np.array(flat, np.int64).reshape(-1, len(names)).T.copy(), strict=True))
+    """The columns of a flat array, in its own memory."""
+    return dict(zip(names, np.asarray(flat, np.int64).reshape(-1, len(names)).T, strict=True))
 
 
 def _set_slots(rows: NDArray[np.void], number: Ints, schedule: Schedule) -> None:
