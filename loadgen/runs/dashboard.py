@@ -24,7 +24,7 @@ from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import OK, UNDEFINED, UNFINISHED, Columns
 from loadgen.core.results import manifest
 from loadgen.core.results.manifest import Header, Second
-from loadgen.core.results.record import BIN_NS, KINDS, ROW
+from loadgen.core.results.record import BIN_NS, KINDS, ROW, joined, picked
 from loadgen.core.results.spool import Tail
 from loadgen.core.server_metrics import series
 from loadgen.core.server_metrics.series import MetricSample
@@ -132,7 +132,7 @@ class View:
         self._counted += int(outcomes.is_counted(columns, self._header.slo).sum())
         if self._header.slo is not None:
             self._good += int(outcomes.meets(columns, self._header.slo).sum())
-        self._recent = np.concatenate([self._recent, rows])
+        self._recent = joined((self._recent, rows))
 
     def sample(self, seconds: list[Second]) -> None:
         """Add the workers' reports about themselves; the last 1,024 are kept."""
@@ -153,7 +153,7 @@ class View:
         `events`: output events per second, from the timeline; None: the output tokens of finished requests are used.
         """
         since_ns = round((now_s - RECENT_S) * 1e9)
-        self._recent = self._recent[self._recent["done_ns"] >= since_ns]
+        self._recent = picked(self._recent, self._recent["done_ns"] >= since_ns)
         recent = Columns(self._recent)
         span_s = max(min(now_s, RECENT_S), 0.1)
         ok = recent.where(OK)

@@ -23,7 +23,7 @@ from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import outcomes, sustainable
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.results.manifest import AdaptivePlan, StagePlan
-from loadgen.core.results.record import ROW
+from loadgen.core.results.record import ROW, joined, picked
 from loadgen.core.schedule.dispatcher import Start
 from loadgen.core.schedule.steered import End, LoadStep, Move, Rest
 from loadgen.core.stats import quantiles
@@ -136,8 +136,10 @@ class Adaptive:
 
     def look(self, now_ns: int, rows: NDArray[np.void], in_flight: Sequence[Start]) -> Move | None:
         """What to do now; None: go on."""
-        self._before = np.concatenate((self._before, rows[rows["stage"] < self._stage]))
-        self._rows = np.concatenate((self._rows, rows[rows["stage"] == self._stage]))
+        for_earlier = rows["stage"] < self._stage
+        if for_earlier.any():  # else they would all be copied at each look
+            self._before = joined((self._before, picked(rows, for_earlier)))
+        self._rows = joined((self._rows, picked(rows, rows["stage"] == self._stage)))
         if self._rests:
             return None if in_flight else End() if self._is_over else self._begin(now_ns)
         from_ns = self._judged_from(now_ns, in_flight)
@@ -211,7 +213,7 @@ class Adaptive:
         until_ns = from_ns + length_ns
         due = self._rows["due_ns"]
         is_own = (due >= from_ns) & (due < until_ns) & (self._rows["status"] != metrics.CANCELLED)
-        own = self._rows[is_own]
+        own = picked(self._rows, is_own)
         waiting = sum(start.stage == self._stage and from_ns <= start.due_ns < until_ns for start in in_flight)
         requests = len(own) + waiting
         seen_s = (min(now_ns, until_ns) - from_ns) / S
@@ -237,7 +239,7 @@ class Adaptive:
         if why := self._over(misses.sum(axis=1) + late, requests):
             return _Judged("over", "misses", why, False, requests, offered)
         span = ((from_ns + until_ns) / 2 if sustains else from_ns, until_ns)
-        others = np.concatenate((self._before, self._rows[~is_own]))
+        others = joined((self._before, picked(self._rows, ~is_own)))
         grows = sustainable.of_span(Columns(own), Columns(others), *span)
         if grows.sustained is False and not sustains:
             return _Judged("over", "grows", grows.why, False, requests, offered)
@@ -261,7 +263,7 @@ class Adaptive:
     def _tell(self, judged: _Judged, from_ns: int, now_ns: int) -> None:
         until_ns = min(now_ns, from_ns + max(self._window_ns, self._step.length_ns * (self._step.name == SUSTAIN)))
         due = self._rows["due_ns"]
-        own = Columns(self._rows[(due >= from_ns) & (due < until_ns)])
+        own = Columns(picked(self._rows, (due >= from_ns) & (due < until_ns)))
         trial = TrialResult(
             ask=self._ask,
             outcome=judged.outcome,
@@ -316,28 +318,29 @@ def replayed(
 
     It looks where it decided: at the end of each step, and of each time in which the server emptied.
     """
-    rows = rows[np.argsort(rows["done_ns"], kind="stable")]
+    rows = picked(rows, np.argsort(rows["done_ns"], kind="stable"))
     seen = 0
     for i, stage in enumerate(stages):
         if i and controller._rests:
             controller.look(stage.start_ns, _NO_ROWS, ())
         if controller._stage < i:  # what was seen at that instant is not in the records to the last row
             controller._begin(stage.start_ns)
-        of_stage = rows[rows["stage"] <= i]
         now_ns = stage.end_ns or 0
         is_whole = stage.name == SUSTAIN and now_ns - stage.start_ns >= round(controller.plan.sustain_s * S)
         if is_whole:  # it ended by itself, and was judged when its requests had ended
-            now_ns = max(now_ns, int(of_stage["done_ns"].max(initial=0)))
+            now_ns = max(now_ns, int(rows["done_ns"][rows["stage"] <= i].max(initial=0)))
         elif interrupted and i + 1 == len(stages):
             break
         end = int(np.searchsorted(rows["done_ns"], now_ns, "right"))
         flying = rows[end:]
-        flying = flying[(flying["sent_ns"] >= 0) & (flying["sent_ns"] <= now_ns) & (flying["stage"] <= i)]
+        was_sent = (flying["sent_ns"] >= 0) & (flying["sent_ns"] <= now_ns)
+        flying = picked(flying, was_sent & (flying["stage"] <= i))
         controller.look(now_ns, rows[seen:end], list(_starts(flying)))
         seen = end
     return controller
 
 
 def _starts(rows: NDArray[np.void]) -> Iterable[Start]:
-    for row in rows:
-        yield Start(int(row["slot"]), int(row["stage"]), -1, 0, int(row["lane"]), int(row["due_ns"]))
+    columns = (rows[name].tolist() for name in ("slot", "stage", "lane", "due_ns"))
+    for slot, stage, lane, due_ns in zip(*columns, strict=True):
+        yield Start(slot, stage, -1, 0, lane, due_ns)

@@ -33,7 +33,7 @@ from loadgen.core.execution.events import (
 from loadgen.core.execution.run import Execute
 from loadgen.core.metrics import columns, outcomes, reasons
 from loadgen.core.results import checksums, store
-from loadgen.core.results.record import ROW
+from loadgen.core.results.record import ROW, joined, picked
 from loadgen.core.results.spool import Tail
 from loadgen.core.schedule.arrivals import at_load
 from loadgen.core.slo import Slo
@@ -108,7 +108,7 @@ class Trials:
             with contextlib.closing(Tail(folder)) as tail:
                 while decision is None:
                     await asyncio.sleep(self.look_s)
-                    rows = np.concatenate((rows, _finished(tail.rows())))
+                    rows = joined((rows, _finished(tail.rows())))
                     decision = watch.look(int(rows["done_ns"].max(initial=0)), rows)
             load.decided = True
             if decision.at_ns < int(watch.due_ns[-1]):  # later there is nothing left to start
@@ -269,8 +269,7 @@ def _closed(workload: Workload) -> bool:
 
 def _finished(rows: NDArray[np.void]) -> NDArray[np.void]:
     """The rows without the requests that the end of the run cut off: those say nothing about the load."""
-    finished: NDArray[np.void] = rows[(rows["status"] != columns.CANCELLED) & (rows["done_ns"] >= 0)]
-    return finished
+    return picked(rows, (rows["status"] != columns.CANCELLED) & (rows["done_ns"] >= 0))
 
 
 def _first_decision(watch: Watch, rows: NDArray[np.void], look_s: float) -> Decision | None:

@@ -14,7 +14,7 @@ import numpy as np
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import outcomes, sustainable
 from loadgen.core.metrics.columns import Columns
-from loadgen.core.results.record import KIND
+from loadgen.core.results.record import KIND, picked
 from loadgen.core.slo import Slo
 from loadgen.core.stats import early_stopping, intervals, trend
 from loadgen.core.stats.quantiles import element, support
@@ -189,7 +189,7 @@ class Watch:
     ) -> list[NDArray[np.float64]]:
         """Per term, the logarithm of its quantile in each batch of the prefix; 40 where that falls on a failure."""
         in_prefix = batch_of_row < prefix
-        columns, batch_of_row = Columns(rows[in_prefix]), batch_of_row[in_prefix]
+        columns, batch_of_row = Columns(picked(rows, in_prefix)), batch_of_row[in_prefix]
         order = np.argsort(batch_of_row, kind="stable")
         bounds = np.searchsorted(batch_of_row[order], np.arange(prefix + 1))
         not_ok = ~columns.where(metrics.OK)

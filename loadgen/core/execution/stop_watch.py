@@ -12,7 +12,7 @@ import numpy as np
 
 from loadgen.core.execution.events import LoadStarted
 from loadgen.core.metrics.stop_rules import WINDOW_NS, breach
-from loadgen.core.results.record import ROW
+from loadgen.core.results.record import ROW, joined, picked
 from loadgen.core.results.spool import Tail
 from loadgen.core.slo import StopRule
 
@@ -28,7 +28,7 @@ async def watch(rules: Sequence[StopRule], folder: Path, started: LoadStarted, h
             now_ns = monotonic_ns() - started.start_ns
             if horizon_ns is not None and now_ns >= horizon_ns:
                 return
-            rows = np.concatenate((rows[rows["done_ns"] > now_ns - 2 * WINDOW_NS], tail.rows()))
+            rows = joined((picked(rows, rows["done_ns"] > now_ns - 2 * WINDOW_NS), tail.rows()))
             last_ns = int(rows["done_ns"].max(initial=0))  # rows come to the file with a delay
             if reason := breach(rules, rows, last_ns):
                 started.load.stopped_by = reason

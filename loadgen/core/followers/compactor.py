@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from loadgen.core.metrics.accumulator import Accumulator
 from loadgen.core.results import manifest, parquet, slot_ranges, store
-from loadgen.core.results.record import ROW
+from loadgen.core.results.record import ROW, joined, picked
 from loadgen.core.results.spool import Segment, segments, worker_texts
 
 PART_SECONDS = 1.5  # between two reads of the spool, at the start of a run
@@ -130,8 +130,7 @@ class Fold:
     def _in_sample(self, rows: NDArray[np.void]) -> NDArray[np.void]:
         """The rows of the sample: one in `_one_in`, chosen by slot number only, so that no outcome is favoured."""
         scattered = rows["slot"].astype(np.uint64) * _SCATTER >> np.uint64(40)
-        chosen: NDArray[np.void] = rows[scattered % np.uint64(self._one_in) == 0]
-        return chosen
+        return picked(rows, scattered % np.uint64(self._one_in) == 0)
 
     def done(self, segment: Segment) -> bool:
         self._save()
@@ -149,7 +148,7 @@ class Fold:
 
         tables = []
         for worker in sorted({worker for worker, _ in self._sample}):
-            rows = np.concatenate([sampled_rows for of_worker, sampled_rows in self._sample if of_worker == worker])
+            rows = joined(sampled_rows for of_worker, sampled_rows in self._sample if of_worker == worker)
             tables.append(parquet.to_table(rows, worker_texts(self._folder, worker)))
         if tables:
             (self._folder / "sample").mkdir(exist_ok=True)

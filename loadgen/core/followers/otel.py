@@ -25,7 +25,7 @@ from loadgen.core.metrics.columns import OK, UNDEFINED, Columns
 from loadgen.core.requests.trace_context import TraceContext
 from loadgen.core.results import manifest, store
 from loadgen.core.results.manifest import Header
-from loadgen.core.results.record import FINISH_REASONS, KINDS, SOURCES, STATUSES
+from loadgen.core.results.record import FINISH_REASONS, KINDS, SOURCES, STATUSES, joined, picked
 from loadgen.core.results.spool import Tail
 
 EVERY_S = 1.0
@@ -230,7 +230,7 @@ def follow(folder: Path, target: str, source: RawIOBase) -> None:
         taken.append(rows["slot"].copy())
         if ended and store.has_rows(folder):  # a short run is over, and its spool gone, before the first look at it
             stored = store.read_run(folder).rows
-            rows = np.concatenate([rows, stored[~np.isin(stored["slot"], np.concatenate(taken))]])
+            rows = joined((rows, picked(stored, ~np.isin(stored["slot"], np.concatenate(taken)))))
         if metrics is not None:
             metrics.add(Columns(rows), seconds)
         for at in range(0, len(rows) if spans is not None else 0, MOST_SPANS):

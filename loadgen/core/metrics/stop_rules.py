@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from loadgen.core.metrics.columns import CANCELLED, OK, UNDEFINED, UNFINISHED, Columns
 from loadgen.core.results.manifest import ReasonCode
+from loadgen.core.results.record import picked
 from loadgen.core.slo import StopRule
 from loadgen.core.stats.quantiles import index
 
@@ -22,7 +23,7 @@ def breach(rules: Sequence[StopRule], rows: NDArray[np.void], now_ns: int) -> Re
     As with an SLO, a failed request is over every limit.
     """
     done = rows["done_ns"]
-    recent = Columns(rows[_has_ended(rows) & (done > now_ns - WINDOW_NS) & (done <= now_ns)])
+    recent = Columns(picked(rows, _has_ended(rows) & (done > now_ns - WINDOW_NS) & (done <= now_ns)))
     return _broken(rules, len(recent), (int(_is_over(rule, recent).sum()) for rule in rules), now_ns)
 
 

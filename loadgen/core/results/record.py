@@ -6,7 +6,8 @@ The binary row, the Parquet columns and the documentation are all made from the 
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 from loadgen_sdk.dialects.server_account import NO_ACCOUNT, server_account
@@ -98,6 +99,20 @@ pack = struct.Struct("<" + "".join(_LETTER[code] for _, code, _ in FIELDS)).pack
 """Packs values, in the order of FIELDS, into the bytes of one ROW."""
 
 BIN_NS = 10_000_000  # length of a bin of the timeline of output events
+
+
+_BYTES = np.dtype((np.void, ROW.itemsize))
+
+
+def joined(parts: Iterable[NDArray[np.void]]) -> NDArray[np.void]:
+    """The rows of several arrays, one after the other. As bytes: numpy copies a row field by field, 25 times slower."""
+    return np.concatenate([np.zeros(0, _BYTES), *(part.view(_BYTES) for part in parts)]).view(ROW)
+
+
+def picked(rows: NDArray[np.void], which: NDArray[Any]) -> NDArray[np.void]:
+    """`rows[which]` for a mask or for places, copied as bytes."""
+    of_rows: NDArray[np.void] = rows.view(_BYTES)[which].view(ROW)
+    return of_rows
 
 
 def check(rows: NDArray[np.void]) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from loadgen.core.results import manifest, slot_ranges
 from loadgen.core.results.files import PRIVATE, private, replace
 from loadgen.core.results.parquet import from_parquet
-from loadgen.core.results.record import BIN_NS, ROW
+from loadgen.core.results.record import BIN_NS, ROW, joined
 from loadgen.core.server_metrics import series
 from loadgen.core.stats.quantiles import Histogram, bucket
 
@@ -262,8 +262,7 @@ class Tail:
 
     def rows(self) -> NDArray[np.void]:
         """New rows; those of one worker are in the order in which the requests ended."""
-        new = (np.frombuffer(data, ROW) for data in self._new(_ROWS, ROW.itemsize))
-        return np.concatenate([np.zeros(0, ROW), *new])
+        return joined(np.frombuffer(data, ROW) for data in self._new(_ROWS, ROW.itemsize))
 
     def seconds(self) -> list[manifest.Second]:
         return [second for data in self._new(_SECONDS) for second in manifest.decode_seconds(data)]

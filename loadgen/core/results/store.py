@@ -40,7 +40,7 @@ from loadgen.core.errors import Fault, Faults, UserError
 from loadgen.core.results import manifest
 from loadgen.core.results.files import replace as replace  # noqa: PLC0414 - other rooms call `store.replace`
 from loadgen.core.results.parquet import Frame, from_parquet
-from loadgen.core.results.record import ROW, check
+from loadgen.core.results.record import ROW, check, joined
 from loadgen.core.results.spool import HEAT, STAMPS, complete_rows, segments, worker_texts
 from loadgen.core.server_metrics import series
 from loadgen.core.stats.quantiles import Histogram
@@ -193,7 +193,7 @@ def _read_rows(folder: Path) -> tuple[NDArray[np.void], list[str]]:
 
     for worker in dict.fromkeys(segment.worker for segment in spooled):
         own = [segment for segment in spooled if segment.worker == worker]
-        rows = np.concatenate([complete_rows(segment.path) for segment in own])
+        rows = joined(complete_rows(segment.path) for segment in own)
         own_texts = worker_texts(folder, worker)
         append(rows, own_texts)
         texts += own_texts
@@ -205,7 +205,7 @@ def _read_rows(folder: Path) -> tuple[NDArray[np.void], list[str]]:
                 append(rows[: own[0].first - first], file_texts)
                 texts += file_texts
                 end = first + len(rows)
-    return (np.concatenate(parts) if len(parts) > 1 else parts[0]), texts
+    return (joined(parts) if len(parts) > 1 else parts[0]), texts
 
 
 def rows_after(folder: Path, taken: Mapping[int, int]) -> Iterator[tuple[NDArray[np.void], list[str]]]:

@@ -19,7 +19,7 @@ from loadgen.core.metrics.goodput import goodput
 from loadgen.core.metrics.load import gap_variation, in_flight
 from loadgen.core.metrics.windows import Span, Window, events_between, span, steady_events
 from loadgen.core.results.manifest import Header
-from loadgen.core.results.record import BIN_NS, STATUSES
+from loadgen.core.results.record import BIN_NS, ROW, STATUSES, joined, picked
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.quantiles import Histogram
 
@@ -155,6 +155,17 @@ def test_joined_columns_in_an_order_are_those_of_all_in_that_order(
         for field in ("slot", "server_queue_ns", "status"):
             assert some[field].tolist() == whole[field][order].tolist()
         assert some.measure("ttft").tolist() == whole.measure("ttft")[order].tolist()
+
+
+def test_rows_that_are_copied_as_bytes_are_the_same_rows() -> None:
+    rows = blank(6)
+    rows["slot"], rows["end_ns"] = np.arange(6), np.arange(6) << 40
+    none = joined(())
+    assert none.dtype == ROW and not len(none)
+    both = joined((rows[::2], rows[1::2]))
+    assert both.dtype == ROW and both.tolist() == [*rows[::2].tolist(), *rows[1::2].tolist()]
+    assert picked(rows, rows["slot"] > 3).tolist() == rows[4:].tolist()
+    assert picked(rows, np.array([5, 0, 5])).tolist() == [rows[i].item() for i in (5, 0, 5)]
 
 
 def test_of_requests_that_stand_alone_little_is_read_for_tasks() -> None:
