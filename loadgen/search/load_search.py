@@ -100,6 +100,21 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     run_spread_from: Literal["", "told", "learned", "simulated"] = ""
 
     @property
+    def capacity(self) -> tuple[float | None, str]:
+        """The one load that answers the search, and how far it was shown: the longest load that held.
+
+        "sustained" over a longer run; "confirmed" by a run at full length; "at least", where no load that was tried was
+        too high; else None, with "none" or "not known".
+        """
+        if self.steady is not None and self.lengths > 1:
+            return self.steady, "sustained" if self.sustained else "confirmed"
+        if self.confirmed is not None:
+            return self.confirmed, "confirmed"
+        if self.load is not None and self.reason == "highest":
+            return self.load, "at least"
+        return None, "none" if self.reason in ("none", "unconfirmed") else "not known"
+
+    @property
     def rules_only(self) -> bool:
         """Whether a load was confirmed by the rules, and it is not shown that it can go on for ever."""
         return self.confirmed is not None and self.sustained is not True

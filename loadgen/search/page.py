@@ -77,19 +77,20 @@ def render(
 
 
 def _numbers(answer: SearchAnswer, trials: Sequence[TrialResult], unit: str) -> Iterator[Number]:
-    """The headline numbers: the answer, the loads that were confirmed and are steady, tokens, and what it took."""
+    """The headline numbers: the answer, on the way to it the confirmed and the middle load, tokens, what it took."""
     unit = unit.strip()
-    if answer.load is None:
-        yield Number("Highest load", "none" if answer.reason == "none" else "not known", "", "within the SLO")
-    elif answer.interval is None:
-        yield Number("Highest load", f"at least {answer.load:.4g}", unit, "the highest load that was allowed")
+    load, shown = answer.capacity
+    if load is None:
+        yield Number("Capacity", shown, "", "within the SLO")
+    elif shown == "at least":
+        yield Number("Capacity", f"at least {load:.4g}", unit, "the highest load that was allowed")
     else:
-        interval = f"95 % interval {answer.interval.low:.4g} to {answer.interval.high:.4g}"
-        yield Number("Highest load", f"{answer.load:.4g}", unit, interval)
+        yield Number("Capacity", f"{load:.4g}", unit, shown)
     confirmed = format.NONE if answer.confirmed is None else f"{answer.confirmed:.4g}"
-    yield Number("Confirmed", confirmed, unit, "a run at full length, from empty")
-    steady = format.NONE if answer.steady is None else f"{answer.steady:.4g}"
-    yield Number("Steady", steady, unit, "nothing grows there")
+    yield Number("Confirmed", confirmed, unit, "on the way: a run at full length, from empty")
+    if answer.load is not None and answer.interval is not None:
+        interval = f"95 % interval {answer.interval.low:.4g} to {answer.interval.high:.4g}"
+        yield Number("Half of runs pass", f"{answer.load:.4g}", unit, f"on the way: {interval}")
     held = [trial for trial in trials if trial.outcome == "under" and trial.ask.kind in ("confirm", "sustain")]
     tokens = max(held, key=lambda trial: trial.ask.load).figures.get("output_tokens_per_s") if held else None
     yield Number("Output tokens", format.quantity(tokens), "/s", "in the highest run at full length that held")
@@ -129,7 +130,7 @@ def _over_time(answer: SearchAnswer, trials: Sequence[TrialResult], unit: str) -
     """The load of each trial at the time at which it ended, with its outcome, over the interval of the answer."""
     ended = list(accumulate(trial.spent_s for trial in trials))
     loads = [trial.ask.load for trial in trials]
-    interval = answer.interval
+    interval, (load, _) = answer.interval, answer.capacity
     across = (Band(start=interval.low, end=interval.high, color="good", across=True),) if interval is not None else ()
     return Chart(
         title="Trials over time",
@@ -138,7 +139,7 @@ def _over_time(answer: SearchAnswer, trials: Sequence[TrialResult], unit: str) -
         y=Axis(label=f"load, {unit.strip()}, log", log=max(loads) > 3 * min(loads)),
         series=(Series(x=ended, y=loads, color="c6", width=1), *_dots(trials, ended, loads)),
         bands=across,
-        marks=() if answer.load is None else (Mark(y=answer.load, label=f"{answer.load:.4g}{unit}", color="good"),),
+        marks=() if load is None else (Mark(y=load, label=f"{load:.4g}{unit}", color="good"),),
         wide=True,
     )
 

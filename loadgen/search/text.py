@@ -51,14 +51,20 @@ def headline(answer: SearchAnswer, names: Sequence[str], unit: str) -> str:
     `names`: of the terms of its goal.
     """
     terms, ended = ", ".join(names), ENDINGS.get(answer.reason, answer.reason)
-    if answer.load is None:
-        return f"No load is known that holds within the SLO ({terms}). The search ended: {ended}."
-    if answer.interval is None:
-        load = f"at least {answer.load:.4g}{unit}"
-    else:
-        load = f"{answer.load:.4g}{unit} (95 % interval {answer.interval.low:.4g} to {answer.interval.high:.4g})"
-    confirmed = "" if answer.confirmed is None else f"; a full run held at {answer.confirmed:.4g}{unit}"
-    return f"Highest load within the SLO ({terms}), by search: {load}{confirmed}. The search ended: {ended}."
+    if answer.capacity[0] is None:
+        so_far = "" if answer.held is None else f" At {answer.held:.4g}{unit} a probe held."
+        return f"No load is known that holds within the SLO ({terms}).{so_far} The search ended: {ended}."
+    return f"Highest load within the SLO ({terms}), by search: {capacity(answer, unit)}. The search ended: {ended}."
+
+
+def capacity(answer: SearchAnswer, unit: str) -> str:
+    """The one load that answers the search, with what was shown of it: `29.82/s, sustained`."""
+    load, shown = answer.capacity
+    if load is None and shown == "not known" and answer.held is not None:
+        return f"not known; at least {answer.held:.4g}{unit} held so far"
+    if load is None:
+        return shown
+    return f"at least {load:.4g}{unit}" if shown == "at least" else f"{load:.4g}{unit}, {shown}"
 
 
 def render(
@@ -78,22 +84,16 @@ def _lines(
     yield from table.text(*trial_table(by_load), left=0, remarks=True)
     yield UNITS
     yield ""
-    if answer.load is not None and answer.interval is not None:
-        low, high = answer.interval.low, answer.interval.high
-        yield f"Load       {answer.load:.4g}{unit} (95 % interval {low:.4g} to {high:.4g}): half of all runs pass there"
-        yield from wrapped(covers(answer, simulated), INDENT, INDENT)
-    elif answer.load is not None:
-        yield f"Load       at least {answer.load:.4g}{unit}"
-    elif answer.reason == "none":
-        yield "Load       none"
-    else:
-        yield "Load       not known"
+    yield f"Capacity   {capacity(answer, unit)}"
     for line in confirmation(answer, results, unit):
         label, _, text = line.partition(": ")
         yield from wrapped(f"{label:<11}{text}", rest=INDENT)
-    spent = answer.spent_s - answer.confirming_s
-    confirming = f"{format.duration(answer.confirming_s)} confirming"
-    yield f"Spent      {format.duration(spent)} in {format.counted(answer.probes, 'probe')}, {confirming}"
+    if answer.load is not None and answer.interval is not None:
+        low, high = answer.interval.low, answer.interval.high
+        yield f"Half pass  {answer.load:.4g}{unit} (95 % interval {low:.4g} to {high:.4g}): half of all runs pass there"
+        yield from wrapped(covers(answer, simulated), INDENT, INDENT)
+    confirming = f"{format.duration(answer.confirming_s)} of it confirming"
+    yield f"Spent      {format.duration(answer.spent_s)} in {format.counted(answer.probes, 'probe')}, {confirming}"
     ended = f"Ended      {ENDINGS.get(answer.reason, answer.reason)}"
     yield from wrapped(ended, rest=INDENT)
     invalid = next((result for result in results if result.outcome == "invalid"), None)
@@ -158,11 +158,11 @@ USED = "this is the load that loadgen cost and loadgen capacity use, with the st
 
 def confirmation(answer: SearchAnswer, results: Sequence[TrialResult], unit: str) -> list[str]:
     """Which load a run at full length confirmed, which is steady, and which of them is the capacity."""
-    lines = []
+    confirmed: list[str] = []
     longer = answer.steady is not None and answer.lengths > 1  # the capacity is of such a run (`experiment.highest`)
     if answer.confirmed is not None:
         used = "" if longer else f"; {USED}"
-        lines.append(f"Confirmed: {answer.confirmed:.4g}{unit}, a run at full length from empty met every term{used}")
+        confirmed = [f"Confirmed: {answer.confirmed:.4g}{unit}, a run at full length from empty met every term{used}"]
     if longer:
         upper = f", and not at {answer.not_steady:.4g}{unit}" if answer.not_steady is not None else ""
         text = f"{answer.steady:.4g}{unit}, every term held over {answer.lengths:g} times the length{upper}; {USED}"
@@ -171,12 +171,12 @@ def confirmation(answer: SearchAnswer, results: Sequence[TrialResult], unit: str
     elif answer.not_steady is not None:
         text = f"none found; at {answer.not_steady:.4g}{unit} it is not steady"
     elif answer.confirmed is None:
-        return lines
+        return confirmed
     else:
         text = "not known"
     if answer.sustained_why and answer.steady is not None and not answer.rules_only:
         text += f"; {answer.sustained_why}"
-    return [*lines, f"Steady: {text}{f'; {rules_only(answer, results)}' if answer.rules_only else ''}"]
+    return [f"Steady: {text}{f'; {rules_only(answer, results)}' if answer.rules_only else ''}", *confirmed]
 
 
 def rules_only(answer: SearchAnswer, results: Sequence[TrialResult]) -> str:

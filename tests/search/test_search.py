@@ -250,8 +250,8 @@ def test_what_is_not_known_is_not_called_none() -> None:
         asking = LoadSearch(low=5, high=10, start=5)
         _tell(asking, outcome)
         lines = text.render(asking.answer, asking.told, GOAL.names, unit="/s", simulated=False).splitlines()
-        said[outcome] = next(line for line in lines if line.startswith("Load "))
-    assert said == {"over": "Load       none", "invalid": "Load       not known"}
+        said[outcome] = next(line for line in lines if line.startswith("Capacity "))
+    assert said == {"over": "Capacity   none", "invalid": "Capacity   not known"}
 
 
 @pytest.mark.parametrize(("limits", "reason"), [({"most_probes": 2}, "probes"), ({"most_s": 150.0}, "time")])

@@ -338,17 +338,17 @@ def test_search_report_cost_and_capacity_say_one_thing(
     )  # fmt: skip
     assert "found, and confirmed" in found
     unit = " conversations/s" if profile == "agentic" else "/s"
-    load = _number(rf"^Load +([\d.]+){unit}", found)
+    load = _number(rf"^Half pass +([\d.]+){unit}", found)
     confirmed = _number(rf"^Confirmed +([\d.]+){unit}", found)
     steady = _number(rf"^Steady +([\d.]+){unit}", found)
     of_steady = " ".join(found.partition("\nSteady")[2].partition("\nSpent")[0].split())
     assert "the load that loadgen cost and loadgen capacity use, with the steady tokens of that run" in of_steady
 
     reported = said("report", str(folder))
-    assert _number(rf"^Load +([\d.]+){unit}", reported) == load
+    assert _number(rf"^Half pass +([\d.]+){unit}", reported) == load
     assert _number(rf"^Confirmed +([\d.]+){unit}", reported) == confirmed
     page = (folder / "report.html").read_text()
-    assert f"by search: {load:g}{unit}" in page and f"a full run held at {confirmed:g}{unit}" in page
+    assert f"by search: {steady:g}{unit}, " in page and f"{confirmed:g}" in page and f"{load:g}" in page
 
     stored = json.loads((folder / "capacity.json").read_text())
     evidence = store.read_run(folder / stored["evidence"])
