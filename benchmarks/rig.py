@@ -74,11 +74,11 @@ def seen() -> str:
     return f"{tree()}, {date.today()}"
 
 
-def tree() -> str:
-    """The commit of this checkout, with a + where it was changed since; the version where there is no checkout."""
+def tree(checkout: Path = HERE) -> str:
+    """The commit of a checkout, with a + where it was changed since; the version where there is none."""
 
     def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(HERE), *words], capture_output=True, text=True, check=True)
+        done = subprocess.run(["git", "-C", str(checkout), *words], capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
     try:
