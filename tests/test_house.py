@@ -136,8 +136,9 @@ def test_heavy_modules_have_one_importer(heavy: str) -> None:
 
 
 @pytest.mark.processes
-def test_help_imports_nothing_heavy() -> None:
-    code = "import sys, loadgen.shell.app; print(' '.join(sys.modules))"
+@pytest.mark.parametrize("module", ["shell.app", "core.followers.scraper", "core.followers.compactor_process"])
+def test_help_and_the_processes_beside_a_run_import_nothing_heavy(module: str) -> None:
+    code = f"import sys, loadgen.{module}; print(' '.join(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not (HEAVY | {"numpy", "pydantic"}) & set(loaded)
 

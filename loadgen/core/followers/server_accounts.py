@@ -1,6 +1,6 @@
 """Brings the accounts that a server keeps on a page of its own into the records of a run, once it is over. IO.
 
-`request_accounts.py` says which account is of which request; here the columns `server_*_ns` and those of speculation
+`account_join.py` says which account is of which request; here the columns `server_*_ns` and those of speculation
 of `requests.parquet` are written again. With `--keep sample` or `histogram` there are no records to bring them to.
 """
 
@@ -17,7 +17,7 @@ from loadgen.core.metrics.columns import OK
 from loadgen.core.results import parquet, store
 from loadgen.core.results.manifest import decoded_lines
 from loadgen.core.results.record import ROW
-from loadgen.core.server_metrics import request_accounts
+from loadgen.core.server_metrics import account_join, request_accounts
 from loadgen.core.server_metrics.request_accounts import RequestAccount
 
 COLUMNS = {
@@ -43,7 +43,7 @@ def join(folder: Path) -> dict[str, int] | None:
         own = [account for account in accounts if account.target == number]
         places = np.flatnonzero(known & (target == number))
         theirs = np.array([(account.arrival, account.first, account.last) for account in own], np.int64)
-        request_of = request_accounts.join(theirs, ours[places])
+        request_of = account_join.join(theirs, ours[places])
         if request_of is None:
             continue
         has_request = request_of >= 0

@@ -26,7 +26,7 @@ from loadgen.core.stats.quantiles import Histogram, bucket
 
 SEGMENT_ROWS = 100_000  # rows in one file of the spool: 20 MB
 DIFFERENT_TEXTS = 10_000  # error texts that a worker stores; later ones are counted without their text
-HEAT_EDGES_NS: NDArray[np.int64] = np.unique(np.logspace(4, 11, 85).astype(np.int64))  # 10 µs to 100 s, 12 per decade
+HEAT_EDGES_NS: NDArray[np.int64] = np.logspace(4, 11, 85).astype(np.int64)  # 10 µs to 100 s, 12 per decade
 HEAT = np.dtype([("until_ns", "<i8"), ("counts", "<i8", (len(HEAT_EDGES_NS) + 1,))])
 """Gaps between output events, counted by length, since the previous record. `until_ns`: from the start of the run.
 

@@ -53,6 +53,7 @@ class Part(BaseModel):
         coerce_numbers_to_str=True,
         hide_input_in_errors=True,
         ser_json_inf_nan="strings",
+        defer_build=True,
     )
     synonyms: ClassVar[dict[str, str]] = {}  # name of a key in other tools → our key, for hints
 

@@ -15,7 +15,7 @@ from loadgen_sdk.dialects.server_account import NO_ACCOUNT, ServerAccount, serve
 
 import loadgen
 from loadgen.core.results.manifest import Header, decode
-from loadgen.core.server_metrics import request_accounts
+from loadgen.core.server_metrics import account_join, request_accounts
 
 WORKLOAD = {"name": "few", "requests": {"input_tokens": 12, "output_tokens": 4}}
 MS = 1_000_000
@@ -229,7 +229,7 @@ def test_accounts_find_their_requests_though_some_are_lost_and_others_are_there(
     network = random.integers(0, MS, (2_000, 3)) * [1, -1, -1]
     theirs = (ours + network + offset)[lost:]
     foreign = theirs[::4] + random.integers(60 * MS, 900 * MS, (len(theirs[::4]), 3))
-    request_of = request_accounts.join(np.concatenate([theirs, foreign]), ours)
+    request_of = account_join.join(np.concatenate([theirs, foreign]), ours)
     assert request_of is not None
     assert (request_of[: len(theirs)] == np.arange(lost, 2_000)).mean() > 0.995
     assert (request_of[len(theirs) :] >= 0).mean() < 0.01
@@ -238,7 +238,7 @@ def test_accounts_find_their_requests_though_some_are_lost_and_others_are_there(
 def test_accounts_of_another_server_are_joined_to_nothing() -> None:
     random = np.random.default_rng(3)
     theirs, ours = (np.cumsum(random.integers(MS, 10_000 * MS, (300, 3)), axis=1) for _ in range(2))
-    assert request_accounts.join(theirs, ours) is None
+    assert account_join.join(theirs, ours) is None
 
 
 @pytest.mark.processes
