@@ -28,23 +28,28 @@ LOST_S = 2.0  # of what was finished before the kill
 ORPHANS_S = 15.0
 LOAD = ("--request-rate", "150/s", "--warmup", "0", "--workers", "2", "--grace", "1s")
 COMMANDS = {
-    "run": ("run", "qa", *LOAD, "-n", "1500"),
-    "soak": ("run", "qa", *LOAD, "-d", "10m"),  # a load without an end in sight, as a soak test is
+    "run": ("run", "{workload}", *LOAD, "-n", "1500"),
+    "soak": ("run", "{workload}", *LOAD, "-d", "10m"),  # a load without an end in sight, as a soak test is
     "sweep": (
-        "sweep", "qa", "--request-rate", "100,150,200", "-d", "2s", "--warmup", "0", "--grace", "1s", "--seed", "5",
+        "sweep", "{workload}", "--request-rate", "100,150,200", "-d", "2s", "--warmup", "0", "--grace", "1s",
+        "--seed", "5",
     ),
     "search": (
-        "search", "qa", "--slo", "ttft:1s:p90", "--start", "100", "--max-probes", "6", "-d", "3s", "--grace", "1s",
-        "--seed", "5",
+        "search", "{workload}", "--slo", "ttft:1s:p90", "--start", "100", "--max-probes", "6", "-d", "3s",
+        "--grace", "1s", "--seed", "5",
     ),
     "validate": ("validate", "{contract}", "--seed", "5"),
 }  # fmt: skip
+WORKLOAD = """
+name: kills
+requests: {input_tokens: 60, output_tokens: 30}
+"""
 CONTRACT = """
 name: kills
 horizon: 1s
 levels:
-  - {name: a, workload: qa, rate: 100/s, duration: 4s, warmup: 0, grace: 1s, must: [{ttft: {limit: 5s, at: p90}}]}
-  - {name: b, workload: qa, rate: 150/s, duration: 4s, warmup: 0, grace: 1s, must: [{ttft: {limit: 5s, at: p90}}]}
+  - {name: a, workload: w.yaml, rate: 100/s, duration: 4s, warmup: 0, grace: 1s, must: [{ttft: {limit: 5s, at: p90}}]}
+  - {name: b, workload: w.yaml, rate: 150/s, duration: 4s, warmup: 0, grace: 1s, must: [{ttft: {limit: 5s, at: p90}}]}
 """
 KILLED = ("main", "worker", "compactor", "all")
 KEEPS = ("raw", "sample", "histogram")
@@ -85,8 +90,9 @@ def check(folder: Path, endpoint: Embedded, command: str, killed: str, keep: str
     draw = random.Random(f"{command} {keep} {seed}")
     out = folder / "out"
     (folder / "c.yaml").write_text(CONTRACT)
-    words = [word.format(contract=folder / "c.yaml") for word in COMMANDS[command]]
-    flags = ["--url", endpoint.url, "--out", str(out), "--server-metrics", "off"]
+    (folder / "w.yaml").write_text(WORKLOAD)
+    words = [word.format(contract=folder / "c.yaml", workload=folder / "w.yaml") for word in COMMANDS[command]]
+    flags = ["--url", endpoint.url, "--out", str(out), "--server-metrics", "off", "--energy", "off"]
     flags += ["--keep", keep] if command in ("run", "soak") else []
     log(endpoint)
     process = subprocess.Popen(

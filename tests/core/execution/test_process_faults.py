@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
+import select
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,11 +17,12 @@ from typing import Any
 import pytest
 from refusals import refused
 from runs import frozen_at_birth, says, when_started
-from test_run import children, cli, ended, gone, outcomes, rows_written
+from test_run import NO_PAGES, children, cli, ended, gone, outcomes, rows_written
 
 from loadgen.core import run_folder
 from loadgen.core.errors import TargetError
 from loadgen.core.execution import run
+from loadgen.core.execution.backends import worker
 from loadgen.core.execution.folder_names import taken
 from loadgen.core.execution.plan import Settings, Tuning
 from loadgen.core.results import manifest, store
@@ -38,7 +40,7 @@ def endpoint() -> Iterator[Embedded]:
 
 
 def to(endpoint: Embedded, folder: Path) -> Settings:
-    return Settings(url=endpoint.url, model="sim", server="trtllm", out=folder / "out")
+    return Settings(url=endpoint.url, model="sim", server="trtllm", out=folder / "out", **NO_PAGES)
 
 
 def of(module: str, parent: int) -> int:
@@ -50,7 +52,7 @@ def of(module: str, parent: int) -> int:
 @pytest.mark.processes
 @pytest.mark.parametrize("keep", ["raw", "sample", "histogram"])
 def test_the_compactor_alone_is_killed(tmp_path: Path, endpoint: Embedded, keep: str) -> None:
-    process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", "700", "--keep", keep)
+    process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "400", "-n", "700", "--keep", keep)
     rows_written(tmp_path, 400)
     os.kill(of("followers.compactor_process", process.pid), signal.SIGKILL)
     code, out, err = ended(process)
@@ -132,8 +134,7 @@ def test_a_frozen_compactor_is_ended_and_said(tmp_path: Path, endpoint: Embedded
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGTERM, "1"), (signal.SIGHUP, "2")])  # SIGINT: test_run.py
 def test_other_signals_are_one_ctrl_c(tmp_path: Path, endpoint: Embedded, number: int, workers: str) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
     try:
@@ -155,7 +156,7 @@ def test_other_signals_are_one_ctrl_c(tmp_path: Path, endpoint: Embedded, number
 def test_an_interrupt_before_the_load_leaves_nothing(tmp_path: Path, endpoint: Embedded, workers: str) -> None:
     process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "50", "-n", "4000", "--workers", workers)
     while not (tmp_path / "out" / "run.json").exists() and process.poll() is None:  # before the first worker starts
-        pass
+        select.select([], [], [], 0.001)
     process.send_signal(signal.SIGTERM)
     code, _, err = ended(process)
     assert (code, "interrupted" in err, "Traceback" in err) == (130, True, False), err
@@ -164,13 +165,11 @@ def test_an_interrupt_before_the_load_leaves_nothing(tmp_path: Path, endpoint: E
 
 @pytest.mark.processes
 def test_nohup_stays_nohup(tmp_path: Path, endpoint: Embedded) -> None:
-    words = ["-m", "loadgen", "run", "qa", "--url", endpoint.url, "--request-rate", "100", "-n", "100"]
-    command = ["nohup", sys.executable, *words, "-o", str(tmp_path / "out")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "100", "-n", "100", before=("nohup",))
     rows_written(tmp_path, 10)
     process.send_signal(signal.SIGHUP)
     code, out, err = ended(process)
-    assert (code in (0, 1, 3), "100 ok" in out) == (True, True), err  # 1: on a busy machine its SLO is missed
+    assert (code in (0, 3), "100 ok" in out) == (True, True), err
 
 
 @pytest.mark.processes
@@ -194,10 +193,11 @@ def test_results_are_for_their_user_alone(tmp_path: Path, endpoint: Embedded, ke
     assert [path for path in files if path.stat().st_mode & 0o077] == []
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("told", [b"", b"\x09", (100).to_bytes(8, "little") + b"cut", bytes(8), bytes(8) + b"0 2"])
-def test_a_worker_whose_command_ended_before_it_was_told_its_work_says_nothing(told: bytes) -> None:
+def test_a_worker_whose_command_ended_before_it_was_told_its_work_says_nothing(
+    told: bytes, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A traceback of it stood below "interrupted"."""
-    command = [sys.executable, "-P", "-m", "loadgen.core.execution.backends.worker"]
-    done = subprocess.run(command, input=told, capture_output=True, check=False)
-    assert (done.stdout, done.stderr) == (b"", b"")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(told)))
+    worker._run_worker()
+    assert capfd.readouterr() == ("", "")

@@ -51,34 +51,40 @@ def workload(folder: Path, turns: int = 0, **flags: str) -> Workload:
     return load(str(file), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
 
 
+def to(server: embedded.Embedded, out: Path, **more: Any) -> Settings:
+    return Settings(
+        url=server.url, model="sim", server="trtllm", out=out, server_metrics=("off",), energy=("off",), **more
+    )
+
+
 # -- the same load, however it is split --------------------------------------------------------------------------
 
-LOADS: list[tuple[int, dict[str, str]]] = [
-    (0, {"request_rate": "400", "num_requests": "80"}),
-    (3, {"request_rate": "150", "num_requests": "30"}),
-    (0, {"concurrency": "9", "num_requests": "80"}),
+LOADS: list[tuple[int, dict[str, str], int]] = [
+    (0, {"request_rate": "400", "num_requests": "80"}, 7),
+    (3, {"request_rate": "150", "num_requests": "30"}, 3),
+    (0, {"concurrency": "9", "num_requests": "80"}, 2),
 ]
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("turns", "flags"), LOADS)
-def test_one_two_and_seven_workers_send_the_same(tmp_path: Path, turns: int, flags: dict[str, str]) -> None:
+@pytest.mark.parametrize(("turns", "flags", "most"), LOADS)
+def test_one_or_many_workers_send_the_same(tmp_path: Path, turns: int, flags: dict[str, str], most: int) -> None:
     seen: list[Any] = []
-    for workers in (1, 2, 7):
-        folder = tmp_path / str(workers)
-        folder.mkdir()
-        with embedded.start(QUICK) as server:
-            told = Settings(url=server.url, model="sim", server="trtllm", workers=workers, out=folder / "out")
-            summary, out = run.execute(workload(folder, turns, **flags), told)
-            received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
-        rows = store.read_run(out).rows
-        rows = rows[np.argsort(rows["slot"])]
-        assert summary.requests.ok == summary.requests.scheduled == len(rows)
-        assert sorted(set(rows["worker"].tolist())) == list(range(workers))
-        dues = rows["due_ns"][rows["turn"] == 0].tolist() if "request_rate" in flags else []
-        bodies = Counter(one.body_sha256 for one in received.requests if one.id)
-        seen.append((bodies, dues, rows["slot"].tolist(), summary.fingerprints, summary.bytes.sent))
-    assert seen[0] == seen[1] == seen[2]
+    with embedded.start(QUICK) as server:
+        for workers in (1, most):
+            told = to(server, tmp_path / str(workers), workers=workers)
+            summary, out = run.execute(workload(tmp_path, turns, **flags), told)
+            received = parse_log(urllib.request.urlopen(server.url + "/_log").read())  # since it was last asked
+            rows = store.read_run(out).rows
+            rows = rows[np.argsort(rows["slot"])]
+            assert summary.requests.ok == summary.requests.scheduled == len(rows)
+            assert sorted(set(rows["worker"].tolist())) == list(range(workers))
+            assert summary.fingerprints.bodies
+            dues = rows["due_ns"][rows["turn"] == 0].tolist() if "request_rate" in flags else []
+            bodies = Counter(one.body_sha256 for one in received.requests if one.id)
+            assert bodies.total() == len(rows)
+            seen.append((bodies, dues, rows["slot"].tolist(), summary.fingerprints, summary.bytes.sent))
+    assert seen[0] == seen[1]
 
 
 @given(
@@ -142,8 +148,8 @@ def test_the_parts_of_the_cap_are_the_cap(most: int, workers: int) -> None:
 
 @pytest.mark.processes
 def test_the_cap_holds_over_workers(tmp_path: Path) -> None:
-    with embedded.start(Options(ttft="10s")) as server:
-        told = Settings(url=server.url, model="sim", server="trtllm", workers=2, out=tmp_path / "out")
+    with embedded.start(Options(ttft="3s")) as server:
+        told = to(server, tmp_path / "out", workers=2)
         made = workload(tmp_path, request_rate="inf", num_requests="40", max_in_flight="5", grace="0.2s")
         summary, _ = run.execute(made, told)
     assert summary.requests.dropped == 35
@@ -239,15 +245,14 @@ def test_too_much_for_this_machine_is_said_before_the_first_request(tmp_path: Pa
 def test_a_slip_of_the_key_does_not_take_the_machine(tmp_path: Path) -> None:
     """5,000 processes of 60 MB each are started by a typing error otherwise."""
     with embedded.start(QUICK) as server, refused(Faults, "resource_limit", "--workers"):
-        told = Settings(url=server.url, model="sim", server="trtllm", workers=5_000, out=tmp_path / "out")
-        run.execute(workload(tmp_path, concurrency="2", num_requests="4"), told)
+        run.execute(workload(tmp_path, concurrency="2", num_requests="4"), to(server, tmp_path / "out", workers=5_000))
 
 
 @pytest.mark.processes
 def test_a_cap_smaller_than_the_workers_is_refused(tmp_path: Path) -> None:
     with embedded.start(QUICK) as server, pytest.raises(Faults, match="--> --max-in-flight"):
-        told = Settings(url=server.url, model="sim", server="trtllm", workers=4, out=tmp_path / "out")
-        run.execute(workload(tmp_path, request_rate="50", num_requests="20", max_in_flight="3"), told)
+        made = workload(tmp_path, request_rate="50", num_requests="20", max_in_flight="3")
+        run.execute(made, to(server, tmp_path / "out", workers=4))
 
 
 def _loopback(address: str) -> bool:
@@ -264,9 +269,7 @@ def _loopback(address: str) -> bool:
 def test_it_sends_from_the_addresses_named(tmp_path: Path) -> None:
     with embedded.start(QUICK) as server:
         port = server.url.rpartition(":")[2]
-        told = Settings(
-            url=server.url, model="sim", server="trtllm", sources=("127.0.0.2", "127.0.0.3"), out=tmp_path / "out"
-        )
+        told = to(server, tmp_path / "out", sources=("127.0.0.2", "127.0.0.3"))
         seen: list[str] = []
 
         def look(_: Any) -> None:
@@ -300,9 +303,8 @@ def test_the_board_adds_up(tmp_path: Path) -> None:
 def test_several_workers_can_be_followed(tmp_path: Path) -> None:
     seen: list[Any] = []
     with embedded.start(QUICK) as server:
-        told = Settings(url=server.url, model="sim", server="trtllm", workers=2, out=tmp_path / "out")
-        made = workload(tmp_path, request_rate="100", duration="2.5s")
-        _, out = run.execute(made, told, when_started(seen.append))
+        made = workload(tmp_path, request_rate="100", duration="1.5s")  # the workers tell each second
+        _, out = run.execute(made, to(server, tmp_path / "out", workers=2), when_started(seen.append))
     (board,) = seen
     assert board.counters().sent > 0
     assert not (out / "spool").exists()
