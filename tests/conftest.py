@@ -57,6 +57,13 @@ def interrupts_arrive() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def shared_servers_stop() -> Iterator[None]:
+    yield
+    if "servers" in sys.modules:
+        sys.modules["servers"].stop_all()
+
+
+@pytest.fixture(scope="session", autouse=True)
 def one_root_certificate(tmp_path_factory: pytest.TempPathFactory) -> None:
     """No test asks the net, and reading a list of 140 authorities takes longer than most tests that make a client."""
     first = re.search(r"-----BEGIN.*?END CERTIFICATE-----\n", Path(certifi.where()).read_text("utf-8"), re.DOTALL)

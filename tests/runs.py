@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,8 @@ from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.quantiles import Histogram
 
 S = 1_000_000_000
+NO_PAGES: dict[str, Any] = {"server_metrics": ("off",), "energy": ("off",)}
+"""Settings of a run whose servers' own pages are not looked at: no scraper starts."""
 
 
 def when_started(do: Callable[[RunningLoad], object]) -> tuple[Hearer, ...]:

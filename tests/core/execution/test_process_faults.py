@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 from refusals import refused
-from runs import frozen_at_birth, says, when_started
-from test_run import NO_PAGES, children, cli, ended, gone, outcomes, rows_written
+from runs import NO_PAGES, frozen_at_birth, says, when_started
+from test_run import children, cli, ended, gone, outcomes, rows_written
 
 from loadgen.core import run_folder
 from loadgen.core.errors import TargetError

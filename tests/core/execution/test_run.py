@@ -9,7 +9,6 @@ import select
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count
@@ -21,7 +20,8 @@ import numpy as np
 import pytest
 import refusals
 from loadgen_sdk import compiled
-from runs import says, when_started
+from runs import NO_PAGES, says, when_started
+from servers import log
 
 from loadgen.core.errors import Faults, TargetError, UserError
 from loadgen.core.execution import run
@@ -39,10 +39,8 @@ from loadgen.sim.server.embedded import Embedded, start
 from loadgen.sim.server.faults import NAMES, parse
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.request_parser import TEMPLATE_TOKENS
-from loadgen.sim.server.send_log import SentRequests, parse_log
 
 FAST = {"ttft": "5ms", "itl": "0.2ms"}
-NO_PAGES = {"server_metrics": ("off",), "energy": ("off",)}  # of the servers: no scraper starts where none is looked at
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +85,6 @@ def after_the_probe(plan: str) -> dict[str, Any]:
     """Options of an endpoint with these faults, seeded so that the probe's few requests meet none of them."""
     seed = next(seed for seed in count() if not any(parse(plan, seed).draw(number, 8) for number in range(6)))
     return {"faults": plan, "seed": seed}
-
-
-def log(endpoint: Embedded) -> SentRequests:
-    """What the endpoint saw since it was last asked."""
-    with urllib.request.urlopen(endpoint.url + "/_log") as answer:
-        return parse_log(answer.read())
 
 
 def bodies(endpoint: Embedded) -> Counter[str]:

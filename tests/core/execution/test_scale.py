@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from hypothesis import strategies as some
 from queueing import rows
 from refusals import refused
 from runs import gaps_of, header, when_started
+from servers import log, shared
 
 from loadgen.core.errors import Faults
 from loadgen.core.execution import plan, resource_limits, run
@@ -39,9 +39,6 @@ from loadgen.core.stats.quantiles import Histogram, exact
 from loadgen.core.workload import Workload, load, read_flags
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
-from loadgen.sim.server.send_log import parse_log
-
-QUICK = Options(ttft="5ms", itl="0.2ms", log_bodies=True)
 
 
 def workload(folder: Path, turns: int = 0, **flags: str) -> Workload:
@@ -70,20 +67,19 @@ LOADS: list[tuple[int, dict[str, str], int]] = [
 @pytest.mark.parametrize(("turns", "flags", "most"), LOADS)
 def test_one_or_many_workers_send_the_same(tmp_path: Path, turns: int, flags: dict[str, str], most: int) -> None:
     seen: list[Any] = []
-    with embedded.start(QUICK) as server:
-        for workers in (1, most):
-            told = to(server, tmp_path / str(workers), workers=workers)
-            summary, out = run.execute(workload(tmp_path, turns, **flags), told)
-            received = parse_log(urllib.request.urlopen(server.url + "/_log").read())  # since it was last asked
-            rows = store.read_run(out).rows
-            rows = rows[np.argsort(rows["slot"])]
-            assert summary.requests.ok == summary.requests.scheduled == len(rows)
-            assert sorted(set(rows["worker"].tolist())) == list(range(workers))
-            assert summary.fingerprints.bodies
-            dues = rows["due_ns"][rows["turn"] == 0].tolist() if "request_rate" in flags else []
-            bodies = Counter(one.body_sha256 for one in received.requests if one.id)
-            assert bodies.total() == len(rows)
-            seen.append((bodies, dues, rows["slot"].tolist(), summary.fingerprints, summary.bytes.sent))
+    for workers in (1, most):
+        server = shared()
+        summary, out = run.execute(
+            workload(tmp_path, turns, **flags), to(server, tmp_path / str(workers), workers=workers)
+        )
+        bodies = Counter(one.body_sha256 for one in log(server).requests if one.id)
+        rows = store.read_run(out).rows
+        rows = rows[np.argsort(rows["slot"])]
+        assert summary.requests.ok == summary.requests.scheduled == len(rows) == bodies.total()
+        assert sorted(set(rows["worker"].tolist())) == list(range(workers))
+        assert summary.fingerprints.bodies
+        dues = rows["due_ns"][rows["turn"] == 0].tolist() if "request_rate" in flags else []
+        seen.append((bodies, dues, rows["slot"].tolist(), summary.fingerprints, summary.bytes.sent))
     assert seen[0] == seen[1]
 
 
@@ -228,12 +224,12 @@ def test_reserved_ports(text: str, expected: int) -> None:
 def test_too_much_for_this_machine_is_said_before_the_first_request(tmp_path: Path) -> None:
     """Of a process that may open 100 files, more lanes than a port number can tell apart."""
     options = ["--workers", "2", "--source", "203.0.113.9", "-c", "70000", "-n", "70000", "-o", str(tmp_path / "out")]
-    with embedded.start(QUICK) as server:
-        command = [sys.executable, "-m", "loadgen", "run", "qa", "--url", server.url, *options]
-        done = subprocess.run(
-            ["sh", "-c", 'ulimit -n 100; exec "$@"', "sh", *command], capture_output=True, text=True, check=False
-        )
-        received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
+    server = shared()
+    command = [sys.executable, "-m", "loadgen", "run", "qa", "--url", server.url, *options]
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -n 100; exec "$@"', "sh", *command], capture_output=True, text=True, check=False
+    )
+    received = log(server)
     assert done.returncode == 2, done.stderr
     assert "local ports" in done.stderr
     assert "open files" in done.stderr
@@ -244,15 +240,16 @@ def test_too_much_for_this_machine_is_said_before_the_first_request(tmp_path: Pa
 @pytest.mark.processes
 def test_a_slip_of_the_key_does_not_take_the_machine(tmp_path: Path) -> None:
     """5,000 processes of 60 MB each are started by a typing error otherwise."""
-    with embedded.start(QUICK) as server, refused(Faults, "resource_limit", "--workers"):
-        run.execute(workload(tmp_path, concurrency="2", num_requests="4"), to(server, tmp_path / "out", workers=5_000))
+    with refused(Faults, "resource_limit", "--workers"):
+        made = workload(tmp_path, concurrency="2", num_requests="4")
+        run.execute(made, to(shared(), tmp_path / "out", workers=5_000))
 
 
 @pytest.mark.processes
 def test_a_cap_smaller_than_the_workers_is_refused(tmp_path: Path) -> None:
-    with embedded.start(QUICK) as server, pytest.raises(Faults, match="--> --max-in-flight"):
+    with pytest.raises(Faults, match="--> --max-in-flight"):
         made = workload(tmp_path, request_rate="50", num_requests="20", max_in_flight="3")
-        run.execute(made, to(server, tmp_path / "out", workers=4))
+        run.execute(made, to(shared(), tmp_path / "out", workers=4))
 
 
 def _loopback(address: str) -> bool:
@@ -267,18 +264,18 @@ def _loopback(address: str) -> bool:
 @pytest.mark.processes
 @pytest.mark.skipif(not _loopback("127.0.0.3"), reason="only Linux has all of 127/8")
 def test_it_sends_from_the_addresses_named(tmp_path: Path) -> None:
-    with embedded.start(QUICK) as server:
-        port = server.url.rpartition(":")[2]
-        told = to(server, tmp_path / "out", sources=("127.0.0.2", "127.0.0.3"))
-        seen: list[str] = []
+    server = shared()
+    port = server.url.rpartition(":")[2]
+    told = to(server, tmp_path / "out", sources=("127.0.0.2", "127.0.0.3"))
+    seen: list[str] = []
 
-        def look(_: Any) -> None:
-            for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-                _, here, there, *_rest = line.split()
-                if int(there.rpartition(":")[2], 16) == int(port):
-                    seen.append(socket.inet_ntoa(bytes.fromhex(here.rpartition(":")[0])[::-1]))
+    def look(_: Any) -> None:
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            _, here, there, *_rest = line.split()
+            if int(there.rpartition(":")[2], 16) == int(port):
+                seen.append(socket.inet_ntoa(bytes.fromhex(here.rpartition(":")[0])[::-1]))
 
-        summary, _ = run.execute(workload(tmp_path, concurrency="6", num_requests="30"), told, when_started(look))
+    summary, _ = run.execute(workload(tmp_path, concurrency="6", num_requests="30"), told, when_started(look))
     assert summary.requests.ok == 30
     assert {"127.0.0.2", "127.0.0.3"} <= set(seen)
     assert seen.count("127.0.0.2") == seen.count("127.0.0.3") == 3
@@ -302,9 +299,8 @@ def test_the_board_adds_up(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_several_workers_can_be_followed(tmp_path: Path) -> None:
     seen: list[Any] = []
-    with embedded.start(QUICK) as server:
-        made = workload(tmp_path, request_rate="100", duration="1.5s")  # the workers tell each second
-        _, out = run.execute(made, to(server, tmp_path / "out", workers=2), when_started(seen.append))
+    made = workload(tmp_path, request_rate="100", duration="1.5s")  # the workers tell each second
+    _, out = run.execute(made, to(shared(), tmp_path / "out", workers=2), when_started(seen.append))
     (board,) = seen
     assert board.counters().sent > 0
     assert not (out / "spool").exists()

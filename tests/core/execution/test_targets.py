@@ -1,14 +1,15 @@
 """Several endpoints in one run: the file that names them, who gets what, one that dies, and the rack's two totals."""
 
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.request import Completion, Failure
 from refusals import refused
-from runs import says, when_started
+from runs import NO_PAGES, says, when_started
+from servers import QUICK, log, shared
 
 from loadgen.core.errors import Faults, TargetError
 from loadgen.core.execution import run, targets
@@ -22,9 +23,12 @@ from loadgen.core.workload import load, read_flags
 from loadgen.runs import text
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
-from loadgen.sim.server.send_log import parse_log
 
-QUICK = Options(ttft="2ms", itl="0.2ms")
+
+def beside(two: embedded.Embedded) -> dict[str, Any]:
+    """Settings for a server that other tests use, too, and this one."""
+    one = Endpoint(url=shared().url, name="one")
+    return {"url": one.url, "targets": (one, Endpoint(url=two.url, name="two"))}
 
 
 def workload(tmp_path: Path, turns: int = 0, **flags: str) -> run.Workload:
@@ -111,11 +115,10 @@ def test_virtual_time_stands_alone() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("route", ["round-robin", "sticky", "least-in-flight"])
 def test_routes(tmp_path: Path, route: str) -> None:
-    with embedded.start(QUICK) as one, embedded.start(QUICK) as two:
-        ends = tuple(Endpoint(url=e.url, name=name) for e, name in ((one, "one"), (two, "two")))
-        settings = Settings(url=one.url, targets=ends, route=route, out=tmp_path / "out")  # type: ignore[arg-type]
-        turns = 3 if route == "sticky" else 0
-        summary, folder = run.execute(workload(tmp_path, turns, concurrency="4", num_requests="20"), settings)
+    ends = (Endpoint(url=shared().url, name="one"), Endpoint(url=shared(number=1).url, name="two"))
+    settings = Settings(url=ends[0].url, targets=ends, route=route, out=tmp_path / "out")  # type: ignore[arg-type]
+    turns = 3 if route == "sticky" else 0
+    summary, folder = run.execute(workload(tmp_path, turns, concurrency="4", num_requests="20"), settings)
     rows = store.read_run(folder).rows
     assert summary.requests.ok == len(rows) == (60 if turns else 20)
     assert {part.target.name for part in summary.targets} == {"one", "two"}
@@ -135,16 +138,10 @@ def test_routes(tmp_path: Path, route: str) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("policy", ["continue", "stop"])
 def test_one_dies(tmp_path: Path, policy: str) -> None:
-    with embedded.start(QUICK) as one, embedded.start(QUICK) as two:
-        ends = (Endpoint(url=one.url, name="one"), Endpoint(url=two.url, name="two"))
-        settings = Settings(url=one.url, targets=ends, on_target_failure=policy, out=tmp_path / "out")  # type: ignore[arg-type]
-
-        def kill(_: object) -> None:
-            two.stop()
-
-        summary, folder = run.execute(
-            workload(tmp_path, concurrency="2", num_requests="200"), settings, when_started(kill)
-        )
+    with embedded.start(QUICK) as two:
+        settings = Settings(on_target_failure=policy, out=tmp_path / "out", **NO_PAGES, **beside(two))  # type: ignore[arg-type]
+        made = workload(tmp_path, concurrency="2", num_requests="200")
+        summary, folder = run.execute(made, settings, when_started(lambda _: two.stop()))
     rows = store.read_run(folder).rows
     assert len(rows) == 200
     dead = rows[rows["target"] == 1]
@@ -164,30 +161,26 @@ def test_one_dies(tmp_path: Path, policy: str) -> None:
 @pytest.mark.parametrize(("concurrency", "route"), [("4", "round-robin"), ("4", "least-in-flight"), ("3", "sticky")])
 def test_one_that_is_dead_does_not_drown_the_others(tmp_path: Path, concurrency: str, route: str) -> None:
     """A refused connection takes no time: lanes that tried again at once would make thousands of failures a second."""
-    with embedded.start(QUICK) as one, embedded.start(QUICK) as two:
-        ends = (Endpoint(url=one.url, name="one"), Endpoint(url=two.url, name="two"))
-        settings = Settings(url=one.url, targets=ends, route=route, out=tmp_path / "out")  # type: ignore[arg-type]
+    with embedded.start(QUICK) as two:
+        settings = Settings(route=route, out=tmp_path / "out", **NO_PAGES, **beside(two))  # type: ignore[arg-type]
         made = workload(tmp_path, concurrency=concurrency, duration="1.5s", warmup="0")
         summary, folder = run.execute(made, settings, when_started(lambda _: two.stop()))
     assert summary.targets[0].requests.failed == 0 and summary.targets[0].requests.ok > 50
     if concurrency == "4":  # lanes that are bound to a target, or may choose
-        rows = store.read_run(
-            folder
-        ).rows  # of all stages: a lane's first round, which is not measured, may be long here
+        rows = store.read_run(folder).rows  # of all stages: a lane's first round, not measured, may be long here
         assert 5 <= int(((rows["target"] == 1) & (rows["status"] == STATUSES.index("failed"))).sum()) < 40
 
 
 @pytest.mark.processes
 def test_when_one_worker_stops_all_do(tmp_path: Path) -> None:
-    """By number all requests to the dead target are the first worker's: the other would go on for the whole minute."""
-    with embedded.start(QUICK) as one, embedded.start(QUICK) as two:
-        ends = (Endpoint(url=one.url, name="one"), Endpoint(url=two.url, name="two"))
-        settings = Settings(url=one.url, targets=ends, on_target_failure="stop", workers=2, out=tmp_path / "out")
+    """By number all requests to the dead target are the second worker's: the other would go on for the whole minute."""
+    with embedded.start(QUICK) as two:
+        settings = Settings(on_target_failure="stop", workers=2, out=tmp_path / "out", **NO_PAGES, **beside(two))
         made = workload(tmp_path, request_rate="20", duration="60s", warmup="0")
-        summary, folder = run.execute(made, settings, when_started(lambda _: one.stop()))
+        summary, folder = run.execute(made, settings, when_started(lambda _: two.stop()))
     rows = store.read_run(folder).rows
     assert summary.run.state == "stopped" and summary.requests.cancelled > 900
-    assert set(rows[rows["target"] == 0]["worker"].tolist()) == {0}
+    assert set(rows[rows["target"] == 1]["worker"].tolist()) == {1}
     assert summary.requests.scheduled == len(rows)
 
 
@@ -245,9 +238,8 @@ def test_what_counts_as_not_answering(done: Completion, down: bool) -> None:
 
 @pytest.mark.processes
 def test_targets_must_serve_the_same(tmp_path: Path) -> None:
-    with embedded.start(QUICK) as one, embedded.start(Options(model="other")) as two:
-        ends = (Endpoint(url=one.url, name="one"), Endpoint(url=two.url, name="two"))
-        settings = Settings(url=one.url, targets=ends, out=tmp_path / "out")
+    with embedded.start(Options(model="other")) as two:
+        settings = Settings(out=tmp_path / "out", **beside(two))
         made = workload(tmp_path, concurrency="1", num_requests="1")
         with refused(TargetError, "targets_differ", where="two"):
             run.execute(made, settings)
@@ -255,7 +247,7 @@ def test_targets_must_serve_the_same(tmp_path: Path) -> None:
             run.execute(made, replace(settings, model="sim"))
         gone = Endpoint(url="http://127.0.0.1:1", name="three")
         with pytest.raises(Faults) as faults:
-            run.execute(made, replace(settings, targets=(*ends, gone)))
+            run.execute(made, replace(settings, targets=(*settings.targets, gone)))
     assert [fault.code for fault in faults.value.faults] == ["targets_differ", "connect"]
 
 
@@ -270,11 +262,10 @@ def test_keys_differ_where_the_url_does_not(tmp_path: Path) -> None:
 def test_a_command_probes_its_targets_once(tmp_path: Path) -> None:
     made = workload(tmp_path, concurrency="1", num_requests="2", seed="7", warmup="0")
     received = []
-    with embedded.start(Options(ttft="2ms", itl="0.2ms", log_bodies=True)) as server:
-        known: dict[Endpoint, ProbeResult] = {}
-        for name in ("a", "b"):
-            told = Settings(url=server.url, out=tmp_path / name, server_metrics=("off",))
-            summary, _ = run.execute(made, told, known=known)
-            assert summary.requests.ok == 2
-            received.append(len(parse_log(urllib.request.urlopen(server.url + "/_log").read()).requests))
-    assert received[0] > 2 == received[1]  # the log is emptied by reading it
+    server = shared()
+    known: dict[Endpoint, ProbeResult] = {}
+    for name in ("a", "b"):
+        summary, _ = run.execute(made, Settings(url=server.url, out=tmp_path / name, **NO_PAGES), known=known)
+        assert summary.requests.ok == 2
+        received.append(len(log(server).requests))
+    assert received[0] > 2 == received[1]

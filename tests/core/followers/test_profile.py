@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -35,6 +36,12 @@ STAGES = [
     StagePlan(name="warm-up", measured=False, start_ns=0, end_ns=5), StagePlan(name="a", start_ns=5, end_ns=9),
     StagePlan(name="b", start_ns=9),
 ]  # fmt: skip
+
+
+def wait_until_profiling(url: str, wanted: bool, until: float) -> None:
+    while bool(stats(url)["profiling"]) != wanted:
+        assert monotonic() < until
+        select.select([], [], [], 0.02)
 
 
 def stats(url: str) -> dict[str, int]:
@@ -75,12 +82,10 @@ def test_it_is_never_left_running_after_an_abort(tmp_path: Path, end: signal.Sig
             env=os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         until = monotonic() + 120
-        while not stats(server.url)["profiling"]:
-            assert monotonic() < until and run.poll() is None
+        wait_until_profiling(server.url, True, until)
         run.send_signal(end)
         run.wait(90)
-        while stats(server.url)["profiling"]:
-            assert monotonic() < until
+        wait_until_profiling(server.url, False, until)
 
 
 @pytest.mark.processes

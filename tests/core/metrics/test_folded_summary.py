@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from folding import folded
 from make_examples import blank, stream
-from runs import says, when_started
+from runs import NO_PAGES, says, when_started
+from servers import shared
 from test_summary import HEADER, hand_rows
 
 from loadgen.core import run_folder
@@ -35,8 +36,6 @@ from loadgen.core.stats.amounts import BINS, TimeCurve
 from loadgen.core.stats.quantiles import Histogram
 from loadgen.core.workload import load, read_flags
 from loadgen.runs import text
-from loadgen.sim.server import embedded
-from loadgen.sim.server.options import Options
 
 MS, S = 1_000_000, 1_000_000_000
 UNTOLD = {
@@ -228,9 +227,7 @@ def test_in_flight_is_the_sum_over_workers_of_the_same_second() -> None:
 # -- whole runs ----------------------------------------------------------------------------------------------------
 
 
-def go(
-    folder: Path, server: embedded.Embedded, keep: str, workers: int = 1, segment_rows: int = 100, **flags: str
-) -> tuple[Summary, Path]:
+def go(folder: Path, keep: str, workers: int = 1, segment_rows: int = 100, **flags: str) -> tuple[Summary, Path]:
     folder.mkdir(exist_ok=True)
     file = folder / "w.yaml"
     file.write_text(
@@ -238,18 +235,16 @@ def go(
     )
     made = load(str(file), read_flags(**({"seed": "7", "warmup": "20req", "slo": ("ttft:60s",)} | flags)))
     told = Settings(
-        url=server.url, model="sim", server="trtllm", out=folder / "out", keep=keep, workers=workers, route="sticky",
-        tuning=Tuning(segment_rows=segment_rows),
+        url=shared().url, model="sim", server="trtllm", out=folder / "out", keep=keep, workers=workers, route="sticky",
+        tuning=Tuning(segment_rows=segment_rows), **NO_PAGES,
     )  # fmt: skip
     return run.execute(made, told)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("keep", ["raw", "sample", "histogram"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("keep", "workers"), [("raw", 1), ("sample", 2), ("histogram", 1), ("histogram", 2)])
 def test_what_is_kept(tmp_path: Path, keep: str, workers: int) -> None:
-    with embedded.start(Options(ttft="2ms", itl="0.2ms")) as server:
-        summary, out = go(tmp_path, server, keep, workers, 30, request_rate="300", num_requests="150")
+    summary, out = go(tmp_path, keep, workers, 30, request_rate="300", num_requests="150")
     assert summary.requests.ok == summary.requests.scheduled == 300
     assert summary.warmup.ok == 40
     assert summary.sessions is not None
@@ -350,22 +345,20 @@ def test_a_sample_is_of_all_and_bounded(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_worker_that_dies_without_rows_kept(tmp_path: Path) -> None:
-    with embedded.start(Options(ttft="5ms", itl="0.2ms")) as server:
+    def kill(_: Any) -> None:
+        loop = asyncio.get_running_loop()
+        mine = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
+        pids = [int(pid) for pid in Path(mine).read_text().split()]
+        workers = [pid for pid in pids if "backends.worker" in Path(f"/proc/{pid}/cmdline").read_text()]
+        loop.call_later(1.2, os.kill, workers[1], signal.SIGKILL)
 
-        def kill(_: Any) -> None:
-            loop = asyncio.get_running_loop()
-            mine = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
-            pids = [int(pid) for pid in Path(mine).read_text().split()]
-            workers = [pid for pid in pids if "backends.worker" in Path(f"/proc/{pid}/cmdline").read_text()]
-            loop.call_later(1.2, os.kill, workers[1], signal.SIGKILL)
-
-        folder = tmp_path / "a"
-        folder.mkdir()
-        file = folder / "w.yaml"
-        file.write_text("name: long\nrequests: {input_tokens: 8, output_tokens: 4}\n")
-        made = load(str(file), read_flags(seed="7", warmup="0", request_rate="100", num_requests="300"))
-        told = Settings(url=server.url, model="sim", server="trtllm", out=folder / "out", keep="histogram", workers=2)
-        summary, _ = run.execute(made, told, when_started(kill))
+    file = tmp_path / "w.yaml"
+    file.write_text("name: long\nrequests: {input_tokens: 8, output_tokens: 4}\n")
+    made = load(str(file), read_flags(seed="7", warmup="0", request_rate="100", num_requests="300"))
+    told = Settings(
+        url=shared().url, model="sim", server="trtllm", out=tmp_path / "out", keep="histogram", workers=2, **NO_PAGES
+    )
+    summary, _ = run.execute(made, told, when_started(kill))
     requests = summary.requests
     assert requests.scheduled == 300
     assert requests.ok + requests.lost == 300

@@ -6,13 +6,13 @@ import asyncio
 import os
 import random
 import signal
-import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import frozen_at_birth, says, when_started
+from runs import NO_PAGES, frozen_at_birth, says, when_started
+from servers import log, shared
 
 from loadgen.core.execution import bodies, run
 from loadgen.core.execution.body_prefetch import BodyPrefetch, preparer
@@ -23,9 +23,7 @@ from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results import store
 from loadgen.core.schedule import timetable
 from loadgen.core.workload import Workload, load, read_flags
-from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
-from loadgen.sim.server.send_log import parse_log
 
 
 def workload(folder: Path, turns: str = "", **flags: str) -> Workload:
@@ -41,11 +39,10 @@ def go(
     folder: Path, tuning: Tuning, turns: str = "", begun: Any = None, **flags: str
 ) -> tuple[Any, Counter[str], store.Stored]:
     made = workload(folder, turns, **flags)
-    with embedded.start(Options(ttft="8ms", itl="0.2ms", log_bodies=True)) as server:
-        told = Settings(url=server.url, model="sim", server="trtllm", out=folder / "out", tuning=tuning)
-        summary, out = run.execute(made, told, when_started(begun or (lambda _: None)))
-        received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
-    return summary, Counter(one.body_sha256 for one in received.requests if one.id), store.read_run(out)
+    server = shared(Options(ttft="8ms", itl="0.2ms", log_bodies=True))
+    told = Settings(url=server.url, model="sim", server="trtllm", out=folder / "out", tuning=tuning, **NO_PAGES)
+    summary, out = run.execute(made, told, when_started(begun or (lambda _: None)))
+    return summary, Counter(one.body_sha256 for one in log(server).requests if one.id), store.read_run(out)
 
 
 def test_bodies_are_read_back_in_any_order() -> None:
