@@ -111,8 +111,9 @@ def test_in_async_code_it_belongs_into_a_thread(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_as_on_the_command_line(
-    use: Callable[[], Any], error: type[Exception], code: str
+    use: Callable[[], Any], error: type[Exception], code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # its results/
     with refused(error, code):
         use()
 

@@ -170,6 +170,21 @@ def test_tests_replace_nothing_of_ours() -> None:
     assert found == set(PATCHED)
 
 
+def test_text_files_are_utf_8_on_every_machine() -> None:
+    """And not in what the locale of a user has."""
+    calls = {
+        "open": "'[rwax]'",
+        "NamedTemporaryFile": "'[rwax]'",
+        "read_text": r"\.read_text",
+        "write_text": r"\.write",
+    }
+    for name, tree in trees().items():
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            text = calls.get(getattr(call.func, "attr", getattr(call.func, "id", "")))
+            if text and re.search(text, said := ast.unparse(call)) and "zip" not in said:  # into a zip go bytes
+                assert "utf-8" in said, f"{name}:{call.lineno}: {said}"
+
+
 def test_few_modules_stand_beside_the_rooms_and_the_tables() -> None:
     tables = {"backends", "commands", "plugins", "result_kinds"}
     assert len({file.stem for file in FOLDERS["loadgen"].glob("*.py")} - tables) <= 12

@@ -7,6 +7,7 @@ ROUGE is that of the package `rouge_score` with stemming, which MLPerf's accurac
 from __future__ import annotations
 
 import json
+import os
 import re
 from functools import cache
 from typing import Any
@@ -33,11 +34,18 @@ SHARES = ("exact", "choice", "json", "equal")  # of each answer 0 or 1
 
 @cache
 def _rouge() -> Any:
+    # nltk, with which it stems, does not let itself be imported by a user without a home, as in a container.
+    is_homeless = os.path.expanduser("~") == "~"
+    if is_homeless:
+        os.environ["HOME"] = os.sep
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
         what = "references are scored with the package rouge_score"
         raise not_installed(what, "rouge_score", "loadgen answers", "answers") from None
+    finally:
+        if is_homeless:
+            del os.environ["HOME"]
     return RougeScorer(list(ROUGE), use_stemmer=True)
 
 

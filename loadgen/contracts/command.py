@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -184,7 +185,7 @@ def validate(
 def _say_extension(add_s: float, folder: Path) -> None:
     """The command that adds load to an undecided validation. `add_s`: to each run; 0 where nobody can say."""
     length = "TIME" if not add_s else f"{math.ceil(add_s)}s" if add_s < 600 else f"{math.ceil(add_s / 60)}m"
-    say(f"to add load where it is undecided: loadgen validate --extend {folder} --add {length}")
+    say(f"to add load where it is undecided: loadgen validate --extend {shlex.quote(str(folder))} --add {length}")
 
 
 def _check_values(checked: Checked, settings: Settings) -> None:

@@ -55,8 +55,12 @@ class ValidationFacts(msgspec.Struct, frozen=True):
 
 
 def command_of(folder: Path) -> list[str]:
-    """The command line of a stored validation, without the program and its --bundle. Raises UserError."""
-    run_file = next(folder.glob("*/r*/run.json"), None)
+    """The command line that began a stored validation, without the program and its --bundle. Raises UserError.
+
+    A run that was added later has the command that added it, so the first run of a level tells.
+    """
+    run_files = folder.glob("*/r*/run.json")
+    run_file = min(run_files, key=lambda file: (len(file.parent.name), file.parent.name, file), default=None)
     if not (folder / PLACE).is_file() or run_file is None:
         raise UserError("no_result", "no validation with a run in this folder", str(folder), _NAMED)
     words = iter(manifest.decode(run_file.read_bytes(), str(run_file)).command[1:])

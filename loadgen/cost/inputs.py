@@ -5,6 +5,7 @@ Refuses a measurement that is not valid unless the caller allows it.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -74,7 +75,8 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
             raise UserError("missing_file", "no such folder", str(folder), "give the folder that a run has written")
         hint = "give the folder that a run has written"
         if runs == [folder]:  # killed before its end
-            hint = f"loadgen report {folder} --json > {folder}/summary.json makes it of the rows that are there"
+            named = shlex.quote(str(folder))
+            hint = f"loadgen report {named} --json > {named}/summary.json makes it of the rows that are there"
         raise UserError("no_result", "no summary.json here", str(folder), hint)
     summaries = _repeats(folder, run_folders, allow_invalid)
     at_once = all(_at_once(run, summary) for run, summary in zip(run_folders, summaries, strict=True))

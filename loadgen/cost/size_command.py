@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -241,13 +242,13 @@ def _searched(source: str, profile: str, slo: Sequence[str], call: Callable[[lis
     from loadgen.core.workload.loading import text_of
 
     preset = Path(source.removeprefix(SIMULATED))
-    machine = preset.read_text(errors="replace") if preset.is_file() else ""
+    machine = preset.read_text("utf-8", "replace") if preset.is_file() else ""
     asked = hashlib.sha256("\n".join([*slo, text_of(profile), machine]).encode()).hexdigest()[:6]
     folder = Path("results") / f"size-{Path(profile).stem}-{preset.stem}-{asked}"
     arguments = ["search", profile, "--url", source, "--out", str(folder), "--seed", "1"]
     for term in slo:
         arguments += ["--slo", term]
-    print(f"loadgen {' '.join(arguments)}", file=sys.stderr)
+    print(f"loadgen {shlex.join(arguments)}", file=sys.stderr)
     with contextlib.redirect_stdout(sys.stderr):
         code = call(arguments)
     if code != OK:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -48,7 +49,7 @@ def fit(
     text = "".join(f"# {line}\n" for line in ["Made by loadgen fit.", *words]) + workload
     if out is not None:
         write_file(out, text, "--out")
-        words.append(f"wrote {out}: loadgen run {out}")
+        words.append(f"wrote {out}: loadgen run {shlex.quote(str(out))}")
     if as_json:
         print_json(report.data(fitted, workload))
     elif out is not None:

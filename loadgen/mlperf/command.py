@@ -442,7 +442,7 @@ def _find_peak(load: _Load, folder: Path, qps: float | None, longer: float, run_
         if trial.ask.kind == kind and trial.outcome == "under" and (kind == "confirm" or trial.sustained is not False)
     ]
     if not confirmed:
-        print((folder / trials.ANSWER).read_text() if load.as_json else DISCLOSURE)
+        print((folder / trials.ANSWER).read_text("utf-8") if load.as_json else DISCLOSURE)
         return code
     best = max(confirmed, key=lambda trial: trial.ask.load)
     run_folder = folder / best.folder
@@ -462,7 +462,7 @@ def _print(result: Any, folder: Path, gpus: int | None, as_json: bool, sound: bo
     from loadgen.runs.text import parts
 
     if as_json:
-        sys.stdout.write((folder / RESULT).read_text())
+        sys.stdout.write((folder / RESULT).read_text("utf-8"))
     else:
         print(text.render(result, gpus=gpus, parts=() if summary is None else parts(summary)), end="")
         say(f"results in {folder}, with LoadGen's log files")

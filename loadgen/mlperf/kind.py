@@ -109,7 +109,7 @@ def derived(folder: Path) -> Iterator[Remade]:
             yield Remade(name, data, QUERIES)
         return
     stored = (folder / mlperf.RESULT).read_bytes()
-    same = [file for file in folder.glob(f"*/{mlperf.RESULT}") if file.read_bytes() == stored]
+    same = [file for file in sorted(folder.glob(f"*/{mlperf.RESULT}")) if file.read_bytes() == stored]
     if not same:  # the queries of the official LoadGen, or a result that is not that of one of its runs
         yield Remade(mlperf.RESULT, None, "there are no records of it: the official LoadGen has issued the queries")
         return

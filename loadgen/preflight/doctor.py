@@ -261,7 +261,7 @@ async def machine() -> Machine:
 
 def _file_text(path: str) -> str:
     try:
-        return Path(path).read_text().strip()
+        return Path(path).read_text("utf-8").strip()
     except OSError:
         return ""
 

@@ -204,5 +204,6 @@ def _several(
             made = finish(parent, how, named)
             levels = text.render_levels([summary for _, summary in named], color=in_color())
             print_answer(made, f"{levels}\n{repeats_table.render_text(made)}", as_json=as_json)
-            say(f"results in {parent}; a folder of repeats is one side of: loadgen compare {parent} OTHER")
+            side = shlex.quote(str(parent))
+            say(f"results in {parent}; a folder of repeats is one side of: loadgen compare {side} OTHER")
     return named, whole

@@ -276,7 +276,7 @@ def perform(
     if silent:
         say(f"search in {trial_runner.folder}: {report.ENDINGS.get(answer.reason, answer.reason)}")
     elif as_json:
-        sys.stdout.write((trial_runner.folder / experiment.ANSWER).read_text())
+        sys.stdout.write((trial_runner.folder / experiment.ANSWER).read_text("utf-8"))
     else:
         if plan.metadata:
             print(f"metadata: {format.pairs(plan.metadata)}")

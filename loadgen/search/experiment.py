@@ -14,6 +14,7 @@ This module runs nothing (`trials.py` does) and chooses no load.
 from __future__ import annotations
 
 import datetime
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -112,7 +113,7 @@ def resuming(folder: Path, plan: ExperimentPlan) -> str:
     begun_with = "the same command and"
     if is_mlperf or plan.command[1:2] == ("search",):
         begun_with = " ".join(plan.command[: 3 if is_mlperf else 2])
-    return f"{begun_with} --resume {folder}"
+    return f"{begun_with} --resume {shlex.quote(str(folder))}"
 
 
 def stored_search(folder: Path) -> StoredSearch | None:

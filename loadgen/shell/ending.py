@@ -74,7 +74,9 @@ def _of_the_host(error: OSError) -> UserError:
 
 
 def _bug(error: Exception) -> int:
-    with tempfile.NamedTemporaryFile("w", prefix="loadgen-bug-", suffix=".txt", delete=False) as file:
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", errors="backslashreplace", prefix="loadgen-bug-", suffix=".txt", delete=False
+    ) as file:
         traceback.print_exception(error, file=file)
     print(f"error: a bug in loadgen: {type(error).__name__}: {error}\n  --> {file.name}", file=sys.stderr)
     print("hint: please report it with that file", file=sys.stderr)

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import math
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from queueing import fail, rows, run
 from refusals import refused
+from runs import write as write_run
 
 from loadgen.contracts import page as verdict_page
 from loadgen.contracts import run as validation
@@ -27,7 +29,7 @@ from loadgen.contracts import verdict as judge
 from loadgen.contracts.evaluate import MeasuredLevel
 from loadgen.contracts.load import load_contract
 from loadgen.contracts.schema import parse
-from loadgen.contracts.stored import again, read_run, verify
+from loadgen.contracts.stored import PLACE, again, command_of, read_run, verify
 from loadgen.contracts.verdict import FAIL, INCONCLUSIVE, PASS, Judgement, Validation
 from loadgen.core import format
 from loadgen.core.errors import Faults, UserError
@@ -750,7 +752,7 @@ def test_terms_about_tasks_are_judged_by_whole_tasks(tmp_path: Path, capsys: pyt
     text = OF_AGENTS + "".join(f"      - {term}\n" for term, *_ in TERMS_OF_TASKS)
     (tmp_path / "c.yaml").write_text(text)
     of_target = "--url sim:gb300-vm --shape four --seed 1"
-    code, out, _ = validated(f"{tmp_path}/c.yaml {of_target} --out {tmp_path}/out --json", capsys)
+    code, out, _ = validated(f"'{tmp_path}/c.yaml' {of_target} --out '{tmp_path}/out' --json", capsys)
     assert code == 1
     terms = msgspec.json.decode(out)["levels"][0]["terms"]
     summary = msgspec.json.decode((tmp_path / "out/agents/r1/summary.json").read_bytes())
@@ -767,7 +769,7 @@ def test_terms_about_tasks_are_judged_by_whole_tasks(tmp_path: Path, capsys: pyt
     assert terms[-1]["value"] == pytest.approx(40 / 3600 / tasks["goodput"]["rps"] * 1000, rel=0.06)
     page = (tmp_path / "out/verdict.html").read_text()
     assert "longest time that a task waited for a first token" in page
-    code, out, _ = validated(f"{tmp_path}/c.yaml {of_target} --dry-run --json", capsys)
+    code, out, _ = validated(f"'{tmp_path}/c.yaml' {of_target} --dry-run --json", capsys)
     needs = {term["term"]: term for term in msgspec.json.decode(out)["levels"][0]["terms"]}
     assert needs["task time at p50 within 9.0 s"]["needed_s"] < 150
     assert needs["cost per thousand good tasks at most 30 USD"]["outcome"] == PASS
@@ -900,7 +902,7 @@ levels:
 
 def validated(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as left:
-        main(["validate", *command.split()])
+        main(["validate", *shlex.split(command)])
     told = capsys.readouterr()
     assert isinstance(left.value.code, int)
     return left.value.code, told.out, told.err
@@ -909,7 +911,7 @@ def validated(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, st
 @pytest.mark.commands
 def test_a_dry_run_predicts_the_load_that_each_term_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "c.yaml").write_text(SHORT)
-    code, out, _ = validated(f"{tmp_path}/c.yaml --dry-run --seed 1 --url sim:gb300-vm --json", capsys)
+    code, out, _ = validated(f"'{tmp_path}/c.yaml' --dry-run --seed 1 --url sim:gb300-vm --json", capsys)
     assert code == 0
     needs = {
         term["term"]: (term["needed_s"], term["outcome"])
@@ -920,7 +922,7 @@ def test_a_dry_run_predicts_the_load_that_each_term_needs(tmp_path: Path, capsys
     assert 20 <= needs["errors at most 1.0 %"][0] <= 80, "381 requests at 8/s take 48 s"
     drift = needs["tpot at p50 in the last 1 min 20 s at most 15.0 % above the first"]
     assert drift == (pytest.approx(180, abs=22), PASS), "two windows of 80 s"
-    shortened = validated(f"{tmp_path}/c.yaml --dry-run --seed 1 --duration 40s", capsys)[1]
+    shortened = validated(f"'{tmp_path}/c.yaml' --dry-run --seed 1 --duration 40s", capsys)[1]
     assert "40.0 s of load instead of 3 min 00 s" in shortened
     assert "can no longer pass: tpot at p50" in shortened
     assert [word for word in ("undecided", "kept") if word in shortened] == ["undecided", "kept"]
@@ -929,12 +931,12 @@ def test_a_dry_run_predicts_the_load_that_each_term_needs(tmp_path: Path, capsys
 @pytest.mark.commands
 def test_a_validation_is_shortened_and_extended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "c.yaml").write_text(SHORT)
-    folder = tmp_path / "out"
-    begin = f"{tmp_path}/c.yaml --url sim:gb300-vm --seed 1 -o {folder} --duration 80s"
+    folder = tmp_path / "the poc"
+    begin = f"'{tmp_path}/c.yaml' --url sim:gb300-vm --seed 1 -o '{folder}' --duration 80s"
     code, out, err = validated(begin, capsys)
     assert (code, "1 min 20 s of load instead of 3 min 00 s" in out) == (3, True)
-    assert f"loadgen validate --extend {folder} --add 176s" in err, "two windows of 80 s, and a tenth"
-    code, out, _ = validated(f"--extend {folder} --add 176s", capsys)
+    assert f"loadgen validate --extend '{folder}' --add 176s" in err, "two windows of 80 s, and a tenth"
+    code, out, _ = validated(f"--extend '{folder}' --add 176s", capsys)
     assert code == 0, out
     stored = msgspec.json.decode((folder / "verdict.json").read_bytes(), type=Validation)
     assert (stored.looks, stored.verdict) == (2, PASS)
@@ -946,9 +948,18 @@ def test_a_validation_is_shortened_and_extended(tmp_path: Path, capsys: pytest.C
     assert " 97.5 %" in tpot.reason
     assert " 95 %" in errors.reason
     assert again(folder) == stored, "the verdict is a function of what is stored"
-    once_more = validated(f"--extend {folder} --add 1m", capsys)
+    once_more = validated(f"--extend '{folder}' --add 1m", capsys)
     assert (once_more[0], "every term is decided" in once_more[2]) == (2, True)
-    assert validated(f"{tmp_path}/c.yaml --url sim:gb300-vm --add 1m", capsys)[0] == 2
+    assert validated(f"'{tmp_path}/c.yaml' --url sim:gb300-vm --add 1m", capsys)[0] == 2
+
+
+def test_the_command_of_a_validation_is_that_of_its_first_run(tmp_path):
+    """Not of the one that the file system lists first: an added run has the command that added it."""
+    (tmp_path / PLACE).write_text("{}")
+    for number in (10, 3, 1, 12, 2, 11):
+        command = ("loadgen", "validate", "rag", "--seed", str(number), "--bundle", "b.zip")
+        write_run(tmp_path / "peak" / f"r{number}", command=command)
+    assert command_of(tmp_path) == ["validate", "rag", "--seed", "1"]
 
 
 @pytest.mark.commands
@@ -961,14 +972,14 @@ def test_the_load_that_is_said_to_be_missing_decides(
     level = f"{{name: busy, workload: {workload}, rate: 4/s, duration: 2m, must: [{promise}]}}"
     (tmp_path / "c.yaml").write_text(f"name: c\ngpus: 4\nhorizon: 30s\nlevels: [{level}]\n")
     target = f"--url sim:gb300-vm --seed {seed}"
-    code, out, err = validated(f"{tmp_path}/c.yaml {target} -o {tmp_path / 'out'}", capsys)
+    code, out, err = validated(f"'{tmp_path}/c.yaml' {target} -o '{tmp_path}/out'", capsys)
     assert code == 3, out
     (term,) = msgspec.json.decode((tmp_path / "out" / "verdict.json").read_bytes(), type=Validation).levels[0].terms
     assert term.missing_s
-    command = re.search(r"loadgen validate (--extend \S+ --add (\d+)m)", err)
+    command = re.search(r"loadgen validate (--extend .+ --add (\d+)m)", err)
     assert command is not None, err
     assert int(command[2]) == math.ceil(term.missing_s / 60)
-    assert command[0] in validated(str(tmp_path / "out"), capsys)[2], "the folder alone says it too"
+    assert command[0] in validated(f"'{tmp_path}/out'", capsys)[2], "the folder alone says it too"
     code, out, _ = validated(f"{command[1]} {target}", capsys)
     assert code == 0, out
 
@@ -989,12 +1000,12 @@ def test_what_is_enough_at_one_look_is_weighed_at_the_next() -> None:
 def test_a_broken_promise_is_not_extended_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "c.yaml").write_text(SHORT.replace("60ms", "5ms"))
     folder = tmp_path / "out"
-    begin = f"{tmp_path}/c.yaml --url sim:gb300-vm --seed 1 -o {folder} --duration 40s"
+    begin = f"'{tmp_path}/c.yaml' --url sim:gb300-vm --seed 1 -o '{folder}' --duration 40s"
     assert validated(begin, capsys)[0] == 1
-    code, _, err = validated(f"--extend {folder}", capsys)
+    code, _, err = validated(f"--extend '{folder}'", capsys)
     assert (code, "a promise is broken, and stays so" in err) == (2, True)
     (tmp_path / "c.yaml").write_text(SHORT)
-    code, _, err = validated(f"{begin} --extend {folder}", capsys)
+    code, _, err = validated(f"{begin} --extend '{folder}'", capsys)
     assert (code, "is not the contract in" in err) == (2, True)
 
 

@@ -124,7 +124,8 @@ def test_accuracy_mode_from_the_data_set_to_the_log(
     assert stored["answered"] == 12 and {one["metric"] for one in stored["means"]} == set(REFERENCE)
 
 
-def test_what_cannot_be_scored_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_scored_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # its results/
     data = str(_write(tmp_path / "set.jsonl", [{"input": "question"}]))
     with refused((UserError, Faults), "missing_key", "--dataset"):
         _call("-b", "llama2-70b", "--dataset", data, "--url", "http://127.0.0.1:9")

@@ -274,7 +274,7 @@ def test_the_command_writes_the_page_beside_the_run(tmp_path: Path, capsys: pyte
     assert exits("report", str(folder)) == 0
     out, err = capsys.readouterr()
     assert "VALID" in out and f"page: {folder / 'report.html'}" in err
-    assert (folder / "report.html").read_text() == page_of(folder)
+    assert (folder / "report.html").read_text("utf-8") == page_of(folder)
     other = tmp_path / "other.html"
     assert exits("report", str(folder), "--html", str(other), "--json") == 0
     msgspec.json.decode(capsys.readouterr().out)

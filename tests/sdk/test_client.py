@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import socket
@@ -511,7 +512,7 @@ def test_nobody_listens() -> None:
     url = f"http://127.0.0.1:{closed_port()}"
     (done,) = ask(url)
     assert done.failure is not None
-    assert (done.failure.kind, done.failure.text) == ("connect", "Connection refused")
+    assert (done.failure.kind, done.failure.text) == ("connect", os.strerror(errno.ECONNREFUSED))
     assert (done.sent, done.first_byte, done.bytes_sent) == (-1, -1, 0)
 
     async def work() -> None:

@@ -345,7 +345,7 @@ def test_a_package_that_hides_its_headers_is_said_aloud_once() -> None:
 def test_a_timeout_is_measured(way: str) -> None:
     told: Told = []
     with serving(HANG) as server, pytest.raises(openai.APITimeoutError):
-        run(way, server, ask(way, "chat", False), told=told, client_options={"timeout": 0.05})
+        run(way, server, ask(way, "chat", False), told=told, client_options={"timeout": openai.Timeout(60, read=0.05)})
     assert told[0].failure is not None and told[0].failure.kind == "timeout_total"
 
 

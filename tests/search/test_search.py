@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -473,7 +474,7 @@ def test_a_search_is_taken_up_without_its_flags(tmp_path: Path, capsys: pytest.C
 
     assert exits(*command, "--max-probes", "2", "-o", folder) == 3
     told = capsys.readouterr().err
-    assert f"go on with: loadgen search --resume {folder} --max-probes N" in told
+    assert f"go on with: loadgen search --resume {shlex.quote(folder)} --max-probes N" in told
     assert exits("search", "--resume", folder, "--max-probes", "40") == 0
     told = capsys.readouterr().err
     assert "2 probes are done" in told and "go on with" not in told, "nothing is left"

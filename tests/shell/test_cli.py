@@ -206,7 +206,10 @@ def test_every_help_fits_60_columns_and_has_an_example_that_its_command_takes() 
         assert flags <= set(re.findall(r"(?<=[ \[])--?[a-z][a-z-]*", text.replace(example, ""))), path
 
 
-def test_a_help_has_panels_defaults_and_what_an_option_takes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_help_has_panels_defaults_and_what_an_option_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     ends(["run", "--help"])
     text = capsys.readouterr().out
     at = [text.index(f"\n{panel}:\n") for panel in ("Options", "Load", "Target", "SLO", "Output", "TLS", "Advanced")]

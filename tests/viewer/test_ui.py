@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import threading
+import time
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
@@ -44,6 +46,12 @@ def _at(rate: float, factor: float) -> Summary:
     )
 
 
+def grew(run: Path, unix_s: float) -> None:
+    """Says when its files grew last: by the clock of this process, which the file system need not share."""
+    for file in (*(run / "spool").iterdir(), run / "run.json"):
+        os.utime(file, (unix_s, unix_s))
+
+
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     root = tmp_path / "results"
@@ -59,6 +67,7 @@ def results(tmp_path: Path) -> Path:
     (root / "damaged" / "summary.json").write_text("{")
     going_on = root / "going-on"
     runs.write(going_on)
+    grew(going_on, time.time())
     (going_on / "notes").mkdir()
     return root
 
@@ -69,6 +78,12 @@ def test_everything_is_found_and_nothing_else(results: Path) -> None:
     assert (found["swept"].kind, found["one-run"].kind) == ("sweep", "run")
     assert found["damaged"].curve is None and "cannot be read" in found["damaged"].word
     assert found["going-on"].going_on
+
+
+def test_what_has_not_grown_for_long_is_not_going_on(results: Path) -> None:
+    grew(results / "going-on", time.time() - 60)
+    found = {result.name: result for result in results_in(results)}
+    assert not found["going-on"].going_on
 
 
 def test_a_search_without_an_answer_is_no_sweep(tmp_path: Path) -> None:

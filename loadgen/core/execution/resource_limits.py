@@ -37,8 +37,8 @@ def room() -> Room:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     ports = None
     try:
-        low, high = map(int, (_PROC / "ip_local_port_range").read_text().split())
-        ports = high - low + 1 - _reserved((_PROC / "ip_local_reserved_ports").read_text(), low, high)
+        low, high = map(int, (_PROC / "ip_local_port_range").read_text("utf-8").split())
+        ports = high - low + 1 - _reserved((_PROC / "ip_local_reserved_ports").read_text("utf-8"), low, high)
     except (OSError, ValueError):
         pass
     return Room(files=None if hard == resource.RLIM_INFINITY else hard, ports=ports)

@@ -262,10 +262,10 @@ def _host(hot_path: str) -> manifest.Host:
     """Facts about this machine; a fact that cannot be read keeps its empty value."""
     cpu, memory, clock = "", None, ""
     try:
-        with open("/proc/cpuinfo") as file:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
             cpu = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        clock = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip()
+        clock = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text("utf-8").strip()
     except (OSError, ValueError):
         pass
     names = ("uvloop", "msgspec", "numpy", "openai", "tiktoken")

@@ -149,7 +149,7 @@ def heat(folder: Path) -> NDArray[np.void]:
     """Records of HEAT of all workers, in order of time; empty for runs of older versions, which did not write them."""
     parts = [
         np.frombuffer(_whole_records(file.read_bytes(), HEAT.itemsize), HEAT)
-        for file in (folder / "flows").glob("w*.heat")
+        for file in sorted((folder / "flows").glob("w*.heat"))
     ]
     records = np.concatenate([np.zeros(0, HEAT), *parts])
     return records[np.argsort(records["until_ns"], kind="stable")]

@@ -172,11 +172,12 @@ def files_of(path: Path) -> tuple[list[Path], str]:
 
 def _cached(data_set: str) -> dict[Path, Path]:
     """The data files of a data set in the caches of this host, each with the folder that its name begins at."""
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    # expanduser: a user without a home folder, as in a container, is no fault
+    home = Path(os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"))
     hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"datasets--{data_set.replace('/', '--')}"
     snapshots = sorted((hub / "snapshots").glob("*"), key=lambda folder: folder.stat().st_mtime)
     main = hub / "refs" / "main"
-    if main.is_file() and (named := hub / "snapshots" / main.read_text().strip()).is_dir():
+    if main.is_file() and (named := hub / "snapshots" / main.read_text("utf-8").strip()).is_dir():
         snapshots = [named]
     prepared = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets") / data_set.replace("/", "___")
     return (_data_in(snapshots[-1]) if snapshots else {}) or _data_in(prepared)

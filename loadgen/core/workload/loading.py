@@ -197,7 +197,7 @@ def _is_json_list(file: Path) -> bool:
 
 def _read_text(file: Path, as_given: str) -> str:
     def missing() -> str:
-        neighbours = [str(path) for suffix in _SUFFIXES for path in file.parent.glob(f"*{suffix}")]
+        neighbours = [str(path) for suffix in _SUFFIXES for path in sorted(file.parent.glob(f"*{suffix}"))]
         return f"{meant(as_given, [*packaged(), *neighbours])}; or the path of a YAML file"
 
     try:

@@ -228,7 +228,7 @@ def _read(name: str, where: str, seen: tuple[str, ...]) -> dict[str, Any]:
             "unknown_name", f'unknown preset "{name}"', where, f"{meant(name, names())}; or the path of a YAML file"
         )
     try:
-        value = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        value = yaml.load(path.read_text("utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except OSError as error:
         raise UserError(of_reading(error), f"cannot read it: {error.strerror}", str(path)) from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:

@@ -164,11 +164,11 @@ def _observer(word: str) -> Observer:
 
         return OpenTelemetry() if word == "otel" else Prometheus()
     path = Path(word)
-    with path.open("a"):
+    with path.open("a", encoding="utf-8"):
         pass
 
     def append(measurement: Measurement) -> None:
-        with path.open("a") as file:
+        with path.open("a", encoding="utf-8") as file:
             file.write(measurement.to_json() + "\n")
 
     return lambda measurement: later(functools.partial(append, measurement))

@@ -49,7 +49,8 @@ def _is_decimal(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
-def _chunk_size(line: bytes) -> int:
+def chunk_size(line: bytes) -> int:
+    """The size in the line before a chunk, which may have extensions. Raises Malformed."""
     digits = line.partition(b";")[0].strip(b" \t")
     if not digits or len(digits) > _MOST_DIGITS or not _HEX.issuperset(digits):
         raise Malformed(f"chunk size {line[:40]!r}")
@@ -281,7 +282,7 @@ class Response:
             line = data[position:line_end]
             length = CHUNK_SIZES.get(line)
             if length is None:
-                length = _chunk_size(line)
+                length = chunk_size(line)
             position = line_end + 2
             if not length:
                 self._mode = "trailer"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..compiled import module as _compiled
 from ..dialects.reader import Events, is_plain_text
-from .http1 import CHUNK_SIZES
+from .http1 import CHUNK_SIZES, Malformed, chunk_size
 
 _MOST_SIZE_DIGITS = 8
 _MANY_BYTES = 2048  # as in receiver.py: of a longer read only the first chunk is looked at
@@ -65,7 +65,7 @@ def plain_chunks(data: bytes, before: bytes, after: bytes) -> tuple[int, int, in
     size = len(data)
     while position < size:
         line_end = data.find(b"\r\n", position, position + _MOST_SIZE_DIGITS + 2)
-        length = CHUNK_SIZES.get(data[position:line_end])
+        length = CHUNK_SIZES.get(data[position:line_end]) or _size(data, position, line_end)
         if not length:
             break
         at = line_end + 2
@@ -89,6 +89,14 @@ def plain_chunks(data: bytes, before: bytes, after: bytes) -> tuple[int, int, in
         events += found
         position = close + 2
     return chunks, events, position
+
+
+def _size(data: bytes, start: int, end: int) -> int:
+    """The size in the size line between these places; 0: it is none, or that of the last chunk."""
+    try:
+        return chunk_size(data[start:end]) if end > start else 0
+    except Malformed:
+        return 0
 
 
 def whole_chunks(data: bytes, before: bytes, after: bytes) -> tuple[int, list[Events], int]:

@@ -161,7 +161,10 @@ def test_what_only_python_can_say(name: str, value: Any, code: str) -> None:
         ({"out": "there"}, {"out": Path("there")}),
     ],
 )
-def test_both_faces_mean_the_same(typed: dict[str, Any], python: dict[str, Any]) -> None:
+def test_both_faces_mean_the_same(
+    typed: dict[str, Any], python: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a folder that can be written into
     assert settings(typed) == settings(python)
 
 

@@ -13,7 +13,7 @@ from refusals import refused
 from loadgen.core.errors import FAULTS_SHOWN, Faults, UserError
 from loadgen.core.requests import tokenizer
 from loadgen.core.requests.build import build
-from loadgen.core.workload import Fixed, FromFile, dataset
+from loadgen.core.workload import Fixed, FromFile, data_files, dataset
 from loadgen.shell.app import main
 
 CHAT = {"messages": [{"role": "user", "content": "hello world"}]}
@@ -311,6 +311,13 @@ def test_data_sets_of_hugging_face_are_found_in_its_caches(tmp_path, monkeypatch
     for name, code in (("hf:some/sums:dev", "unknown_name"), ("hf:", "invalid_value")):
         with refused(UserError, code):
             dataset.read_rows(name)
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch):
+    """Such a user runs it in .ci/surroundings: a number without a name, as in a container."""
+    for variable in ("HOME", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE"):
+        monkeypatch.delenv(variable, raising=False)
+    assert data_files._cached("nobody/has-this-data-set") == {}
 
 
 def test_prompts_of_ones_own_need_no_workload_file(tmp_path, capsys):

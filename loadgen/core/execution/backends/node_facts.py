@@ -52,7 +52,7 @@ def own_facts(paths: Sequence[str]) -> NodeFacts:
 
 def _loopback_id() -> str:
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
         return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
     except OSError:
         return socket.gethostname()
