@@ -88,7 +88,7 @@ ALONE = 4
 
 
 def ways(every: int) -> list[Way]:
-    """Every nth of all ways; with --alone, of those that could take the core from real time."""
+    """Every nth of all ways."""
     found = [
         way
         for itl_ms in (5, 20)
@@ -98,7 +98,7 @@ def ways(every: int) -> list[Way]:
             *([Way(itl_ms)] * ALONE),
         )
     ]
-    return [way for way in found[::every] if not (rig.Alone.on and (way.hogs or way.nice))]
+    return found[::every]
 
 
 def placed(command: list[str], nice: int) -> subprocess.Popen[str]:
@@ -256,6 +256,8 @@ def rows(every: int, seconds: float = 4.0, verbose: bool = False) -> list[Row]:
     """Starve the client in every nth way (about 8 s each) and count the false answers per family."""
     results: list[tuple[Way, dict[str, Outcome]]] = []
     for way in ways(every):
+        if rig.Alone.on and (way.hogs or way.nice):  # they could not take the core from real time
+            continue
         results.append((way, once(way, seconds)))
         if verbose:
             print(f"{way}: {describe(results[-1][1])}", file=sys.stderr, flush=True)

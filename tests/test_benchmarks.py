@@ -16,7 +16,7 @@ PARTS = {"contenders", "ours", "rig", "scale_ray", "tree"}  # what scripts share
 SCRIPTS = {file.stem for file in FOLDER.glob("*.py")} - PARTS
 SEEN = re.compile(r"\b(?:[0-9a-f]{7,12}|\d+\.\d+\.\d+)\+?, 20\d\d-\d\d-\d\d\b")
 # pages that only say what a script does
-WITHOUT_FIGURES = {"reliability.md": {"soak"}, "summary.md": {"causes"}}
+WITHOUT_FIGURES = {"reliability.md": {"soak"}, "report.md": {"dashboard"}, "summary.md": {"causes"}}
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("results/*/*.md")]
 
 

@@ -33,6 +33,10 @@ def schema(kind: str) -> dict[str, Any]:
     return printed
 
 
+def test_the_schema_that_lies_beside_the_workloads_is_the_printed_one() -> None:
+    assert json.loads((ROOT / "workloads" / "schema.json").read_text("utf-8")) == schema("workload")
+
+
 @pytest.mark.parametrize(("kind", "file"), SHIPPED, ids=lambda value: getattr(value, "name", value))
 def test_shipped_files(kind: str, file: Path) -> None:
     written = json.loads(json.dumps(yaml.safe_load(file.read_text()), default=str))

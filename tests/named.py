@@ -1,0 +1,125 @@
+"""Names that others rely on: of `__all__`, keywords, flags, keys of files, codes of faults. For `make_oracle.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import json
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from functools import reduce
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any, get_args
+
+import loadgen_sdk
+from places import ROOT
+
+import loadgen
+from loadgen.core import errors
+from loadgen.shell.parsing import carry_out, parser
+
+NOT_OURS = {*sys.stdlib_module_names, "msgspec"}
+
+
+def told(where: Path, *call: str) -> tuple[dict[str, Any], str]:
+    """How a command line ends in the folder `where` (exit code, codes of its faults), and what it prints on stdout."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with contextlib.chdir(where), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            ending: dict[str, Any] = {"exit": carry_out(call)}
+        except errors.Faults as faults:
+            ending = {"exit": faults.exit_code, "faults": [fault.code for fault in faults.faults]}
+        except errors.Fault as fault:
+            ending = {"exit": fault.exit_code, "faults": [fault.code]}
+    return ending, out.buffer.getvalue().decode()
+
+
+def public(package: Any) -> dict[str, Any]:
+    """Each name of `__all__`: what it takes, and of a class what is public in it, but for what Python gives it."""
+    found: dict[str, Any] = {}
+    for name in sorted(package.__all__):
+        one = getattr(package, name)
+        found[name] = keywords(one)
+        if isinstance(one, type):
+            given = {
+                name for base in one.__mro__ if base.__module__.partition(".")[0] in NOT_OURS for name in dir(base)
+            }
+            public = {name for name in dir(one) if not name.startswith("_")}
+            found[name] = {"takes": found[name], "has": sorted(public - given)}
+    return found
+
+
+def keywords(call: Any) -> list[str]:
+    """Names of the parameters; none of what cannot be called, or is an exception that takes what all of them do."""
+    if not callable(call) or (isinstance(call, type) and call.__init__ is Exception.__init__):
+        return []
+    return list(inspect.signature(call).parameters)
+
+
+def entry_points() -> dict[str, dict[str, str]]:
+    """What other programs find us by, and what they find there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = {"console_scripts": project["scripts"], **project["entry-points"]}
+    return {
+        group: {name: type(EntryPoint(name, value, group).load()).__name__ for name, value in rows.items()}
+        for group, rows in groups.items()
+    }
+
+
+def commands() -> dict[str, Any]:
+    """Each command with its parser; one of a group by both names."""
+    found: dict[str, Any] = {}
+    asked = [((), parser())]
+    while asked:
+        path, one = asked.pop(0)
+        if hasattr(one, "commands"):
+            asked += [((*path, name), one.commands[name]) for name in one.commands]
+        else:
+            found[" ".join(path)] = one
+    return dict(sorted(found.items()))
+
+
+def flags(command: Any) -> list[str]:
+    """What a command takes: arguments, and all spellings of its flags."""
+    return sorted(name for param in command.params for name in (*param.opts, *param.secondary_opts))
+
+
+def keys_of_file(kind: str) -> dict[str, list[str]]:
+    """All keys that a file of that kind may have, below each of its first ones: `stages[].arrival.poisson`."""
+    schema = json.loads(told(ROOT, "schema", kind)[1])
+    paths: dict[str, list[str]] = {}
+    for path in sorted(set(key_paths(schema, schema, ()))):
+        paths.setdefault(path.partition(".")[0].removesuffix("[]"), []).append(path)
+    return paths
+
+
+def key_paths(form: Any, schema: Any, inside: tuple[str, ...], path: str = "") -> Iterator[str]:
+    named = form.get("$ref")
+    if named and named not in inside:
+        meant = reduce(lambda found, step: found[step], named.removeprefix("#/").split("/"), schema)
+        yield from key_paths(meant, schema, (*inside, named), path)
+    for word in ("anyOf", "oneOf", "allOf"):
+        for one in form.get(word, ()):
+            yield from key_paths(one, schema, inside, path)
+    for key, one in form.get("properties", {}).items():
+        yield f"{path}.{key}".lstrip(".")
+        yield from key_paths(one, schema, inside, f"{path}.{key}".lstrip("."))
+    for word, sign in (("items", "[]"), ("additionalProperties", ".*")):
+        if isinstance(form.get(word), dict):
+            yield from key_paths(form[word], schema, inside, path + sign)
+
+
+NAMES: dict[str, Callable[[], Any]] = {
+    "loadgen": lambda: public(loadgen),
+    "loadgen_sdk": lambda: public(loadgen_sdk),
+    "entry points": entry_points,
+    "codes of faults": lambda: sorted(code for group in get_args(errors.Code) for code in get_args(group) or (group,)),
+    "flags": lambda: {name: flags(command) for name, command in commands().items()},
+    **{
+        f"keys of a {kind} file": lambda kind=kind: keys_of_file(kind)
+        for kind in ("workload", "contract", "prices", "targets")
+    },
+}
