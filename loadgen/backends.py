@@ -94,7 +94,7 @@ def find(url: str | None) -> BackendRow | None:
     if scheme is None or "unix" in scheme:
         scheme = "http"
     mine = next((row for row in BACKENDS.own if scheme in row.schemes), None)
-    return mine or next((row for row in BACKENDS.rows() if scheme in row.schemes), None)
+    return mine or next((row for row in BACKENDS.others() if scheme in row.schemes), None)
 
 
 def shown(url: str | None) -> str:

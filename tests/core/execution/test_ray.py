@@ -242,9 +242,8 @@ def test_a_loopback_address_is_another_server_on_another_machine(
         if isinstance(event, RunPlanned):
             planned.append(event.plan)
 
-    run.execute(
-        workload(tmp_path, concurrency="1", num_requests="1"), Settings(url="sim:gb300-vm", out=tmp_path / "run"), hear
-    )
+    settings = Settings(url="sim:gb300-vm", out=tmp_path / "run")
+    run.execute(workload(tmp_path, concurrency="1", num_requests="1"), settings, (hear,))
     job = planned[0].job
     found = msgspec.structs.replace(job.found[0], target=Target.parse(url))
     job = replace(job, simulated=simulated, found=(found,))

@@ -116,7 +116,7 @@ def test_only_so_much_is_held(tmp_path: Path) -> None:
             planned.append(event.plan)
 
     settings = Settings(url="sim:gb300-vm", out=tmp_path / "out", tuning=Tuning(window=30))
-    run.execute(workload(tmp_path, request_rate="500", num_requests="300"), settings, hear)
+    run.execute(workload(tmp_path, request_rate="500", num_requests="300"), settings, (hear,))
     (plan,) = planned
 
     async def most_held() -> int:
