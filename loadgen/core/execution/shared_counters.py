@@ -30,6 +30,11 @@ class SharedCounters:
             self._map = mmap.mmap(file.fileno(), 0)
         self._blocks = np.frombuffer(self._map, _BLOCK)
 
+    def close(self) -> None:
+        """Let go of the file, whose map keeps a descriptor open; `sum` goes on giving what was counted last."""
+        self._blocks = self._blocks.copy()
+        self._map.close()
+
     def write(self, worker: int, counters: Counters) -> None:
         """Publish the counters of one worker."""
         block = self._blocks[worker]

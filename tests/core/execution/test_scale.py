@@ -303,5 +303,8 @@ def test_several_workers_can_be_followed(tmp_path: Path) -> None:
     _, out = run.execute(made, to(shared(), tmp_path / "out", workers=2), when_started(seen.append))
     (board,) = seen
     assert board.counters().sent > 0
+    links = [Path("/proc/self/fd", number) for number in os.listdir("/proc/self/fd")]
+    held = [str(link.readlink()) for link in links if link.is_symlink()]
+    assert [name for name in held if name.startswith(str(out))] == [], "who heard of the load holds none of its files"
     assert not (out / "spool").exists()
     assert json.loads((out / "run.json").read_bytes())["workers"] == 2

@@ -89,6 +89,7 @@ async def run(plan: Plan, tell: Tell) -> Share:
         for process in processes:
             child_process.end(process)
         threads.shutdown()
+        counters.close()  # whoever heard of this load may keep them for longer
 
 
 async def _all_ready(

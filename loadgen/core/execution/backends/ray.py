@@ -259,6 +259,7 @@ class RayCluster:
             for task in followers:
                 task.cancel()
             await asyncio.gather(*followers, return_exceptions=True)
+            counters.close()
             with contextlib.suppress(Exception):
                 living = [member.actor.end.remote() for member in members if not member.lost]
                 await asyncio.wait_for(asyncio.gather(*living, return_exceptions=True), 5.0)
