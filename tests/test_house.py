@@ -37,6 +37,7 @@ TWICE = {  # class -> why two modules have one of this name
 
 
 PATCHED = {  # the only attributes that tests replace -> why
+    ("test_process_faults.py", "stdin"): "of sys: what a worker reads of its command",
     ("test_benchmarks.py", "argv"): "of sys: a script is started as one starts it",
     ("test_platforms.py", "platform"): "of sys: there is no Windows to start on",
     ("test_tokenizer.py", "load_tiktoken_bpe"): "of tiktoken: it would use the network",
