@@ -1,10 +1,11 @@
-"""The Python examples of docs/report.md run on a stored run, each where its library is installed."""
+"""The Python examples of docs/report.md run on a stored run and a search, each where its library is installed."""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ def test_the_examples_run(example: str, tmp_path: Path, monkeypatch: pytest.Monk
     store.drop_spool(folder)
     sample = {"t_s": 0.0, "target": 0, "page": "http://h/metrics", "name": "up", "labels": "", "value": 1.0}
     (folder / FILE).write_text(json.dumps(sample) + "\n")
+    with tarfile.open(places.DATA / "oracle" / "folders" / "search.tar.xz") as packed:
+        packed.extractall(tmp_path / "results", filter="data")
+    (tmp_path / "results" / "search").rename(tmp_path / "results" / "SEARCH")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     *statements, last = ast.parse(example).body
