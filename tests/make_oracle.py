@@ -124,7 +124,7 @@ SIM = ["--url", "sim:gb300-vm", "--seed", "1"]
 SWEEP = ["sweep", "open.yaml", *SIM, "--request-rate", "10,40", "-n", "40", "--warmup", "0", "--out", "sweep"]
 SEARCH = ["search", "open.yaml", *SIM, "--slo", "tpot:20.6ms:p90", "--low", "4", "--high", "64", "-d", "10s",
           "--precision", "0.3", "--max-probes", "5", "--out", "search"]  # fmt: skip
-MLPERF = ["-b", "llama2-70b", "--min-duration", "5", "--target-qps", "10", "--dataset", "set.jsonl", *SIM]
+MLPERF = ["-b", "llama2-70b", "--min-duration", "5", "--target-qps", "10", "--dataset", "set.jsonl", *SIM[:2]]
 
 
 def priced(name: str) -> list[str]:

@@ -46,6 +46,8 @@ def test_json_of_every_command_is_held() -> None:
     assert [name for name in with_json if not any(call.startswith(f"{name} ") for call in calls)] == ["selfcheck"], (
         "selfcheck tries this host for half a minute: its JSON is held by its own tests"
     )
+    printed = stored("commands")["typed"] | stored("commands")["asked"]
+    assert [call for call in calls if "json" not in printed[call]] == [], "a fault is no JSON"
 
 
 @pytest.mark.parametrize(
