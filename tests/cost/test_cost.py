@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import re
+import shlex
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from datetime import date
@@ -707,7 +708,7 @@ def test_a_killed_run_says_how_its_summary_is_made(tmp_path: Path):
     (tmp_path / "killed" / "run.json").touch()
     with pytest.raises(Faults) as caught:
         inputs.read_evidence([tmp_path / "killed"])
-    assert f"loadgen report {tmp_path / 'killed'} --json >" in caught.value.faults[0].hint
+    assert f"loadgen report {shlex.quote(str(tmp_path / 'killed'))} --json >" in caught.value.faults[0].hint
 
 
 def test_sample_prices_are_said_to_be_a_sample(results: Path, capsys: pytest.CaptureFixture[str]):
