@@ -6,6 +6,7 @@ keys, unions selected by their only key (`{poisson: 10/s}`), and units. It defin
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,7 +133,7 @@ class Tagged(Part):
             "properties": {cls.tag: {"anyOf": [*short, schema]}},
             "required": [cls.tag],
             "additionalProperties": False,
-            "description": (cls.__pydantic_generic_metadata__["origin"] or cls).__doc__,
+            "description": inspect.cleandoc((cls.__pydantic_generic_metadata__["origin"] or cls).__doc__ or ""),
         }
 
 
