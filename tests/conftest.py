@@ -36,6 +36,11 @@ with suppress(locale.Error):  # LC_ALL names one that is not installed
     if locale.getencoding().lower() == "utf-8":  # Python takes the messages of the system for UTF-8 anyway
         locale.setlocale(locale.LC_ALL, "")
 
+# What the shell of a user has for other programs: proxies, which would stand before the servers of tests, and keys.
+for _name in list(os.environ):
+    if _name.lower().endswith("_proxy") or _name.startswith(("OPENAI_", "ANTHROPIC_")):
+        del os.environ[_name]
+
 _unmarked = ""  # the test that runs, unless it has the mark
 
 

@@ -290,7 +290,7 @@ def test_a_call_cancelled_between_its_attempts_is_measured() -> None:
 
     async def use(own: Any) -> None:
         task = asyncio.ensure_future(own.chat.completions.create(model="m", messages=[]))
-        while not server.heard:
+        while not server.heard and not task.done():
             await asyncio.sleep(0.001)
         done, _ = await asyncio.wait([task], timeout=0.2)
         assert not done, "it waits for its second attempt"
