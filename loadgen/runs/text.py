@@ -64,7 +64,7 @@ def render(summary: Summary, *, color: bool = False) -> str:
         slow_lines(summary),
         _tokens(summary),
         parts(summary),
-        _slo(summary.goodput, paint),
+        _slo(summary.goodput, headline(summary).goodput, paint),
         _errors(summary.requests),
         _verdict(summary, paint),
     )
@@ -371,7 +371,7 @@ def parts(summary: Summary) -> Iterator[str]:
         yield f"  of a target {per_target}, spread {format.percent(rack.spread)}"
 
 
-def _slo(goodput: Goodput, paint: Callable[[str, str], str]) -> Iterator[str]:
+def _slo(goodput: Goodput, good_per_s: float | None, paint: Callable[[str, str], str]) -> Iterator[str]:
     if not goodput.has_slo:
         return
     colours = {True: "green", False: "red", None: "yellow"}
@@ -387,9 +387,7 @@ def _slo(goodput: Goodput, paint: Callable[[str, str], str]) -> Iterator[str]:
         text = f"{result}: {format.count(goodput.good)} of {format.counted(goodput.counted, 'request')} within {limits}"
         text += f" ({format.percent(goodput.share)}{share_limit})"
     text += f", {format.count(goodput.unfinished)} unfinished left out" if goodput.unfinished else ""
-    first, *others = _labelled(
-        "SLO", [text, f"goodput {format.rate(goodput.rps if goodput.steady_rps is None else goodput.steady_rps)}"]
-    )
+    first, *others = _labelled("SLO", [text, f"goodput {format.rate(good_per_s)}"])
     yield first.replace(result, paint(result, colour), 1)
     yield from others
     lines = table.text(("", "", ""), [term_cells(term, "over") for term in goodput.slo])[1:]
