@@ -28,7 +28,16 @@ from loadgen.core.results import capacity, checksums, store
 from loadgen.core.results.manifest import decoded, decoded_lines
 from loadgen.core.workload import Workload, request_fingerprint
 from loadgen.runs import levels
-from loadgen.search.load_search import LoadSearch, SearchAnswer, SearchSettings, TrialResult, resume
+from loadgen.search.load_search import (
+    CONFIRMING,
+    LoadSearch,
+    SearchAnswer,
+    SearchSettings,
+    TrialResult,
+    evidence,
+    resume,
+    state_of,
+)
 from loadgen.search.sweep import Kind
 
 if TYPE_CHECKING:
@@ -269,26 +278,23 @@ def going_on(answer: SearchAnswer, resume: str) -> str:
     return "" if more is None or not resume or (more and resume.startswith("loadgen mlperf")) else resume + more
 
 
-ENDED = ("found", "highest", "none", "unconfirmed")  # reasons of searches that came to their end
-
-
 def with_state(found: capacity.Capacity | None, answer: SearchAnswer, go_on: str = "") -> capacity.Capacity:
     """The capacity of a search with its state, also where the search was stopped, or found none.
 
     Until a load is confirmed, what held to its end is only what was tried so far: a lower bound, without an interval.
     """
-    if found is not None and (found.confirmed or answer.reason == "highest"):
-        state: capacity.State = "sustained" if found.sustained else "confirmed"
+    shown = (None, None) if found is None else (bool(found.confirmed), found.sustained)
+    state = state_of(answer, *shown)
+    if found is not None and state in ("sustained", "confirmed", "held"):
         return msgspec.structs.replace(found, state=state, go_on=going_on(answer, go_on))
-    ended = answer.reason in ENDED
     nothing = capacity.Capacity(rate_per_s=0.0, method="search")
     return msgspec.structs.replace(
         found or nothing,
         low_per_s=None,
         high_per_s=None,
         lower_bound=True,
-        bound_why=NOTHING_HELD if ended else STOPPED,
-        state="none" if ended else "stopped",
+        bound_why=NOTHING_HELD if state == "none" else STOPPED,
+        state=state,
         go_on=going_on(answer, go_on),
     )
 
@@ -329,8 +335,7 @@ def highest(
     closed loop, the rate is the rate that the run completed, without an interval, because the interval of the answer is
     in lanes.
     """
-    full_length = [result for result in told if result.outcome == "under" and not result.early]
-    best = _evidence(full_length)
+    best = evidence(told)
     if best is None or answer.load is None or answer.reason == "unconfirmed":
         return None
     summary = run_folder.kept_summary(folder / best.folder)
@@ -354,7 +359,7 @@ def highest(
         method="sweep" if best.ask.kind == "level" else "search",
         recipe=request_fingerprint(workload, _counted(summary), summary.run.tokenizer_sha256) if workload else "",
         evidence=best.folder or ".",
-        confirmed=best.ask.kind not in ("bracket", "probe", "level"),
+        confirmed=best.ask.kind in CONFIRMING,
         output_tokens_per_s=summary.tokens.steady_output_per_s,
         total_tokens_per_s=summary.tokens.steady_total_per_s,
         sustained=_sustained(best, answer),
@@ -366,16 +371,6 @@ def highest(
 def _sustained(best: TrialResult, answer: SearchAnswer) -> bool | None:
     """Whether the load of the run that shows the capacity is sustained: only a longer run can show that it is."""
     return answer.sustained if best.ask.kind == "sustain" else False if best.sustained is False else None
-
-
-def _evidence(full_length: Sequence[TrialResult]) -> TrialResult | None:
-    """The run that shows the capacity: sustained over a longer time, else confirmed, else at the highest load."""
-    ranks = {"sustain": 2, "confirm": 1}
-
-    def rank(result: TrialResult) -> tuple[bool, int, float]:
-        return result.sustained is not False, ranks.get(result.ask.kind, 0), result.ask.load
-
-    return max(full_length, key=rank, default=None)
 
 
 def _counted(summary: Summary) -> str:

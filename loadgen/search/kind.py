@@ -57,7 +57,7 @@ def value(folder: Path) -> StoredTrials:
 def headline(found: StoredTrials) -> str:
     if found.search is None:
         return f"The search has no answer yet: {runs.headline(found.as_runs)}"
-    return report.headline(found.search.answer, found.search.names, found.unit)
+    return report.headline(found.search.answer, found.search.told, found.search.names, found.unit)
 
 
 def text(found: StoredTrials, color: bool) -> str:

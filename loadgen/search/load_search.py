@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from loadgen.core.errors import INTERRUPTED, OK, SLO_MISSED, UNSOUND
+from loadgen.core.results.capacity import State
 from loadgen.core.stats.intervals import Interval
 from loadgen.search.belief import Belief
 from loadgen.search.watch import Outcome
@@ -100,24 +101,51 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     run_spread_from: Literal["", "told", "learned", "simulated"] = ""
 
     @property
-    def capacity(self) -> tuple[float | None, str]:
-        """The one load that answers the search, and how far it was shown: the longest load that held.
-
-        "sustained" over a longer run; "confirmed" by a run at full length; "at least", where no load that was tried was
-        too high; else None, with "none" or "not known".
-        """
-        if self.steady is not None and self.lengths > 1:
-            return self.steady, "sustained" if self.sustained else "confirmed"
-        if self.confirmed is not None:
-            return self.confirmed, "confirmed"
-        if self.load is not None and self.reason == "highest":
-            return self.load, "at least"
-        return None, "none" if self.reason in ("none", "unconfirmed") else "not known"
+    def only_allowed(self) -> bool:
+        """Whether the highest load that was allowed held, and none above it was tried: a lower bound."""
+        return self.reason == "highest" and self.confirmed is None
 
     @property
     def rules_only(self) -> bool:
         """Whether a load was confirmed by the rules, and it is not shown that it can go on for ever."""
         return self.confirmed is not None and self.sustained is not True
+
+
+ENDED = ("found", "highest", "none", "unconfirmed")  # reasons of searches that came to their end
+CONFIRMING = ("confirm", "sustain")
+
+
+def evidence(told: Iterable[TrialResult]) -> TrialResult | None:
+    """The trial that shows the capacity, of those that held to their end: sustained over a longer time, else confirmed,
+    else at the highest load; one that grew only where none else held.
+    """
+    ranks = {"sustain": 2, "confirm": 1}
+    return max(
+        (result for result in told if result.outcome == "under" and not result.early),
+        key=lambda result: (result.sustained is not False, ranks.get(result.ask.kind, 0), result.ask.load),
+        default=None,
+    )
+
+
+def state_of(answer: SearchAnswer, confirmed: bool | None, sustained: bool | None) -> State:
+    """How far the way to the capacity was gone. `confirmed`, `sustained`: of the trial that shows it; None: of none.
+
+    "held": the search ended, and of its confirmations none held without growing.
+    """
+    if confirmed or (confirmed is not None and answer.reason == "highest"):
+        return "sustained" if sustained else "confirmed"
+    if answer.reason not in ENDED:
+        return "stopped"
+    return "held" if confirmed is not None and answer.reason == "found" else "none"
+
+
+def capacity_of(answer: SearchAnswer, told: Iterable[TrialResult]) -> tuple[float | None, State]:
+    """The load that answers a search, and its state: what `capacity.json`, text and page say."""
+    best = evidence(told)
+    if best is None or answer.load is None or answer.reason == "unconfirmed":
+        return None, state_of(answer, None, None)
+    sustained = answer.sustained if best.ask.kind == "sustain" else None
+    return best.ask.load, state_of(answer, best.ask.kind in CONFIRMING, sustained)
 
 
 def exit_code(answer: SearchAnswer) -> int:

@@ -20,7 +20,8 @@ from loadgen.runs import levels_text
 from loadgen.runs.levels import curve
 from loadgen.search import text as words
 from loadgen.search.experiment import StoredSearch
-from loadgen.search.load_search import SearchAnswer, TrialResult
+from loadgen.search.load_search import SearchAnswer, TrialResult, capacity_of
+from loadgen.search.load_search import evidence as evidence_of
 
 OUTCOMES = {"under": ("held", "good"), "over": ("missed", "bad"), "invalid": ("not valid", "warn")}
 
@@ -46,7 +47,7 @@ def render(
         sheet.mark(*mark)
     sheet.heading(" · ".join(filter(None, (levels.workload, levels.model, "highest load within the SLO"))))
     kind = "good" if answer.reason == "found" else "bad" if answer.reason == "none" else "warn"
-    sheet.say(words.headline(answer, search.names, unit), f"sentence {kind}")
+    sheet.say(words.headline(answer, trials, search.names, unit), f"sentence {kind}")
     for addition in additions:
         if addition.sentence:
             said = f"{addition.sentence} {addition.figures}".rstrip()
@@ -78,22 +79,22 @@ def render(
 
 def _numbers(answer: SearchAnswer, trials: Sequence[TrialResult], unit: str) -> Iterator[Number]:
     """The headline numbers: the answer, on the way to it the confirmed and the middle load, tokens, what it took."""
-    unit = unit.strip()
-    load, shown = answer.capacity
-    if load is None:
-        yield Number("Capacity", shown, "", "within the SLO")
-    elif shown == "at least":
+    load, state = capacity_of(answer, trials)
+    said, unit = words.capacity(answer, trials, unit), unit.strip()
+    if load is None or state == "stopped":
+        yield Number("Capacity", said, "", "within the SLO")
+    elif answer.only_allowed:
         yield Number("Capacity", f"at least {load:.4g}", unit, "the highest load that was allowed")
     else:
-        yield Number("Capacity", f"{load:.4g}", unit, shown)
+        yield Number("Capacity", f"{load:.4g}", unit, state)
     confirmed = format.NONE if answer.confirmed is None else f"{answer.confirmed:.4g}"
     yield Number("Confirmed", confirmed, unit, "on the way: a run at full length, from empty")
     if answer.load is not None and answer.interval is not None:
         interval = f"95 % interval {answer.interval.low:.4g} to {answer.interval.high:.4g}"
         yield Number("Half of runs pass", f"{answer.load:.4g}", unit, f"on the way: {interval}")
-    held = [trial for trial in trials if trial.outcome == "under" and trial.ask.kind in ("confirm", "sustain")]
-    tokens = max(held, key=lambda trial: trial.ask.load).figures.get("output_tokens_per_s") if held else None
-    yield Number("Output tokens", format.quantity(tokens), "/s", "in the highest run at full length that held")
+    best = evidence_of(trials) if load is not None else None
+    tokens = None if best is None else best.figures.get("output_tokens_per_s")
+    yield Number("Output tokens", format.quantity(tokens), "/s", "in the run at this load")
     yield Number("Spent", format.duration(answer.spent_s), "", f"{len(trials)} trials")
 
 
@@ -130,7 +131,7 @@ def _over_time(answer: SearchAnswer, trials: Sequence[TrialResult], unit: str) -
     """The load of each trial at the time at which it ended, with its outcome, over the interval of the answer."""
     ended = list(accumulate(trial.spent_s for trial in trials))
     loads = [trial.ask.load for trial in trials]
-    interval, (load, _) = answer.interval, answer.capacity
+    interval, (load, _) = answer.interval, capacity_of(answer, trials)
     across = (Band(start=interval.low, end=interval.high, color="good", across=True),) if interval is not None else ()
     return Chart(
         title="Trials over time",

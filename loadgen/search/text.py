@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from loadgen.core import format
 from loadgen.present import table
 from loadgen.present.table import wrapped
-from loadgen.search.load_search import NextTrial, SearchAnswer, TrialResult
+from loadgen.search.load_search import NextTrial, SearchAnswer, TrialResult, capacity_of
 
 INDENT = " " * 11
 KINDS = {
@@ -45,26 +45,26 @@ def told(result: TrialResult) -> str:
     return f"  {result.outcome}{ended_early} after {format.duration(result.spent_s)}: {result.why}{grows}"
 
 
-def headline(answer: SearchAnswer, names: Sequence[str], unit: str) -> str:
-    """What a search found, in one sentence: the load, its interval, and the load that was confirmed.
+def headline(answer: SearchAnswer, results: Sequence[TrialResult], names: Sequence[str], unit: str) -> str:
+    """What a search found, in one sentence: the load that answers it, and how far that was shown.
 
     `names`: of the terms of its goal.
     """
     terms, ended = ", ".join(names), ENDINGS.get(answer.reason, answer.reason)
-    if answer.capacity[0] is None:
-        so_far = "" if answer.held is None else f" At {answer.held:.4g}{unit} a probe held."
-        return f"No load is known that holds within the SLO ({terms}).{so_far} The search ended: {ended}."
-    return f"Highest load within the SLO ({terms}), by search: {capacity(answer, unit)}. The search ended: {ended}."
+    if capacity_of(answer, results)[0] is None:
+        return f"No load is known that holds within the SLO ({terms}). The search ended: {ended}."
+    said = capacity(answer, results, unit)
+    return f"Highest load within the SLO ({terms}), by search: {said}. The search ended: {ended}."
 
 
-def capacity(answer: SearchAnswer, unit: str) -> str:
+def capacity(answer: SearchAnswer, results: Sequence[TrialResult], unit: str) -> str:
     """The one load that answers the search, with what was shown of it: `29.82/s, sustained`."""
-    load, shown = answer.capacity
-    if load is None and shown == "not known" and answer.held is not None:
-        return f"not known; at least {answer.held:.4g}{unit} held so far"
+    load, state = capacity_of(answer, results)
     if load is None:
-        return shown
-    return f"at least {load:.4g}{unit}" if shown == "at least" else f"{load:.4g}{unit}, {shown}"
+        return "none" if state == "none" else "not known"
+    if state == "stopped":
+        return f"not known; at least {load:.4g}{unit} held so far"
+    return f"at least {load:.4g}{unit}" if answer.only_allowed else f"{load:.4g}{unit}, {state}"
 
 
 def render(
@@ -84,7 +84,7 @@ def _lines(
     yield from table.text(*trial_table(by_load), left=0, remarks=True)
     yield UNITS
     yield ""
-    yield f"Capacity   {capacity(answer, unit)}"
+    yield f"Capacity   {capacity(answer, results, unit)}"
     for line in confirmation(answer, results, unit):
         label, _, text = line.partition(": ")
         yield from wrapped(f"{label:<11}{text}", rest=INDENT)

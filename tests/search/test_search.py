@@ -587,3 +587,37 @@ def test_the_state_of_a_capacity_is_how_far_the_way_was_gone() -> None:
         "stopped"
     ] * 6
     assert [state(reason, None) for reason in ("time", "none", "unconfirmed")] == ["stopped", "none", "none"]
+
+
+def _told_at_20(folder: Path) -> TrialResult:
+    runs = _probes(folder)
+    runs.make = lambda ask: _workload(ask.load).model_copy(update={"slo": runs.goal.slo})
+    return msgspec.structs.replace(runs.run(_ask(20.0)), early=False, sustained=True)
+
+
+def test_text_and_file_name_one_load_where_every_confirmation_grew(tmp_path: Path) -> None:
+    """The longest load that held without growing is the answer: a confirmed one that grew is none, in either place."""
+    steady = _told_at_20(tmp_path)
+    ask = NextTrial(number=1, load=24.0, kind="confirm", early_under=False)
+    search = LoadSearch(low=1, high=10_000, start=20, longer=2.0)
+    for one in (steady, msgspec.structs.replace(steady, ask=ask, sustained=False)):
+        search.tell(one)
+    answer = msgspec.structs.replace(search.answer, reason="found")
+    found = capacity.load_capacity(experiment.outputs(tmp_path, search.told, answer)[capacity.FILE])
+    assert (found.rate_per_s, found.state) == (20.0, "held")
+    said = text.render(answer, search.told, GOAL.names, unit="/s", simulated=False)
+    assert "\nCapacity   20/s, held\n" in said
+    assert "20/s, held" in text.headline(answer, search.told, GOAL.names, "/s")
+
+
+def test_a_stopped_search_has_one_lower_bound(tmp_path: Path) -> None:
+    """A probe that ended early shows no load that held to its end: text and file name the one that did."""
+    whole = _told_at_20(tmp_path)
+    search = LoadSearch(low=1, high=10_000, start=20)
+    for one in (whole, msgspec.structs.replace(whole, ask=_ask(28.0, 1), early=True)):
+        search.tell(one)
+    search.stop("time")
+    found = capacity.load_capacity(experiment.outputs(tmp_path, search.told, search.answer)[capacity.FILE])
+    assert (found.rate_per_s, found.state) == (20.0, "stopped")
+    said = text.render(search.answer, search.told, GOAL.names, unit="/s", simulated=False)
+    assert "\nCapacity   not known; at least 20/s held so far\n" in said

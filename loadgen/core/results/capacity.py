@@ -27,8 +27,9 @@ STILL_KEPT = (
 
 State = Literal["sustained", "confirmed", "held", "stopped", "none"]
 """How far the way to a capacity was gone: a longer run showed that nothing grows at it; a run at full length from empty
-met every term; a level of a sweep met them; the search was stopped before its confirmation, and the rate is the highest
-load that held to its end until then; it came to its end and no load held or was confirmed."""
+met every term; a level of a sweep met them, or a trial of a search whose confirmations all grew; the search was stopped
+before its confirmation, and the rate is the highest load that held to its end until then; it came to its end and no
+load held or was confirmed."""
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
