@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import select
@@ -9,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import termios
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from loadgen_sdk.transport.clock import TimerFd
 
 compiled = pytest.importorskip("loadgen_sdk._compiled", reason="built by pip install where a C compiler is")
 FOREVER = 1 << 62
+SIOCOUTQNSD = 0x894B  # linux/sockios.h: bytes that were not sent yet
 RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 
 BEFORE, AFTER = b'{"choices":[{"delta":{"content":"', b'"}}]}'
@@ -32,6 +35,7 @@ TWO = b"%x\r\n%s\r\n" % (2 * len(PLAIN), 2 * PLAIN)
 PLAIN = b"%x\r\n%s\r\n" % (len(PLAIN), PLAIN)
 SENT = {"plain": PLAIN, "three": PLAIN * 3, "two in one": TWO, "mixed": PLAIN + TWO, "long": PLAIN * 40}
 SENT |= {"cut": PLAIN + PLAIN[:9], "odd after": PLAIN + b"5\r\nhello\r\n"}
+BYTES = SENT | {"odd": PLAIN.replace(b"word", b'wo"d'), "end": b"0\r\n\r\n", "more end": b"\n\r\n\r\n" * 3}
 SIZES = st.sampled_from([1, 2, 4, 5, 100, 2047, 2048, 3000, (32 << 10) - 1, 32 << 10, (32 << 10) + 1])
 STEPS = st.lists(
     st.tuples(
@@ -94,20 +98,16 @@ def script(steps: list[tuple[int, Any]], inbox_class: Any, receiver_class: Any) 
         wake_at = FOREVER
         try:
             if isinstance(step, int):
-                theirs.send(bytes([65 + number]) * step)
-            elif step in SENT:
-                theirs.send(SENT[step])
-            elif step == "odd":
-                theirs.send(PLAIN.replace(b"word", b'wo"d'))
-            elif step == "end":
-                theirs.send(b"0\r\n\r\n")
-            elif step == "more end":
-                theirs.send(b"\n\r\n\r\n" * 3)
+                deliver(bytes([65 + number]) * step, theirs, connection.sock)
+            elif step in BYTES:
+                deliver(BYTES[step], theirs, connection.sock)
             elif step == "shut":
                 theirs.shutdown(socket.SHUT_WR)
+                wait_for_end(connection.sock)
             elif step == "reset":
                 theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 theirs.close()
+                wait_for_end(connection.sock)
         except OSError:
             pass
         if step in ("patient", "impatient"):
@@ -152,6 +152,24 @@ def script(steps: list[tuple[int, Any]], inbox_class: Any, receiver_class: Any) 
     held.close()
     poll.close()
     return said
+
+
+def deliver(data: bytes, sender: socket.socket, receiving: socket.socket) -> None:
+    """Send, and see it arrive: on a busy machine the loopback hands bytes over some time after `send` came back."""
+    wanted = bytes_in(receiving, termios.FIONREAD) + sender.send(data)
+    while bytes_in(receiving, termios.FIONREAD) < wanted and not bytes_in(sender, SIOCOUTQNSD):
+        os.sched_yield()  # what waits in the sender will not arrive: the other end is full
+
+
+def bytes_in(sock: socket.socket, queue: int) -> int:
+    number: int = struct.unpack("i", fcntl.ioctl(sock, queue, bytes(4)))[0]
+    return number
+
+
+def wait_for_end(receiving: socket.socket) -> None:
+    poll = select.poll()
+    poll.register(receiving, select.POLLRDHUP)
+    assert poll.poll(60_000), "an end does not arrive"
 
 
 def texts(reads: list[Any]) -> list[Any]:
