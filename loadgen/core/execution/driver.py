@@ -9,7 +9,8 @@ counters of the progress line.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns
 from typing import Any, Protocol
@@ -17,18 +18,17 @@ from typing import Any, Protocol
 import numpy as np
 from loadgen_sdk.dialects.reader import Flow
 from loadgen_sdk.request import Completion, Failure
-from loadgen_sdk.transport.wire import FOREVER, Wire
+from loadgen_sdk.transport.wire import FOREVER
 
 from loadgen.core.execution import stop_signals
-from loadgen.core.execution.bodies import Bodies
 from loadgen.core.execution.events import Counters, LoadStarted, RunningLoad, StepBegun, Tell
 from loadgen.core.execution.plan import Plan, cap
 from loadgen.core.execution.self_sampling import SECOND_NS, SelfSampling
-from loadgen.core.execution.share import AHEAD, Share, equipped, no_collector, return_large_blocks
+from loadgen.core.execution.share import AHEAD, Equipment, Share, equipped, no_collector, return_large_blocks
 from loadgen.core.execution.target_selection import TargetSelection
 from loadgen.core.requests.trace_context import TraceContext
 from loadgen.core.results.record import CUTS, ROW, Built, RowPlace, row, unsent_row
-from loadgen.core.results.spool import Spool, Timeline
+from loadgen.core.results.spool import Timeline
 from loadgen.core.schedule.dispatcher import Dispatcher, Start
 from loadgen.core.schedule.steered import End, LoadStep, Steered
 from loadgen.core.schedule.timetable import Schedule, shard
@@ -66,49 +66,47 @@ class Sender(Protocol):
     def in_flight(self) -> int: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriveSettings:
+    """What a driver keeps to.
+
+    `route`: how a target is chosen. `stop_on_failure`: the run ends when a target stops answering. `hold_ns`: longest
+    time without a turn of the event loop. `drain_ns`: how long requests in flight may go on after the last one is due.
+    """
+
+    route: str = "auto"
+    stop_on_failure: bool = False
+    hold_ns: int = HOLD_NS
+    drain_ns: int
+    max_in_flight: int | None = None
+    worker: int = 0
+    run_id: str = ""
+    trace: TraceContext | None = None
+    session_header: str | None = None
+
+
 class Driver:
     """One schedule, one client per target, one spool. `run` returns when every slot has a record."""
 
-    def __init__(
-        self,
-        *,
-        schedule: Schedule,
-        bodies: Bodies,
-        numbers: Sequence[Iterator[int]],
-        clients: Sequence[Sender],
-        route: str = "auto",
-        serving: Callable[[int], Sequence[int]] | None = None,
-        stop_on_failure: bool = False,
-        wire: Wire,
-        hold_ns: int = HOLD_NS,
-        spool: Spool,
-        start_ns: int,
-        drain_ns: int,
-        max_in_flight: int | None = None,
-        worker: int = 0,
-        run_id: str = "",
-        trace: TraceContext | None = None,
-        session_header: str | None = None,
-        redact: Callable[[str], str] = str,
-        steer: Callable[[Dispatcher], Steered] | None = None,
-    ) -> None:
-        """`steer`: of a load that is decided while it goes. Its bodies are those of one stage."""
-        self._schedule, self._session_header = schedule, session_header
-        self._dispatcher = Dispatcher(schedule, max_in_flight=max_in_flight)
-        self.steered = None if steer is None else steer(self._dispatcher)
+    def __init__(self, schedule: Schedule, own: Equipment, settings: DriveSettings, *, start_ns: int) -> None:
+        """`start_ns`: instant 0 of the schedule, on the monotonic clock."""
+        clients, wire, drain_ns = own.clients, own.wire, settings.drain_ns
+        self._schedule, self._session_header = schedule, settings.session_header
+        self._dispatcher = Dispatcher(schedule, max_in_flight=settings.max_in_flight)
+        self.steered = None if own.steer is None else own.steer(self._dispatcher)
         self.on_step: Callable[[StepBegun], None] = lambda steps: None
         self._ended_rows: list[bytes] = []  # since the last look of the steering
-        self._bodies, self._clients, self._wire, self._spool = bodies, clients, wire, spool
-        self._numbers_by_stage = numbers
+        self._bodies, self._clients, self._wire, self._spool = own.bodies, clients, wire, own.spool
+        self._numbers_by_stage = own.numbers
         self._sent_by_stage = [0] * len(schedule.stages)
         self._chain_step = [0 if span.chains is not None else span.lanes * schedule.turns for span in schedule.stages]
         self._selection = TargetSelection(
-            route, len(clients), schedule.turns, lambda target: clients[target].in_flight, serving
+            settings.route, len(clients), schedule.turns, lambda target: clients[target].in_flight, own.serving
         )
-        self._stop_on_failure = stop_on_failure
-        self.start_ns, self._drain_ns, self._worker, self._run_id = start_ns, drain_ns, worker, run_id
-        self._trace = trace
-        self._redact = redact
+        self._stop_on_failure = settings.stop_on_failure
+        self.start_ns, self._drain_ns = start_ns, drain_ns
+        self._worker, self._run_id, self._trace = settings.worker, settings.run_id, settings.trace
+        self._redact = own.redact
         self._timelines = [Timeline(start_ns) for _ in schedule.stages]
         horizon = None if self.steered is not None else schedule.horizon_ns
         self._load_end_ns = FOREVER if horizon is None else start_ns + horizon
@@ -118,13 +116,13 @@ class Driver:
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._flush_at_ns = start_ns + FLUSH_NS
         self._flows_at_ns = start_ns + FLOWS_NS
-        self._sampling = SelfSampling(worker, start_ns)
+        self._sampling = SelfSampling(settings.worker, start_ns)
         self.counters = Counters()
         self.interrupted = False
         self.stopped = False  # because a target stopped answering
         self._cancelling = False  # we are cancelling the requests in flight
         self._starting = False  # requests are started or ended in bulk: a completion must not start more
-        wire.hold_ns = hold_ns
+        wire.hold_ns = settings.hold_ns
         wire.wake = self._on_wake
         wire.tick = self._on_tick
         if schedule.slots is None or self.steered is not None:  # bodies of a load without end are built during the run
@@ -436,6 +434,22 @@ async def run(plan: Plan, tell: Tell) -> Share:
     return await work(plan, 0, 1, gate, begun)
 
 
+def drive_settings(plan: Plan, share: int, shares: int) -> DriveSettings:
+    """What the driver of one share of a plan keeps to."""
+    job, settings, workload = plan.job, plan.job.settings, plan.job.workload
+    return DriveSettings(
+        route=settings.route,
+        stop_on_failure=settings.on_target_failure == "stop",
+        hold_ns=0 if settings.client == "openai" else HOLD_NS,  # its tasks need turns of the event loop
+        drain_ns=workload.drain_ns,
+        max_in_flight=cap(workload.max_in_flight, share, shares),
+        worker=share,
+        run_id=job.run_id,
+        trace=TraceContext(job.run_id) if settings.traceparent else None,
+        session_header=settings.session_header,
+    )
+
+
 async def work(
     plan: Plan, share: int, shares: int, gate: Callable[[], Awaitable[int]], begun: Callable[[Driver], None]
 ) -> Share:
@@ -444,32 +458,11 @@ async def work(
     `gate()` is awaited when everything is ready and returns the start instant (monotonic ns). `begun` is called with
     the driver before it runs.
     """
-    job, settings, workload = plan.job, plan.job.settings, plan.job.workload
     part = shard(plan.timetable, share, shares)
     async with equipped(plan, part, share) as own:
         return_large_blocks()
         with no_collector():
-            driver = Driver(
-                schedule=part,
-                bodies=own.bodies,
-                numbers=own.numbers,
-                clients=own.clients,
-                route=settings.route,
-                serving=own.serving,
-                stop_on_failure=settings.on_target_failure == "stop",
-                wire=own.wire,
-                hold_ns=0 if settings.client == "openai" else HOLD_NS,  # its tasks need turns of the event loop
-                spool=own.spool,
-                start_ns=await gate(),
-                drain_ns=workload.drain_ns,
-                max_in_flight=cap(workload.max_in_flight, share, shares),
-                worker=share,
-                run_id=job.run_id,
-                trace=TraceContext(job.run_id) if job.settings.traceparent else None,
-                session_header=settings.session_header,
-                redact=own.redact,
-                steer=own.steer,
-            )
+            driver = Driver(part, own, drive_settings(plan, share, shares), start_ns=await gate())
             begun(driver)
             with stop_signals.calling(lambda _: driver.stop()):
                 await driver.run()
@@ -482,6 +475,6 @@ async def work(
             interrupted=driver.interrupted and not driver.stopped,
             stopped=driver.stopped,
             down=driver.down,
-            hot_path=settings.hot_path,
+            hot_path=plan.job.settings.hot_path,
             steps=driver.steps,
         )

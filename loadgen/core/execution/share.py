@@ -66,16 +66,21 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equipment:
-    """What a driver works with. `serving`, `numbers`, `redact` and `steer` are arguments of `Driver`."""
+    """What a driver works with.
+
+    `clients`: one per target. `serving`: the targets of a step of the load. `numbers`: the requests of each stage, in
+    order. `redact`: takes keys out of a text. `steer`: of a load that is decided while it goes; its bodies are those of
+    one stage.
+    """
 
     wire: Wire
     clients: Sequence[Any]
-    serving: Callable[[int], Sequence[int]] | None
+    serving: Callable[[int], Sequence[int]] | None = None
     bodies: Bodies
     numbers: Sequence[Iterator[int]]
     spool: Spool
-    redact: Callable[[str], str]
-    steer: Callable[[Dispatcher], Steered] | None
+    redact: Callable[[str], str] = str
+    steer: Callable[[Dispatcher], Steered] | None = None
 
 
 @contextlib.asynccontextmanager

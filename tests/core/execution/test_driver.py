@@ -22,8 +22,9 @@ from loadgen_sdk.transport.wire import Wire
 
 from loadgen.core.execution import stop_signals
 from loadgen.core.execution.bodies import Bodies
-from loadgen.core.execution.driver import AFTER_STOP_NS, Driver
+from loadgen.core.execution.driver import AFTER_STOP_NS, Driver, DriveSettings
 from loadgen.core.execution.self_sampling import Waiting
+from loadgen.core.execution.share import Equipment
 from loadgen.core.requests import tokenizer
 from loadgen.core.requests.build import build
 from loadgen.core.results.manifest import Header, StagePlan, encode
@@ -128,9 +129,11 @@ def run(
         wire = Wire(asyncio.get_running_loop())
         spool = Spool(folder, 0)
         drive = Driver(
-            schedule=timetable, bodies=bodies, numbers=numbers, clients=[client], wire=wire, spool=spool,
-            start_ns=monotonic_ns(), drain_ns=made.drain_ns, max_in_flight=made.max_in_flight, run_id="r",
-        )  # fmt: skip
+            timetable,
+            Equipment(wire=wire, clients=[client], bodies=bodies, numbers=numbers, spool=spool),
+            DriveSettings(drain_ns=made.drain_ns, max_in_flight=made.max_in_flight, run_id="r"),
+            start_ns=monotonic_ns(),
+        )
         if during is not None:
             during(drive, client)
         try:
