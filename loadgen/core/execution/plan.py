@@ -77,6 +77,7 @@ class Tuning:
     long_ns: int = 120_000_000_000  # length of a stage without a count, up to which the worker itself builds its bodies
     window: int = 2_000  # requests of an open loop whose bodies are built before they are sent, where a process builds
     segment_rows: int = SEGMENT_ROWS
+    compacted_rows: int = 20_000  # requests of a load, up to which its rows are compacted at its end, by no process
     frozen_s: float = 30.0  # without a sign of life of a worker, which publishes its counters once a second
     helper_frozen_s: float = FROZEN_S  # the same of the processes that build bodies and store rows
 

@@ -125,7 +125,9 @@ def _over_http(
             notes = runner.run(senders.place(plan))
             header = completed(hearers, msgspec.structs.replace(header, notes=(*header.notes, *notes)))
             tell(RunPlanned(plan, header))
-            compactor = Compactor(folder, frozen_s=settings.tuning.helper_frozen_s)
+            slots, tuning = plan.timetable.slots, settings.tuning
+            many = slots is None or slots > tuning.compacted_rows or steering is not None
+            compactor = Compactor(folder, frozen_s=tuning.helper_frozen_s, beside=many)
             on_failure.callback(compactor.close)
             share = runner.run(senders.run(plan, tell))
             on_failure.pop_all()

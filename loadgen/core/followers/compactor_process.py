@@ -1,9 +1,9 @@
 """The process beside a long run that compacts its rows.
 
 `python -m loadgen.core.followers.compactor_process FOLDER SECONDS`. It waits until the run has lasted a while, and
-imports what it needs only then. Of a shorter run the rows are compacted
-at the end, by the command itself: a process that starts, imports numpy and pyarrow and writes one small file would cost
-as much as ten thousand requests. Its standard input ends with the run.
+imports what it needs only then. Of a shorter run the rows are compacted at the end, by the command itself: a process
+that starts, imports numpy and pyarrow and writes one small file would cost as much as ten thousand requests. Where the
+plan says that there will be few rows, no process is started at all. Its standard input ends with the run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ NOT_BEGUN = 3  # exit code: the run ended before that
 
 
 class Compactor:
-    """Compacts the rows of a run: while it goes, if it is long, and at its end.
+    """Compacts the rows of a run: while it goes, if it is long, and at its end. `beside`: False for a load of few rows,
+    however long it is; then there is no process.
 
     `died`: why the process ended before its work was done; "" so far. Nothing is lost then: what it had not written
     down is still in the spool, and readers count it.
@@ -30,8 +31,13 @@ class Compactor:
 
     died = ""
 
-    def __init__(self, folder: Path, long_s: float = LONG_S, *, frozen_s: float = FROZEN_S) -> None:
+    def __init__(
+        self, folder: Path, long_s: float = LONG_S, *, frozen_s: float = FROZEN_S, beside: bool = True
+    ) -> None:
         self._folder, self._frozen_s = folder, frozen_s
+        self._process: subprocess.Popen[bytes] | None = None
+        if not beside:
+            return
         self._process = subprocess.Popen(
             child_process.command("loadgen.core.followers.compactor_process", str(folder), str(long_s)),
             stdin=subprocess.PIPE,
@@ -51,6 +57,8 @@ class Compactor:
 
         A process that uses no CPU time for `frozen_s` does not move any more: it is killed.
         """
+        if self._process is None:
+            return NOT_BEGUN
         assert self._process.stdin is not None
         self._process.stdin.close()
         used_s = -1.0

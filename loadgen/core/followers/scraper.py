@@ -7,6 +7,7 @@ and are written nowhere.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import ipaddress
 import os
@@ -448,6 +449,31 @@ def _write(file: IO[bytes], lines: Sequence[MetricSample | RequestAccount]) -> N
     file.flush()
 
 
+def _named(asked: PagesAsked) -> bool:
+    """Whether the user named a page, which is read whether it answers now or later."""
+    return any(page not in WORDS for page in asked.pages) or any(page not in ENERGY_WORDS for page in asked.energy)
+
+
+async def _any_page(addresses: Sequence[PageAddress], tls: Tls) -> bool:
+    """Whether something may be at any of these addresses: an answer with status 200, or none within TIMEOUT_S."""
+    from loadgen_sdk.errors import TargetUnusable
+    from loadgen_sdk.probe.fetch import Fetcher
+    from loadgen_sdk.transport.target import Target
+
+    async def answers(place: PageAddress, path: str) -> bool:
+        host = f"[{place.host}]" if ":" in place.host else place.host
+        target = Target.parse(f"{'https' if place.tls else 'http'}://{host}:{place.port}")
+        fetcher = Fetcher(target, tls.context() if place.tls else None, TIMEOUT_S, TIMEOUT_S)
+        try:
+            answer = await fetcher.exchange("GET", path, tuple(place.headers.items()), b"")
+        except TargetUnusable as error:
+            return error.code != "connect"
+        return answer.status == 200
+
+    asking = [answers(place, path) for place in addresses for path in place.paths]
+    return any(await asyncio.gather(*asking))
+
+
 class Scraper:
     """The scraper process as the command that starts the run sees it. No process if there is nothing to read."""
 
@@ -458,6 +484,8 @@ class Scraper:
         addresses, smi = places(asked, probes), reads_smi(asked, probes)
         if not addresses and not smi:
             return
+        if not smi and not _named(asked) and not asyncio.run(_any_page(addresses, asked.tls)):
+            return  # an interpreter that finds nothing costs as much as a thousand requests
         with suppress(OSError):  # if no process can be started, no page is read
             self._process = subprocess.Popen(
                 child_process.command("loadgen.core.followers.scraper", str(folder)),

@@ -67,7 +67,7 @@ def endpoint() -> Iterator[Embedded]:
     ("command", "killed", "keep", "seed"),
     [
         ("run", "all", "histogram", 1), ("soak", "main", "raw", 2), ("soak", "worker", "sample", 3),
-        ("run", "compactor", "histogram", 4), ("sweep", "all", "raw", 5), ("search", "main", "raw", 6),
+        ("soak", "compactor", "histogram", 4), ("sweep", "all", "raw", 5), ("search", "main", "raw", 6),
         ("validate", "all", "raw", 7),
     ],
 )  # fmt: skip

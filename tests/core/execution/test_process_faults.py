@@ -52,13 +52,13 @@ def of(module: str, parent: int) -> int:
 @pytest.mark.processes
 @pytest.mark.parametrize("keep", ["raw", "sample", "histogram"])
 def test_the_compactor_alone_is_killed(tmp_path: Path, endpoint: Embedded, keep: str) -> None:
-    process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "400", "-n", "700", "--keep", keep)
-    rows_written(tmp_path, 400)
+    process = cli(tmp_path, "--url", endpoint.url, "--concurrency", "4", "--duration", "2s", "--keep", keep)
+    rows_written(tmp_path, 100)
     os.kill(of("followers.compactor_process", process.pid), signal.SIGKILL)
     code, out, err = ended(process)
     assert code in (0, 3), err
     summary = run_folder.kept_summary(tmp_path / "out")
-    assert (summary.requests.scheduled, summary.requests.ok, summary.requests.lost) == (700, 700, 0)
+    assert summary.requests.scheduled == summary.requests.ok >= 100
     assert says(summary.verdict.warning_codes, "store_died"), out
     again = run_folder.summary(tmp_path / "out")
     assert (again.requests, again.ttft_ms) == (summary.requests, summary.ttft_ms)
@@ -126,7 +126,7 @@ def test_a_worker_frozen_before_it_is_ready_is_ended_and_named(tmp_path: Path, e
 def test_a_frozen_compactor_is_ended_and_said(tmp_path: Path, endpoint: Embedded) -> None:
     (tmp_path / "w.yaml").write_text("name: t\nrequests: {input_tokens: 20, output_tokens: 8}\n")
     made = load(str(tmp_path / "w.yaml"), read_flags(seed="7", warmup="0", request_rate="200", num_requests="100"))
-    settings = replace(to(endpoint, tmp_path), keep="histogram", tuning=Tuning(helper_frozen_s=0.5))
+    settings = replace(to(endpoint, tmp_path), keep="histogram", tuning=Tuning(helper_frozen_s=0.5, compacted_rows=0))
     freeze = when_started(lambda _: os.kill(of("followers.compactor_process", os.getpid()), signal.SIGSTOP))
     summary, _ = run.execute(made, settings, freeze)
     assert summary.requests.ok == 100
