@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import cycle
 
-import numpy as np
-
 Route = Callable[[], int]
 
 TURNS = 256  # turns per replica, on average, before the order of `weighted` repeats
@@ -20,11 +18,10 @@ def order(speeds: Sequence[float], routing: str) -> list[int]:
     """Replica indexes in one period of the order. Replica i has its j-th turn at (j + 1/2) / its share of the speed."""
     if routing == "round_robin":
         return list(range(len(speeds)))
-    shares = np.array(speeds) / sum(speeds)
-    turns = np.rint(shares * TURNS * len(speeds)).astype(np.int64)
-    replica = np.repeat(np.arange(len(speeds)), turns)
-    turn_times = np.concatenate([(np.arange(n) + 0.5) / n for n in turns.tolist()])
-    return [int(index) for index in replica[np.lexsort((replica, turn_times))]]
+    whole = sum(speeds)
+    turns = [round(speed / whole * TURNS * len(speeds)) for speed in speeds]
+    timed = [((turn + 0.5) / n, replica) for replica, n in enumerate(turns) for turn in range(n)]
+    return [replica for _, replica in sorted(timed)]
 
 
 def route(speeds: Sequence[float], routing: str) -> Route:

@@ -31,7 +31,7 @@ from loadgen.sim.server.dialect import WORDS, Refusal, Script
 from loadgen.sim.server.message import Incoming, head
 from loadgen.sim.server.metrics_pages import Tally, iteration_stats
 from loadgen.sim.server.options import Options
-from loadgen.sim.server.request_parser import RequestRules, parse_request
+from loadgen.sim.server.request_parser import RequestRules, blocks_of, parse_request
 from loadgen.sim.server.response import JSON, End, Sequence, SimAnswer
 from loadgen.sim.server.responses_door import KeptResponses, ResponseScript, parse_response
 from loadgen.sim.server.send_log import LoggedRequest, SendLog
@@ -130,6 +130,9 @@ class SimServer:
             max_num_tokens=0 if limits.chunked_prefill else limits.max_num_tokens,
             tokens_per_block=limits.tokens_per_block if limits.block_reuse else 0,
         )
+        blocks_of(
+            b"", 0, self.rules.tokens_per_block
+        )  # imports what it needs: the first request must not wait for that
         self._per_event = server.stream_interval
         self._precisions = (system.model.weights, system.model.kv_cache)
         return Fleet(

@@ -11,7 +11,6 @@ import hashlib
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
 
 from loadgen.sim.server.dialect import DONE, Dialect, ParsedRequest, malformed, refused
 from loadgen.sim.server.request_parser import RequestRules, check_model, count_tokens
@@ -131,6 +130,8 @@ class ValueScript:
 
     def _vectors(self) -> list[dict[str, Any]]:
         """A unit vector for each input, which only its text decides."""
+        import numpy as np
+
         asked = self._ask.asked
         size = asked.dimensions or DIMENSIONS
         vectors = []
