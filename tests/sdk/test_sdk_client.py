@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import threading
 import warnings
 from collections.abc import Callable
@@ -305,6 +306,17 @@ def test_closing_ends_the_calls_in_flight_and_later_ones_are_refused(how: str) -
 
     _, told, _ = run((HANG,), use)
     assert [one.status for one in told] == ["failed"]
+
+
+def test_a_client_that_cannot_be_opened_leaves_nothing_open() -> None:
+    async def go() -> None:
+        before = sorted(os.listdir("/proc/self/fd"))
+        with pytest.raises(TargetUnusable):
+            async with Client("http://127.0.0.1:9"):
+                pass
+        assert sorted(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(go())
 
 
 def test_seconds_labels_and_failures_that_are_raised() -> None:

@@ -746,7 +746,7 @@ def test_labels_by_block_and_by_argument() -> None:
 
     def use(own: Any) -> None:
         with labelled(feature="search", version=3), labelled(version=4):
-            own.chat.completions.create(model="m", messages=[], labels={"user": "u"})
+            own.chat.completions.create(model="m", messages=[], loadgen_labels={"user": "u"})
         own.chat.completions.create(model="m", messages=[])
 
     with serving(SAID["chat", False]) as server:
@@ -756,6 +756,48 @@ def test_labels_by_block_and_by_argument() -> None:
     for wrong in ({"a b": "c"}, {"a": 1.5}):
         with pytest.raises(WrongUse), labelled(**wrong):  # type: ignore[arg-type]
             pass
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_timeout_is_tried_again_and_what_the_server_forbids_is_not(way: str) -> None:
+    told: Told = []
+    no = answer({"error": {"message": "no"}}, "500 Internal Server Error", x_should_retry="false")
+    retry = Retry(3, first_s=0.001)
+    with serving(HANG, SAID["chat", False]) as server:
+        run(way, server, ask(way, "chat", False), told=told, retry=retry, client_options={"timeout": 0.2})
+    with serving(no) as server, pytest.raises(openai.InternalServerError):
+        run(way, server, ask(way, "chat", False), told=told, retry=retry)
+    assert [(one.status, len(one.attempts)) for one in told] == [("ok", 2), ("failed", 1)]
+
+
+def test_a_call_that_got_no_permit_is_not_tried_again() -> None:
+    told: Told = []
+    throttle = Throttle(concurrency=1, max_wait_s=0.01)
+    with serving(SAID["chat", False]) as server:
+        held = throttle.acquire_blocking(key="sk-the-key-1234", model="m")
+        with pytest.raises(ThrottleTimeout):
+            run("blocking", server, ask("blocking", "chat", False), told=told, retry=Retry(3), throttle=throttle)
+        held.done()
+    assert [(one.status, len(one.attempts)) for one in told] == [("failed", 0)] and not server.heard
+
+
+def test_labels_that_are_none_do_not_fail_the_call(caplog: pytest.LogCaptureFixture) -> None:
+    told: Told = []
+    use = ask("blocking", "chat", False, loadgen_labels={"cost-center": "a", "user": "u", "at": 1.5})
+    with serving(SAID["chat", False]) as server:
+        run("blocking", server, use, told=told)
+        run("blocking", server, ask("blocking", "chat", False, loadgen_labels=3), told=told)
+    assert [one.labels for one in told] == [{"user": "u"}, {}] and "'cost-center' is no name" in caplog.text
+
+
+def test_a_fault_in_here_does_not_fail_the_call(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def begin(self, *_: Any) -> None:
+            raise RuntimeError("broken")
+
+    with serving(SAID["chat", False]) as server:
+        made, _ = run("blocking", server, ask("blocking", "chat", False), record=Broken())
+    assert made.choices[0].message.content == "Hello there." and "a call is not measured" in caplog.text
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -117,6 +118,44 @@ def test_what_the_server_asks_for_is_obeyed(headers: dict[str, str], refused: bo
     gate.heed(0, headers, refused)
     assert gate.ask(0, 10) == again
     assert gate.ask(max(again, 0), 10) == 0
+
+
+def bucket(of: str, limit: int, remaining: int, reset: str) -> dict[str, str]:
+    values = {"limit": str(limit), "remaining": str(remaining), "reset": reset}
+    return {f"x-ratelimit-{what}-{of}": value for what, value in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("headers", "tokens", "again"),
+    [
+        # The reset is when the bucket is full: of 140 requests in 59.9 s, one is back after 0.428 s.
+        (bucket("requests", 140, 0, "59.9s"), 10, int(59.9 * S / 140) + 1),
+        (bucket("requests", 140, 1, "59.9s"), 10, 0),
+        (bucket("tokens", 1000, 200, "80s"), 300, 10 * S),  # 100 more of the 800 that are back after 80 s
+        (bucket("tokens", 1000, 200, "80s"), 200, 0),
+        (bucket("tokens", 1000, 900, "80s"), 5000, 60 * S),  # more than the limit: when it is full, if that is obeyed
+        (bucket("tokens", 1000, 900, "8s"), 5000, 8 * S),
+        (bucket("requests", 0, 0, "50s"), 10, 50 * S),  # no limit that could be one
+    ],
+)
+def test_a_bucket_whose_limit_is_known_is_waited_for_no_longer_than_the_call_needs(
+    headers: dict[str, str], tokens: int, again: int
+) -> None:
+    gate = Gate(Limits())
+    gate.heed(0, headers, refused=False)
+    assert gate.ask(0, tokens) == again
+    assert gate.ask(again, tokens) == 0
+
+
+def test_each_call_after_an_exhausted_bucket_waits_for_its_own() -> None:
+    gate, granted, now = Gate(Limits()), [], 0
+    gate.heed(0, bucket("requests", 100, 0, "10s"), refused=False)
+    for _ in range(3):
+        now = gate.ask(now, 1)
+        assert gate.ask(now, 1) == 0
+        gate.enter(now, 1)
+        granted.append(now)
+    assert granted == pytest.approx([S // 10, 2 * S // 10, 3 * S // 10], abs=10)
 
 
 @pytest.mark.parametrize(
@@ -469,7 +508,8 @@ BUSY = Failure("http_429", "slow down", 429)
         (Failure("connect", ""), True),
         (Failure("reset", ""), True),
         (Failure("tls", ""), False),
-        (Failure("timeout_total", ""), False),
+        (Failure("timeout_total", ""), True),
+        (Failure("timeout_stall", ""), True),
         (Failure("interrupted", ""), False),
         (Failure("error_event", ""), False),
     ],
@@ -483,6 +523,42 @@ def test_never_after_something_was_delivered_nor_beyond_the_attempts() -> None:
     assert retry.wait_s(1, BUSY, delivered=True) is None
     assert retry.wait_s(1, BUSY, delivered=False) is not None
     assert retry.wait_s(3, BUSY, delivered=False) is None
+
+
+def test_the_server_and_the_application_have_the_last_word() -> None:
+    bad = Failure("http_4xx", "", 400)
+    retry = Retry(3)
+    assert retry.wait_s(1, BUSY, delivered=False, server_says=False) is None
+    assert retry.wait_s(1, bad, delivered=False, server_says=True) is not None
+    own = Retry(3, retry_if=lambda failure: {400: True, 429: False}.get(failure.http_status or 0))
+    assert own.wait_s(1, bad, delivered=False, server_says=False) is not None
+    assert own.wait_s(1, BUSY, delivered=False, server_says=True) is None
+    assert own.wait_s(1, Failure("reset", ""), delivered=False) is not None  # None: the rule of the house
+    assert own.wait_s(3, bad, delivered=False) is None and own.wait_s(1, bad, delivered=True) is None
+
+
+def test_a_predicate_that_raises_decides_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(failure: Failure) -> bool:
+        raise RuntimeError("broken")
+
+    retry = Retry(3, retry_if=broken)
+    assert retry.wait_s(1, BUSY, delivered=False) is not None
+    assert retry.wait_s(1, Failure("tls", ""), delivered=False) is None and "retry_if" in caplog.text
+
+
+def test_as_many_calls_get_through_as_with_the_retries_that_it_replaces() -> None:
+    """150 calls of which three of four attempts fail: with two retries each, as the openai package makes them."""
+    retry, draw = Retry(), random.Random(1)
+    ok, ok_with_theirs = 0, 0
+    for _ in range(150):
+        retry.begun()
+        failed = [draw.random() < 0.757 for _ in range(3)]
+        made = 1
+        while failed[made - 1] and retry.wait_s(made, BUSY, delivered=False) is not None:
+            made += 1
+        ok += not failed[made - 1]
+        ok_with_theirs += not all(failed)
+    assert ok == ok_with_theirs > 56  # so many got through with a reserve of ten
 
 
 @given(made=st.integers(1, 8), asked=st.none() | st.floats(0, 100))

@@ -94,7 +94,7 @@ def test_messages_of_anthropic(anthropic: ModuleType) -> None:
     options: dict[str, Any] = {"prices": TokenPrice(1, 2), "keep_content": True, "throttle": throttle}
     with serving(answer(MESSAGE, **HEADERS)) as server:
         own = instrument(client(anthropic, server.url), told.append, **options)
-        whole = own.messages.create(**ASKED, labels={"feature": "look"})
+        whole = own.messages.create(**ASKED, loadgen_labels={"feature": "look"})
         assert measurement_of(whole) is told[0] and told[0].labels == {"feature": "look"}
         with pytest.raises(anthropic.APITimeoutError):
             own.messages.create(**ASKED, timeout=0.05)  # the server's `remaining: 0` holds for 2 s
@@ -195,6 +195,29 @@ def test_errors_and_retries_of_litellm(litellm: ModuleType) -> None:
         ("completions", "ok", 1),
     ]
     assert told[0].failure is not None and told[0].failure.kind == "http_429"
+
+
+class Function:
+    """A function of LiteLLM as this package meets it: it takes `labels`, which are Vertex AI's."""
+
+    def __init__(self) -> None:
+        self.heard: list[dict[str, Any]] = []
+
+    def completion(self, **arguments: Any) -> None:
+        self.heard.append(arguments)
+
+
+def test_labels_of_litellm_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under `auto`, which the application may not know of: `labels` goes to Vertex AI, whatever its keys are."""
+    module, function = ModuleType("litellm"), Function()
+    module.completion = function.completion  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "litellm", module)
+    told: list[Measurement] = []
+    given = {"cost-center": "a", "team": "b"}
+    with auto(told.append):
+        module.completion(model="m", messages=[], labels=given, loadgen_labels={"feature": "f"})
+    assert [one["labels"] for one in function.heard] == [given] and "loadgen_labels" not in function.heard[0]
+    assert told[0].labels == {"feature": "f"}
 
 
 def test_batches_of_files() -> None:

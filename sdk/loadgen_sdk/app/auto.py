@@ -12,7 +12,7 @@ import importlib.util
 import os
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +20,7 @@ from typing import Any
 
 from ..errors import WrongUse
 from .finishing import later
+from .labels import Labels
 from .measurement import Measurement, Prices
 from .packages import LITELLM, OPTIONS, PACKAGES, Options, install, measured_litellm
 from .policy import Observer, Observers, make_policy
@@ -124,7 +125,7 @@ def auto(
     record: ShapeRecorder | None = None,
     ask_usage: bool | None = None,
     keep_content: bool = False,
-    labels: Mapping[str, str | int] | None = None,
+    labels: Labels | None = None,
 ) -> Auto:
     """Measure every client of openai and anthropic that is made from now on, and LiteLLM's functions.
 

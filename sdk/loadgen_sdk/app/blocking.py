@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from ..errors import ClientError
 from ..request import Completion
-from .client import LOOP_LEFT, Askable, Client, Event, Labels
+from .client import LOOP_LEFT, Askable, Client, Event
+from .labels import Labels
 from .measurement import latest_measurement, take_latest, tell_latest
 
 T = TypeVar("T")
@@ -51,11 +52,11 @@ class BlockingClient:
         """Resolve the host and probe the server now instead of at the first call. Raises TargetUnusable."""
         self._wait(self.client.open())
 
-    def complete(self, request: Askable, *, labels: Labels = None, raise_on_failure: bool = False) -> Completion:
+    def complete(self, request: Askable, *, labels: Labels | None = None, raise_on_failure: bool = False) -> Completion:
         """Send a request and wait for it. A failed request returns a Completion with its `failure`, or raises it."""
         return self._wait(self.client.complete(request, labels=labels, raise_on_failure=raise_on_failure))
 
-    def stream(self, request: Askable, *, labels: Labels = None) -> Iterator[Event]:
+    def stream(self, request: Askable, *, labels: Labels | None = None) -> Iterator[Event]:
         """Yield output events as they arrive; raises RequestFailed after them. Leaving the loop ends the request."""
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         tasks: list[asyncio.Task[Any] | None] = []

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from ..request import NEVER, Failure, Usage
+from .labels import Labels
 from .measurement import (
     WRITING,
     Api,
@@ -31,7 +32,7 @@ from .measurement import (
 )
 from .policy import Policy
 from .prompt_text import estimated_tokens
-from .rate_limit_headers import read_once, retry_after_s, timings
+from .rate_limit_headers import read_once, retry_after_s, should_retry, timings
 from .throttle import Permit
 from .trace_recorder import CallShape
 
@@ -93,7 +94,7 @@ class Call:
         model: str,
         arguments: Mapping[str, Any],
         streamed: bool,
-        labels: Mapping[str, str | int] | None,
+        labels: Labels | None,
     ) -> None:
         self.started, self.started_unix_ns = monotonic_ns(), time_ns()
         self.setting, self.api, self.model, self.streamed = setting, api, model, streamed
@@ -146,16 +147,23 @@ class Call:
             self.permit.heed(read_once(headers), refused=refused)
 
     def attempt_failed(
-        self, failure: Failure, headers: Any, *, at: int, code: str = "", delivered: bool = False
+        self, failure: Failure, headers: Any, *, at: int, code: str = "", final: bool = False
     ) -> float | None:
         """The attempt has failed. Returns the seconds until the next; None: there is none, and the call is to be
-        reported. code: of the error. delivered: output has reached the caller."""
+        reported. code: of the error. final: there is no other attempt whatever
+        the failure, as output has reached the caller or the throttle gave no permit."""
         refused = failure.http_status in REFUSED
         self.head_received(headers, refused=refused)
         retry, wait_s = self.policy.retry, None
         if retry is not None:
-            asked_s = retry_after_s(read_once(headers))
-            wait_s = retry.wait_s(len(self.attempts) + 1, failure, asked_s=asked_s, delivered=delivered)
+            read = read_once(headers)
+            wait_s = retry.wait_s(
+                len(self.attempts) + 1,
+                failure,
+                asked_s=retry_after_s(read),
+                server_says=should_retry(read),
+                delivered=final,
+            )
         if wait_s is not None or refused:
             self._give_back(0 if refused else None)
         self._attempt_ended(at, self._public(failure, code), wait_s or 0.0)

@@ -24,6 +24,7 @@ from ..transport.target import Target
 from ..transport.wire import Tls, Wire
 from .call import Call, Setting
 from .finishing import collecting, later
+from .labels import Labels
 from .measurement import Choice, Prices, Status
 from .policy import Observers, make_policy
 from .retry import Retry
@@ -46,10 +47,6 @@ class Event(NamedTuple):
 
 Askable = Request | str | Sequence[dict[str, Any]]
 """What `stream` and `complete` accept: a Request, a text, or the messages of a chat."""
-
-
-Labels = Mapping[str, str | int] | None
-"""Labels of one call, on top of those of the client and of the block that it is made in."""
 
 
 def as_request(prompt: Askable) -> Request:
@@ -108,7 +105,7 @@ class Client:
         retry: Retry | None = None,
         record: ShapeRecorder | None = None,
         keep_content: bool = False,
-        labels: Labels = None,
+        labels: Labels | None = None,
         timeout_s: float | None = None,
         stall_timeout_s: float | None = None,
         proxy: str | None = None,
@@ -193,13 +190,17 @@ class Client:
             await self._pool.open(connections)
 
     async def __aenter__(self) -> Client:
-        await self.open()
+        try:
+            await self.open()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
-    async def stream(self, request: Askable, *, labels: Labels = None) -> AsyncGenerator[Event, None]:
+    async def stream(self, request: Askable, *, labels: Labels | None = None) -> AsyncGenerator[Event, None]:
         """Yield the output events of a Request, a text or messages as they arrive. Opens the client if needed.
 
         Raises RequestFailed when the request is not ok, after the events that did arrive. A failure before the first
@@ -212,7 +213,9 @@ class Client:
                 elif (failure := item.failure) is not None:
                     raise RequestFailed(failure.kind, failure.text, failure.http_status)
 
-    async def complete(self, request: Askable, *, labels: Labels = None, raise_on_failure: bool = False) -> Completion:
+    async def complete(
+        self, request: Askable, *, labels: Labels | None = None, raise_on_failure: bool = False
+    ) -> Completion:
         """Send a request and wait for it. A failed request returns a Completion with its `failure`.
 
         raise_on_failure: raise RequestFailed instead. A failure is retried as `retry` allows, even in the middle of an
@@ -229,7 +232,7 @@ class Client:
     # -- the life of a call --------------------------------------------------------------------------------------
 
     async def _attempts(
-        self, request: Request, labels: Labels, *, with_events: bool
+        self, request: Request, labels: Labels | None, *, with_events: bool
     ) -> AsyncGenerator[Event | Completion, None]:
         """Yield the output events, if they are wanted, of every attempt, and at last the Completion of the last one."""
         self._check_usable()
@@ -282,7 +285,7 @@ class Client:
                 call.head_received(headers)
                 again_s = None
             else:
-                again_s = call.attempt_failed(failure, headers, at=completion.done, delivered=delivered)
+                again_s = call.attempt_failed(failure, headers, at=completion.done, final=delivered)
             if again_s is None:
                 self._report(call, completion, "ok" if failure is None else "failed")
                 yield completion

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..errors import WrongUse
-from .rate_limit_headers import duration_ns, number, retry_after_s
+from .rate_limit_headers import Level, level, retry_after_s
 
 FOREVER = 1 << 62
 LONGEST_OBEYED_S = 60.0  # a server that asks for a longer pause is asked again after this time
@@ -124,6 +124,35 @@ class _Window:
         self._sum = math.fsum(amounts)
 
 
+class _ServerBucket:
+    """A limit as the server counts it. Its reset header is the time until the bucket is full again, so `limit -
+    remaining` come back in that time, evenly. Without a limit (0) nothing is known to come back before the reset."""
+
+    def __init__(self, level: Level, now: int, longest_ns: int) -> None:
+        self._limit, self._left, self._at = level.limit, level.remaining, now
+        self._full_at = now + level.reset_ns
+        self._latest = now + longest_ns
+        self._ns_each = level.reset_ns / (level.limit - level.remaining) if level.limit else 0.0
+
+    def free_at(self, amount: float) -> int:
+        """The instant at which `amount` more is there, however long that is. More than the limit: when it is full."""
+        missing = (min(amount, self._limit) if self._limit else amount) - self._left
+        if missing <= 0:
+            return 0
+        return self._at + math.ceil(missing * self._ns_each) if self._limit else self._full_at
+
+    def obeyed_at(self, amount: float) -> int:
+        """`free_at`, but not later than the longest pause that is obeyed."""
+        return min(self.free_at(amount), self._latest)
+
+    def book(self, now: int, amount: float) -> None:
+        if self._ns_each:
+            self._left, self._at = min(self._limit, self._left + (now - self._at) / self._ns_each), now
+        elif now >= min(self._full_at, self._latest):
+            self._left = math.inf  # nothing is known of the time after the reset
+        self._left -= amount
+
+
 class Limits(NamedTuple):
     """The limits of one key and model. burst_ns: see `_Window`. longest_ns: of a pause that the server asks for."""
 
@@ -156,8 +185,7 @@ class Gate:
                 self._windows[name] = _Window(limit, limits.burst_ns, grain_ns)
         self.in_flight = 0
         self._paused_until = 0  # the server asked for no call before this instant
-        self._server_tokens_left = math.inf  # by the server's count, until `_server_reset_at`
-        self._server_reset_at = 0
+        self._server: dict[str, _ServerBucket] = {}  # by its last answer
 
     def ask(self, now: int, tokens: float, output: float = 0) -> int:
         """0: granted (nothing is booked yet). Else the instant at which to ask again; FOREVER: when a call ends.
@@ -170,15 +198,16 @@ class Gate:
         amounts = _amounts(tokens, output)
         for name, window in self._windows.items():
             grant_at = max(grant_at, window.free_at(now, amounts[name]))
-        if tokens > self._server_tokens_left:
-            grant_at = max(grant_at, self._server_reset_at)
+        for name, bucket in self._server.items():
+            grant_at = max(grant_at, bucket.obeyed_at(amounts[name]))
         return 0 if grant_at <= now else grant_at
 
     def enter(self, now: int, tokens: float, output: float = 0) -> Booking:
         """Book a granted call. Returns the booking to pass to `leave`."""
         self.in_flight += 1
-        self._server_tokens_left -= tokens
         amounts = _amounts(tokens, output)
+        for name, bucket in self._server.items():
+            bucket.book(now, amounts[name])
         return Booking(amounts, {name: window.book(now, amounts[name]) for name, window in self._windows.items()})
 
     def leave(self, booking: Booking, tokens: float | None, output: float | None = None) -> None:
@@ -200,15 +229,13 @@ class Gate:
         """
         longest = self._limits.longest_ns
         asked = int(min(retry_after_s(headers) or 0, 1e9) * 1e9) if refused else 0
-        remaining, reset = headers.get("x-ratelimit-remaining-requests"), headers.get("x-ratelimit-reset-requests")
-        if remaining is not None and reset is not None and number(remaining, 1) <= 0:
-            asked = max(asked, duration_ns(reset))
+        for name in ("requests", "tokens"):
+            if (told := level(headers, name)) is not None:
+                bucket = self._server[name] = _ServerBucket(told, now, longest)
+                if name == "requests":
+                    asked = max(asked, bucket.free_at(1) - now)
         obeyed = min(asked, longest)
         self._paused_until = max(self._paused_until, now + obeyed)
-        remaining, reset = headers.get("x-ratelimit-remaining-tokens"), headers.get("x-ratelimit-reset-tokens")
-        if remaining is not None and reset is not None:
-            self._server_tokens_left = number(remaining, math.inf)
-            self._server_reset_at = now + min(duration_ns(reset), longest)
         return asked, obeyed
 
     @property

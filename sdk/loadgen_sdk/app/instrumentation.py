@@ -7,12 +7,12 @@ package is not imported here. The application calls the same methods and gets th
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from functools import partial
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
 from ..errors import WrongUse
+from .labels import Labels
 from .measurement import Prices
 from .packages import OPTIONS, Options, install, measured_litellm, package_of
 from .policy import Observers, Policy, make_policy
@@ -33,7 +33,7 @@ def instrument(
     record: ShapeRecorder | None = None,
     ask_usage: bool | None = None,
     keep_content: bool = False,
-    labels: Mapping[str, str | int] | None = None,
+    labels: Labels | None = None,
 ) -> C:
     """A copy of `client` whose calls are measured. `client` itself is not changed; both share its connections.
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 from ..errors import WrongUse
+
+log = logging.getLogger("loadgen_sdk")
+
+Labels = Mapping[str, str | int]
+"""Names and short values. The names are words that Python could have as names: they become keyword arguments."""
 
 NO_LABELS: dict[str, str] = {}
 _current: ContextVar[dict[str, str]] = ContextVar("loadgen_sdk_labels", default=NO_LABELS)
@@ -29,7 +37,7 @@ def current_labels() -> dict[str, str]:
     return _current.get()
 
 
-def checked_labels(labels: Mapping[str, str | int] | None) -> dict[str, str]:
+def checked_labels(labels: Labels | None) -> dict[str, str]:
     """`labels` with texts as values. Raises WrongUse for what is no label."""
     if not labels:
         return NO_LABELS
@@ -42,3 +50,22 @@ def checked_labels(labels: Mapping[str, str | int] | None) -> dict[str, str]:
         if not isinstance(value, str | int):
             raise WrongUse("wrong_type", f"the label {name} is a {type(value).__name__}", hint)
     return {name: str(value) for name, value in labels.items()}
+
+
+def usable_labels(labels: Any) -> dict[str, str]:
+    """Those of `labels` that are labels: of one call, which does not fail because of the others. They are logged."""
+    try:
+        return checked_labels(labels)
+    except WrongUse as error:
+        _log_once(str(error))
+    given = labels.items() if isinstance(labels, Mapping) else ()
+    return {
+        name: str(value)
+        for name, value in given
+        if isinstance(name, str) and name.isidentifier() and isinstance(value, str | int)
+    }
+
+
+@functools.lru_cache(maxsize=100)
+def _log_once(what: str) -> None:
+    log.warning("a call has lost a label: %s", what)

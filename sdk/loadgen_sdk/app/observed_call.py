@@ -23,6 +23,7 @@ from typing import Any
 
 from ..errors import ThrottleTimeout
 from ..request import NEVER, Failure
+from . import event_loop
 from .call import NO_HEADERS, Call, Setting, all_current
 from .finishing import collecting, later
 from .measurement import Api, Status, warn_uncounted
@@ -32,6 +33,7 @@ from .steps import Steps, runner
 log = logging.getLogger("loadgen_sdk")
 
 RAW_HEADER = "X-Stainless-Raw-Response"  # the header by which with_raw_response asks for the whole response
+LABELS = "loadgen_labels"  # the argument of a call that is ours; every other one, `labels` too, is the package's
 _ABANDONED = Failure("interrupted", "the application stopped listening")
 _NOT_GIVEN = object()
 
@@ -52,9 +54,8 @@ class ObservedCall:
     _outer: ObservedCall | None = None
     _current_span: AbstractContextManager[object] | None = None
 
-    def __init__(self, api: Api, setting: Setting, kwargs: dict[str, Any]) -> None:
+    def __init__(self, api: Api, setting: Setting, kwargs: dict[str, Any], labels: Any = None) -> None:
         self.streamed = streamed = bool(kwargs.get("stream"))
-        labels = kwargs.pop("labels", None)
         self.call = Call(setting, api, str(kwargs.get("model") or ""), kwargs, streamed, labels)
         self.tracker = OutputTracker(api, streamed, setting.policy.keep_content)
         self.call.instants = self.tracker.instants
@@ -105,7 +106,9 @@ class ObservedCall:
         self.hidden_retries = int(retry_count) if retry_count.isdecimal() else 0
         headers = getattr(getattr(error, "response", None), "headers", None) or NO_HEADERS
         failure = _failure_of(error)
-        wait_s = self.call.attempt_failed(failure, headers, at=monotonic_ns(), code=_code_of(error))
+        wait_s = self.call.attempt_failed(
+            failure, headers, at=monotonic_ns(), code=_code_of(error), final=isinstance(error, ThrottleTimeout)
+        )
         if wait_s is None:
             status: Status = "failed" if isinstance(error, Exception) else "cancelled"
             self._report(status, failure, code=_code_of(error))
@@ -263,6 +266,7 @@ def measured(
 
     def begin(kwargs: dict[str, Any]) -> ObservedCall | None:
         """The call that begins, or None for one that is a part of another."""
+        labels = kwargs.pop(LABELS, None)
         outer = sending.get()
         if outer is not None and outer.call.setting.covers_inner:
             return None
@@ -270,7 +274,11 @@ def measured(
             setting.warned = True
             message = "a blocking OpenAI client was called inside a running event loop: every other task stands still"
             warnings.warn(f"{message}; use AsyncOpenAI, or asyncio.to_thread", RuntimeWarning, stacklevel=5)
-        return ObservedCall(api, setting, kwargs if arguments_of is None else arguments_of(kwargs))
+        try:
+            return ObservedCall(api, setting, kwargs if arguments_of is None else arguments_of(kwargs), labels)
+        except Exception:  # a fault of ours is none of the application's
+            log.exception("a call is not measured")
+            return None
 
     acquire = None if throttle is None else throttle.acquire_blocking if blocking else throttle.acquire
 
@@ -278,10 +286,12 @@ def measured(
         if (observed := begin(kwargs)) is None:
             return (yield partial(method, *args, **kwargs))
         wait_s: float | None = None
+        if not blocking and setting.policy.retry is not None:
+            event_loop.check()
         while True:
             try:
                 if wait_s:
-                    yield partial(time.sleep if blocking else asyncio.sleep, wait_s)
+                    yield partial(time.sleep if blocking else event_loop.sleep, wait_s)
                 if acquire is not None:
                     arguments = observed.throttle_arguments(kwargs.get("timeout", _NOT_GIVEN))
                     observed.call.permit = yield partial(acquire, **arguments)

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Context, copy_context
 from typing import Any
 
@@ -18,7 +18,7 @@ import msgspec
 
 from ..errors import WrongUse
 from .finishing import later
-from .labels import checked_labels, current_labels
+from .labels import Labels, checked_labels, current_labels, usable_labels
 from .measurement import Measurement, Prices, checked_prices, tell_latest
 from .retry import Retry
 from .throttle import Throttle
@@ -48,12 +48,12 @@ class Policy(msgspec.Struct, frozen=True):
         follows = any(hasattr(observer, "begin_call") for observer in self.observers)
         msgspec.structs.force_setattr(self, "follows_calls", follows)
 
-    def labels_of(self, given: Mapping[str, str | int] | None) -> dict[str, str]:
+    def labels_of(self, given: Labels | None) -> dict[str, str]:
         """The labels of one call: of the client, of the block that it is made in, of its argument. The last wins."""
         current = current_labels()
         if not given:
             return {**self.labels, **current} if self.labels and current else current or self.labels
-        return {**self.labels, **current, **checked_labels(given)}
+        return {**self.labels, **current, **usable_labels(given)}
 
     def begin(self, call: Any) -> tuple[Any, ...]:
         """A `Call` begins: tell the observers that follow a call from its start (spans). For `tell` at its end."""
@@ -113,7 +113,7 @@ def make_policy(
     retry: Retry | None,
     record: ShapeRecorder | None,
     keep_content: bool,
-    labels: Mapping[str, str | int] | None = None,
+    labels: Labels | None = None,
 ) -> Policy:
     """A Policy of these settings, checked. Raises WrongUse for an argument of the wrong type."""
     observers = (on_measurement,) if callable(on_measurement) else tuple(on_measurement or ())

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import Any
+from typing import Any, NamedTuple
 
 EPOCH_S = 1e9  # a number of seconds as large as this is an instant (after 2001), not a wait
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
@@ -22,7 +22,7 @@ TIMING_HEADERS = ("server-timing", "openai-processing-ms", "x-ms-region", "x-env
 _ANTHROPICS = {"request-id": "x-request-id"} | {
     f"anthropic-ratelimit-{of}-{what}": f"x-ratelimit-{what}-{of}"
     for of in ("requests", "tokens")
-    for what in ("remaining", "reset")
+    for what in ("limit", "remaining", "reset")
 }
 """Anthropic's names of headers, and those of the others."""
 
@@ -39,7 +39,7 @@ def read_once(headers: Any) -> dict[str, str]:
 
 def timings(headers: Mapping[str, str]) -> dict[str, Any]:
     """Those of `read_once` that hold the server's own timing."""
-    return {name: value for name, value in headers.items() if name not in NO_TIMING and _is_timing(name)}
+    return {name: value for name, value in headers.items() if _is_timing(name)}
 
 
 class _UsefulNames(dict[bytes | str, str]):
@@ -48,14 +48,15 @@ class _UsefulNames(dict[bytes | str, str]):
     def __missing__(self, raw_name: bytes | str) -> str:
         name = (raw_name if isinstance(raw_name, str) else raw_name.decode("latin-1")).lower()
         name = _ANTHROPICS.get(name, name)
-        used = name in NO_TIMING or name.startswith(("retry-after", "x-ratelimit-"))
+        used = name in (REQUEST_ID, SHOULD_RETRY) or name.startswith(("retry-after", "x-ratelimit-"))
         name = name if used or _is_timing(name) else ""
         if len(self) < MOST_NAMES:
             self[raw_name] = name
         return name
 
 
-NO_TIMING = frozenset(("x-request-id",))
+REQUEST_ID = "x-request-id"
+SHOULD_RETRY = "x-should-retry"
 MOST_NAMES = 1024  # names that are remembered
 _useful_names = _UsefulNames()
 
@@ -81,6 +82,29 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
     except (ValueError, TypeError, OverflowError):
         return None
     return _from_now_s(seconds) if math.isfinite(seconds) else None
+
+
+def should_retry(headers: Mapping[str, str]) -> bool | None:
+    """Whether the server says that another try may help (`x-should-retry`); None: it says nothing."""
+    return {"true": True, "false": False}.get(headers.get(SHOULD_RETRY, "").lower())
+
+
+class Level(NamedTuple):
+    """A bucket of the server's: `remaining` of `limit` are left, and it is full after `reset_ns`. limit 0: not told."""
+
+    limit: float
+    remaining: float
+    reset_ns: int
+
+
+def level(headers: Mapping[str, str], of: str) -> Level | None:
+    """The server's bucket of `of`, "requests" or "tokens", by the x-ratelimit-* headers; None: not told."""
+    remaining, reset = (headers.get(f"x-ratelimit-{what}-{of}") for what in ("remaining", "reset"))
+    left = math.nan if remaining is None else number(remaining, math.nan)
+    if reset is None or math.isnan(left):
+        return None
+    limit = number(headers.get(f"x-ratelimit-limit-{of}", ""), 0.0)
+    return Level(limit if limit > left else 0.0, max(0.0, left), duration_ns(reset))
 
 
 def duration_ns(text: str) -> int:

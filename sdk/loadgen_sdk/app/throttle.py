@@ -14,7 +14,7 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from itertools import count
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ThrottleTimeout, WrongUse
 from ..python310 import timeout
+from . import event_loop
 from .finishing import collecting, later
 from .gate import FOREVER, LONGEST_OBEYED_S, Booking, Gate, Limits, rate
 from .steps import Steps, run_async, run_blocking
@@ -334,26 +335,22 @@ class Throttle:
         here and that of the Throttle.
         """
         limit_s, deadline = self._deadline(max_wait_s)
-        queue, loop, event = self._gate_queue(key, model), asyncio.get_running_loop(), asyncio.Event()
+        queue, (wake, wait) = self._gate_queue(key, model), event_loop.wakeup()
         if queue.throttler is not None:
-            try:
-                async with timeout(limit_s):
-                    await queue.throttler.acquire()
-            except TimeoutError:
-                raise queue.timed_out(limit_s) from None
-
-        def wake() -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(event.set)
-
-        async def wait(seconds: float | None) -> None:
-            with suppress(TimeoutError):
-                async with timeout(seconds):
-                    await event.wait()
-            event.clear()
-
-        aside = asyncio.to_thread if queue.is_remote else None
+            await self._pass_throttler(queue, limit_s)
+        aside = event_loop.in_thread if queue.is_remote else None
         return await run_async(queue.permit(wake, wait, tokens, output_tokens, limit_s, deadline, aside))
+
+    async def _pass_throttler(self, queue: _GateQueue, limit_s: float | None) -> None:
+        if asyncio._get_running_loop() is None:
+            raise WrongUse(
+                "event_loop", "asyncio-throttle waits in asyncio alone", 'leave out kept_by="asyncio-throttle"'
+            )
+        try:
+            async with timeout(limit_s):
+                await queue.throttler.acquire()
+        except TimeoutError:
+            raise queue.timed_out(limit_s) from None
 
     def acquire_blocking(
         self,
