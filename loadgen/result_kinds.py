@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from loadgen.core.errors import UserError
-from loadgen.plugins import OpenTable
+from loadgen.plugins import OpenTable, resolve
 
 PAGE = "report.html"  # the page of a result, where its kind does not say otherwise
 HINT = "give the folder that run, sweep, search, validate or mlperf has named"
@@ -77,7 +77,8 @@ class ResultKind:
     derived: each `Remade` of its folder, made of the files `kept` (in `texts`: with texts of prompts).
 
     What is asked of a value:
-    headline: one sentence. text: (value, color) the report. page: HTML. document: bytes, what `report --json` prints.
+    headline: one sentence. report: `present.section.Report`, of which text, Markdown and page are made; a kind without
+    it names text, (value, color), and page, HTML. document: bytes, what `report --json` prints.
     code: (value, strict) the exit code of `report`.
 
     page_name: of its page; "": it has none beside it, only where the user says. leaves_page: its command writes it.
@@ -99,6 +100,7 @@ class ResultKind:
     kept: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
     headline: str = ""
+    report: str = ""
     text: str = ""
     page: str = ""
     document: str = ""
@@ -164,7 +166,7 @@ KINDS: OpenTable[ResultKind] = OpenTable(
             kept=("scores.jsonl", "texts.jsonl"), texts=("texts.jsonl",),
         ),
         _row(
-            "cost.size_kind: value headline text page document code listed",
+            "cost.size_kind: value headline report document code listed",
             name="size", markers=("size.json",), leaves_page=True, schema="loadgen.cost.size_result:Sizing",
         ),
         # beside another result: what a load that found its own limit says of its run; a capacity that stands alone
@@ -215,6 +217,11 @@ def fits(kind: ResultKind, path: Path) -> bool:
 def call(kind: ResultKind, name: str, *given: Any) -> Any:
     """Call the function that a row names in this field."""
     return KINDS.function(kind, getattr(kind, name))(*given)
+
+
+def _written(form: str, report: Any, **options: Any) -> Any:
+    """A report in one of the forms of `present`, which stands above this leaf."""
+    return resolve(f"loadgen.present.{form}:render")(report, **options)
 
 
 def ask(path: Path, name: str) -> Any:
@@ -269,11 +276,15 @@ class OpenedResult:
 
     def shown(self, *, color: bool) -> str:
         """`text`, with colours if asked for."""
+        if self.row.report:
+            return str(_written("text", call(self.row, "report", self.value), color=color))
         return str(call(self.row, "text", self.value, color))
 
     @property
     def page(self) -> str | None:
         """The report as one HTML page; None of a kind without one."""
+        if self.row.report:
+            return str(_written("html", call(self.row, "report", self.value)))
         return str(call(self.row, "page", self.value)) if self.row.page else None
 
     @property

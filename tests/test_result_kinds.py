@@ -10,6 +10,7 @@ import tarfile
 import threading
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from html import unescape
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 from make_rooms import ROOT
 from plugin_packages import install
 from refusals import refused
+from said import figures, of_page
 
 import loadgen
 from loadgen import plugins, result_kinds
@@ -32,6 +34,8 @@ from loadgen.core.results import checksums
 from loadgen.evidence import verify
 from loadgen.mlperf.accuracy import AccuracyMean, AccuracyResult, AccuracyTarget
 from loadgen.plugins import OpenTable
+from loadgen.present import html as as_page
+from loadgen.present import markdown as as_markdown
 from loadgen.result_kinds import KINDS, OpenedResult, kind_of, opened
 from loadgen.shell.app import main
 from loadgen.viewer.command import Server
@@ -42,8 +46,8 @@ pytestmark = pytest.mark.commands
 DATA = Path(__file__).parent / "data"
 SIM = ("--url", "sim:gb300-vm", "--seed", "3")
 FUNCTIONS = (
-    "fits", "value", "runs", "listed", "sections", "comparable", "held", "derived", "headline", "text", "page",
-    "document", "code",
+    "fits", "value", "runs", "listed", "sections", "comparable", "held", "derived", "headline", "report", "text",
+    "page", "document", "code",
 )  # fmt: skip
 MADE = {
     "raw": "run", "sample": "run", "histogram": "run", "sweep": "sweep", "search": "search", "contract": "validation",
@@ -117,7 +121,8 @@ def test_every_name_of_a_row_is_there(kind: result_kinds.ResultKind) -> None:
     if kind.schema:
         assert issubclass(plugins.resolve(kind.schema), msgspec.Struct)
     if kind.value:
-        assert all(getattr(kind, name) for name in ("headline", "text", "document", "code")), "what can be opened"
+        assert all(getattr(kind, name) for name in ("headline", "document", "code")), "what can be opened"
+        assert bool(kind.report) is not bool(kind.text), "one or the other"
 
 
 def test_the_rows_have_names_of_their_own() -> None:
@@ -191,7 +196,7 @@ def test_every_kind_is_reported(results: Path, name: str, capsys: pytest.Capture
     told = capsys.readouterr()
     assert code in (0, 1, 3) and told.out.count("\n") > 2
     page = path / kind.page_name
-    if kind.page and kind.page_name:
+    if (kind.page or kind.report) and kind.page_name:
         assert page.read_text().startswith("<!doctype html>") and f"page: {page}" in told.err
     after = {file: file.read_bytes() for file in results.rglob("*") if file.is_file()}
     changed = {file.name for file in after if before.get(file) != after[file]}
@@ -337,6 +342,17 @@ def test_repeats_have_a_page(results: Path, capsys: pytest.CaptureFixture[str]) 
     assert exits("report", results / "swept-twice") == 0
     page = (results / "swept-twice" / "report.html").read_text()
     assert "<td>r1/r4</td>" in page and "±" in page
+
+
+@pytest.mark.parametrize("name", [name for name, kind in MADE.items() if result_kinds.named(kind).report])
+def test_text_markdown_and_page_say_the_same_figures(made: Path, name: str) -> None:
+    """Drawings aside, and what stands on a page only."""
+    found = opened(made / name)
+    report = result_kinds.call(found.row, "report", found.value)
+    shared = replace(report, sections=[one for one in report.sections if not one.page_only])
+    shown = figures(found.text) | figures(report.title)
+    assert shown == figures(as_markdown.render(shared)) == figures(of_page(as_page.render(shared)))
+    assert len(shown) > 5
 
 
 def test_a_verdict_that_was_reported_is_as_it_was_handed_over(results: Path) -> None:

@@ -14,7 +14,7 @@ from loadgen.core import units
 from loadgen.core.errors import OK, UserError, meant
 from loadgen.core.execution.options import typed
 from loadgen.shell.options import AllowInvalid
-from loadgen.shell.output import say_changed
+from loadgen.shell.output import print_report, say_changed
 
 if TYPE_CHECKING:
     from loadgen.cost.capacity_planning import MeasuredRate
@@ -57,7 +57,10 @@ def capacity(
         plan = capacity_planning.fleet(measured.rate, measured.gpus, gpus_per_vm=gpus_per_vm, vms_per_rack=vms_per_rack)
     if plan is not None and measured is not None and users is not None:
         plan = capacity_planning.plan(plan, users, think_s, measured.response_s)
-    print((report.render_json if as_json else report.render_text)(profile, evidence, measured, plan), end="")
+    if as_json:
+        print(report.render_json(profile, evidence, measured, plan), end="")
+    else:
+        print_report(report.report(profile, evidence, measured, plan))
     return OK
 
 

@@ -1,6 +1,6 @@
 """Capacity planning: the plan based on a run, then the published capacity table recomputed and what it ignores.
 
-Pure: takes values, returns a string.
+Pure: takes values.
 """
 
 from __future__ import annotations
@@ -13,36 +13,34 @@ from loadgen.cost import published as reference
 from loadgen.cost import published_text as published
 from loadgen.cost.capacity_planning import CapacityPlan, Loss, MeasuredRate, one_load
 from loadgen.cost.comparison import slo_words
-from loadgen.present.table import wrapped
+from loadgen.present.section import Bullets, Report, Section, section
 from loadgen.pricing.evidence import Evidence, notes
 from loadgen.pricing.reasons import texts
 
 
-def render_text(
-    profile: str, evidence: Evidence | None, measured: MeasuredRate | None, plan: CapacityPlan | None
-) -> str:
-    """The whole report, ending in a newline. Without a run there is no plan, and the text says so."""
-    blocks = (_measured(evidence, measured, plan), published.told(published.capacity(profile)))
-    return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"
+def report(profile: str, evidence: Evidence | None, measured: MeasuredRate | None, plan: CapacityPlan | None) -> Report:
+    """The whole answer. Without a run there is no plan, and the first sentence says so."""
+    return Report(
+        title=f"Capacity for {profile}",
+        made_by="loadgen capacity",
+        sections=[_measured(evidence, measured, plan), published.capacity(profile)],
+    )
 
 
-def _measured(evidence: Evidence | None, measured: MeasuredRate | None, plan: CapacityPlan | None) -> Iterator[str]:
+def _measured(evidence: Evidence | None, measured: MeasuredRate | None, plan: CapacityPlan | None) -> Section:
     if evidence is None or measured is None:
-        yield "From a run under the SLO: none was given (--results DIR), so nothing below is a capacity."
-        return
+        return section("", "From a run under the SLO: none was given (--results DIR), so nothing below is a capacity.")
     mark = "SIMULATED, " if evidence.simulated else ""
     mark += "A LOWER BOUND of the capacity, " if measured.lower_bound else ""
-    yield f"From a run under the SLO: {mark}{measured.name}"
-    words = [
+    basis = (
         f"{measured.basis}: {'at least ' if measured.lower_bound else ''}{_rate(measured.rate)} {measured.noun}/s of "
         f"{measured.workload} on {format.counted(measured.gpus, 'GPU')}, SLO: {slo_words(evidence.summary)}; "
         f"{measured.answer} takes {measured.response_s:.3g} s on average; from {measured.folder}"
-    ]
-    words += [f"! {note}" for note in texts([*notes(evidence), *one_load(evidence, measured)])]
-    if plan is not None:
-        words += [*_machines(plan), *_users(plan, measured)]
-    for sentence in words:
-        yield from wrapped(sentence, "  ", "    ")
+    )
+    against = texts([*notes(evidence), *one_load(evidence, measured)])
+    follows = [] if plan is None else [*_machines(plan), *_users(plan, measured)]
+    head = f"From a run under the SLO: {mark}{measured.name}"
+    return section(head, basis, Bullets(against, "warn"), Bullets(follows))
 
 
 def _machines(plan: CapacityPlan) -> Iterator[str]:

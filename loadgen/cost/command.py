@@ -15,7 +15,7 @@ import typer
 
 from loadgen.core.errors import OK, Fault, Faults, UserError
 from loadgen.shell.options import AcceptSamplePrices, AllowInvalid
-from loadgen.shell.output import say_changed, write_file
+from loadgen.shell.output import print_report, say_changed, write_file
 
 
 def cost(
@@ -49,7 +49,8 @@ def cost(
     Example: loadgen cost results/azure results/aws --prices prices.yaml
     """
     from loadgen.cost import comparison, cost_data, inputs
-    from loadgen.cost import text as report
+    from loadgen.cost.sections import report
+    from loadgen.present import html as as_page
     from loadgen.pricing import price_file
     from loadgen.pricing.prices import find
     from loadgen.pricing.step_cost import with_steps
@@ -82,19 +83,11 @@ def cost(
         raise Faults(faults)
     compared = comparison.compare_offers(priced, book)
     if html is not None:
-        from loadgen.cost import page as cost_page
-
-        write_file(html, cost_page.render(compared), "--html")
-    render = (
-        cost_data.render_json
-        if as_json
-        else report.render_markdown
-        if as_markdown
-        else cost_data.render_csv
-        if as_csv
-        else report.render_text
-    )
-    print(render(compared), end="")
+        write_file(html, as_page.render(report(compared)), "--html")
+    if as_json or as_csv:
+        print((cost_data.render_json if as_json else cost_data.render_csv)(compared), end="")
+    else:
+        print_report(report(compared), as_markdown=as_markdown)
     return OK
 
 

@@ -117,7 +117,7 @@ class Figure(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True
 R = TypeVar("R", bound=PublishedRow)
 
 
-class Table(msgspec.Struct, Generic[R], frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PublishedTable(msgspec.Struct, Generic[R], frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table and its source; `quality` says how far to trust it."""
 
     title: str
@@ -128,9 +128,9 @@ class Table(msgspec.Struct, Generic[R], frozen=True, kw_only=True, forbid_unknow
     rows: tuple[R, ...]
 
 
-def _table(name: str, row: type[R]) -> Callable[[], Table[R]]:
+def _table(name: str, row: type[R]) -> Callable[[], PublishedTable[R]]:
     """A function that returns the packaged table, read once."""
-    return cache(lambda: msgspec.yaml.decode(_table_bytes(name), type=Table[row]))  # type: ignore[valid-type]
+    return cache(lambda: msgspec.yaml.decode(_table_bytes(name), type=PublishedTable[row]))  # type: ignore[valid-type]
 
 
 nodes = _table("nodes", PublishedNode)
@@ -147,7 +147,7 @@ def notes() -> dict[str, str]:
     return msgspec.yaml.decode(_table_bytes("notes"), type=dict[str, str])
 
 
-def notes_of(table: Table[R], rows: Iterable[R] | None = None) -> list[str]:
+def notes_of(table: PublishedTable[R], rows: Iterable[R] | None = None) -> list[str]:
     """The texts of a table's notes, then of its rows' notes (only of `rows` where given), each text once."""
     texts = dict.fromkeys(notes()[key] for key in table.notes)
     for row in table.rows if rows is None else rows:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from loadgen.core.errors import OK, UserError, meant
+from loadgen.shell.output import print_report
 
 
 def reference(
@@ -34,6 +35,8 @@ def reference(
             raise UserError(
                 "unknown_name", f'no table is called "{name}"', "reference", meant(name, list(published.SECTIONS))
             )
-    render = published.render_json if as_json else published.render_markdown if as_markdown else published.render_text
-    print(render(names), end="")
+    if as_json:
+        print(published.render_json(names), end="")
+    else:
+        print_report(published.report(names), as_markdown=as_markdown)
     return OK

@@ -1,48 +1,23 @@
-"""The published reference figures as text, Markdown and JSON tables, each with its source, date, quality and notes.
+"""The published reference figures as sections and as JSON, each with its source, date, quality and notes.
 
-Pure: takes table names, returns a string. No figure is shown without the notes that belong to it.
+Pure: takes table names. No figure is shown without the notes that belong to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from loadgen.core import format
 from loadgen.cost import published
-from loadgen.present import table
-from loadgen.present.table import wrapped
+from loadgen.present.section import Bullets, Report, Said, Section, Table, section
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """One table, ready to print: cells as text, `left` columns left-aligned, the lines `after` below the rows."""
-
-    title: str
-    origin: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    left: int
-    after: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
-def render_text(names: Sequence[str]) -> str:
-    """The tables as text, ending in a newline."""
-    return "\n\n".join("\n".join(told(SECTIONS[name]())) for name in names) + "\n"
-
-
-def render_markdown(names: Sequence[str]) -> str:
-    """The tables as Markdown, ending in a newline."""
-    blocks = []
-    for section in (SECTIONS[name]() for name in names):
-        rows = table.markdown(section.head, section.rows, section.left)
-        notes = (f"- {note}" for note in (*section.after, *section.notes))
-        blocks.append("\n".join([f"### {section.title}", "", section.origin, "", rows, *notes]))
-    return "\n\n".join(blocks) + "\n"
+def report(names: Sequence[str]) -> Report:
+    """The tables of these names."""
+    return Report(title="Published figures", made_by="loadgen", sections=[SECTIONS[name]() for name in names])
 
 
 def render_json(names: Sequence[str]) -> str:
@@ -50,7 +25,9 @@ def render_json(names: Sequence[str]) -> str:
     rack = published.rack(published.nodes().rows)
     document = {}
     for name in names:
-        source: published.Table[Any] = published.profiles() if name == "capacity" else getattr(published, name)()
+        source: published.PublishedTable[Any] = (
+            published.profiles() if name == "capacity" else getattr(published, name)()
+        )
         stored = msgspec.structs.asdict(source) | {"note_texts": published.notes_of(source)}
         if name == "nodes":
             stored["worked_out"] = rack
@@ -61,19 +38,8 @@ def render_json(names: Sequence[str]) -> str:
     return format.document(document).decode()
 
 
-def told(section: Section) -> Iterator[str]:
-    """The lines of a table: title, origin, rows, what follows from them, notes."""
-    yield section.title
-    yield from wrapped(section.origin, "  ", "    ")
-    yield from table.text(section.head, section.rows, section.left)
-    for words in section.after:
-        yield from wrapped(words, "  ", "    ")
-    for words in section.notes:
-        yield from wrapped(words, "  ! ", "    ")
-
-
 def _section(
-    source: published.Table[published.R],
+    source: published.PublishedTable[published.R],
     head: tuple[str, ...],
     rows: Sequence[tuple[str, ...]],
     *after: str,
@@ -82,14 +48,12 @@ def _section(
     unit: str = "",
 ) -> Section:
     """The rows of a published table; `shown`: the rows that the notes are about, where that is not all of them."""
-    return Section(
-        title=source.title + unit,
-        origin=f"source: {source.source}; date: {source.date}; quality: {source.quality}",
-        head=head,
-        rows=tuple(rows),
-        left=left,
-        after=after,
-        notes=tuple(published.notes_of(source, shown)),
+    return section(
+        source.title + unit,
+        Said(f"source: {source.source}; date: {source.date}; quality: {source.quality}", "soft"),
+        Table(head, rows, left=left),
+        Bullets(after),
+        Bullets(published.notes_of(source, shown), "warn"),
     )
 
 
@@ -203,8 +167,7 @@ def capacity(profile: str = "") -> Section:
         *_cells(columns, [published.arithmetic(row, rack) for row in shown]),
         f"again: {rack.sum_of_rates:,.1f} tokens/s over input + output tokens, as published; by output: over "
         f"output tokens alone; on one clock: the same with {rack.single_clock:,.0f} tokens/s",
-        "what this arithmetic ignores:",
-        *(f"- {words}" for words in published.IGNORED),
+        *(f"what this arithmetic ignores: {words}" for words in published.IGNORED),
         shown=shown,
     )
 

@@ -101,7 +101,7 @@ def size(
     from loadgen.core.execution.run_header import version
     from loadgen.core.results.manifest import TargetFacts
     from loadgen.cost import size_result, sizing
-    from loadgen.cost import size_text as report
+    from loadgen.cost.size_text import report
     from loadgen.pricing import price_file
     from loadgen.pricing.prices import find
 
@@ -151,7 +151,7 @@ def size(
         remarks.append(f"exchanged at {'; '.join(book.exchanged)}")
     workload = next(iter(sized))[0].source.workload
     result = size_result.sizing(sized, need, currency=currency, workload=workload, remarks=remarks, version=version())
-    print_answer(result, report.render_text(result), as_json=as_json)
+    print_answer(result, report(result), as_json=as_json)
     _store(result, out or new_folder(f"size-{workload}"))
     return OK
 
@@ -160,7 +160,8 @@ def _store(result: Sizing, folder: Path) -> None:
     """Leave the result and its page in a folder. Raises UserError where one of another command is in it."""
     from loadgen.core.results import checksums, files
     from loadgen.cost.size_result import FILE
-    from loadgen.cost.size_text import render_html
+    from loadgen.cost.size_text import report
+    from loadgen.present import html
 
     there = result_kinds.kind_of(folder)
     if there is not None and there.name != "size":
@@ -170,7 +171,7 @@ def _store(result: Sizing, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         files.replace(folder / FILE, format.document(result))
-        files.replace(page, render_html(result).encode())
+        files.replace(page, html.render(report(result)).encode())
         checksums.write(folder)
     except OSError as error:
         raise UserError("unwritable_file", f"cannot be written: {error.strerror}", f"--out {folder}") from None

@@ -7,8 +7,9 @@ from pathlib import Path
 from loadgen.core import format
 from loadgen.core.errors import OK
 from loadgen.cost import size_result
-from loadgen.cost import size_text as report
+from loadgen.cost import size_text as said
 from loadgen.cost.size_result import Sizing
+from loadgen.present.section import Report
 from loadgen.result_kinds import ListRow
 
 
@@ -18,15 +19,11 @@ def value(folder: Path) -> Sizing:
 
 
 def headline(found: Sizing) -> str:
-    return report.headline(found)
+    return said.headline(found)
 
 
-def text(found: Sizing, color: bool) -> str:
-    return report.render_text(found)
-
-
-def page(found: Sizing) -> str:
-    return report.render_html(found)
+def report(found: Sizing) -> Report:
+    return said.report(found)
 
 
 def document(found: Sizing) -> bytes:
@@ -40,8 +37,8 @@ def code(found: Sizing, strict: bool) -> int:
 def listed(folder: Path) -> ListRow:
     found = value(folder)
     return ListRow(
-        word=report.word(found),
-        about=f"{found.workload} · {report.load_words(found.need)}",
+        word=said.word(found),
+        about=f"{found.workload} · {said.load_words(found.need)}",
         target=", ".join(size.source.name for size in found.sizes),
         simulated=any(size.simulated for size in found.sizes),
     )

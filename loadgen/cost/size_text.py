@@ -1,6 +1,6 @@
-"""`loadgen size` as text and as a page: the answer first, then the sources side by side, then what each rests on.
+"""What `loadgen size` says: the answer first, then the sources side by side, then what each rests on.
 
-Pure: takes the stored result, returns a string.
+Pure: takes the stored result, returns the report of which text, Markdown and page are made.
 """
 
 from __future__ import annotations
@@ -10,34 +10,46 @@ from collections.abc import Callable, Iterator, Sequence
 from loadgen.core import format
 from loadgen.cost.size_result import PriceUsed, SizedSource, Sizing
 from loadgen.cost.sizing import Money, Need
-from loadgen.present import page, table
 from loadgen.present.page import Bar, Number
-
-
-def render_text(found: Sizing) -> str:
-    """The whole report, ending in a newline."""
-    lines = [line for size in found.sizes for line in table.wrapped(answer(size, found.need, found.currency))]
-    lines += ["", *table.text(*_columns(found.sizes, found.currency)), ""]
-    lines += table.wrapped(f"! {UNLIKE}") if _unlike(found) else []
-    for size in found.sizes:
-        for number, words in enumerate(_rests_on(size, found.need)):
-            lines += table.wrapped(words, "" if number == 0 else "  ", "  " if number == 0 else "    ")
-    lines += [line for remark in found.remarks for line in table.wrapped(remark)]
-    return "\n".join(lines) + "\n"
-
+from loadgen.present.section import Bars, Bullets, Report, Said, Table, Tiles, Warned, section, simulated
 
 UNLIKE = "measured under different SLOs, as said below: not like with like"
 
 
-def _unlike(found: Sizing) -> bool:
-    return len({size.slo for size in found.sizes if size.slo}) > 1
+def report(found: Sizing) -> Report:
+    """The whole answer: the machines that each source takes, the sources side by side, what each rests on."""
+    load, sizes = load_words(found.need), found.sizes
+    warned = []
+    if of := [size.source.name for size in sizes if size.simulated]:
+        warned.append(simulated(f"a model of a server was searched, nothing was measured on hardware: {', '.join(of)}"))
+    if of := [size.source.name for size in sizes if size.estimate]:
+        how = "from published figures: another mix of lengths, other limits, no interval"
+        warned.append(Warned("AN ESTIMATE", f"{how}: {', '.join(of)}"))
+    unlike = len({size.slo for size in sizes if size.slo}) > 1
+    tiles = Tiles(list(_tiles(sizes[0], found.currency)) if len(sizes) == 1 else ())
+    bars = Bars(rows=list(_bars(found)), unit=" machines", legend={"carry the load": "c1", "to spare": "c6"})
+    return Report(
+        title=f"{found.workload} · {load}",
+        tab=f"{found.workload}: machines for {load}",
+        made_by=f"loadgen {found.version} report of a size",
+        warned=warned,
+        answer=[Said(f"{answer(size, found.need, found.currency)}.", large=True) for size in sizes],
+        sections=[
+            section("", tiles, Said(f"Beware: {UNLIKE}." if unlike else "", "warn")),
+            section("The sources side by side" if len(sizes) > 1 else "Figures", _columns(sizes, found.currency), bars),
+            section("What it rests on", *(part for size in sizes for part in _rests_on(size, found.need))),
+            section("Remarks", Bullets(found.remarks)),
+        ],
+    )
 
 
 def headline(found: Sizing) -> str:
     """The answer of the first source in one sentence, and how many others there are."""
     others = format.counted(len(found.sizes) - 1, "other source")
     more = f"; {others} beside it" if len(found.sizes) > 1 else ""
-    return f"{answer(found.sizes[0], found.need, found.currency)}{more}."
+    first = found.sizes[0]
+    marks = "SIMULATED, " * first.simulated + "AN ESTIMATE from published figures, " * first.estimate
+    return f"{marks}{answer(first, found.need, found.currency)}{more}."
 
 
 def load_words(need: Need) -> str:
@@ -53,11 +65,8 @@ def word(found: Sizing) -> str:
 
 def answer(size: SizedSource, need: Need, currency: str) -> str:
     """What a source takes, in one sentence without its full stop."""
-    marks = ("SIMULATED, " if size.simulated else "") + (
-        "AN ESTIMATE from published figures, " if size.estimate else ""
-    )
     load = f"{format.quantity(size.demand_per_s)}/s" if need.users is None else load_words(need)
-    words = f"{marks}{size.source.name}: {load} of {size.source.workload} need "
+    words = f"{size.source.name}: {load} of {size.source.workload} need "
     if size.machines is None:
         words += "no machines of yours"
     else:
@@ -78,8 +87,8 @@ def _machines(count: int, gpus: int) -> str:
     return f"{format.counted(count, 'machine')} of {format.counted(gpus, 'GPU')}"
 
 
-def _columns(sizes: Sequence[SizedSource], currency: str) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the table: a column for each source."""
+def _columns(sizes: Sequence[SizedSource], currency: str) -> Table:
+    """A column for each source."""
     noun = sizes[0].source.kind
     rows: list[tuple[str, Callable[[SizedSource], str]]] = [
         ("machines, spare ones too", lambda size: format.spanned(size.machines, size.low, size.high, format.count)),
@@ -97,7 +106,8 @@ def _columns(sizes: Sequence[SizedSource], currency: str) -> tuple[list[str], li
     ]
     priced = any(size.price is not None for size in sizes)
     shown = rows if priced else rows[:-2]
-    return ["", *(size.source.name for size in sizes)], [[name, *map(cell, sizes)] for name, cell in shown]
+    head, cells = ("", *(size.source.name for size in sizes)), [(name, *map(cell, sizes)) for name, cell in shown]
+    return Table(head, cells, split=True)
 
 
 def _rate(size: SizedSource) -> str:
@@ -115,13 +125,19 @@ def _small(money: Money | None) -> str:
     return format.spanned(money.mid, money.low, money.high, lambda value: format.quantity(float(value)))
 
 
-def _rests_on(size: SizedSource, need: Need) -> Iterator[str]:
+def _rests_on(size: SizedSource, need: Need) -> Iterator[Said | Bullets]:
     source = size.source
     gpus = format.counted(source.gpus, "GPU")
     at = f"{format.quantity(source.rate.mid)} {source.noun}/s on {gpus}"
     slo = f"; SLO: {size.slo}" if size.slo else ""
     folder = "" if source.folder == source.name else f"; {source.folder}"
-    yield f"{source.name}: {source.basis}, {at}{slo}{folder}"
+    yield Said(f"{source.name}: {source.basis}, {at}{slo}{folder}")
+    yield Bullets(list(_assumed(size, need, gpus)))
+    yield Bullets((), "warn") if size.estimate else Bullets(size.notes, "warn")
+
+
+def _assumed(size: SizedSource, need: Need, gpus: str) -> Iterator[str]:
+    source = size.source
     if need.users is not None and size.response_s:
         yield (
             f"each user waits {format.duration(size.response_s)} for {source.answer} and thinks {need.think_s:g} s: "
@@ -140,8 +156,6 @@ def _rests_on(size: SizedSource, need: Need) -> Iterator[str]:
             "published tokens per second over the output tokens of this workload: another mix of lengths and other "
             "limits. Measure before you buy: loadgen search"
         )
-    else:
-        yield from (f"! {note}" for note in size.notes)
     if size.price is not None:
         yield f"price: {size.price.name}, {size.price.dated}{_paid(size.price, need)}"
 
@@ -149,37 +163,6 @@ def _rests_on(size: SizedSource, need: Need) -> Iterator[str]:
 def _paid(price: PriceUsed, need: Need) -> str:
     day = "" if need.hours_per_day == 24 else f" The load is there {need.hours_per_day:g} hours a day."
     return f". A month has 730 hours, and machines are paid in all of them.{day}" if price.rented else f".{day}"
-
-
-# -- as a page ---------------------------------------------------------------------------------------------------------
-
-
-def render_html(found: Sizing) -> str:
-    """The page: the answers, the sources side by side, what each rests on."""
-    need = found.need
-    load = load_words(need)
-    sheet = page.Page(f"{found.workload}: machines for {load}", f"loadgen {found.version} report of a size")
-    if any(size.simulated for size in found.sizes):
-        sheet.mark("SIMULATED", "a model of a server was searched: nothing there was measured on hardware")
-    if any(size.estimate for size in found.sizes):
-        sheet.mark("AN ESTIMATE", "from published figures: another mix of lengths, other limits, no interval")
-    sheet.heading(f"{found.workload} · {load}")
-    for size in found.sizes:
-        sheet.say(f"{answer(size, need, found.currency)}.", "sentence")
-    if len(found.sizes) == 1:
-        sheet.tiles(list(_tiles(found.sizes[0], found.currency)))
-    if _unlike(found):
-        sheet.say(f"Beware: {UNLIKE}.", "sentence warn")
-    sheet.section("The sources side by side" if len(found.sizes) > 1 else "Figures")
-    sheet.table(*_columns(found.sizes, found.currency))
-    if bars := list(_bars(found)):
-        sheet.bars(bars, unit=" machines")
-        sheet.legend({"carry the load": "c1", "to spare": "c6"})
-    sheet.section("What it rests on")
-    for size in found.sizes:
-        sheet.listed(words.removeprefix("! ") for words in _rests_on(size, need))
-    sheet.listed(found.remarks)
-    return sheet.render()
 
 
 def _tiles(size: SizedSource, currency: str) -> Iterator[Number]:

@@ -1,21 +1,19 @@
-"""What requests cost, as text and Markdown. CSV and JSON are in `cost_data.py`, the HTML page in `cost_page.py`.
+"""What requests cost in words and tables, of which `sections.py` makes the report. CSV and JSON are in `cost_data.py`.
 
-Pure: takes an `OfferComparison`, returns a string. Amounts are exact `Decimal` values; they are rounded only for
+Pure: takes an `OfferComparison`. Amounts are exact `Decimal` values; they are rounded only for
 printing, such that the printed parts add up to the printed total.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
 from loadgen.core import format
 from loadgen.core.format import NONE
 from loadgen.cost.comparison import OfferComparison, has_lower_bound, slo_words
-from loadgen.present import table
-from loadgen.present.table import WIDTH, wrapped
+from loadgen.present.section import Table, Warned
 from loadgen.pricing.prices import Owned, PerToken, dated
-from loadgen.pricing.reasons import texts
 from loadgen.pricing.unit_cost import GOOD, OUTPUT, PARTS, REQUEST, TASK, TOTAL, UNITS, Cost, Offer
 
 DIGITS = 4  # significant digits of a printed amount
@@ -79,21 +77,21 @@ def units(comparison: OfferComparison) -> list[str]:
     return [unit for unit in UNITS if any(offer.costs[unit] is not None for offer in comparison.offers)]
 
 
-def headline(comparison: OfferComparison) -> str:
-    """Printed before any amount: currency, price file, sample prices, simulated servers, exchange rates."""
+def warned(comparison: OfferComparison) -> Iterator[Warned]:
+    """What stands before any amount: simulated servers, bounds for capacities, prices that nobody offers."""
+    if simulated := [offer.name for offer in comparison.offers if offer.evidence.simulated]:
+        yield Warned("SIMULATED", f"no real server was measured: {', '.join(simulated)}")
+    if bounds := [offer.name for offer in comparison.offers if has_lower_bound(offer)]:
+        yield Warned("A LOWER BOUND", f"of the capacity is all that is known of {', '.join(bounds)}; costs at most")
+    if comparison.prices.sample:
+        yield Warned("SAMPLE PRICES", f"nobody's offer ({comparison.prices.file}). {comparison.prices.notes}")
+
+
+def about_prices(comparison: OfferComparison) -> str:
+    """Currency, price file, exchange rates."""
     prices = comparison.prices
-    text = f"All amounts in {prices.currency}, prices from {prices.file}."
-    if prices.sample:
-        text = f"SAMPLE PRICES, nobody's offer ({prices.file}), in {prices.currency}. " + prices.notes
-    bounds = [offer.name for offer in comparison.offers if has_lower_bound(offer)]
-    if bounds:
-        text = f"A LOWER BOUND of the capacity is all that is known of: {', '.join(bounds)}; costs at most. " + text
-    simulated = [offer.name for offer in comparison.offers if offer.evidence.simulated]
-    if simulated:
-        text = f"SIMULATED, no real server was measured: {', '.join(simulated)}. " + text
-    if prices.exchanged:
-        text += " Exchanged at " + "; ".join(prices.exchanged) + "."
-    return text
+    exchanged = f" Exchanged at {'; '.join(prices.exchanged)}." if prices.exchanged else ""
+    return f"All amounts in {prices.currency}, prices from {prices.file}.{exchanged}"
 
 
 def priced(offer: Offer) -> str:
@@ -158,41 +156,13 @@ def standing(offer: Offer) -> str:
     return ", ".join([offer.basis.label, *marks])
 
 
-def render_text(comparison: OfferComparison) -> str:
-    """The whole comparison for a terminal, ending in a newline."""
-    blocks = (
-        wrapped(headline(comparison)),
-        _offer_lines(comparison),
-        [*in_columns(*costs(comparison)), *(f"  {line}" for line in explained(comparison))],
-        in_columns(*parts(comparison)),
-        _classes(comparison),
-        table.text(*steps(comparison)) if any(offer.steps for offer in comparison.offers) else (),
-        _power(comparison),
-        _listed(*ratios(comparison)),
-        _swings(comparison),
-        _listed(*break_evens(comparison)),
-    )
-    return "\n\n".join("\n".join(lines) for block in blocks if (lines := list(block))) + "\n"
-
-
-def _offer_lines(comparison: OfferComparison) -> Iterator[str]:
-    for offer, differences in zip(comparison.offers, comparison.against_first, strict=True):
-        yield offer.name
-        marks = [f"! NOT COMPARABLE with the first: {'; '.join(texts(differences))}"] if differences else []
-        for words in (priced(offer), measured(offer), *(f"! {note}" for note in offer.notes), *marks):
-            yield from wrapped(words, "  ", "    ")
-
-
 def marked_names(comparison: OfferComparison) -> list[str]:
     """The names of the offers, those that are not comparable with the first with a star."""
     pairs = zip(comparison.offers, comparison.against_first, strict=True)
     return [offer.name + " *" * bool(differences) for offer, differences in pairs]
 
 
-Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]  # head, rows
-
-
-def costs(comparison: OfferComparison) -> Rows:
+def costs(comparison: OfferComparison) -> Table:
     """The costs by unit, one column per offer: the basis of each, then each cost with its interval below."""
     rows = [("", *(standing(offer) for offer in comparison.offers))]
     for unit in units(comparison):
@@ -201,10 +171,10 @@ def costs(comparison: OfferComparison) -> Rows:
         rows.append((name, *(NONE if cost is None else money(cost.total * by) for cost in amounts)))
         if any(cost is not None and _has_width(cost) for cost in amounts):
             rows.append(("", *(ends(cost, by) for cost in amounts)))
-    return (f"{comparison.prices.currency} per", *marked_names(comparison)), rows
+    return Table((f"{comparison.prices.currency} per", *marked_names(comparison)), rows, split=True)
 
 
-def _classes(comparison: OfferComparison) -> Iterator[str]:
+def classes(comparison: OfferComparison) -> Table:
     """What the units of each class cost, where a result has several."""
     shown = [unit for unit in units(comparison) if unit in (REQUEST, TASK, OUTPUT)]
     rows = [
@@ -216,13 +186,11 @@ def _classes(comparison: OfferComparison) -> Iterator[str]:
         for offer in comparison.offers
         for name, part in offer.classes.items()
     ]
-    if rows:
-        head = (f"{comparison.prices.currency} of a class", "tokens", *(f"per {PER[unit][1]}" for unit in shown))
-        yield from table.text(head, rows)
-        yield "  a class pays for its own tokens, or for the machines by its share of all tokens"
+    head = (f"{comparison.prices.currency} of a class", "tokens", *(f"per {PER[unit][1]}" for unit in shown))
+    return Table(head, rows)
 
 
-def steps(comparison: OfferComparison) -> Rows:
+def steps(comparison: OfferComparison) -> Table:
     """What each step of a task costs, under the price of its endpoint, and all of them together."""
     rows: list[tuple[str, ...]] = []
     for offer in comparison.offers:
@@ -234,7 +202,7 @@ def steps(comparison: OfferComparison) -> Rows:
             lacking = len(offer.steps) - len(known_ones)
             words = "all steps" if not lacking else f"without {lacking} of its steps, whose price is not known"
             rows.append((f"{offer.name}: a task", money(sum(known_ones, Decimal(0))), words))
-    return (f"{comparison.prices.currency} of a step", "per task", "price"), rows
+    return Table((f"{comparison.prices.currency} of a step", "per task", "price"), rows, "remarks")
 
 
 def explained(comparison: OfferComparison) -> Iterator[str]:
@@ -258,12 +226,12 @@ def ends(cost: Cost | None, by: int) -> str:
     return f"[{money(cost.low * by)}, {money(cost.high * by)}]"
 
 
-def parts(comparison: OfferComparison) -> Rows:
+def parts(comparison: OfferComparison) -> Table:
     """The parts of the cost of the compared unit, one column per offer. The last row is the total of each column."""
     by, name = PER[comparison.unit]
     amounts = (offer.costs[comparison.unit] for offer in comparison.offers)
     rounded = [None if cost is None else apportioned(cost, by) for cost in amounts]
-    head = (f"Parts of {name}", *marked_names(comparison))
+    head = (f"{comparison.prices.currency} per {name}", *marked_names(comparison))
     rows = [
         (
             PART_NAMES[part],
@@ -272,10 +240,11 @@ def parts(comparison: OfferComparison) -> Rows:
         for part in PARTS
         if any(amounts is not None and part in amounts[1] for amounts in rounded)
     ]
-    return head, [*rows, ("total", *(NONE if amounts is None else f"{amounts[0]:,f}" for amounts in rounded))]
+    total = ("total", *(NONE if amounts is None else f"{amounts[0]:,f}" for amounts in rounded))
+    return Table(head, [*rows, total], split=True)
 
 
-def power(comparison: OfferComparison) -> Rows:
+def power(comparison: OfferComparison) -> Table:
     """Energy at the measured rate: one row per offer whose power is known, possibly none."""
     by, per = PER[comparison.unit]
     head = ("Energy at the measured rate", "W with PUE", "J/output token", "output tok/s per MW", f"kWh per {per}")
@@ -286,10 +255,10 @@ def power(comparison: OfferComparison) -> Rows:
             figures = (offer.power.watts, offer.power.joules_per_output_token, offer.power.output_tokens_per_s_per_mw)
             shown = [format.quantity(float(figure)) for figure in figures]
             rows.append((offer.name, *shown, NONE if kwh is None else format.quantity(float(kwh * by))))
-    return head, rows
+    return Table(head, rows)
 
 
-def measured_energy(comparison: OfferComparison) -> Rows:
+def measured_energy(comparison: OfferComparison) -> Table:
     """What the accelerators used in the runs: one row per offer whose runs say it, possibly none."""
     currency = comparison.prices.currency
     head = (
@@ -308,20 +277,7 @@ def measured_energy(comparison: OfferComparison) -> Rows:
                     NONE if of_energy is None else money(of_energy),
                 )
             )  # fmt: skip
-    return head, rows
-
-
-def _power(comparison: OfferComparison) -> list[str]:
-    return [
-        line
-        for head, rows in (power(comparison), measured_energy(comparison))
-        if rows
-        for line in table.text(head, rows)
-    ]
-
-
-def _listed(title: str, sentences: Sequence[str]) -> list[str]:
-    return [title, *(line for words in sentences for line in wrapped(words, "  ", "    "))] if sentences else []
+    return Table(head, rows)
 
 
 def ratios(comparison: OfferComparison) -> tuple[str, list[str]]:
@@ -345,57 +301,14 @@ def break_evens(comparison: OfferComparison) -> tuple[str, list[str]]:
     ]
 
 
-SHOWN_SWINGS = 4  # most sensitivities per offer in the text
-
-
-def _swings(comparison: OfferComparison) -> Iterator[str]:
+def swings(comparison: OfferComparison) -> Table:
+    """The cost of each offer where one of its inputs alone is moved down and up, the most sensitive first."""
     by, name = PER[comparison.unit]
-    rows: list[Sequence[str]] = []
-    for offer in comparison.offers:
-        own = [swing for swing in comparison.swings if swing.offer == offer.name][:SHOWN_SWINGS]
-        rows += [
-            (offer.name if i == 0 else "", swing.input, swing.change, money(swing.down * by), money(swing.up * by))
-            for i, swing in enumerate(own)
-        ]
-    if rows:
-        yield from table.text(("What moves it most", "input", "moved by", "down", "up"), rows, left=3)
-        yield f"  {comparison.prices.currency} per {name}; each input alone; 10 % where nobody said how sure it is"
-
-
-def in_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A table with one column per offer. Columns that do not fit into WIDTH follow below, labels repeated."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    first = 1
-    while first < len(head):
-        last, used_width = first, widths[0] + 2 + widths[first]
-        while last + 1 < len(head) and used_width + 2 + widths[last + 1] <= WIDTH:
-            last += 1
-            used_width += 2 + widths[last]
-        if first > 1:
-            yield ""
-        columns = [0, *range(first, last + 1)]
-        yield from table.text([head[i] for i in columns], [[row[i] for i in columns] for row in rows])
-        first = last + 1
-
-
-def render_markdown(comparison: OfferComparison) -> str:
-    """The comparison as Markdown: offers, costs, ratios, break-evens; ends in a newline."""
-    shown_units = units(comparison)
-    head = ["Offer", *(f"{comparison.prices.currency} per {PER[unit][1]}" for unit in shown_units), "Measured"]
     rows = [
-        [name, *(_cell(offer.costs[unit], PER[unit][0]) for unit in shown_units), standing(offer)]
-        for name, offer in zip(marked_names(comparison), comparison.offers, strict=True)
+        (swing.offer, swing.input, swing.change, money(swing.down * by), money(swing.up * by))
+        for swing in comparison.swings
     ]
-    lines = [headline(comparison), "", table.markdown(head, rows, remarks=True)]
-    for i, offer in enumerate(comparison.offers):
-        lines.append(f"- **{offer.name}**: {priced(offer)}. {measured(offer)}.")
-        lines += [f"  - {note}" for note in offer.notes]
-        if comparison.against_first[i]:
-            lines.append(f"  - \\* not comparable with the first: {'; '.join(texts(comparison.against_first[i]))}")
-    for title, sentences in (ratios(comparison), break_evens(comparison)):
-        if sentences:
-            lines += ["", title, "", *(f"- {words}" for words in sentences)]
-    return "\n".join(lines) + "\n"
+    return Table((f"{comparison.prices.currency} per {name}", "input", "moved by", "down", "up"), rows, left=3)
 
 
 def _cell(cost: Cost | None, by: int) -> str:

@@ -1,7 +1,7 @@
 """The frame of every HTML page: style sheet, script, charts and tables in one file that needs no network.
 
-Pure, except that it reads `page.css` and `page.js` from its own folder. It knows nothing about runs: `html.py` decides
-what goes on a page. The browser draws the charts at the available width, so that their text is readable on a phone.
+Pure, except that it reads `page.css` and `page.js` from its own folder. It knows nothing about runs: `html.py` puts
+reports on it. The browser draws the charts at the available width, so that their text is readable on a phone.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ _WORDS = {
     "bad": ("FAIL", "FAILED", "MISSED", "INVALID", "worse", "missed", "fault"),
     "warn": ("INCONCLUSIVE", "UNDECIDED", "undecided", "not valid", "warning"),
 }
-_KINDS = {word: kind for kind, words in _WORDS.items() for word in words}
+VERDICTS = {word: kind for kind, words in _WORDS.items() for word in words}
 """A verdict in a cell -> its colour."""
 _UNITS = re.compile(r"([0-9]) (ms|s|min|h|%)(?![\w])")
 
@@ -285,6 +285,6 @@ _UNITS = re.compile(r"([0-9]) (ms|s|min|h|%)(?![\w])")
 def _cell(text: str) -> str:
     """A cell; one that starts with ~ is uncertain, one that is a verdict has its colour."""
     html = escape(text)
-    if kind := _KINDS.get(re.split("[:,]", text)[0]):
+    if kind := VERDICTS.get(re.split("[:,]", text)[0]):
         return f'<td class="{kind}"><b>{html}</b></td>'
     return f'<td class="unsure">{html}</td>' if text.startswith("~") else f"<td>{html}</td>"

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loadgen.core import format
 from loadgen.core.errors import UserError
+
+if TYPE_CHECKING:
+    from loadgen.present.section import Report
 
 
 def say(line: str) -> None:
@@ -21,12 +24,21 @@ def print_json(value: Any) -> None:
     print(format.document(value).decode(), end="", flush=True)
 
 
-def print_answer(value: Any, text: str, *, as_json: bool) -> None:
-    """Print the answer of a command on stdout: the value as JSON, or the text, which ends in a newline."""
+def print_answer(value: Any, answer: Report | str, *, as_json: bool, as_markdown: bool = False) -> None:
+    """Print the answer of a command on stdout: the value as JSON, or its report, or a text that ends in a newline."""
     if as_json:
         print_json(value)
+    elif isinstance(answer, str):
+        print(answer, end="", flush=True)
     else:
-        print(text, end="", flush=True)
+        print_report(answer, as_markdown=as_markdown)
+
+
+def print_report(report: Report, *, as_markdown: bool = False) -> None:
+    """Print a report on stdout as text, in colour where a terminal wants it, or as Markdown."""
+    from loadgen.present import markdown, text
+
+    print(markdown.render(report) if as_markdown else text.render(report, color=in_color()), end="", flush=True)
 
 
 def write_file(path: Path, data: str | bytes, flag: str, *, add: bool = False) -> None:

@@ -11,6 +11,7 @@ from loadgen.core.errors import UserError
 from loadgen.cost import published as reference
 from loadgen.cost import published_text as report
 from loadgen.cost.published_command import reference as command
+from loadgen.present import text as as_text
 
 
 def test_the_nodes_give_the_published_total_their_own_median_and_a_single_clock():
@@ -52,12 +53,12 @@ def test_every_table_says_where_it_is_from_and_every_note_exists_and_is_used():
 
 def test_a_figure_is_shown_with_its_notes_wherever_it_is_shown():
     for name in report.SECTIONS:
-        text = " ".join(report.render_text([name]).replace("\n", " ").split())
+        text = " ".join(as_text.render(report.report([name])).replace("\n", " ").split())
         if "1,100,948" in text:
             assert "sum of 18 rates" in text and "1,030,088 tok/s" in text, name
         if "61,759" in text:
             assert "not the median of the logs" in text, name
-    rag = " ".join(report.render_text(["capacity"]).split())
+    rag = " ".join(as_text.render(report.report(["capacity"])).split())
     assert "rag: 2,500 as published is 150 question" in rag
 
 

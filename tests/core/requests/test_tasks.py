@@ -33,7 +33,8 @@ from loadgen.core.schedule.dispatcher import Dispatcher, Start
 from loadgen.core.workload import Workload, load, read_flags, recipe_fingerprint
 from loadgen.cost.comparison import compare_offers
 from loadgen.cost.inputs import read_evidence
-from loadgen.cost.text import render_text as cost_text
+from loadgen.cost.sections import report as cost_report
+from loadgen.present import text as as_text
 from loadgen.pricing.price_file import load_prices
 from loadgen.pricing.prices import PerToken
 from loadgen.pricing.unit_cost import offer as price_of
@@ -422,7 +423,7 @@ def test_the_costs_of_all_classes_add_up_to_that_of_the_run(tmp_path: Path, pric
     assert total == pytest.approx(float(whole.total) * sum(counts.values()), rel=1e-6)
     task, request = offer.classes["agentic"].costs["task"], offer.classes["agentic"].costs["request"]
     assert task is not None and request is not None and task.total > 5 * request.total
-    shown = cost_text(compare_offers([offer], book))
+    shown = as_text.render(cost_report(compare_offers([offer], book)))
     assert "mix: agentic" in shown and offer.classes["qa"].costs["task"] is None
 
 

@@ -1,68 +1,68 @@
-"""What requests cost, as one HTML page: the tables and sentences of `cost.py`, with charts.
+"""What requests cost: the report of which text, Markdown and page are made, and its drawings.
 
-Pure: takes an `OfferComparison`, returns a string. Binary floats are used only for positions in a chart.
+Pure: takes an `OfferComparison`. Binary floats are used only for positions in a drawing.
 """
 
 from __future__ import annotations
 
-from html import escape
+from collections.abc import Iterator
 
 from loadgen.cost import text as words
 from loadgen.cost.comparison import BreakEven, OfferComparison
 from loadgen.cost.text import PART_NAMES, PER, money
 from loadgen.present import page
 from loadgen.present.page import Axis, Bar, Chart, Mark, Series
+from loadgen.present.section import Bars, Bullets, Charts, Report, Said, Section, section
 from loadgen.pricing.reasons import texts
 from loadgen.pricing.unit_cost import PARTS, Offer
 
 COLORS = dict(zip(PARTS, page.COLORS, strict=True))
 
 
-def render(comparison: OfferComparison) -> str:
-    """The text of the whole HTML file."""
-    prices = comparison.prices
-    sheet = page.Page(f"What a request costs ({prices.currency})", "loadgen cost")
-    is_marked = prices.sample or any(offer.evidence.simulated for offer in comparison.offers)
-    sheet.heading("What a request costs")
-    sheet.say(words.headline(comparison), "sentence warn" if is_marked else "sentence")
-    sheet.section("Offers, and what they rest on")
-    for offer, differences in zip(comparison.offers, comparison.against_first, strict=True):
-        unlike = [f"not comparable with the first: {'; '.join(texts(differences))}"] if differences else []
-        sheet.add(f"<h3>{escape(offer.name)}</h3>")
-        sheet.say(words.priced(offer))
-        sheet.say(words.measured(offer), "soft")
-        sheet.listed([*offer.notes, *unlike], "warn")
-    sheet.section("Cost by unit")
-    sheet.table(*words.costs(comparison))
-    sheet.listed(words.explained(comparison))
-    sheet.section(f"{prices.currency} per {PER[comparison.unit][1]}, and what it is made of")
-    _cost_bars(sheet, comparison)
-    sheet.table(*words.parts(comparison))
-    if any(offer.steps for offer in comparison.offers):
-        sheet.table(*words.steps(comparison))
-    sheet.table(*words.power(comparison))
-    sheet.table(*words.measured_energy(comparison))
-    ratio, sentences = words.ratios(comparison)
-    if sentences:
-        sheet.section(ratio)
-        sheet.listed(sentences)
-    sheet.section("What moves it most")
-    sheet.say(
-        "Each input alone: a capacity over its interval, what nobody has said the uncertainty of by 10 %. The line is "
-        "the cost as measured.",
-        "soft",
+def report(comparison: OfferComparison) -> Report:
+    """The whole answer: what each offer rests on, its cost by unit and in parts, what moves it, each pair."""
+    currency = comparison.prices.currency
+    return Report(
+        title="What a request costs",
+        tab=f"What a request costs ({currency})",
+        made_by="loadgen cost",
+        warned=list(words.warned(comparison)),
+        sections=[section("", words.about_prices(comparison)), *_offers(comparison), *_sections(comparison)],
     )
-    for offer in comparison.offers:
-        _swing_bars(sheet, offer, comparison)
-    title, sentences = words.break_evens(comparison)
-    if sentences:
-        sheet.section(title)
-        sheet.listed(sentences)
-        sheet.charts(_break_even_chart(one, comparison) for one in comparison.break_evens if one.per_day is not None)
-    return sheet.render()
 
 
-def _cost_bars(sheet: page.Page, comparison: OfferComparison) -> None:
+def _offers(comparison: OfferComparison) -> Iterator[Section]:
+    for offer, differences in zip(comparison.offers, comparison.against_first, strict=True):
+        unlike = [f"NOT COMPARABLE with the first: {'; '.join(texts(differences))}"] if differences else []
+        against = Bullets([*offer.notes, *unlike], "warn")
+        yield section(offer.name, words.priced(offer), Said(words.measured(offer), "soft"), against)
+
+
+def _sections(comparison: OfferComparison) -> Iterator[Section]:
+    (ratio, pairs), (break_even, sentences) = words.ratios(comparison), words.break_evens(comparison)
+    yield section("Cost by unit", words.costs(comparison), Bullets(list(words.explained(comparison))))
+    yield section("What it is made of", _cost_bars(comparison), words.parts(comparison))
+    of_classes = words.classes(comparison)
+    shared = (
+        "A class pays for its own tokens, or for the machines by its share of all tokens." if of_classes.rows else ""
+    )
+    yield section("Classes", of_classes, Said(shared, "soft"))
+    yield section("Steps of a task", words.steps(comparison))
+    yield section("Energy", words.power(comparison), words.measured_energy(comparison))
+    yield section(ratio, Bullets(pairs))
+    swings = words.swings(comparison)
+    how = "Each input alone: a capacity over its interval, by 10 % where nobody said how sure it is."
+    yield section(
+        "What moves it most",
+        *(_swing_bars(offer, comparison) for offer in comparison.offers),
+        swings,
+        Said(how if swings.rows else "", "soft"),
+    )
+    charts = [_break_even_chart(one, comparison) for one in comparison.break_evens if one.per_day is not None]
+    yield section(break_even, Bullets(sentences), Charts(charts))
+
+
+def _cost_bars(comparison: OfferComparison) -> Bars:
     """One bar per offer: a segment per part of the cost, and its interval as a whisker; then what the colours mean."""
     by = PER[comparison.unit][0]
     bars, used = [], []
@@ -80,24 +80,22 @@ def _cost_bars(sheet: page.Page, comparison: OfferComparison) -> None:
         if cost.low is not None and cost.high is not None and cost.low != cost.high:
             whisker = float(cost.low * by), float(cost.high * by)
         bars.append(Bar(name, f"{money(cost.total * by)} {words.ends(cost, by)}", segments, whisker))
-    sheet.bars(bars, low=0.0)
-    sheet.legend({PART_NAMES[part]: COLORS[part] for part in PARTS if part in used})
+    return Bars(rows=bars, low=0.0, legend={PART_NAMES[part]: COLORS[part] for part in PARTS if part in used})
 
 
-def _swing_bars(sheet: page.Page, offer: Offer, comparison: OfferComparison) -> None:
-    """One bar per input: the cost of the offer where that input is moved down and up."""
+def _swing_bars(offer: Offer, comparison: OfferComparison) -> Bars:
+    """One bar per input: the cost of the offer where that input is moved down and up; the line is the cost itself."""
     cost, by = offer.costs[comparison.unit], PER[comparison.unit][0]
-    swings = [swing for swing in comparison.swings if swing.offer == offer.name]
-    if not swings or cost is None:
-        return
+    if cost is None:
+        return Bars(rows=())
     bars = []
-    for swing in swings:
+    for swing in (swing for swing in comparison.swings if swing.offer == offer.name):
         low, high = sorted((swing.down * by, swing.up * by))
         meaning = f"{swing.input}: down {money(swing.down * by)}, up {money(swing.up * by)}"
         segments = [(float(low), float(high), "c1", meaning)]
         bars.append(Bar(f"{swing.input}, {swing.change}", f"{money(low)} to {money(high)}", segments))
-    sheet.add(f"<h3>{escape(offer.name)}: {money(cost.total * by)}</h3>")
-    sheet.bars(bars, line=float(cost.total * by))
+    total = cost.total * by
+    return Bars(rows=bars, title=f"{offer.name}: {money(total)}", line=float(total))
 
 
 def _break_even_chart(one: BreakEven, comparison: OfferComparison) -> Chart:

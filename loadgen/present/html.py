@@ -1,0 +1,101 @@
+"""A report as one HTML page, and sections on a page that has others. Pure; `page.Page` is the frame, and escapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from loadgen.present.page import Page
+from loadgen.present.section import (
+    Bars,
+    Bullets,
+    Charts,
+    Facts,
+    Part,
+    Quoted,
+    Report,
+    Said,
+    Section,
+    Table,
+    Tiles,
+)
+
+
+def render(report: Report) -> str:
+    """The text of the whole file."""
+    sheet = Page(report.tab or report.title, report.made_by)
+    for one in report.warned:
+        sheet.mark(one.word, one.words, one.kind)
+    sheet.heading(report.title)
+    for said in report.answer:
+        sheet.say(said.words, f"sentence {said.kind}".rstrip())
+    add(sheet, report.sections)
+    return sheet.render()
+
+
+def add(sheet: Page, sections: Sequence[Section]) -> None:
+    """Append sections to a page."""
+    for section in sections:
+        if not any(map(_is_there, section.parts)):
+            continue
+        if section.folded:
+            with sheet.details(section.head):
+                _parts(sheet, section)
+            continue
+        if section.head and section.small:
+            sheet.add(f"<h3>{escape(section.head)}</h3>")
+        elif section.head:
+            sheet.section(section.head, id=section.id)
+        _parts(sheet, section)
+
+
+def _is_there(part: Part) -> bool:
+    """Whether a part has anything to show."""
+    match part:
+        case str():
+            return bool(part)
+        case Said():
+            return bool(part.words)
+        case Bullets():
+            return bool(part.sentences)
+        case Facts():
+            return any(words for _, words in part.rows)
+        case Table() | Bars():
+            return bool(part.rows)
+        case Quoted():
+            return bool(part.text)
+        case Tiles():
+            return bool(part.numbers)
+        case Charts():
+            return bool(part.charts)
+
+
+def _parts(sheet: Page, section: Section) -> None:
+    for part in filter(_is_there, section.parts):
+        match part:
+            case str():
+                sheet.say(part)
+            case Said():
+                sheet.say(part.words, f"sentence {part.kind}".rstrip() if part.large else part.kind)
+            case Bullets():
+                sheet.listed(part.sentences, part.kind)
+            case Facts():
+                sheet.facts(**dict(part.rows))
+            case Table():
+                sheet.table(part.head, part.rows, part.kind)
+            case Quoted():
+                sheet.add(f"<pre>{escape(part.text)}</pre>")
+            case Tiles():
+                sheet.tiles(part.numbers)
+            case Bars():
+                _bars(sheet, part)
+            case Charts():
+                sheet.charts(part.charts)
+
+
+def _bars(sheet: Page, part: Bars) -> None:
+    if part.title:
+        sheet.add(f"<h3>{escape(part.title)}</h3>")
+    sheet.bars(part.rows, unit=part.unit, line=part.line, low=part.low, number=part.number)
+    if part.legend:
+        sheet.legend(part.legend)

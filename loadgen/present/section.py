@@ -1,0 +1,159 @@
+"""What an answer says, before it is text, Markdown or HTML: a report of sections, each a head, rows and remarks.
+
+Values only. Every cell and every sentence is words already: no figure is computed or rounded here. `text.py`,
+`markdown.py` and `html.py` write the same report in three ways; outside strings are escaped there and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from loadgen.core import format
+from loadgen.present.page import Bar, Chart, Number
+
+Kind = Literal["", "good", "bad", "warn", "soft"]
+"""How words are coloured, on a page and on a terminal that has colours; "soft": a legend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A paragraph. `large`: it is an answer."""
+
+    words: str
+    kind: Kind = ""
+    large: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bullets:
+    """Sentences, one under the other. "warn": each speaks against a figure."""
+
+    sentences: Sequence[str]
+    kind: Literal["", "warn"] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Short facts by name; what is empty is left out."""
+
+    rows: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of cells under a head; nothing without rows.
+
+    left: columns that begin with words, the others are figures. kind: "remarks", the last column is a sentence;
+    "words", every column is. split: one column for each thing compared, so that those without room may follow below.
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    kind: Literal["", "remarks", "words"] = ""
+    left: int = 1
+    split: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Quoted:
+    """Lines of somebody else, or of a file, letter by letter."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """The few numbers to see first, drawn large on a page. They stand in another part too: text leaves these out."""
+
+    numbers: Sequence[Number]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Horizontal bars on one scale, as `page.Page.bars` takes them, under a title. Only a page draws them."""
+
+    rows: Sequence[Bar]
+    title: str = ""
+    unit: str = ""
+    line: float | None = None
+    low: float | None = None
+    number: Callable[[float], str] = format.quantity
+    legend: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Charts:
+    """Charts beside each other. Only a page draws them: what they show stands in a table, or on a page alone."""
+
+    charts: Sequence[Chart]
+
+
+Part = str | Said | Bullets | Facts | Table | Quoted | Tiles | Bars | Charts
+"""A part of a section, from top to bottom; a `str` is a paragraph."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A head and the parts below it; where the parts are empty the head is left out too. Made by `section`.
+
+    small: it belongs to the section before. folded: a page shows it when asked. page_only: text and Markdown leave it
+    out. id: a place on the page.
+    """
+
+    head: str
+    parts: tuple[Part, ...]
+    small: bool = False
+    folded: bool = False
+    page_only: bool = False
+    id: str = ""
+
+
+def section(
+    head: str, *parts: Part, small: bool = False, folded: bool = False, page_only: bool = False, id: str = ""
+) -> Section:
+    """A section; without a head it is what stands first, or goes on with the one before."""
+    return Section(head=head, parts=parts, small=small, folded=folded, page_only=page_only, id=id)
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """What a reader has to know before any figure: SIMULATED, INVALID, and what that means here."""
+
+    word: str
+    words: str
+    kind: Literal["bad", "warn"] = "warn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One answer: what has to be known first, the answer itself, and the sections below it.
+
+    title: of page and Markdown, and of a text that does not begin with its answer. answer_last: a text says it at its
+    end, since what stands above is long. made_by: the command and its version, at the top of a page. tab: the name of
+    the page in a browser, where it is not the title.
+    """
+
+    title: str
+    made_by: str
+    sections: Sequence[Section]
+    warned: Sequence[Warned] = ()
+    answer: Sequence[Said] = ()
+    answer_last: bool = False
+    tab: str = ""
+
+
+def simulated(words: str = "a model of a server answered: nothing here was measured on hardware") -> Warned:
+    """The warning of every result that a simulated server gave."""
+    return Warned("SIMULATED", words)
+
+
+def facts(**named: str | Iterable[str]) -> Facts:
+    """Facts by name (`_` for a space). Several values are joined; what is empty is left out."""
+    rows = []
+    for name, value in named.items():
+        words = value if isinstance(value, str) else ", ".join(filter(None, value))
+        if words:
+            rows.append((name.replace("_", " "), words))
+    return Facts(rows)
