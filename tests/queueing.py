@@ -10,6 +10,7 @@ import numpy as np
 from make_examples import MS, S, blank, stream
 from numpy.typing import NDArray
 
+from loadgen.contracts.planning import JUDGED_HERE
 from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.metrics.summary import summarize
@@ -77,7 +78,7 @@ def run(
         stages=(StagePlan(name="load", arrival="poisson 10/s", slots=len(found), rate=10.0),),
         targets=tuple(TargetFacts(url=f"http://node-{i}", gpus=gpus) for i in range(nodes)),
         slo=slo,
-        limits=ValidityLimits(failure_share=1.0),
+        limits=ValidityLimits(**dict.fromkeys(JUDGED_HERE, 1.0)),
         rtt_ms=0.2,
     )
     gaps = Histogram()

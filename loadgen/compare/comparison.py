@@ -8,6 +8,7 @@ result holds for these runs only: the word is then DIFFER, never "better" or "wo
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -17,12 +18,13 @@ import numpy as np
 from loadgen.compare import block_errors
 from loadgen.compare.block_errors import Known
 from loadgen.core import format
-from loadgen.core.limits import CACHED_SHARE
+from loadgen.core.limits import CACHED_SHARE, SHORTENED
 from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import OK, of_class, step_of
 from loadgen.core.metrics.reasons import STATES
 from loadgen.core.metrics.registry import SHARES, SHOWN, Metric, figure, metric
 from loadgen.core.metrics.summary import ClassSummary, StepSummary, Summary
+from loadgen.core.metrics.validity import answered_share
 from loadgen.core.results.manifest import ReasonCode, StepPlan
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import LEVEL
@@ -141,6 +143,10 @@ def _unlike(first: Side, other: Side) -> list[str]:
     if not first.runs or not other.runs:
         return []
     a, b = first.runs[0].summary, other.runs[0].summary
+    answered = [_answered(side) for side in (first, other)]
+    if max(answered) - min(answered) > SHORTENED:
+        shares = " against ".join(f"{share * 100:.1f} %" for share in answered)
+        return [f"answers: {shares} of the output tokens asked for"]
     if not a.fingerprints.recipe or not b.fingerprints.recipe or a.fingerprints.recipe == b.fingerprints.recipe:
         return []
     differences = [
@@ -155,6 +161,11 @@ def _unlike(first: Side, other: Side) -> list[str]:
         if first_value != other_value
     ]
     return differences or [f"recipe: {a.fingerprints.recipe} against {b.fingerprints.recipe}"]
+
+
+def _answered(side: Side) -> float:
+    """The share of the output tokens asked for that the answers of a side have."""
+    return statistics.fmean(answered_share(run.summary.verdict) for run in side.runs)
 
 
 def _tokenizer(summary: Summary) -> str:
@@ -361,8 +372,10 @@ def _estimate(side: Side, compared: Metric, repeated: bool) -> tuple[Known | Non
     """The figure with its standard error, on the scale of the comparison; or None and the reason."""
     if side.told or not side.runs:
         return None, f"{side.name} has figures only"
-    if any(compared.path.partition(".")[0].removesuffix("_ms") in run.summary.unsound for run in side.runs):
-        return None, f"withheld: arrival times of {side.name} are unsure"
+    family = compared.path.partition(".")[0].removesuffix("_ms")
+    if any(family in run.summary.unsound and figure(run.summary, compared.path) is None for run in side.runs):
+        whys = dict.fromkeys(run.summary.unsound[family] for run in side.runs if family in run.summary.unsound)
+        return None, f"withheld in {side.name}: {'; '.join(whys)}"
     value = _value(side, compared)
     if value is None:
         return None, f"{side.name} has none"

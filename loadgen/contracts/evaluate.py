@@ -136,16 +136,17 @@ class Evaluator:
         return Held(_scaled(bounds, 1 / self._gpus()) if per_gpu else bounds, self._ok_requests(), caveat)
 
     def _refuse_withheld(self, term: Promise) -> None:
-        """Raise Missing where the term rests on figures that a run withholds because its arrival times are unsure."""
+        """Raise Missing where the term rests on figures that a run withholds."""
         other = self.measured.get(term.level, MeasuredLevel())
         for run in (*self.runs, *other.runs):
             summary = run.summary
             terms = () if run.header.slo is None else run.header.slo.terms
             of_slo = [one.metric for one in terms if one.metric not in metrics.POOLED]
             needs_slo = not {"slo", "task_slo"}.isdisjoint(KINDS[term.kind].needs)
-            for name in of_slo if needs_slo else [term.of or OF_TASKS.get(term.kind, term.kind)]:
+            of_term = term.of or OF_TASKS.get(term.kind, term.kind)
+            for name in of_slo if needs_slo else [_REST_ON.get(of_term, of_term)]:
                 if name in summary.unsound:
-                    raise Missing(f"arrival times in {run.folder} are unsure: {summary.unsound[name]}")
+                    raise Missing(f"withheld in {run.folder}: {summary.unsound[name]}")
 
     def _ok_requests(self) -> int:
         return sum(run.summary.requests.ok for run in self.runs)
@@ -521,6 +522,9 @@ _ENERGY_OF = {
     "request": ("joules_per_request", "requests"),
 }
 """What an energy is for -> its field of the summary, and what is counted per second of it."""
+
+_REST_ON = dict.fromkeys(("output_per_gpu", "tokens_per_gpu", "token"), "tokens")
+"""What a term is of -> the family of figures that it rests on, where the names differ: see `Summary.unsound`."""
 
 FIGURES: dict[str, Callable[[Evaluator, Promise], Held]] = {
     **dict.fromkeys(LATENCIES, Evaluator.own_latency),

@@ -157,7 +157,7 @@ def _planned_level(
                 report.elsewhere.append(problem)
         return None
     slo = level.slo or slo or workload.slo
-    limits = workload.limits.model_copy(update={"failure_share": 1.0})  # the contract judges failures itself
+    limits = workload.limits.model_copy(update=dict.fromkeys(planning.JUDGED_HERE, 1.0))
     workload = workload.model_copy(update={"slo": slo, "limits": limits})
     return planning.planned(level, workload)
 

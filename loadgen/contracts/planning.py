@@ -11,6 +11,7 @@ from loadgen.core import format
 from loadgen.core.schedule.chains import of_requests
 from loadgen.core.workload import Closed, Mix, Ramp, Replay, Stage, Workload
 
+JUDGED_HERE = ("failure_share", "not_offered_share")  # limits of a valid run that the contract judges itself
 DRAWN = 200  # starts of a class, to know how many requests one has on average
 
 

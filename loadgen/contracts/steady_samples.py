@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from loadgen.core import format
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import outcomes, tasks, windows
-from loadgen.core.metrics.columns import CANCELLED, OK, UNFINISHED, Columns, is_measured, of_class
+from loadgen.core.metrics.columns import CANCELLED, DROPPED, OK, UNFINISHED, Columns, is_measured, of_class
 from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import Header
@@ -60,6 +60,10 @@ class RecordedRun:
 
     def columns(self) -> Columns:
         return Columns(self.rows, is_measured(self.header, self.rows))
+
+    def without_dropped(self) -> RecordedRun:
+        """The run without the starts that the client dropped at its in-flight cap."""
+        return replace(self, rows=self.rows[self.rows["status"] != DROPPED])
 
     def only(self, class_name: str) -> RecordedRun:
         """The requests of one class, with its SLO. Raises Missing where the run has no such class."""

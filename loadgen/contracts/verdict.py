@@ -16,11 +16,12 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from loadgen.contracts.evaluate import Evaluator, Held, MeasuredLevel, Money
-from loadgen.contracts.schema import OF_TASKS, AnswersAsked, Contract, ContractLevel, Promise, words
+from loadgen.contracts.planning import JUDGED_HERE
+from loadgen.contracts.schema import KINDS, OF_TASKS, AnswersAsked, Contract, ContractLevel, Promise, words
 from loadgen.contracts.steady_samples import MARGIN, Missing, RecordedRun
 from loadgen.core import errors as codes
 from loadgen.core import format
-from loadgen.core.limits import CACHED_SHARE
+from loadgen.core.limits import CACHED_SHARE, NO_SPAN_SHARE, NOT_OFFERED_SHARE
 from loadgen.core.metrics import reasons
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Bounds
@@ -257,14 +258,20 @@ def _judge_level(
     level_runs = measured.get(level.name, MeasuredLevel(trouble="it was not run"))
     blocked = _blocking_reason(level, level_runs)
     horizon_s = None if contract.horizon_ns is None else contract.horizon_ns / 1e9
-    evaluator = Evaluator(contract.confidence, measured, level_runs, money, horizon_s)
+    offered = level_runs
+    if any(run.summary.requests.dropped_share > NOT_OFFERED_SHARE for run in level_runs.runs):
+        offered = replace(level_runs, runs=tuple(run.without_dropped() for run in level_runs.runs))
+    evaluator = Evaluator(contract.confidence, measured, offered, money, horizon_s)
     terms = _judge_terms(evaluator.held, contract.confidence, level, level.name, blocked)
+    terms = tuple(
+        _doubted(judged, term, level_runs.runs) for judged, (_, term) in zip(terms, _promises(level), strict=True)
+    )
     summaries = [run.summary for run in level_runs.runs]
     notes = [
         reasons.sentence(warning)
         for summary in summaries
         for warning in summary.verdict.warning_codes
-        if warning.code != "slo_samples" and warning.values.get("limit") != "failure_share"  # the contract judges those
+        if warning.code != "slo_samples" and warning.values.get("limit") not in JUDGED_HERE
     ]
     return LevelVerdict(
         name=level.name,
@@ -278,6 +285,45 @@ def _judge_level(
         trouble=blocked,
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _doubted(judged: Judgement, term: Promise, runs: Sequence[RecordedRun]) -> Judgement:
+    """The judgement, undecided where it rests on a load that was not the one asked for, or on part of the answers.
+
+    What is broken stays broken: the doubtful part is not in its figure, or speaks for the server. Only a rate that is
+    too low, of a load that was not offered, is not the server's.
+    """
+    dropped = max((run.summary.requests.dropped_share for run in runs), default=0.0)
+    fewer = ""
+    if dropped > NOT_OFFERED_SHARE:
+        fewer = (
+            f"{format.percent(dropped)} of the starts were dropped at the in-flight cap, and are in no figure here: "
+            "the load was not offered; give the level a higher max_in_flight"
+        )
+    why = fewer or next((why for run in runs if (why := _not_as_asked(run, term))), "")
+    broken_by_load = fewer and judged.verdict == "FAIL" and not term.is_at_most
+    if not why or (judged.verdict != "PASS" and not broken_by_load):
+        return judged
+    return msgspec.structs.replace(
+        judged, verdict="INCONCLUSIVE", code="not_judged", reason=f"{judged.reason}; but {why}"
+    )
+
+
+def _not_as_asked(run: RecordedRun, term: Promise) -> str:
+    """Why what one run shows of a term is not of the work asked for, or not of all its answers; "" where it is."""
+    summary = run.summary
+    shortened = [reasons.sentence(caveat) for caveat in summary.verdict.caveat_codes if caveat.code == "shortened"]
+    if shortened:
+        return f"{run.folder} is {shortened[0]}"
+    of_slo = () if run.header.slo is None else run.header.slo.terms
+    rests_on = {term.of or term.kind} | ({one.metric for one in of_slo} if "slo" in KINDS[term.kind].needs else set())
+    without = summary.tpot_no_span + summary.tpot_no_output
+    if "tpot" in rests_on and without > NO_SPAN_SHARE * summary.requests.ok:
+        return (
+            f"{without:,} of {format.counted(summary.requests.ok, 'answer')} in {run.folder} came at one instant, or "
+            "without text, and have no TPOT"
+        )
+    return ""
 
 
 def of_answers(contract: Contract, asked: AnswersAsked, scored: ScoredAnswers) -> LevelVerdict:
@@ -360,11 +406,12 @@ def _cache_trouble(level: ContractLevel, run: RecordedRun) -> str:
 def _judge_terms(
     held: Callable[[Promise], Held], confidence: float, asked: ContractLevel | AnswersAsked, level: str, blocked: str
 ) -> tuple[Judgement, ...]:
-    return tuple(
-        _judge_term(held, confidence, term, level, kind, blocked)
-        for kind, listed in (("must", asked.must), ("should", asked.should))
-        for term in listed
-    )
+    return tuple(_judge_term(held, confidence, term, level, kind, blocked) for kind, term in _promises(asked))
+
+
+def _promises(asked: ContractLevel | AnswersAsked) -> list[tuple[Literal["must", "should"], Promise]]:
+    """All terms of a level, in order, with the word that each stands under."""
+    return [("must", term) for term in asked.must] + [("should", term) for term in asked.should]
 
 
 def _judge_term(

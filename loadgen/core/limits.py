@@ -15,12 +15,18 @@ EVENT_ERROR_SHARE = 0.10  # p99 error of the gaps between events, as a share of 
 TPOT_ERROR_SHARE = 0.05  # p99 error of TPOT, (first + last stamp error) / (n - n1), as a share of TPOT p50
 CPU_SHARE = 0.90  # of one core, per worker, in any full second of the measured window
 FAILURE_SHARE = 0.01  # failed + lost, as a share of all scheduled requests
+NOT_OFFERED_SHARE = 0.05  # starts that the client dropped, as a share of all scheduled requests
 
+NOT_OFFERED = 0.01  # of the starts, dropped by the client: beyond it, a reservation
 UNFINISHED_SHARE = 0.01  # of the requests that count: above it, what the drain cut leaves every SLO term undecided
 
 
 # Limits of the warnings. A run beyond one of them stays valid, and its summary carries a warning.
 COUNT_DISAGREEMENT = 0.02  # between two counts of the same tokens
+CONTRADICTING_TOKENS = 2  # a count that differs from its stream by more tokens than this, and by more than
+CONTRADICTING = 0.05  # this share, contradicts it: split tool calls, end tokens and UTF-8 pieces differ honestly
+CONTRADICTING_SHARE = 0.01  # of the answers: beyond it, what rests on the counts of tokens is withheld
+NO_SPAN_SHARE = 0.01  # of the answers with tokens enough for a TPOT: came in one event, so that it is not decided
 LENGTH_MISMATCH = 0.02  # of requests whose output is not as long as asked
 SHORTENED = 0.05  # of the output tokens asked for, missing in the answers: beyond it, it is another load
 CACHED_SHARE = 0.05  # of prompt tokens, when the workload declares no sharing
@@ -40,3 +46,4 @@ class ValidityLimits(msgspec.Struct, frozen=True, kw_only=True):
     tpot_error_share: float = TPOT_ERROR_SHARE
     cpu_share: float = CPU_SHARE
     failure_share: float = FAILURE_SHARE
+    not_offered_share: float = NOT_OFFERED_SHARE

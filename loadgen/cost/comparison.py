@@ -11,8 +11,9 @@ from decimal import Decimal
 from itertools import combinations, product
 from typing import Any
 
-from loadgen.core.limits import CACHED_SHARE
+from loadgen.core.limits import CACHED_SHARE, SHORTENED
 from loadgen.core.metrics.summary import Summary
+from loadgen.core.metrics.validity import answered_share
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.workload.fields import Part
 from loadgen.pricing.prices import Owned, PerToken, Price, Prices, Rented
@@ -129,6 +130,9 @@ def differences(a: Offer, b: Offer) -> tuple[tuple[ReasonCode, ...], tuple[Reaso
         reasons.append(note("recipe_differs", a=recipe_a, b=recipe_b))
     if _slo_key(summary_a) != _slo_key(summary_b):
         reasons.append(note("slo_differs", a=slo_words(summary_a), b=slo_words(summary_b)))
+    answered = [answered_share(summary.verdict) for summary in (summary_a, summary_b)]
+    if abs(answered[0] - answered[1]) > SHORTENED:
+        reasons.append(note("answers_differ", a=answered[0], b=answered[1]))
     for kind, key in (("input", 0), ("output", 1)):
         source_a, source_b = _token_sources(summary_a)[key], _token_sources(summary_b)[key]
         if source_a != source_b:

@@ -183,6 +183,11 @@ def _summary(folder: Path, allow_invalid: bool, why: str = "") -> Summary:
 def _uncounted(summary: Summary, data: bytes, file: Path) -> list[Fault]:
     faults: list[Fault] = []
     sources = summary.tokens.sources
+    if why := summary.unsound.get("tokens"):
+        hint = "run with --tokenizer, or against a server that counts what it sends"
+        return [
+            UnsoundEvidence("unsound", f"output tokens withheld: {why}", place(data, file, "tokens", "output"), hint)
+        ]
     for key, total, by in (
         ("input", summary.tokens.input, sources.input),
         ("output", summary.tokens.output, sources.output),

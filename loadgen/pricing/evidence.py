@@ -58,6 +58,9 @@ def notes(evidence: Evidence) -> Iterator[ReasonCode]:
             reasons=sorted({reason for verdict in verdicts for reason in verdict.reasons}),
             codes=sorted({reason.code for verdict in verdicts for reason in verdict.codes}),
         )
+    caveats = [caveat for summary in summaries for caveat in summary.verdict.caveats]
+    if caveats:
+        yield note("reserved", caveats=list(dict.fromkeys(caveats)))
     if any(summary.goodput.met is False for summary in summaries):
         yield note("slo_missed_at_capacity" if capacity else "slo_missed")
     if capacity is not None and capacity.lower_bound:

@@ -14,6 +14,7 @@ from loadgen.core.results.manifest import ReasonCode
 
 SENTENCES = {
     # of every figure that rests on the evidence
+    "reserved": "VALID with a reservation: {caveats:all}",
     "simulated": "SIMULATED: no real server was measured",
     "invalid": "INVALID measurement: {reasons:all}; an invalid run has no good requests",
     "slo_missed": "the SLO was missed at this load",
@@ -72,6 +73,7 @@ SENTENCES = {
     # why two offers are not compared
     "recipe_differs": "recipe ({a}, {b})",
     "slo_differs": "SLO ({a}; {b})",
+    "answers_differ": "work: the answers have {a:share} and {b:share} of the output tokens asked for",
     "count_differs": "{tokens} tokens counted by ({a}, {b})",
     "cache_differs": "cache ({a:warmth}, {b:warmth})",
     "one_simulated": "one is simulated",

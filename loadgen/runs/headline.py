@@ -369,6 +369,18 @@ def latencies(summary: Summary) -> list[tuple[str, Distribution]]:
     ]
 
 
+def _without_tpot(summary: Summary) -> Iterator[str]:
+    """How many answers have no TPOT, by the reason."""
+    at_once, silent = summary.tpot_no_span, summary.tpot_no_output
+    for count, one, several, why in (
+        (summary.tpot_undefined - at_once - silent, "answer was", "answers were", "too short to have a TPOT"),
+        (at_once, "answer", "answers", "came at one instant, in one event or one write: there is no TPOT"),
+        (silent, "answer", "answers", "came without text, though with tokens: there is no TTFT and no TPOT"),
+    ):
+        if count:
+            yield f"{format.counted(count, one, several)} {why}."
+
+
 def about_latency(summary: Summary) -> Iterator[str]:
     """What a table of latencies does not show by itself."""
     if summary.itl_ms is None and summary.inter_chunk_ms.count and "itl" not in summary.unsound:
@@ -377,8 +389,8 @@ def about_latency(summary: Summary) -> Iterator[str]:
         yield f"An answer of {summary.run.api} comes whole and has no tokens: its latency is E2E, and there is no TTFT."
     elif not summary.run.stream:
         yield "Answers were not streamed: TTFT is the whole answer, and there is no TPOT."
-    elif summary.tpot_undefined:
-        yield f"{format.counted(summary.tpot_undefined, 'answer was', 'answers were')} too short to have a TPOT."
+    else:
+        yield from _without_tpot(summary)
     if summary.stalls.requests:
         over = format.duration(summary.stalls.over_ms / 1000)
         share = format.percent(summary.stalls.share)

@@ -24,7 +24,7 @@ def cases(named: Named, *, strict: bool = False) -> list[Case]:
     for name, summary in named:
         group, verdict = f"loadgen.{name}", summary.verdict
         valid: Outcome = "passed" if verdict.valid else "error"
-        found.append(Case(name="the measurement is valid", group=group, outcome=valid, text="\n".join(verdict.reasons)))
+        found.append(Case(name="the measurement is valid", group=group, outcome=valid, text=_of_verdict(summary)))
         for term in summary.goodput.slo:
             _, value, over = term_cells(term, "over")
             said = "\n".join(filter(None, (f"{value}, {over}", term.undecided)))
@@ -42,6 +42,11 @@ def cases(named: Named, *, strict: bool = False) -> list[Case]:
     return found
 
 
+def _of_verdict(summary: Summary) -> str:
+    """Why a run is not valid; of a valid one its reservations."""
+    return "\n".join(summary.verdict.reasons or summary.verdict.caveats)
+
+
 def markdown(named: Named) -> str:
     """What a reader of a build wants first: verdict and SLO of each run; the whole report below, folded."""
     parts = []
@@ -49,7 +54,7 @@ def markdown(named: Named) -> str:
         verdict = "VALID" if summary.verdict.valid else "INVALID"
         slo = f", SLO {met_word(summary.goodput.met)}" if summary.goodput.has_slo else ""
         parts.append(f"### loadgen: {name}: {verdict}{slo}\n")
-        parts += [f"- {reason}" for reason in summary.verdict.reasons]
+        parts += [f"- {reason}" for reason in summary.verdict.reasons or summary.verdict.caveats]
         rows = [(*term_cells(term, "over"), met_word(term.met)) for term in summary.goodput.slo]
         if rows:
             parts += ["", table.markdown(("SLO", "measured", "over", ""), rows)]

@@ -319,7 +319,7 @@ def _invalid(summary: Summary, rows: NDArray[np.void], *, ended_early: bool) -> 
         if reason.code not in of_the_load:
             return reason.code, reasons.sentence(reason)
     if withheld := [term.undecided for term in summary.goodput.slo if term.metric in summary.unsound]:
-        return "withheld", f"arrival times are unsure: {withheld[0]}"
+        return "withheld", withheld[0]
     broken = int(np.isin(rows["kind"], BROKEN).sum())
     if broken > summary.verdict.limits.failure_share * max(len(rows), 1):
         met = f"{broken:,} of {len(rows):,} requests met a server that was gone or ill (connections, resets, 5xx)"

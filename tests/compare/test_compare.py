@@ -165,6 +165,14 @@ def test_what_is_not_the_same_work_is_not_judged() -> None:
     assert "these two runs differ" in {one.word for one in asked.differences}
 
 
+def test_answers_cut_short_are_other_work() -> None:
+    clamped = rows(2, 300)
+    clamped["asked_output"] = 3 * clamped["output_tokens"]
+    found = comparison.compare([side("a", rows(1, 300)), side("b", clamped)])
+    assert found.unlike == ("answers: 100.0 % against 33.3 % of the output tokens asked for",)
+    assert comparison.compare([side("a", clamped), side("b", clamped)]).same_work
+
+
 def test_what_is_not_valid_is_not_judged() -> None:
     bad = rows(2, 300)
     fail(bad, 0.2)

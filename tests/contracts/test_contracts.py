@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from loadgen.core import format
 from loadgen.core.errors import Faults, UserError
 from loadgen.core.execution import run as runs
 from loadgen.core.execution.plan import Settings
+from loadgen.core.results.record import STATUSES
 from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats import intervals, quantile_interval
@@ -235,6 +237,57 @@ def judged(term: str, found: Any = None, **more: Any) -> Judgement:
 
 
 GOOD = rows(1, 3000, 8.0)
+
+
+def changed(change: Callable[[Any], None]) -> Any:
+    """GOOD with one fifth of its rows changed."""
+    found = GOOD.copy()
+    part = found[::5]
+    change(part)
+    found[::5] = part
+    return found
+
+
+def drop(part: Any) -> None:
+    part["status"] = STATUSES.index("dropped")
+    for field in ("sent_ns", "first_token_ns", "first_answer_ns", "last_token_ns", "end_ns", "done_ns"):
+        part[field] = -1
+
+
+def at_once(part: Any) -> None:
+    part["last_token_ns"] = part["first_token_ns"]
+
+
+def short(part: Any) -> None:
+    part["asked_output"] = 2 * part["output_tokens"]
+
+
+def contradict(part: Any) -> None:
+    part["output_tokens"] //= 2
+
+
+@pytest.mark.parametrize(
+    ("change", "term", "verdict", "why"),
+    [
+        (drop, "{ttft: {limit: 50ms, at: p50}}", FAIL, "breaks"),  # what was sent is over it all the same
+        (drop, "{tpot: {limit: 30ms, at: p50}}", INCONCLUSIVE, "dropped at the in-flight cap"),
+        (drop, "{requests: 7/s}", INCONCLUSIVE, "the load was not offered"),  # 6.4/s were sent
+        (at_once, "{tpot: {limit: 30ms, at: p50}}", INCONCLUSIVE, "came at one instant"),
+        (at_once, "{tpot: {limit: 11.2ms, at: p50}}", FAIL, "breaks"),
+        (at_once, "{goodput: 60%}", INCONCLUSIVE, "came at one instant"),
+        (at_once, "{e2e: {limit: 2.8s, at: p50}}", PASS, "keeps"),
+        (short, "{e2e: {limit: 2.8s, at: p50}}", INCONCLUSIVE, "not the load that was asked for"),
+        (short, "{e2e: {limit: 2.2s, at: p50}}", FAIL, "breaks"),
+        (contradict, "{tpot: {limit: 30ms, at: p50}}", INCONCLUSIVE, "contradict the stream"),
+        (contradict, "{output_per_gpu: 300/s}", INCONCLUSIVE, "contradict the stream"),
+        (contradict, "{e2e: {limit: 2.8s, at: p50}}", PASS, "keeps"),
+    ],
+)
+def test_a_load_or_answers_that_were_not_as_asked_never_pass(
+    change: Callable[[Any], None], term: str, verdict: str, why: str
+) -> None:
+    found = judged(term, changed(change))
+    assert found.verdict == verdict and why in found.reason
 
 
 @pytest.mark.parametrize(

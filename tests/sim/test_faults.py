@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from loadgen.core.errors import Faults, UserError
-from loadgen.sim.server.faults import NAMES, PLACED, TIMED, FaultPlan, PlannedFault, one, parse, parse_faults
+from loadgen.sim.server.faults import COUNTED, NAMES, PLACED, TIMED, FaultPlan, PlannedFault, one, parse, parse_faults
 
 
 @pytest.mark.parametrize(
@@ -67,5 +67,5 @@ def test_the_token_struck_is_one_that_exists(name: str) -> None:
 
 
 def test_every_kind_of_fault_has_its_words() -> None:
-    assert PLACED | set(TIMED) <= set(NAMES)
+    assert PLACED | set(TIMED) | set(COUNTED) <= set(NAMES)
     assert all(NAMES.values())

@@ -182,6 +182,8 @@ class Cell:
         with_output = ok & ~columns.for_values
         self.count("output_source_unasked", (ok & columns.for_values).sum())
         self.count("tpot_undefined", (columns.measure("tpot")[with_output] == UNDEFINED).sum())
+        self.count("tpot_no_span", by_column.has_no_span(columns)[with_output].sum())
+        self.count("tpot_no_output", by_column.lacks_output(columns)[with_output].sum())
         self.count("stalled", (columns.measure("max_gap")[ok] > STALL_NS).sum())
         if self.slo is not None:
             self._add_outcomes(columns, ok, self.slo)
@@ -233,6 +235,11 @@ class Cell:
         self.count("asked", asked[comparable].sum(dtype=np.int64))
         self.count("asked_got", output[comparable].sum(dtype=np.int64))
         self.count("unequal", (asked != output)[comparable].sum())
+        known = with_output & (output >= 0) & np.isin(columns["output_source"], _COUNTED)
+        under, over = known & by_column.understates(columns), known & by_column.overstates(columns)
+        self.count("counted", known.sum())
+        self.count("contradicting", (under | over).sum())
+        self.count("understated", under.sum())
         told = ok & (events > 0) & np.isin(columns["output_source"], _COUNTED)
         told_events, told_streamed = events[told].astype(np.int64), streamed[told].astype(np.int64)
         self.count("told_events", told_events.sum())

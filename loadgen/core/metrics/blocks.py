@@ -59,6 +59,12 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
         """Requests with an outcome of their own: all but those that the user or the end of the drain cut."""
         return self.scheduled - self.cancelled - self.unfinished
 
+    @property
+    def dropped_share(self) -> float:
+        """Of the starts that were asked for: those that the client dropped at its in-flight cap."""
+        starts = self.scheduled - self.cancelled
+        return self.dropped / starts if starts else 0.0
+
 
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
     """Ok requests by the source of their token counts: server, tokenizer, estimate, events, or none."""
@@ -256,6 +262,17 @@ def tokens(
         **rates,
         **{f"{name}_per_gpu": per_gpu(rate, gpus) for name, rate in rates.items()},
     )
+
+
+_REST_ON_OUTPUT = (
+    *(name for name in Tokens.__struct_fields__ if "output_per" in name or "total_per" in name),
+    *("output", "reasoning", "length_mismatch_share", "per_event"),
+)
+
+
+def without_output(known: Tokens) -> Tokens:
+    """The block without what rests on the counts of output tokens, where these are withheld."""
+    return msgspec.structs.replace(known, **dict.fromkeys(_REST_ON_OUTPUT))
 
 
 def whole_output_per_s(everything: Sequence[Cell], inside: Window) -> float | None:

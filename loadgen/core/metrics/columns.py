@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loadgen.core import seeds
+from loadgen.core.limits import CONTRADICTING, CONTRADICTING_TOKENS
 from loadgen.core.results.record import ROW, STATUSES
 from loadgen.core.stats.quantiles import Histogram, pooled
 
@@ -196,9 +197,46 @@ def _divide(span: NDArray[np.int64], divisor: NDArray[np.int64]) -> NDArray[np.i
     return quotient
 
 
+def _later_tokens(columns: Columns) -> NDArray[np.int64]:
+    """Tokens streamed after the first event: what the span of a TPOT is divided by."""
+    return streamed_tokens(columns) - np.maximum(columns["first_event_tokens"], 1)
+
+
+def has_no_span(columns: Columns) -> NDArray[np.bool_]:
+    """Which answers have tokens enough for a TPOT, and all of them at one instant: in one event, or in one write."""
+    first = columns["first_token_ns"]
+    mask: NDArray[np.bool_] = (first >= 0) & (columns["last_token_ns"] == first) & (_later_tokens(columns) > 0)
+    return mask
+
+
+def lacks_output(columns: Columns) -> NDArray[np.bool_]:
+    """Which answers have tokens enough for a TPOT, and not one event with output."""
+    mask: NDArray[np.bool_] = (columns["first_token_ns"] < 0) & (columns["output_tokens"] > 1)
+    return mask
+
+
+def _over(value: NDArray[np.int64], base: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which values are above a base by more tokens, and by a larger share, than counts differ honestly."""
+    surplus = value.astype(np.int64) - base
+    mask: NDArray[np.bool_] = (surplus > CONTRADICTING_TOKENS) & (surplus > CONTRADICTING * base)
+    return mask
+
+
+def understates(columns: Columns) -> NDArray[np.bool_]:
+    """Which answers came in more output events than they are said to have tokens. False where nobody counted."""
+    events, counted = columns["output_events"], columns["output_tokens"]
+    return (counted >= 0) & _over(events, counted)
+
+
+def overstates(columns: Columns) -> NDArray[np.bool_]:
+    """Which answers are said to have more tokens than were asked for."""
+    asked = columns["asked_output"]
+    return (asked > 0) & _over(columns["output_tokens"], asked)
+
+
 def _tpot(columns: Columns) -> NDArray[np.int64]:
     span = _between("first_token_ns", "last_token_ns")(columns)
-    return _divide(span, streamed_tokens(columns) - np.maximum(columns["first_event_tokens"], 1))
+    return _divide(np.where(span == 0, UNDEFINED, span), _later_tokens(columns))
 
 
 def _tpot_mlperf(columns: Columns) -> NDArray[np.int64]:
@@ -220,8 +258,7 @@ def _tpot_error(columns: Columns) -> NDArray[np.int64]:
     """How wrong a TPOT can be: (first + last stamp error) / (n - n1). UNDEFINED where TPOT is, or an error unknown."""
     first, last = columns["stamp_error_ns"], columns["last_token_error_ns"]
     unknown = (first < 0) | (last < 0) | (columns["first_token_ns"] < 0) | (columns["last_token_ns"] < 0)
-    divisor = streamed_tokens(columns) - np.maximum(columns["first_event_tokens"], 1)
-    return _divide(np.where(unknown, UNDEFINED, first + last), divisor)
+    return _divide(np.where(unknown | has_no_span(columns), UNDEFINED, first + last), _later_tokens(columns))
 
 
 def _max_gap_error(columns: Columns) -> NDArray[np.int64]:

@@ -61,6 +61,12 @@ def without_tpot(drift: Drift) -> Drift:
     return msgspec.structs.replace(drift, tpot_p50=None, tpot_p99=None, blocks=blocks)
 
 
+def without_tokens(drift: Drift) -> Drift:
+    """The drift without its rates of tokens, where those are withheld."""
+    blocks = tuple(msgspec.structs.replace(block, output_per_s=None) for block in drift.blocks)
+    return msgspec.structs.replace(drift, output_per_s=None, blocks=blocks)
+
+
 class BlockSamples:
     """Measured ok requests due in one block of time: their number, and a sample of each SHOWN metric."""
 

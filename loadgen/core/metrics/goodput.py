@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from loadgen.core import format
+from loadgen.core.limits import NO_SPAN_SHARE
 from loadgen.core.metrics.accumulator import Cell
 from loadgen.core.metrics.blocks import Sessions
 from loadgen.core.metrics.columns import NEED_TWO_TOKENS, POOLED
@@ -107,21 +109,30 @@ def with_tasks(requests: Goodput, tasks: Sessions | None) -> Goodput:
 
 
 def goodput(
-    cell: Cell, slo: Slo | None, inside: Window, gaps: Histogram, unrecorded: int, unsound: Mapping[str, str]
+    cell: Cell,
+    slo: Slo | None,
+    inside: Window,
+    gaps: Histogram,
+    unrecorded: int,
+    unsound: Mapping[str, str],
+    *,
+    dropped_too: bool = True,
 ) -> Goodput:
     """Each SLO term judged at its quantile, and the requests that meet all terms.
 
-    `unsound`: metrics whose figures are withheld, with the reason; terms on them are undecided.
+    `unsound`: metrics whose figures are withheld, with the reason; terms on them are undecided. `dropped_too`: whether
+    starts dropped at the in-flight cap count, as misses.
 
     Failed, dropped and lost requests are over every limit, and so are the `unrecorded` ones; cancelled requests are
     left out, and so are unfinished ones unless they are over already (`is_over_when_cut`). A request too short to have
-    a TPOT is left out of that term and does not miss it. Terms on pooled gaps judge the gaps and not the requests.
-    A missed term decides; else an undecided one leaves the SLO undecided. Counts are exact, and so is whether a term on
-    requests is met; quantiles are those of the cell's samples.
+    a TPOT is left out of that term and does not miss it; so is one whose output came at one instant, and where these
+    are more than `NO_SPAN_SHARE` the term is missed if it is without them, else undecided. Terms on pooled gaps judge
+    the gaps and not the requests. A missed term decides; else an undecided one leaves the SLO undecided. Counts are
+    exact, and so is whether a term on requests is met; quantiles are those of the cell's samples.
     """
     if slo is None or (not slo.terms and slo.goodput_share is None):  # a promise about tasks alone
         return Goodput()
-    everyone = cell.sum("rows") - cell.sum("cancelled") + unrecorded
+    everyone = cell.sum("rows") - cell.sum("cancelled") + unrecorded - (0 if dropped_too else cell.sum("dropped"))
     left_out = cell.sum("unfinished") - cell.sum("unfinished_over")
     counted, cut = everyone - left_out, is_undecided(cell.sum("unfinished"), everyone)
     good: int | None = cell.sum("good")
@@ -130,11 +141,14 @@ def goodput(
     due_per_s = instants_per_s(cell, "open_due" if cell.sum("open_due") else "sent")
     steady_rps = share * due_per_s if share is not None and due_per_s is not None and inside.steady.duration_s else None
     results = [_term_result(cell, i, term, gaps, everyone, cut, unsound) for i, term in enumerate(slo.terms)]
-    if any(term.metric in unsound and term.metric not in POOLED for term in slo.terms):
-        good = rps = steady_rps = share = None
     share_met: bool | None = True
+    no_tpot = any(_without_span(cell, term) for term in slo.terms)
+    withheld = any(term.metric in unsound and term.metric not in POOLED for term in slo.terms)
     if slo.goodput_share is not None:
-        share_met = None if good is None else _judged_share(good, counted, left_out, slo.goodput_share, cut)
+        known = None if withheld else _judged_share(cell.sum("good"), counted, left_out, slo.goodput_share, cut)
+        share_met = None if known and no_tpot else known
+    if withheld or no_tpot:
+        good = rps = steady_rps = share = None
     return Goodput(
         rps=rps,
         steady_rps=steady_rps,
@@ -153,7 +167,7 @@ def _term_result(
 ) -> TermResult:
     """The result of term `i`. `everyone`: all but cancelled requests. `cut`: too many are unfinished to decide by."""
     value: float | None = None
-    left_out = 0
+    left_out = no_span = 0
     if term.metric in POOLED:
         values = count = gaps.count
         over = gaps.over(term.limit_ns)
@@ -169,11 +183,14 @@ def _term_result(
         if place < values:
             value = cell.sample(term.metric).nth(place)
         met = place < min(values, count - over)
-        undecided = _undecided_reason(term.metric, values, ok, count, unsound)
+        no_span = _without_span(cell, term)
+        undecided = _undecided_reason(term.metric, values, ok, count, unsound, no_span)
     known_over = 0 if term.metric in POOLED else over
-    decided = _judged_with_cut(met, term.quantile, known_over, count, left_out, cut)
+    decided = _judged_with_cut(met, term.quantile, known_over, count, left_out + no_span, cut or no_span > 0)
     if undecided:
         value, over, decided = None, 0, None
+    elif decided is None and no_span:
+        undecided = _came_at_once(no_span)
     elif decided is None:
         undecided = "too many requests were unfinished when the drain ended: give a longer --grace, or none"
     needed = SUPPORT.get(name(term.quantile)) or support(term.quantile)
@@ -193,7 +210,20 @@ def _term_result(
     )
 
 
-def _undecided_reason(metric: str, values: int, ok: int, count: int, unsound: Mapping[str, str]) -> str:
+def _without_span(cell: Cell, term: Term) -> int:
+    """How many answers have no TPOT though they have the tokens for one; 0 where these are too few to matter."""
+    without = cell.sum("tpot_no_span") + cell.sum("tpot_no_output") if term.metric == "tpot" else 0
+    return without if without > NO_SPAN_SHARE * cell.sum("ok") else 0
+
+
+def _came_at_once(answers: int) -> str:
+    several = format.counted(answers, "answer")
+    return f"{several} with tokens for a TPOT came in one event, or without text: no span to divide"
+
+
+def _undecided_reason(
+    metric: str, values: int, ok: int, count: int, unsound: Mapping[str, str], no_span: int = 0
+) -> str:
     """Why a term on a metric can be neither met nor missed; "" when it can.
 
     `values`: how many values there are (gaps, for a pooled metric). `count`: those and the requests without an answer,
@@ -203,6 +233,8 @@ def _undecided_reason(metric: str, values: int, ok: int, count: int, unsound: Ma
         return unsound[metric]
     if values or (count and not ok):
         return ""
+    if no_span:
+        return _came_at_once(no_span)
     if metric in ("tpot", "tpot_mlperf"):
         return "no answer had the two tokens of a TPOT"
     return "no answer had two output events" if metric in (*NEED_TWO_TOKENS, *POOLED) else "no request has this figure"

@@ -13,7 +13,7 @@ from typing import Any
 from loadgen.core import format
 from loadgen.core.results.manifest import ReasonCode
 
-_RATIO = "{value_ms:.3g} ms is {share:of} {basis} ({basis_ms:.3g} ms), limit {limit:share}: {remedy:part}"
+_RATIO = "{value_ms:.3g} ms {share:of} {basis} ({basis_ms:.3g} ms), limit {limit:share}: {remedy:part}"
 _CUT = (
     "{unfinished:,} of {requests:request|requests} ({share:share}) were unfinished when the drain ended{drain_s:after}"
     ": they are neither ok nor failed, and no latency holds them"
@@ -35,6 +35,10 @@ SENTENCES = {
         "the load generator was busy: worker {worker} used {cpu_share:share} of a core in the second up to "
         "{at_s:.0f} s, limit {limit:share}: add workers",
     "failures": "{failed:,} of {requests:request|requests} failed or were lost ({share:share}), limit {limit:share}",
+    "dropped":
+        "{dropped:,} of {requests:start|starts} ({share:share}) were dropped at the in-flight cap, limit "
+        "{limit:share}: the load was not offered, and nothing says that the server would have missed it; give a higher "
+        "--max-in-flight",
     "worker_died": "worker {worker} died: the rest of its requests are lost",
     "interrupted": "the run was interrupted: it shows a part of the load that was planned",
     "stopped": "the run ended early, as asked for when a target stops answering (--on-target-failure stop)",
@@ -45,14 +49,22 @@ SENTENCES = {
         "stopped {at_s:.0f} s after the start by the rule {rule}: {over:,} of the {requests:request|requests} that "
         "ended in {window_s:.0f} s were over that. The run shows a part of the load that was planned",
     # caveats: what belongs beside VALID
-    "withheld": "{metrics:families} withheld, arrival times are unsure: {why}",
+    "withheld": "{metrics:families} withheld: {why}",
+    "not_offered":
+        "not the load that was asked for: {dropped:,} of {requests:start|starts} ({share:share}) were dropped at "
+        "the in-flight cap (--max-in-flight), and count as missed",
     "shortened":
         "not the load that was asked for: the answers have {got:,} of {asked:,} output tokens asked "
         "({share:share}): the server ends them early, so its figures are for shorter answers",
     # why the figures of a family are withheld: `unsound` of a summary
-    "events_unsure": f"{{quantile}} error of the gaps between events{{unsure_share:bundled}}: {_RATIO}",
-    "largest_gap_unsure": f"{{quantile}} error of the largest gap {_RATIO}",
-    "tpot_unsure": f"{{quantile}} error of TPOT {_RATIO}",
+    "counts_contradict":
+        "the token counts of {contradicting:,} of {answers:answer|answers} ({share:share}, limit {limit:share}) "
+        "contradict the stream: {understated:,} say fewer tokens than output events came, {overstated:,} more than "
+        "were asked for: what rests on them is not known",
+    "events_unsure":
+        f"arrival times are unsure: {{quantile}} error of the gaps between events{{unsure_share:bundled}}: {_RATIO}",
+    "largest_gap_unsure": f"arrival times are unsure: {{quantile}} error of the largest gap {_RATIO}",
+    "tpot_unsure": f"arrival times are unsure: {{quantile}} error of TPOT {_RATIO}",
     # warnings
     "cut_off": "the run has no clean end (still running, or killed): this is as far as its records go",
     "unfinished": _CUT,
@@ -131,6 +143,9 @@ _PARTS = {
     "other_processes":
         "other processes kept worker {worker} off its core for {waited_share:share} of the second up to {at_s:.0f} s: "
         "stop them, or use a host of its own",
+    "held_back":
+        "the client read them at once, so they came together: a proxy, a gateway or the server itself holds events "
+        "back",
     "host":
         "this process used at most {cpu_share:share} of a core, so something else on this host kept it waiting: stop "
         "that, or use a host of its own",
@@ -152,7 +167,7 @@ STATES = {
 """How a run ended that did not finish, as `run.state` of a summary says it."""
 _FAMILIES = {
     "itl": "ITL", "inter_chunk": "gaps between events", "max_gap": "largest gap", "stalls": "stalls", "tpot": "TPOT",
-    "tpot_mlperf": "TPOT (MLPerf)",
+    "tpot_mlperf": "TPOT (MLPerf)", "tokens": "output tokens",
 }  # fmt: skip
 
 
@@ -205,7 +220,7 @@ def share(value: float) -> str:
 FORMATS: Formats = {
     "share": share,
     "signed": lambda value: f"{value * 100:+.1f} %",
-    "of": lambda value: "against a" if value is None else f"{share(value)} of",
+    "of": lambda value: "stands against" if value is None else f"is {share(value)} of",
     "after": lambda value: "" if value is None else f", {value:g} s after the end of the load",
     "as_long": lambda value: "" if value is None else f", {value:g} s",
     "template": lambda known: "" if known else " (the chat template's share is not known)",

@@ -226,7 +226,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     ttft_from_sent_ms: Distribution
     first_answer_ms: Distribution
     tpot_ms: Distribution
-    tpot_undefined: int  # ok requests too short to have a TPOT
+    tpot_undefined: int  # ok requests without a TPOT: too short, or without a span
+    tpot_no_span: int = 0  # of these, with tokens enough, that all came at one instant
+    tpot_no_output: int = 0  # of these, with tokens enough, and not one event with output
     tpot_mlperf_ms: Distribution
     inter_chunk_ms: Distribution
     itl_ms: Distribution | None
@@ -327,6 +329,7 @@ def build(
     unsure_share = 1 - int(errors.counts[0]) / errors.count if errors.count else None
     guarded = {**samples, "gap_error": of_gaps(errors)}
     unsound = validity.withheld(header.limits, guarded, unsure_share, seconds, inside)
+    unsound |= validity.contradicted(measured)
     itl_absent = blocks.itl_absent(measured, samples["inter_chunk"])
     undecided = {**({"itl": f"there is no ITL: {itl_absent}"} if itl_absent else {}), **unsound}
     arrival = ", then ".join(plans[i].arrival for i in chosen if plans[i].arrival)
@@ -386,6 +389,8 @@ def build(
         verdict=Verdict(valid=True, limits=header.limits),
         warmup=blocks.requests(warmup, sum(unrecorded) - lost),
         tpot_undefined=measured.sum("tpot_undefined"),
+        tpot_no_span=measured.sum("tpot_no_span") if header.stream else 0,
+        tpot_no_output=measured.sum("tpot_no_output") if header.stream else 0,
         itl_ms=None if itl_absent else samples["inter_chunk"],
         itl_absent=itl_absent,
         unsound=unsound,
@@ -423,8 +428,9 @@ def build(
         sends=measured.sum("sent"),
         disagreement=blocks.prompt_disagreement(measured, header.template_tokens),
         repeated=blocks.repeated(measured),
-        asked=measured.sum("asked"),
+        asked=0 if "tokens" in unsound else measured.sum("asked"),
         asked_got=measured.sum("asked_got"),
+        missed=parts.missed_without_dropped(accumulator, own_gaps, inside, lost),
     )
     delivered = stimulus.checks(header, summary, signs, measured.columns)
     return msgspec.structs.replace(summary, verdict=validity.of(header, summary, signs, seconds), stimulus=delivered)
@@ -497,6 +503,20 @@ class _Parts(NamedTuple):
             **{f"{metric}_ms": cell.distribution(metric) for metric in drift.SHOWN},
         }
 
+    def missed_without_dropped(self, accumulator: Accumulator, gaps: Histogram, inside: Window, lost: int) -> bool:
+        """Whether the SLO, or that of a class, is missed also without the starts that the client dropped."""
+        whole = (accumulator.measured(), gaps, lost, self.undecided)
+        of_classes = ((pair.measured, Histogram(), 0, self._by_part) for pair in accumulator.classes)
+        return any(
+            goodput(cell, cell.slo, inside, own_gaps, unrecorded, undecided, dropped_too=False).met is False
+            for cell, own_gaps, unrecorded, undecided in (whole, *of_classes)
+        )
+
+    @property
+    def _by_part(self) -> dict[str, str]:
+        """What is undecided of one of several targets or classes."""
+        return {**_NO_GAPS_BY_PART, **self.undecided}
+
     def of_target(self, target: TargetFacts, everything: CellPair, inside: Window) -> TargetSummary:
         """One of several targets, or all of a region."""
         cell = everything.measured
@@ -536,7 +556,7 @@ class _Parts(NamedTuple):
 
     def _of_part(self, everything: CellPair, inside: Window, gpus: int | None) -> dict[str, Any]:
         cell = everything.measured
-        parts = self._replace(seconds=(), undecided={**_NO_GAPS_BY_PART, **self.undecided})
+        parts = self._replace(seconds=(), undecided=self._by_part)
         figures = parts.figures(cell, everything, inside, "", (), gpus, Histogram(), 0)
         for columns in cell.columns:
             columns.forget()
@@ -566,7 +586,13 @@ def withhold(summary: Summary) -> Summary:
 
     def without(part: Any) -> dict[str, Any]:
         values = {name: getattr(part, name) for name in part.__struct_fields__ if name in fields}
-        return {name: value.withheld() for name, value in values.items() if isinstance(value, Distribution)}
+        changed: dict[str, Any] = {
+            name: value.withheld() for name, value in values.items() if isinstance(value, Distribution)
+        }
+        if "tokens" in unsound:
+            changed["tokens"] = blocks.without_output(part.tokens)
+            changed |= {"own_output_per_s": None} if isinstance(part, TargetSummary) else {}
+        return changed
 
     changes: dict[str, Any] = without(summary)
     if "itl" in unsound:
@@ -575,6 +601,11 @@ def withhold(summary: Summary) -> Summary:
         changes["stalls"] = msgspec.structs.replace(summary.stalls, requests=None, share=None)
     if "tpot" in unsound:
         changes["drift"] = drift.without_tpot(summary.drift)
+    if "tokens" in unsound:
+        changes["drift"] = drift.without_tokens(changes["drift"])
+        changes["rack"] = None
+        if summary.sessions is not None:
+            changes["sessions"] = msgspec.structs.replace(summary.sessions, output_tokens=None)
     changes["between"] = between.without(summary.between, unsound)
     for name in ("stages", "targets", "regions", "nodes", "classes", "models", "steps"):
         changes[name] = tuple(msgspec.structs.replace(part, **without(part)) for part in getattr(summary, name))

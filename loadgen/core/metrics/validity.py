@@ -14,10 +14,12 @@ import loadgen.core.errors as codes
 from loadgen.core.format import SYSTEM
 from loadgen.core.limits import (
     CACHED_SHARE,
+    CONTRADICTING_SHARE,
     COUNT_DISAGREEMENT,
     GAP_VARIATION,
     GAPS_NEEDED,
     LENGTH_MISMATCH,
+    NOT_OFFERED,
     SHORTENED,
     UNFINISHED_SHARE,
     ValidityLimits,
@@ -30,6 +32,7 @@ from loadgen.core.stats.quantiles import SUPPORT, deciding
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from loadgen.core.metrics.accumulator import Cell
     from loadgen.core.metrics.windows import Window
     from loadgen.core.results.manifest import Header, Second
     from loadgen.core.server_metrics.hardware import SeenHardware
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 FEWEST = SUPPORT["p50"]  # requests of a valid run
 IDLE_SHARE = 0.5  # of a core: a worker that never used more was late because of something else on the host
+HELD_BACK = 0.5  # share of the events that came with others in one read, beyond which something holds them back...
+READ_AT_ONCE = 0.5  # ... where the client read what came within so much of the error
 WAITED_SHARE = 0.1  # of a second spent ready to run without a core: enough to explain lateness
 FULL_SECOND_S = 0.9  # a sample this long counts as a full second
 
@@ -51,6 +56,7 @@ class Signs(NamedTuple):
     repeated: int
     asked: int  # output tokens asked for, of ok requests whose answers were counted too
     asked_got: int  # output tokens of the same requests
+    missed: bool | None = None  # whether the SLO is missed also without the starts that the client dropped
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +93,13 @@ def verdict(
         warning_codes=warnings,
         caveat_codes=caveats,
     )
+
+
+def answered_share(verdict: Verdict) -> float:
+    """The share of the output tokens asked for that the answers have, where so few are missing that it is the same work
+    1. Runs of unlike shares did different work, under one recipe."""
+    shares = (caveat.values.get("share") for caveat in verdict.caveat_codes if caveat.code == "shortened")
+    return next((float(share) for share in shares if share is not None), 1.0)
 
 
 def is_host_busy(verdict: Verdict) -> bool:
@@ -167,7 +180,7 @@ def _inside(seconds: Sequence[Second], window: Window) -> list[Second]:
 
 def of(header: Header, summary: Any, signs: Signs, seconds: Sequence[Second]) -> Verdict:
     """The verdict on a run. `summary`: its `Summary` (which imports this module), complete but for the verdict."""
-    caveats = list(_caveats(summary, signs))
+    caveats = list(_caveats(header, summary, signs))
     return verdict(
         header.limits,
         _reasons(header, summary, signs, seconds),
@@ -206,6 +219,8 @@ def _reasons(header: Header, summary: Any, signs: Signs, seconds: Sequence[Secon
     if second is not None and second.cpu_share > limits.cpu_share:
         values = {"worker": second.worker, "cpu_share": second.cpu_share, "at_s": second.t_s}
         yield _code("generator_busy", **values, limit=limits.cpu_share)
+    if requests.dropped_share > limits.not_offered_share and not signs.missed:
+        yield _code("dropped", **_dropped(requests), limit=limits.not_offered_share)
     failed = requests.failed + requests.lost
     if counted and failed / counted > limits.failure_share:
         yield _code("failures", failed=failed, requests=counted, share=failed / counted, limit=limits.failure_share)
@@ -216,6 +231,11 @@ def _reasons(header: Header, summary: Any, signs: Signs, seconds: Sequence[Secon
 
 def _code(code: str, **values: Any) -> ReasonCode:
     return ReasonCode(code=code, values=values)
+
+
+def _dropped(requests: Any) -> dict[str, Any]:
+    starts = requests.scheduled - requests.cancelled
+    return {"dropped": requests.dropped, "requests": starts, "share": requests.dropped_share}
 
 
 def _over(error: Distribution, basis: str, scale: float | None, limit: float) -> dict[str, Any] | None:
@@ -238,6 +258,18 @@ def _remedy(seconds: Sequence[Second], window: Window) -> dict[str, Any]:
     return {"remedy": "lower_load"}
 
 
+def contradicted(cell: Cell) -> dict[str, str]:
+    """Metrics that rest on token counts -> why, where more answers than `CONTRADICTING_SHARE` contradict their stream
+    (`columns.understates`, `columns.overstates`)."""
+    counted, contradicting = cell.sum("counted"), cell.sum("contradicting")
+    if contradicting <= CONTRADICTING_SHARE * counted:
+        return {}
+    under = cell.sum("understated")
+    values = {"contradicting": contradicting, "answers": counted, "share": contradicting / counted}
+    values |= {"understated": under, "overstated": contradicting - under, "limit": CONTRADICTING_SHARE}
+    return dict.fromkeys(("tokens", "tpot", "tpot_mlperf", "itl"), sentence(_code("counts_contradict", **values)))
+
+
 def withheld(
     limits: ValidityLimits,
     samples: Mapping[str, Distribution],
@@ -254,6 +286,7 @@ def withheld(
     packet a read) are the kernel's and exact; unsure are those of several packets in one read.
     """
     spoilt: dict[str, str] = {}
+    lag = deciding(samples["client_lag"])
     gaps, tpot = ("itl", "inter_chunk", "max_gap", "stalls"), ("tpot", "tpot_mlperf")
     of_events, of_tpot = limits.event_error_share, limits.tpot_error_share
     for code, metrics, error, figure, basis, limit in (
@@ -262,18 +295,24 @@ def withheld(
         ("tpot_unsure", tpot, "tpot_error", "tpot", "TPOT p50", of_tpot),
     ):
         if over := _over(samples[error], basis, samples[figure].p50, limit):
-            reason = sentence(_code(code, unsure_share=unsure_share, **over, **_remedy(seconds, window)))
+            at_once = lag is not None and lag[1] <= READ_AT_ONCE * over["value_ms"]
+            is_held_back = at_once and (unsure_share or 0.0) > HELD_BACK
+            remedy = {"remedy": "held_back"} if is_held_back else _remedy(seconds, window)
+            reason = sentence(_code(code, unsure_share=unsure_share, **over, **remedy))
             spoilt |= {metric: reason for metric in metrics if metric not in spoilt}
     return spoilt
 
 
-def _caveats(summary: Any, signs: Signs) -> Iterator[ReasonCode]:
+def _caveats(header: Header, summary: Any, signs: Signs) -> Iterator[ReasonCode]:
     """What belongs beside VALID: figures that are withheld; answers so short that this is another load."""
     by_reason: dict[str, list[str]] = {}
     for metric, why in summary.unsound.items():
         by_reason.setdefault(why, []).append(metric)
     for why, metrics in by_reason.items():
         yield _code("withheld", metrics=metrics, why=why)
+    dropped = summary.requests.dropped_share
+    if dropped > NOT_OFFERED and (signs.missed or dropped <= header.limits.not_offered_share):
+        yield _code("not_offered", **_dropped(summary.requests))
     asked, got = signs.asked, signs.asked_got
     if got < asked * (1 - SHORTENED):
         yield _code("shortened", asked=asked, got=got, share=got / asked)
@@ -377,7 +416,9 @@ def _of_token_counts(header: Header, summary: Any, signs: Signs, *, shortened: b
     differ = None if shortened else tokens.length_mismatch_share
     if differ is not None and differ > LENGTH_MISMATCH:
         yield _code("lengths_differ", share=differ, limit=LENGTH_MISMATCH)
-    bundled = summary.itl_absent and "itl" not in summary.unsound and (tokens.per_event or 0) > 1
+    bundled = (
+        summary.itl_absent and summary.tpot_ms.count and "itl" not in summary.unsound and (tokens.per_event or 0) > 1
+    )
     if bundled and signs.unsaid:
         yield _code("first_event_unknown")
     if signs.repeated:

@@ -43,7 +43,8 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
         del stage["name"]
         if stage["at_least"] is None:  # so that fingerprints from before `at_least` existed stay equal
             del stage["at_least"]
-    for name in ("event_error_share", "tpot_error_share"):  # fingerprints from before these limits existed stay equal
+    # so that fingerprints from before these limits existed stay equal
+    for name in ("event_error_share", "tpot_error_share", "not_offered_share"):
         if recipe["limits"][name] == getattr(ValidityLimits(), name):
             del recipe["limits"][name]
     classes = recipe["requests"].get("classes", {}).values()

@@ -410,6 +410,8 @@ class SimServer:
             body = dialect.error(self.rules.dialect, f"simulated {status}", status)
             self._reply(connection, incoming, status, body, headers=retry_headers)
             return
+        if fault and fault_name == "clamp":
+            parsed.output_tokens = min(parsed.output_tokens, max(1, fault.at))
         number = self._number
         script = self._script(parsed, number)
         per_event, timed = self._per_event, self._timed

@@ -31,7 +31,10 @@ NAMES: dict[str, str] = {
     "engine_error": "the engine fails after a token, told in the dialect's own way (@: which)",
     "oversized": "the event of one token carries a mebibyte of text (@: which)",
     "split": "every byte of every event in a write of its own",
-    "wrong_count": "usage counts seven tokens more than were sent",
+    "wrong_count": "usage counts seven tokens more than were sent (@: the tokens that it counts)",
+    "clamp": "the answer ends early, as after a limit of the server's own (@: tokens, default 8)",
+    "one_event": "all text comes with the first token, then nothing until the end",
+    "no_text": "no event carries text; usage counts the tokens",
     "no_finish": "no finish reason anywhere, else a proper end",
     "no_done": "no [DONE], else a proper end",
     "close_delimited": "no chunked framing: the body ends with the connection",
@@ -45,11 +48,15 @@ TIMED = {"http_429": 1_000_000_000, "slow_first_byte": 1_000_000_000}
 PLACED = frozenset(("reset_after", "truncate", "stall", "malformed", "error_event", "engine_error", "oversized"))
 """Faults that happen at a token; without `@` the token is drawn."""
 
+COUNTED: dict[str, int] = {"wrong_count": -1, "clamp": 8}
+"""Faults whose `@` is a number of tokens, with the default."""
+
 
 class PlannedFault(msgspec.Struct, frozen=True):
     """One fault of one request.
 
-    `at` is the token index for PLACED faults, ns for TIMED faults, and -1 if it is unused or not drawn yet.
+    `at` is the token index for PLACED faults, ns for TIMED faults, tokens for COUNTED faults, and -1 if it is unused or
+    not drawn yet.
     """
 
     name: str
@@ -91,11 +98,10 @@ def one(text: str, where: str = "") -> PlannedFault:
     if name in TIMED:
         return PlannedFault(name, duration_ns(at, where) if at_sign else TIMED[name])
     if not at_sign:
-        return PlannedFault(name)
-    if name not in PLACED:
-        raise UserError(
-            "unsupported", f'"{name}" takes no "@"', where, "only these do: " + ", ".join((*TIMED, *sorted(PLACED)))
-        )
+        return PlannedFault(name, COUNTED.get(name, -1))
+    if name not in PLACED and name not in COUNTED:
+        known = ", ".join((*TIMED, *COUNTED, *sorted(PLACED)))
+        raise UserError("unsupported", f'"{name}" takes no "@"', where, f"only these do: {known}")
     if not at.isascii() or not at.isdigit() or len(at) > 9:
         raise UserError(
             "invalid_value", f'not a token index: "{at}"', where, f"write it as {name}@3; 0 is the first token"

@@ -99,6 +99,9 @@ class SimAnswer:
             stop = min(start + self._per_event, self.made)
             last = finished and stop == self.made
             hit = start <= fault.at < stop
+            if name == "no_text" or (name == "one_event" and start):
+                events += [script.event(stop, stop, last)] if last else []
+                continue
             filler = b"a" * OVERSIZED_BYTES if hit and name == "oversized" else b""
             event = script.event(start, stop, last and name != "no_finish", filler)
             events.append(event[:-5] + b"\n\n" if hit and name == "malformed" else event)
@@ -112,13 +115,18 @@ class SimAnswer:
                 return events + last_events, "answered" if ends_properly else "close"
         if not finished:
             return events, ""
-        counted = self.made + (WRONG_COUNT if name == "wrong_count" else 0)
-        events += script.closing(counted, finish=name != "no_finish", metrics=self._metrics(now_ns))
+        events += script.closing(self._counted(), finish=name != "no_finish", metrics=self._metrics(now_ns))
         if name != "no_done" and script.done:
             events.append(script.done)
         if self._timed:
             events.append(dialect.perf_event(self._timing(now_ns)))
         return events, "answered"
+
+    def _counted(self) -> int:
+        """The output tokens that the usage says."""
+        if self.fault.name != "wrong_count":
+            return self.made
+        return self.made + WRONG_COUNT if self.fault.at < 0 else self.fault.at
 
     def _queue_ns(self) -> int:
         return max(0, self.served.admitted_ns - self.incoming.arrival_ns) if self.served is not None else 0
@@ -136,7 +144,7 @@ class SimAnswer:
         """A response that is not a stream. Faults of streams apply where they have a meaning."""
         name = self.fault.name
         self.made, self.sent = self.ask.output_tokens, 1
-        counted = self.made + (WRONG_COUNT if name == "wrong_count" else 0)
+        counted = self._counted()
         meta_info = dialect.meta_info(*self._instants(now_ns)) if self.ask.return_meta_info else None
         metrics = self._metrics(now_ns)
         body = self._script.whole(counted, finish=name != "no_finish", metrics=metrics, meta_info=meta_info)

@@ -92,6 +92,7 @@ def test_a_declared_share_of_prompts_is_no_fault_and_an_unknown_cache_is_unknown
 
 def _short(found: Any) -> None:
     found["asked_output"], found["output_tokens"] = 200, 150
+    found["output_events"] = 150
 
 
 def _again(found: Any) -> None:

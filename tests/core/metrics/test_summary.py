@@ -448,7 +448,7 @@ def test_a_client_that_stands_still_prints_no_gaps_as_sound() -> None:
     assert (s.goodput.met, s.goodput.undecided, s.goodput.good) == (None, True, None)
     assert (exit_code(s), exit_code(s, strict=True)) == (0, 3)
     page = " ".join(text.render(s).split())
-    assert "VALID, with a reservation:" in page and "withheld, arrival times are unsure: p99 error of the gaps" in page
+    assert "VALID, with a reservation:" in page and "withheld: arrival times are unsure: p99 error of the gaps" in page
     assert "SLO UNDECIDED" in page and "measurement is sound" not in page
     again = load_summary(dump_summary(s))
     assert again == s and json.loads(dump_summary(s))["inter_chunk_ms"]["p99"] is None
@@ -556,7 +556,7 @@ def test_steady_tokens_come_from_the_timeline() -> None:
     rows = sound()
     timeline = np.zeros(1100, np.int64)
     timeline[:1000] = 7  # events per 10 ms; two tokens each
-    rows["output_tokens"] = 10
+    rows["output_tokens"] = rows["asked_output"] = 10
     s = summarize(Header(), rows, [], [timeline])
     assert s.tokens.steady_output_per_s == pytest.approx(7 * 2 * 100)
 
@@ -638,7 +638,12 @@ def test_every_field_is_documented_and_nothing_else() -> None:
 def test_every_code_has_words_and_a_place_in_the_document() -> None:
     text = (places.ROOT / "docs" / "summary.md").read_text()
     listed = set(re.findall(r"`(\w+)`", text[text.index("| codes of |") : text.index("`note` has no meaning")]))
-    only_words = {"events_unsure", "largest_gap_unsure", "tpot_unsure"}  # in `unsound` of a summary
+    only_words = {
+        "counts_contradict",
+        "events_unsure",
+        "largest_gap_unsure",
+        "tpot_unsure",
+    }  # in `unsound` of a summary
     assert listed == set(reasons.SENTENCES) - only_words
     raised = re.findall(r'_code\(\s*"(\w+)"', Path(validity.__file__).read_text())
     assert set(raised) <= set(reasons.SENTENCES)

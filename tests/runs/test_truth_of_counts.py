@@ -1,0 +1,96 @@
+"""A server that counts, streams or ends otherwise than it was asked to: what a run of it says in every place."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from runs import NO_PAGES, says
+from servers import shared
+
+import loadgen
+from loadgen.core.metrics.summary import Summary, exit_code
+from loadgen.runs import kind, outcome
+from loadgen.runs.text import render as text
+from loadgen.sim.server.options import Options
+
+pytestmark = pytest.mark.processes
+ASKED = 40
+SLOW = Options(ttft="100ms", itl="1ms")  # beside this TTFT no busy machine makes a run INVALID
+
+
+def run(out: Path, fault: str = "", requests: int = 60, **options: object) -> Summary:
+    """A run against the simulated server, which does this to every answer; its folder is as the command leaves it."""
+    server = shared(SLOW)
+    headers = {"X-Sim-Fault": fault} if fault else {}
+    known = {"request_rate": 200, "num_requests": requests, "input_tokens": 20, "output_tokens": ASKED, "seed": 3}
+    return loadgen.run(out=out, headers=headers, **{"url": server.url, **NO_PAGES, **known, **options}).summary  # type: ignore[arg-type]
+
+
+def everywhere(out: Path, summary: Summary) -> dict[str, str]:
+    """The words of each place that says what a run showed, on one line each."""
+    junit = "\n".join(case.text for case in outcome.cases([("r", summary)]))
+    places = {
+        "text": text(summary),
+        "page": kind.page(kind.value(out)),
+        "JSON": (out / "summary.json").read_text(),
+        "JUnit": junit,
+    }
+    return {place: re.sub(r"\s+", " ", words) for place, words in places.items()}
+
+
+@pytest.mark.parametrize("said", [20, 7, 0, 100_000_000])
+def test_counts_that_contradict_the_stream_are_not_believed(tmp_path: Path, said: int) -> None:
+    summary = run(tmp_path / "r", f"wrong_count@{said}", slo=("tpot:1s:p90",))
+    assert summary.tokens.output is summary.tokens.steady_output_per_s is summary.tokens.output_per_s is None
+    assert summary.tpot_ms.p50 is summary.tpot_mlperf_ms.p50 is summary.itl_ms is summary.drift.output_per_s is None
+    assert summary.goodput.met is summary.goodput.share is None
+    assert summary.verdict.valid and says(summary.verdict.caveat_codes, "withheld")
+    stage = summary.stages[0]
+    assert stage.tokens.steady_output_per_s is None and stage.tpot_ms.p50 is None
+    for place, words in everywhere(tmp_path / "r", summary).items():
+        assert "contradict the stream" in words, place
+
+
+def test_honest_counts_differ_a_little(tmp_path: Path) -> None:
+    summary = run(tmp_path / "r", "wrong_count@42")  # of 40: two end tokens
+    assert "tokens" not in summary.unsound and summary.tokens.output == 42 * 60
+
+
+@pytest.mark.parametrize(("fault", "words"), [("one_event", "came at one instant"), ("no_text", "came without text")])
+def test_answers_without_a_span_have_no_tpot(tmp_path: Path, fault: str, words: str) -> None:
+    summary = run(tmp_path / "r", fault, slo=("tpot:1s:p90",))
+    assert summary.tpot_undefined == 60 and summary.tpot_ms.count == 0
+    assert (summary.tpot_no_span, summary.tpot_no_output) == ((60, 0) if fault == "one_event" else (0, 60))
+    assert summary.goodput.met is None and summary.goodput.share is None
+    assert words in text(summary) and "too short to have a TPOT" not in text(summary)
+    for place, said in everywhere(tmp_path / "r", summary).items():
+        assert "no span to divide" in said, place
+
+
+def test_a_clamp_is_a_reservation_with_its_number(tmp_path: Path) -> None:
+    summary = run(tmp_path / "r", "clamp@13")
+    assert summary.verdict.valid and says(summary.verdict.caveat_codes, "shortened", got=13 * 60, asked=40 * 60)
+    for place, words in everywhere(tmp_path / "r", summary).items():
+        assert "780 of 2,400 output tokens asked" in words, place
+
+
+def test_starts_that_were_dropped_were_no_load(tmp_path: Path) -> None:
+    summary = run(tmp_path / "r", url="sim:h100x8", max_in_flight=2, slo=("ttft:10s:p50",))
+    assert summary.requests.dropped > 40
+    assert not summary.verdict.valid and says(summary.verdict.codes, "dropped", requests=60)
+    assert exit_code(summary) == 3
+    for place, words in everywhere(tmp_path / "r", summary).items():
+        assert "were dropped at the in-flight cap" in words, place
+
+
+def test_a_server_that_stalls_and_so_makes_us_drop_has_missed(tmp_path: Path) -> None:
+    """Of what was sent, all are over the limit: that is no fault of the load."""
+    slow = run(tmp_path / "r", url="sim:h100x8", max_in_flight=20, slo=("ttft:1ms:p50",))
+    assert slow.requests.dropped > 3
+    assert slow.verdict.valid and slow.goodput.met is False and exit_code(slow) == 1
+    assert says(slow.verdict.caveat_codes, "not_offered")
+    for place, words in everywhere(tmp_path / "r", slow).items():
+        assert "were dropped at the in-flight cap" in words, place
+    document = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert document["goodput"]["met"] is False
