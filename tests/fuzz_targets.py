@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 from fuzz_documents import BETWEEN
-from loadgen_sdk.dialects.quirks import Api
+from loadgen_sdk.dialects.quirks import QUIRKS, Api
 from loadgen_sdk.dialects.reader import Flow, Reading, error_text
 from loadgen_sdk.dialects.sse import Decoder, EventTooLarge
 from loadgen_sdk.errors import TargetUnusable
@@ -207,7 +207,7 @@ def page(data: bytes) -> None:
 
 def facts(data: bytes) -> None:
     for server in ("trtllm", "vllm", "sglang", "llamacpp"):
-        server_facts(server, "1.0", data.decode("utf-8", "replace"))
+        server_facts(QUIRKS[server], "1.0", data.decode("utf-8", "replace"))
 
 
 def request(data: bytes) -> None:

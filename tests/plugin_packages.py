@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from loadgen_sdk import plugins
+
 
 def install(folder: Path, name: str, modules: Mapping[str, str], groups: Mapping[str, Mapping[str, str]]) -> None:
     """Write package `name` 1.0 into a folder of `sys.path`: the text of each module, entry points by group."""
@@ -28,11 +30,11 @@ def install(folder: Path, name: str, modules: Mapping[str, str], groups: Mapping
 @contextmanager
 def forgetting(table: Any, *modules: str) -> Iterator[None]:
     """`modules`: those of the packages, which are imported anew next time."""
-    before = {name: value for name, value in vars(table).items() if "plugins" not in name}
 
     def forget() -> None:
-        vars(table).clear()
-        vars(table).update(before)
+        if table is not None:
+            vars(table).pop("_plugins", None)
+        plugins._USED.clear()
         for module in modules:
             sys.modules.pop(module, None)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
-from plugin_packages import install
+from plugin_packages import forgetting, install
 
 from loadgen import plugins
 from loadgen.core.errors import UserError
@@ -30,21 +30,32 @@ def table() -> OpenTable[Dish]:
 
 
 @pytest.fixture
-def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def packages(tmp_path: Path, tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder that is looked through as site-packages is."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("LOADGEN_PLUGINS", raising=False)
-    yield tmp_path
-    for module in ("kitchen_a", "kitchen_b", "kitchen_c"):
-        sys.modules.pop(module, None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    with forgetting(None, "kitchen_a", "kitchen_b", "kitchen_c"):
+        yield tmp_path
 
 
 MODULE = """
+from contextlib import contextmanager
 from test_plugins import Dish
 ROW = Dish("stew", "kitchen_a:stew")
 OTHER = Dish("soup")
 MISNAMED = Dish("pie")
 NO_ROW = "stew"
+def pots():
+    yield 1
+    yield 1 / 0
+@contextmanager
+def kitchen(failing):
+    if failing == "start":
+        1 / 0
+    yield
+    if failing == "end":
+        1 / 0
 def stew(what):
     return f"{what} stew" if what else 1 / 0
 """
@@ -114,3 +125,43 @@ def test_what_a_plug_in_raises_is_told_as_its_fault(packages: Path) -> None:
     assert "stew of kitchen-a 1.0" in raised.value.what and "ZeroDivisionError" in raised.value.what
     with pytest.raises(UserError):
         dishes.function(stew, "kitchen_a:gone")
+
+
+def test_what_a_plug_in_raises_later_is_its_fault_and_what_its_user_raises_is_not(packages: Path) -> None:
+    install(packages, "kitchen-a", {"kitchen_a": MODULE}, {GROUP: {"stew": "kitchen_a:ROW"}})
+    dishes = table()
+    stew = dishes.find("stew")
+    assert stew is not None
+    for failing in ("start", "end"):
+        with pytest.raises(UserError, match="failed"), dishes.function(stew, "kitchen_a:kitchen")(failing):
+            pass
+    with pytest.raises(KeyError), dishes.function(stew, "kitchen_a:kitchen")(""):
+        raise KeyError
+    pots = dishes.function(stew, "kitchen_a:pots")()
+    assert next(pots) == 1
+    with pytest.raises(UserError):
+        next(pots)
+
+
+def test_what_was_used_is_known_with_its_version(packages: Path) -> None:
+    install(packages, "kitchen-a", {"kitchen_a": MODULE}, {GROUP: {"stew": "kitchen_a:ROW"}})
+    dishes = table()
+    assert dishes.names() == ("soup", "bread", "stew") and plugins.used() == ()
+    dishes.find("stew")
+    (used,) = plugins.used()
+    assert used == (GROUP, "stew", "kitchen-a", "1.0") and plugins.differing([used]) == []
+    others = [used._replace(version="2.0"), used._replace(package="kitchen-z")]
+    assert plugins.differing(others) == ["kitchen-a 1.0 here, 2.0 there", "kitchen-z none here, 1.0 there"]
+
+
+def test_a_help_asks_a_cache_until_packages_change(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(packages, "kitchen-a", {"kitchen_a": MODULE}, {GROUP: {"stew": "kitchen_a:ROW"}})
+    assert table().told("name", "cook") == (("stew", "kitchen_a:stew"),)
+    sys.modules.pop("kitchen_a")
+    assert table().told("name", "cook") == (("stew", "kitchen_a:stew"),) and "kitchen_a" not in sys.modules
+    assert table().told("name") == (("stew",),), "other fields are asked anew"
+    monkeypatch.setenv("LOADGEN_PLUGINS", "0")
+    assert table().told("name") == ()
+    monkeypatch.delenv("LOADGEN_PLUGINS")
+    install(packages, "kitchen-b", {"kitchen_b": MODULE}, {GROUP: {"pie": "kitchen_b:MISNAMED"}})
+    assert table().told("name") == (("stew",), ("pie",))

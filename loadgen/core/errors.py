@@ -69,7 +69,6 @@ Code = Literal[
     "unusable_source",  # nothing can be sent from the local address that is given
     "no_cluster",  # no Ray cluster answers at the address
     "nodes_differ",  # nodes of the cluster differ in a file or a version
-    "plugin_failed",  # a row of another package could not be loaded, or raised something; `key` is the package
     "process_failed",  # a worker or the simulated server did not start, or was lost before the load
     # the target, beside the codes of the SDK
     "targets_differ",  # the targets of one run do not serve the same

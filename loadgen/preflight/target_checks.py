@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Literal
 
 import msgspec
-from loadgen_sdk.dialects.quirks import Quirk
+from loadgen_sdk.dialects.quirks import QUIRKS, Quirk
 from loadgen_sdk.probe.probe import HttpAnswer, ProbeResult
 
 from loadgen.core import format
@@ -300,15 +300,6 @@ def rate_limit(headers: Mapping[str, str]) -> Finding | None:
     return Finding("rate limit", NOTE, ", ".join(limits), meaning, "keep the load of a run below it")
 
 
-_METRIC_PREFIXES = {
-    "trtllm_": "TensorRT-LLM",
-    "vllm": "vLLM",
-    "sglang": "SGLang",
-    "llamacpp": "llama.cpp",
-    "dynamo_": "Dynamo",
-}
-
-
 def metrics_pages(pages: Mapping[str, HttpAnswer]) -> Finding:
     """The server's metrics pages, by path."""
     words = [text for path, answer in pages.items() if (text := _metrics_page_words(path, answer))]
@@ -331,8 +322,12 @@ def _metrics_page_words(path: str, answer: HttpAnswer) -> str:
     names = set(re.findall(r"(?m)^# TYPE (\S+)", text)) or set(re.findall(r"(?m)^([a-zA-Z_:][\w:]*)[ {]", text))
     if not names:
         return ""
-    known = next((title for prefix, title in _METRIC_PREFIXES.items() if any(n.startswith(prefix) for n in names)), "")
+    known = next((row.title for row in QUIRKS.values() if _any_begins(names, row.metrics_prefix)), "")
     return f"{path} has {len(names)} Prometheus metrics{f' of {known}' if known else ''}"
+
+
+def _any_begins(names: Iterable[str], prefix: str) -> bool:
+    return bool(prefix) and any(name.startswith(prefix) for name in names)
 
 
 # -- this host ---------------------------------------------------------------------------------------------------

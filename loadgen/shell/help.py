@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from loadgen.core.errors import UserError, meant
 from loadgen.core.execution.options import PANELS
+from loadgen.plugins import resolve
 from loadgen.shell.ending import interrupted
 from loadgen.shell.overview import row
 
@@ -33,6 +34,10 @@ _METAVARS = {
     "NAME": ("benchmark", "profile", "preset", "model"),
 }
 """What a command's own options take, by their names; a number is N or NUMBER, all others are a WORD."""
+
+
+_TABLES = {"server": "loadgen_sdk.dialects.quirks:SERVERS"}
+"""Of an option, the table whose rows it takes: packages may add some."""
 
 
 class Command(TyperCommand):
@@ -108,7 +113,7 @@ def _said(param: Any, ctx: Any) -> tuple[str, str]:
     first, *others = [name for name in param.opts if name.startswith("--")]
     off = f" / {param.secondary_opts[0]}" if param.secondary_opts else ""
     takes = "" if param.is_flag else f" {_takes(param, ctx)}"
-    text = param.help or ""
+    text = (param.help or "") + _added(param.name)
     default = param.get_default(ctx) if not param.is_flag else None
     if isinstance(param.show_default, str):
         default = param.show_default
@@ -117,6 +122,12 @@ def _said(param: Any, ctx: Any) -> tuple[str, str]:
     if others:
         text += f" [also {', '.join(others)}]"
     return f"{', '.join([*short, first])}{off}{takes}", text
+
+
+def _added(name: str) -> str:
+    """What packages add to what an option takes."""
+    names = [name for (name,) in resolve(_TABLES[name]).told("name")] if name in _TABLES else []
+    return f" Of packages: {', '.join(names)}." if names else ""
 
 
 def _takes(param: Any, ctx: Any) -> str:

@@ -39,12 +39,13 @@ def _lines(width: int) -> Iterator[str]:
     yield from ("", "Options:")
     for name, text in OPTIONS:
         yield from row(name, text, width)
-    commands = list(COMMANDS.rows())
-    for group in dict.fromkeys(command.group for command in commands):
+    commands = [(row.name, row.group, row.help) for row in COMMANDS.own]
+    commands += [(name, group, said) for name, group, said in COMMANDS.told("name", "group", "help")]
+    for group in dict.fromkeys(group for _, group, _ in commands):
         yield from ("", f"{group.capitalize()}:")
-        for command in commands:
-            if command.group == group:
-                yield from row(command.name, command.help, width, indent=14)
+        for name, of, said in commands:
+            if of == group:
+                yield from row(name, said, width, indent=14)
     yield from ("", "loadgen COMMAND --help says more of one.")
 
 

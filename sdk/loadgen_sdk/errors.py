@@ -55,6 +55,7 @@ Code = Literal[
     "unwritable_file",  # a file or a folder cannot be written
     # this host
     "not_installed",  # a package or a program is missing; `key` of a fault says which
+    "plugin_failed",  # a row of another package could not be loaded, or raised something; `key` is the package
     "wrong_platform",  # this operating system or version of Python cannot do it
     "resource_limit",  # this host has too few open files, ports, processors or too little room
     "event_loop",  # the call needs an event loop and there is none, or would block the one that is running

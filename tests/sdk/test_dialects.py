@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import make_servers
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk.dialects.body import body, merge
-from loadgen_sdk.dialects.quirks import APIS, NAMES, QUIRKS, Api
+from loadgen_sdk.dialects.quirks import APIS, METRICS, QUIRKS, SERVERS, SOURCES, Api, names
 from loadgen_sdk.errors import TargetUnusable
+from loadgen_sdk.plugins import resolve
 from loadgen_sdk.request import Request
 from refusals import refused
 
@@ -126,7 +128,15 @@ def test_rows_say_only_what_the_body_sends() -> None:
             assert [*sent(name, api)] == ["model", prompt, "stream", "stream_options", "max_tokens", *quirk.forces]
         assert [*sent(name, "responses")] == ["model", "input", "stream", "max_output_tokens"]
         assert [*sent(name, "embeddings")] == ["model", "input", "encoding_format"]
-    assert ("auto", *QUIRKS) == NAMES
+    assert ("auto", *QUIRKS) == names()
+
+
+def test_the_page_of_servers_is_made_from_their_rows() -> None:
+    assert make_servers.PAGE.read_text("utf-8") == make_servers.page(), "python tests/make_servers.py"
+    for row in SERVERS.own:
+        assert row.checks_model is (row.on_unknown_model != "served")
+        assert set(row.metrics) <= set(METRICS) and all(sign.where in SOURCES for sign in row.signs)
+        assert all(callable(resolve(function)) for _, function in row.account)
 
 
 values = st.recursive(

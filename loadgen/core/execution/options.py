@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, TypeVar, get_type_hints
 
+from loadgen_sdk.dialects.quirks import QUIRKS
+
 from loadgen import backends
 from loadgen.core import units
 from loadgen.core.errors import Fault, Faults, UserError, collecting, of_reading
@@ -78,9 +80,10 @@ def _choice(*known: str) -> Callable[[Any], str]:
 
 
 def _server(value: Any) -> str:
-    from loadgen_sdk.dialects.quirks import NAMES
+    from loadgen_sdk.dialects.quirks import SERVERS, names
 
-    return _choice(*NAMES)(value)
+    known = isinstance(value, str) and (value == "auto" or SERVERS.find(value) is not None)
+    return str(value) if known else _choice(*names())(value)
 
 
 def _count(what: str, hint: str) -> Callable[[Any], int]:
@@ -264,7 +267,7 @@ class RunOptions(TypedDict, total=False):
         default="continue", parse=_choice("continue", "stop"))]
     model: Annotated[str | None, Option("--model -m NAME", "Model name.", shown="the only one that the server lists")]
     server: Annotated[str, Option("--server --backend KIND",
-        "auto, trtllm, vllm, sglang, dynamo, llamacpp, transformers, openai, azure or generic.",
+        f"auto, {', '.join(tuple(QUIRKS)[:-1])} or {tuple(QUIRKS)[-1]}.",
         default="auto", parse=_server)]
     api: Annotated[str, Option("--api --endpoint-type KIND",
         "chat, completions, responses, embeddings or rerank.", default="chat",

@@ -19,7 +19,7 @@ from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.transport.wire import Tls
 
-from loadgen import backends
+from loadgen import backends, plugins
 from loadgen.backends import BackendRow
 from loadgen.core import format, seeds
 from loadgen.core.child_process import FROZEN_S
@@ -36,6 +36,7 @@ from loadgen.core.results.spool import SEGMENT_ROWS
 from loadgen.core.schedule import arrivals
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.core.workload import Task, Workload, parts
+from loadgen.plugins import UsedPlugin
 
 EVENTS_EACH = 10_000  # output events/s per worker for `auto`: about half of what a worker can handle
 LANES_EACH = 64  # closed-loop lanes per worker for `auto`: the rate of a closed loop is not known in advance
@@ -189,6 +190,7 @@ class Job:
     run_id: str  # the name of the folder; a node of a cluster writes into another one
     simulated: bool = False  # the target is a simulation of our own: the embedded endpoint, or virtual time
     known: KnownTarget | None = None  # what was known of it without asking it
+    plugins: tuple[UsedPlugin, ...] = ()  # rows of other packages that its maker has used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +209,10 @@ class Plan:
 
 
 def build_plan(job: Job) -> Plan:
-    """The plan of a job; equal in every process."""
+    """The plan of a job; equal in every process. Raises UserError where a package that it needs is another here."""
+    if others := plugins.differing(job.plugins):
+        hint = "the same packages wherever a worker runs: pip install them there"
+        raise UserError("nodes_differ", f"plug-ins differ: {'; '.join(others)}", "", hint)
     tokenizer = tokens.load_tokenizer(job.settings.tokenizer)
     salt, template_tokens = seeds.salt_number(job.salt), job.found[0].template_tokens or 0
     return Plan(
@@ -240,7 +245,7 @@ def prepare(
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     job = Job(
         workload=workload, settings=settings, found=found, seed=seed, salt=seeds.salt_of(seed, workload.salt),
-        folder=folder, run_id=folder.name, simulated=simulated, known=known,
+        folder=folder, run_id=folder.name, simulated=simulated, known=known, plugins=plugins.used(),
     )  # fmt: skip
     plan = build_plan(job)
     plan = replace(plan, too_long=too_long(plan.requests, plan.timetable.slots, shortest(found)))

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 from loadgen_sdk.probe.probe import ProbeResult
 
+from loadgen import plugins
 from loadgen.core import format, seeds
 from loadgen.core.errors import Fault
 from loadgen.core.execution import backend, resource_limits, system_file
@@ -73,6 +74,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         run=job.run_id,
         started=now(),
         version=version(),
+        plugins=tuple(manifest.PluginUsed(**one._asdict()) for one in plugins.used()),
         command=settings.command,
         workload=workload.name,
         source_text=workload.source_text,

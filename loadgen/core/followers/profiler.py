@@ -30,13 +30,6 @@ if TYPE_CHECKING:
 
     from loadgen.core.results.manifest import ReasonCode, StagePlan
 
-SERVERS = {
-    "vllm": "start it with VLLM_TORCH_PROFILER_DIR or --profiler-config",
-    "sglang": "start it with SGLANG_TORCH_PROFILER_DIR",
-    "trtllm": "a release that has these (1.3)",
-}
-"""Kinds of server with a profiler, and what each needs so that it answers."""
-
 STEADY = "steady"
 ASK_S = 10.0  # for an answer to whether it has one, and to a start
 STOP_S = 180.0  # for an answer to a stop: the server writes its trace first
@@ -114,9 +107,9 @@ class Profiler:
 
     def __init__(self, pages: PagesAsked, found: Sequence[ProbeResult]) -> None:
         for probe in found:
-            if probe.server not in SERVERS:
-                title = QUIRKS[probe.server].title
-                known = ", ".join(QUIRKS[name].title for name in SERVERS)
+            if not probe.quirk.profiler:
+                title = probe.quirk.title
+                known = ", ".join(row.title for row in QUIRKS.values() if row.profiler)
                 raise UserError(
                     "unsupported", f"{title} has no profiler to start over HTTP", "--profile", f"known: {known}"
                 )
@@ -140,8 +133,8 @@ class Profiler:
         missing = self._heard().missing
         if missing:
             self.close()
-            kind = next(probe.server for probe in found)
-            hint = f"{QUIRKS[kind].title}: {SERVERS[kind]}"
+            quirk = next(probe.quirk for probe in found)
+            hint = f"{quirk.title}: {quirk.profiler}"
             raise TargetError("unsupported", "it has no /start_profile", ", ".join(missing), hint)
 
     def begin(self, start_ns: int, stages: Sequence[StagePlan], wanted: ProfileAsked) -> None:

@@ -70,6 +70,7 @@ class PageAddress(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, str] = {}
     drains: bool = False  # also read JSON statistics that each read empties; only if the user asks for it
     kind: Kind = "metrics"
+    names: dict[str, str] = {}  # under which its series of these names are stored
 
 
 class ScrapeJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,14 +137,14 @@ def _metrics_places(asked: PagesAsked, probes: Sequence[ProbeResult]) -> tuple[P
     drains = "drain" in asked.pages
 
     def paths(probe: ProbeResult) -> tuple[str, ...]:
-        return ("/metrics",) if drains and probe.server == "trtllm" else series.AUTO.get(probe.server, ())
+        return (probe.quirk.drained_path,) if drains and probe.quirk.drained_path else probe.quirk.metrics_paths
 
     return _beside(asked, probes, paths, "metrics", drains=drains)
 
 
 def _energy_places(asked: PagesAsked, probes: Sequence[ProbeResult]) -> tuple[PageAddress, ...]:
     urls = [_address_of_url(url, None, asked, probes) for url in asked.energy if url not in ENERGY_WORDS]
-    own = _beside(asked, probes, lambda probe: energy.AUTO.get(probe.server, ()), "energy")
+    own = _beside(asked, probes, lambda probe: tuple(filter(None, (probe.quirk.energy_path,))), "energy")
     pages = [msgspec.structs.replace(place, kind="energy", drains=False) for place in urls]
     return (*pages, *(own if "auto" in asked.energy else ()))
 
@@ -152,7 +153,7 @@ def _accounts_places(asked: PagesAsked, probes: Sequence[ProbeResult]) -> tuple[
     """Each read of these pages empties them. They are read of a server whose answers have no account."""
 
     def paths(probe: ProbeResult) -> tuple[str, ...]:
-        return (request_accounts.PATH,) if probe.server == "trtllm" and not probe.account else ()
+        return (probe.quirk.accounts_path,) if probe.quirk.accounts_path and not probe.account else ()
 
     return _beside(asked, probes, paths, "accounts") if asked.accounts else ()
 
@@ -177,6 +178,7 @@ def _beside(
                     target=i, host=target.host, port=target.port, tls=target.tls, drains=drains, kind=kind,
                     paths=tuple(target.beside(path) for path in paths), shown=shown,
                     headers=target_headers(asked, i, probe),
+                    names=series.names_for(probe.quirk.metrics) if kind == "metrics" else {},
                 )
             )  # fmt: skip
     return tuple(addresses)
@@ -296,7 +298,8 @@ class Reader:
             return energy.of_energy_metrics(data)
         if data.lstrip()[:1] == b"[" and place.drains:
             return self._iterations.samples(data)
-        values = series.samples(data.decode("utf-8", "replace"))
+        read = series.samples(data.decode("utf-8", "replace"))
+        values = {(place.names.get(name, name), labels): value for (name, labels), value in read.items()}
         return energy.known(values) if place.kind == "energy" else values
 
     def _fetch(self, path: str) -> bytes:

@@ -172,6 +172,15 @@ class ReasonCode(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, Any] = {}
 
 
+class PluginUsed(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of another package that a run used."""
+
+    table: str  # loadgen.backends, loadgen.formats, ...: the group of its entry point
+    name: str
+    package: str
+    version: str
+
+
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `run.json`. Written when the run starts (`state` running) and again when it ends."""
 
@@ -183,6 +192,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     ended: str = ""
     state: str = "running"  # running (or killed), finished, interrupted (by the user), stopped, decided (by a search)
     version: str = ""  # of loadgen
+    plugins: tuple[PluginUsed, ...] = ()  # rows of other packages that were used until the load began
     command: tuple[str, ...] = ()  # secrets removed
     workload: str = ""
     source_text: str = ""  # of the workload file, `${VAR}` not expanded

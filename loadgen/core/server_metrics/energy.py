@@ -19,9 +19,6 @@ from loadgen.core.server_metrics.series import TOOK, UP, MetricSample, PageReadi
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-AUTO = {"trtllm": ("/energy_metrics",)}
-"""Paths of an energy page by kind of server, relative to the server's prefix."""
-
 SMI = "nvidia-smi"
 _SMI_FIELDS = {
     "index": "",

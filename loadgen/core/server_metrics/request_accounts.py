@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 FILE = "accounts.jsonl"  # in the run folder
-PATH = "/perf_metrics"
 UNKNOWN = -1
 
 

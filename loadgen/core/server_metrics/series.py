@@ -11,11 +11,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from loadgen_sdk.dialects.quirks import METRICS, SERVERS
 
 from loadgen.core.limits import CACHED_SHARE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 FILE = "server.jsonl"  # in the run folder
 MOST_SERIES = 20_000  # of one page; a longer page is an error
@@ -23,76 +24,23 @@ UP, TOOK = "up", "scrape_duration_seconds"  # the names that Prometheus uses
 ITERATION = "trtllm_iteration:"  # prefix for the names of TensorRT-LLM's JSON statistics
 AGREE = 0.02  # two counts of the same tokens that differ by more than this share disagree
 
-AUTO = {
-    "trtllm": ("/prometheus/metrics",),  # never /metrics: that is JSON there, and every read empties it
-    "vllm": ("/metrics",),
-    "sglang": ("/metrics",),
-    "llamacpp": ("/metrics",),
-    "dynamo": ("/metrics",),
-    "generic": ("/prometheus/metrics", "/metrics"),
-}
-"""Paths of the metrics page by kind of server, relative to the server's prefix; the first that answers is used."""
+RUNNING, WAITING, KV_USE, HITS, OUTPUT, INPUT, CACHED, CACHE_HITS, CACHE_QUERIES, DONE, PAUSED, PREEMPTED = METRICS
+"""PAUSED: now without room in the KV cache; PREEMPTED: so far taken out of the batch for it."""
 
-RUNNING, WAITING, KV_USE, HITS = "running", "waiting", "kv_use", "hit_share"
-OUTPUT, INPUT, CACHED, DONE = "output_tokens", "input_tokens", "cached_tokens", "requests_ok"
-CACHE_HITS, CACHE_QUERIES = "cache_hits", "cache_queries"
-PAUSED, PREEMPTED = "paused", "preempted"  # now without room in the KV cache; so far taken out of the batch for it
+OURS = "loadgen:"  # prefix for the names of a server that a plug-in knows: its page is stored under them
 KNOWN: dict[str, tuple[str, ...]] = {
-    RUNNING: (
-        "trtllm_num_requests_running",
-        "vllm:num_requests_running",
-        "sglang:num_running_reqs",
-        "llamacpp:requests_processing",
-        "dynamo_frontend_inflight_requests",
-        f"{ITERATION}numActiveRequests",
-    ),
-    WAITING: (
-        "trtllm_num_requests_waiting",
-        "vllm:num_requests_waiting",
-        "sglang:num_queue_reqs",
-        "llamacpp:requests_deferred",
-        "dynamo_frontend_queued_requests",
-        f"{ITERATION}numQueuedRequests",
-    ),
-    KV_USE: (
-        "trtllm_kv_cache_utilization",
-        "vllm:kv_cache_usage_perc",
-        "vllm:gpu_cache_usage_perc",
-        "sglang:token_usage",
-        "llamacpp:kv_cache_usage_ratio",
-        f"{ITERATION}kvCacheStats.usedShare",
-    ),
-    HITS: ("trtllm_kv_cache_hit_rate", "sglang:cache_hit_rate", f"{ITERATION}kvCacheStats.cacheHitRate"),
-    OUTPUT: (
-        "trtllm_generation_tokens_total",
-        "vllm:generation_tokens_total",
-        "sglang:generation_tokens_total",
-        "llamacpp:tokens_predicted_total",
-        "dynamo_frontend_output_tokens_total",
-    ),
-    INPUT: (
-        "trtllm_prompt_tokens_total",
-        "vllm:prompt_tokens_total",
-        "sglang:prompt_tokens_total",
-        "llamacpp:prompt_tokens_total",
-        "dynamo_frontend_input_sequence_tokens_sum",
-    ),
-    CACHED: (
-        "trtllm_prompt_cached_tokens_total",
-        "vllm:prompt_tokens_cached_total",
-        "sglang:cached_tokens_total",
-        "llamacpp:prompt_tokens_cached_total",
-        "dynamo_frontend_cached_tokens_sum",
-    ),
-    CACHE_HITS: ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
-    CACHE_QUERIES: ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
-    DONE: ("trtllm_request_success_total", "vllm:request_success_total"),
-    PAUSED: (f"{ITERATION}inflightBatchingStats.numPausedRequests", "sglang:num_retracted_reqs"),
-    PREEMPTED: ("vllm:num_preemptions_total",),
+    quantity: (*(name for row in SERVERS.own for name in row.metrics.get(quantity, ())), OURS + quantity)
+    for quantity in METRICS
 }
-"""Quantity -> the names it has on different servers. Shares are from 0 to 1; OUTPUT to DONE and PREEMPTED count."""
+"""Quantity -> the names it has on different servers."""
 _SHARES, _COUNTERS = (KV_USE, HITS), (OUTPUT, INPUT, CACHED, CACHE_HITS, CACHE_QUERIES, DONE, PREEMPTED)
-_QUANTITY_OF = {name: quantity for quantity, names in KNOWN.items() for name in names}
+QUANTITY_OF = {name: quantity for quantity, names in KNOWN.items() for name in names}
+
+
+def names_for(metrics: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Of a server's metrics by quantity: under which name each is stored that KNOWN has not."""
+    pairs = ((name, quantity) for quantity, names in metrics.items() for name in names)
+    return {name: OURS + quantity for name, quantity in pairs if name not in QUANTITY_OF and quantity in METRICS}
 
 
 class MetricSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,7 +194,7 @@ def gauges(latest: Iterable[MetricSample]) -> dict[str, float]:
     """The known quantities that are no counters, from the last sample of each series: sums, of shares the mean."""
     values: dict[str, list[float]] = {}
     for sample in latest:
-        quantity = _QUANTITY_OF.get(sample.name)
+        quantity = QUANTITY_OF.get(sample.name)
         if quantity is not None and quantity not in _COUNTERS:
             values.setdefault(quantity, []).append(sample.value)
     return {name: sum(all_of) / (len(all_of) if name in _SHARES else 1) for name, all_of in values.items()}
@@ -272,7 +220,7 @@ def summarize(metric_samples: Sequence[MetricSample], client_output_tokens: int 
 
     hit_share = points_of[HITS][-1][1] if points_of.get(HITS) else None
     shares = (_part(increase(CACHED), increase(INPUT)), _part(increase(CACHE_HITS), increase(CACHE_QUERIES)))
-    fullest = [sample.value for sample in metric_samples if _QUANTITY_OF.get(sample.name) == KV_USE]
+    fullest = [sample.value for sample in metric_samples if QUANTITY_OF.get(sample.name) == KV_USE]
 
     return Served(
         pages=tuple(PageReading(url=url, reads=len(ups), failed=ups.count(0.0)) for url, ups in ups_of_page.items()),
@@ -333,7 +281,7 @@ def _quantities(metric_samples: Sequence[MetricSample]) -> dict[str, list[tuple[
     page_answered = False
     for i, sample in enumerate(metric_samples):
         key = (sample.page, sample.name, sample.labels)
-        quantity = _QUANTITY_OF.get(sample.name)
+        quantity = QUANTITY_OF.get(sample.name)
         if quantity in _COUNTERS:
             # A series that appears after the page's first read started at 0.
             previous = last_value.get(key, 0.0 if sample.page in pages_read else sample.value)

@@ -13,7 +13,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
-from ..dialects.quirks import QUIRKS, Api, Quirk
+from ..dialects.quirks import QUIRKS, SERVERS, Api, Quirk, names
 from ..dialects.reader import Flow
 from ..errors import ClientError, RequestFailed, ThrottleTimeout, WrongUse
 from ..request import Completion, Failure, Request, Usage
@@ -118,9 +118,9 @@ class Client:
         if isinstance(target, str):
             target = Target.parse(target, api=api, server=None if server == "auto" else server, deployment=model or "")
         if server != "auto":
-            if server not in QUIRKS:
-                raise WrongUse("unknown_name", f"unknown server {server!r}", f"known: auto, {', '.join(QUIRKS)}")
-            quirk = quirk or QUIRKS[server]
+            if (known := SERVERS.find(server)) is None:
+                raise WrongUse("unknown_name", f"unknown server {server!r}", f"known: {', '.join(names())}")
+            quirk = quirk or known
         self.policy = make_policy(on_measurement, prices, throttle, retry, record, keep_content, labels)
         self.target, self.model, self.quirk = target, model or "", quirk or QUIRKS["generic"]
         self.timeout_s, self._streams, self._tls = timeout_ns / 1e9, stream, tls

@@ -1,16 +1,18 @@
-"""The table of servers: which fields each kind accepts, and what it reports.
+"""The table of servers: how each kind is known, which fields it accepts, and what it reports.
 
 The rules are data, so that each line can be checked against the server's own documents. Code that reads the table does
 not depend on the name of a server. Pure. A row changes at run time only through `msgspec.structs.replace`, when a probe
-finds that the server at hand differs from the table.
+finds that the server at hand differs from the table. Rows of other packages: entry points of `loadgen_sdk.servers`.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
+
+from ..plugins import OpenTable
 
 Api = Literal["chat", "completions", "responses", "embeddings", "rerank"]
 APIS: tuple[Api, ...] = ("chat", "completions", "responses", "embeddings", "rerank")
@@ -24,6 +26,18 @@ REASONING_MODEL = re.compile(r"(?:^|[/:])(?:o\d|gpt-5(?!-chat))", re.IGNORECASE)
 """Model names of OpenAI that refuse `max_tokens` in chat and take `max_completion_tokens` instead."""
 
 
+class Sign(NamedTuple):
+    """If `pattern` matches what the server says at `where`, it is of this kind."""
+
+    where: str  # one of SOURCES
+    pattern: str
+    rank: int = 1  # smaller first: 0 of a gateway, behind which there are others; 2 of what others say too
+
+
+SOURCES = ("models", "head", "version", "health", "props", "openapi")
+"""Where signs are looked for, in this order; head: the headers of the answer with the models."""
+
+
 class Quirk(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the table: everything that the client does differently for one kind of server.
 
@@ -33,6 +47,10 @@ class Quirk(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str  # the value for `--server`
     title: str  # name for people
+    # how it is known
+    signs: tuple[Sign, ...] = ()
+    hosts: tuple[str, ...] = ()  # of a service: it is asked nothing beside its API
+    # what is sent
     stream_options: tuple[tuple[str, bool], ...] = (("include_usage", True),)  # inside `stream_options`, when streaming
     max_field: str = "max_tokens"
     reasoning_max_field: str = "max_tokens"  # in chat, for models that REASONING_MODEL matches
@@ -41,12 +59,31 @@ class Quirk(msgspec.Struct, frozen=True, kw_only=True):
     prompt_ids: bool = True  # completions accept a list of token ids as prompt
     chat_ids: bool = False  # a chat accepts token ids in the place of its messages, as `prompt_token_ids`
     checks_model: bool = True  # an unknown model name is an error; False: any name is served
-    timing_headers: tuple[tuple[str, str], ...] = ()  # ask for its own account of a request (server_account.py)
-    timing_fields: dict[str, Any] = {}  # the same as fields of the body; neither: it gives one unasked, or not at all
+    reuse_s: float = 4.0  # reuse no connection that was idle for longer: most of these servers close it after 5 s
     reset_path: str = ""  # POST to this path empties the prefix cache; "": there is no such request
     reset_hint: str = ""  # what to do where that is refused
+    profiler: str = ""  # what it needs so that /start_profile answers; "": it has none
+    # its own account of a request
+    timing_headers: tuple[tuple[str, str], ...] = ()  # ask for it
+    timing_fields: dict[str, Any] = {}  # the same as fields of the body; neither: it gives one unasked, or not at all
     timing_streams: bool = True  # False: a stream that asks for it is refused, only whole answers have it
-    reuse_s: float = 4.0  # reuse no connection that was idle for longer: most of these servers close it after 5 s
+    account: tuple[tuple[str, str], ...] = ()  # form in an answer -> module:function that reads it (server_account.py)
+    accounts_path: str = ""  # a page of accounts, which each read empties, of a server whose answers have none
+    # what it says of itself
+    facts_path: str = ""  # a page beside /version and the list of models: its version, engine and precision
+    version_field: str = ""  # of a JSON page, where /version says nothing
+    engine_pattern: str = ""  # whose first group is the engine behind it, anywhere in the page
+    # its metrics
+    metrics_paths: tuple[str, ...] = ()  # relative to the server's prefix; the first that answers is used
+    drained_path: str = ""  # a page of metrics that each read empties: read only if the user asks for it
+    energy_path: str = ""
+    metrics_prefix: str = ""  # of the names of its metrics
+    metrics: dict[str, tuple[str, ...]] = {}  # quantity of METRICS -> its names here
+    # for docs/servers.md
+    on_unknown_field: str = ""  # what a body with one gets
+    on_unknown_model: str = ""
+    cached_told: str = ""  # when usage has the tokens from its cache
+    timing_told: str = "none"  # its own account of a request
 
     def limit_field(self, api: Api, model: str) -> str:
         """Name of the field that limits the output of `model` on `api`."""
@@ -54,45 +91,179 @@ class Quirk(msgspec.Struct, frozen=True, kw_only=True):
         return self.reasoning_max_field if reasoning else self.max_field
 
 
+METRICS = (
+    "running", "waiting", "kv_use", "hit_share", "output_tokens", "input_tokens", "cached_tokens", "cache_hits",
+    "cache_queries", "requests_ok", "paused", "preempted",
+)  # fmt: skip
+"""What is known of a server by its metrics. Shares are from 0 to 1; tokens, cache, requests and `preempted` count; of
+`paused` there are so many now."""
+
 _EXACT = ("ignore_eos", "min_tokens")
 _COMPLETION = "max_completion_tokens"
 _QUIET = (("include_usage", True), ("include_obfuscation", False))  # else random padding
+_ITERATION = "trtllm_iteration:"  # prefix for the names of TensorRT-LLM's JSON statistics
+_ACCOUNTS = "loadgen_sdk.dialects.server_account"
 
 # fmt: off
 _ROWS = (
     Quirk(  # the header has no effect unless the server runs with return_perf_metrics: true
-        name="trtllm", title="TensorRT-LLM trtllm-serve", forces=_EXACT, continuous_usage=True, checks_model=False,
-        chat_ids=True, timing_headers=(("X-TRTLLM-return-metrics", "1"),), reset_path="/reset_prefix_cache",
+        name="trtllm", title="TensorRT-LLM trtllm-serve",
+        signs=(
+            Sign("models", r'"owned_by"\s*:\s*"tensorrt_llm"'),
+            Sign(
+                "openapi",
+                r'"/(?:_internal/tokenize|energy_metrics|steady_clock_offset|kv_cache_events|cluster_info)"',
+            ),
+        ),
+        forces=_EXACT, continuous_usage=True, checks_model=False, chat_ids=True,
+        reset_path="/reset_prefix_cache",
         reset_hint="only some versions of trtllm-serve have it (NVIDIA/TensorRT-LLM#14970, #15313): else restart it",
+        profiler="a release that has these (1.3)",
+        timing_headers=(("X-TRTLLM-return-metrics", "1"),),
+        account=(("trtllm.perf_metrics", f"{_ACCOUNTS}:trtllm"), ("server-timing", f"{_ACCOUNTS}:trtllm")),
+        accounts_path="/perf_metrics",
+        facts_path="/prometheus/metrics", engine_pattern=r'engine_type="([^"\n]{1,60})"',
+        metrics_paths=("/prometheus/metrics",),  # never /metrics: that is JSON there, and every read empties it
+        drained_path="/metrics", energy_path="/energy_metrics", metrics_prefix="trtllm_",
+        metrics={
+            "running": ("trtllm_num_requests_running", f"{_ITERATION}numActiveRequests"),
+            "waiting": ("trtllm_num_requests_waiting", f"{_ITERATION}numQueuedRequests"),
+            "kv_use": ("trtllm_kv_cache_utilization", f"{_ITERATION}kvCacheStats.usedShare"),
+            "hit_share": ("trtllm_kv_cache_hit_rate", f"{_ITERATION}kvCacheStats.cacheHitRate"),
+            "output_tokens": ("trtllm_generation_tokens_total",),
+            "input_tokens": ("trtllm_prompt_tokens_total",),
+            "cached_tokens": ("trtllm_prompt_cached_tokens_total",),
+            "requests_ok": ("trtllm_request_success_total",),
+            "paused": (f"{_ITERATION}inflightBatchingStats.numPausedRequests",),
+        },
+        on_unknown_field="400", on_unknown_model="served", cached_told="always",
+        timing_told="event after `[DONE]`, `server-timing` header, when asked",
     ),
     Quirk(  # the field has no effect unless the server runs with --enable-per-request-metrics
-        name="vllm", title="vLLM", forces=_EXACT, continuous_usage=True, timing_fields={"include_metrics": True},
+        name="vllm", title="vLLM",
+        signs=(
+            Sign("models", r'"owned_by"\s*:\s*"vllm"'),
+            Sign("openapi", r'"/v1/score"|"/tokenizer_info"|vLLM', rank=2),
+        ),
+        forces=_EXACT, continuous_usage=True,
         reset_path="/reset_prefix_cache",
         reset_hint="start it with VLLM_SERVER_DEV_MODE=1; requests in flight keep their blocks",
+        profiler="start it with VLLM_TORCH_PROFILER_DIR or --profiler-config",
+        timing_fields={"include_metrics": True}, account=(("metrics", f"{_ACCOUNTS}:vllm"),),
+        facts_path="/metrics", metrics_paths=("/metrics",), metrics_prefix="vllm",
+        metrics={
+            "running": ("vllm:num_requests_running",),
+            "waiting": ("vllm:num_requests_waiting",),
+            "kv_use": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+            "output_tokens": ("vllm:generation_tokens_total",),
+            "input_tokens": ("vllm:prompt_tokens_total",),
+            "cached_tokens": ("vllm:prompt_tokens_cached_total",),
+            "cache_hits": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+            "cache_queries": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+            "requests_ok": ("vllm:request_success_total",),
+            "preempted": ("vllm:num_preemptions_total",),
+        },
+        on_unknown_field="ignored", on_unknown_model="404", cached_told="`--enable-prompt-tokens-details`",
+        timing_told="`--enable-per-request-metrics`",
     ),
     Quirk(  # its times are in the answer only where the server runs with --enable-metrics
-        name="sglang", title="SGLang", forces=_EXACT, continuous_usage=True, checks_model=False,
-        timing_fields={"return_meta_info": True}, timing_streams=False,
+        name="sglang", title="SGLang",
+        signs=(
+            Sign("models", r'"owned_by"\s*:\s*"sglang"'),
+            Sign("openapi", r'"/(?:flush_cache|get_model_info|get_server_info)"'),
+        ),
+        forces=_EXACT, continuous_usage=True, checks_model=False,
         reset_path="/flush_cache", reset_hint="it flushes only while no request runs or waits",
+        profiler="start it with SGLANG_TORCH_PROFILER_DIR",
+        timing_fields={"return_meta_info": True}, timing_streams=False, account=(("meta_info", f"{_ACCOUNTS}:sglang"),),
+        facts_path="/get_server_info", version_field="version", metrics_paths=("/metrics",), metrics_prefix="sglang",
+        metrics={
+            "running": ("sglang:num_running_reqs",),
+            "waiting": ("sglang:num_queue_reqs",),
+            "kv_use": ("sglang:token_usage",),
+            "hit_share": ("sglang:cache_hit_rate",),
+            "output_tokens": ("sglang:generation_tokens_total",),
+            "input_tokens": ("sglang:prompt_tokens_total",),
+            "cached_tokens": ("sglang:cached_tokens_total",),
+            "paused": ("sglang:num_retracted_reqs",),
+        },
+        on_unknown_field="ignored", on_unknown_model="served", cached_told="`--enable-cache-report`",
+        timing_told="`meta_info` of whole answers, when asked",
     ),
     Quirk(
-        name="dynamo", title="NVIDIA Dynamo", forces=_EXACT, continuous_usage=True,
-        timing_fields={"nvext": {"extra_fields": ["timing"]}},
+        name="dynamo", title="NVIDIA Dynamo",
+        signs=(
+            Sign("models", r'"owned_by"\s*:\s*"nvidia"[^}]*"context_window"'),
+            Sign("health", r"dyn://"),
+        ),
+        forces=_EXACT, continuous_usage=True,
+        timing_fields={"nvext": {"extra_fields": ["timing"]}}, account=(("nvext", f"{_ACCOUNTS}:dynamo"),),
+        facts_path="/health", engine_pattern=r"dyn://[\w-]+\.(tensorrt_llm|trtllm|vllm|sglang|mocker)\.",
+        metrics_paths=("/metrics",), metrics_prefix="dynamo_",
+        metrics={
+            "running": ("dynamo_frontend_inflight_requests",),
+            "waiting": ("dynamo_frontend_queued_requests",),
+            "output_tokens": ("dynamo_frontend_output_tokens_total",),
+            "input_tokens": ("dynamo_frontend_input_sequence_tokens_sum",),
+            "cached_tokens": ("dynamo_frontend_cached_tokens_sum",),
+        },
+        on_unknown_field="400", on_unknown_model="404", cached_told="always", timing_told="`nvext.timing`, when asked",
     ),
     Quirk(  # it has no min_tokens
-        name="llamacpp", title="llama.cpp llama-server", forces=("ignore_eos",), checks_model=False
+        name="llamacpp", title="llama.cpp llama-server",
+        signs=(
+            Sign("models", r'"owned_by"\s*:\s*"llamacpp"'),
+            Sign("head", r"(?m)^server: llama\.cpp"),
+            Sign("props", r'"default_generation_settings"'),
+        ),
+        forces=("ignore_eos",), checks_model=False, account=(("timings", f"{_ACCOUNTS}:llamacpp"),),
+        facts_path="/props", version_field="build_info", metrics_paths=("/metrics",), metrics_prefix="llamacpp",
+        metrics={
+            "running": ("llamacpp:requests_processing",),
+            "waiting": ("llamacpp:requests_deferred",),
+            "kv_use": ("llamacpp:kv_cache_usage_ratio",),
+            "output_tokens": ("llamacpp:tokens_predicted_total",),
+            "input_tokens": ("llamacpp:prompt_tokens_total",),
+            "cached_tokens": ("llamacpp:prompt_tokens_cached_total",),
+        },
+        on_unknown_field="ignored", on_unknown_model="served", cached_told="always", timing_told="`timings`, always",
     ),
-    Quirk(name="transformers", title="transformers serve", prompt_ids=False),
-    Quirk(name="openai", title="OpenAI", stream_options=_QUIET, reasoning_max_field=_COMPLETION),
-    Quirk(name="azure", title="Azure OpenAI", reasoning_max_field=_COMPLETION),
+    Quirk(
+        name="transformers", title="transformers serve",
+        signs=(Sign("openapi", r'(?s)"/load_model"(?=.*"/reset")'),),
+        prompt_ids=False, on_unknown_field="422", on_unknown_model="400", cached_told="never",
+    ),
+    Quirk(
+        name="openai", title="OpenAI", hosts=("api.openai.com",),
+        signs=(Sign("head", r"(?m)^openai-(?:version|organization|processing-ms):"),),
+        stream_options=_QUIET, reasoning_max_field=_COMPLETION,
+        on_unknown_field="400", on_unknown_model="404", cached_told="always", timing_told="`openai-processing-ms`",
+    ),
+    Quirk(
+        name="azure", title="Azure OpenAI", signs=(Sign("head", r"(?m)^(?:apim-request-id|x-ms-region):"),),
+        reasoning_max_field=_COMPLETION, on_unknown_field="400", on_unknown_model="404",
+    ),
     Quirk(  # usually a gateway: the server behind it decides what a field does
-        name="generic", title="an OpenAI-compatible server of unknown make", reasoning_max_field=_COMPLETION
+        name="generic", title="an OpenAI-compatible server of unknown make",
+        signs=(Sign("head", r"(?m)^x-litellm-", rank=0),), reasoning_max_field=_COMPLETION,
+        metrics_paths=("/prometheus/metrics", "/metrics"), on_unknown_field="passed on",
     ),
 )
 
 # fmt: on
-QUIRKS: dict[str, Quirk] = {row.name: row for row in _ROWS}
-"""The rows by server name. `auto` falls back to `generic`, which sends only the common fields."""
+SERVERS: OpenTable[Quirk] = OpenTable("loadgen_sdk.servers", Quirk, _ROWS)
 
-NAMES: tuple[str, ...] = ("auto", *QUIRKS)
-"""The values for `--server`."""
+QUIRKS: dict[str, Quirk] = {row.name: row for row in SERVERS.own}
+"""Our rows by server name. `auto` falls back to `generic`, which sends only the common fields."""
+
+
+def row_of(server: str) -> Quirk:
+    """The row of a server. Raises KeyError where there is none, WrongUse for a plug-in that failed."""
+    if (row := SERVERS.find(server)) is None:
+        raise KeyError(server)
+    return row
+
+
+def names() -> tuple[str, ...]:
+    """The values for `--server`, with those of plug-ins."""
+    return ("auto", *QUIRKS, *(name for (name,) in SERVERS.told("name")))

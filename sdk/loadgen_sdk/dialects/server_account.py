@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
+
+from .quirks import SERVERS
 
 UNKNOWN = -1
 _MS = 1_000_000
@@ -31,11 +34,21 @@ NO_ACCOUNT = ServerAccount()
 
 def server_account(timing: Mapping[str, Any]) -> ServerAccount:
     """The account in the timing that came with an answer (`Completion.server_timing`); NO_ACCOUNT without one."""
-    for name, read in _FORMS.items():
-        form = timing.get(name)
-        if isinstance(form, Mapping | str) and (account := read(form)) != NO_ACCOUNT:
+    for name, form in timing.items():
+        if isinstance(form, Mapping | str) and (read := _reader(name)) and (account := read(form)) != NO_ACCOUNT:
             return account
     return NO_ACCOUNT
+
+
+@lru_cache(maxsize=64)  # names come from servers
+def _reader(form: str) -> Callable[[Mapping[str, Any] | str], ServerAccount] | None:
+    """What reads this form of an account; plug-ins are looked at for one that is none of ours."""
+    for rows in (SERVERS.own, SERVERS.others()):
+        for row in rows:
+            if function := dict(row.account).get(form):
+                found: Callable[[Mapping[str, Any] | str], ServerAccount] = SERVERS.function(row, function)
+                return found
+    return None
 
 
 def _ns(milliseconds: Any) -> int:
@@ -56,7 +69,7 @@ def _first_known(*values: int) -> int:
     return next((value for value in values if value >= 0), UNKNOWN)
 
 
-def _trtllm(form: Mapping[str, Any] | str) -> ServerAccount:
+def trtllm(form: Mapping[str, Any] | str) -> ServerAccount:
     """`Server-Timing` of trtllm-serve, as a header or in its event after `[DONE]`: `server_queue;dur=1.25, ...`.
 
     A disaggregated server has an entry of each kind per phase: `ctx_` for the prefill, `gen_` for the decoding.
@@ -82,7 +95,7 @@ def _trtllm(form: Mapping[str, Any] | str) -> ServerAccount:
     )
 
 
-def _vllm(form: Mapping[str, Any] | str) -> ServerAccount:
+def vllm(form: Mapping[str, Any] | str) -> ServerAccount:
     """`metrics` of vLLM, with the usage. Its time to first token begins when the request leaves the queue."""
     if isinstance(form, str):
         return NO_ACCOUNT
@@ -91,7 +104,7 @@ def _vllm(form: Mapping[str, Any] | str) -> ServerAccount:
     return ServerAccount(queue=queue, prefill=prefill, decode=decode)
 
 
-def _dynamo(form: Mapping[str, Any] | str) -> ServerAccount:
+def dynamo(form: Mapping[str, Any] | str) -> ServerAccount:
     """`nvext.timing` of Dynamo, with the finish reason."""
     timing = form.get("timing") if isinstance(form, Mapping) else None
     if not isinstance(timing, Mapping):
@@ -101,7 +114,7 @@ def _dynamo(form: Mapping[str, Any] | str) -> ServerAccount:
     return ServerAccount(queue=queue, prefill=prefill, decode=_less(total, first))
 
 
-def _llamacpp(form: Mapping[str, Any] | str) -> ServerAccount:
+def llamacpp(form: Mapping[str, Any] | str) -> ServerAccount:
     """`timings` of llama-server, in every answer. It does not say how long a request waited for a slot."""
     if isinstance(form, str):
         return NO_ACCOUNT
@@ -114,7 +127,7 @@ def _llamacpp(form: Mapping[str, Any] | str) -> ServerAccount:
     )
 
 
-def _sglang(form: Mapping[str, Any] | str) -> ServerAccount:
+def sglang(form: Mapping[str, Any] | str) -> ServerAccount:
     """`meta_info` of SGLang, in whole answers only, in seconds. Its instants are all on one clock of the server."""
     if isinstance(form, str):
         return NO_ACCOUNT
@@ -138,11 +151,3 @@ def _of_seconds(seconds: Any) -> int:
 
 
 HEADER = "server-timing"
-_FORMS: dict[str, Callable[[Mapping[str, Any] | str], ServerAccount]] = {
-    "trtllm.perf_metrics": _trtllm,
-    HEADER: _trtllm,
-    "metrics": _vllm,
-    "nvext": _dynamo,
-    "timings": _llamacpp,
-    "meta_info": _sglang,
-}

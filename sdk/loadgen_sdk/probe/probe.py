@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 
 from ..dialects.body import asking_for_timing, body
-from ..dialects.quirks import MAX_FIELDS, QUIRKS, VALUES, Quirk
+from ..dialects.quirks import MAX_FIELDS, SERVERS, SOURCES, VALUES, Quirk, row_of
 from ..dialects.reader import Flow, Reading, error_text
 from ..dialects.server_account import HEADER, NO_ACCOUNT, server_account
 from ..dialects.sse import Decoder, EventTooLarge
@@ -25,7 +25,7 @@ from ..python310 import timeout
 from ..request import Request, Usage
 from ..transport.http1 import merged
 from ..transport.target import Target, header_secrets, shown
-from .server_facts import PAGES, ServerFacts, server_facts
+from .server_facts import ServerFacts, server_facts
 
 SIMULATION = "loadgen-sim"  # name of the project's simulated server in its `server` header
 CONNECTS = 5  # samples of the connect time; fewer (at least 3) when together they take longer than CONNECTS_NS
@@ -82,40 +82,8 @@ CONTEXT_FIELDS = ("max_model_len", "context_window", "context_length", "max_cont
 """What servers call their context in the list of models: vLLM and SGLang; Dynamo and Groq; OpenRouter; Mistral."""
 
 
-class Sign(NamedTuple):
-    """A rule: if `pattern` matches the answer of `where`, the server is `server`."""
-
-    where: str  # models, head (headers of the models answer), version, health, props, openapi
-    pattern: str
-    server: str
-
-
-SIGNS = (
-    Sign("models", r'"owned_by"\s*:\s*"tensorrt_llm"', "trtllm"),
-    Sign("models", r'"owned_by"\s*:\s*"vllm"', "vllm"),
-    Sign("models", r'"owned_by"\s*:\s*"sglang"', "sglang"),
-    Sign("models", r'"owned_by"\s*:\s*"nvidia"[^}]*"context_window"', "dynamo"),
-    Sign("models", r'"owned_by"\s*:\s*"llamacpp"', "llamacpp"),
-    Sign("head", r"(?m)^server: llama\.cpp", "llamacpp"),
-    Sign("head", r"(?m)^x-litellm-", "generic"),
-    Sign("head", r"(?m)^(?:apim-request-id|x-ms-region):", "azure"),
-    Sign("head", r"(?m)^openai-(?:version|organization|processing-ms):", "openai"),
-    Sign("health", r"dyn://", "dynamo"),
-    Sign("props", r'"default_generation_settings"', "llamacpp"),
-    Sign(
-        "openapi",
-        r'"/(?:_internal/tokenize|energy_metrics|steady_clock_offset|kv_cache_events|cluster_info)"',
-        "trtllm",
-    ),
-    Sign("openapi", r'"/(?:flush_cache|get_model_info|get_server_info)"', "sglang"),
-    Sign("openapi", r'(?s)"/load_model"(?=.*"/reset")', "transformers"),
-    Sign("openapi", r'"/v1/score"|"/tokenizer_info"|vLLM', "vllm"),
-)
-"""The rules of `auto`; the first match decides. Sources: each server's code, and answers recorded from servers."""
-
 _FURTHER_SOURCES = ("health", "props", "openapi")  # requested only if the other answers match no rule
 _PATHS = {"version": "/version", "health": "/health", "props": "/props", "openapi": "/openapi.json"}
-_HOSTS = (("api.openai.com", "openai"),)
 FACTS_S = 5.0  # longest wait for the page that tells engine and precision
 TRIES = 4  # attempts of a request: a server that fails one in ten is refused by one probe in some thousands
 
@@ -142,14 +110,14 @@ async def probe(
     """
     asker = _Asker(target, exchange, headers, api_key, stream, extra_body)
     rtt_ms = await _rtt_ms(connect)
-    host = "azure" if target.azure else next((name for host, name in _HOSTS if target.host == host), "")
+    host = "azure" if target.azure else _of_host(target.host)
     models_answer, version = await asyncio.gather(
         asker.get(target.models), asker.get_optional("" if host else target.beside(_PATHS["version"]))
     )
     if models_answer.status in (401, 403) or (models_answer.status == 503 and not model):
         asker.refuse(models_answer, model or "")
     name, evidence = await _identify(asker, server, host, models_answer, version)
-    quirk, warnings = QUIRKS[name], []
+    quirk, warnings = row_of(name), []
     if server_timing:
         asker.ask_for_timing(quirk)
     models, base_models = _models(models_answer)
@@ -167,7 +135,7 @@ async def probe(
         warnings.append(f"--server says {server}, {evidence[1]}")
     if models_answer.status >= 300:
         evidence.append(f"its list of models answers {models_answer.status}")
-    facts = await asker.facts(name, _version(version), hosted=bool(host))
+    facts = await asker.facts(quirk, _version(version), hosted=bool(host))
     prompts = [text for text, _ in samples]
     try:
         short, long = await asker.generate_both(quirk, chosen_model, prompts)
@@ -261,14 +229,14 @@ class _Asker:
                 return await self._get(path)
         return HttpAnswer(0, {}, b"")
 
-    async def facts(self, server: str, version: str, *, hosted: bool) -> ServerFacts:
+    async def facts(self, quirk: Quirk, version: str, *, hosted: bool) -> ServerFacts:
         """What the server says of itself on the page of its kind. A page that does not answer in time says nothing."""
         page = ""
-        if not hosted and server in PAGES:
+        if not hosted and quirk.facts_path:
             with contextlib.suppress(TimeoutError):
                 async with timeout(FACTS_S):
-                    page = _text(await self.get_optional(self.target.beside(PAGES[server])))
-        return server_facts(server, version, page)
+                    page = _text(await self.get_optional(self.target.beside(quirk.facts_path)))
+        return server_facts(quirk, version, page)
 
     async def _post(self, request_body: bytes) -> HttpAnswer:
         headers = merged([("Content-Type", "application/json")], self._headers)
@@ -397,25 +365,32 @@ async def _identify(
         return host, [f"the host is {asker.target.host}"]
     head = "\n".join(f"{name}: {value}" for name, value in models_answer.headers.items())
     texts = {"models": _text(models_answer), "head": head, "version": _text(version)}
-    match = _match_signs(texts)
+    match = _match_signs(SERVERS.own, texts)
     if server != "auto":
-        differs = match is not None and match[0].server not in (server, "generic")
-        return server, ["named by the user"] + ([f"but it looks like {match[0].server}"] if match and differs else [])
+        differs = match is not None and match[0] not in (server, "generic")
+        return server, ["named by the user"] + ([f"but it looks like {match[0]}"] if match and differs else [])
     if not match:
         pages = (asker.get_optional(asker.target.beside(_PATHS[source])) for source in _FURTHER_SOURCES)
         texts |= zip(_FURTHER_SOURCES, map(_text, await asyncio.gather(*pages)), strict=True)
-        match = _match_signs(texts)
+        match = _match_signs(SERVERS.own, texts) or _match_signs(tuple(SERVERS.others()), texts)
     if match:
-        sign, text = match
-        return sign.server, [f"{_PATHS.get(sign.where, '/models')} says {asker.clean(text)[:80]}"]
+        name, where, text = match
+        return name, [f"{_PATHS.get(where, '/models')} says {asker.clean(text)[:80]}"]
     return "generic", ["nothing it says tells its make: only the common fields are sent"]
 
 
-def _match_signs(texts: Mapping[str, str]) -> tuple[Sign, str] | None:
-    for sign in SIGNS:
-        if match := re.search(sign.pattern, texts.get(sign.where, "")):
-            return sign, match.group().replace("\n", " ")
+def _match_signs(rows: Sequence[Quirk], texts: Mapping[str, str]) -> tuple[str, str, str] | None:
+    """The first server whose sign is found; where, and the text that is the sign."""
+    for where in SOURCES:
+        signs = [(sign, row) for row in rows for sign in row.signs if sign.where == where]
+        for sign, row in sorted(signs, key=lambda pair: pair[0].rank):
+            if match := re.search(sign.pattern, texts.get(where, "")):
+                return row.name, where, match.group().replace("\n", " ")
     return None
+
+
+def _of_host(host: str) -> str:
+    return next((row.name for row in SERVERS.own if host in row.hosts), "")
 
 
 def _text(answer: HttpAnswer) -> str:

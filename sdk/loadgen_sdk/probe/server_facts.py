@@ -11,21 +11,13 @@ from typing import NamedTuple
 
 import msgspec
 
-PAGES: Mapping[str, str] = {
-    "trtllm": "/prometheus/metrics",  # never /metrics: each read of it takes the statistics away from everybody else
-    "vllm": "/metrics",
-    "sglang": "/get_server_info",
-    "llamacpp": "/props",
-    "dynamo": "/health",
-}
-"""Per kind of server, the page that is asked besides /version and the list of models."""
+from ..dialects.quirks import Quirk
 
 _INFO = re.compile(r"(?m)^[A-Za-z_:][\w:]*_info\{([^\n]*)\}\s")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\\n]|\\.){0,200})"')
 _WEIGHTS = ("quantization", "quant_algo", "quant_method", "weights_dtype", "dtype", "torch_dtype", "model_ftype")
 _KV_CACHE = ("kv_cache_dtype", "cache_dtype", "kv_cache_quant_algo")
 _UNTOLD = ("", "none", "null", "auto", "unknown")
-_DYNAMO_ENGINE = re.compile(r"dyn://[\w-]+\.(tensorrt_llm|trtllm|vllm|sglang|mocker)\.")
 
 
 class ServerFacts(NamedTuple):
@@ -36,16 +28,12 @@ class ServerFacts(NamedTuple):
     precision: str = ""
 
 
-def server_facts(server: str, version: str, page: str) -> ServerFacts:
+def server_facts(quirk: Quirk, version: str, page: str) -> ServerFacts:
     """The facts in the text of the server's page. `version`: by /version; the page's own is taken where that is ""."""
     values = _json_values(page) if page.lstrip().startswith("{") else _labels(page)
-    engine = values.get("engine_type", "") if server == "trtllm" else ""
-    if server == "dynamo" and (match := _DYNAMO_ENGINE.search(page)):
-        engine = match[1]
-    said = version or (values.get("build_info", "") if server == "llamacpp" else "")
-    if server == "sglang":
-        said = said or values.get("version", "")
-    return ServerFacts(_short(said), _short(engine), _precision(values))
+    engine = re.search(quirk.engine_pattern, page) if quirk.engine_pattern else None
+    said = version or (values.get(quirk.version_field, "") if quirk.version_field else "")
+    return ServerFacts(_short(said), _short(engine[1] if engine else ""), _precision(values))
 
 
 def _precision(values: Mapping[str, str]) -> str:
@@ -57,11 +45,8 @@ def _precision(values: Mapping[str, str]) -> str:
 
 
 def _labels(page: str) -> dict[str, str]:
-    """The labels of all info metrics; and of all metrics, the type of engine."""
-    values = {name: value for match in _INFO.finditer(page) for name, value in _LABEL.findall(match[1])}
-    if match := re.search(r'engine_type="([^"\n]{1,60})"', page):
-        values["engine_type"] = match[1]
-    return values
+    """The labels of all info metrics."""
+    return {name: value for match in _INFO.finditer(page) for name, value in _LABEL.findall(match[1])}
 
 
 def _json_values(page: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ import pytest
 import runs
 from hypothesis import given
 from hypothesis import strategies as st
+from loadgen_sdk.dialects.quirks import QUIRKS
 from loadgen_sdk.transport.target import Target
 
 import loadgen
@@ -180,14 +181,16 @@ KEY = "sk-very-secret-key"
 
 def asked(url: str, server: str, *words: str) -> tuple[scraper.PageAddress, ...]:
     settings = Settings(url=url, targets=(Endpoint(url=url, api_key=KEY),), server_metrics=words or ("auto",))
-    found: Any = types.SimpleNamespace(target=Target.parse(url), server=server)
+    found: Any = types.SimpleNamespace(target=Target.parse(url), server=server, quirk=QUIRKS[server])
     return scraper.places(settings.pages, [found])
 
 
 def test_a_server_under_two_keys_has_one_page() -> None:
     urls = ("http://h:8000/v1", "http://h:8000/v1", "http://h:8000/other/v1", "http://h:8001/v1")
     settings = Settings(url=urls[0], targets=tuple(Endpoint(url=url, api_key=str(i)) for i, url in enumerate(urls)))
-    found: list[Any] = [types.SimpleNamespace(target=Target.parse(url), server="vllm") for url in urls]
+    found: list[Any] = [
+        types.SimpleNamespace(target=Target.parse(url), server="vllm", quirk=QUIRKS["vllm"]) for url in urls
+    ]
     assert [place.target for place in scraper.places(settings.pages, found)] == [0, 2, 3]
 
 

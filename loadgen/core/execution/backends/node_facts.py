@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import loadgen_sdk
 
 import loadgen
+from loadgen import plugins
 from loadgen.core.errors import Fault, UserError
 from loadgen.core.execution import resource_limits, run_header
 from loadgen.core.execution.plan import Job
@@ -35,15 +36,16 @@ class NodeFacts(NamedTuple):
     files: dict[str, str]
 
 
-def own_facts(paths: Sequence[str]) -> NodeFacts:
-    """Facts about this machine, with digests of the files at these paths."""
+def own_facts(paths: Sequence[str], packages: Sequence[str] = ()) -> NodeFacts:
+    """Facts about this machine, with digests of the files at these paths and the versions of these packages."""
     return NodeFacts(
         host=socket.gethostname(),
         same={
             "loadgen": f"{run_header.version()} (source {_source_digest()})",
             "Python": ".".join(platform.python_version_tuple()[:2]),
             "numpy": metadata.version("numpy"),
-        },
+        }
+        | {package: plugins.version_of(package) for package in packages},
         loopback=_loopback_id(),
         room=resource_limits.room(),
         files={path: _digest(Path(path)) for path in paths},

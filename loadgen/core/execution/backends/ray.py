@@ -165,11 +165,11 @@ class RayCluster:
             actor = actor_class.options(**options).remote()
             ready = asyncio.get_running_loop().create_future()
             self._members.append(_Member(i, node_id, node, address, actor, Copy(job.folder, i), ready))
-        files = node_facts.files_of(job)
-        local_facts = await asyncio.to_thread(node_facts.own_facts, files)
+        files, packages = node_facts.files_of(job), [one.package for one in job.plugins]
+        local_facts = await asyncio.to_thread(node_facts.own_facts, files, packages)
         faults: list[Fault] = []
         known: list[tuple[_Member, NodeFacts]] = []
-        answers = await asyncio.gather(*(self._facts(member, files) for member in self._members))
+        answers = await asyncio.gather(*(self._facts(member, files, packages) for member in self._members))
         for member, answer in zip(self._members, answers, strict=True):
             if isinstance(answer, Fault):
                 faults.append(answer)
@@ -209,9 +209,9 @@ class RayCluster:
             "resource_limit", what, f"--workers {workers} --ray {self.address}", "fewer workers, or wait: `ray status`"
         )
 
-    async def _facts(self, member: _Member, files: Sequence[str]) -> NodeFacts | Fault:
+    async def _facts(self, member: _Member, files: Sequence[str], packages: Sequence[str]) -> NodeFacts | Fault:
         try:
-            reply = await asyncio.wait_for(member.actor.facts.remote(files), BEGUN_S)
+            reply = await asyncio.wait_for(member.actor.facts.remote(files, packages), BEGUN_S)
             files_open, ports = reply.get("room", (None, None))
             return NodeFacts(
                 host=reply.get("host", ""),

@@ -75,9 +75,9 @@ class RayAgent:
         """This machine's monotonic clock, ns."""
         return monotonic_ns()
 
-    async def facts(self, paths: Sequence[str]) -> dict[str, Any]:
+    async def facts(self, paths: Sequence[str], packages: Sequence[str] = ()) -> dict[str, Any]:
         """Facts about this machine in plain types, so that a driver with another version of loadgen can read them."""
-        here = own_facts(paths)
+        here = own_facts(paths, packages)
         return here._asdict() | {"room": (here.room.files, here.room.ports)}
 
     async def start(self, i: int, workers: int, *job: bytes) -> None:

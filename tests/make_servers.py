@@ -1,0 +1,34 @@
+"""Writes the table of servers in `docs/servers.md` from their rows, and from nothing else.
+
+`python tests/make_servers.py` writes it again; `sdk/test_dialects.py` checks that it is what it would write.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from loadgen_sdk.dialects.quirks import SERVERS
+
+PAGE = Path(__file__).parent.parent / "docs" / "servers.md"
+BEGIN = "<!-- servers: made by tests/make_servers.py from the rows of sdk/loadgen_sdk/dialects/quirks.py -->"
+END = "<!-- end of the servers -->"
+HEAD = ("`--server`", "is", "exact length", "unknown field", "unknown model", "cached tokens in usage", "own timing")
+
+
+def table() -> str:
+    lines = [HEAD, ["---"] * len(HEAD)]
+    for row in SERVERS.own:
+        exact = ", ".join(f"`{field}`" for field in row.forces) or "none"
+        answers = (row.on_unknown_field, row.on_unknown_model, row.cached_told, row.timing_told)
+        lines.append((f"`{row.name}`", row.title, exact, *answers))
+    return "\n".join([BEGIN, "", *(f"| {' | '.join(cells)} |" for cells in lines), "", END])
+
+
+def page() -> str:
+    """The page with the table as it should be."""
+    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    return before + table() + rest.partition(END)[2]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
