@@ -6,6 +6,7 @@ loops. It must not wait, and it must be cheap.
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,8 @@ from .prompt_text import estimated_tokens
 from .rate_limit_headers import read_once, retry_after_s, should_retry, timings
 from .throttle import Permit
 from .trace_recorder import CallShape
+
+log = logging.getLogger("loadgen_sdk")
 
 NO_HEADERS: dict[str, str] = {}
 REFUSED = (429, 503)  # statuses by which a server asks for a pause
@@ -131,7 +134,10 @@ class Call:
         """The keyword arguments for `Throttle.acquire`."""
         throttle, tokens = self.policy.throttle, (0, 0)
         if throttle is not None and throttle.counts_tokens:
-            tokens = estimated_tokens(self._arguments, writes=self.api in WRITING)
+            try:
+                tokens = estimated_tokens(self._arguments, writes=self.api in WRITING)
+            except Exception:  # a message of a kind that nobody has thought of must not fail the call
+                log.exception("the tokens of a call are not estimated")
         return {
             "key": self.setting.key or str(self._arguments.get("api_key") or ""),
             "model": self.model,

@@ -27,7 +27,7 @@ import msgspec
 from ..errors import WrongUse
 from .finishing import flush, later
 from .measurement import Measurement
-from .prompt_text import CHARS_PER_TOKEN, message_text, texts
+from .prompt_text import read_prompt
 
 BLOCK_BYTES = 512  # prompt text per hash: about 128 tokens
 REMEMBERED = 65_536  # number of recent turns for which a next turn is recognised
@@ -49,9 +49,11 @@ class _Turn:
 class CallShape:
     """A call between `begin` and `end`: first its texts, then, in the background, what is kept of them."""
 
-    __slots__ = ("bytes", "delay_ns", "hashes", "messages", "previous_id", "started", "texts", "turn")
+    __slots__ = ("delay_ns", "hashes", "messages", "previous_id", "started", "texts", "tokens", "turn")
 
-    def __init__(self, started: int, texts: list[str], messages: list[str] | None, previous_id: str) -> None:
+    def __init__(
+        self, started: int, texts: list[str], messages: list[str] | None, previous_id: str, tokens: int
+    ) -> None:
         self.started = started
         self.texts: list[str] = texts  # of the prompt; given up as soon as they are hashed
         self.messages = messages  # the same by message; None: a bare prompt, which continues nothing
@@ -59,7 +61,7 @@ class CallShape:
         self.turn: _Turn | None = None
         self.delay_ns: int | None = None  # since the end of the previous turn; None: no such turn
         self.hashes: list[int] = []
-        self.bytes = 0  # of prompt text
+        self.tokens = tokens  # of the prompt, as estimated
 
 
 class ShapeRecorder:
@@ -106,15 +108,15 @@ class ShapeRecorder:
 
     def begin(self, started: int, arguments: Mapping[str, Any]) -> CallShape:
         """A call begins at `started` (monotonic ns) with these arguments (messages, prompt or input)."""
-        messages = arguments.get("messages")
-        messages = arguments.get("input") if messages is None else messages
+        prompt = read_prompt(arguments)
+        name = "input" if arguments.get("messages") is None else "messages"
+        messages = arguments.get(name)
         previous_id = str(arguments.get("previous_response_id") or "")
         by_message: list[str] | None = [] if isinstance(messages, str) or previous_id else None
         if isinstance(messages, list | tuple):
-            by_message = [message_text(message) for message in messages]
-            name = "input" if arguments.get("messages") is None else "messages"
-            arguments = {**arguments, name: by_message}  # texts stand for themselves: no message is read twice
-        shape = CallShape(started, [*texts(arguments)], by_message, previous_id)
+            by_message = prompt.texts[name]
+        texts = [text for several in prompt.texts.values() for text in several]
+        shape = CallShape(started, texts, by_message, previous_id, prompt.tokens)
         later(partial(self._hash, shape))
         return shape
 
@@ -126,14 +128,13 @@ class ShapeRecorder:
         prompt_texts = [text.encode("utf-8", "surrogatepass") for text in shape.texts]
         messages, shape.texts, shape.messages = shape.messages, [], None
         shape.hashes = self._blocks(_MESSAGE_SEPARATOR.join(prompt_texts))
-        shape.bytes = sum(map(len, prompt_texts))
         if messages is not None:
             shape.turn, shape.delay_ns = self._find_turn(shape.started, messages, shape.previous_id)
 
     def _add_row(self, sighting: CallShape, measurement: Measurement) -> None:
         turn = sighting.turn
         server_counted = measurement.input_tokens is not None
-        tokens = measurement.input_tokens if server_counted else max(1, sighting.bytes // CHARS_PER_TOKEN)
+        tokens = measurement.input_tokens if server_counted else max(1, sighting.tokens)
         row: dict[str, Any] = {
             "timestamp": round(measurement.started_unix_ns / 1e6, 3),
             "input_length": tokens,

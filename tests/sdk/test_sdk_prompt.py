@@ -1,0 +1,167 @@
+"""Estimated tokens of a prompt: pictures, sounds and files by the providers' rules, schemas as text, ids one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from canned import CHAT, answer, serving
+from loadgen_sdk import Throttle, instrument, record_shape
+from loadgen_sdk.app.media_tokens import UNKNOWN_SIZE, picture_size, picture_tokens, sound_tokens
+from loadgen_sdk.app.prompt_text import estimated_tokens, read_prompt
+
+
+def png(width: int, height: int, padding: int = 0) -> str:
+    head = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", width, height)
+    return base64.b64encode(head + bytes(padding)).decode()
+
+
+def jpeg(width: int, height: int) -> str:
+    preview = b"\xff\xe1" + struct.pack(">H", 40_002) + bytes(40_000)
+    frame = b"\xff\xc0" + struct.pack(">HBHH", 17, 8, height, width) + bytes(12)
+    return base64.b64encode(b"\xff\xd8" + preview + frame).decode()
+
+
+def wav(seconds: int, rate: int) -> str:
+    head = b"RIFF" + bytes(4) + b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 1, 1, rate // 2, rate, 2, 16)
+    return base64.b64encode(head + bytes(seconds * rate - len(head))).decode()
+
+
+GIF = base64.b64encode(b"GIF89a" + struct.pack("<HH", 30, 40)).decode()
+WEBP_LOSSY = base64.b64encode(b"RIFF\0\0\0\0WEBPVP8 " + bytes(10) + struct.pack("<HH", 30, 40)).decode()
+WEBP_LOSSLESS = base64.b64encode(b"RIFF\0\0\0\0WEBPVP8L" + bytes(5) + struct.pack("<I", 29 | 39 << 14)).decode()
+WEBP_LARGE = base64.b64encode(b"RIFF\0\0\0\0WEBPVP8X" + bytes(8) + b"\x1d\0\0\x27\0\0").decode()
+
+
+@pytest.mark.parametrize(
+    "data", [png(30, 40), jpeg(30, 40), GIF, WEBP_LOSSY, WEBP_LOSSLESS, WEBP_LARGE], ids=lambda data: data[:8]
+)
+def test_the_size_of_a_picture(data: str) -> None:
+    assert picture_size(data + "=" * (-len(data) % 4)) == (30, 40)
+
+
+@pytest.mark.parametrize("data", ["", "AAAA", "no base64!", png(0, 5), jpeg(30, 40)[:100]])
+def test_a_picture_without_a_size(data: str) -> None:
+    assert picture_size(data) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "detail", "tokens"),
+    [
+        # The examples of OpenAI's page, in the order in which they stand there.
+        ("gpt-4.1-mini", (1024, 1024), "", round(1024 * 1.62)),
+        ("gpt-4.1-mini", (1800, 2400), "", round(1452 * 1.62)),
+        ("gpt-4o", (1024, 1024), "high", 765),
+        ("gpt-4o", (2048, 4096), "high", 1105),
+        ("gpt-4o", (4096, 8192), "low", 85),
+        ("gpt-4o-mini", (512, 512), "high", 2833 + 5667),
+        ("openai/gpt-5-2025-08-07", (512, 512), "auto", 210),
+        ("gpt-5-nano", (32, 32), "", 2),
+        ("some-llama", (1024, 1024), "", 765),
+        # Of Anthropic's page.
+        ("claude-sonnet-4-5", (200, 200), "", 54),
+        ("claude-sonnet-4-5", (1000, 1000), "", 1334),
+        ("claude-sonnet-4-5", (3000, 3000), "", 1600),
+    ],
+)
+def test_tokens_of_a_picture(model: str, size: tuple[int, int], detail: str, tokens: int) -> None:
+    assert picture_tokens(model, size, detail) == tokens
+
+
+def test_tokens_of_a_sound() -> None:
+    assert sound_tokens(wav(3, 32_000)) == 30
+    assert sound_tokens(base64.b64encode(bytes(160_000)).decode()) == 100  # 10 s at 128 kbit/s
+    assert sound_tokens("") == 100
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"model": "gpt-4o", "messages": [{"role": "user", "content": [*parts]}], "max_tokens": 1}
+
+
+URL = f"data:image/png;base64,{png(1024, 1024, 750_000)}"
+PICTURES: list[Any] = [
+    {"type": "image_url", "image_url": {"url": URL, "detail": "high"}},
+    {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
+    {"type": "input_image", "image_url": URL},
+    {"type": "input_image", "file_id": "file-1", "detail": "auto"},
+    {"type": "tool_result", "content": [{"type": "image", "source": {"type": "url", "url": "https://example.com"}}]},
+    {"type": "computer_call_output", "output": {"type": "computer_screenshot", "image_url": URL}},
+    URL,
+]
+
+
+@pytest.mark.parametrize("part", PICTURES, ids=lambda part: str(part)[:50])
+def test_a_picture_is_no_text(part: Any) -> None:
+    assert UNKNOWN_SIZE == (1024, 1024)
+    everything, output = estimated_tokens(user(part))
+    assert output == 1 and 765 <= everything - output <= 765 + 20
+
+
+def test_anthropics_pictures_and_documents() -> None:
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png(200, 200)}}
+    asked = user(picture) | {"model": "claude-x"}
+    assert estimated_tokens(asked)[0] - 1 == 54 + 1
+    page = {"type": "document", "source": {"type": "base64", "data": base64.b64encode(bytes(100_000)).decode()}}
+    assert estimated_tokens(user(page))[0] - 1 == 2 * 2250 + 1
+    text = {"type": "document", "source": {"type": "text", "data": "x" * 396}}
+    assert estimated_tokens(user(text))[0] - 1 == 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tokens"),
+    [
+        ({"prompt": [1000, 2000, 3000]}, 3),
+        ({"input": [[1000] * 50, [2000] * 7]}, 57),
+        ({"input": ["x" * 40, "x" * 40]}, 20),
+        (user({"type": "input_audio", "input_audio": {"data": wav(2, 32_000), "format": "wav"}}), 21),
+        (user({"type": "input_file", "file_id": "f"}), 2251),
+        ({"prompt": "x" * 40, "tools": [{"type": "function", "function": {"name": "y" * 356}}]}, 110),
+    ],
+)
+def test_ids_sounds_files_and_tools(arguments: dict[str, Any], tokens: int) -> None:
+    assert estimated_tokens(arguments, writes=False)[0] == tokens
+
+
+def test_the_schema_of_an_answers_class_counts() -> None:
+    from pydantic import BaseModel
+
+    class Answer(BaseModel):
+        where: str
+
+    bare, more = ({"prompt": "x" * 40, **extra} for extra in ({}, {"response_format": Answer}))
+    assert estimated_tokens(more)[0] > estimated_tokens(bare)[0] + 10
+
+
+class Strange(dict[str, Any]):
+    """A part of a message that cannot be read twice."""
+
+    def get(self, *_: Any) -> Any:
+        raise RuntimeError("broken")
+
+
+def test_a_picture_passes_a_throttle_that_it_fits_into() -> None:
+    """One of 1 MB was booked as 250,113 tokens: it timed out, and everybody behind it waited a minute."""
+
+    async def go(url: str) -> None:
+        plain = openai.AsyncOpenAI(base_url=url, api_key="k", max_retries=0)
+        async with instrument(plain, throttle=Throttle(tokens="200000/min", max_wait_s=0.05)) as own:
+            for part in (PICTURES[0], PICTURES[0], Strange()):
+                await own.chat.completions.create(**user(part))
+
+    with serving(answer(CHAT)) as server:
+        asyncio.run(go(server.url))
+        assert len(server.heard) == 3
+
+
+def test_no_base64_is_hashed_into_a_trace(tmp_path: Path) -> None:
+    texts = read_prompt(user(*PICTURES)).texts
+    assert all(len(text) < 1000 and "AAAA" not in text for several in texts.values() for text in several)
+    with record_shape(tmp_path / "t.jsonl") as recorder:
+        shape = recorder.begin(0, user(PICTURES[0], {"type": "text", "text": "What is this?"}))
+        recorder.flush()
+        assert len(shape.hashes) == 1 and shape.tokens == 765 + len("userWhat is this?") // 4
