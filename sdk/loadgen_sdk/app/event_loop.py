@@ -15,6 +15,12 @@ Wait = Callable[[float | None], Awaitable[None]]
 """Waits to be woken, at most so many seconds; None: without a limit."""
 
 
+def is_running() -> bool:
+    """Whether this thread runs a loop of either kind now."""
+    trio = sys.modules.get("trio")
+    return _in_asyncio() or (trio is not None and bool(trio.lowlevel.in_trio_run()))
+
+
 def check() -> None:
     """Raises WrongUse outside of asyncio and trio: before a call that may have to wait."""
     if not _in_asyncio():
@@ -41,14 +47,13 @@ def _in_asyncio() -> bool:
 
 
 def _trio() -> Any:
-    trio = sys.modules.get("trio")
-    if trio is None or not trio.lowlevel.in_trio_run():
+    if not is_running():
         raise WrongUse(
             "event_loop",
             "a throttle or a retry waits in asyncio or trio, and this call runs in neither",
             "call it in one of them, or use the blocking client",
         )
-    return trio
+    return sys.modules["trio"]
 
 
 def _asyncio_wakeup() -> tuple[Callable[[], None], Wait]:

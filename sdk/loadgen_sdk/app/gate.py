@@ -165,6 +165,16 @@ class Limits(NamedTuple):
     longest_ns: int = int(LONGEST_OBEYED_S * 1e9)
     grain: int = 0  # periods are cut into this many parts, for shared windows; 0: exact
 
+    def rates(self) -> dict[str, Rate]:
+        """Those that are limited, by name."""
+        names = ("requests", "tokens", "input_tokens", "output_tokens")
+        return {name: rate for name in names if (rate := getattr(self, name)) is not None}
+
+    @property
+    def remembered_ns(self) -> int:
+        """How long a state is of use: nothing in it is older than the longest period, nor later than a pause."""
+        return self.longest_ns + max((rate.period_ns for rate in self.rates().values()), default=0)
+
 
 class Booking(NamedTuple):
     """What a granted call has booked: amounts by kind (tokens, input_tokens, output_tokens), and when."""
@@ -179,10 +189,9 @@ class Gate:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._windows: dict[str, _Window] = {}
-        for name in ("requests", "tokens", "input_tokens", "output_tokens"):
-            if (limit := getattr(limits, name)) is not None:
-                grain_ns = limit.period_ns // limits.grain if limits.grain else 0
-                self._windows[name] = _Window(limit, limits.burst_ns, grain_ns)
+        for name, limit in limits.rates().items():
+            grain_ns = limit.period_ns // limits.grain if limits.grain else 0
+            self._windows[name] = _Window(limit, limits.burst_ns, grain_ns)
         self.in_flight = 0
         self._paused_until = 0  # the server asked for no call before this instant
         self._server: dict[str, _ServerBucket] = {}  # by its last answer
@@ -192,20 +201,30 @@ class Gate:
 
         `tokens`: input and output; `output`: of them.
         """
+        grant_at = self.ask_beside_windows(now, tokens, output) or now
+        amounts = amounts_of(tokens, output)
+        for name, window in self._windows.items():
+            grant_at = max(grant_at, window.free_at(now, amounts[name]))
+        return 0 if grant_at <= now else grant_at
+
+    def ask_beside_windows(self, now: int, tokens: float, output: float = 0) -> int:
+        """`ask` without the rates, where they are shared: concurrency, and what the server asks for."""
         if self.in_flight >= (self._limits.concurrency or FOREVER):
             return FOREVER
         grant_at = max(now, self._paused_until)
-        amounts = _amounts(tokens, output)
-        for name, window in self._windows.items():
-            grant_at = max(grant_at, window.free_at(now, amounts[name]))
+        amounts = amounts_of(tokens, output)
         for name, bucket in self._server.items():
             grant_at = max(grant_at, bucket.obeyed_at(amounts[name]))
         return 0 if grant_at <= now else grant_at
 
+    def pause(self, until: int) -> None:
+        """No call before this instant."""
+        self._paused_until = max(self._paused_until, until)
+
     def enter(self, now: int, tokens: float, output: float = 0) -> Booking:
         """Book a granted call. Returns the booking to pass to `leave`."""
         self.in_flight += 1
-        amounts = _amounts(tokens, output)
+        amounts = amounts_of(tokens, output)
         for name, bucket in self._server.items():
             bucket.book(now, amounts[name])
         return Booking(amounts, {name: window.book(now, amounts[name]) for name, window in self._windows.items()})
@@ -217,7 +236,7 @@ class Gate:
             self.correct(booking, tokens, output)
 
     def correct(self, booking: Booking, tokens: float, output: float | None = None) -> None:
-        used = _amounts(tokens, output if output is not None else min(tokens, booking.amounts["output_tokens"]))
+        used = amounts_of(tokens, output if output is not None else min(tokens, booking.amounts["output_tokens"]))
         for name, window in self._windows.items():
             if used[name] != booking.amounts[name]:
                 window.correct(booking.at[name], used[name] - booking.amounts[name])
@@ -235,15 +254,8 @@ class Gate:
                 if name == "requests":
                     asked = max(asked, bucket.free_at(1) - now)
         obeyed = min(asked, longest)
-        self._paused_until = max(self._paused_until, now + obeyed)
+        self.pause(now + obeyed)
         return asked, obeyed
-
-    @property
-    def remembered_ns(self) -> int:
-        """How long a state is of use: nothing in it is older than the longest period, nor later than a pause."""
-        limits = self._limits
-        rates = (limits.requests, limits.tokens, limits.input_tokens, limits.output_tokens)
-        return limits.longest_ns + max((rate.period_ns for rate in rates if rate is not None), default=0)
 
     def state(self) -> dict[str, Any]:
         """What other processes need to keep the same limits. Calls in flight are each process's own."""
@@ -259,5 +271,5 @@ class Gate:
             self._paused_until = max(self._paused_until, paused_until)
 
 
-def _amounts(tokens: float, output: float) -> dict[str, float]:
+def amounts_of(tokens: float, output: float) -> dict[str, float]:
     return {"requests": 1, "tokens": tokens, "input_tokens": tokens - output, "output_tokens": output}

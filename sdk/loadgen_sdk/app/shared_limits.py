@@ -1,53 +1,58 @@
 """Limits that several processes keep together: their state is in a small file of this host, or in Redis.
 
-A process takes the state, asks its gate, and gives it back changed; meanwhile it has it alone. Nobody waits for the
-state before a call: who does not get it at once tries again a little later. Instants are of one clock that all have:
-the host's monotonic clock for a file, the clock of the server for Redis.
+One step before a call that need not wait, two for one that does, and one after it. Each is some input and output, so an
+event loop has them done in a thread. How long to wait is known after the first; nobody polls.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import json
 import logging
 import os
-import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from ..errors import WrongUse
+from .gate import Limits
+from .redis_script import SCRIPT
+from .shared_gate import Grant, SharedGate
 
-if TYPE_CHECKING:
-    from .gate import Gate
-
+T = TypeVar("T")
 log = logging.getLogger("loadgen_sdk")
 
-LOCK_WAIT_S = 0.05  # the longest wait for the state at the end of a call
+LOCK_WAIT_S = 0.5  # a process that holds the file longer than this is stopped, or dead on a broken file system
+LOCK_POLL_S = 0.0002
 DOWN_NS = 5_000_000_000  # a store that failed is not asked again before
 REDIS_TIMEOUT_S = 0.5
-REDIS_LOCK_MS = 2000  # a process that dies with the state in its hands holds up the others no longer
+
+
+class Store(Protocol):
+    """Where the state is. `name` is of a key and model. Each step may raise one of `errors`."""
+
+    errors: tuple[type[Exception], ...]
+
+    def enter(self, name: str, ticket: str, tokens: float, output: float) -> Grant | int:
+        """The grant for the process with this ticket, or the ns to wait before it asks again."""
+
+    def correct(self, name: str, grant: Grant, tokens: float, output: float | None) -> None: ...
+
+    def cancel(self, name: str, ticket: str) -> None: ...
+
+    def pause(self, name: str, pause_ns: int) -> None: ...
 
 
 class FileStore:
-    """One file per key and model (`PATH.NAME`), and one lock file each (`PATH.NAME.lock`)."""
+    """One file per key and model (`PATH.NAME`), which a process locks while it reads and writes it."""
 
-    is_remote = False
-    retry_ns = 500_000  # before the next try for the state
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        try:
-            import filelock
-        except ImportError:
-            raise WrongUse(
-                "not_installed", "limits shared by processes need the package filelock", "pip install filelock"
-            ) from None
-        self._path = Path(path).absolute()
-        self._filelock = filelock
-        self._locks: dict[str, Any] = {}
+    def __init__(self, path: str | os.PathLike[str], limits: Limits) -> None:
+        self._path, self._limits = Path(path).absolute(), limits
         self.errors: tuple[type[Exception], ...] = (OSError,)
         if not self._path.parent.is_dir() or not os.access(self._path.parent, os.W_OK):
             raise WrongUse(
@@ -55,46 +60,60 @@ class FileStore:
                 f"cannot write to {self._path.parent}",
                 "give a path in a folder that all processes can write",
             )
-        os.register_at_fork(after_in_child=self._locks.clear)  # a child opens locks of its own
 
     def __str__(self) -> str:
         return str(self._path)
 
-    def take(self, name: str, wait: bool) -> tuple[bytes, int] | None:
-        """The state of this key and model, and the time. None: another process has it."""
-        lock = self._locks.get(name)
-        if lock is None:
-            lock = self._locks[name] = self._filelock.FileLock(f"{self._path}.{name}.lock", thread_local=False)
-        try:
-            lock.acquire(timeout=LOCK_WAIT_S if wait else 0, poll_interval=0.0005)
-        except self._filelock.Timeout:
-            return None
-        path = Path(f"{self._path}.{name}")
-        try:
-            return path.read_bytes() if path.exists() else b"", monotonic_ns()
-        except OSError:
-            lock.release()
-            raise
+    def enter(self, name: str, ticket: str, tokens: float, output: float) -> Grant | int:
+        def step(gate: SharedGate, now: int) -> Grant | int:
+            answer = gate.enter(now, ticket, tokens, output)
+            return answer if isinstance(answer, Grant) else answer - now
 
-    def give_back(self, name: str, state: bytes, kept_ns: int) -> None:
-        try:
-            path = f"{self._path}.{name}"
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(state)
-        finally:
-            self._locks[name].release()
+        return self._step(name, step)
+
+    def correct(self, name: str, grant: Grant, tokens: float, output: float | None) -> None:
+        self._step(name, lambda gate, _: gate.correct(grant, tokens, output))
+
+    def cancel(self, name: str, ticket: str) -> None:
+        self._step(name, lambda gate, _: gate.cancel(ticket))
+
+    def pause(self, name: str, pause_ns: int) -> None:
+        self._step(name, lambda gate, now: gate.pause(now, pause_ns))
+
+    def _step(self, name: str, step: Callable[[SharedGate, int], T]) -> T:
+        with open(os.open(f"{self._path}.{name}", os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
+            self._lock(file.fileno())  # closing the file gives the lock back
+            gate, now = SharedGate(self._limits), monotonic_ns()
+            if old := file.read():
+                try:
+                    gate.restore(msgspec.msgpack.decode(old), now)
+                except (ValueError, TypeError, LookupError, AttributeError) as error:
+                    log.warning("limits are not shared with other processes: %s is damaged: %s", self._path, error)
+                    gate = SharedGate(self._limits)
+            answer = step(gate, now)
+            new = msgspec.msgpack.encode(gate.state())
+            file.seek(0)
+            file.write(new)
+            file.truncate(len(new))
+            return answer
+
+    def _lock(self, descriptor: int) -> None:
+        deadline = time.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"another process has locked it for {LOCK_WAIT_S} s") from None
+                time.sleep(LOCK_POLL_S)
 
 
 class RedisStore:
-    """One key of Redis per key and model (`loadgen_sdk:NAME:...`), and one beside it while a process has the state.
+    """One key of Redis per key and model (`loadgen_sdk:NAME:...`), which a script there reads and writes: one round
+    trip a step. Redis forgets a state that nobody needs."""
 
-    It takes two round trips a call, so it is never asked in an event loop. Redis forgets a state that nobody needs.
-    """
-
-    is_remote = True
-    retry_ns = 2_000_000
-
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, limits: Limits, kept_ns: int) -> None:
         try:
             import redis
         except ImportError:
@@ -110,42 +129,41 @@ class RedisStore:
             raise WrongUse(
                 "invalid_url", f"shared={redacted(url)!r}: {error}", 'shared="redis://HOST:6379/0#NAME"'
             ) from None
-        self._set_if_mine = self._redis.register_script(_SET_IF_MINE)
-        self._where = redacted(url)
-        self._mine: dict[str, bytes] = {}  # proof that this process has the state of a name
+        self._script = self._redis.register_script(SCRIPT)
+        self._where, self._rules, self._kept_ms = redacted(url), _rules(limits), max(1, kept_ns // 1_000_000)
         self.errors: tuple[type[Exception], ...] = (redis.RedisError, OSError)
 
     def __str__(self) -> str:
         return self._where
 
-    def take(self, name: str, wait: bool) -> tuple[bytes, int] | None:
-        """As of `FileStore`. With `wait` it tries a few times."""
-        key, mine = self._key(name), secrets.token_bytes(8)
-        deadline = monotonic_ns() + (int(LOCK_WAIT_S * 1e9) if wait else 0)
-        while True:
-            steps = self._redis.pipeline(transaction=False)
-            steps.set(f"{key}:taken", mine, nx=True, px=REDIS_LOCK_MS).get(key).time()
-            taken, state, (seconds, microseconds) = steps.execute()
-            if taken:
-                self._mine[name] = mine
-                return state or b"", (seconds * 1_000_000 + microseconds) * 1000
-            if monotonic_ns() >= deadline:
-                return None
+    def enter(self, name: str, ticket: str, tokens: float, output: float) -> Grant | int:
+        granted, number = self._step(name, "enter", ticket, tokens, output)
+        return Grant(int(number), tokens, output) if granted else int(number) * 1000
 
-    def give_back(self, name: str, state: bytes, kept_ns: int) -> None:
-        key = self._key(name)
-        self._set_if_mine(keys=[key, f"{key}:taken"], args=[self._mine.pop(name), state, max(1, kept_ns // 1_000_000)])
+    def correct(self, name: str, grant: Grant, tokens: float, output: float | None) -> None:
+        output = min(tokens, grant.output) if output is None else output
+        self._step(name, "correct", grant.at, grant.tokens, grant.output, tokens, output)
 
-    def _key(self, name: str) -> str:
-        return f"loadgen_sdk:{self._name}:{{{name}}}"  # in braces: both keys lie on one node of a cluster
+    def cancel(self, name: str, ticket: str) -> None:
+        self._step(name, "cancel", ticket)
+
+    def pause(self, name: str, pause_ns: int) -> None:
+        self._step(name, "pause", pause_ns // 1000)
+
+    def _step(self, name: str, *arguments: Any) -> Any:
+        step, *rest = arguments
+        return self._script(keys=[f"loadgen_sdk:{self._name}:{name}"], args=[step, self._rules, self._kept_ms, *rest])
 
 
-_SET_IF_MINE = """
-if redis.call('GET', KEYS[2]) == ARGV[1] then
-    redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
-    redis.call('DEL', KEYS[2])
-end
-"""
+def _rules(limits: Limits) -> str:
+    """The limits as the script reads them, in microseconds."""
+    rules = []
+    for name, rate in limits.rates().items():
+        burst = -1 if limits.burst_ns is None else limits.burst_ns / 1000
+        period = rate.period_ns / 1000
+        grain = period / limits.grain if limits.grain else 1
+        rules.append({"name": name, "limit": rate.limit, "period": period, "burst": burst, "grain": grain})
+    return json.dumps(rules)
 
 
 def redacted(url: str) -> str:
@@ -155,14 +173,13 @@ def redacted(url: str) -> str:
 
 
 class SharedLimits:
-    """The limits of one Throttle in a store. `offset_ns`: from this process's monotonic clock to that of the store."""
+    """The limits of one Throttle in a store. A store that fails is logged once; the steps then answer None, and the
+    process keeps the limits by itself and asks again a little later."""
 
-    def __init__(self, where: Any) -> None:
+    def __init__(self, where: Any, limits: Limits, kept_ns: int) -> None:
         url = where if isinstance(where, str) else ""
         is_redis = url.startswith(("redis://", "rediss://", "unix://"))
-        self._store: FileStore | RedisStore = RedisStore(url) if is_redis else FileStore(where)
-        self.is_remote, self.retry_ns = self._store.is_remote, self._store.retry_ns
-        self.offset_ns = 0
+        self._store: Store = RedisStore(url, limits, kept_ns) if is_redis else FileStore(where, limits)
         self._down_until = 0
         self._warned = False
 
@@ -172,46 +189,26 @@ class SharedLimits:
         readable = "".join(char if char.isalnum() or char in "-." else "_" for char in model)[:60]
         return f"{readable}-{digest}" if readable else digest
 
-    @contextmanager
-    def state_of(self, name: str, gate: Gate, *, wait: bool = False) -> Iterator[int | None]:
-        """The gate with the state of all processes, which is given back at the end. Yields the time in ns.
+    def enter(self, name: str, ticket: str, tokens: float, output: float) -> Grant | int | None:
+        return self._ask(lambda store: store.enter(name, ticket, tokens, output))
 
-        None instead: another process has the state. A store that fails is logged once; this process then keeps the
-        limits by itself, and asks again a little later.
-        """
-        store, before = self._store, monotonic_ns()
-        if before < self._down_until:
-            yield before + self.offset_ns
-            return
-        try:
-            taken = store.take(name, wait)
-        except store.errors as error:
-            self._failed(error)
-            yield before + self.offset_ns
-            return
-        if taken is None:
-            yield None
-            return
-        state, now = taken
-        self.offset_ns = now - monotonic_ns()
-        try:
-            if state:
-                gate.restore(msgspec.msgpack.decode(state), now)
-        except (ValueError, TypeError) as error:  # a damaged state starts anew
-            self._warn(error)
-        try:
-            yield now
-        finally:
-            try:
-                store.give_back(name, msgspec.msgpack.encode(gate.state()), gate.remembered_ns)
-            except store.errors as error:
-                self._failed(error)
+    def correct(self, name: str, grant: Grant, tokens: float, output: float | None) -> None:
+        self._ask(lambda store: store.correct(name, grant, tokens, output))
 
-    def _failed(self, error: Exception) -> None:
-        self._down_until = monotonic_ns() + DOWN_NS if self.is_remote else 0
-        self._warn(error)
+    def cancel(self, name: str, ticket: str) -> None:
+        self._ask(lambda store: store.cancel(name, ticket))
 
-    def _warn(self, error: Exception) -> None:
-        if not self._warned:
-            self._warned = True
-            log.warning("limits are not shared with other processes: %s: %s", self._store, error)
+    def pause(self, name: str, pause_ns: int) -> None:
+        self._ask(lambda store: store.pause(name, pause_ns))
+
+    def _ask(self, step: Callable[[Store], T]) -> T | None:
+        if monotonic_ns() < self._down_until:
+            return None
+        try:
+            return step(self._store)
+        except self._store.errors as error:
+            self._down_until = monotonic_ns() + DOWN_NS
+            if not self._warned:
+                self._warned = True
+                log.warning("limits are not shared with other processes: %s: %s", self._store, error)
+            return None

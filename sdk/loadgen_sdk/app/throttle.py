@@ -11,10 +11,11 @@ import asyncio
 import heapq
 import logging
 import os
+import secrets
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from itertools import count
@@ -29,12 +30,14 @@ from .gate import FOREVER, LONGEST_OBEYED_S, Booking, Gate, Limits, rate
 from .steps import Steps, run_async, run_blocking
 
 if TYPE_CHECKING:
+    from .shared_gate import Grant
     from .shared_limits import SharedLimits
 
 log = logging.getLogger("loadgen_sdk")
 
 AGING_S = 10.0  # one step of priority overtakes calls that came up to this much earlier
 SLACK_NS = 50_000_000  # an evenly spaced limit makes up for a late wake-up within this time
+LOOK_AGAIN_NS = 1_000_000_000  # corrections of other processes may have made room before the turn that was foretold
 LOGGED_NS = 1_000_000_000  # pauses shorter than this are not logged
 
 _priority: ContextVar[int] = ContextVar("loadgen_sdk_priority", default=0)
@@ -59,10 +62,11 @@ def priority(level: int) -> Iterator[None]:
 class Permit:
     """Permission to make one call, from `Throttle`. `done` returns it."""
 
-    __slots__ = ("_booking", "_gate_queue", "_obey", "over")
+    __slots__ = ("_booking", "_gate_queue", "_grant", "_obey", "over")
 
-    def __init__(self, gate_queue: _GateQueue, booking: Booking, obey: bool) -> None:
-        self._gate_queue, self._booking, self._obey, self.over = gate_queue, booking, obey, False
+    def __init__(self, gate_queue: _GateQueue, booking: Booking, grant: Grant | None, obey: bool) -> None:
+        self._gate_queue, self._booking, self._grant = gate_queue, booking, grant
+        self._obey, self.over = obey, False
 
     def heed(self, headers: Mapping[str, str], *, refused: bool = False) -> None:
         """Apply the headers of the response. refused: the status is 429 or 503; its Retry-After holds for all calls."""
@@ -75,7 +79,7 @@ class Permit:
         if self.over:
             return
         self.over = True
-        self._gate_queue.leave(self._booking, tokens, output_tokens)
+        self._gate_queue.leave(self._booking, self._grant, tokens, output_tokens)
 
 
 class _Waiter:
@@ -94,15 +98,18 @@ class _Waiter:
 class _GateQueue:
     """A gate and the callers that wait for it: by priority, then in order of arrival.
 
-    throttler: of asyncio-throttle, which every call passes first; None: none.
+    throttler: of asyncio-throttle, which every call passes first; None: none. With `shared`, the rates are kept by all
+    processes, in whose line this one has a single place, for the first of its callers.
     """
 
     def __init__(self, gate: Gate, obey: bool, name: str, shared: SharedLimits | None, throttler: Any) -> None:
         self.gate, self._obey, self._name, self._shared, self.throttler = gate, obey, name, shared, throttler
-        self._gate_lock = threading.Lock()  # held while Redis is asked: never taken in an event loop then
+        self._gate_lock = threading.Lock()  # held while the store is asked: never taken in an event loop then
         self._lock = threading.Lock()  # of the waiters
         self._waiters: list[_Waiter] = []  # a heap
-        self.is_remote = shared is not None and shared.is_remote
+        self.is_shared = shared is not None
+        self._ticket = secrets.token_hex(8)
+        self._in_line = False
 
     def permit(
         self, wake: Callable[[], object], wait: Callable[[float | None], Any], tokens: float, output: float,
@@ -134,63 +141,58 @@ class _GateQueue:
     def waiting(self) -> int:
         return sum(not waiter.gone for waiter in self._waiters)
 
-    def leave(self, booking: Booking, tokens: float | None, output: float | None) -> None:
-        # In a destructor the code below may hold this very lock; and Redis is asked in the background.
-        if self.is_remote or collecting():
-            later(partial(self._leave, booking, tokens, output))
-        else:
-            self._leave(booking, tokens, output)
+    def leave(self, booking: Booking, grant: Grant | None, tokens: float | None, output: float | None) -> None:
+        self._aside(partial(self._leave, booking, grant, tokens, output))
 
-    def _leave(self, booking: Booking, tokens: float | None, output: float | None) -> None:
+    def _leave(self, booking: Booking, grant: Grant | None, tokens: float | None, output: float | None) -> None:
         with self._gate_lock:
-            self.gate.leave(booking, None)
-            if tokens is not None:
-                with self._state(wait=True) as now:
-                    if now is not None:  # else the estimate stays
-                        self.gate.correct(booking, tokens, output)
+            self.gate.leave(booking, tokens, output)
+            if self._shared is not None and grant is not None and tokens is not None:  # None: the estimate stays
+                self._shared.correct(self._name, grant, tokens, output)
         self._wake_first()
 
     def heed(self, headers: Mapping[str, str], refused: bool) -> None:
-        if self.is_remote:
-            later(partial(self._heed, headers, refused))
-        else:
-            self._heed(headers, refused)
+        self._aside(partial(self._heed, headers, refused))
 
     def _heed(self, headers: Mapping[str, str], refused: bool) -> None:
         with self._gate_lock:
-            now = monotonic_ns() + (self._shared.offset_ns if self._shared is not None else 0)
-            asked, obeyed = self.gate.heed(now, headers, refused)
-            if obeyed:
-                with self._state(wait=True):
-                    pass  # written back with the pause
+            asked, obeyed = self.gate.heed(monotonic_ns(), headers, refused)
+            if obeyed and self._shared is not None:
+                self._shared.pause(self._name, obeyed)
         if asked >= LOGGED_NS:
             cut = f"; calls go on after {obeyed / 1e9:g} s (limit longest_obeyed_s)" if obeyed < asked else ""
             log.warning("the server asks for no call of %s for %g s%s", self._name or "any key", asked / 1e9, cut)
+
+    def _aside(self, work: Callable[[], object]) -> None:
+        """Do `work` now, or in the background: in a destructor the code below may hold the very lock that it takes, and
+        in an event loop a store may take too long."""
+        if collecting() or (self.is_shared and event_loop.is_running()):
+            later(work)
+        else:
+            work()
 
     def _try_enter(self, waiter: _Waiter, tokens: float, output: float) -> Permit | int:
         """The permit for this waiter, or the most ns to wait before the next try."""
         with self._lock:
             if self._first() is not waiter:
                 return FOREVER
-        with self._gate_lock, self._state() as now:
-            if now is None and self._shared is not None:  # another process has it for a short time
-                return self._shared.retry_ns
-            assert now is not None
-            if retry_at := self.gate.ask(now, tokens, output):
-                return retry_at - now if retry_at != FOREVER else FOREVER
-            permit = Permit(self, self.gate.enter(now, tokens, output), self._obey)
+        with self._gate_lock:
+            now, grant = monotonic_ns(), None
+            if self._shared is not None and not (again_at := self.gate.ask_beside_windows(now, tokens, output)):
+                answer = self._shared.enter(self._name, self._ticket, tokens, output)
+                self._in_line = isinstance(answer, int)
+                if isinstance(answer, int):
+                    return min(answer, LOOK_AGAIN_NS)
+                grant = answer
+            if grant is None and (again_at := self.gate.ask(now, tokens, output)):
+                return again_at - now if again_at != FOREVER else FOREVER
+            permit = Permit(self, self.gate.enter(now, tokens, output), grant, self._obey)
         with self._lock:
             left, waiter.gone, waiter.permit = waiter.gone, True, permit
         if left:  # it was cancelled meanwhile
             permit.done(0)
         self._wake_first()
         return permit
-
-    def _state(self, *, wait: bool = False) -> AbstractContextManager[int | None]:
-        """The gate, with the state of all processes if they share it, and the time. None: another process has it."""
-        if self._shared is None:
-            return nullcontext(monotonic_ns())
-        return self._shared.state_of(self._name, self.gate, wait=wait)
 
     def _remove(self, waiter: _Waiter) -> None:
         """A caller stopped waiting: take it out of the queue."""
@@ -199,9 +201,21 @@ class _GateQueue:
             return
         with self._lock:
             waiter.gone = True
+            is_last = self._first() is None
         if waiter.permit is not None:
             waiter.permit.done(0)
+        if is_last and self._in_line:
+            self._aside(self._leave_line)
         self._wake_first()
+
+    def _leave_line(self) -> None:
+        """Nobody waits here any more: give up the place among the processes."""
+        with self._gate_lock:
+            with self._lock:
+                is_last = self._first() is None
+            if is_last and self._shared is not None:
+                self._in_line = False
+                self._shared.cancel(self._name, self._ticket)
 
     def _first(self) -> _Waiter | None:
         while self._waiters and self._waiters[0].gone:
@@ -225,8 +239,8 @@ class Throttle:
     limits are counted separately for each key, model or both; () counts all calls together. obey: also wait as the
     server's Retry-After (after a 429 or 503) and x-ratelimit-* headers ask, at most longest_obeyed_s. max_wait_s: the
     longest wait of a call; then ThrottleTimeout is raised. shared: the path of a file by which all processes of this
-    host that name it keep the limits together, with the package filelock; or "redis://HOST:6379/0#NAME", by which those
-    of all hosts do, with the package redis. concurrency stays each process's own.
+    host that name it keep the limits together; or "redis://HOST:6379/0#NAME", by which those of all hosts do, with the
+    package redis. concurrency stays each process's own.
 
     kept_by="asyncio-throttle" leaves `requests` to an `asyncio_throttle.Throttler` for each key and model: a plain
     limit for one event loop. `requests` may also be a Throttler that the application already shares. Both are for async
@@ -288,11 +302,6 @@ class Throttle:
 
             limit, period_ns = rates.pop("requests")
             self._make_throttler = partial(Throttler, rate_limit=int(limit), period=period_ns / 1e9)
-        self._shared: SharedLimits | None = None
-        if shared is not None:
-            from .shared_limits import SharedLimits
-
-            self._shared = SharedLimits(shared)
         self._limits = Limits(
             **rates,
             concurrency=concurrency,
@@ -300,6 +309,11 @@ class Throttle:
             longest_ns=int(longest_obeyed_s * 1e9),
             grain=0 if shared is None else 500,
         )
+        self._shared: SharedLimits | None = None
+        if shared is not None:
+            from .shared_limits import SharedLimits
+
+            self._shared = SharedLimits(shared, self._limits, self._limits.remembered_ns)
         self.max_wait_s = max_wait_s
         self._per, self._obey = tuple(per), obey
         self._gate_queues: dict[tuple[str, ...], _GateQueue] = {}
@@ -338,7 +352,7 @@ class Throttle:
         queue, (wake, wait) = self._gate_queue(key, model), event_loop.wakeup()
         if queue.throttler is not None:
             await self._pass_throttler(queue, limit_s)
-        aside = event_loop.in_thread if queue.is_remote else None
+        aside = event_loop.in_thread if queue.is_shared else None
         return await run_async(queue.permit(wake, wait, tokens, output_tokens, limit_s, deadline, aside))
 
     async def _pass_throttler(self, queue: _GateQueue, limit_s: float | None) -> None:

@@ -1,0 +1,191 @@
+"""Limits that processes share: the line in which they wait, in a file and in Redis, and the event loop beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from loadgen_sdk import Throttle
+from loadgen_sdk.app.finishing import flush
+from loadgen_sdk.app.gate import Limits, Rate
+from loadgen_sdk.app.shared_gate import Grant, SharedGate
+from loadgen_sdk.app.shared_limits import FileStore, RedisStore, SharedLimits, Store
+
+S = 1_000_000_000
+
+
+def granted_at(gate: SharedGate, now: int, ticket: str, tokens: float = 0) -> int:
+    """When this ticket, which is asked for at each instant that it is told, has its grant."""
+    while isinstance(turn := gate.enter(now, ticket, tokens, 0), int):
+        assert turn > now
+        now = turn
+    return now
+
+
+def test_turns_go_round_between_processes_however_many_calls_wait_in_each() -> None:
+    gate, order = SharedGate(Limits(requests=Rate(1, S))), []
+    granted_at(gate, 0, "before")
+    gate.enter(1, "greedy", 0, 0)  # it will always have a call that waits
+    gate.enter(2, "modest", 0, 0)
+    for now in (S, 2 * S, 3 * S, 4 * S):
+        order += [ticket for ticket in ("greedy", "modest") if isinstance(gate.enter(now, ticket, 0, 0), Grant)]
+    assert order == ["greedy", "modest", "greedy", "modest"]
+
+
+def test_the_turn_that_is_foretold_is_kept() -> None:
+    """So a process asks twice for a call that waits, not again and again."""
+    gate = SharedGate(Limits(requests=Rate(2, S), grain=500))
+    assert [granted_at(gate, 0, ticket) for ticket in "ab"] == [0, 0]
+    turns = [gate.enter(number, ticket, 0, 0) for number, ticket in enumerate("cdef")]
+    assert turns == pytest.approx([S, S, 2 * S, 2 * S], abs=S // 250)
+    for ticket, turn in zip("cdef", turns, strict=True):
+        assert isinstance(turn, int) and isinstance(gate.enter(turn, ticket, 0, 0), Grant)
+
+
+@given(st.lists(st.tuples(st.integers(0, S // 3), st.sampled_from("abc")), min_size=1, max_size=40), st.integers(1, 4))
+def test_no_stretch_holds_more_than_the_limit_whoever_asks(steps: list[tuple[int, str]], limit: int) -> None:
+    gate, now, granted = SharedGate(Limits(requests=Rate(limit, S))), 0, []
+    for step, ticket in steps:
+        now += step
+        restored = SharedGate(Limits(requests=Rate(limit, S)))
+        restored.restore(gate.state(), now)
+        gate = restored
+        if isinstance(answer := gate.enter(now, ticket, 0, 0), Grant):
+            granted.append(answer.at["requests"])
+    for start in granted:
+        assert sum(start <= at < start + S for at in granted) <= limit
+
+
+def test_a_place_takes_the_amounts_of_the_call_that_comes_first_now() -> None:
+    gate = SharedGate(Limits(tokens=Rate(100, S)))
+    granted_at(gate, 0, "a", 100)
+    assert gate.enter(1, "b", 100, 0) == S  # a large call waits,
+    assert gate.enter(2, "c", 40, 0) == 2 * S  # another process behind it,
+    assert isinstance(gate.enter(S, "b", 50, 0), Grant)  # and a small one of higher priority takes its place
+    assert isinstance(gate.enter(S + 1, "c", 40, 0), Grant)
+
+
+def test_a_place_that_is_given_up_and_a_grant_that_nobody_fetches() -> None:
+    gate = SharedGate(Limits(tokens=Rate(100, S)))
+    granted_at(gate, 0, "a", 100)
+    gate.enter(1, "b", 100, 0)
+    gate.enter(2, "c", 100, 0)
+    gate.cancel("b")
+    assert gate.enter(3, "c", 100, 0) == S
+    gate.enter(S, "d", 60, 0)  # d found that it is the turn of c, which does not come
+    assert gate.enter(S + 1, "d", 60, 0) == 2 * S
+    gate.cancel("c")  # it was granted meanwhile, and gives it back
+    assert isinstance(gate.enter(S + 2, "d", 60, 0), Grant)
+
+
+@pytest.fixture(scope="module")
+def redis_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    redis, program = pytest.importorskip("redis"), shutil.which("redis-server")
+    if program is None:
+        pytest.skip("there is no redis-server")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [program, "--port", str(port), "--save", "", "--dir", str(tmp_path_factory.mktemp("redis"))]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        retry = redis.retry.Retry(redis.backoff.ConstantBackoff(0.01), 500)
+        with redis.Redis.from_url(f"redis://127.0.0.1:{port}", retry=retry,
+                                  retry_on_error=[redis.ConnectionError]) as client:  # fmt: skip
+            client.ping()
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def stores(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Limits], Store]:
+    if where == "file":
+        return lambda limits: FileStore(tmp_path / "limits", limits)
+    address = request.getfixturevalue("redis_address")
+    return lambda limits: RedisStore(f"{address}#{tmp_path.name}", limits, limits.remembered_ns)
+
+
+WHERE = ["file", pytest.param("redis", marks=pytest.mark.processes)]
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_one_line_in_every_store(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    limits = Limits(requests=Rate(3, 3600 * S), tokens=Rate(1000, 3600 * S), grain=500)
+    store = stores(where, request, tmp_path)(limits)
+    first = store.enter("m", "a", 400, 100)
+    assert isinstance(first, Grant) and isinstance(store.enter("m", "a", 400, 100), Grant)
+    turns = [store.enter("m", ticket, 400, 100) for ticket in ("b", "c")]
+    assert turns == pytest.approx([3600 * S] * 2, rel=0.01)  # when the two leave the window
+    store.correct("m", first, 50, None)
+    assert isinstance(store.enter("m", "b", 400, 100), Grant)  # it really used 50
+    assert store.enter("m", "c", 1, 0) == pytest.approx(3600 * S, rel=0.01)  # three requests
+    store.cancel("m", "c")
+    assert isinstance(store.enter("other", "c", 400, 100), Grant)
+    store.pause("other", 50 * S)
+    assert store.enter("other", "d", 1, 0) == pytest.approx(50 * S, rel=0.01)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_even_spacing_in_every_store(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    store = stores(where, request, tmp_path)(Limits(requests=Rate(10, 1000 * S), burst_ns=0, grain=500))
+    assert isinstance(store.enter("m", "a", 1, 0), Grant)
+    turns = [store.enter("m", ticket, 1, 0) for ticket in "bcd"]
+    assert turns == pytest.approx([100 * S, 200 * S, 300 * S], rel=0.01)
+
+
+class Watched(FileStore):
+    """It notes who reads and writes."""
+
+    threads: set[int]
+
+    def _step(self, name: str, step: Callable[[SharedGate, int], Any]) -> Any:
+        self.threads.add(threading.get_ident())
+        return super()._step(name, step)
+
+
+@pytest.mark.processes
+def test_an_event_loop_neither_reads_nor_locks_the_file(tmp_path: Path) -> None:
+    throttle = Throttle(requests="9/s", shared=tmp_path / "limits", per=())
+    shared = throttle._shared
+    assert isinstance(shared, SharedLimits)
+    shared._store = watched = Watched(tmp_path / "limits", throttle._limits)
+    watched.threads = set()
+
+    async def go() -> None:
+        permit = await throttle.acquire()
+        permit.heed({"retry-after": "0.001"}, refused=True)
+        permit.done(3)
+        (state,) = tmp_path.iterdir()
+        with state.open("rb") as other:
+            fcntl.flock(other, fcntl.LOCK_EX)  # as another process that is in the middle of a step
+            waiting = asyncio.create_task(throttle.acquire())
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert not waiting.done()
+        (await waiting).done()
+
+    asyncio.run(go())
+    assert flush()
+    assert len(watched.threads) >= 2 and threading.get_ident() not in watched.threads
+
+
+def test_a_file_that_stays_locked_is_said_and_the_process_goes_on_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    throttle = Throttle(requests="2/h", shared=tmp_path / "limits", per=(), max_wait_s=0)
+    throttle.acquire_blocking().done()
+    (state,) = tmp_path.iterdir()
+    with state.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        throttle.acquire_blocking().done()
+    assert caplog.text.count("another process has locked it") == 1
