@@ -30,7 +30,7 @@ from loadgen.core.results.manifest import Header, StagePlan
 from loadgen.core.schedule import arrivals
 from loadgen.core.server_metrics.series import UP, MetricSample
 from loadgen.core.workload import Fixed, Poisson, Stage, Synthetic, Workload
-from loadgen.sim.engine.replica import Costs, Replica, ServerLimits
+from loadgen.sim.engine.replica import Costs, PurePythonReplica, ServerLimits
 from loadgen.sim.engine.routing import route
 from loadgen.sim.presets.preset import load_preset
 from loadgen.sim.virtual_backend import Course
@@ -46,7 +46,7 @@ CAUSES = (
 PAGE = ("kv_cache_usage_perc", "num_requests_waiting", "num_requests_running", "num_preemptions_total")
 
 
-class Disturbed(Replica):
+class Disturbed(PurePythonReplica):
     """A replica whose iterations take `slower(seconds)` times as long. `stall`: how often it stands still, how long.
 
     `pages`: second -> what its metrics page would say, in the order of PAGE.
@@ -65,7 +65,7 @@ class Disturbed(Replica):
         every, length = self._stall
         took = int((self.end_ns - now_ns) * self._slower(now_ns / S))
         self.ends[-1] = self.end_ns = now_ns + took + (length if every and now_ns % every + took >= every else 0)
-        values = (self.blocks_used / self._blocks, len(self.waiting), self.active, self.pauses)
+        values = (self.blocks_used / self._blocks, self.queued, self.active, self.pauses)
         self.pages.setdefault(now_ns // S, tuple(map(float, values)))
         return True
 

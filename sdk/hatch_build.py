@@ -1,4 +1,4 @@
-"""Compiles `_compiled.c` into the wheel where a C compiler is. Without one, or not on Linux, it is pure Python."""
+"""Compiles the modules in C into the wheel where a C compiler is. Without one, or not on Linux, it is pure Python."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PACKAGE = Path(__file__).parent / "loadgen_sdk"
-NAME = "_compiled.abi3.so"
+SOURCES = ("sdk/loadgen_sdk/_compiled.c", "loadgen_sdk/_compiled.c", "loadgen/sim/engine/_replica.c")
+"""From the root of a wheel: the generator's holds the first and the last, the SDK's the second."""
 
 
 class CompiledHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -28,30 +28,45 @@ class CompiledHook(BuildHookInterface):  # type: ignore[type-arg]
             return
         editable = version == "editable"
         self._scratch = tempfile.mkdtemp()
-        library = (PACKAGE if editable else Path(self._scratch)) / NAME
-        problem = compile_into(library)
-        if problem:
-            self.app.display_info(f"loadgen: pure Python, {problem}")
-        elif not editable:
-            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-            build_data["pure_python"] = False
-            build_data["tag"] = f"cp311-abi3-{platform}"
-            build_data["force_include"][str(library)] = f"loadgen_sdk/{NAME}"
+        for source in (Path(self.root, source) for source in SOURCES):
+            if not source.exists():
+                continue
+            name = source.with_suffix(".abi3.so").name
+            library = source.with_name(name) if editable else Path(self._scratch, name)
+            problem = compile_into(source, library)
+            if problem:
+                self.app.display_info(f"loadgen: {source.stem} in pure Python, {problem}")
+            elif not editable:
+                platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+                build_data["pure_python"] = False
+                build_data["tag"] = f"cp311-abi3-{platform}"
+                inside = source.relative_to(self.root).as_posix().removeprefix("sdk/")
+                build_data["force_include"][str(library)] = f"{inside.rpartition('/')[0]}/{name}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         shutil.rmtree(getattr(self, "_scratch", ""), ignore_errors=True)
 
 
-def compile_into(library: Path) -> str:
-    """Compile the module into this file; "" or, in a line, why it could not be."""
+def compile_into(source: Path, library: Path) -> str:
+    """Compile a module into this file; "" or, in a line, why it could not be."""
     is_known = sys.platform.startswith("linux") and sys.implementation.name == "cpython"
     if not is_known or sys.version_info < (3, 11):
         return "its C is for CPython from 3.11 on, on Linux"
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
     include = sysconfig.get_path("include")
-    command = [compiler, "-O2", "-shared", "-fPIC", f"-I{include}", "_compiled.c", "-o", str(library)]
+    command = [
+        compiler,
+        "-O2",
+        "-ffp-contract=off",
+        "-shared",
+        "-fPIC",
+        f"-I{include}",
+        source.name,
+        "-o",
+        str(library),
+    ]
     try:
-        done = subprocess.run(command, cwd=PACKAGE, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=source.parent, capture_output=True, text=True, check=False)
     except OSError as error:
         return f"no C compiler: {error}"
     if done.returncode:

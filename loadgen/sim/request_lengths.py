@@ -8,9 +8,13 @@ conversation.
 from __future__ import annotations
 
 import functools
+import itertools
 from array import array
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.core.requests.prompts import FilePrompts, SyntheticPrompts
 from loadgen.sim.server.request_parser import NATURAL_TOKENS
@@ -47,7 +51,7 @@ def of_workload(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
     if spec.input_tokens.tag == spec.output_tokens.tag == "fixed":
         input_tokens, output_tokens = prompts.asked_input(0), prompts.asked_output(0)
         return lambda number: (input_tokens, output_tokens, ())
-    return _drawn_in_blocks(prompts)
+    return Drawn(prompts)
 
 
 def of_values(prompts: SyntheticPrompts | FilePrompts) -> Sizes:
@@ -60,20 +64,33 @@ def of_values(prompts: SyntheticPrompts | FilePrompts) -> Sizes:
     return sizes
 
 
-def _drawn_in_blocks(prompts: SyntheticPrompts) -> Sizes:
+class Drawn:
     """Lengths of requests that share nothing, drawn for many numbers at a time: requests come roughly in order."""
 
-    @functools.lru_cache(maxsize=BLOCKS)
-    def block(number: int) -> tuple[array[int], array[int]]:
-        input_tokens, output_tokens = prompts.asked(range(number * BLOCK, (number + 1) * BLOCK))
+    def __init__(self, prompts: SyntheticPrompts) -> None:
+        self._asked = prompts.asked
+        self._block = functools.lru_cache(maxsize=BLOCKS)(self._draw)
+
+    def _draw(self, number: int) -> tuple[array[int], array[int]]:
+        input_tokens, output_tokens = self._asked(range(number * BLOCK, (number + 1) * BLOCK))
         return array("q", input_tokens), array("q", output_tokens)
 
-    def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
+    def __call__(self, number: int) -> tuple[int, int, Sequence[Hashable]]:
         block_number, index = divmod(number, BLOCK)
-        input_tokens, output_tokens = block(block_number)
+        input_tokens, output_tokens = self._block(block_number)
         return input_tokens[index], output_tokens[index], ()
 
-    return sizes
+    def of_many(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Prompt and output tokens of many requests, in ascending order of their numbers."""
+        input_tokens, output_tokens = np.empty_like(numbers), np.empty_like(numbers)
+        blocks, places = np.divmod(numbers, BLOCK)
+        bounds = np.flatnonzero(np.diff(blocks)) + 1
+        for start, end in itertools.pairwise([0, *bounds.tolist(), len(numbers)]):
+            if start < end:
+                drawn = self._draw(int(blocks[start]))
+                for column, values in zip((input_tokens, output_tokens), drawn, strict=True):
+                    column[start:end] = np.frombuffer(values, np.int64)[places[start:end]]
+        return input_tokens, output_tokens
 
 
 def _with_shared_prefixes(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:

@@ -45,6 +45,7 @@ from loadgen.core.schedule.steered import End, Steered
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.core.stats.quantiles import Histogram
 from loadgen.core.workload import Workload
+from loadgen.sim import open_loop
 from loadgen.sim.engine.replica import DONE, NEVER, Costs, Replica, ServerLimits, SimRequest
 from loadgen.sim.engine.routing import Route, route
 from loadgen.sim.presets.preset import Preset, load_preset
@@ -166,7 +167,8 @@ class Course:
         """Let the steering see what has ended since it looked last; returns when the run ends at the latest."""
         steered, sent = self.steered, self.flights.sent
         assert steered is not None
-        rows = rows_so_far(sent[self._seen :], [replica.ends for replica in self.replicas], self._dispatcher.schedule)
+        ends = [replica.end_of for replica in self.replicas]
+        rows = rows_so_far(sent[self._seen :], ends, self._dispatcher.schedule)
         self._seen = len(sent)
         return now_ns if isinstance(steered.look(now_ns, rows), End) else NEVER
 
@@ -194,9 +196,9 @@ class Course:
                 dispatcher.finished(number, due_ns, False)
                 continue
             if output_tokens:
-                sequences = [SimRequest(number, due_ns, input_tokens, output_tokens, blocks)]
+                sequences = [replica.Request(number, due_ns, input_tokens, output_tokens, blocks)]
             else:  # for values: it is done when the last of its sequences is prefilled
-                sequences = self._sequences[number] = [SimRequest(number, due_ns, one, 0) for one in lengths]
+                sequences = self._sequences[number] = [replica.Request(number, due_ns, one, 0) for one in lengths]
             for request in sequences:
                 request.at = index
                 replica.submit(request)
@@ -276,7 +278,13 @@ def simulate(
     `stop_ns`: when the load is stopped; what is in flight then may end within the drain. `steer`: of a load that is
     decided while it goes; the schedule is that of its first step.
     """
-    replicas = [Replica(costs.at_speed(speed), limits) for speed in speeds]
+    made = [Replica(costs.at_speed(speed), limits) for speed in speeds]
+    flights = None
+    if steer is None and max_in_flight is None and stop_ns == NEVER:
+        flights = open_loop.carried(
+            schedule, sizes, made, route(speeds, routing), timeout_ns=timeout_ns, drain_ns=drain_ns
+        )
+    replicas = made if flights is not None else [Replica(costs.at_speed(speed), limits) for speed in speeds]
     course = Course(
         schedule, sizes, replicas, route(speeds, routing),
         max_in_flight=max_in_flight, timeout_ns=timeout_ns, drain_ns=drain_ns, stop_ns=stop_ns, steer=steer,
@@ -284,7 +292,10 @@ def simulate(
     collecting = gc.isenabled()
     gc.disable()  # requests create no cycles, and a collection would scan hundreds of thousands of them
     try:
-        course.run()
+        if flights is None:
+            course.run()
+        else:
+            course.flights = flights
     finally:
         if collecting:
             gc.enable()

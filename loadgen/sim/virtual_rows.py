@@ -8,7 +8,7 @@ tokens.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -115,15 +115,15 @@ def outcome(
     return VirtualRows(rows, gaps, timeline)
 
 
-def rows_so_far(sent: array[int], ends: Sequence[Sequence[int]], schedule: Schedule) -> NDArray[np.void]:
+def rows_so_far(sent: array[int], ends: Sequence[Callable[[int], int]], schedule: Schedule) -> NDArray[np.void]:
     """The rows of requests that have ended, while the run goes on, from some of `Flights.sent`.
 
-    They know nothing of gaps and events.
+    They know nothing of gaps and events. `ends`: of each replica, when an iteration ended.
     """
     columns = _columns(sent, FLIGHT)
     count = len(columns["number"])
     instants = [
-        ends[replica][iteration] if iteration >= 0 else -1
+        ends[replica](iteration) if iteration >= 0 else -1
         for name in ("first", "last")
         for replica, iteration in zip(columns["replica"].tolist(), columns[name].tolist(), strict=True)
     ]

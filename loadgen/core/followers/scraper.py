@@ -457,8 +457,9 @@ def _named(asked: PagesAsked) -> bool:
     return any(page not in WORDS for page in asked.pages) or any(page not in ENERGY_WORDS for page in asked.energy)
 
 
-async def _any_page(addresses: Sequence[PageAddress], tls: Tls) -> bool:
+def _any_page(addresses: Sequence[PageAddress], tls: Tls) -> bool:
     """Whether something may be at any of these addresses: an answer with status 200, or none within TIMEOUT_S."""
+    import uvloop
     from loadgen_sdk.errors import TargetUnusable
     from loadgen_sdk.probe.fetch import Fetcher
     from loadgen_sdk.transport.target import Target
@@ -473,8 +474,11 @@ async def _any_page(addresses: Sequence[PageAddress], tls: Tls) -> bool:
             return error.code != "connect"
         return answer.status == 200
 
-    asking = [answers(place, path) for place in addresses for path in place.paths]
-    return any(await asyncio.gather(*asking))
+    async def ask() -> bool:
+        return any(await asyncio.gather(*(answers(place, path) for place in addresses for path in place.paths)))
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(ask())
 
 
 class Scraper:
@@ -487,7 +491,7 @@ class Scraper:
         addresses, smi = places(asked, probes), reads_smi(asked, probes)
         if not addresses and not smi:
             return
-        if not smi and not _named(asked) and not asyncio.run(_any_page(addresses, asked.tls)):
+        if not smi and not _named(asked) and not _any_page(addresses, asked.tls):
             return  # an interpreter that finds nothing costs as much as a thousand requests
         with suppress(OSError):  # if no process can be started, no page is read
             self._process = subprocess.Popen(

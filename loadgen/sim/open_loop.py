@@ -1,0 +1,64 @@
+"""An open loop of single requests in virtual time: no request depends on another one's end, so that each replica
+simulates its part at once, in C. The result is that of `virtual_backend.Course`, to the last row. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from loadgen.core.results.record import KIND
+from loadgen.core.schedule.chains import Singles
+from loadgen.core.schedule.timetable import Schedule
+from loadgen.sim.engine.replica import NEVER, Replica
+from loadgen.sim.engine.routing import Route
+from loadgen.sim.request_lengths import Drawn, Sizes
+from loadgen.sim.virtual_rows import FLIGHT, Flights
+
+
+def carried(
+    schedule: Schedule,
+    sizes: Sizes,
+    replicas: Sequence[Replica],
+    next_replica: Route,
+    *,
+    timeout_ns: int,
+    drain_ns: int,
+) -> Flights | None:
+    """What the replicas did. None: this is no such load, the engine is not compiled, or a request was refused or took
+    longer than `timeout_ns`, which concerns all replicas; then these replicas cannot be used any more."""
+    spans = schedule.stages
+    if not isinstance(schedule.chains, Singles) or schedule.parts > 1 or not hasattr(replicas[0], "carry"):
+        return None
+    if any(span.lanes or span.start_ns is None for span in spans):
+        return None
+    horizon = schedule.horizon_ns
+    end_ns = NEVER if horizon is None or drain_ns >= NEVER else horizon + drain_ns
+    number = np.concatenate([span.first_chain + np.arange(len(span.offsets)) for span in spans])
+    due = np.concatenate([(span.start_ns or 0) + span.offsets for span in spans])
+    at = np.array([next_replica() for _ in range(len(number))], np.int64)
+    drawn = sizes if isinstance(sizes, Drawn) else None
+    lengths = () if drawn is None else drawn.of_many(number)
+    sent, stretches = [], Flights().stretches
+    for index, replica in enumerate(replicas):
+        own = at == index
+        columns = [np.ascontiguousarray(column[own], np.int64) for column in (number, due, *lengths)]
+        known = (*columns, None) if drawn else (*columns, None, None, sizes)
+        done = cast(Any, replica).carry(*known, index, end_ns, timeout_ns, KIND["unfinished"])
+        if done is None:
+            return None
+        sent.append(np.frombuffer(done[0], np.int64).reshape(-1, len(FLIGHT)))
+        stretches.frombytes(done[1])
+    flights = np.concatenate(sent)
+    column = {name: flights[:, place] for place, name in enumerate(FLIGHT)}
+    is_cut = column["kind"] > 0
+    # In the order of one clock: what is done by its end and replica, then what is cut, as it was due.
+    within = np.where(is_cut, column["number"], 0), np.where(is_cut, 0, column["replica"])
+    order = np.lexsort((*within, column["end_ns"], is_cut))
+    column["end_ns"][~is_cut] = -1
+    result = Flights(stretches=stretches)
+    flights = flights[order]
+    result.sent.frombytes(flights.data.cast("B"))
+    return result
