@@ -138,8 +138,8 @@ TYPED: list[list[str]] = [
     ["report", "repeats", "--json"],
     ["compare", "raw", "raw", "--json"],
     ["cost", "raw", *priced("raw")],
-    ["baseline", "save", "main", "raw"],
-    ["baseline", "compare", "main", "raw", "--json"],
+    ["compare", "--save", "main", "raw"],
+    ["compare", "--against", "main", "raw", "--json"],
     ["bundle", "raw", "-o", "raw.zip"],
     ["verify", "raw.zip", "--json"],
     [*SWEEP, "--json"],
@@ -148,7 +148,7 @@ TYPED: list[list[str]] = [
     ["size", "open.yaml", "search", "--users", "500", *priced("search"), "--out", "size"],
     ["report", "size", "--json"],
     ["run", "qa", *SIM, "-n", "40", "--warmup", "0", "--out", "qa"],
-    ["capacity", "--profile", "qa", "--results", "qa", "--users", "500", "--json"],
+    ["size", "qa", "qa", "--gpus", "4", "--users", "500", "--json", "--out", "sized"],
     ["validate", "carried.yaml", *SIM, "--json", "--out", "contract"],
     ["mlperf", "server", *MLPERF, "--json", "--out", "server"],
     ["mlperf", "interactive", *MLPERF, "--json", "--out", "interactive"],
@@ -156,7 +156,6 @@ TYPED: list[list[str]] = [
     ["mlperf", "verdict", "server", "--json"],
     ["doctor", *SIM[:2], "--json"],
     ["fit", "trace.jsonl", "--json"],
-    ["reference", "--json"],
 ]
 """In virtual time, one after the other in one folder."""
 

@@ -89,16 +89,18 @@ def test_a_baseline_is_kept_by_name_and_may_hold_repeats(tmp_path: Path, capsys:
     kept = ("--in", str(tmp_path / "baselines"))
     assert ends(*RUN, "--repeat", "3", "-o", str(tmp_path / "a")) == 0
     assert ends(*RUN[:5], "4", *RUN[6:], "--repeat", "3", "-o", str(tmp_path / "b")) == 0
-    assert ends("baseline", "save", "main", str(tmp_path / "a"), *kept) == 0
-    assert ends("baseline", "save", "main", str(tmp_path / "a"), *kept) == 2
-    assert ends("baseline", "save", "main", str(tmp_path / "a"), *kept, "--force") == 0
-    assert ends("baseline", "save", "../main", str(tmp_path / "a"), *kept) == 2
-    assert ends("baseline", "save", "none", str(tmp_path), *kept) == 2
+    assert ends("compare", "--save", "main", str(tmp_path / "a"), *kept) == 0
+    assert ends("compare", "--save", "main", str(tmp_path / "a"), *kept) == 2
+    assert ends("compare", "--save", "main", str(tmp_path / "a"), *kept, "--force") == 0
+    assert ends("compare", "--save", "../main", str(tmp_path / "a"), *kept) == 2
+    assert ends("compare", "--save", "none", str(tmp_path), *kept) == 2
+    two = (str(tmp_path / "a"), str(tmp_path / "b"))
+    assert ends("compare", "--save", "main", *two, *kept, "--force") == 2, "one result is kept"
     capsys.readouterr()
-    assert ends("baseline", "compare", "main", str(tmp_path / "b"), *kept, "--fail-on", "ttft_ms.p50 > +50%") == 0
+    assert ends("compare", "--against", "main", str(tmp_path / "b"), *kept, "--fail-on", "ttft_ms.p50 > +50%") == 0
     assert "by repeated runs on every side" in " ".join(capsys.readouterr().out.split())
-    assert ends("baseline", "compare", "main", str(tmp_path / "b"), *kept, "--fail-on", "ttft_ms.p50 > -50%") == 1
-    assert ends("baseline", "compare", "mian", str(tmp_path / "b"), *kept) == 2
+    assert ends("compare", "--against", "main", str(tmp_path / "b"), *kept, "--fail-on", "ttft_ms.p50 > -50%") == 1
+    assert ends("compare", "--against", "mian", str(tmp_path / "b"), *kept) == 2
     assert "known: main" in capsys.readouterr().err
 
 
@@ -140,9 +142,9 @@ def test_the_templates_run_commands_that_there_are(tmp_path: Path) -> None:
         subprocess.run(["bash", "-e", "-c", script], check=True, env=given, cwd=tmp_path)
     assert (tmp_path / "log").read_text().splitlines() == [
         "run qa --slo ttft:2s -o out --force --strict --github --junit out.xml",
-        "baseline compare main out --fail-on a > b --markdown",
+        "compare --against main out --fail-on a > b --markdown",
         "run qa -o loadgen-results --force --strict --junit loadgen.xml",
-        "baseline compare main loadgen-results --fail-on a > b",
+        "compare --against main loadgen-results --fail-on a > b",
     ]
 
 

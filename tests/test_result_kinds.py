@@ -281,7 +281,7 @@ def test_a_search_is_compared_by_the_run_at_its_capacity(
     assert evidence in search.notes[0]
     assert exits("compare", made / "search", made / "search" / "p00-15.9889", "--anyway") in (0, 3)
     assert evidence in capsys.readouterr().out
-    assert exits("baseline", "save", "peak", made / "search", "--in", tmp_path / "kept") == 0
+    assert exits("compare", "--save", "peak", made / "search", "--in", tmp_path / "kept") == 0
     shutil.copytree(made / "search", tmp_path / "none")
     (tmp_path / "none" / "capacity.json").unlink()
     with refused(Faults, "no_figure"):

@@ -1,4 +1,6 @@
-"""`loadgen compare A B [C...]`: what differs between results, by how much, and whether it is significant."""
+"""`loadgen compare A B [C...]`: what differs between results, by how much, and whether it is significant; results that
+are kept by name.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,6 @@ import typer
 from loadgen.core.errors import OK, SLO_MISSED, UNSOUND, UserError
 from loadgen.shell.output import in_color, print_answer, say_changed, write_file
 
-FailOn = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--fail-on",
-        help="Exit 1 when it holds: 'ttft_ms.p99 > +5%' (a change; needs repeats on both sides), "
-        "'goodput.share < 99%' (a value). Repeatable.",
-    ),
-]
-BeyondNoise = Annotated[
-    bool, typer.Option("--beyond-noise", help="--fail-on only where the whole interval is beyond the limit.")
-]
-
 
 def compare(
     results: Annotated[
@@ -30,8 +20,28 @@ def compare(
             help="Folders of runs, repeats or searches, or result files of other tools; the first is the base."
         ),
     ],
-    fail_on: FailOn = None,
-    beyond_noise: BeyondNoise = False,
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fail-on",
+            help="Exit 1 when it holds: 'ttft_ms.p99 > +5%' (a change; needs repeats on both sides), "
+            "'goodput.share < 99%' (a value). Repeatable.",
+        ),
+    ] = None,
+    beyond_noise: Annotated[
+        bool, typer.Option("--beyond-noise", help="--fail-on only where the whole interval is beyond the limit.")
+    ] = False,
+    save: Annotated[
+        str | None,
+        typer.Option("--save", metavar="NAME", help="Keep one result by this name; nothing is compared."),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="NAME", help="The base is the result that is kept by this name.")
+    ] = None,
+    kept: Annotated[
+        Path, typer.Option("--in", metavar="FOLDER", help="Where results are kept by name: commit it.")
+    ] = Path("baselines"),
+    force: Annotated[bool, typer.Option("--force", help="With --save: in the place of one of this name.")] = False,
     confidence: Annotated[str, typer.Option("--confidence", help="Of all metrics together.")] = "95%",
     anyway: Annotated[bool, typer.Option("--anyway", help="Judge although the work differs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -47,13 +57,23 @@ def compare(
 
     Example: loadgen compare before after --fail-on 'ttft_ms.p99 > +5%'
     """
-    from loadgen.compare import comparison, inputs, thresholds
+    from loadgen.compare import baseline, comparison, inputs, thresholds
     from loadgen.compare import text as render_module
     from loadgen.present.junit import render
 
+    if save is not None:
+        if against is not None or len(results) != 1:
+            raise UserError("conflict", "one result is kept, and none compared", f"--save {save}", "give one folder")
+        print(baseline.save(save, results[0], kept, force=force))
+        return OK
+    if against is not None:
+        results = [baseline.find(against, kept), *results]
     if len(results) < 2:
         raise UserError(
-            "too_few", "one result alone compares with nothing", " ".join(map(str, results)), "give two or more"
+            "too_few",
+            "one result alone compares with nothing",
+            " ".join(map(str, results)),
+            "two or more, or --against NAME",
         )
     for folder in results:
         say_changed(folder)

@@ -1,4 +1,4 @@
-"""Capacity planning: the VMs and racks that users need at a measured rate, and what remains without a fault domain.
+"""Capacity planning: what a result was seen to carry, what users ask for, and how many machines that takes.
 
 Pure: no money, no files.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from loadgen.core.errors import UserError
 from loadgen.core.results.capacity import STILL_KEPT, RateInterval, replications
@@ -15,50 +15,9 @@ from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.evidence import Evidence
 from loadgen.pricing.reasons import note
 
-GPUS_PER_VM = 4  # ND GB300 v6; one fault domain
-VMS_PER_RACK = 18  # one NVL72: 72 GPUs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
-    """What N-1 VMs carry after the loss of one fault domain (one VM).
-
-    `carried_per_s` is the remaining rate, `share` its share of the demand, `users` the number of users it serves.
-    `share` is None without a demand, `users` without users.
-    """
-
-    vms: int  # N, before the loss
-    gpus: int  # of the fault domain
-    carried_per_s: float
-    share: float | None
-    users: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityPlan:
-    """The machines that `users` need. VMs are whole; `vms_low` and `vms_high` come from the interval of the rate.
-
-    Without users, everything but the machine sizes, the rates and `rack_lost` is None.
-    """
-
-    gpus_per_vm: int
-    vms_per_rack: int
-    per_vm: RateInterval  # interactions per second within the SLO
-    per_rack: RateInterval
-    rack_lost: Loss  # loss of one VM of a full rack
-    users: int | None = None
-    think_s: float | None = None
-    response_s: float | None = None  # mean time from due to the last output; of a task, its whole duration
-    demand_per_s: float | None = None
-    vms: int | None = None
-    vms_low: int | None = None
-    vms_high: int | None = None
-    racks: int | None = None
-    rack_users: int | None = None  # users that one rack carries
-    lost: Loss | None = None  # loss of one of `vms` VMs
-
 
 def scaled(rate: RateInterval, by: float) -> RateInterval:
+    """So many times a rate. From GPUs to GPUs: machines count as independent, a router in front of them as free."""
     low, high = (None if bound is None else bound * by for bound in (rate.low, rate.high))
     return RateInterval(mid=rate.mid * by, low=low, high=high)
 
@@ -76,64 +35,12 @@ def needed(demand_per_s: float, each_per_s: float) -> int:
     return max(math.ceil(demand_per_s / each_per_s - ROUNDING), 1)
 
 
-def fleet(
-    rate: RateInterval, gpus: int, *, gpus_per_vm: int = GPUS_PER_VM, vms_per_rack: int = VMS_PER_RACK
-) -> CapacityPlan:
-    """Rates per VM and per rack, from a rate that `gpus` GPUs carried within the SLO.
-
-    Rates scale with the number of GPUs: VMs count as independent replicas, and a router in front of them costs nothing.
-    """
-    per_vm = scaled(rate, gpus_per_vm / gpus)
-    return CapacityPlan(
-        gpus_per_vm=gpus_per_vm,
-        vms_per_rack=vms_per_rack,
-        per_vm=per_vm,
-        per_rack=scaled(per_vm, vms_per_rack),
-        rack_lost=_loss(vms_per_rack, per_vm, gpus_per_vm),
-    )
-
-
-def plan(by: CapacityPlan, users: int, think_s: float, response_s: float) -> CapacityPlan:
-    """The plan for `users`; `by` is a result of `fleet`."""
-    demand_per_s = demand(users, think_s, response_s)
-    cycle_s = think_s + response_s
-
-    vms = needed(demand_per_s, by.per_vm.mid)
-    return replace(
-        by,
-        users=users,
-        think_s=think_s,
-        response_s=response_s,
-        demand_per_s=demand_per_s,
-        vms=vms,
-        vms_low=None if by.per_vm.high is None else needed(demand_per_s, by.per_vm.high),
-        vms_high=None if by.per_vm.low is None else needed(demand_per_s, by.per_vm.low),
-        racks=math.ceil(vms / by.vms_per_rack),
-        rack_users=math.floor(by.per_rack.mid * cycle_s + ROUNDING),
-        lost=_loss(vms, by.per_vm, by.gpus_per_vm, demand_per_s, cycle_s),
-        rack_lost=_loss(by.vms_per_rack, by.per_vm, by.gpus_per_vm, None, cycle_s),
-    )
-
-
 ROUNDING = 1e-9  # tolerance for binary floats: a demand of exactly three VMs needs three
-
-
-def _loss(
-    vms: int, per_vm: RateInterval, gpus: int, demand_per_s: float | None = None, cycle_s: float | None = None
-) -> Loss:
-    remaining_rate = (vms - 1) * per_vm.mid
-    return Loss(
-        vms=vms,
-        gpus=gpus,
-        carried_per_s=remaining_rate,
-        share=None if demand_per_s is None else remaining_rate / demand_per_s,
-        users=None if cycle_s is None else math.floor(remaining_rate * cycle_s + ROUNDING),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRate:
-    """The measured rate behind a plan. `rate`: interactions per second within the SLO, of all `gpus` together."""
+    """The measured rate behind a size. `rate`: interactions per second within the SLO, of all `gpus` together."""
 
     name: str
     folder: str

@@ -212,12 +212,3 @@ def arithmetic(profile: Profile, rates: PublishedRack) -> Arithmetic:
         by_output=rates.sum_of_rates / profile.output,
         single_clock=rates.single_clock / profile.output,
     )
-
-
-IGNORED = (
-    "it divides an output-token rate by input + output tokens; output alone would give more, and reading the prompts, "
-    "which Offline hides in its mean of 272.7 output tokens per sample, would take some of that back",
-    "it has no latency limit: Offline answers when it likes (the median sample waited 37 to 40 minutes)",
-    'it is a rate, and calls it "concurrent": how many users that is depends on how long they wait and think',
-    "it takes every replica busy all the time: no peaks, no routing, no lost machine",
-)

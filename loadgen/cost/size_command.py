@@ -21,7 +21,6 @@ from loadgen import result_kinds
 from loadgen.core import format, units
 from loadgen.core.errors import OK, Fault, Faults, UserError, meant
 from loadgen.core.execution.options import typed
-from loadgen.cost.capacity_command import measured_rate
 from loadgen.shell.options import AcceptSamplePrices, AllowInvalid, Given, new_folder, takes
 from loadgen.shell.output import print_answer, say
 
@@ -44,7 +43,7 @@ def size(
         list[str],
         typer.Argument(
             help="What carries it: a folder of a search, sweep or run; sim:PRESET, which is searched now; "
-            "published:SYSTEM, a row of `loadgen reference mlperf`."
+            "published:SYSTEM, a row of docs/published.md."
         ),
     ],
     users: Annotated[int | None, typer.Option("--users", min=1, help="Users who work at the same time.")] = None,
@@ -72,6 +71,9 @@ def size(
             min=1,
             help="Of what is rented and lost as one. Default: the price's, else the source's.",
         ),
+    ] = None,
+    machines_per_rack: Annotated[
+        int | None, typer.Option("--machines-per-rack", min=1, help="Count racks of so many machines too.")
     ] = None,
     hours_per_day: Annotated[
         float, typer.Option("--hours-per-day", min=0.1, max=24, help="How long that load is there.")
@@ -105,7 +107,8 @@ def size(
     from loadgen.pricing import price_file
     from loadgen.pricing.prices import find
 
-    need = _need(users, think, rate, answer, spare, hours_per_day)
+    need = _need(users, think, rate, answer, spare)
+    need = replace(need, hours_per_day=hours_per_day, machines_per_rack=machines_per_rack)
     if slo and not any(map(_is_searched, sources)):
         hint = "search again under this one: loadgen search --slo; or name a machine to search now: sim:gb300-vm"
         raise UserError("no_effect", "a stored result keeps the SLO that it was measured under", "--slo", hint)
@@ -150,6 +153,7 @@ def size(
     if book is not None and book.exchanged:
         remarks.append(f"exchanged at {'; '.join(book.exchanged)}")
     workload = next(iter(sized))[0].source.workload
+    remarks += published_arithmetic(workload)
     result = size_result.sizing(sized, need, currency=currency, workload=workload, remarks=remarks, version=version())
     print_answer(result, report(result), as_json=as_json)
     _store(result, out or new_folder(f"size-{workload}"))
@@ -182,9 +186,7 @@ def _is_searched(source: str) -> bool:
     return source.startswith(SIMULATED)
 
 
-def _need(
-    users: int | None, think: str, rate: str | None, answer: str | None, spare: int, hours_per_day: float
-) -> Need:
+def _need(users: int | None, think: str, rate: str | None, answer: str | None, spare: int) -> Need:
     from loadgen.cost.sizing import Need
 
     if (users is None) == (rate is None):
@@ -200,7 +202,6 @@ def _need(
         rate_per_s=per_s,
         answer_s=typed("--answer", answer, units.seconds),
         spare=spare,
-        hours_per_day=hours_per_day,
     )
 
 
@@ -236,6 +237,36 @@ def _source(
     folder = _searched(source, profile, slo, call) if _is_searched(source) else Path(source)
     evidence = inputs.read_evidence([folder], allow_invalid=allow_invalid)[0]
     return replace(measured_rate(evidence, name_of(profile), gpus), name=source), evidence
+
+
+def measured_rate(evidence: Evidence, profile: str, gpus: int | None) -> MeasuredRate:
+    """The rate that a result of this workload was seen to carry. Raises UserError for another workload."""
+    from loadgen.cost.capacity_planning import measured
+    from loadgen.cost.inputs import gpus_of
+
+    summary = evidence.summary
+    if summary.run.workload != profile:
+        problem = f'the run is of the workload "{summary.run.workload}", not of {profile}'
+        hint = f"ask for {summary.run.workload}, or give a run of {profile}"
+        raise UserError("mismatch", problem, evidence.folder, hint)
+    gpu_count = gpus_of(evidence, gpus, "--gpus")
+    if gpu_count is None:
+        raise UserError("missing_option", "the run does not say how many GPUs it used", evidence.folder, "--gpus 4")
+    return measured(evidence, gpu_count)
+
+
+def published_arithmetic(workload: str) -> list[str]:
+    """What the published capacity table says of a packaged workload, and that it is no measurement; [] of others."""
+    from loadgen.cost import published
+
+    rack = published.rack(published.nodes().rows)
+    found = [published.arithmetic(row, rack) for row in published.profiles().rows if row.profile == workload]
+    return [
+        f"published for {workload}: ~{row.profile.published_per_s:,.0f} per second of a rack of 72 GPUs "
+        f"({row.by_output:,.0f} by output tokens alone), from an Offline rate without a limit on latency: what that "
+        "arithmetic ignores is in docs/published.md"
+        for row in found
+    ]
 
 
 def _searched(source: str, profile: str, slo: Sequence[str], call: Callable[[list[str]], int]) -> Path:

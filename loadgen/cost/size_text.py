@@ -5,7 +5,8 @@ Pure: takes the stored result, returns the report of which text, Markdown and pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator
 
 from loadgen.core import format
 from loadgen.cost.size_result import PriceUsed, SizedSource, Sizing
@@ -36,7 +37,7 @@ def report(found: Sizing) -> Report:
         answer=[Said(f"{answer(size, found.need, found.currency)}.", large=True) for size in sizes],
         sections=[
             section("", tiles, Said(f"Beware: {UNLIKE}." if unlike else "", "warn")),
-            section("The sources side by side" if len(sizes) > 1 else "Figures", _columns(sizes, found.currency), bars),
+            section("The sources side by side" if len(sizes) > 1 else "Figures", _columns(found), bars),
             section("What it rests on", *(part for size in sizes for part in _rests_on(size, found.need))),
             section("Remarks", Bullets(found.remarks)),
         ],
@@ -87,12 +88,14 @@ def _machines(count: int, gpus: int) -> str:
     return f"{format.counted(count, 'machine')} of {format.counted(gpus, 'GPU')}"
 
 
-def _columns(sizes: Sequence[SizedSource], currency: str) -> Table:
+def _columns(found: Sizing) -> Table:
     """A column for each source."""
+    sizes, need, currency = found.sizes, found.need, found.currency
     noun = sizes[0].source.kind
     rows: list[tuple[str, Callable[[SizedSource], str]]] = [
         ("machines, spare ones too", lambda size: format.spanned(size.machines, size.low, size.high, format.count)),
         ("carrying the load", lambda size: format.count(size.carrying)),
+        *_racks(need),
         ("GPUs", lambda size: format.count(None if size.machines is None else size.machines * size.gpus_per_machine)),
         ("used of what all carry", lambda size: format.percent(size.used)),
         (f"load, {noun} per second", lambda size: format.quantity(size.demand_per_s)),
@@ -108,6 +111,14 @@ def _columns(sizes: Sequence[SizedSource], currency: str) -> Table:
     shown = rows if priced else rows[:-2]
     head, cells = ("", *(size.source.name for size in sizes)), [(name, *map(cell, sizes)) for name, cell in shown]
     return Table(head, cells, split=True)
+
+
+def _racks(need: Need) -> Iterator[tuple[str, Callable[[SizedSource], str]]]:
+    if (each := need.machines_per_rack) is not None:
+        yield (
+            f"racks of {format.counted(each, 'machine')}",
+            lambda size: format.count(None if size.machines is None else math.ceil(size.machines / each)),
+        )
 
 
 def _rate(size: SizedSource) -> str:

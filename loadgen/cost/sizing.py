@@ -11,7 +11,7 @@ from decimal import Decimal
 
 from loadgen.core.errors import UserError
 from loadgen.core.results.capacity import RateInterval
-from loadgen.cost.capacity_planning import MeasuredRate, demand, fleet, needed
+from loadgen.cost.capacity_planning import MeasuredRate, demand, needed, scaled
 from loadgen.pricing.evidence import Evidence
 from loadgen.pricing.prices import PerToken, Price
 from loadgen.pricing.unit_cost import (
@@ -52,6 +52,7 @@ class Need:
     answer_s: float | None = None  # where the source does not say how long an answer takes
     spare: int = 1  # machines that may be lost while all is still carried
     hours_per_day: float = 24.0
+    machines_per_rack: int | None = None  # None: racks are not counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,7 @@ def published_rate(
     """
     if tokens_per_s is None:
         what = f"{name} has no published Server rate, and an Offline rate says nothing about users"
-        raise UserError("no_figure", what, "published", "loadgen reference mlperf")
+        raise UserError("no_figure", what, "published", "docs/published.md lists them")
     return MeasuredRate(
         name=name,
         folder=said_by,
@@ -119,7 +120,7 @@ def size(
         what = f"how long an answer takes is not known of {source.name}, and users wait for it"
         raise UserError("no_figure", what, "--answer", "--answer 20s, or --rate in the place of --users")
     demand_per_s = need.rate_per_s or demand(need.users or 0, need.think_s, response_s or 0.0)
-    per_machine = fleet(source.rate, source.gpus, gpus_per_vm=gpus_per_machine).per_vm
+    per_machine = scaled(source.rate, gpus_per_machine / source.gpus)
     active = decimal(need.hours_per_day) / 24
     per_month = decimal(demand_per_s) * HOUR_S * HOURS_PER_MONTH * active  # interactions
     sized = Size(

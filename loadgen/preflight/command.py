@@ -1,4 +1,6 @@
-"""`loadgen doctor`: check a target and this host before a run, and explain what each finding means."""
+"""`loadgen doctor`: check a target and this host before a run, and explain what each finding means; without a target,
+the load that one worker on this host can drive.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import typer
 
 from loadgen.core.errors import OK, UNSOUND, UserError
 from loadgen.shell.options import TARGET, Given, takes
-from loadgen.shell.output import print_answer
+from loadgen.shell.output import print_answer, say
 
 
 @takes(
@@ -17,17 +19,25 @@ from loadgen.shell.output import print_answer
 )
 def doctor(
     given: Given,
+    seconds: Annotated[
+        float, typer.Option("--seconds", help="Without a target: how long each step runs.", min=2.0, max=60.0)
+    ] = 3.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> int:
     """Check reachability, TLS, key, model, token counts, forced lengths, streaming, metrics pages, and this host.
 
-    About a dozen small requests. Exit: 0 a load can run (read the warnings), 2 wrong usage, 3 it cannot.
+    About a dozen small requests. Without a target: how many events/s and requests/s one worker on this host carries
+    before its numbers stop being sound, in half a minute, against an endpoint of our own.
+
+    Exit: 0 a load can run (read the warnings), 2 wrong usage, 3 it cannot, or no step was sound.
 
     Example: loadgen doctor --url http://HOST:8000
     """
     from loadgen.preflight import doctor as checks
     from loadgen.preflight.target_checks import render
 
+    if given["url"] is None:
+        return _of_this_host(seconds, as_json=as_json)
     settings = given.settings()
     if settings.targets:
         raise UserError(
@@ -36,3 +46,11 @@ def doctor(
     title, findings = checks.run(settings)
     print_answer({"title": title, "findings": findings}, render(title, findings), as_json=as_json)
     return UNSOUND if checks.failed(findings) else OK
+
+
+def _of_this_host(seconds: float, *, as_json: bool) -> int:
+    from loadgen.preflight import selfcheck
+
+    answer = selfcheck.run(seconds, say=say)
+    print_answer(answer, f"{selfcheck.render(answer)}\n", as_json=as_json)
+    return OK if answer.sound else UNSOUND

@@ -76,4 +76,4 @@ def _cpu(facts: Machine) -> Finding:
     if facts.governor == "powersave":
         meaning = "cores start slow and speed up under load: the first seconds of a run are not like the rest"
         return Finding("cpu", WARNING, observed, meaning, "set the performance governor")
-    return Finding("cpu", OK, observed, "`loadgen selfcheck` says how much load they carry")
+    return Finding("cpu", OK, observed, "`loadgen doctor` without a target says how much load they carry")

@@ -5,7 +5,7 @@
     p03-12.5/, c8/  one run each, in the layout of `loadgen run`
     unfinished/     runs that did not finish
     curve.csv       latencies, throughput and goodput by load, with a mark for the Pareto front
-    capacity.json   the highest load that holds, for `loadgen cost` and `loadgen capacity`
+    capacity.json   the highest load that holds, for `loadgen cost` and `loadgen size`
     SHA256SUMS      the hash of every file, written last
 
 This module runs nothing (`trials.py` does) and chooses no load.

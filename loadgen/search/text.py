@@ -153,7 +153,7 @@ def _mark(result: TrialResult) -> str:
     return ", ".join(filter(None, (kinds.get(result.ask.kind, ""), "grows" if result.sustained is False else "")))
 
 
-USED = "this is the load that loadgen cost and loadgen capacity use, with the steady tokens of that run"
+USED = "this is the load that loadgen cost and loadgen size use, with the steady tokens of that run"
 
 
 def confirmation(answer: SearchAnswer, results: Sequence[TrialResult], unit: str) -> list[str]:

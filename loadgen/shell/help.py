@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from loadgen.core.errors import UserError, meant
 from loadgen.core.execution.options import PANELS
 from loadgen.plugins import resolve
+from loadgen.shell import removed
 from loadgen.shell.ending import interrupted
 from loadgen.shell.overview import row
 
@@ -61,7 +62,8 @@ class Group(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         found = super().get_command(ctx, cmd_name)
         if found is None and not ctx.resilient_parsing:
-            hint = meant(cmd_name, self.list_commands(ctx))
+            gone = removed.COMMANDS.get(cmd_name) if ctx.parent is None else None
+            hint = gone or meant(cmd_name, self.list_commands(ctx))
             raise UserError("unknown_name", f"no command is called {cmd_name}", ctx.command_path, hint)
         return found
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+import make_published
 import pytest
 
-from loadgen.core.errors import UserError
 from loadgen.cost import published as reference
-from loadgen.cost import published_text as report
-from loadgen.cost.published_command import reference as command
-from loadgen.present import text as as_text
+from loadgen.cost.size_command import published_arithmetic
 
 
 def test_the_nodes_give_the_published_total_their_own_median_and_a_single_clock():
@@ -51,36 +48,17 @@ def test_every_table_says_where_it_is_from_and_every_note_exists_and_is_used():
     assert used == set(reference.notes())
 
 
-def test_a_figure_is_shown_with_its_notes_wherever_it_is_shown():
-    for name in report.SECTIONS:
-        text = " ".join(as_text.render(report.report([name])).replace("\n", " ").split())
-        if "1,100,948" in text:
-            assert "sum of 18 rates" in text and "1,030,088 tok/s" in text, name
-        if "61,759" in text:
-            assert "not the median of the logs" in text, name
-    rag = " ".join(as_text.render(report.report(["capacity"])).split())
-    assert "rag: 2,500 as published is 150 question" in rag
-
-
-def test_the_command_prints_all_tables_or_one(capsys: pytest.CaptureFixture[str]):
-    assert command(None) == 0
-    out = capsys.readouterr().out
+def test_the_page_is_what_the_tables_say_and_each_figure_has_its_notes():
+    page = make_published.page()
+    assert make_published.PAGE.read_text("utf-8") == page, "python tests/make_published.py"
     for words in ("62,111.7", "1,030,085", "944,902", "1,693.8/s", "4.375", "deepseek-r1 Interactive", "verified"):
-        assert words in out
-    assert command(["nodes"], as_json=True) == 0
-    whole = json.loads(capsys.readouterr().out)
-    assert list(whole) == ["nodes"]
-    assert whole["nodes"]["worked_out"]["median"] == pytest.approx(62_111.7)
-    assert whole["nodes"]["source"] and whole["nodes"]["note_texts"]
-    assert command(["limits"], as_markdown=True) == 0
-    assert "| llama2-70b Server | 2000 | 200 |" in capsys.readouterr().out
+        assert words in page
+    for words in ("sum of 18 rates", "1,030,088 tok/s", "not the median of the logs", "rag: 2,500 as published is 150"):
+        assert words in page
+    assert "| llama2-70b Server | 2000 | 200 |" in page and "it has no latency limit" in page
 
 
-@pytest.mark.parametrize(
-    ("how", "says"),
-    [({"tables": ["node"]}, 'did you mean "nodes"'), ({"as_json": True, "as_markdown": True}, "choose one")],
-)
-def test_wrong_words_are_named(how: dict[str, Any], says: str):
-    with pytest.raises(UserError) as caught:
-        command(**{"tables": None, **how})
-    assert says in caught.value.hint
+def test_a_size_says_what_is_published_of_its_workload_and_that_it_is_no_measurement():
+    (said,) = published_arithmetic("rag")
+    assert "~440 per second of a rack" in said and "917 by output tokens" in said and "without a limit" in said
+    assert published_arithmetic("mine") == []

@@ -1,4 +1,4 @@
-"""`loadgen size`: machines, a spare one, money a month; it agrees with `capacity` and `cost` on the same result."""
+"""`loadgen size`: machines, a spare one, money a month; it agrees with `cost` on the same result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loadgen.core.errors import Faults, UserError
 from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results import checksums
 from loadgen.core.results.capacity import Capacity, RateInterval, dump
-from loadgen.cost.capacity_planning import MeasuredRate, fleet, plan
+from loadgen.cost.capacity_planning import MeasuredRate
 from loadgen.cost.size_command import _searched
 from loadgen.cost.sizing import Need, published_rate, size
 from loadgen.pricing.evidence import Evidence
@@ -50,14 +50,6 @@ def test_machines_by_hand() -> None:
     assert found.used == pytest.approx(125 / 160)
     assert found.per_month is None
     assert size(SOURCE, Need(rate_per_s=20.0, spare=0), gpus_per_machine=4, price=None, evidence=EVIDENCE).machines == 1
-
-
-@pytest.mark.parametrize("users", [1, 700, 5000, 123_456])
-def test_it_agrees_with_capacity(users: int) -> None:
-    planned = plan(fleet(SOURCE.rate, SOURCE.gpus, gpus_per_vm=8), users, 30.0, SOURCE.response_s)
-    found = size(SOURCE, Need(users=users, think_s=30, spare=0), gpus_per_machine=8, price=None, evidence=EVIDENCE)
-    assert (found.machines, found.low, found.high) == (planned.vms, planned.vms_low, planned.vms_high)
-    assert found.demand_per_s == planned.demand_per_s
 
 
 @pytest.mark.parametrize("hours", [24.0, 8.0])
@@ -121,6 +113,15 @@ def _called(*arguments: str) -> Any:
 def test_the_answer_is_the_first_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _called(RAG.run.workload, "vm", "--users", "5000") == 0
     assert "vm: 5,000 users of rag need" in " ".join(capsys.readouterr().out.splitlines()[:2])
+
+
+def test_racks_and_what_is_published_stand_beside_the_machines(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _called("rag", "vm", "--rate", "100", "--spare", "0", "--machines-per-rack", "2") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "6 machines" in text and "racks of 2 machines 3" in text
+    assert "published for rag: ~440 per second of a rack" in text
 
 
 def test_a_workload_of_ones_own_is_known_by_its_name_in_the_file(

@@ -354,7 +354,8 @@ def test_machines_and_cost_are_by_the_load_that_was_sustained(
     assert shown.low_per_s <= shown.rate_per_s
     summary = load_summary((folder / "summary.json").read_bytes())
     assert shown.output_tokens_per_s == summary.tokens.steady_output_per_s
-    assert ends("capacity", "--profile", summary.run.workload, "--results", str(folder), "--users", "5000") == 0
+    where = ("--gpus", "4", "--users", "5000", "-o", str(folder.parent / "sized"))
+    assert ends("size", summary.run.workload, str(folder), *where) == 0
     text = capsys.readouterr().out
     assert "capacity by search: " in text
     assert "LOWER BOUND" not in text

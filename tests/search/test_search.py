@@ -552,7 +552,6 @@ def test_a_stopped_search_sizes_no_machines(
     for call in (
         ["size", "rag", "c", "--users", "5000"],
         ["cost", "c", "--accept-sample-prices", "--price", "c=bedrock-llama-2-70b"],
-        ["capacity", "--results", "c", "--users", "5000", "--profile", "rag"],
     ):
         assert exit_code(call) == 3, call
         said = capsys.readouterr()

@@ -297,10 +297,9 @@ def test_a_note_is_said_once_and_an_end_that_was_not_reached_is_a_lower_bound(
     shutil.copytree(out, tmp_path / "again")
     assert exits("cost", out, str(tmp_path / "again"), "--prices", str(prices)) == 0
     assert "only a lower bound of the capacity is known (s, again)" in " ".join(capsys.readouterr().out.split())
-    assert exits("capacity", "--profile", "qa", "--users", "100", "--results", out) == 0
+    assert exits("size", "qa", out, "--users", "100", "-o", str(tmp_path / "sized")) == 0
     planned = " ".join(capsys.readouterr().out.split())
-    assert "A LOWER BOUND of the capacity" in planned and "at least 4.00 requests/s" in planned
-    assert "VMs: at most" in planned
+    assert "at least 4.00" in planned and "need at most" in planned
 
 
 def test_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -311,7 +310,7 @@ def test_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_a_search_leaves_is_priced_and_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Search and sweep write a capacity of the same recipe; `loadgen cost` and `loadgen capacity` take both folders."""
+    """Search and sweep write a capacity of the same recipe; `loadgen cost` and `loadgen size` take both folders."""
     prices = tmp_path / "prices.yaml"
     prices.write_text(
         "currency: USD\nrented:\n  - {provider: x, shape: four, gpu: GB200, gpus: 4, per_gpu_hour: 10.50,"
@@ -360,7 +359,7 @@ def test_what_a_search_leaves_is_priced_and_planned(tmp_path: Path, capsys: pyte
     assert per_million == pytest.approx(per_hour / 3600 / (a.output_tokens_per_s or 0) * 1e6, rel=1e-6)
     assert any("empty server" in note for note in offer["notes"])
     assert "not comparable" not in told
-    assert exits("capacity", "--users", "5000", "--profile", "qa", "--results", str(tmp_path / "a")) == 0
+    assert exits("size", "qa", str(tmp_path / "a"), "--users", "5000", "-o", str(tmp_path / "sized")) == 0
     assert "SIMULATED" in capsys.readouterr().out
 
 

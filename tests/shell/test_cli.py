@@ -54,7 +54,7 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
         (["run", "rag", "--ulr", "x"], "no flag is called --ulr", "did you mean --url?"),
         (["run", "rag", "--api-key", "x"], "no flag is called --api-key", "OPENAI_API_KEY"),
         (["size", "rag"], "SOURCES is missing", "sim:PRESET"),
-        (["capacity"], "--profile is missing", "rag"),
+        (["cost"], "FOLDERS is missing", "cost --help"),
         (["run", "rag", "--url"], "--url needs a value", "--help"),
         (["size", "rag", "vm", "--users", "x"], "integer", "--help"),
         (["fit", "x", "--on-bad-row", "no"], "error: 'no' is not one of 'fail', 'skip'", "--help"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from plugin_packages import forgetting, install
 from loadgen.commands import COMMANDS
 from loadgen.core.errors import UNSOUND, USAGE
 from loadgen.shell import app as cli
-from loadgen.shell import parsing
+from loadgen.shell import parsing, removed
 from loadgen.shell.overview import OPTIONS
 
 GROUPS = ["start", "judge", "evidence", "money", "tools"]
@@ -34,6 +35,19 @@ def test_the_rows_stand_group_by_group() -> None:
     assert list(dict.fromkeys(row.group for row in COMMANDS.own)) == GROUPS
     assert [row.group for row in COMMANDS.own] == sorted((row.group for row in COMMANDS.own), key=GROUPS.index)
     assert len({row.name for row in COMMANDS.own}) == len(COMMANDS.own)
+
+
+def test_there_are_at_most_18_commands() -> None:
+    assert len(COMMANDS.own) <= 18, "one more needs one less: what people have to choose from is the surface"
+
+
+@pytest.mark.parametrize(("old", "now"), removed.COMMANDS.items())
+def test_a_command_that_is_gone_names_what_is_typed_now(old: str, now: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ends(old, "qa") == USAGE
+    assert capsys.readouterr().err.splitlines()[-1] == f"hint: {now}"
+    (command,) = set(re.findall(r"loadgen ([a-z]+)", now))
+    flags = {flag for param in parsing.parser().commands[command].params for flag in param.opts}
+    assert set(re.findall(r"--[a-z-]+", now)) <= flags
 
 
 def test_the_help_lists_the_options_that_the_parser_takes() -> None:
@@ -70,8 +84,8 @@ def test_help_and_version_import_no_command_and_no_parser(asked: str) -> None:
 @pytest.mark.processes
 def test_completing_a_name_imports_no_command() -> None:
     modules, told = modules_after(completing="loadgen re")
-    assert told.split() == ["report", "reference"]
-    assert ours(modules) == SHELL | {f"loadgen.shell.{name}" for name in ("parsing", "help", "wrong_usage")}
+    assert told.split() == ["report"]
+    assert ours(modules) == SHELL | {f"loadgen.shell.{name}" for name in ("parsing", "help", "removed", "wrong_usage")}
     assert not modules & HEAVY - {"msgspec"}
 
 

@@ -342,7 +342,7 @@ def test_search_report_cost_and_capacity_say_one_thing(
     confirmed = _number(rf"^Confirmed +([\d.]+){unit}", found)
     steady = _number(rf"^Steady +([\d.]+){unit}", found)
     of_steady = " ".join(found.partition("\nSteady")[2].partition("\nSpent")[0].split())
-    assert "the load that loadgen cost and loadgen capacity use, with the steady tokens of that run" in of_steady
+    assert "the load that loadgen cost and loadgen size use, with the steady tokens of that run" in of_steady
 
     reported = said("report", str(folder))
     assert _number(rf"^Half pass +([\d.]+){unit}", reported) == load
@@ -355,9 +355,9 @@ def test_search_report_cost_and_capacity_say_one_thing(
     assert not (evidence.rows["status"] != STATUSES.index("ok")).any()
     for line in (
         said("cost", str(folder), "--accept-sample-prices", "--price", f"{folder.name}=oracle-gb300"),
-        said("capacity", "--profile", profile, "--results", str(folder)),
+        said("size", profile, str(folder), "--rate", "100", "-o", str(tmp_path / "sized")),
     ):
-        priced = _number(r"capacity by search: ([\d.]+)", line)
+        priced = _number(r"capacity by search[:,] ([\d.]+)", line)
         assert priced == pytest.approx(stored["rate_per_s"], rel=0.01)
         assert priced == pytest.approx(steady, rel=0.01)
         assert "failed" not in line.replace("failed ones are paid for and not counted", "")

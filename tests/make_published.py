@@ -1,41 +1,40 @@
-"""The published reference figures as sections and as JSON, each with its source, date, quality and notes.
+"""Writes docs/published.md: the published figures of `loadgen/data/reference`, worked out again, with their notes.
 
-Pure: takes table names. No figure is shown without the notes that belong to it.
+`python tests/make_published.py` writes it again; `cost/test_published.py` checks that it is what this would write. No
+figure is shown without the notes that belong to it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any
-
-import msgspec
+from pathlib import Path
 
 from loadgen.core import format
 from loadgen.cost import published
+from loadgen.present import markdown
 from loadgen.present.section import Bullets, Report, Said, Section, Table, section
 
+PAGE = Path(__file__).parent.parent / "docs" / "published.md"
+SAID = (
+    "What others have published, with source, date, quality, and what is to be known of each. Nothing here was "
+    "measured by loadgen. A part of a system's name in the second table, after published:, is a source of loadgen size."
+)
 
-def report(names: Sequence[str]) -> Report:
-    """The tables of these names."""
-    return Report(title="Published figures", made_by="loadgen", sections=[SECTIONS[name]() for name in names])
+IGNORED = (
+    "it divides an output-token rate by input + output tokens; output alone would give more, and reading the prompts, "
+    "which Offline hides in its mean of 272.7 output tokens per sample, would take some of that back",
+    "it has no latency limit: Offline answers when it likes (the median sample waited 37 to 40 minutes)",
+    'it is a rate, and calls it "concurrent": how many users that is depends on how long they wait and think',
+    "it takes every replica busy all the time: no peaks, no routing, no lost machine",
+)
 
 
-def render_json(names: Sequence[str]) -> str:
-    """The tables as stored, with the text of their notes; for nodes and capacity, also the computed figures."""
-    rack = published.rack(published.nodes().rows)
-    document = {}
-    for name in names:
-        source: published.PublishedTable[Any] = (
-            published.profiles() if name == "capacity" else getattr(published, name)()
-        )
-        stored = msgspec.structs.asdict(source) | {"note_texts": published.notes_of(source)}
-        if name == "nodes":
-            stored["worked_out"] = rack
-        if name == "capacity":
-            stored["worked_out"] = [published.arithmetic(row, rack) for row in source.rows]
-            stored["ignored"] = list(published.IGNORED)
-        document[name] = stored
-    return format.document(document).decode()
+def page() -> str:
+    """The whole page."""
+    sections = [section("", Said(SAID)), *(make() for make in SECTIONS)]
+    told = markdown.render(Report(title="Published figures", made_by="loadgen", sections=sections))
+    return re.sub("(?m)^##(#+ )", r"\1", told)
 
 
 def _section(
@@ -44,16 +43,15 @@ def _section(
     rows: Sequence[tuple[str, ...]],
     *after: str,
     left: int = 1,
-    shown: Sequence[published.R] | None = None,
     unit: str = "",
 ) -> Section:
-    """The rows of a published table; `shown`: the rows that the notes are about, where that is not all of them."""
+    """The rows of a published table."""
     return section(
         source.title + unit,
         Said(f"source: {source.source}; date: {source.date}; quality: {source.quality}", "soft"),
         Table(head, rows, left=left),
         Bullets(after),
-        Bullets(published.notes_of(source, shown), "warn"),
+        Bullets(published.notes_of(source), "warn"),
     )
 
 
@@ -148,10 +146,8 @@ def _limits() -> Section:
     return _section(source, head, rows)
 
 
-def capacity(profile: str = "") -> Section:
-    """The published capacity table with its figures recomputed; only one profile if `profile` is given."""
+def _capacity() -> Section:
     source = published.profiles()
-    shown = [row for row in source.rows if profile in ("", row.profile)]
     rack = published.rack(published.nodes().rows)
     columns = (
         ("profile", "{0.profile.profile}: {0.profile.title}"),
@@ -164,11 +160,10 @@ def capacity(profile: str = "") -> Section:
     )
     return _section(
         source,
-        *_cells(columns, [published.arithmetic(row, rack) for row in shown]),
+        *_cells(columns, [published.arithmetic(row, rack) for row in source.rows]),
         f"again: {rack.sum_of_rates:,.1f} tokens/s over input + output tokens, as published; by output: over "
         f"output tokens alone; on one clock: the same with {rack.single_clock:,.0f} tokens/s",
-        *(f"what this arithmetic ignores: {words}" for words in published.IGNORED),
-        shown=shown,
+        *(f"what this arithmetic ignores: {words}" for words in IGNORED),
     )
 
 
@@ -178,12 +173,8 @@ def _figures() -> Section:
     return _section(source, ("figure", "published", "found"), rows, left=3)
 
 
-SECTIONS = {
-    "nodes": _nodes,
-    "mlperf": _mlperf,
-    "latency": _latency,
-    "limits": _limits,
-    "capacity": capacity,
-    "figures": _figures,
-}
-"""Name of a published table -> what makes it ready to print."""
+SECTIONS = (_nodes, _mlperf, _latency, _limits, _capacity, _figures)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
