@@ -51,6 +51,20 @@ def test_clients_made_by_others_are_measured_until_it_stops() -> None:
         assert len(told) == 6 and client.max_retries == 4 and openai.OpenAI.__init__ is made_by
 
 
+def test_what_a_framework_keeps_of_a_client_is_not_measured_after_the_stop() -> None:
+    """LangChain keeps `client.chat.completions`, and the function of it."""
+    told: list[Measurement] = []
+    with serving(answer(CHAT)) as server:
+        with auto(told.append):
+            client = openai.OpenAI(base_url=server.url, api_key="k")
+            kept = client.chat.completions
+            raw = kept.with_raw_response
+            kept.create(model="m", messages=[])
+        for create in (kept.create, raw.create):
+            create(model="m", messages=[])
+    assert len(told) == 1
+
+
 def test_azure_clients_too() -> None:
     told: list[Measurement] = []
     with serving(answer(CHAT)) as server, auto(told.append):

@@ -41,6 +41,7 @@ from loadgen_sdk import (
     measurement_of,
 )
 from loadgen_sdk.app.finishing import flush
+from loadgen_sdk.app.measurement import attach
 from refusals import refused
 
 PROMPT = "the secret prompt"
@@ -153,6 +154,57 @@ def test_latest_measurement_is_that_of_this_context(way: str) -> None:
                 return measured
 
             run(way, server, use)
+
+
+def test_latest_measurement_after_a_wait_with_a_limit() -> None:
+    """`asyncio.wait_for` made a task of its own until Python 3.11: the measurement is still that of this call."""
+    told: Told = []
+
+    async def use(own: Any) -> None:
+        for _ in range(2):
+            made, _ = await asyncio.wait_for(ask("async", "chat", False)(own), 5)
+            assert latest_measurement() is made.measurement
+        inner = asyncio.wait_for(ask("async", "chat", False)(own), 5)
+        made, _ = await asyncio.wait_for(inner, 5)
+        assert latest_measurement() is made.measurement
+
+        async def other() -> None:
+            assert latest_measurement() is made.measurement
+            await ask("async", "chat", False)(own)
+
+        await asyncio.create_task(other())  # not of this task: nothing of it is told here
+        assert latest_measurement() is made.measurement
+
+    with serving(SAID["chat", False]) as server:
+        run("async", server, use, told=told)
+    assert len(told) == 4
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_wrong_arguments_are_no_call(way: str) -> None:
+    told: Told = []
+    throttle = Throttle(concurrency=1)
+    with serving(SAID["chat", False]) as server:
+        with pytest.raises(TypeError):
+            run(way, server, ask(way, "chat", False, no_such=1), told=told, throttle=throttle, retry=Retry(3))
+        assert not told and not server.heard
+        assert throttle.in_flight(key="sk-the-key-1234", model="m") == 0
+
+
+def test_an_answer_of_pydantic_1_dumps_what_the_server_sent() -> None:
+    """openai 1.60 with pydantic 1: `.dict()` had the measurement, and `.json()` raised."""
+    v1 = pytest.importorskip("pydantic.v1", reason="pydantic 1, or the one inside 2")
+
+    class Answer(v1.BaseModel):  # type: ignore[name-defined,misc]
+        id: str
+
+    one, other = Answer(id="a"), Answer(id="b")
+    measured = Measurement(api="chat", streamed=False, status="ok", started=0, started_unix_ns=0)
+    attach(one, measured)
+    assert one.measurement is measured and measurement_of(one) is measured
+    assert one.dict() == {"id": "a"} and json.loads(one.json()) == {"id": "a"} and one != other
+    assert not hasattr(other, "measurement") and measurement_of(other) is None
+    assert one.__fields_set__ == {"id"} and one.dict(exclude_unset=True) == {"id": "a"}
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -220,6 +220,46 @@ def test_labels_of_litellm_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told[0].labels == {"feature": "f"}
 
 
+class Routed:
+    """A Router of LiteLLM as this package meets it: its methods call the function of the module."""
+
+    def __init__(self, model_list: list[str]) -> None:
+        self.model_list = model_list
+
+    def completion(self, model: str, messages: list[Any], **arguments: Any) -> str:
+        return f"{model} by {self.model_list[0]}"
+
+    async def acompletion(self, model: str, messages: list[Any], **arguments: Any) -> str:
+        return self.completion(model, messages)
+
+
+def test_the_router_of_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("litellm")
+    module.Router = Routed  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "litellm", module)
+    told: list[Measurement] = []
+    own = instrument(module, told.append)
+    router = own.Router(model_list=["deployment"])
+    assert isinstance(router, Routed) and own.Router is own.Router is not Routed
+    assert router.completion("group", []) == "group by deployment"
+    assert asyncio.run(router.acompletion("group", [])) == "group by deployment"
+    assert Routed(["x"]).completion("group", []) == "group by x"
+    assert [(one.model, one.status) for one in told] == [("group", "ok")] * 2
+
+
+@pytest.mark.filterwarnings("ignore")  # its own
+def test_the_real_router_of_litellm(litellm: ModuleType) -> None:
+    told: list[Measurement] = []
+    with serving(answer(CHAT)) as server:
+        to = {"model": "openai/m", "api_base": server.url, "api_key": "k-12345678"}
+        own = instrument(litellm, told.append, prices=TokenPrice(1, 2))
+        router = own.Router(model_list=[{"model_name": "group", "litellm_params": to}])
+        with auto(told.append):
+            made = router.completion("group", [{"role": "user", "content": "Hi"}])
+    assert made.choices[0].message.content == "Hello there." and measurement_of(made) is told[0]
+    assert [(one.model, one.status, one.input_tokens, one.output_tokens) for one in told] == [("group", "ok", 9, 3)]
+
+
 def test_batches_of_files() -> None:
     """Their tokens are told once, when the batch is first seen to be complete, and have no price here."""
     told: list[Measurement] = []

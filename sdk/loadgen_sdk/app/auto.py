@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import WrongUse
+from .call import Switch
 from .finishing import later
 from .labels import Labels
 from .measurement import Measurement, Prices
@@ -96,8 +97,8 @@ class Auto:
         kind.__init__ = instrumented  # type: ignore[misc]
 
     def stop(self) -> None:
-        """Undo it. May be called twice. Resources that were taken from a client before stay measured."""
-        self.running = False
+        """Undo it, also for what others keep of a client (LangChain its resources). May be called twice."""
+        self.running = self._options.switch.is_on = False
         with suppress(ValueError):
             sys.meta_path.remove(self)
         while self._undo:
@@ -137,7 +138,7 @@ def auto(
     policy = make_policy(on_measurement, prices, throttle, retry, record, keep_content, labels)
     if _active and _active[0].running:
         raise WrongUse("conflict", "auto() is on already", "stop() the first one, or give it every observer")
-    _active[:] = [Auto(Options(policy, ask_usage))]
+    _active[:] = [Auto(Options(policy, ask_usage, Switch()))]
     return _active[0]
 
 

@@ -43,6 +43,15 @@ NO_HEADERS: dict[str, str] = {}
 REFUSED = (429, 503)  # statuses by which a server asks for a pause
 
 
+class Switch:
+    """Whether calls are measured: `auto` turns it off when it is stopped, also for what others hold of a client."""
+
+    is_on = True
+
+
+ALWAYS_ON = Switch()
+
+
 class Setting(msgspec.Struct):
     """What all calls of one client have in common."""
 
@@ -56,6 +65,7 @@ class Setting(msgspec.Struct):
     covers_inner: bool = False  # calls made within its calls (LiteLLM calls openai) are no calls of their own
     warned: bool = False  # of a blocking client in an event loop
     warned_blind: bool = False
+    switch: Switch = ALWAYS_ON
 
     def redact(self, text: str) -> str:
         from ..transport.target import redact, shown
@@ -191,6 +201,11 @@ class Call:
         if self.permit is not None:
             self.permit.done(tokens, output_tokens)
             self.permit = None
+
+    def withdraw(self) -> None:
+        """Nothing was sent, as the arguments were wrong: there was no call, and nobody is told of one."""
+        self.reported = True
+        self._give_back(0)
 
     # -- the end -------------------------------------------------------------------------------------------------
 

@@ -7,14 +7,13 @@ package is not imported here. The application calls the same methods and gets th
 from __future__ import annotations
 
 import copy
-from functools import partial
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
 from ..errors import WrongUse
 from .labels import Labels
 from .measurement import Prices
-from .packages import OPTIONS, Options, install, measured_litellm, package_of
+from .packages import OPTIONS, Options, install, measured_litellm, measured_router, package_of
 from .policy import Observers, Policy, make_policy
 from .retry import Retry
 from .throttle import Throttle
@@ -57,7 +56,15 @@ def instrument(
     options = _merged(vars(client).get(OPTIONS) if hasattr(client, "__dict__") else None, Options(policy, ask_usage))
     if isinstance(client, ModuleType) and client.__name__ == "litellm":
         result: Any = ModuleType("litellm", client.__doc__)
-        vars(result).update(measured_litellm(client, options), __getattr__=partial(getattr, client))
+
+        def other(name: str) -> Any:
+            """What is not measured, as it is. LiteLLM imports its Router at its first use."""
+            if name != "Router":
+                return getattr(client, name)
+            result.Router = measured_router(client.Router, options)
+            return result.Router
+
+        vars(result).update(measured_litellm(client, options), __getattr__=other)
         vars(result)[OPTIONS] = options
         return cast(C, result)
     package_of(client)

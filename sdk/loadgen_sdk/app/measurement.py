@@ -6,10 +6,13 @@ holds no text of a prompt or an answer unless the caller asked for it.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import math
+import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from contextvars import Context, ContextVar
 from typing import Any, Literal
 
@@ -241,8 +244,60 @@ def measurement_of(answer: object) -> Measurement | None:
     return None
 
 
+def attach(owner: object, measurement: Measurement) -> None:
+    """Make it `owner.measurement`: what the server sent stays all that dumping and comparing `owner` shows."""
+    kind = type(owner)
+    if _is_pydantic_1(kind):  # it dumps every attribute, and refers to its objects in no other way
+        fields = _Fields(getattr(owner, "__fields_set__", ()))
+        fields.measurement = measurement
+        object.__setattr__(owner, "__fields_set__", fields)
+        if not isinstance(vars(kind).get("measurement"), property):
+            kind.measurement = property(_attached)  # type: ignore[attr-defined]
+        return
+    with suppress(AttributeError, TypeError):
+        object.__setattr__(owner, "measurement", measurement)  # past pydantic
+
+
+class _Fields(set[str]):
+    """The names that pydantic 1 keeps beside an object's attributes, with a measurement at hand."""
+
+    measurement: Measurement
+
+
+def _attached(owner: Any) -> Measurement:
+    fields = owner.__fields_set__
+    if not isinstance(fields, _Fields):
+        raise AttributeError("this object has no measurement")
+    return fields.measurement
+
+
+@functools.lru_cache(maxsize=256)
+def _is_pydantic_1(kind: type) -> bool:
+    bases = (base for base in kind.__mro__ if base.__name__ == "BaseModel" and base.__module__.startswith("pydantic"))
+    return any(not hasattr(base, "model_validate") for base in bases)
+
+
 def tell_latest(measurement: Measurement) -> None:
     _latest.set(measurement)
+    if sys.version_info < (3, 12) and asyncio._get_running_loop() is not None:
+        for context in _waiting_contexts(asyncio.current_task(), 8):
+            context.run(_latest.set, measurement)
+
+
+def _waiting_contexts(task: asyncio.Task[Any] | None, most: int) -> Iterator[Context]:
+    """The contexts of those who wait for `task` by `asyncio.wait_for`: until Python 3.11 that makes a task of its own.
+
+    Its callback releases a future, and what waits for that is the task that called `wait_for`, with its context.
+    """
+    for release, _ in getattr(task, "_callbacks", None) or ():
+        waiter = release.args[0] if getattr(release, "func", None) is _RELEASE_WAITER else None
+        for wakeup, context in getattr(waiter, "_callbacks", None) or ():
+            yield context
+            if most > 1 and isinstance(outer := getattr(wakeup, "__self__", None), asyncio.Task):
+                yield from _waiting_contexts(outer, most - 1)
+
+
+_RELEASE_WAITER = getattr(asyncio.tasks, "_release_waiter", None)
 
 
 def take_latest(context: Context) -> None:

@@ -26,7 +26,7 @@ from ..request import NEVER, Failure
 from . import event_loop
 from .call import NO_HEADERS, Call, Setting, all_current
 from .finishing import collecting, later
-from .measurement import Api, Status, warn_uncounted
+from .measurement import Api, Status, attach, warn_uncounted
 from .output_tracker import OutputTracker
 from .steps import Steps, runner
 
@@ -207,11 +207,7 @@ class ObservedCall:
         )
         for owner in (answer,) if self.raw is None else (answer, self.raw):
             if owner is not None:
-                try:
-                    # Bypass pydantic, so that dumping or comparing the object still shows only what the server sent.
-                    object.__setattr__(owner, "measurement", measurement)
-                except (AttributeError, TypeError):
-                    pass
+                attach(owner, measurement)
 
 
 def _no_stream() -> None:
@@ -267,6 +263,8 @@ def measured(
     def begin(kwargs: dict[str, Any]) -> ObservedCall | None:
         """The call that begins, or None for one that is a part of another."""
         labels = kwargs.pop(LABELS, None)
+        if not setting.switch.is_on:
+            return None
         outer = sending.get()
         if outer is not None and outer.call.setting.covers_inner:
             return None
@@ -300,6 +298,9 @@ def measured(
                 result = (yield answer.parse) if observed.raw_asked else answer
                 break
             except BaseException as error:
+                if isinstance(error, TypeError) and not observed.call.has_head:  # wrong arguments: there was no call
+                    observed.call.withdraw()
+                    raise
                 wait_s = observed.attempt_failed(error)
                 if wait_s is None:
                     if isinstance(error, ThrottleTimeout):

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ..errors import WrongUse
-from .call import Setting
+from .call import ALWAYS_ON, Setting, Switch
 from .measurement import Api
 from .observed_call import head_arrived, measured, seconds_of
 from .policy import Policy
@@ -23,10 +23,11 @@ from .steps import Steps, runner
 
 
 class Options(NamedTuple):
-    """The arguments of `instrument`, as kept on an instrumented client."""
+    """The arguments of `instrument`, as kept on an instrumented client. switch: of the `auto` that they are from."""
 
     policy: Policy
     ask_usage: bool | None
+    switch: Switch = ALWAYS_ON
 
 
 class Package(NamedTuple):
@@ -100,6 +101,7 @@ def install(result: Any, client: Any, options: Options) -> None:
         ask_usage=asks_usage(options),
         package=package.name,
         timeout_s=seconds_of(getattr(client, "timeout", None), None),
+        switch=options.switch,
     )
     for name in {path.partition(".")[0] for path, _ in package.resources}:
         if (resource := getattr(client, name, None)) is not None:
@@ -162,12 +164,33 @@ def _sent_by_post(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def measured_litellm(litellm: ModuleType, options: Options) -> dict[str, Callable[..., Any]]:
     """LiteLLM's functions by name, measured."""
-    setting = Setting(options.policy, server="", key="", ask_usage=asks_usage(options), covers_inner=True)
+    setting = _litellm_setting(options)
     return {
         name: _measured_function(getattr(litellm, name), api, setting, blocking, places)
         for name, api, blocking, places in LITELLM
         if hasattr(litellm, name)
     }
+
+
+def measured_router(router: type, options: Options) -> type:
+    """LiteLLM's Router as a class whose calls are measured, each one call, however many deployments it tries."""
+    setting = _litellm_setting(options)
+
+    class Router(router):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            for name, api, blocking, places in LITELLM:
+                if (method := getattr(self, name, None)) is not None:
+                    model_first = ("model", next(place for place in places if place != "model"))
+                    vars(self)[name] = _measured_function(method, api, setting, blocking, model_first)
+
+    Router.__name__, Router.__qualname__ = router.__name__, router.__qualname__
+    return Router
+
+
+def _litellm_setting(options: Options) -> Setting:
+    ask_usage = asks_usage(options)
+    return Setting(options.policy, "", "", ask_usage, package="litellm", covers_inner=True, switch=options.switch)
 
 
 def _measured_function(
