@@ -246,13 +246,13 @@ def measurement_of(answer: object) -> Measurement | None:
 
 def attach(owner: object, measurement: Measurement) -> None:
     """Make it `owner.measurement`: what the server sent stays all that dumping and comparing `owner` shows."""
-    kind = type(owner)
+    kind: Any = type(owner)
     if _is_pydantic_1(kind):  # it dumps every attribute, and refers to its objects in no other way
         fields = _Fields(getattr(owner, "__fields_set__", ()))
         fields.measurement = measurement
         object.__setattr__(owner, "__fields_set__", fields)
         if not isinstance(vars(kind).get("measurement"), property):
-            kind.measurement = property(_attached)  # type: ignore[attr-defined]
+            kind.measurement = property(_attached)
         return
     with suppress(AttributeError, TypeError):
         object.__setattr__(owner, "measurement", measurement)  # past pydantic

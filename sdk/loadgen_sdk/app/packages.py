@@ -182,7 +182,7 @@ def measured_router(router: type, options: Options) -> type:
             for name, api, blocking, places in LITELLM:
                 if (method := getattr(self, name, None)) is not None:
                     model_first = ("model", next(place for place in places if place != "model"))
-                    vars(self)[name] = _measured_function(method, api, setting, blocking, model_first)
+                    setattr(self, name, _measured_function(method, api, setting, blocking, model_first))
 
     Router.__name__, Router.__qualname__ = router.__name__, router.__qualname__
     return Router
