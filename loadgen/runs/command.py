@@ -15,8 +15,6 @@ import typer
 
 from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, collecting
 from loadgen.runs.repeats import finish
-from loadgen.search import adaptive_command as of_adaptive
-from loadgen.search.adaptive_command import AdaptiveOptions
 from loadgen.shell.options import DryRun, Given, OneWorkload, Strict, takes, typed_again
 from loadgen.shell.output import in_color, print_answer, say, write_file
 
@@ -25,18 +23,14 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.repeats import Repetition
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.workload import Workload
-    from loadgen.present.additions import Addition
     from loadgen.runs.show import Show
 
 
 @takes()
 def run(
     given: Given,
-    adaptive: AdaptiveOptions,
     workload: OneWorkload = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print summary.json (--adaptive: adaptive.json) instead of the table.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of the table.")] = False,
     strict: Strict = False,
     dry_run: DryRun = False,
     junit: Annotated[Path | None, typer.Option("--junit", help="Write verdict and SLO as JUnit XML too.")] = None,
@@ -54,7 +48,7 @@ def run(
     from loadgen.core.execution.folder_names import check_empty
 
     faults: list[Fault] = []
-    how, steering = None, None
+    how = None
     with collecting(faults):
         how = given.repetition()
     with collecting(faults):
@@ -62,11 +56,7 @@ def run(
         if settings.out is not None and not given["force"]:
             check_empty(settings.out)
     with collecting(faults):
-        if adaptive.asked and not faults:
-            only, steering = of_adaptive.prepared(given, adaptive, workload, settings)
-            workloads = {only.name: only}
-        else:
-            workloads = _levels(given, workload)
+        workloads = _levels(given, workload)
     page = os.environ.get("GITHUB_STEP_SUMMARY")
     if github and not page:
         faults.append(
@@ -81,36 +71,28 @@ def run(
     if faults:
         raise Faults(faults)
     from loadgen.core.execution.run import execute
-    from loadgen.core.execution.steering import words
-    from loadgen.core.metrics.summary import exit_code
+    from loadgen.core.metrics.summary import dump_summary, exit_code
     from loadgen.core.metrics.validity import is_host_busy
-    from loadgen.core.run_folder import OpenedRun
     from loadgen.present.junit import render
-    from loadgen.runs import kind, outcome, text
+    from loadgen.runs import outcome, text
     from loadgen.runs.show import print_plans
 
     if dry_run:
         if how is not None:
             say(f"runs: {how.words}")
-        if steering is not None:
-            say(f"{words(steering.plan)}. Its first step, at its longest:")
         return print_plans(workloads.values(), settings, given.budget())
     show = given.show()
-    if steering is None:
-        show.expect([*workloads.values()] * (1 if how is None else how.at_least), settings)
+    show.expect([*workloads.values()] * (1 if how is None else how.at_least), settings)
     given.make_room(settings.out)
-    added: tuple[Addition, ...] = ()
     if how is not None or len(workloads) > 1:
         named, whole = _several(given, workloads, settings, how, show, as_json=as_json)
     else:
-        summary, folder = execute(next(iter(workloads.values())), settings, show.hearers, steering=steering)
+        summary, folder = execute(next(iter(workloads.values())), settings, show.hearers)
         named, whole = [(summary.run.workload, summary)], True
-        added = () if steering is None else kind.additions(folder, OpenedRun(summary, None))
         if as_json:
-            sys.stdout.buffer.write(kind.document(kind.StoredRun(folder, summary, None, added)))
+            sys.stdout.buffer.write(dump_summary(summary))
         else:
-            below = "".join(one.text for one in added) or "\n"
-            print(text.render(summary, color=in_color()), end=below, flush=True)
+            print(text.render(summary, color=in_color()), flush=True)
             say(f"results in {folder}")
             if is_host_busy(summary.verdict):
                 say(next_step(given.arguments, settings))
@@ -119,7 +101,6 @@ def run(
     if github and page:
         write_file(Path(page), outcome.markdown(named), "--github", add=True)
     codes = [exit_code(summary, strict=strict) for _, summary in named]
-    codes += [one.code(strict) for one in added if one.code is not None]
     return max(codes) if whole else max(*codes, INTERRUPTED)
 
 

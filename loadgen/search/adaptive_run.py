@@ -76,19 +76,14 @@ def faults(workload: Workload, settings: Settings) -> list[Fault]:
     """What of a workload and its settings an adaptive run cannot have."""
     found: list[Fault] = []
     if workload.slo is None or not (workload.slo.terms or workload.slo.goodput_share):
-        found.append(
-            UserError("no_slo", "no SLO whose limit could be found", "--adaptive", "give --slo ttft:2s --slo tpot:50ms")
-        )
+        found.append(UserError("no_slo", "no SLO whose limit could be found", "--continuous", "give --slo ttft:2s"))
     if hasattr(workload.requests, "steps") or getattr(workload.requests, "turns", None) is not None:
-        hint = "loadgen search finds their highest rate"
-        found.append(UserError("unsupported", "conversations and tasks last longer than a step", "--adaptive", hint))
+        hint = "without it the search finds their highest rate"
+        found.append(UserError("unsupported", "conversations and tasks last longer than a step", "--continuous", hint))
     if settings.workers != 1 or settings.ray is not None:
         flag = "--ray" if settings.ray is not None else f"--workers {settings.workers}"
-        hint = "leave it out; or loadgen search, which takes any number of workers"
-        found.append(UserError("unsupported", "the load of an adaptive run is decided in one process", flag, hint))
-    if settings.keep != "raw":
-        hint = "leave it out: its steps are judged, and judged again, by the record of every request"
-        found.append(UserError("unsupported", "an adaptive run keeps all records", f"--keep {settings.keep}", hint))
+        hint = "leave it out; or search without --continuous, which takes any number of workers"
+        found.append(UserError("unsupported", "a load that finds its own limit is decided in one process", flag, hint))
     return found
 
 

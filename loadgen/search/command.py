@@ -49,7 +49,10 @@ OF_A_PROBE = (
         "num_warmups", "schedule_seed", "keep",
         "repeat", "repeat_most", "repeat_within", "repeat_pause",
     ),
-    duration={"help": "Full length of a probe.", "default": "600s", "shown": ""},
+    duration={
+        "help": "Full length of a probe; with --continuous how long what was found is sustained.",
+        "shown": "600s, 20m with --continuous",
+    },
     seed="Of the search; every probe derives its own.",
     out="Folder of the search.",
 )  # fmt: skip
@@ -70,6 +73,23 @@ def search(
     max_time: Annotated[
         str | None, typer.Option("--max-time", help="Time of all probes together, at most: 2h, 90m.")
     ] = None,
+    continuous: Annotated[
+        bool,
+        typer.Option(
+            "--continuous",
+            help="In one run: the load grows from --start while the SLO holds, backs off where it does not, and what "
+            "was found is sustained.",
+        ),
+    ] = False,
+    window: Annotated[
+        str | None,
+        typer.Option(
+            "--window",
+            metavar="TIME",
+            help="With --continuous: a step is judged by the requests of so long a time.",
+            show_default="60s",
+        ),
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Folder of a search that is not finished: go on, without its flags.")
     ] = None,
@@ -80,7 +100,7 @@ def search(
     """Find the highest rate (or concurrency) at which every SLO term holds at its percentile, with an interval.
 
     Exit: 0 found, 1 no load holds or not confirmed, 2 wrong usage, 3 a probe was not valid or the search was stopped
-    by --max-time or --max-probes, 130 interrupted.
+    by --max-time or --max-probes, 130 interrupted. With --continuous as those of a run.
 
     Example: loadgen search rag --url http://HOST:8000 --slo ttft:2s --slo tpot:50ms -d 5m
     """
@@ -88,7 +108,7 @@ def search(
     from loadgen.core.execution.folder_names import alone
     from loadgen.core.schedule import chains
     from loadgen.core.workload import Closed
-    from loadgen.search import experiment, trials
+    from loadgen.search import adaptive_command, experiment, trials
     from loadgen.search.load_search import LoadSearch
     from loadgen.search.watch import Goal
 
@@ -104,22 +124,29 @@ def search(
         for term in given["slo"] or ()
     )
     at_first_load: Any = {"concurrency": max(1, round(first_load))} if closed else {"request_rate": first_load}
+    if over not in ("rate", "concurrency"):
+        raise UserError("unknown_name", f"nothing to search over: {over!r}", "--over", "known: rate, concurrency")
+    if window is not None and not continuous:
+        raise UserError("no_effect", "there are steps in one run only", f"--window {window}", "add --continuous")
+    if continuous:
+        probes = {"--low": low, "--resume": resume, "--sustain": sustain, "--run-spread": run_spread}
+        if flag := next((flag for flag, value in probes.items() if value is not None), None):
+            raise UserError("conflict", "it is of a search by probes", flag, f"leave out {flag} or --continuous")
+        asked = adaptive_command.ContinuousLoad(closed, terms, first_load, high, window, max_time)
+        return adaptive_command.perform(given, asked, workload, as_json=as_json)
     with collecting(faults):
         settings = given.settings()
         spread = spread_of_runs(run_spread, settings)
-    if over not in ("rate", "concurrency"):
-        faults.append(
-            UserError("unknown_name", f"nothing to search over: {over!r}", "--over", "known: rate, concurrency")
-        )
+    length = given["duration"] or "600s"
     with collecting(faults):
-        checked = given.workload(workload, slo=terms, warmup=0, **at_first_load)
+        checked = given.workload(workload, slo=terms, warmup=0, duration=length, **at_first_load)
         slo_of_workload = checked.slo
         if slo_of_workload is None:
             raise UserError(
                 "no_slo", "no SLO to search under", workload or "loadgen search", "give --slo ttft:2s --slo tpot:200ms"
             )
     with collecting(faults):
-        trial_ns = typed("--duration", given["duration"], partial(units.duration_ns, bare="s")) or 0
+        trial_ns = typed("--duration", length, partial(units.duration_ns, bare="s")) or 0
     with collecting(faults):
         longest_s = typed("--max-time", max_time, units.seconds)
     if low and high and low >= high:

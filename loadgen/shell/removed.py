@@ -12,3 +12,12 @@ COMMANDS = {
     "selfcheck": "loadgen doctor, without --url",
 }
 """A command -> what is typed in its place."""
+
+CONTINUOUS = "loadgen search WORKLOAD --continuous"
+OPTIONS = {
+    "--adaptive": CONTINUOUS,
+    "--window": CONTINUOUS,
+    "--high": CONTINUOUS,
+    "--max-time": CONTINUOUS,
+}
+"""An option, of a command that has none of this name -> what is typed in its place."""

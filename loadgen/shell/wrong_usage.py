@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgen.core.errors import UserError, closest
+from loadgen.shell import removed
 
 _KEY = "the key is read from OPENAI_API_KEY or --api-key-file FILE: whoever uses this host sees a command line"
 _ELSEWHERE = {"--api-key": _KEY, "--model-api-key": _KEY, "--token": _KEY}
@@ -20,7 +21,11 @@ def fault_of(error: Any) -> UserError:
     kind = type(error).__name__
     if kind == "NoSuchOption":
         similar = closest(flag, [name for one in error.ctx.command.params for name in one.opts], cutoff=0.7)
-        hint = _ELSEWHERE.get(flag) or f"{f'did you mean {similar}? ' if similar else ''}all of them: {help_of_it}"
+        hint = (
+            _ELSEWHERE.get(flag)
+            or removed.OPTIONS.get(flag)
+            or f"{f'did you mean {similar}? ' if similar else ''}all of them: {help_of_it}"
+        )
         return UserError("unknown_name", f"no flag is called {flag}", f"{command} {flag}", hint)
     if parameter is not None:
         is_argument = parameter.param_type_name == "argument"

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadgen.core.execution import run
+from loadgen.core.execution import run, steering
 from loadgen.core.execution.events import LoadStarted, RunEvent, StepBegun
 from loadgen.core.execution.plan import Settings
 from loadgen.core.metrics.summary import load_summary
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.commands
 
 S = 1_000_000_000
 SIM = (
-    "run", "qa", "--adaptive", "--url", "sim:gb300-vm", "--slo", "ttft:200ms:p90", "--slo", "tpot:200ms:p90",
+    "search", "qa", "--continuous", "--url", "sim:gb300-vm", "--slo", "ttft:200ms:p90", "--slo", "tpot:200ms:p90",
     "--isl", "3000", "--osl", "8", "--window", "20", "--progress", "off",
 )  # fmt: skip
 
@@ -49,7 +49,7 @@ def ends(*arguments: str) -> int:
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """An adaptive run in virtual time, and its exit code."""
     folder = tmp_path_factory.mktemp("adaptive") / "run"
-    return folder, ends(*SIM, "--request-rate", "4", "--seed", "2", "-d", "120", "-o", str(folder))
+    return folder, ends(*SIM, "--start", "4", "--seed", "2", "-d", "120", "-o", str(folder))
 
 
 def stored(folder: Path) -> StoredAdaptive:
@@ -121,10 +121,10 @@ class Remembers:
 
 def test_the_records_give_the_decisions_that_were_made(tmp_path: Path) -> None:
     asked = {"slo": ("ttft:200ms:p90",), "request_rate": 8, "seed": 3, "input_tokens": 3000, "output_tokens": 8}
-    workload, steering = adaptive_run.prepared(
+    workload, steers = adaptive_run.prepared(
         load("qa", None, read_flags(**asked), None), plan(start=8.0, window_s=10.0, sustain_s=20.0)
     )
-    kept = Remembers(steering)
+    kept = Remembers(steers)
     _, folder = run.execute(workload, Settings(url="sim:gb300-vm", out=tmp_path / "run"), steering=kept)
     again = adaptive_run.read(folder)
     assert again is not None and any(step.trial.early for step in again.steps)
@@ -141,7 +141,8 @@ def test_the_records_give_the_decisions_that_were_made(tmp_path: Path) -> None:
 def test_lanes_of_a_closed_loop(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     code = ends(
-        "run", "qa", "--adaptive", "--url", "sim:h100x8", "--seed", "1", "-c", "2", "--isl", "2000", "--osl", "10",
+        "search", "qa", "--continuous", "--url", "sim:h100x8", "--seed", "1", "--over", "concurrency",
+        "--start", "2", "--isl", "2000", "--osl", "10",
         "--slo", "ttft:300ms:p90", "--slo", "tpot:200ms:p90", "--window", "10", "-d", "30", "--progress", "off",
         "-o", str(folder),
     )  # fmt: skip
@@ -279,7 +280,7 @@ def test_an_interrupted_run_says_what_it_knew(tmp_path: Path) -> None:
     asked = Workload(
         name="x", requests=Synthetic(input_tokens=four, output_tokens=four), stages=(stage,), slo=slo, seed=1
     )
-    workload, steering = adaptive_run.prepared(asked, plan(start=20.0, window_s=1.0, sustain_s=60.0, high=21.0))
+    workload, steers = adaptive_run.prepared(asked, plan(start=20.0, window_s=1.0, sustain_s=60.0, high=21.0))
 
     seen: list[list[str]] = []
 
@@ -289,7 +290,7 @@ def test_an_interrupted_run_says_what_it_knew(tmp_path: Path) -> None:
         if isinstance(event, StepBegun):  # the folder of a run that is killed now has its steps
             seen.append([stage.name for stage in store.read_run(tmp_path / "run").header.stages])
 
-    summary, folder = run.execute(workload, Settings(out=tmp_path / "run"), (hear,), steering=steering)
+    summary, folder = run.execute(workload, Settings(out=tmp_path / "run"), (hear,), steering=steers)
     result = stored(folder)
     assert summary.run.state == "interrupted" and result.answer.reason == "interrupted"
     assert result.steps and result.steps[0].trial.outcome == "under"
@@ -300,7 +301,7 @@ def test_an_interrupted_run_says_what_it_knew(tmp_path: Path) -> None:
 def test_a_rule_that_is_broken_ends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     stop = ("--stop-when", "ttft:p50:150ms")
-    assert ends(*SIM, *stop, "--request-rate", "16", "--seed", "2", "-d", "120", "-o", str(folder)) != 0
+    assert ends(*SIM, *stop, "--start", "16", "--seed", "2", "-d", "120", "-o", str(folder)) != 0
     assert store.read_run(folder).header.state == "stopped"
     assert stored(folder).answer.reason == "stopped"
     assert "--stop-when" in capsys.readouterr().out
@@ -310,11 +311,11 @@ def test_a_rule_that_is_broken_ends_it(tmp_path: Path, capsys: pytest.CaptureFix
     ("typed", "where"),
     [
         (("--workers", "2"), "--workers 2"),
-        (("--keep", "histogram"), "--keep histogram"),
-        (("--repeat", "3"), "--repeat"),
-        (("--num-requests", "10"), "--num-requests"),
-        (("--warmup", "5s"), "--warmup"),
-        (("-c", "1,2"), "--concurrency 1,2"),
+        (("--low", "3"), "--low"),
+        (("--resume", "here"), "--resume"),
+        (("--no-sustain",), "--sustain"),
+        (("--run-spread", "3%"), "--run-spread"),
+        (("--over", "time"), "--over"),
         (("--window", "soon"), "--window soon"),
         (("-d", "5s"), "--duration 5s"),
         (("--high", "1"), "--high 1"),
@@ -323,21 +324,20 @@ def test_a_rule_that_is_broken_ends_it(tmp_path: Path, capsys: pytest.CaptureFix
 def test_what_an_adaptive_run_cannot_have_is_said(
     typed: tuple[str, ...], where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ends(*SIM, "--dry-run", *typed) == 2
+    assert ends(*SIM, *typed) == 2
     error = capsys.readouterr().err
     assert f"--> {where}" in error and "hint:" in error
 
 
 def test_conversations_and_loads_without_an_slo_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ends("run", "agentic", "--adaptive", "--dry-run", "--slo", "ttft:2s") == 2
+    assert ends("search", "agentic", "--continuous", "--url", "sim:gb300-vm", "--slo", "ttft:2s") == 2
     assert "conversations" in capsys.readouterr().err
-    assert ends("run", "qa", "--dry-run", "--window", "10s") == 2
-    assert "--adaptive" in capsys.readouterr().err
+    assert ends("search", "qa", "--window", "10s") == 2
+    assert "--continuous" in capsys.readouterr().err
 
 
-def test_a_dry_run_says_how_the_load_will_grow(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ends(*SIM, "--dry-run", "-c", "4", "--max-time", "1h") == 0
-    said = capsys.readouterr().err
+def test_the_first_lines_say_how_the_load_will_grow() -> None:
+    said = steering.words(plan(over="concurrency", start=4.0, sustain_s=1200.0, longest_s=3600.0))
     assert "from 4 in flight up" in said and "sustained for 20 min" in said and "after 1 h" in said
 
 
@@ -357,7 +357,7 @@ def test_machines_and_cost_are_by_the_load_that_was_sustained(
     where = ("--gpus", "4", "--users", "5000", "-o", str(folder.parent / "sized"))
     assert ends("size", summary.run.workload, str(folder), *where) == 0
     text = capsys.readouterr().out
-    assert "capacity by search: " in text
+    assert "capacity by search" in text
     assert "LOWER BOUND" not in text
     assert ends("report", str(folder.parent)) == 0
     assert ends("report", str(folder)) == 0

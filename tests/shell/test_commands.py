@@ -45,9 +45,22 @@ def test_there_are_at_most_18_commands() -> None:
 def test_a_command_that_is_gone_names_what_is_typed_now(old: str, now: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ends(old, "qa") == USAGE
     assert capsys.readouterr().err.splitlines()[-1] == f"hint: {now}"
-    (command,) = set(re.findall(r"loadgen ([a-z]+)", now))
+    assert_taken(now, "")
+
+
+@pytest.mark.parametrize(("old", "now"), removed.OPTIONS.items())
+def test_an_option_that_is_gone_names_what_is_typed_now(old: str, now: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ends("run", "qa", old, "1") == USAGE
+    said = capsys.readouterr().err.splitlines()
+    assert (said[0], said[-1]) == (f"error: no flag is called {old}", f"hint: {now}")
+    assert_taken(now, "run")
+
+
+def assert_taken(now: str, by: str) -> None:
+    """Each flag that a hint names is one of the command that it names, else of `by`."""
+    (command,) = set(re.findall(r"loadgen ([a-z]+)", now)) or {by}
     flags = {flag for param in parsing.parser().commands[command].params for flag in param.opts}
-    assert set(re.findall(r"--[a-z-]+", now)) <= flags
+    assert set(re.findall(r"(?<![a-z])--[a-z-]+", now)) <= flags
 
 
 def test_the_help_lists_the_options_that_the_parser_takes() -> None:

@@ -439,7 +439,6 @@ PANELS = {
         "burstiness", "concurrency", "concurrency_ramp", "num_requests", "duration", "warmup", "num_warmups",
         "input_tokens", "output_tokens", "seed", "repeat", "repeat_most", "repeat_within", "repeat_pause",
     ),
-    "Adaptive": (),  # of `loadgen run` alone: cli/adaptive.py
     "Target": (
         "url", "targets", "model", "server", "api", "api_key_file", "tokenizer", "gpus", "shape", "region", "system",
     ),

@@ -113,7 +113,7 @@ class ChunkReuse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdaptivePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--adaptive` was asked for: a load that grows while the SLO holds, and is sustained in the end."""
+    """What `search --continuous` was asked for: a load that grows while the SLO holds, and is sustained in the end."""
 
     over: Literal["rate", "concurrency"]
     start: float  # the first load: arrivals per second, or lanes
