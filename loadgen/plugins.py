@@ -21,6 +21,7 @@ R = TypeVar("R", bound=Row)
 TABLES = (
     "loadgen.commands:COMMANDS",
     "loadgen.result_kinds:KINDS",
+    "loadgen.formats:FORMATS",
     "loadgen.backends:BACKENDS",
     "loadgen_sdk.dialects.quirks:SERVERS",
 )

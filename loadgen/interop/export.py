@@ -7,9 +7,9 @@ null. Every file has a field `loadgen`, which other tools ignore: it names loadg
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +20,26 @@ from loadgen.core.results.manifest import Header
 from loadgen.core.results.record import FINISH_REASONS
 from loadgen.core.stats.early_stopping import allowed
 from loadgen.core.stats.quantiles import Histogram, index
+from loadgen.formats import COUNTS
 from loadgen.interop.other_definitions import Theirs, chosen, theirs
-from loadgen.interop.result import COUNTS
+
+
+class RunRows(Protocol):
+    """What is written of a run (`core.results.store.Stored`)."""
+
+    @property
+    def header(self) -> Header: ...
+    @property
+    def rows(self) -> NDArray[np.void]: ...
+    @property
+    def gaps(self) -> Sequence[Histogram]: ...
 
 
 class ExportSource:
     """A run with its columns, and its samples by the definitions of `tool`."""
 
-    def __init__(
-        self, summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram], tool: str
-    ) -> None:
+    def __init__(self, summary: Summary, stored: RunRows, tool: str) -> None:
+        header, rows, gaps = stored.header, stored.rows, stored.gaps
         self.summary, self.header, self.tool = summary, header, tool
         self.columns, self.ok = chosen(header, rows)
         self.samples: Theirs | None = theirs(header, rows, gaps).get(tool)
@@ -69,9 +79,9 @@ class ExportSource:
         return int((self.columns.where(FAILED) | self.columns.where(LOST)).sum())
 
 
-def vllm(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> dict[str, Any]:
+def vllm(summary: Summary, stored: RunRows) -> dict[str, Any]:
     """The file of `vllm bench serve --save-result --save-detailed`, without texts and single gaps (not recorded)."""
-    source = ExportSource(summary, header, rows, gaps, "vllm bench serve")
+    source, header = ExportSource(summary, stored, "vllm bench serve"), stored.header
     rate = source.stage.rate if source.stage is not None else None
     tokens, duration = summary.tokens, summary.window.duration_s
     document: dict[str, Any] = {
@@ -113,9 +123,9 @@ def vllm(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequenc
     return {**document, "loadgen": source.note}
 
 
-def aiperf(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> dict[str, Any]:
+def aiperf(summary: Summary, stored: RunRows) -> dict[str, Any]:
     """`profile_export_aiperf.json`, schema 1.4."""
-    source = ExportSource(summary, header, rows, gaps, "AIPerf")
+    source, header = ExportSource(summary, stored, "AIPerf"), stored.header
     tokens = summary.tokens
     document: dict[str, Any] = {"schema_version": "1.4", "benchmark_id": summary.run.id}
 
@@ -166,9 +176,9 @@ def aiperf(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Seque
     }
 
 
-def guidellm(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> dict[str, Any]:
+def guidellm(summary: Summary, stored: RunRows) -> dict[str, Any]:
     """`benchmarks.json` with one benchmark; figures are of successful requests."""
-    source = ExportSource(summary, header, rows, gaps, "GuideLLM")
+    source = ExportSource(summary, stored, "GuideLLM")
     tokens = summary.tokens
 
     def block(stats: Mapping[str, float], scale: float = 1.0) -> dict[str, Any] | None:
@@ -230,12 +240,12 @@ _PERCENTILES = (99.9, 99.0, 97.0, 95.0, 90.0, 80.0, 75.0, 50.0, 25.0, 10.0, 5.0,
 _BUCKETS = 30
 
 
-def mlcommons(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> dict[str, Any]:
+def mlcommons(summary: Summary, stored: RunRows) -> dict[str, Any]:
     """`result_summary.json` of mlcommons/endpoints 0.1, which MLPerf's submission checker reads. Times in ns.
 
     Early-stopping percentiles are estimated as in LoadGen: where t samples may be over, the t-th largest sample.
     """
-    source = ExportSource(summary, header, rows, gaps, "mlcommons/endpoints")
+    source = ExportSource(summary, stored, "mlcommons/endpoints")
     window = summary.window
     lanes, stage = source.lanes, source.stage
     reasons = source.column("finish_reason")
@@ -306,13 +316,3 @@ def _series(values: NDArray[np.float64], *, early: bool) -> dict[str, Any] | Non
     counts, _ = np.histogram(np.minimum(ordered, edges[-1]), edges)
     buckets = [[float(a), float(b)] for a, b in pairwise(edges)]
     return {**series, "histogram": {"buckets": buckets, "counts": counts.tolist()}}
-
-
-WRITERS: Mapping[str, Callable[[Summary, Header, NDArray[np.void], Sequence[Histogram]], dict[str, Any]]] = {
-    "vllm": vllm,
-    "aiperf": aiperf,
-    "guidellm": guidellm,
-    "mlcommons": mlcommons,
-}
-"""Format -> writer. `csv` is a table of records, written elsewhere."""
-FORMATS = (*WRITERS, "csv")

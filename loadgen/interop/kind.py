@@ -7,9 +7,9 @@ from pathlib import Path
 from loadgen.core import format
 from loadgen.core.errors import OK
 from loadgen.core.run_folder import OpenedRun
+from loadgen.formats import ForeignResult
 from loadgen.interop import other_definitions, reader
 from loadgen.interop import text as report
-from loadgen.interop.reader import ForeignResult
 from loadgen.present.additions import Addition
 from loadgen.present.page import Page
 from loadgen.runs.compared import Side
@@ -23,7 +23,7 @@ def file_of(path: Path) -> Path | None:
     """The result file of another tool that a path names, directly or by its folder."""
     if path.is_file():
         return path
-    return next((path / name for name in reader.LEFT_BY_TOOLS if (path / name).is_file()), None)
+    return reader.left_by_tools(path)
 
 
 def value(path: Path) -> ForeignResult:

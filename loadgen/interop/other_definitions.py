@@ -1,6 +1,6 @@
 """Computes what other tools would report for the same records, by their definitions.
 
-Pure: rows in, samples per tool out. The definitions are in `result.COUNTS`. Our records have fewer instants than some
+Pure: rows in, samples per tool out. The definitions are in `formats.COUNTS`. Our records have fewer instants than some
 tools use: an answer ends at its last output or finish event here, while some tools include the usage event after it.
 """
 
@@ -16,7 +16,7 @@ from loadgen.core.metrics.columns import OK, Columns, is_measured, measured_gaps
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import Header
 from loadgen.core.stats.quantiles import Histogram, milliseconds
-from loadgen.interop.result import COUNTS
+from loadgen.formats import COUNTS
 
 Pair = tuple[float | None, float | None]
 NONE: Pair = (None, None)
@@ -97,7 +97,7 @@ def chosen(header: Header, rows: NDArray[np.void]) -> tuple[Columns, NDArray[np.
 
 
 def theirs(header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> dict[str, Theirs]:
-    """The samples of each tool, by its name in `result.COUNTS`; {} when no request is ok."""
+    """The samples of each tool, by its name in `formats.COUNTS`; {} when no request is ok."""
     columns, ok = chosen(header, rows)
     if not ok.any():
         return {}

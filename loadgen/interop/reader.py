@@ -1,34 +1,27 @@
 """Reads result files of other tools: their figures under their own definitions, never as records.
 
-A file is recognised by its content, not by its name.
+A file is recognised by its content, not by its name: by the rows of `loadgen.formats`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from loadgen.core import format
+from loadgen import formats
 from loadgen.core.errors import UserError, of_reading
-from loadgen.interop import tools
-from loadgen.interop.result import COUNTS, WITH_FIRST, ForeignResult
-from loadgen.mlperf.loadgen_log import as_result
+from loadgen.formats import FORMATS, ForeignResult, FormatRow, ToolFile
 
-__all__ = ["COUNTS", "WITH_FIRST", "ForeignResult", "parse_result", "read_result"]
+BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError)  # what a reader makes of a value of another form
 
 
-LEFT_BY_TOOLS = (
-    "profile_export_aiperf.json",
-    "benchmarks.json",
-    "summary_lifecycle_metrics.json",
-    "result_summary.json",
-    "mlperf_log_summary.txt",
-)
-"""Names of result files of other tools; a folder with one of them is a result of that tool."""
+def left_by_tools(folder: Path) -> Path | None:
+    """The result file of another tool in a folder, by its name; None where there is none."""
+    names = (name for row in formats.having("files") for name in row.files)
+    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def read_result(path: Path) -> ForeignResult:
@@ -43,34 +36,33 @@ def read_result(path: Path) -> ForeignResult:
 def parse_result(data: bytes, where: str = "") -> ForeignResult:
     """The result in the bytes of a file; `where` names it. Raises UserError for the file of an unknown tool."""
     text = data.decode("utf-8", "replace")
-    if "MLPerf Results Summary" in text[:4000]:
-        return as_result(where)
-    if text.startswith('{"metadata"') and '"metrics"' in text.splitlines()[0] and '"benchmarks"' not in text:
-        return tools.aiperf_records(text, where)
     try:
         value, line_count = _json(text)
+        problem = ""
     except (ValueError, RecursionError) as error:
-        problem = "nested too deeply" if isinstance(error, RecursionError) else f"no JSON ({error})"
-        raise UserError("wrong_format", f"not the result of a known tool: {problem}", where, _KNOWN) from None
-    read_tool = next((read for matches, read in _TOOLS if isinstance(value, dict) and matches(value)), None)
-    if read_tool is None:
-        raise UserError("wrong_format", "not the result of a known tool", where, _KNOWN)
-    try:
-        parsed = read_tool(value, where)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        what = f"looks like a result of another tool, but not one that can be read: {type(error).__name__} {error}"
-        raise UserError("wrong_format", what, where, _KNOWN) from None
+        value, line_count = None, 0
+        problem = ": nested too deeply" if isinstance(error, RecursionError) else f": no JSON ({error})"
+    file = ToolFile(where, text, value if isinstance(value, dict) else {}, line_count)
+    row = next((row for row in formats.having("read") if formats.call(row, "fits", file)), None)
+    if row is None:
+        raise UserError("wrong_format", f"not the result of a known tool{problem}", where, _known())
+    parsed = _read(row, file)
     if not parsed.figures:
-        raise UserError("no_figure", f"a result of {parsed.tool} without one figure", where, "did its run finish?")
-    if line_count:
-        note = f"the last of {format.counted(line_count, 'result')} in the file"
-        parsed = msgspec.structs.replace(parsed, notes=(*parsed.notes, note))
+        raise UserError("no_figure", f"a result of {row.tool} without one figure", where, "did its run finish?")
     return parsed
 
 
-_KNOWN = (
-    "known: vllm bench serve, SGLang, AIPerf, GuideLLM, inference-perf, genai-bench, mlcommons/endpoints, MLPerf logs"
-)
+def _read(row: FormatRow, file: ToolFile) -> ForeignResult:
+    try:
+        parsed: ForeignResult = formats.call(row, "read", file)
+    except BROKEN as error:
+        what = f"looks like a result of another tool, but not one that can be read: {type(error).__name__} {error}"
+        raise UserError("wrong_format", what, file.where, _known()) from None
+    return msgspec.structs.replace(parsed, tool=row.tool, counts=row.definitions)
+
+
+def _known() -> str:
+    return f"known: {', '.join(row.tool for row in FORMATS.own if row.read)}"
 
 
 def _json(text: str) -> tuple[Any, int]:
@@ -82,15 +74,3 @@ def _json(text: str) -> tuple[Any, int]:
         if len(lines) < 1:
             raise
         return json.loads(lines[-1]), len(lines)
-
-
-_TOOLS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any], str], ForeignResult]], ...] = (
-    (lambda value: "mean_e2e_latency_ms" in value and "mean_ttft_ms" in value, tools.sglang),
-    (lambda value: "mean_ttft_ms" in value and "request_throughput" in value, tools.vllm),
-    (lambda value: "aiperf_version" in value or isinstance(value.get("request_latency"), dict), tools.aiperf),
-    (lambda value: isinstance(value.get("benchmarks"), list) and len(value["benchmarks"]) > 0, tools.guidellm),
-    (lambda value: "successes" in value and "load_summary" in value, tools.inference_perf),
-    (lambda value: isinstance(value.get("aggregated_metrics"), dict), tools.genai_bench),
-    (lambda value: "n_samples_issued" in value and "latency" in value, tools.endpoints),
-)
-"""(test of the content, reader) for each tool; the first test that matches decides."""

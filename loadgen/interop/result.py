@@ -1,7 +1,6 @@
-"""The result of another tool, and the functions that the readers of such files share. Pure.
+"""What the readers of result files of other tools share. Pure.
 
-Other tools define TTFT, TPOT and ITL differently. `COUNTS` says how each tool counts, and every result carries that
-text.
+Other tools define TTFT, TPOT and ITL differently: the row of each in `loadgen.formats` says how it counts.
 """
 
 from __future__ import annotations
@@ -10,69 +9,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
-COUNTS: dict[str, str] = {
-    "vllm bench serve": (
-        "From sent. TTFT is the first event with a choice: in chat the role event, which carries no token. TPOT is "
-        "(E2E - TTFT) / (n - 1), E2E up to the last event, usage too. ITL is pooled, with the gap from the role event "
-        "to the first token in it. Percentiles are interpolated"
-    ),
-    "SGLang bench_serving": (
-        "From sent. TTFT is the first event with text. TPOT is (E2E - TTFT) / (n - 1). ITL is pooled over events. "
-        "Percentiles are interpolated"
-    ),
-    "AIPerf": (
-        "From sent. TTFT is the first event with content. ITL is one value per request, (E2E - TTFT) / (n - 1), which "
-        "is called TPOT here; inter-chunk latency is pooled. Percentiles are interpolated"
-    ),
-    "GuideLLM": (
-        "From sent. TTFT is the first event with text. TPOT is (last token - sent) / n: the first token's wait is "
-        "in it. ITL is one value per request, (last - first) / (n - 1), weighted by its tokens: "
-        "nearest to TPOT as it is here"
-    ),
-    "inference-perf": (
-        "From sent, the wait to be sent apart (schedule_delay). TPOT is (last - first) / (n - 1). ITL is pooled. "
-        "Percentiles are interpolated"
-    ),
-    "genai-bench": "From sent. TPOT is (E2E - TTFT) / (n - 1). No gaps between events. Percentiles are interpolated",
-    "mlcommons/endpoints": (
-        "From issue. TPOT is (E2E - TTFT) / (n - 1), with TTFT from the stream and E2E from its end; negative ones "
-        "stay in. No gaps between events"
-    ),
-    "MLPerf LoadGen": (
-        "From the scheduled instant in Server, else from issue. TPOT is (E2E - TTFT) / (n - 1) in whole ns. "
-        "Percentiles are elements of the sample, as here"
-    ),
-}
-
+from loadgen.core import format
+from loadgen.formats import ForeignResult, ToolFile
 
 WITH_FIRST = "tpot_with_first_ms"  # E2E / n, which includes TTFT: not a metric of loadgen; shown, not compared
 
 
-class ForeignResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What another tool has reported.
-
-    `figures`: path of our nearest metric (`ttft_ms.p99`) -> value in our units. `called`: our metric -> the tool's own
-    name for it. `counts`: how the tool counts.
-    """
-
-    tool: str
-    version: str
-    file: str
-    model: str
-    target: str
-    load: str
-    started: str
-    figures: dict[str, float]
-    called: dict[str, str]
-    counts: str
-    notes: tuple[str, ...] = ()
-
-
 def result(
-    tool: str,
-    where: str,
+    file: ToolFile,
     value: Mapping[str, Any],
     *,
     latencies: Mapping[str, tuple[str, str] | tuple[str, str, float]],
@@ -81,7 +25,7 @@ def result(
     failed: Sequence[str],
     **about: Any,
 ) -> ForeignResult:
-    """What a file says, by where it says it: dotted paths into `value`.
+    """What a file says, by where it says it: dotted paths into `value`, which is its own or a part of it.
 
     `latencies`: our metric -> path of its block of statistics, the tool's name for it, and its unit in ms (1 without
     one). `figures`: our path -> theirs. `ok`, `failed`: paths of the counts of requests. `about`: as in `made`.
@@ -93,11 +37,12 @@ def result(
         if (number := as_number(at(value, path))) is not None:
             read[our_name] = number
     read |= counted(at(value, ok), sum(at(value, path) or 0 for path in failed))
-    return made(tool, where, read, {our_name: called for our_name, (_, called, *_) in latencies.items()}, **about)
+    if file.lines:
+        about["notes"] = (*about.get("notes", ()), f"the last of {format.counted(file.lines, 'result')} in the file")
+    return made(file.where, read, {our_name: called for our_name, (_, called, *_) in latencies.items()}, **about)
 
 
 def made(
-    tool: str,
     where: str,
     figures: dict[str, float],
     called: dict[str, str],
@@ -111,11 +56,9 @@ def made(
 ) -> ForeignResult:
     """The result with its texts; what the file does not say is ""."""
     return ForeignResult(
-        tool=tool,
         file=where,
         figures=figures,
         called=called,
-        counts=COUNTS[tool],
         version=str(version or ""),
         model=str(model or ""),
         target=str(target or ""),

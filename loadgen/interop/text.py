@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from loadgen.core import format
+from loadgen.formats import ForeignResult
 from loadgen.interop.other_definitions import ToolFigures
-from loadgen.interop.reader import ForeignResult
 from loadgen.present import page, table
 from loadgen.present.table import wrapped
 

@@ -1,4 +1,7 @@
-"""Where each tool that writes JSON keeps its figures. Pure; `result.py` has what these readers share."""
+"""Where each tool that writes JSON keeps its figures: rows of `loadgen.formats`. Pure; `result.py` has what they share.
+
+The value of a `ToolFile` is a mapping here.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ import numpy as np
 
 from loadgen.core.errors import UserError
 from loadgen.core.stats.quantiles import QUANTILES
-from loadgen.interop.result import WITH_FIRST, ForeignResult, as_number, at, counted, made, result, statistics
+from loadgen.formats import ForeignResult, ToolFile
+from loadgen.interop.result import WITH_FIRST, as_number, at, counted, made, result, statistics
 
 SECONDS, NANOSECONDS = 1e3, 1e-6  # in ms
 
@@ -21,23 +25,31 @@ def _words(*parts: Any) -> str:
 # -- vllm bench serve, SGLang's bench_serving: flat JSON of a common origin -----------------------------------------
 
 
-def vllm(value: dict[str, Any], where: str) -> ForeignResult:
-    return _bench_serving(value, where, "vllm bench serve", "e2el")
+def is_sglang(file: ToolFile) -> bool:
+    return "mean_e2e_latency_ms" in file.value and "mean_ttft_ms" in file.value
 
 
-def sglang(value: dict[str, Any], where: str) -> ForeignResult:
-    return _bench_serving(value, where, "SGLang bench_serving", "e2e_latency")
+def sglang(file: ToolFile) -> ForeignResult:
+    return _bench_serving(file, "e2e_latency")
 
 
-def _bench_serving(value: dict[str, Any], where: str, tool: str, e2e: str) -> ForeignResult:
+def is_vllm(file: ToolFile) -> bool:
+    return "mean_ttft_ms" in file.value and "request_throughput" in file.value
+
+
+def vllm(file: ToolFile) -> ForeignResult:
+    return _bench_serving(file, "e2el")
+
+
+def _bench_serving(file: ToolFile, e2e: str) -> ForeignResult:
     """`e2e` is the tool's name for end-to-end latency."""
+    value = file.value
     stats = ("mean", "median", "p50", "p90", "p95", "p99", "p99.9")
     blocks = {name: {stat: value.get(f"{stat}_{name}_ms") for stat in stats} for name in ("ttft", "tpot", "itl", e2e)}
     lanes, rate = value.get("max_concurrency"), as_number(value.get("request_rate"))  # an infinite rate: lanes decide
     loads = [*([f"{rate:g}/s"] if rate is not None else []), *([f"{lanes} in flight at most"] if lanes else [])]
     return result(
-        tool,
-        where,
+        file,
         {**value, **blocks},
         latencies={
             "ttft_ms": ("ttft", "TTFT"),
@@ -71,11 +83,18 @@ _AIPERF = {
 }
 
 
-def aiperf(value: dict[str, Any], where: str) -> ForeignResult:
-    """`profile_export_aiperf.json`."""
+def is_aiperf(file: ToolFile) -> bool:
+    value = file.value
+    return _is_records(file.text) or "aiperf_version" in value or isinstance(value.get("request_latency"), dict)
+
+
+def aiperf(file: ToolFile) -> ForeignResult:
+    """`profile_export_aiperf.json`, or `profile_export.jsonl`."""
+    value = file.value
+    if _is_records(file.text):
+        return _aiperf_records(file.text, file.where)
     return result(
-        "AIPerf",
-        where,
+        file,
         value,
         latencies=_AIPERF,
         figures={
@@ -95,7 +114,11 @@ def aiperf(value: dict[str, Any], where: str) -> ForeignResult:
     )
 
 
-def aiperf_records(text: str, where: str) -> ForeignResult:
+def _is_records(text: str) -> bool:
+    return text.startswith('{"metadata"') and '"metrics"' in text.splitlines()[0] and '"benchmarks"' not in text
+
+
+def _aiperf_records(text: str, where: str) -> ForeignResult:
     """`profile_export.jsonl`: one line per request. The statistics are computed as AIPerf computes them."""
     values: dict[str, list[float]] = {our_name: [] for our_name in _AIPERF}
     tokens, failed = 0.0, 0
@@ -122,21 +145,26 @@ def aiperf_records(text: str, where: str) -> ForeignResult:
             stats |= {"mean": float(np.mean(sample)), "min": min(sample), "max": max(sample)}
             figures |= statistics(our_name, stats)
     figures |= counted(len(values["e2e_ms"]), failed) | {"tokens.output": tokens}
-    return made("AIPerf", where, figures, {ours: theirs.replace("_", " ") for ours, (theirs, _) in _AIPERF.items()})
+    return made(where, figures, {ours: theirs.replace("_", " ") for ours, (theirs, _) in _AIPERF.items()})
 
 
 # -- GuideLLM, inference-perf, genai-bench, mlcommons/endpoints -------------------------------------------------------
 
 
-def guidellm(value: dict[str, Any], where: str) -> ForeignResult:
+def is_guidellm(file: ToolFile) -> bool:
+    benchmarks = file.value.get("benchmarks")
+    return isinstance(benchmarks, list) and len(benchmarks) > 0
+
+
+def guidellm(file: ToolFile) -> ForeignResult:
     """The last benchmark of a `benchmarks.json`."""
+    value = file.value
     runs = value["benchmarks"]
     metrics = runs[-1]["metrics"]
     strategy = at(runs[-1], "config.strategy") or {}
     notes = [f"the last of {len(runs)} benchmarks in the file"] if len(runs) > 1 else []
     return result(
-        "GuideLLM",
-        where,
+        file,
         metrics,
         latencies={
             "ttft_ms": ("time_to_first_token_ms.successful", "TTFT"),
@@ -161,8 +189,13 @@ def guidellm(value: dict[str, Any], where: str) -> ForeignResult:
     )
 
 
-def inference_perf(value: dict[str, Any], where: str) -> ForeignResult:
+def is_inference_perf(file: ToolFile) -> bool:
+    return "successes" in file.value and "load_summary" in file.value
+
+
+def inference_perf(file: ToolFile) -> ForeignResult:
     """`summary_lifecycle_metrics.json`."""
+    value = file.value
     delay_p99_s = as_number(at(value, "load_summary.schedule_delay.p99")) or 0.0
     rate = as_number(at(value, "load_summary.requested_rate"))
     latencies = {
@@ -174,8 +207,7 @@ def inference_perf(value: dict[str, Any], where: str) -> ForeignResult:
     }
     late = f"requests were sent up to {delay_p99_s * 1e3:,.0f} ms (p99) after they were due"
     return result(
-        "inference-perf",
-        where,
+        file,
         value,
         latencies={ours: (f"successes.latency.{theirs}", theirs, SECONDS) for ours, theirs in latencies.items()},
         figures={
@@ -190,13 +222,17 @@ def inference_perf(value: dict[str, Any], where: str) -> ForeignResult:
     )
 
 
-def genai_bench(value: dict[str, Any], where: str) -> ForeignResult:
+def is_genai_bench(file: ToolFile) -> bool:
+    return isinstance(file.value.get("aggregated_metrics"), dict)
+
+
+def genai_bench(file: ToolFile) -> ForeignResult:
     """The JSON of one concurrency level."""
+    value = file.value
     metrics, lanes = value["aggregated_metrics"], at(value, "aggregated_metrics.num_concurrency")
     scale = 1.0 if value.get("_time_unit", "s") == "ms" else SECONDS
     return result(
-        "genai-bench",
-        where,
+        file,
         metrics,
         latencies={
             "ttft_ms": ("stats.ttft", "TTFT", scale),
@@ -214,8 +250,13 @@ def genai_bench(value: dict[str, Any], where: str) -> ForeignResult:
     )
 
 
-def endpoints(value: dict[str, Any], where: str) -> ForeignResult:
+def is_endpoints(file: ToolFile) -> bool:
+    return "n_samples_issued" in file.value and "latency" in file.value
+
+
+def endpoints(file: ToolFile) -> ForeignResult:
     """The `result_summary.json` of mlcommons/endpoints."""
+    value = file.value
     pattern = at(value, "run_config.load_pattern") or {}
     target_load = pattern.get("target_qps") or pattern.get("target_concurrency")
     notes = []
@@ -224,8 +265,7 @@ def endpoints(value: dict[str, Any], where: str) -> ForeignResult:
     if value.get("complete") is False:
         notes.append("its run is not complete")
     return result(
-        "mlcommons/endpoints",
-        where,
+        file,
         value,
         latencies={
             "ttft_ms": ("ttft", "ttft", NANOSECONDS),

@@ -87,6 +87,3 @@ def wandb(folder: Path, summary: Summary, out: Path | None) -> str:
     run.log_artifact(artifact)
     run.finish()
     return str(run.url or run.dir)
-
-
-TRACKERS = {"mlflow": mlflow, "wandb": wandb}

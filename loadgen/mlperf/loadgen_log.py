@@ -15,7 +15,8 @@ import msgspec
 
 from loadgen.core.errors import UserError, of_reading
 from loadgen.core.stats.loadgen_spread import PERCENTILES, LoadGenSpread
-from loadgen.interop.result import ForeignResult, made, statistics
+from loadgen.core.stats.quantiles import QUANTILES
+from loadgen.formats import ForeignResult, ToolFile
 
 SUMMARY = "mlperf_log_summary.txt"
 MARK = ":::MLLOG "
@@ -172,25 +173,29 @@ def _spread(statistics: dict[str, int | None] | None, count: Any) -> LoadGenSpre
     )
 
 
-def as_result(where: str) -> ForeignResult:
-    """The log at `where` as the result of another tool."""
-    log = read_log(Path(where))
+def fits(file: ToolFile) -> bool:
+    return "MLPerf Results Summary" in file.text[:4000]
+
+
+def as_result(file: ToolFile) -> ForeignResult:
+    """The log as the result of another tool."""
+    log = read_log(Path(file.where))
     figures: dict[str, float] = {}
     for our_name, spread in (("ttft_ms", log.ttft), ("tpot_ms", log.tpot), ("e2e_ms", log.latency)):
         if spread is not None:
-            stats = {f"{p * 100:.1f}": value for p, value in zip(PERCENTILES, spread.percentiles, strict=False)}
+            at = dict(zip(PERCENTILES, spread.percentiles, strict=False))
+            stats = {name: at.get(p) for name, p in QUANTILES}
             stats |= {"mean": spread.mean, "min": spread.min, "max": spread.max}
-            figures |= statistics(our_name, stats, 1e-6)
+            figures |= {f"{our_name}.{name}": ns * 1e-6 for name, ns in stats.items() if ns is not None}
     rate = log.samples_per_s if log.samples_per_s is not None else log.scheduled_samples_per_s
     rates = {"tokens.output_per_s": log.tokens_per_s, "load.completed_rps": rate, "requests.ok": log.queries}
     figures |= {path: float(value) for path, value in rates.items() if value is not None}
     standing = f"MLPerf {log.scenario}, {'VALID' if log.valid else 'INVALID'}" + ", unofficial" * log.unofficial
-    return made(
-        "MLPerf LoadGen",
-        where,
-        figures,
-        {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "latency"},
+    return ForeignResult(
+        file=file.where,
+        figures=figures,
+        called={"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "latency"},
         target=log.sut,
         load=f"{log.scenario} {log.target_qps:g}/s" if log.target_qps else log.scenario,
-        notes=[standing, *(reason.rstrip(". ") for reason in log.reasons)],
+        notes=(standing, *(reason.rstrip(". ") for reason in log.reasons)),
     )

@@ -5,12 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from loadgen import formats
 from loadgen.core.errors import OK, UserError
+from loadgen.formats import FORMATS
 from loadgen.shell.output import write_file
+
+if TYPE_CHECKING:
+    from loadgen.core.metrics.summary import Summary
+    from loadgen.core.results.store import Stored
+
+FILES = ", ".join(row.name for row in FORMATS.own if row.write)
+TRACKERS = " or ".join(row.name for row in FORMATS.own if row.send)
 
 
 def export(
@@ -19,7 +28,7 @@ def export(
         str,
         typer.Option(
             "--as",
-            help="vllm, aiperf, guidellm, mlcommons (result_summary.json), csv; mlflow or wandb: into that tracker.",
+            help=f"{FILES}; {TRACKERS}: into that tracker.",
         ),
     ],
     out: Annotated[
@@ -41,27 +50,23 @@ def export(
     """
     from loadgen.core.metrics.summary import summarize
     from loadgen.core.results import store
-    from loadgen.core.results.parquet import to_table
     from loadgen.core.run_folder import is_run, open_run
-    from loadgen.interop import export as exports
-    from loadgen.interop import trackers
 
-    if form not in (*exports.FORMATS, *trackers.TRACKERS):
-        known = ", ".join((*exports.FORMATS, *trackers.TRACKERS))
+    row = FORMATS.find(form)
+    if row is None or not (row.write or row.send):
+        known = ", ".join(row.name for field in ("write", "send") for row in formats.having(field))
         raise UserError("unknown_name", f'unknown format "{form}"', f"--as {form}", f"known: {known}")
-    if form in trackers.TRACKERS:
-        where = trackers.TRACKERS[form](folder, open_run(folder).summary, out)
+    if row.send:
+        where = formats.call(row, "send", folder, open_run(folder).summary, out)
         print(f"written to {form}: {where}", file=sys.stderr)
         return OK
     if is_run(folder) and not store.has_rows(folder):
         hint = "export a run with records"
         raise UserError("no_records", "only the summary of this run was kept, not its records", str(folder), hint)
     stored = store.read_run(folder)
-    if form == "csv":
-        data = _csv(to_table(stored.rows, stored.texts))
-    else:
-        document = exports.WRITERS[form](summarize(*stored), stored.header, stored.rows, stored.gaps)
-        data = (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()
+    data = formats.call(row, "write", summarize(*stored), stored)
+    if not isinstance(data, bytes):
+        data = (json.dumps(data, indent=2, allow_nan=False) + "\n").encode()
     if out is None:
         sys.stdout.buffer.write(data)
     else:
@@ -71,13 +76,16 @@ def export(
     return OK
 
 
-def _csv(table: Any) -> bytes:
-    """CSV bytes with the columns of the Parquet files; null is an empty field."""
+def as_csv(summary: Summary, stored: Stored) -> bytes:
+    """CSV with the columns of the Parquet files; null is an empty field."""
     import io
 
     import pyarrow as pa
     from pyarrow import csv
 
+    from loadgen.core.results.parquet import to_table
+
+    table = to_table(stored.rows, stored.texts)
     columns = [column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column for column in table.columns]
     buffer = io.BytesIO()
     csv.write_csv(pa.table(columns, names=table.column_names), buffer)

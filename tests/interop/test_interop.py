@@ -21,6 +21,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.metrics.summary import summarize
 from loadgen.core.results import store
 from loadgen.core.results.record import FIELDS
+from loadgen.formats import COUNTS
 from loadgen.interop import export, other_definitions, reader
 from loadgen.interop import text as other_tools
 from loadgen.interop.other_definitions import Pooled, WeightedValues
@@ -50,7 +51,7 @@ def exits(*arguments: str) -> int:
 @pytest.mark.parametrize(("name", "tool"), FILES.items())
 def test_real_files_are_recognised(name: str, tool: str) -> None:
     found = reader.read_result(DATA / name)
-    assert found.tool == tool and found.counts == reader.COUNTS[tool]
+    assert found.tool == tool and found.counts == COUNTS[tool]
     assert found.figures["e2e_ms.p50"] > found.figures["ttft_ms.p50"] > 0
     assert found.figures["requests.ok"] > 0 and found.figures["ok_share"] == 1
     assert set(found.called) >= {path.partition(".")[0] for path in found.figures if "_ms" in path}
@@ -190,9 +191,9 @@ def test_what_is_exported_reads_back_as_that_tool(tmp_path: Path, form: str, too
     fail(found, 0.1)
     stored = store.read_run(runs.write(tmp_path / "r", found))
     summary = summarize(*stored)
-    made = export.WRITERS[form](summary, stored.header, stored.rows, stored.gaps)
+    made = getattr(export, form)(summary, stored)
     back = reader.parse_result(json.dumps(made, allow_nan=False).encode())
-    assert back.tool == tool and made["loadgen"]["definitions"].endswith(reader.COUNTS[tool])
+    assert back.tool == tool and made["loadgen"]["definitions"].endswith(COUNTS[tool])
     assert back.figures["requests.ok"] == summary.requests.ok
     assert back.figures["requests.failed"] == summary.requests.failed
     assert back.figures["tokens.output_per_s"] == pytest.approx(summary.tokens.output_per_s)
@@ -217,7 +218,7 @@ def keys(value: Any) -> set[str]:
 )
 def test_exports_have_the_fields_of_real_files(tmp_path: Path, form: str, file: str, lacking: set[str]) -> None:
     stored = store.read_run(runs.write(tmp_path / "r", rows(3, 700)))
-    made = export.WRITERS[form](summarize(*stored), stored.header, stored.rows, stored.gaps)
+    made = getattr(export, form)(summarize(*stored), stored)
     assert keys(VALUES[file]) - set(made) == lacking
     if form == "mlcommons":
         for block in ("ttft", "tpot", "latency", "output_sequence_lengths"):

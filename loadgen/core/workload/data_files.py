@@ -16,7 +16,9 @@ from typing import Any
 
 import msgspec
 
+from loadgen import formats
 from loadgen.core.errors import UserError
+from loadgen.formats import FORMATS, FormatRow
 
 HUB = "hf:"  # of the name of a data set of Hugging Face: hf:ORG/NAME, hf:ORG/NAME/CONFIG:SPLIT
 SUFFIXES = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".tsv")
@@ -34,27 +36,26 @@ def is_jsonl(file: Path) -> bool:
         begin = opened.read(4096)
     if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise UserError("wrong_encoding", "the file is UTF-16", str(file), "save it as UTF-8")
-    if file.suffix.lower() in (".csv", ".tsv", ".arrow") or begin.startswith((b"PAR1", b"ARROW1")):
-        return False
-    return not begin.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+    return _format(file, begin) is None
 
 
 def rows_of(file: Path) -> Iterator[Placed]:
     """The rows of a file that is not JSONL. Raises UserError, OSError."""
     with file.open("rb") as opened:
-        begin = opened.read(8)
-    suffix = file.suffix.lower()
-    if begin.startswith(b"PAR1") or suffix == ".parquet":
-        yield from _tables(file, "Parquet")
-    elif begin.startswith(b"ARROW1") or suffix == ".arrow":
-        yield from _tables(file, "Arrow")
-    elif suffix in (".csv", ".tsv"):
-        yield from _cells(file, "\t" if suffix == ".tsv" else ",")
-    else:
-        yield from _list(file)
+        row = _format(file, opened.read(4096))
+    if row is None:
+        raise UserError("wrong_format", "of several files one is JSONL", str(file), "all in the same format")
+    yield from formats.call(row, "dataset", file)
 
 
-def _list(file: Path) -> Iterator[Placed]:
+def _format(file: Path, begin: bytes) -> FormatRow | None:
+    """The format of a file, by its first bytes or its name; None of JSONL. Plug-ins are asked for other names only."""
+    begin, suffix = begin.removeprefix(codecs.BOM_UTF8).lstrip(), file.suffix.lower()
+    rows = formats.having("dataset") if suffix not in (*SUFFIXES, "") else (r for r in FORMATS.own if r.dataset)
+    return next((row for row in rows if suffix in row.suffixes or begin.startswith(row.begins or (b"\0\0",))), None)
+
+
+def json_list(file: Path) -> Iterator[Placed]:
     data = file.read_bytes().removeprefix(codecs.BOM_UTF8)
     try:
         rows = msgspec.json.decode(data, type=list[msgspec.Raw])
@@ -76,13 +77,13 @@ def _list(file: Path) -> Iterator[Placed]:
         yield f"{file}: row {number}", row
 
 
-def _cells(file: Path, separator: str) -> Iterator[Placed]:
+def cells(file: Path) -> Iterator[Placed]:
     """Rows of a CSV file under the names of its first line; empty cells are left out, and JSON in a cell is read."""
     csv.field_size_limit(_CELL_LIMIT)
     reader = None
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
-            reader = csv.DictReader(opened, delimiter=separator, strict=True)
+            reader = csv.DictReader(opened, delimiter="\t" if file.suffix.lower() == ".tsv" else ",", strict=True)
             line = 2
             for row in reader:
                 if None in row:
@@ -106,6 +107,14 @@ def _cell(text: str) -> Any:
         except (ValueError, RecursionError):
             return text
     return text
+
+
+def parquet(file: Path) -> Iterator[Placed]:
+    return _tables(file, "Parquet")
+
+
+def arrow(file: Path) -> Iterator[Placed]:
+    return _tables(file, "Arrow")
 
 
 def _tables(file: Path, form: str) -> Iterator[Placed]:

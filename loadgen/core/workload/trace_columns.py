@@ -38,20 +38,19 @@ def read(path: Path, take: Take) -> str:
             found = trace_formats.of_columns(list(names))
             if found is None:
                 problem = f"not a trace that is known here: its columns are {', '.join(list(names)[:12])}"
-                raise UserError("wrong_format", problem, str(path), trace_formats.KNOWN)
+                raise UserError("wrong_format", problem, str(path), trace_formats.known())
             if "hash_ids" in names:
                 problem, hint = "hash_ids in Parquet are not read", "write the trace as JSONL, which keeps its prefixes"
                 raise UserError("unsupported", problem, str(path), hint)
-            name, required, _ = found
-            columns = [names[column] for column in required]
+            columns = [names[column] for column in found.columns]
             kinds = [file.schema_arrow.field(column).type for column in columns]
             for column, kind in zip(columns, kinds, strict=True):
                 if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind)):
                     problem, hint = f"the column {column} holds {kind}", "numbers, or dates for the time"
                     raise UserError("wrong_type", problem, str(path), hint, key=column)
-            whole_ns = 1_000_000_000 if name == "BurstGPT" else 1_000_000
+            whole_ns = 1_000_000_000 if found.in_seconds else 1_000_000
             _take_all(file.iter_batches(BATCH, columns=columns), columns, whole_ns, take)
-            return name
+            return found.tool
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # the last: a damaged name of a column
         problem = f"the Parquet file is cut short or damaged: {str(error).splitlines()[0]}"
         raise UserError("damaged_file", problem, str(path), "copy it again") from None

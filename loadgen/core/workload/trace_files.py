@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.core.errors import UserError, of_reading
-from loadgen.core.workload.trace_formats import KNOWN
+from loadgen.core.workload.trace_formats import known
 
 LONGEST_LINE = 100_000_000
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -32,7 +32,7 @@ def opened(path: Path, longest: int = LONGEST_LINE) -> Iterator[Iterator[tuple[i
         with io.TextIOWrapper(_stream(path, compression), encoding="utf-8-sig", newline="") as text:
             yield _numbered(text, path, longest)
     except UnicodeDecodeError:
-        raise UserError("wrong_encoding", "not a text file (UTF-8)", str(path), KNOWN) from None
+        raise UserError("wrong_encoding", "not a text file (UTF-8)", str(path), known()) from None
     except OSError as error:
         if compression is None or error.errno is not None:
             raise UserError(of_reading(error), f"cannot read the trace: {error.strerror or error}", str(path)) from None
@@ -59,6 +59,6 @@ def _beginning(path: Path) -> bytes:
 def _numbered(text: io.TextIOWrapper, path: Path, longest: int) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(iter(partial(text.readline, longest + 1), ""), 1):
         if len(line) > longest:
-            raise UserError("too_large", f"a line of more than {longest:,} characters", f"{path}:{number}", KNOWN)
+            raise UserError("too_large", f"a line of more than {longest:,} characters", f"{path}:{number}", known())
         if not line.isspace():
             yield number, line

@@ -20,19 +20,22 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen import formats
 from loadgen.core.format import shortened
 from loadgen.core.units import MOST_TOKENS, Wrong
+from loadgen.formats import FORMATS, FormatRow
 
 BAILIAN_BLOCK = 16
 TRACELAB_BLOCK = 512  # tokens per block of the prefixes that TraceLab counts
 _ID_BITS = (1 << 48) - 1
 _LATEST_NS = 9e18  # 285 years: what 64 bits hold
 
-KNOWN = (
-    "known: shape traces of loadgen_sdk, Mooncake, vLLM timed, Bailian, Weka (InferenceX AgentX), TraceLab, "
-    "OpenTelemetry GenAI spans and SageMaker data capture (JSONL), Azure LLM inference, BurstGPT and "
-    "timestamp,input_length,output_length (CSV); the last three and Mooncake also as Parquet; gzip and zstd of all"
-)
+
+def known() -> str:
+    """The formats that are read, for people."""
+    lines = ", ".join(row.tool for row in FORMATS.own if row.trace)
+    tables = ", ".join(row.tool for row in FORMATS.own if row.columns)
+    return f"known: {lines} (JSONL), {tables} (CSV, and Parquet); gzip and zstd of all"
 
 
 class TraceRow(NamedTuple):
@@ -72,40 +75,63 @@ class TraceFormat(NamedTuple):
 
 
 def of_json(first: Mapping[str, Any]) -> TraceFormat | None:
-    """The format of a JSONL file, by the fields of its first line. Raises Wrong for prompts."""
-    keys = first.keys()
-    if {"block_size", "input_source"} <= keys:
-        return TraceFormat("shape trace", _each(_sdk_shape_row), in_order=False)
-    if "chat_id" in keys:
-        return TraceFormat("Bailian", _each(functools.partial(_bailian_row, {})))
-    if {"timestamp", "input_length", "output_length"} <= keys:
-        # Mooncake uses whole milliseconds; a fraction means seconds.
-        scale = 1e9 if isinstance(first["timestamp"], float) and not first["timestamp"].is_integer() else 1e6
-        together = functools.partial(_mooncake_together, scale)
-        return TraceFormat("Mooncake", _each(functools.partial(_mooncake_row, scale)), together=together)
-    if {"requests", "block_size"} <= keys:
-        return TraceFormat("Weka", _several(_weka_rows), in_order=False)
-    if {"prefix_tokens", "newly_append_tokens", "timing_events"} <= keys:
-        return TraceFormat("TraceLab", _each(_TraceLab().row), in_order=False)
-    if "resourceSpans" in keys or {"start_time", "attributes"} <= keys:
-        return TraceFormat("OpenTelemetry GenAI", _several(_span_rows), in_order=False)
-    if "captureData" in keys:
-        return TraceFormat("SageMaker data capture", _each(_sagemaker_row), in_order=False)
-    if keys & {"messages", "prompt", "conversations"}:
+    """The format of a JSONL file, by its first line. Raises Wrong for prompts."""
+    for row in (row for row in FORMATS.own if row.trace):
+        if (found := _told(row, first)) is not None:
+            return found
+    if first.keys() & {"messages", "prompt", "conversations"}:
         raise Wrong("wrong_format", "these are prompts, not a trace", "prompts of your own: --dataset FILE")
-    return None
+    others = (_told(row, first) for row in FORMATS.others() if row.trace)
+    return next((found for found in others if found is not None), None)
 
 
-def of_columns(columns: Sequence[str]) -> tuple[str, tuple[str, str, str], Callable[[str], int]] | None:
-    """Of a table: the name of its format, its columns of time, input and output, and how a time is read."""
-    for name, required, parse_time in (
-        ("Azure LLM inference", ("timestamp", "contexttokens", "generatedtokens"), utc_date_ns),
-        ("BurstGPT", ("timestamp", "request tokens", "response tokens"), _seconds_ns),
-        ("timestamp,input_length,output_length", ("timestamp", "input_length", "output_length"), _seconds_ns),
-    ):
-        if set(required) <= set(columns):
-            return name, required, parse_time
-    return None
+def _told(row: FormatRow, first: Mapping[str, Any]) -> TraceFormat | None:
+    found: TraceFormat | None = formats.call(row, "trace", first)
+    return found
+
+
+def shape_trace(first: Mapping[str, Any]) -> TraceFormat | None:
+    known = {"block_size", "input_source"} <= first.keys()
+    return TraceFormat("shape trace", each(_sdk_shape_row), in_order=False) if known else None
+
+
+def bailian(first: Mapping[str, Any]) -> TraceFormat | None:
+    known = "chat_id" in first
+    return TraceFormat("Bailian", each(functools.partial(_bailian_row, {}))) if known else None
+
+
+def mooncake(first: Mapping[str, Any]) -> TraceFormat | None:
+    """Mooncake uses whole milliseconds; a fraction means seconds."""
+    if not {"timestamp", "input_length", "output_length"} <= first.keys():
+        return None
+    scale = 1e9 if isinstance(first["timestamp"], float) and not first["timestamp"].is_integer() else 1e6
+    together = functools.partial(_mooncake_together, scale)
+    return TraceFormat("Mooncake", each(functools.partial(_mooncake_row, scale)), together=together)
+
+
+def weka(first: Mapping[str, Any]) -> TraceFormat | None:
+    known = {"requests", "block_size"} <= first.keys()
+    return TraceFormat("Weka", _several(_weka_rows), in_order=False) if known else None
+
+
+def tracelab(first: Mapping[str, Any]) -> TraceFormat | None:
+    known = {"prefix_tokens", "newly_append_tokens", "timing_events"} <= first.keys()
+    return TraceFormat("TraceLab", each(_TraceLab().row), in_order=False) if known else None
+
+
+def otel_spans(first: Mapping[str, Any]) -> TraceFormat | None:
+    known = "resourceSpans" in first or {"start_time", "attributes"} <= first.keys()
+    return TraceFormat("OpenTelemetry GenAI", _several(_span_rows), in_order=False) if known else None
+
+
+def sagemaker(first: Mapping[str, Any]) -> TraceFormat | None:
+    known = "captureData" in first
+    return TraceFormat("SageMaker data capture", each(_sagemaker_row), in_order=False) if known else None
+
+
+def of_columns(columns: Sequence[str]) -> FormatRow | None:
+    """The format of a table, by the names of its columns in small letters."""
+    return next((row for row in formats.having("columns") if set(row.columns) <= set(columns)), None)
 
 
 def of_csv(header: str) -> TraceFormat | None:
@@ -113,9 +139,9 @@ def of_csv(header: str) -> TraceFormat | None:
     columns = [name.strip().lower() for name in next(csv.reader([header]), [])]
     if (found := of_columns(columns)) is None:
         return None
-    name, required, parse_time = found
-    places = [columns.index(column) for column in required]
-    return TraceFormat(name, functools.partial(_csv_row, required, places, len(columns), parse_time))
+    places = [columns.index(column) for column in found.columns]
+    parse_time = FORMATS.function(found, found.time)
+    return TraceFormat(found.tool, functools.partial(_csv_row, found.columns, places, len(columns), parse_time))
 
 
 def json_object(line: str) -> dict[str, Any]:
@@ -128,7 +154,8 @@ def json_object(line: str) -> dict[str, Any]:
     return row
 
 
-def _each(parse: Callable[[dict[str, Any]], TraceRow]) -> Callable[[str], Sequence[TraceRow]]:
+def each(parse: Callable[[dict[str, Any]], TraceRow]) -> Callable[[str], Sequence[TraceRow]]:
+    """For a format with one request in each line."""
     return lambda line: (parse(json_object(line)),)
 
 
@@ -214,7 +241,7 @@ def _bailian_row(chats: dict[str, str], row: dict[str, Any]) -> TraceRow:
 
 
 def _csv_row(
-    names: tuple[str, str, str], places: list[int], fields: int, parse_time: Callable[[str], int], line: str
+    names: Sequence[str], places: list[int], fields: int, parse_time: Callable[[str], int], line: str
 ) -> Sequence[TraceRow]:
     try:
         values = next(csv.reader([line]))
@@ -459,7 +486,7 @@ def _length_ns(row: dict[str, Any], name: str, scale: float) -> int:
     return round(value * scale)
 
 
-def _seconds_ns(text: str) -> int:
+def seconds_ns(text: str) -> int:
     return time_ns(_number(text), 1e9)
 
 

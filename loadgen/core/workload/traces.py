@@ -138,14 +138,14 @@ def _read_cached(path: Path, size: int, changed_ns: int, skip_bad: bool) -> Trac
 def _read_lines(path: Path, lines: Iterator[tuple[int, str]], skip_bad: bool) -> Trace:
     first = next(lines, None)
     if first is None:
-        raise UserError("empty_file", "no requests in the trace", str(path), trace_formats.KNOWN)
+        raise UserError("empty_file", "no requests in the trace", str(path), trace_formats.known())
     is_json = first[1].lstrip().startswith("{")
     try:
         found = _json_format(first[1]) if is_json else trace_formats.of_csv(first[1])
     except Wrong as wrong:
         raise UserError(wrong.code, str(wrong), f"{path}:1", wrong.hint) from None
     if found is None:
-        raise UserError("wrong_format", "not a trace that is known here", f"{path}:1", trace_formats.KNOWN)
+        raise UserError("wrong_format", "not a trace that is known here", f"{path}:1", trace_formats.known())
     index = _Index(path, skip_bad, in_order=found.in_order)
     _add_rows(index, found, itertools.chain([first], lines) if is_json else lines)
     return index.trace(found.name)
@@ -308,7 +308,7 @@ class _Index:
             reason = (
                 f": {format.counted(self._bad, 'bad row')}, and no other" if self._bad and not self._skipped else reason
             )
-            raise UserError("empty_file", f"no requests in the trace{reason}", str(self.path), trace_formats.KNOWN)
+            raise UserError("empty_file", f"no requests in the trace{reason}", str(self.path), trace_formats.known())
         n = len(self._at)
         at_ns, read, write = (_view(column) for column in (self._at, self._read, self._write))
         session, group, block, took, pause = (told.of(n) for told in self._told)
