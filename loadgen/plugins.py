@@ -22,6 +22,7 @@ TABLES = (
     "loadgen.commands:COMMANDS",
     "loadgen.result_kinds:KINDS",
     "loadgen.formats:FORMATS",
+    "loadgen.prices:PRICES",
     "loadgen.backends:BACKENDS",
     "loadgen_sdk.dialects.quirks:SERVERS",
 )

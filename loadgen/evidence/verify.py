@@ -10,6 +10,7 @@ import datetime
 import hashlib
 import tempfile
 from collections import Counter
+from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -160,9 +161,15 @@ def _sha256(content: Path | bytes) -> str:
 # -- checking one ------------------------------------------------------------------------------------------------------
 
 
-def verify(path: Path, *, signed_by: Path | None = None) -> Verification:
-    """Check a bundle. Raises UserError for what is none, and for one of a newer version."""
-    with plugins.none(), tempfile.TemporaryDirectory(prefix="loadgen-verify-") as scratch:
+def verify(path: Path, *, signed_by: Path | None = None, with_plugins: bool = False) -> Verification:
+    """Check a bundle; `with_plugins`: also what plug-ins of this host know.
+
+    Raises UserError for what is no bundle, and for one of a newer version.
+    """
+    with (
+        nullcontext() if with_plugins else plugins.none(),
+        tempfile.TemporaryDirectory(prefix="loadgen-verify-") as scratch,
+    ):
         root = Path(scratch)
         manifest = archive.unpack(path, root)
         if manifest.definitions > SCHEMA_MINOR:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from loadgen.core.errors import OK, SLO_MISSED, UNSOUND
+from loadgen.shell.options import WithPlugins
 from loadgen.shell.output import print_answer
 
 
@@ -16,6 +17,7 @@ def verify(
     signed_by: Annotated[
         Path | None, typer.Option("--signed-by", help="The public key (.pub) that must have signed it.")
     ] = None,
+    with_plugins: WithPlugins = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was checked as JSON.")] = False,
 ) -> int:
     """Make every summary, figure, interval and verdict of a bundle again from what was kept, and name what differs.
@@ -28,6 +30,6 @@ def verify(
     from loadgen.evidence.verify import text
     from loadgen.evidence.verify import verify as check
 
-    found = check(bundle, signed_by=signed_by)
+    found = check(bundle, signed_by=signed_by, with_plugins=with_plugins)
     print_answer(found, text(found), as_json=as_json)
     return {"all": OK, "part": UNSOUND, "no": SLO_MISSED}[found.verified]

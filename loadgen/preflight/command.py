@@ -49,8 +49,10 @@ def doctor(
 
 
 def _of_this_host(seconds: float, *, as_json: bool) -> int:
-    from loadgen.preflight import selfcheck
+    from loadgen.preflight import plugin_checks, selfcheck
 
+    for finding in plugin_checks.findings():
+        say(f"{finding.check} {finding.found}: {finding.meaning}")
     answer = selfcheck.run(seconds, say=say)
     print_answer(answer, f"{selfcheck.render(answer)}\n", as_json=as_json)
     return OK if answer.sound else UNSOUND

@@ -30,7 +30,7 @@ from loadgen.core import seeds
 from loadgen.core.execution import backend, probing, resource_limits
 from loadgen.core.execution.plan import Settings
 from loadgen.core.requests import tokenizer as tokens
-from loadgen.preflight import host_checks, target_checks
+from loadgen.preflight import host_checks, plugin_checks, target_checks
 from loadgen.preflight.host_checks import Machine
 from loadgen.preflight.target_checks import FAULT, OK, TRIAL_TOKENS, Finding, Trial
 
@@ -52,7 +52,7 @@ async def examine(settings: Settings) -> list[Finding]:
         meaning = "no request of a load would succeed" if findings else "there is nothing to ask"
         problem, advice = _redacted(settings, str(error)), _redacted(settings, error.hint)
         findings.append(Finding("target", FAULT, problem, meaning, advice, error.code))
-    return [*findings, *host_checks.host(await machine())]
+    return [*findings, *host_checks.host(await machine()), *plugin_checks.findings()]
 
 
 def failed(findings: list[Finding]) -> bool:
@@ -279,7 +279,7 @@ def run(settings: Settings) -> tuple[str, list[Finding]]:
     if row.virtual and known is not None:
         meaning = "it runs within the command, in virtual time: nothing is connected to, and this host does not matter"
         title = f"doctor: {known.name} (virtual time, not a real server), {timestamp}"
-        return title, [Finding("target", OK, known.words, meaning)]
+        return title, [Finding("target", OK, known.words, meaning), *plugin_checks.findings()]
     import uvloop
 
     with (

@@ -18,6 +18,7 @@ from loadgen.core.workload.fields import Source
 from loadgen.core.workload.loading import read_text
 from loadgen.core.workload.messages import in_order, locate, validated
 from loadgen.core.workload.yaml_marks import Map, child, read_yaml, where
+from loadgen.prices import PRICES, source_of
 from loadgen.pricing.prices import (
     NOT_VERIFIED,
     UNDATED,
@@ -58,7 +59,7 @@ def load_prices(
     today: date | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> Prices:
-    """The prices of a file (None: the packaged sample), in its own currency or converted to `currency`.
+    """The prices of a source (None: the packaged sample), in its own currency or converted to `currency`.
 
     Raises Faults with everything that is wrong, by line, and UserError for a sample that was not accepted.
     """
@@ -67,8 +68,14 @@ def load_prices(
     if path is None and not accept_sample:
         hint = f"--prices FILE, written like {EXAMPLE}; to see figures from list prices that others have copied: "
         raise UserError("missing_option", "no prices were given", "--prices", hint + "--accept-sample-prices")
-    text = read_text(file, str(file), "price file", lambda: f"written like {EXAMPLE}", f"like {EXAMPLE}")
+    row, asked = source_of(str(file))
+    text = PRICES.function(row, row.read)(asked)
     return parse(text, label, accept_sample=accept_sample, currency=currency, today=today, env=env)
+
+
+def text_of(file: str) -> str:
+    """The text of a price file. Raises UserError."""
+    return read_text(Path(file), file, "price file", lambda: f"written like {EXAMPLE}", f"like {EXAMPLE}")
 
 
 def parse(

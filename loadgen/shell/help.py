@@ -37,7 +37,11 @@ _METAVARS = {
 """What a command's own options take, by their names; a number is N or NUMBER, all others are a WORD."""
 
 
-_TABLES = {"server": "loadgen_sdk.dialects.quirks:SERVERS", "form": "loadgen.formats:FORMATS"}
+_TABLES = {
+    "server": "loadgen_sdk.dialects.quirks:SERVERS",
+    "form": "loadgen.formats:FORMATS",
+    "prices": "loadgen.prices:PRICES",
+}
 """Of an option, the table whose rows it takes: packages may add some."""
 
 

@@ -49,6 +49,9 @@ AllowInvalid = Annotated[
 AcceptSamplePrices = Annotated[
     bool, typer.Option("--accept-sample-prices", help="Use list prices that others have copied, for want of yours.")
 ]
+WithPlugins = Annotated[
+    bool, typer.Option("--plugins", help="Also use rows of other packages; without it none is loaded here.")
+]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Exit 3 where a run cannot decide the SLO; without it that exits 0.")
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
@@ -20,6 +21,7 @@ import typer
 
 from loadgen import plugins, result_kinds
 from loadgen.core.errors import OK, Fault, UserError
+from loadgen.shell.options import WithPlugins
 from loadgen.viewer.results_list import kind_of, results_in
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ def ui(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free one.")] = 0,
     prices: Annotated[Path | None, typer.Option("--prices", help="For costs: see docs/prices.example.yaml.")] = None,
     currency: Annotated[str, typer.Option("--currency", help="Of the costs.")] = "USD",
+    with_plugins: WithPlugins = False,
 ) -> int:
     """Look at a folder of results in a browser: list, filter, lay systems over one Pareto chart, compare, follow a run.
 
@@ -47,7 +50,7 @@ def ui(
         raise UserError("missing_file", "no such folder", str(folder), hint)
     book = None if prices is None else price_file.load_prices(prices, accept_sample=False, currency=currency)
     try:
-        server = Server(folder, port, book)
+        server = Server(folder, port, book, with_plugins=with_plugins)
     except OSError as error:
         raise UserError(
             "cannot_listen", f"cannot listen: {error.strerror}", f"--port {port}", "--port 0 takes a free one"
@@ -68,7 +71,8 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, folder: Path, port: int, prices: Prices | None) -> None:
+    def __init__(self, folder: Path, port: int, prices: Prices | None, *, with_plugins: bool = False) -> None:
+        self.with_plugins = with_plugins
         self.folder, self.prices, self.word = folder.resolve(), prices, secrets.token_urlsafe(16)
         super().__init__(("127.0.0.1", port), _Handler)
 
@@ -115,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
         if page not in pages:
             return HTTPStatus.NOT_FOUND, "no such page\n"
         try:
-            with plugins.none():  # the folder may be somebody else's
+            with nullcontext() if self.server.with_plugins else plugins.none():  # the folder may be somebody else's
                 return HTTPStatus.OK, pages[page](query)
         except Fault as fault:
             return HTTPStatus.OK, self._plain("Cannot be shown", str(fault))
