@@ -3,12 +3,15 @@ properties hold at any speed, and the kernel stamps every packet."""
 
 from __future__ import annotations
 
+import atexit
 import locale
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +43,10 @@ with suppress(locale.Error):  # LC_ALL names one that is not installed
 for _name in list(os.environ):
     if _name.lower().endswith("_proxy") or _name.startswith(("OPENAI_", "ANTHROPIC_")):
         del os.environ[_name]
+
+# What a help remembers of the packages of this host (loadgen_sdk/plugins.py) is in a folder of the tests.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="loadgen-tests-cache-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 _unmarked = ""  # the test that runs, unless it has the mark
 
