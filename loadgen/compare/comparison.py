@@ -147,7 +147,8 @@ def _unlike(first: Side, other: Side) -> list[str]:
     if max(answered) - min(answered) > SHORTENED:
         shares = " against ".join(f"{share * 100:.1f} %" for share in answered)
         return [f"answers: {shares} of the output tokens asked for"]
-    if not a.fingerprints.recipe or not b.fingerprints.recipe or a.fingerprints.recipe == b.fingerprints.recipe:
+    work_a, work_b = _work(a, b)
+    if not work_a or not work_b or work_a == work_b:
         return []
     differences = [
         f"{name}: {first_value or 'none'} against {other_value or 'none'}"
@@ -160,7 +161,15 @@ def _unlike(first: Side, other: Side) -> list[str]:
         )
         if first_value != other_value
     ]
-    return differences or [f"recipe: {a.fingerprints.recipe} against {b.fingerprints.recipe}"]
+    return differences or [f"recipe: {work_a} against {work_b}"]
+
+
+def _work(a: Summary, b: Summary) -> tuple[str, str]:
+    """The fingerprints of the work; those of the recipes, with the SLO, where a folder is older than these."""
+    prints_a, prints_b = a.fingerprints, b.fingerprints
+    if prints_a.work and prints_b.work:
+        return prints_a.work, prints_b.work
+    return prints_a.recipe, prints_b.recipe
 
 
 def _answered(side: Side) -> float:
@@ -174,7 +183,13 @@ def _tokenizer(summary: Summary) -> str:
 
 
 def _promises(summary: Summary) -> str:
-    return ", ".join(term.promise for term in summary.goodput.slo)
+    terms = [term.promise for term in summary.goodput.slo]
+    terms += [f"{part.name}: {term.promise}" for part in summary.classes for term in part.goodput.slo]
+    return ", ".join(terms)
+
+
+def _promised(side: Side) -> str:
+    return _promises(side.runs[0].summary) if side.runs else ""
 
 
 def _notes(sides: Sequence[Side]) -> list[str]:
@@ -213,6 +228,9 @@ def _notes(sides: Sequence[Side]) -> list[str]:
         if len(set(map(frozenset, values))) > 1:
             named = ("/".join(sorted(value)) or "none" for value in values)
             notes.append(f"different {subject}: {' against '.join(named)}")
+    promises = [_promised(side) or "none" for side in sides if side.runs]
+    if len(set(promises)) > 1:
+        notes.append(f"different SLOs: {' against '.join(promises)}; what meets them is not compared")
     seeds = [run.summary.run.seed for side in sides for run in side.runs if run.summary.run.seed is not None]
     if len(seeds) > 1:
         notes.append(_seed_note(seeds, [run.summary for side in sides for run in side.runs]))
@@ -257,7 +275,9 @@ def _differences(
         if (before is None or after is None) and compared.path not in also:
             continue
         known, reason = None, why
-        if not why:
+        if not why and "goodput" in compared.path and _promised(first) != _promised(other):
+            reason = "the SLOs differ"
+        elif not why:
             a, reason_a = _estimate(first, compared, repeated)
             b, reason_b = _estimate(other, compared, repeated)
             reason = reason_a or reason_b

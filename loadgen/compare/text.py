@@ -140,7 +140,7 @@ def _work(comparison: Comparison) -> str:
     if comparison.same_work is None:
         return "whether the work was the same is not known: a side has no fingerprint"
     if comparison.same_work:
-        return "the same: equal recipe fingerprints"
+        return "the same: equal fingerprints"
     return f"NOT the same: {'; '.join(comparison.unlike)}"
 
 

@@ -467,7 +467,13 @@ def _meets_slo(run: RecordedRun, columns: Columns) -> NDArray[np.bool_]:
 def _steady_span(run: RecordedRun, columns: Columns) -> Span:
     span = run.summary.window.steady
     if span.duration_s is None:
-        raise Missing("fewer than two requests were due: no rate")
+        due = columns["due_ns"][columns.attempted]
+        if len(np.unique(due)) < 2:
+            raise Missing("all requests were due at one instant, so there is no rate")
+        raise Missing(
+            f"no rate: as long as the {len(due):,} measured requests were due, warm-up was in flight, or lanes were "
+            "beginning or ending; give the level a longer load"
+        )
     return span
 
 

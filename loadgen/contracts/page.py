@@ -22,6 +22,7 @@ from loadgen.contracts.verdict import (
     LevelVerdict,
     NeededLoad,
     Validation,
+    confidence_words,
     looks_words,
 )
 from loadgen.core import format
@@ -173,7 +174,7 @@ def _conditions(sheet: page.Page, validation: Validation, runs: Mapping[str, Sum
         Region=validation.region,
         **format.said(validation.metadata),
         When=f"{validation.started} to {validation.ended}".replace("T", " "),
-        Confidence=f"{validation.confidence * 100:g} %, two-sided, of every interval",
+        Confidence=confidence_words(validation),
         Client=(host.name, host.cpu, f"{host.cpus} CPUs" if host.cpus else "", host.kernel),
         Clock=host.clock,
         Made_by=(f"loadgen {validation.version}", f"Python {host.python}" if host.python else ""),

@@ -142,12 +142,24 @@ def looks_words(validation: Validation) -> str:
     """What a validation that was extended rests on; "" when it was not."""
     if validation.looks == 1:
         return ""
-    confidence = 1 - (1 - validation.confidence) / 2 ** (validation.looks - 1)
+    last = f"{_of_last_look(validation) * 100:g} %"
     return (
-        f"extended: judged {validation.looks} times, and a term that was decided stays so. This time "
-        f"{confidence * 100:g} % of confidence were asked for, so that all looks together err in no more than "
+        f"extended: judged {validation.looks} times, and a term that was decided stays so. This time {last} of "
+        "confidence were asked for, so that all looks together err in no more than "
         f"{(1 - validation.confidence) * 100:g} %"
     )
+
+
+def confidence_words(validation: Validation) -> str:
+    """The confidence of the printed intervals; of a validation that was extended also that of all looks together."""
+    if validation.looks == 1:
+        return f"{validation.confidence * 100:g} %, two-sided, of every interval"
+    last = f"{_of_last_look(validation) * 100:g} %, two-sided, of every interval of this look"
+    return f"{last}; {validation.confidence * 100:g} % of all {validation.looks} looks together"
+
+
+def _of_last_look(validation: Validation) -> float:
+    return 1 - (1 - validation.confidence) * 0.5 ** (validation.looks - 1)
 
 
 def exit_code(validation: Validation) -> int:

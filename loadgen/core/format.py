@@ -49,6 +49,11 @@ def count(value: int | None) -> str:
     return NONE if value is None else f"{value:,}"
 
 
+def shares(span: tuple[float, float]) -> str:
+    """A span of shares: `5 to 25 %`."""
+    return f"{100 * span[0]:g} to {100 * span[1]:g} %"
+
+
 def counted(number: int | float | None, noun: str, plural: str = "") -> str:
     """A number of things with its noun, and its verb where one follows: 1 GPU, 2 GPUs, 1 body was, 2 bodies were.
 

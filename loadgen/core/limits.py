@@ -33,6 +33,8 @@ CACHED_SHARE = 0.05  # of prompt tokens, when the workload declares no sharing
 GAP_VARIATION = 0.10  # between the planned and the real coefficient of variation of send gaps
 GAPS_NEEDED = 30  # fewer send gaps than this say nothing about their variation
 ITL_TOKENS_PER_EVENT = 0.01  # share of events with a second token, above which inter-chunk gaps are not ITL
+LONG_ANSWER = 20  # tokens: one without text is few enough to leave the gaps ITL, also where no end token was due
+MODEL_ERROR = (0.05, 0.25)  # of the simulated servers, from least to most: docs/simulation.md, "Held against the world"
 FEWEST_ANSWERS = 11  # scored answers, before their mean or share decides anything
 STALL_NS = 1_000_000_000  # a gap between output events that a reader of the answer notices as a stall
 

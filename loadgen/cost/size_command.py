@@ -52,7 +52,9 @@ def size(
         str | None,
         typer.Option("--rate", "--request-rate", help="Instead of users: requests per second (50, 600/min)."),
     ] = None,
-    slo: Annotated[list[str] | None, typer.Option("--slo", help="For sim:PRESET: ttft:2s:p95. Repeatable.")] = None,
+    slo: Annotated[
+        list[str] | None, typer.Option("--slo", help="For sim:PRESET: ttft:2s:p95; of a folder its own. Repeatable.")
+    ] = None,
     spare: Annotated[int, typer.Option("--spare", min=0, help="Machines that may be lost.")] = 1,
     prices: Annotated[Path | None, typer.Option("--prices", help="Your prices: see docs/prices.example.yaml.")] = None,
     accept_sample_prices: AcceptSamplePrices = False,
@@ -109,9 +111,9 @@ def size(
 
     need = _need(users, think, rate, answer, spare)
     need = replace(need, hours_per_day=hours_per_day, machines_per_rack=machines_per_rack)
-    if slo and not any(map(_is_searched, sources)):
-        hint = "search again under this one: loadgen search --slo; or name a machine to search now: sim:gb300-vm"
-        raise UserError("no_effect", "a stored result keeps the SLO that it was measured under", "--slo", hint)
+    if slo and all(source.startswith(PUBLISHED) for source in sources):
+        hint = "it is for a folder measured under it, or for a machine to search now: sim:gb300-vm"
+        raise UserError("no_effect", "a published figure has no SLO that could be asked for", "--slo", hint)
     wants_money = prices is not None or accept_sample_prices
     if price and not wants_money:
         raise UserError(
@@ -236,6 +238,8 @@ def _source(
         return _published(source.removeprefix(PUBLISHED), profile), None
     folder = _searched(source, profile, slo, call) if _is_searched(source) else Path(source)
     evidence = inputs.read_evidence([folder], allow_invalid=allow_invalid)[0]
+    if not _is_searched(source):
+        _refuse_other_slo(slo, evidence, source)
     return replace(measured_rate(evidence, name_of(profile), gpus), name=source), evidence
 
 
@@ -267,6 +271,27 @@ def published_arithmetic(workload: str) -> list[str]:
         "arithmetic ignores is in docs/published.md"
         for row in found
     ]
+
+
+def _refuse_other_slo(slo: Sequence[str], evidence: Evidence, source: str) -> None:
+    """Raise UserError where `--slo` is not the SLO that a stored result was measured under."""
+    from loadgen.core.stats.quantiles import milliseconds
+    from loadgen.core.workload.overrides import read_flags
+    from loadgen.cost.comparison import slo_words
+
+    flags = read_flags(slo=tuple(slo))
+    if flags.faults:
+        raise Faults(flags.faults)
+    own = {term.metric: (term.limit_ms, term.quantile) for term in evidence.summary.goodput.slo}
+    asked = {
+        metric: (milliseconds(ns), quantile or own.get(metric, (0, 0.99))[1])
+        for metric, (ns, quantile) in flags.terms.items()
+    }
+    share = evidence.summary.goodput.share_limit if flags.goodput_share is None else flags.goodput_share
+    if slo and (asked != own or share != evidence.summary.goodput.share_limit):
+        what = f"a stored result keeps the SLO that it was measured under: {slo_words(evidence.summary)}"
+        hint = "search again under this one: loadgen search --slo; or name a machine to search now: sim:gb300-vm"
+        raise UserError("no_effect", what, f"--slo, {source}", hint)
 
 
 def _searched(source: str, profile: str, slo: Sequence[str], call: Callable[[list[str]], int]) -> Path:

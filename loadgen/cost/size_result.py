@@ -8,6 +8,8 @@ from decimal import Decimal
 
 import msgspec
 
+from loadgen.core import format
+from loadgen.core.limits import MODEL_ERROR
 from loadgen.core.results.capacity import RateInterval
 from loadgen.core.results.manifest import ReasonCode, decoded
 from loadgen.cost.capacity_planning import MeasuredRate, needed, one_load
@@ -16,7 +18,6 @@ from loadgen.cost.sizing import Money, Need, Size
 from loadgen.pricing.evidence import Evidence, notes
 from loadgen.pricing.prices import dated
 from loadgen.pricing.reasons import note, texts
-from loadgen.search.text import MODEL_ERROR, model_error
 
 SCHEMA = 1
 FILE = "size.json"
@@ -113,7 +114,7 @@ def _notes(size: Size, evidence: Evidence, need: Need) -> Iterator[ReasonCode]:
     yield from (*notes(evidence), *one_load(evidence, size.source))
     if evidence.simulated and size.machines is not None:
         least = needed(size.demand_per_s, size.per_machine.mid * (1 - MODEL_ERROR[1])) + need.spare
-        yield note("model_error", error=model_error(), slower_percent=MODEL_ERROR[1] * 100, machines=least)
+        yield note("model_error", error=format.shares(MODEL_ERROR), slower_percent=MODEL_ERROR[1] * 100, machines=least)
 
 
 def load(data: bytes, where: str = FILE) -> Sizing:

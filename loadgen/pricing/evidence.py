@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from loadgen.core import format
+from loadgen.core.limits import MODEL_ERROR
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.capacity import STILL_KEPT, Capacity
 from loadgen.core.results.manifest import ReasonCode
@@ -50,7 +52,7 @@ def notes(evidence: Evidence) -> Iterator[ReasonCode]:
     """Notes to show beside every figure from this evidence."""
     summaries, capacity = evidence.summaries, evidence.capacity
     if evidence.simulated:
-        yield note("simulated")
+        yield note("simulated", error=format.shares(MODEL_ERROR))
     if not evidence.valid:
         verdicts = [summary.verdict for summary in summaries]
         yield note(

@@ -77,15 +77,15 @@ def export(
 
 
 def as_csv(summary: Summary, stored: Stored) -> bytes:
-    """CSV with the columns of the Parquet files; null is an empty field."""
+    """CSV with the columns of `Result.frame()`, times in ms; null is an empty field."""
     import io
 
     import pyarrow as pa
     from pyarrow import csv
 
-    from loadgen.core.results.parquet import to_table
+    from loadgen.core.metrics.request_table import request_table
 
-    table = to_table(stored.rows, stored.texts)
+    table = request_table(stored.header, stored.rows, stored.texts, "ms")
     columns = [column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column for column in table.columns]
     buffer = io.BytesIO()
     csv.write_csv(pa.table(columns, names=table.column_names), buffer)

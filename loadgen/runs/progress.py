@@ -136,7 +136,7 @@ def words(facts: Mapping[str, Any]) -> str:
 class Steps:
     """The steps of a sweep, a search or a validation: which of how many, and how long those left may take.
 
-    `of`: how many there are; `at_most`: there may be fewer.
+    `of`: how many there are; `at_most`: there may be fewer, mostly far fewer, so no time is told for those left.
     """
 
     def __init__(self, of: int, *, at_most: bool = False) -> None:
@@ -150,25 +150,28 @@ class Steps:
         return (monotonic_ns() - self._began_ns) / 1e9
 
     def next(self) -> dict[str, Any]:
-        """The step that begins now. `left_s`: with it, by the mean of those before it; None where none was timed."""
+        """The step that begins now. `each_s`: mean of those before it; None where none was timed. `left_s`: so long for
+        it and those after it; None also where it is not known how many these are."""
         spent_s = self.spent_s
         self._number += 1
         before = self._number - 1
-        left_s = None if not before else spent_s / before * (self._of - before)
+        each_s = None if not before or spent_s < SHORTEST_S else spent_s / before
+        left_s = None if each_s is None or self._at_most else each_s * (self._of - before)
         return {
             "step": self._number,
             "of": self._of,
             "at_most": self._at_most,
             "elapsed_s": round(spent_s, 1),
-            "left_s": None if left_s is None or spent_s < SHORTEST_S else round(left_s, 1),
+            "each_s": None if each_s is None else round(each_s, 1),
+            "left_s": None if left_s is None else round(left_s, 1),
         }
 
 
 def step_words(name: str, step: Mapping[str, Any]) -> str:
-    """`c8: 3 of 6, about 12m left, until 14:32`."""
+    """`c8: 3 of 6, about 12m left, until 14:32`; of a search `8/s: 3 of at most 24, about 4m each`."""
     most = "at most " if step["at_most"] else ""
     text = f"{name}: {step['step']} of {most}{step['of']}"
     if step["left_s"] is None:
-        return text
+        return text + (f", about {format.duration(step['each_s'])} each" if step["each_s"] is not None else "")
     end = datetime.datetime.now() + datetime.timedelta(seconds=step["left_s"])
-    return f"{text}, {most or 'about '}{format.duration(step['left_s'])} left, until {end:%H:%M}"
+    return f"{text}, about {format.duration(step['left_s'])} left, until {end:%H:%M}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from loadgen.core import format
+from loadgen.core.limits import MODEL_ERROR
 from loadgen.present import table
 from loadgen.present.table import wrapped
 from loadgen.search.load_search import NextTrial, SearchAnswer, TrialResult, capacity_of
@@ -122,21 +123,15 @@ def trial_table(results: Sequence[TrialResult]) -> tuple[tuple[str, ...], list[t
     ]
 
 
-MODEL_ERROR = (0.05, 0.25)  # of the simulated servers, from least to most: docs/simulation.md, "Held against the world"
 ORDERS = "1.9 %"  # of the peak, between other official seeds of arrivals and sample orders (v5.1, v6.0, v6.1)
-
-
-def model_error() -> str:
-    least, most = MODEL_ERROR
-    return f"{100 * least:g} to {100 * most:g} %"
 
 
 def covers(answer: SearchAnswer, simulated: bool) -> str:
     """What the interval of a search covers, and what it does not, the largest first."""
     if simulated:
         return (
-            f"the model is wrong by {model_error()} (docs/simulation.md); other sample orders and seeds change it by "
-            f"up to {ORDERS}; this interval covers the search's own noise, and neither of these"
+            f"the model is wrong by {format.shares(MODEL_ERROR)} (docs/simulation.md); other sample orders and seeds "
+            f"change it by up to {ORDERS}; this interval covers the search's own noise, and neither of these"
         )
     spread = answer.run_spread
     if spread is None:

@@ -26,6 +26,7 @@ from loadgen.core.errors import Faults
 from loadgen.core.metrics import registry
 from loadgen.core.metrics.summary import load_summary, summarize
 from loadgen.core.results.manifest import Fingerprints
+from loadgen.core.slo import Slo, Term
 from loadgen.core.stats import intervals
 from loadgen.present import junit, table
 from loadgen.shell.app import main
@@ -163,6 +164,19 @@ def test_what_is_not_the_same_work_is_not_judged() -> None:
         [side("a", rows(1, 300)), side("b", slower(rows(2, 300), 2), fingerprints=other)], anyway=True
     )
     assert "these two runs differ" in {one.word for one in asked.differences}
+
+
+def test_a_limit_is_no_part_of_the_work() -> None:
+    other = Slo(terms=(Term(metric="ttft", limit_ns=10**9),))
+    found = comparison.compare(
+        [
+            side("a", rows(1, 300), fingerprints=Fingerprints(recipe="one", work="same")),
+            side("b", rows(2, 300), fingerprints=Fingerprints(recipe="two", work="same"), slo=other),
+        ]
+    )
+    assert found.same_work is True and found.unlike == ()
+    assert any("different SLOs: TTFT p99 at most 20,000 ms" in note for note in found.notes)
+    assert {one.why for one in found.differences if "goodput" in one.metric} == {"the SLOs differ"}
 
 
 def test_answers_cut_short_are_other_work() -> None:

@@ -36,6 +36,7 @@ from loadgen.core import format
 from loadgen.core.errors import Faults, UserError
 from loadgen.core.execution import run as runs
 from loadgen.core.execution.plan import Settings
+from loadgen.core.metrics import windows
 from loadgen.core.results.record import STATUSES
 from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.slo import Slo, Term
@@ -906,6 +907,26 @@ def test_no_target_is_inconclusive_and_leaves_its_folder(tmp_path: Path) -> None
     with pytest.raises(UserError) as caught:
         carry(tmp_path, CARRIED.replace("LIMIT", "60ms"), url="http://127.0.0.1:1")
     assert (caught.value.code, caught.value.key) == ("folder_in_use", "--out")
+
+
+def test_facts_and_head_of_an_extended_validation_name_one_confidence() -> None:
+    found = Validation(
+        contract="c", contract_sha256="", verdict=PASS, sentence="", confidence=0.95, looks=2, target="", model="",
+        server="", simulated=False, started="", ended="", version="", levels=(),
+    )  # fmt: skip
+    assert judge.confidence_words(found).startswith("97.5 %, two-sided") and "97.5 %" in judge.looks_words(found)
+    contract = parse("name: c\nlevels:\n  - {name: load, workload: qa, must: [{requests: 7/s}]}\n", "c.yaml", {})
+    assert judge.confidence_words(found) in re.sub(r"<[^>]+>", "", verdict_page.render(found, contract, "", {}))
+
+
+def test_why_there_is_no_rate_is_no_riddle() -> None:
+    """`fewer than two requests were due` was said beside `149 of 149 requests ok`."""
+    one_load = run(rows(1, 149, 8.0), slo=SLO)
+    inside = msgspec.structs.replace(one_load.summary.window, steady=windows.span(0, 0))
+    without = replace(one_load, summary=msgspec.structs.replace(one_load.summary, window=inside))
+    contract = parse("name: c\nlevels:\n  - {name: load, workload: qa, must: [{requests: 7/s}]}\n", "c.yaml", {})
+    (level,) = judge.levels(contract, {"load": MeasuredLevel(runs=(without,))})
+    assert "no rate: as long as the 149 measured requests were due, warm-up was in flight" in level.terms[0].reason
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import html
 import json
 import math
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import places
 import pytest
 from refusals import refused
@@ -21,8 +23,9 @@ from loadgen.core.results.capacity import Capacity, RateInterval, dump
 from loadgen.cost.capacity_planning import MeasuredRate
 from loadgen.cost.size_command import _searched
 from loadgen.cost.sizing import Need, published_rate, size
-from loadgen.pricing.evidence import Evidence
+from loadgen.pricing.evidence import Evidence, notes
 from loadgen.pricing.prices import Energy, PerToken, Rented
+from loadgen.pricing.reasons import texts
 from loadgen.pricing.unit_cost import REQUEST, basis, cost, offer
 from loadgen.shell.parsing import parser
 
@@ -164,6 +167,24 @@ def test_a_run_at_one_load_says_no_more_than_that_this_load_was_carried(
     assert _called("rag", "vm/run", "--users", "5000") == 0
     out = capsys.readouterr().out
     assert "need at most" in " ".join(out.split()) and "at least" in out and "a lower bound" in out
+
+
+def test_a_folder_takes_its_own_slo_and_no_other(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = [
+        word
+        for term in RAG.goodput.slo
+        for word in ("--slo", f"{term.metric}:{term.limit_ms:g}ms:p{term.quantile * 100:g}")
+    ]
+    assert own and _called("rag", "vm", "--users", "5000", *own) == 0
+    with refused(Faults, "no_effect") as caught:
+        _called("rag", "vm", "--users", "5000", "--slo", "ttft:1ms")
+    assert RAG.goodput.slo[0].promise in str(caught.value)
+
+
+def test_what_is_simulated_says_the_models_error_in_every_command() -> None:
+    simulated = msgspec.structs.replace(RAG, target=msgspec.structs.replace(RAG.target, simulated=True))
+    said = texts(notes(replace(EVIDENCE, summaries=(simulated,))))
+    assert any("wrong by 5 to 25 %" in text and "no interval" in text for text in said)
 
 
 def test_what_is_wrong_is_told_before_a_search(folder: Path) -> None:

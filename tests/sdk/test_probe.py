@@ -222,7 +222,7 @@ def test_what_recorded_servers_say_of_themselves() -> None:
 @pytest.mark.parametrize(
     ("changed", "warning", "fields"),
     [
-        ({"long": streamed(8, 2, 43)}, "4.0 tokens per event", {"tokens_per_event": 4.0}),
+        ({"long": streamed(8, 2, 43)}, "several tokens per event", {"tokens_per_event": 4.0}),
         ({"long": streamed(3, 3, 43)}, "3 came", {"exact": False}),
         ({"short": streamed(1, 1, None), "long": streamed(8, 8, None)}, "no usage", {"usage": False, "exact": None}),
         ({"models": served("tensorrt_llm", "other")}, "any model name", {"model": "mine"}),
@@ -284,6 +284,23 @@ def test_a_model_that_the_list_names_alone_is_not_offered_again() -> None:
     assert "choose" not in caught.value.hint and "--api" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "This model's maximum context length is 64 tokens. However, you requested 103 tokens.",
+        "the request exceeds the available context size, try increasing it",
+        "The sum of prompt length (70) and query length should not exceed max_num_tokens (64)",
+        "Requested token count exceeds the model's maximum context length of 64 tokens.",
+        "input is too long: 103 tokens, at most 64",
+    ],
+)
+def test_a_context_that_is_too_short_is_no_field_to_remove(said: str) -> None:
+    overflow = [400, JSON, json.dumps({"error": {"message": said}})]
+    with pytest.raises(TargetUnusable) as caught:
+        InMemory(healthy(short=overflow, long=overflow)).probe()
+    assert "context" in caught.value.hint and "FIELD" not in caught.value.hint
+
+
 def test_adapters_are_no_models_to_choose_from() -> None:
     rows = [{"id": "lora", "owned_by": "vllm", "parent": "base"}, {"id": "base", "owned_by": "vllm", "parent": None}]
     found = InMemory(healthy(models=[200, JSON, json.dumps({"data": rows})])).probe()
@@ -305,7 +322,7 @@ ERRORS = RECORDED["errors"]["answers"]
         (
             [400, JSON, '{"object":"error","message":"prompt too long","code":400}'],
             "http_4xx",
-            "--extra-body",
+            "context",
         ),
         ([401, JSON, f'{{"error":"{KEY} is wrong"}}'], "unauthorized", "check the key"),
         ([429, JSON, '{"error":{"message":"slow down"}}'], "http_429", "rate limit"),

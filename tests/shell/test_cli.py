@@ -163,6 +163,16 @@ def test_how_much_is_left() -> None:
     assert re.fullmatch(r"c2: 2 of 4, about 1 min 30 s left, until \d\d:\d\d", step_words("c2", second))
 
 
+def test_of_a_search_nobody_knows_how_many_probes_are_left() -> None:
+    """`at most 1 h 41 min left` was said of a search that took 8 minutes: it multiplied by the most probes allowed."""
+    steps = Steps(40, at_most=True)
+    steps._began_ns -= 30_000_000_000
+    steps.next()
+    second = steps.next()
+    assert second["left_s"] is None and second["each_s"] == pytest.approx(30, abs=1)
+    assert step_words("8/s", second) == "8/s: 2 of at most 40, about 30.0 s each"
+
+
 def test_a_progress_line_where_no_terminal_is() -> None:
     out = io.StringIO()
     progress = Progress(10, None, out)

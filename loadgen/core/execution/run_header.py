@@ -53,6 +53,7 @@ from loadgen.core.workload import (
     Workload,
     parts,
     recipe_fingerprint,
+    work_fingerprint,
 )
 
 MOST_CHUNKS = 30_000  # drawn, to say how often chunks come again
@@ -96,6 +97,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         adaptive=None if plan.steering is None else plan.steering.plan,
         fingerprints=manifest.Fingerprints(
             recipe=recipe_fingerprint(asked, source, tokenizer.file_sha256),
+            work=work_fingerprint(asked, source, tokenizer.file_sha256),
             timetable=schedule.fingerprint(asked_timetable),
         ),
         rtt_ms=statistics.median(result.rtt_ms for result in found),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen.core.limits import STALL_NS
+from loadgen.core.limits import LONG_ANSWER, STALL_NS
 from loadgen.core.metrics import columns as by_column
 from loadgen.core.metrics import outcomes, tasks
 from loadgen.core.metrics.columns import (
@@ -32,7 +32,7 @@ from loadgen.core.metrics.drift import BLOCKS, FIRST_NS, SHOWN, BlockSamples
 from loadgen.core.metrics.tasks import TaskColumns
 from loadgen.core.metrics.windows import first_round, last_round
 from loadgen.core.results.manifest import StagePlan
-from loadgen.core.results.record import KINDS, SOURCES, STATUSES
+from loadgen.core.results.record import FINISH, KINDS, SOURCES, STATUSES
 from loadgen.core.stats.amounts import Amounts, TimeCurve
 from loadgen.core.stats.quantiles import Distribution, Histogram, Values
 from loadgen.core.units import LONGEST_NS
@@ -244,7 +244,8 @@ class Cell:
         told_events, told_streamed = events[told].astype(np.int64), streamed[told].astype(np.int64)
         self.count("told_events", told_events.sum())
         self.count("told_streamed", told_streamed.sum())
-        self.count("surplus", np.maximum(told_streamed - told_events - 1, 0).sum())
+        silent = (columns["finish_reason"][told] != FINISH["length"]) | (told_streamed >= LONG_ANSWER)
+        self.count("surplus", np.maximum(told_streamed - told_events - silent, 0).sum())
         self.count("unsaid", (with_output & (columns["first_event_tokens"] == 0)).sum())
         built = columns["built_tokens"]
         both_counted = with_output & (columns["input_source"] == SOURCES.index("server")) & (built > 0) & (prompt >= 0)

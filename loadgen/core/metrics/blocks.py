@@ -311,7 +311,8 @@ def tokens_over_time(measured: Cell, timeline: Sequence[NDArray[np.int64]]) -> C
 def itl_absent(cell: Cell, inter_chunk: Distribution) -> str:
     """Why the gaps between events are not gaps between tokens; "" when they are.
 
-    Each request may have one token more than events: the token that ends an answer often has no text.
+    A request may have one token more than events: the token that ends an answer often has no text. Not so a short
+    answer that ended at its length: it has no end token, and one of three tokens is no trifle.
     """
     if inter_chunk.count == 0:
         return "no answer had two output events"

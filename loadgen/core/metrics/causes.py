@@ -46,6 +46,7 @@ LONG = 4.0  # times the median prompt
 FEW_LONG, MANY_LONG = 0.005, 0.3  # share of prompts that are long
 LOOKED_AT = 300  # slow requests, and as many others, whose neighbours are looked at
 HELD_BACK = 0.5  # more of the readings than before, at which the hardware says why its clocks are lower
+AS_LONG = 1.1  # times the prompts of the fast requests: as long as these
 GROWTH = 1.5  # of the median TTFT, from the first third of the time to the last
 
 
@@ -282,6 +283,8 @@ def _long_prompts(case: _Case) -> Cause | None:
 def _queue(case: _Case) -> Cause | None:
     accounted = "queue" in case.excess
     share = case.excess["queue" if accounted else "rest"]
+    if as_prefill := accounted and share < MOSTLY and _waits_in_prefill(case):
+        share += case.excess["prefill"]
     first, last = case.ttft[case.time < 1 / 3], case.ttft[case.time >= 2 / 3]
     if not len(first) or not len(last):  # all was due at once
         return None
@@ -289,8 +292,22 @@ def _queue(case: _Case) -> Cause | None:
     if share < MOSTLY or late < GROWTH * early:
         return None
     where = "in the server's queue" if accounted else "in the server, probably in its queue"
+    if as_prefill:
+        where = "in the server, whose account calls it prefill though their prompts are no longer than others"
     text = f"they waited {where}, which grew: median TTFT {early:,.0f} ms in the first third of the time"
-    return _cause("queue", share, f"{text}, {late:,.0f} ms in the last", "likely" if accounted else "possible")
+    return _cause(
+        "queue", share, f"{text}, {late:,.0f} ms in the last", "likely" if accounted and not as_prefill else "possible"
+    )
+
+
+def _waits_in_prefill(case: _Case) -> bool:
+    """Whether the account of the server counts waiting as prefill: it took the slow requests longer, though their
+    prompts are not longer than those of the fast ones. Dynamo's begins when a worker has the request."""
+    tokens = case.rows["input_tokens"]
+    slow, fast = tokens[case.slow], tokens[case.fast]
+    if "prefill" not in case.excess or int(min(slow.min(), fast.min())) < 0:
+        return False
+    return float(slow.mean()) <= AS_LONG * float(fast.mean())
 
 
 _DETECTORS: tuple[Callable[[_Case], Cause | None], ...] = (

@@ -69,8 +69,11 @@ def of_rows(measured: Sequence[Columns], others: Sequence[Columns], inside: Wind
         return Sustainable(why="no request ended ok")
     stay_ns = float(np.median(e2e))
     if span.end_ns - span.start_ns < STAYS * stay_ns:
-        needed = 2 * STAYS * stay_ns / 1e9
-        return Sustainable(why=f"too short: requests last {stay_ns / 1e9:.3g} s (p50), so {needed:.3g} s are needed")
+        alone, needed = (f"{seconds:.3g} s" for seconds in (end_s - start_s, 2 * STAYS * stay_ns / 1e9))
+        return Sustainable(
+            why=f"too short: the load ran alone and in full for {alone}, requests last {stay_ns / 1e9:.3g} s (p50), so "
+            f"{needed} of it are needed"
+        )
     return _judge(list(_parts(measured, others, span, header)), span)
 
 

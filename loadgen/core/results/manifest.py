@@ -58,6 +58,7 @@ class Fingerprints(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     recipe: str = ""
+    work: str = ""  # the recipe without what was promised of it: SLOs and limits of validity
     prompts: str = ""
     timetable: str = ""
     bodies: str = ""

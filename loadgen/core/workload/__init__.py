@@ -16,7 +16,7 @@ from loadgen.core.workload.fields import (
     Uniform,
 )
 from loadgen.core.workload.file_schema import json_schema, schema_of
-from loadgen.core.workload.fingerprints import recipe_fingerprint, request_fingerprint
+from loadgen.core.workload.fingerprints import recipe_fingerprint, request_fingerprint, work_fingerprint
 from loadgen.core.workload.loading import load, of_trace, packaged
 from loadgen.core.workload.overrides import Overrides, levels, placed, read_flags
 from loadgen.core.workload.schema import (

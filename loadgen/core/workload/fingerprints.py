@@ -24,6 +24,15 @@ def recipe_fingerprint(workload: Workload, count_source: str, tokenizer_sha256: 
     return _recipe_hash(_recipe(workload, count_source, tokenizer_sha256))
 
 
+def work_fingerprint(workload: Workload, count_source: str, tokenizer_sha256: str = "") -> str:
+    """Like `recipe_fingerprint`, but without SLOs and limits of validity: a promise is no part of the work."""
+    recipe = _recipe(workload, count_source, tokenizer_sha256)
+    for one in (recipe, *recipe["requests"].get("classes", {}).values()):
+        for name in ("slo", "limits"):
+            one.pop(name, None)
+    return _recipe_hash(recipe)
+
+
 def request_fingerprint(workload: Workload, count_source: str, tokenizer_sha256: str = "") -> str:
     """Like `recipe_fingerprint`, but without the amount of load: equal for two capacity searches of the same kind.
 

@@ -318,6 +318,8 @@ class _Asker:
         elif status in (404, 405):
             other_api = "completions" if self.target.api == "chat" else "chat"
             hint = f"check the path of the URL, or try --api {other_api}"
+        elif status in (400, 413, 422) and _TOO_LONG.search(error):
+            hint = "its context is too short for this: shorter prompts and answers, or a server with a longer context"
         elif status in (400, 413, 422):
             field_hint = "if it names a field, remove it with --extra-body '{\"FIELD\": null}'"
             hint = f"{field_hint}, or say what it is with --server"
@@ -333,6 +335,14 @@ class _Asker:
 
     def clean(self, text: str) -> str:
         return self.target.redact(text, *self._secrets).strip()
+
+
+_TOO_LONG = re.compile(
+    r"context.{0,3}(length|size|window)|max_?(model|seq|num|input)_?(len|tokens)|(too|is) long(er)?\b|"
+    r"exceeds? the (maximum|available|model)",
+    re.IGNORECASE,
+)
+"""What servers say of a prompt that is longer than they take: vLLM, SGLang, TensorRT-LLM, llama.cpp, Dynamo."""
 
 
 def _code_of_status(status: int) -> Code:
@@ -488,6 +498,5 @@ def _warnings(quirk: Quirk, exact: bool | None, usage: Usage, tokens_per_event: 
     elif not quirk.forces:
         warnings.append(f"{quirk.title} has no way to force the output length: answers may end early")
     if tokens_per_event is not None and tokens_per_event > 1.5:
-        bundled = f"it sends about {tokens_per_event:.1f} tokens per event"
-        warnings.append(f"{bundled}: gaps between events are not inter-token latency")
+        warnings.append("it sends several tokens per event: gaps between events are not inter-token latency")
     return warnings

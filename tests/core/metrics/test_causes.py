@@ -56,6 +56,16 @@ def test_without_the_servers_account_a_queue_is_only_possible() -> None:
     assert "network" not in [cause.code for cause in slow_network.causes]
 
 
+def test_a_server_that_counts_waiting_as_prefill_has_a_queue_all_the_same() -> None:
+    """Dynamo's account begins when a worker has the request: its queue was 2 ms, its prefill of 300 tokens 53 s."""
+    rows, samples = BENCHMARK.simulate("queue", 3)
+    rows["server_prefill_ns"] += rows["server_queue_ns"] - 2_000_000
+    rows["server_queue_ns"] = 2_000_000
+    said = explain([Columns(rows)], Header(), samples)
+    assert (said.causes[0].code, said.causes[0].sure) == ("queue", "possible")
+    assert "whose account calls it prefill" in said.text
+
+
 @pytest.mark.parametrize("capped", [True, False])
 def test_a_power_cap_is_evidence_where_it_came_with_the_step(capped: bool) -> None:
     """nvidia-smi beside a machine that becomes slower: its reasons name the cap, or stay what they were."""

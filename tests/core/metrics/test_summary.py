@@ -27,6 +27,7 @@ from loadgen.core.limits import ValidityLimits
 from loadgen.core.metrics import reasons, validity
 from loadgen.core.metrics.headline import headline
 from loadgen.core.metrics.summary import Summary, dump_summary, exit_code, load_summary, summarize
+from loadgen.core.metrics.windows import Window
 from loadgen.core.results import record
 from loadgen.core.results.manifest import (
     Header,
@@ -38,13 +39,14 @@ from loadgen.core.results.manifest import (
     decode_seconds,
     encode,
 )
-from loadgen.core.results.record import KINDS, SOURCES, STATUSES, Built, RowPlace
+from loadgen.core.results.record import FINISH_REASONS, KINDS, SOURCES, STATUSES, Built, RowPlace
 from loadgen.core.results.spool import Timeline
 from loadgen.core.slo import Slo, Term
-from loadgen.core.stats.quantiles import Histogram
+from loadgen.core.stats.quantiles import Histogram, Values
 from loadgen.runs import page, text
 
 MS = 1_000_000
+STOP = FINISH_REASONS.index("stop")
 
 # Instants in ms. Stage 0 is warm-up. `answer`: first_answer; `reason`: reasoning tokens; `n1`: first event's tokens.
 TABLE = """
@@ -454,6 +456,30 @@ def test_a_client_that_stands_still_prints_no_gaps_as_sound() -> None:
     assert again == s and json.loads(dump_summary(s))["inter_chunk_ms"]["p99"] is None
 
 
+@pytest.mark.parametrize("lag_ms", [0.02, 300.0])
+def test_events_that_come_together_are_no_fault_of_this_host(lag_ms: float) -> None:
+    """As behind a proxy that holds events back: most come with others in one read, and the client read at once."""
+    lag, error, none = (Values() for _ in range(3))
+    lag.add(np.full(1000, round(lag_ms * MS)))
+    error.add(np.full(1000, 392 * MS))
+    none.add(np.zeros(1000, np.int64))
+    samples = {"client_lag": lag.distribution(), "gap_error": error.distribution()}
+    samples |= dict.fromkeys(("inter_chunk", "max_gap", "max_gap_error", "tpot", "tpot_error"), none.distribution())
+    busy = [Second(t_s=float(t), cpu_share=0.2, cpu_s=0.2, peak_rss_bytes=1, waited_share=0.3) for t in range(1, 9)]
+    said = validity.withheld(ValidityLimits(), samples, 0.97, busy, Window(start_s=0.0, end_s=9.0))["inter_chunk"]
+    assert "392 ms stands against the gaps' p50 (0 ms)" in said and "against a" not in said
+    assert ("holds events back" in said) is (lag_ms < 1)
+    assert ("off its core" in said) is (lag_ms > 1)
+    few = validity.withheld(ValidityLimits(), samples, 0.1, busy, Window(start_s=0.0, end_s=9.0))["inter_chunk"]
+    assert "off its core" in few
+
+
+def test_three_tokens_in_two_events_have_no_itl() -> None:
+    short = {"output_tokens": (1000, 3), "output_events": (1000, 2), "asked_output": (1000, 3)}
+    assert judged(short).itl_absent == "events carry 1.50 tokens on average"
+    assert judged({**short, "finish_reason": (1000, STOP)}).itl_absent == ""
+
+
 def test_a_wrong_stamp_makes_two_gaps_wrong() -> None:
     """Less than 1 % of the stamps are wrong, and more than 1 % of the gaps: their p99 is not the server's."""
     s = stopped_client(stop_ms=11, every_ms=1300)
@@ -546,7 +572,8 @@ def test_answers_shorter_than_asked_stand_beside_valid() -> None:
 def test_itl_is_the_gaps_only_when_events_carry_one_token() -> None:
     assert judged().itl_ms == judged().inter_chunk_ms
     assert (
-        judged({"output_tokens": (1000, 6), "asked_output": (1000, 6)}).itl_ms is not None
+        judged({"output_tokens": (1000, 6), "asked_output": (1000, 6), "finish_reason": (1000, STOP)}).itl_ms
+        is not None
     )  # the end token has no text
     assert judged({"output_tokens": (1000, 10)}).itl_absent == "events carry 2.00 tokens on average"
     assert "nobody counted" in judged({"output_source": (1000, SOURCES.index("events"))}).itl_absent
