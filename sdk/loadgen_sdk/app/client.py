@@ -125,7 +125,7 @@ class Client:
         self.target, self.model, self.quirk = target, model or "", quirk or QUIRKS["generic"]
         self.timeout_s, self._streams, self._tls = timeout_ns / 1e9, stream, tls
         self._setting = Setting(
-            self.policy, target.address, api_key or "", timeout_s=self.timeout_s, url_secrets=target.secrets
+            self.policy, target.address, api_key or "", package="", timeout_s=self.timeout_s, url_secrets=target.secrets
         )
         asked: dict[str, Any] = {
             "stream": stream, "api_key": api_key, "headers": headers, "extra_body": extra_body,

@@ -139,9 +139,10 @@ class ObservedCall:
             self.tracker.whole(result, monotonic_ns())
             self._report_answer(result)
         elif hasattr(result, "_iterator"):
-            self.get_stream = weakref.ref(result)  # a cycle would delay the end of an abandoned stream
-            result._iterator = ObservedEvents(_own_iterator(result), self)
-            result.close = partial(_close, self)
+            stream = _unwrapped(result)
+            self.get_stream = weakref.ref(stream)  # a cycle would delay the end of an abandoned stream
+            stream._iterator = ObservedEvents(_own_iterator(stream), self)
+            stream.close = partial(_close, self)
         else:
             result = ObservedStream(result, self)
             self.get_stream = weakref.ref(result)
@@ -354,6 +355,13 @@ def _observe_unread(response: Any, observed: ObservedCall, blocking: bool) -> No
         yield close
 
     response.parse, response.close = runner(parse_steps, blocking), runner(close_steps, blocking)
+
+
+def _unwrapped(stream: Any) -> Any:
+    """The package's own stream, in which the proxies of other instrumentations (wrapt's) look for what they lack."""
+    while (inner := getattr(stream, "__wrapped__", None)) is not None:
+        stream = inner
+    return stream
 
 
 def _own_iterator(stream: Any) -> Any:

@@ -129,13 +129,24 @@ def asks_usage(options: Options) -> bool:
 def _wrap(resource: Any, api: Api, setting: Setting, blocking: bool) -> None:
     for name in _BATCH_METHODS if api == "batches" else _METHODS:
         if (method := getattr(resource, name, None)) is not None:
-            setattr(resource, name, measured(method, api, setting, blocking))
+            setattr(resource, name, measured(_bound_late(resource, name, method), api, setting, blocking))
     if api == "messages" and hasattr(resource, "stream"):
         twin = copy.copy(resource)  # `stream` of anthropic does not go through `create`
         twin._post = measured(twin._post, api, setting, blocking, _sent_by_post)
         resource.stream = twin.stream
     for name in _VARIANTS:  # cached: made again with wrapped methods
         vars(resource).pop(name, None)
+
+
+def _bound_late(resource: Any, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """`method` as its class has it at each call: another instrumentation may wrap that later."""
+    kind = type(resource)
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(kind, name)(resource, *args, **kwargs)
+
+    return call if callable(getattr(kind, name, None)) and name not in vars(resource) else method
 
 
 def _tells_heads(process: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -90,6 +91,7 @@ class OpenTelemetry:
         self._trace = trace
         self._tracer = trace.get_tracer("loadgen_sdk", tracer_provider=tracer_provider) if spans else None
         self._provider, self._content = provider, content
+        self._said: set[str] = set()  # of other instrumentations
         self._metric_labels = _label_names(metric_labels, "metric_labels")
 
         def histogram(name: str, unit: str, description: str, bounds: tuple[float, ...]) -> Any:
@@ -109,6 +111,12 @@ class OpenTelemetry:
 
     def begin_call(self, call: Call) -> CallSpan | None:
         """Start the span of a call. What is returned comes back to `__call__`."""
+        if (other := _other_instrumentation(call.setting.package)) is not None:
+            if other not in self._said:
+                self._said.add(other)
+                log.warning("%s reports the calls of %s: OpenTelemetry() of loadgen_sdk leaves them to it", other,
+                            call.setting.package)  # fmt: skip
+            return CallSpan()
         if self._tracer is None:
             return None
         attributes = self._attributes(call)
@@ -127,7 +135,9 @@ class OpenTelemetry:
         return CallSpan(span, self._trace)
 
     def __call__(self, measurement: Measurement, call_span: CallSpan | None = None) -> None:
-        """Report one call."""
+        """Report one call, unless another instrumentation does."""
+        if call_span is not None and call_span.span is None:
+            return
         shared = self._attributes(measurement)
         if measurement.response_model:
             shared["gen_ai.response.model"] = measurement.response_model
@@ -210,14 +220,35 @@ class OpenTelemetry:
         span.end(started_ns + measurement.done - measurement.started)
 
 
-class CallSpan(NamedTuple):
-    """The span of a call while it runs."""
+_OTHERS = {
+    "openai": (("opentelemetry.instrumentation.openai", "OpenAIInstrumentor"),  # OpenLLMetry
+               ("opentelemetry.instrumentation.openai_v2", "OpenAIInstrumentor"),
+               ("openinference.instrumentation.openai", "OpenAIInstrumentor")),
+    "anthropic": (("opentelemetry.instrumentation.anthropic", "AnthropicInstrumentor"),
+                  ("openinference.instrumentation.anthropic", "AnthropicInstrumentor")),
+    "litellm": (("openinference.instrumentation.litellm", "LiteLLMInstrumentor"),),
+}  # fmt: skip
+"""Other instrumentations of a package: module and class. Each has one object, which knows whether it is active."""
 
-    span: Any
-    trace: Any
+
+def _other_instrumentation(package: str) -> str | None:
+    for name, kind in _OTHERS.get(package, ()):
+        one = getattr(getattr(sys.modules.get(name), kind, None), "_instance", None)
+        if getattr(one, "_is_instrumented_by_opentelemetry", False):
+            return name
+    return None
+
+
+class CallSpan(NamedTuple):
+    """The span of a call while it runs. No span: another instrumentation reports the call."""
+
+    span: Any = None
+    trace: Any = None
 
     def current(self) -> AbstractContextManager[Any]:
         """Makes the span the current one."""
+        if self.span is None:
+            return nullcontext()
         current: AbstractContextManager[Any] = self.trace.use_span(
             self.span, end_on_exit=False, record_exception=False, set_status_on_exception=False
         )
