@@ -105,7 +105,7 @@ def unwrap() -> None:
     kinds = {kind for module in modules for kind in vars(module).values() if isinstance(kind, type)}
     for kind in kinds:
         for name, method in [*vars(kind).items()]:
-            while type(method).__module__.startswith("wrapt"):
+            while hasattr(method, "_self_wrapper"):
                 method = method.__wrapped__
                 setattr(kind, name, method)
 
