@@ -81,6 +81,7 @@ class ResultKind:
     it names text, (value, color), and page, HTML. document: bytes, what `report --json` prints.
     code: (value, strict) the exit code of `report`.
 
+    collects: it holds results of several commands, each of which is looked at for itself.
     page_name: of its page; "": it has none beside it, only where the user says. leaves_page: its command writes it.
     bundled_as: what a bundle calls it, if not by its name.
     """
@@ -105,6 +106,7 @@ class ResultKind:
     page: str = ""
     document: str = ""
     code: str = ""
+    collects: bool = False
     page_name: str = PAGE
     leaves_page: bool = False
     bundled_as: str = ""
@@ -179,7 +181,8 @@ KINDS: OpenTable[ResultKind] = OpenTable(
         _row("interop.kind: fits value headline text page document code comparable sections",
              name="other tool", page_name=""),
         ResultKind(
-            name="results", fits="loadgen.viewer.results_list:is_collection", value="loadgen.viewer.results_list:value",
+            name="results", collects=True,
+            fits="loadgen.viewer.results_list:is_collection", value="loadgen.viewer.results_list:value",
             headline="loadgen.viewer.results_list:headline", text="loadgen.viewer.results_list:text",
             page="loadgen.viewer.results_list:page", document="loadgen.viewer.results_list:document",
             code="loadgen.viewer.results_list:code",
@@ -209,14 +212,25 @@ def kind_of(path: Path, having: str = "value") -> ResultKind | None:
 
 def fits(kind: ResultKind, path: Path) -> bool:
     """Whether a folder (or a file) is of this kind."""
-    if kind.markers and not any((path / marker).is_file() for marker in kind.markers):
-        return False
-    return bool(call(kind, "fits", path)) if kind.fits else bool(kind.markers)
+    return _is_marked(kind, path) and (bool(call(kind, "fits", path)) if kind.fits else bool(kind.markers))
+
+
+def _is_marked(kind: ResultKind, path: Path) -> bool:
+    """Whether the files are there by which the kind is known, if it is known by files."""
+    return not kind.markers or any((path / marker).is_file() for marker in kind.markers)
 
 
 def call(kind: ResultKind, name: str, *given: Any) -> Any:
-    """Call the function that a row names in this field."""
+    """Call the function that a row names in this field. Raises UserError for a folder with links out of it."""
+    path = given[0] if given and isinstance(given[0], Path) else None
+    if path is not None and name != "fits" and not kind.collects and _is_marked(kind, path):
+        resolve("loadgen.core.results.files:refuse_links")(path)
     return KINDS.function(kind, getattr(kind, name))(*given)
+
+
+def leaves_page_in(kind: ResultKind, folder: Path) -> bool:
+    """Whether a page may be written into a folder: one of several results has some of them directly in it."""
+    return not kind.collects or any(below.is_dir() and kind_of(below, "listed") for below in folder.iterdir())
 
 
 def _written(form: str, report: Any, **options: Any) -> Any:

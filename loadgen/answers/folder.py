@@ -85,7 +85,8 @@ def read_scores(folder: Path) -> list[ScoredPrompt]:
 
 def _read_lines(file: Path, kind: type[_Row]) -> list[_Row]:
     rows = b"[" + b",".join(file.read_bytes().splitlines()) + b"]"
-    return decoded(rows, list[kind], str(file), "the scores of answers", _USE_ORIGINAL)  # type: ignore[valid-type]
+    what = "the scores of answers"
+    return decoded(rows, list[kind], str(file), what, _USE_ORIGINAL, verbatim=True)  # type: ignore[valid-type]
 
 
 def _lines(rows: Sequence[msgspec.Struct]) -> bytes:

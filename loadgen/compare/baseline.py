@@ -15,12 +15,14 @@ def save(name: str, result: Path, kept: Path, *, force: bool) -> Path:
     Raises UserError for what is no result, and for a name that is taken.
     """
     from loadgen import result_kinds
+    from loadgen.core.results import files
 
     folder = _folder(kept, name, "--save")
     if not result.is_dir() or result_kinds.kind_of(result, "comparable") is None:
         raise UserError(
             "no_result", "neither a run nor a folder of repeats", str(result), "give what loadgen run -o wrote"
         )
+    files.refuse_links(result)
     if folder.exists():
         if not force:
             raise UserError("file_exists", "there is a baseline of this name", str(folder), "another name, or --force")

@@ -45,10 +45,7 @@ def text(found: StoredValidation, color: bool) -> str:
 
 
 def page(found: StoredValidation) -> str:
-    """The page that was handed over with the verdict."""
-    file = found.folder / contracts.PAGE
-    if file.is_file():
-        return file.read_text("utf-8")
+    """The page of the verdict, made of the records: the one that lies there is whatever its sender has written."""
     return contracts.outputs_again(found.folder, found.verdict.version)[contracts.PAGE].decode()
 
 

@@ -23,6 +23,7 @@ from loadgen.core.errors import Faults, UserError
 from loadgen.core.execution.run_header import version
 from loadgen.core.metrics.columns import measured_gaps
 from loadgen.core.results import checksums, manifest, store
+from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.core.stats.intervals import Bounds
 from loadgen.preflight.target_checks import Finding
@@ -59,6 +60,7 @@ def command_of(folder: Path) -> list[str]:
 
     A run that was added later has the command that added it, so the first run of a level tells.
     """
+    refuse_links(folder)
     run_files = folder.glob("*/r*/run.json")
     run_file = min(run_files, key=lambda file: (len(file.parent.name), file.parent.name, file), default=None)
     if not (folder / PLACE).is_file() or run_file is None:
@@ -82,6 +84,7 @@ def again(folder: Path) -> Validation:
         if folder.is_dir():
             raise UserError("no_result", "no validation in this folder", str(folder), _NAMED)
         raise UserError("missing_file", "no such folder", str(folder), _NAMED)
+    refuse_links(folder)
     changed = verify(folder)
     if changed:
         raise Faults(

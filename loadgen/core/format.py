@@ -6,6 +6,7 @@ Pure: a number in, a short string out. An unknown value (None) becomes a dash, n
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,28 @@ def pairs(values: Mapping[str, str]) -> str:
 def document(value: Any) -> bytes:
     """A value as a JSON document that people read too: indented, ending in a newline."""
     return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+
+
+_STEERING = re.compile(
+    rb'("source_text"\s*:\s*"(?:[^"\\]|\\.)*")'  # what has lines of its own
+    rb"|\\(?:(u00[01][0-9a-fA-F]|u007[fF]|u00[89][0-9a-fA-F]|[nrbf])|.)",
+    re.DOTALL,
+)
+_STEERING_IN_LINES = re.compile(rb"\\(?:(u00[01][0-9a-fA-F]|u007[fF]|u00[89][0-9a-fA-F]|[bf])|.)", re.DOTALL)
+
+
+def harmless(data: bytes) -> bytes:
+    """JSON of which no text steers a terminal or forges a line: a control character in it becomes its escape, as text.
+
+    A string in JSON cannot hold one but as an escape, so `\\u001b` becomes `\\\\u001b`.
+    """
+    return _STEERING.sub(_told, data) if b"\\" in data else data
+
+
+def _told(match: re.Match[bytes]) -> bytes:
+    if match.lastindex == 1:
+        return _STEERING_IN_LINES.sub(lambda one: b"\\" + one.group() if one.group(1) else one.group(), match.group())
+    return b"\\" + match.group() if match.lastindex else match.group()
 
 
 def shortened(value: Any) -> str:

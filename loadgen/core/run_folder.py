@@ -13,6 +13,7 @@ from loadgen.core.metrics import energy_use, validity
 from loadgen.core.metrics.accumulator import Accumulator
 from loadgen.core.metrics.summary import FILE, Summary, build, load_summary, summarize
 from loadgen.core.results import store
+from loadgen.core.results.files import refuse_links
 from loadgen.core.server_metrics import energy, series
 
 SUMMARY = FILE
@@ -58,6 +59,7 @@ def open_run(folder: Path) -> OpenedRun:
 
 def kept_summary(folder: Path) -> Summary:
     """The summary as the run has stored it. Raises UserError where there is none, or a damaged or newer one."""
+    refuse_links(folder)
     path = folder / SUMMARY
     if not path.is_file():
         raise UserError(

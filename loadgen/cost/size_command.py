@@ -176,6 +176,7 @@ def _store(result: Sizing, folder: Path) -> None:
     page = folder / result_kinds.PAGE
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        files.refuse_links(folder)
         files.replace(folder / FILE, format.document(result))
         files.replace(page, html.render(report(result)).encode())
         checksums.write(folder)

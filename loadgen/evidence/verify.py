@@ -22,6 +22,7 @@ from loadgen.core import format
 from loadgen.core.errors import UserError
 from loadgen.core.execution.run_header import version
 from loadgen.core.results import checksums
+from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import decode
 from loadgen.core.results.record import SCHEMA_MINOR
 from loadgen.evidence import archive, remake, signature
@@ -92,6 +93,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
 def bundle(folder: Path, out: Path, *, key: Path | None = None, content: bool = False) -> Manifest:
     """Write the bundle of a result folder. Raises UserError for a folder that is none, or not as it was written."""
+    refuse_links(folder)
     kind = remake.kind_of(folder)
     if changed := _changed(folder):
         listed = ", ".join(f"{name} ({what})" for name, what in list(changed.items())[:5])

@@ -24,6 +24,7 @@ from loadgen.core.execution.plan import Settings
 from loadgen.core.metrics import reasons, sustainable
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import checksums, store
+from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import decoded
 from loadgen.core.results.record import STATUS
 from loadgen.core.workload import (
@@ -386,6 +387,7 @@ def _outputs(
 
 def read(folder: Path) -> mlperf.MlperfResult:
     """A stored result. Raises UserError when there is none."""
+    refuse_links(folder)
     path = folder / RESULT
     if not path.is_file():
         raise UserError("no_result", "no MLPerf-style result there", str(path), "a folder of loadgen mlperf")

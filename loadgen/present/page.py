@@ -251,7 +251,7 @@ class Page:
         return (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><link rel="icon" href="data:,">'
+            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><link rel="icon" href="data:,">'
             f"<title>{escape(self._title)}</title>\n<style>{asset('page.css')}</style></head>\n<body><main>\n"
             f'<div class="top"><span>{escape(self._made_by)}</span>'
             '<button id="theme" type="button">theme: auto</button></div>\n'
@@ -262,7 +262,7 @@ class Page:
         )
 
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 """Content security policy: the browser refuses to load anything from outside the file."""
 
 

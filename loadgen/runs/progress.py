@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from loadgen.core import format
 from loadgen.core.execution.events import Counters, LoadStarted, RunEnded, RunEvent, RunPlanned
+from loadgen.shell.streams import drawing
 
 EVERY_S = 0.5
 LINE_EVERY_S = 10.0  # where the line cannot be rewritten
@@ -44,7 +45,7 @@ class Progress:
     ) -> None:
         self._drain_ns = drain_ns
         self._total, self._horizon_ns, self._out = total, horizon_ns, out or sys.stderr
-        self._as_json = as_json
+        self._as_json, self._draw = as_json, drawing(self._out)
         self._is_rewritten = self._out.isatty() and not as_json
         self._last_events = 0
         self._last_ns = self._began_ns = monotonic_ns()
@@ -58,7 +59,10 @@ class Progress:
         def show() -> None:
             facts = self.facts(counters(), monotonic_ns())
             line = json.dumps({"progress": facts}) if self._as_json else words(facts)
-            self._out.write("\r\x1b[K" + line if self._is_rewritten else line + "\n")
+            if self._is_rewritten:
+                self._draw("\r\x1b[K" + line)
+            else:
+                self._out.write(line + "\n")
             self._out.flush()
             self._handle = loop.call_later(every_s, show)
 
@@ -69,7 +73,7 @@ class Progress:
         if self._handle is not None:
             self._handle.cancel()
             if self._is_rewritten:
-                self._out.write("\r\x1b[K")
+                self._draw("\r\x1b[K")
                 self._out.flush()
 
     def facts(self, counters: Counters, now: int) -> dict[str, Any]:

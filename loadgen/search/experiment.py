@@ -25,6 +25,7 @@ from loadgen.core import format, run_folder, seeds
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.blocks import per_gpu
 from loadgen.core.results import capacity, checksums, store
+from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import decoded, decoded_lines
 from loadgen.core.workload import Workload, request_fingerprint
 from loadgen.runs import levels
@@ -72,6 +73,7 @@ def plan_of(folder: Path) -> ExperimentPlan:
     """What was requested in a folder. Raises UserError where nothing was."""
     if not (folder / PLAN).is_file():
         raise UserError("no_result", "no search to go on with", f"--resume {folder}", f"a folder with {PLAN}")
+    refuse_links(folder)
     return _read(folder / PLAN)
 
 

@@ -13,7 +13,7 @@ import typer
 
 from loadgen.core.errors import UserError
 from loadgen.shell.options import Strict
-from loadgen.shell.output import in_color, say_changed
+from loadgen.shell.output import in_color, say, say_changed
 
 
 def report(
@@ -46,19 +46,28 @@ def report(
         sys.stdout.buffer.flush()
     else:
         print(opened.shown(color=in_color()), end="", flush=True)
-    beside = opened.row.page_name
+    beside = opened.row.page_name if result_kinds.leaves_page_in(opened.row, folder) else ""
     if not no_html and (html is not None or (beside and not as_json)) and (page := opened.page) is not None:
-        _write(page, html if html is not None else folder / beside)
+        _write(page, html if html is not None else folder / beside, within=folder)
+    elif not no_html and not as_json and opened.row.page_name and not beside:
+        say(f"no page: no result lies directly in {folder}; --html FILE writes one")
     return opened.exit_code(strict=strict)
 
 
-def _write(page: str, path: Path) -> None:
-    """Write the page, unless the file has it already, and print its path to stderr. Raises UserError."""
-    from loadgen.core.results import checksums
+def _write(page: str, path: Path, within: Path) -> None:
+    """Write the page, unless the file has it already, and print its path to stderr. Raises UserError.
+
+    Of a link the user's own is followed (`/dev/stdout`), and one `within` the folder of the result is not.
+    """
+    from loadgen.core.results import checksums, files
 
     try:
-        if not path.is_file() or path.read_bytes() != page.encode():
-            path.write_text(page, "utf-8")
+        own = not path.parent.resolve().is_relative_to(within.resolve())
+        if (path.is_symlink() and not own) or not path.is_file() or path.read_bytes() != page.encode():
+            if own:
+                path.write_text(page, "utf-8")
+            else:
+                files.replace(path, page.encode(), shared=True)
     except OSError as error:
         hint = "give another place with --html FILE, or --no-html"
         raise UserError("unwritable_file", f"cannot write the page: {error.strerror}", str(path), hint) from None

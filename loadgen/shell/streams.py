@@ -7,7 +7,8 @@ import io
 import os
 import re
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TextIO
 
 
 def prepare() -> None:
@@ -37,14 +38,24 @@ def _safe(stream: io.TextIOWrapper | None, descriptor: int) -> io.TextIOWrapper:
 
 
 class _Terminal(io.TextIOWrapper):
-    """Text for a terminal, which obeys colours and moves of the cursor and nothing else that may be in a text."""
+    """Text for a terminal, which obeys our own colours and nothing else that may be in a text."""
 
     def write(self, text: str) -> int:
         return super().write(_STEERING.sub(lambda match: match.group().encode("unicode_escape").decode(), text))
 
+    def steer(self, text: str) -> int:
+        """Write what moves the cursor too: a drawing of ours, whose texts are harmless."""
+        return super().write(text)
+
+
+def drawing(stream: TextIO) -> Callable[[str], int]:
+    """The `write` of a stream for what draws over itself, with moves of the cursor."""
+    write: Callable[[str], int] = getattr(stream, "steer", stream.write)
+    return write
+
 
 _STEERING = re.compile(
-    "\x1b(?!\\[[0-9;?]*[A-Za-z])|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+    "\x1b(?!\\[(?:0|1|31|32|33)m)|\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
 
 

@@ -20,7 +20,9 @@ from urllib.parse import parse_qs, urlsplit
 import typer
 
 from loadgen import plugins, result_kinds
-from loadgen.core.errors import OK, Fault, UserError
+from loadgen.core.errors import OK, Fault, Faults, UserError
+from loadgen.core.results.files import refuse_links
+from loadgen.present.page import POLICY
 from loadgen.shell.options import WithPlugins
 from loadgen.viewer.results_list import kind_of, results_in
 
@@ -91,6 +93,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "text/html; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
+        self.send_header(
+            "Content-Security-Policy", f"{POLICY}; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        )
         self.send_header("Cache-Control", "no-store")
         self.send_header("Referrer-Policy", "no-referrer")
         self.send_header("X-Content-Type-Options", "nosniff")
@@ -121,8 +126,10 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             with nullcontext() if self.server.with_plugins else plugins.none():  # the folder may be somebody else's
                 return HTTPStatus.OK, pages[page](query)
-        except Fault as fault:
+        except (Fault, Faults) as fault:
             return HTTPStatus.OK, self._plain("Cannot be shown", str(fault))
+        except Exception as error:  # files of somebody else: what a damaged one raises nobody can list
+            return HTTPStatus.OK, self._plain("Cannot be shown", f"a damaged file: {error or type(error).__name__}")
 
     def _plain(self, title: str, text: str, *, refresh_s: int = 0) -> str:
         from loadgen.viewer.page import plain
@@ -150,6 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
         for path, name in zip(paths, query.get("r", []), strict=True):
             if self.server.folder not in path.parents or not kind_of(path):
                 raise UserError("no_result", "no result of this folder", name, "go back to the list")
+            refuse_links(path)
         return paths
 
     def _result(self, query: dict[str, list[str]]) -> str:

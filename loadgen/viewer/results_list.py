@@ -104,8 +104,9 @@ def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
             interval=row.interval,
             usd={run: amount for run, amount in usd.items() if amount},
         )
-    except (Fault, OSError, msgspec.MsgspecError) as problem:
-        return msgspec.structs.replace(empty, word=f"cannot be read: {str(problem).splitlines()[0]}")
+    except Exception as problem:  # files of somebody else: what a damaged one raises nobody can list
+        why = (str(problem) or type(problem).__name__).splitlines()[0]
+        return msgspec.structs.replace(empty, word=f"cannot be read: {why}")
 
 
 def _usd(summary: Summary, prices: Prices | None) -> float | None:

@@ -54,10 +54,10 @@ def test_a_terminal_without_utf_8_is_told_the_same(tmp_path: Path) -> None:
 def test_a_terminal_is_not_steered_by_a_text() -> None:
     code = (
         "from loadgen.shell import streams as s; s.prepare()\n"
-        "print('\\x1b]0;t\\x07 \\u202e \\x1b[1mbold\\x1b[0m \\x9b')"
+        "print('\\x1b]0;t\\x07 \\u202e \\x1b[1mbold\\x1b[0m \\x9b \\x1b[2J\\r')"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "\\x1b]0;t\\x07 \\u202e \x1b[1mbold\x1b[0m \\x9b\n"
+    assert done.stdout == "\\x1b]0;t\\x07 \\u202e \x1b[1mbold\x1b[0m \\x9b \\x1b[2J\\r\n"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 from loadgen import result_kinds
 from loadgen.core.errors import Fault, Faults, UserError
 from loadgen.core.results import store
+from loadgen.core.results.files import refuse_links
 
 
 def run_id(name: str, now: datetime.datetime) -> str:
@@ -53,6 +54,8 @@ def alone(folder: Path) -> Iterator[None]:
     """
     existed = folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
+    if existed:
+        refuse_links(folder)
     with locked(folder) as mine:
         if not mine:
             hint = "wait until it has ended, or give another --out"
@@ -77,6 +80,7 @@ def taken(out: Path | None, name: str, now: datetime.datetime) -> Iterator[Path]
     for folder in _names(out, name, now):
         with store.nothing_left(folder):
             folder.mkdir(parents=True, exist_ok=True)
+            refuse_links(folder, deep=False)
             with locked(folder) as mine:
                 if mine and not (folder / "run.json").exists():
                     yield folder

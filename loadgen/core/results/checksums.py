@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from loadgen.core.results.files import replace
+from loadgen.core.results.files import refuse_links, replace
 
 _LINE = re.compile(r"[0-9a-f]{64} [ *].+")
 FILE = "SHA256SUMS"
@@ -38,20 +38,33 @@ def renew(folder: Path, file: Path) -> None:
 def read(folder: Path) -> dict[str, str] | None:
     """File -> digest, as listed; None without such a file. A list that cannot be read lists itself, as changed."""
     for name in (FILE, BEFORE):
+        if not (folder / name).is_file():
+            continue
         try:
             lines = (folder / name).read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             continue
-        if not all(_LINE.fullmatch(line) for line in lines):
+        if not all(_LINE.fullmatch(line) and _is_inside(line[66:]) for line in lines):
             return {name: ""}
         return {line[66:]: line[:64] for line in lines}
     return None
 
 
+def _is_inside(name: str) -> bool:
+    """Whether a name that a list gives is one of its own folder."""
+    return not name.startswith("/") and ".." not in PurePosixPath(name).parts
+
+
 def changed(folder: Path) -> dict[str, str]:
-    """Listed file -> `changed` or `gone`. {} when all are as listed, or when there is no list (older folders)."""
+    """Listed file -> `changed` or `gone`. {} when all are as listed, or when there is no list (older folders).
+
+    Raises UserError as `refuse_links`.
+    """
     differences: dict[str, str] = {}
-    for name, digest in (read(folder) or {}).items():
+    listed = read(folder) or {}
+    if listed:
+        refuse_links(folder)
+    for name, digest in listed.items():
         try:
             if _sha256(folder / name) != digest:
                 differences[name] = "changed"

@@ -285,11 +285,14 @@ def decoded(
     hint: str = "the file was changed or damaged",
     *,
     schema: int | None = None,
+    verbatim: bool = False,
 ) -> _Kind:
     """The content of a JSON file that loadgen wrote. `what` it is, in words: "the header of a run".
 
     `schema`: the newest that this version can read; None: the file has no number of its own. Raises UserError.
+    The file may be a stranger's: its texts are made harmless (`format.harmless`), unless they are wanted `verbatim`.
     """
+    data = data if verbatim else format.harmless(data)
     if schema is not None:
         _refuse_newer(data, schema, where)
     try:
@@ -329,4 +332,4 @@ def decoded_lines(lines: Iterable[bytes], kind: type[_Kind]) -> Iterator[_Kind]:
     decoder = msgspec.json.Decoder(kind)
     with contextlib.suppress(ValueError, RecursionError):
         for line in lines:
-            yield decoder.decode(line)
+            yield decoder.decode(format.harmless(line))

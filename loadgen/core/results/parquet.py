@@ -81,7 +81,8 @@ def write(path: Path, tables: Iterable[Any]) -> None:
     import pyarrow.parquet as pq
 
     scratch = path.with_suffix(".new")
-    with open(scratch, "wb", opener=private) as file:
+    scratch.unlink(missing_ok=True)
+    with open(scratch, "xb", opener=private) as file:
         writer = None
         for table in tables:
             writer = writer or pq.ParquetWriter(file, table.schema, compression="zstd")

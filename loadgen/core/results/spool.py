@@ -112,7 +112,7 @@ class Spool:
 
     def _open(self, name: str) -> int:
         path = self._folder / "spool" / f"w{self._worker}.{name}"
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, PRIVATE)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE)
 
     def _count_texts(self, descriptor: int) -> int:
         """Number of error texts already in the file. Ends a last line that a killed worker left unfinished."""
@@ -170,7 +170,8 @@ class Spool:
         replace(Path(f"{stem}.gaps.{stage}"), gaps.to_bytes())
         if errors is not None:
             replace(Path(f"{stem}.{STAMPS}{stage}"), errors.to_bytes())
-        descriptor = os.open(f"{stem}.timeline.{stage}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(f"{stem}.timeline.{stage}", flags, PRIVATE)
         os.pwrite(descriptor, timeline.astype("<i8").tobytes(), first * 8)
         os.close(descriptor)
         counts = np.add.reduceat(gaps.counts, _HEAT_STARTS)

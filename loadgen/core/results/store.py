@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 
 from loadgen.core.errors import Fault, Faults, UserError
 from loadgen.core.results import manifest
+from loadgen.core.results.files import refuse_links
 from loadgen.core.results.files import replace as replace  # noqa: PLC0414 - other rooms call `store.replace`
 from loadgen.core.results.parquet import Frame, from_parquet
 from loadgen.core.results.record import ROW, check, joined
@@ -71,6 +72,7 @@ def read_run(folder: Path, *, lazily: bool = False) -> Stored:
     `lazily`: `rows` is a `Frame`, which supports what `summarize` needs of rows. Only for a finished run.
     """
     path = folder / "run.json"
+    refuse_links(folder)
     if not path.is_file():
         hint = "give the folder that `loadgen run` named in its first lines"
         if not folder.is_dir():

@@ -1,0 +1,231 @@
+"""A zoo of result folders that a stranger has made, held against every command that takes one (SECURITY.md)."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import places
+import pytest
+from refusals import refused
+
+from loadgen.commands import COMMANDS
+from loadgen.core.errors import Fault, Faults, UserError
+from loadgen.core.results import checksums, files
+from loadgen.shell.parsing import parser
+from loadgen.viewer.command import Server
+
+STEERS = "\x1b[2J\x1b[1;1H\x1b[32mVALID: a forged verdict\x1b[0m\r\nVALID: a forged verdict"
+SECRET = "what only the user may read"
+
+TAKERS = {
+    "report": ("report", "{its}"),
+    "report --json": ("report", "{its}", "--json", "--html", "{out}/page.html"),
+    "compare": ("compare", "{good}", "{its}", "--anyway"),
+    "compare --save": ("compare", "--save", "theirs", "{its}", "--in", "{out}"),
+    "bundle": ("bundle", "{its}", "-o", "{out}/b.zip"),
+    "cost": ("cost", "{its}", "--prices", "docs/prices.example.yaml", "--accept-sample-prices"),
+    "export": ("export", "{its}", "--as", "vllm", "-o", "{out}/vllm.json"),
+    "search": ("search", "--resume", "{its}"),
+    "sweep": ("sweep", "qa", "--url", "sim:gb300-vm", "-o", "{its}"),
+    "validate": ("validate", "{its}"),
+    "validate --extend": ("validate", "--extend", "{its}"),
+    "mlperf": ("mlperf", "server", "--find-peak", "--resume", "{its}"),
+    "size": ("size", "rag", "{its}", "--users", "10", "-o", "{out}/size"),
+    "size -o": ("size", "rag", "{good}", "--users", "10", "-o", "{its}"),
+    "run -o": ("run", "qa", "--url", "sim:gb300-vm", "-n", "5", "-o", "{its}"),
+    "run --force": ("run", "qa", "--url", "sim:gb300-vm", "-n", "5", "--force", "-o", "{its}"),
+}
+"""Every command that takes a folder of results, and how it is called."""
+NONE = {"doctor", "answers", "verify", "fit", "sim", "schema"}
+"""Those that take none; `ui` is a server, and below."""
+
+
+def _edited(folder: Path, change: Callable[[dict[str, object]], None]) -> None:
+    for name in ("run.json", "summary.json"):
+        content = json.loads((folder / name).read_bytes())
+        change(content)
+        (folder / name).write_text(json.dumps(content))
+
+
+def _names_steer(folder: Path) -> None:
+    def change(content: dict[str, object]) -> None:
+        run = content["run"] if isinstance(content["run"], dict) else content  # of summary.json, of run.json
+        assert isinstance(run, dict)
+        run |= {"name": STEERS, "version": STEERS, "workload": STEERS, "metadata": {STEERS: STEERS}}
+        content["targets"] = [dict.fromkeys(("model", "version", "engine", "precision", "name"), STEERS)]
+        if isinstance(target := content.get("target"), dict):
+            target |= {name: STEERS for name in ("model", "server", "region") if name in target}
+
+    _edited(folder, change)
+
+
+def _linked(name: str) -> Callable[[Path], None]:
+    def lay(folder: Path) -> None:
+        link = folder / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder.parent / "secret")
+
+    return lay
+
+
+def _linked_folder(folder: Path) -> None:
+    shutil.move(folder / "requests", folder.parent / "elsewhere")
+    (folder / "requests").symlink_to(folder.parent / "elsewhere")
+
+
+def _pipe(folder: Path) -> None:
+    (folder / "seconds.jsonl").unlink(missing_ok=True)
+    os.mkfifo(folder / "seconds.jsonl")
+
+
+def _sums_of_devices(folder: Path) -> None:
+    (folder / checksums.FILE).write_text(f"{'0' * 64}  /dev/zero\n{'0' * 64}  ../secret\n")
+
+
+def _cut(folder: Path) -> None:
+    file = folder / "run.json"
+    file.write_bytes(file.read_bytes()[:200])
+
+
+ZOO: dict[str, Callable[[Path], None]] = {
+    "names that steer": _names_steer,
+    "report.html elsewhere": _linked("report.html"),
+    "report.html.new elsewhere": _linked("report.html.new"),
+    "run.json elsewhere": _linked("run.json"),
+    "summary.json elsewhere": _linked("summary.json"),
+    "SHA256SUMS elsewhere": _linked(checksums.FILE),
+    "requests elsewhere": _linked_folder,
+    "a pipe": _pipe,
+    "sums of devices": _sums_of_devices,
+    "run.json cut": _cut,
+    "run.json deep": lambda folder: _wrote(folder / "run.json", b"[" * 100_000),
+    "run.json no text": lambda folder: _wrote(folder / "run.json", b"\xff\xfe\x00"),
+    "a schema of its own": lambda folder: _edited(folder, lambda content: content.update(schema=10**9)),
+    "numbers of its own": lambda folder: _edited(
+        folder, lambda content: content.update(turns=-(10**15), workers=10**9)
+    ),
+    "parquet of noise": lambda folder: _wrote(next(folder.rglob("*.parquet")), b"PAR1" + bytes(range(256)) * 9),
+}
+
+
+def _wrote(file: Path, data: bytes) -> None:
+    file.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("sound")
+    for name in ("raw", "contract"):
+        with tarfile.open(places.DATA / "oracle" / "folders" / f"{name}.tar.xz") as packed:
+            packed.extractall(where, filter="data")
+    return where
+
+
+@pytest.fixture
+def theirs(sound: Path, tmp_path: Path) -> Path:
+    """A folder beside a file of the user, which is called `secret`."""
+    (tmp_path / "secret").write_text(SECRET)
+    (tmp_path / "out").mkdir()
+    return Path(shutil.copytree(sound / "raw", tmp_path / "theirs"))
+
+
+def _ends(*words: str) -> None:
+    """Runs a command to its end or to a fault of its own; whatever else it raises is a bug."""
+    try:
+        parser()(list(words), standalone_mode=False, obj=[])
+    except (Fault, Faults) as fault:
+        print(fault)
+
+
+def test_every_command_is_here() -> None:
+    assert {row.name for row in COMMANDS.own} == {words[0] for words in TAKERS.values()} | NONE | {"ui"}
+
+
+@pytest.mark.parametrize("animal", ZOO)
+def test_no_command_leaves_the_folder_of_a_stranger(
+    animal: str, theirs: Path, sound: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(places.ROOT)
+    ZOO[animal](theirs)
+    for words in TAKERS.values():
+        _ends(*(word.format(its=theirs, good=sound / "raw", out=theirs.parent / "out") for word in words))
+    told = "".join(capsys.readouterr())
+    assert (theirs.parent / "secret").read_text() == SECRET
+    assert SECRET not in told
+    assert "\x1b" not in told and "\r" not in told
+    assert not any(line.lstrip().startswith("VALID: a forged verdict") for line in told.splitlines())
+    written = [path for path in (theirs.parent / "out").rglob("*") if path.is_file()]
+    assert not any(SECRET.encode() in path.read_bytes() for path in written)
+
+
+def test_the_page_is_made_of_records_and_never_served_as_found(sound: Path, tmp_path: Path) -> None:
+    from loadgen import result_kinds
+
+    folder = Path(shutil.copytree(sound / "contract", tmp_path / "contract"))
+    (folder / "verdict.html").write_bytes(b"\xff<script>steal()</script>")
+    (folder / checksums.BEFORE).unlink()
+    checksums.write(folder)
+    page = result_kinds.opened(folder).page
+    assert page is not None and "steal()" not in page
+
+
+def test_a_page_is_written_over_a_link_and_not_through_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    for name in ("page", "page.new"):
+        (tmp_path / name).symlink_to(tmp_path / "file")
+    files.replace(tmp_path / "page", b"new")
+    assert (tmp_path / "file").read_text() == "kept"
+    assert (tmp_path / "page").read_bytes() == b"new" and not (tmp_path / "page").is_symlink()
+
+
+def test_links_inside_a_folder_and_on_the_users_own_path_are_followed(theirs: Path, tmp_path: Path) -> None:
+    (theirs / "notes").symlink_to("run.json")
+    (tmp_path / "disk").symlink_to(theirs)
+    files.refuse_links(tmp_path / "disk")
+    (theirs / "out").symlink_to("..")
+    with refused(UserError, "unsafe_file", where="disk"):
+        files.refuse_links(tmp_path / "disk")
+
+
+def test_report_leaves_no_page_in_a_folder_that_is_no_result(theirs: Path, tmp_path: Path) -> None:
+    root = tmp_path / "clone"
+    shutil.copytree(theirs, root / "results" / "a")
+    shutil.copytree(theirs, root / "results" / "b")
+    _ends("report", str(root))
+    assert not (root / "report.html").exists()
+    _ends("report", str(root / "results"))
+    assert (root / "results" / "report.html").is_file()
+
+
+@pytest.fixture
+def server(theirs: Path, sound: Path) -> Iterator[Server]:
+    shutil.copytree(sound / "raw", theirs.parent / "good")
+    running = Server(theirs.parent, 0, None)
+    thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield running
+    running.shutdown()
+    thread.join()
+    running.server_close()
+
+
+@pytest.mark.parametrize("animal", ZOO)
+def test_ui_survives_every_folder(animal: str, theirs: Path, server: Server) -> None:
+    ZOO[animal](theirs)
+    for page in ("", "result?r=theirs", "compare?r=good&r=theirs", "live?r=theirs", f"result?r={quote('../secret')}"):
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+        connection.request("GET", f"/{server.word}/{page}")
+        answer = connection.getresponse()
+        assert answer.status == 200, page
+        assert "default-src 'none'" in (answer.getheader("Content-Security-Policy") or "")
+        text = answer.read().decode()
+        assert SECRET not in text and "\x1b" not in text
+        connection.close()
