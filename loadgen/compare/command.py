@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from loadgen.core.errors import OK, SLO_MISSED, UNSOUND, UserError
-from loadgen.shell.output import in_color, print_answer, say_changed, write_file
+from loadgen.shell.output import print_answer, say_changed, write_file
 
 
 def compare(
@@ -58,7 +58,8 @@ def compare(
     Example: loadgen compare before after --fail-on 'ttft_ms.p99 > +5%'
     """
     from loadgen.compare import baseline, comparison, inputs, thresholds
-    from loadgen.compare import text as render_module
+    from loadgen.compare.text import cases, report
+    from loadgen.present import html as as_page
     from loadgen.present.junit import render
 
     if save is not None:
@@ -86,16 +87,13 @@ def compare(
         anyway=anyway,
     )
     outcomes = list(thresholds.hold(conditions, comparison_result, beyond_noise=beyond_noise))
-    if as_markdown:
-        text = render_module.render_markdown(comparison_result, outcomes)
-    else:
-        text = render_module.render_text(comparison_result, outcomes, color=in_color())
-    print_answer({"comparison": comparison_result, "conditions": outcomes}, text, as_json=as_json)
+    said = report(comparison_result, outcomes)
+    values = {"comparison": comparison_result, "conditions": outcomes}
+    print_answer(values, said, as_json=as_json, as_markdown=as_markdown)
     if html is not None:
-        write_file(html, render_module.render_html(comparison_result, outcomes), "--html")
+        write_file(html, as_page.render(said), "--html")
     if junit is not None:
-        cases = list(render_module.cases(comparison_result, outcomes))
-        write_file(junit, render("loadgen compare", cases), "--junit")
+        write_file(junit, render("loadgen compare", list(cases(comparison_result, outcomes))), "--junit")
     if not comparison_result.valid:
         return UNSOUND
     if any(outcome.failed for outcome in outcomes):

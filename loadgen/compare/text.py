@@ -1,7 +1,4 @@
-"""A comparison as text for a terminal, as Markdown, as an HTML page and as JUnit cases.
-
-Pure: takes a `Comparison`, returns strings.
-"""
+"""A comparison as a report, of which text, Markdown and page are made, and as JUnit cases. Pure."""
 
 from __future__ import annotations
 
@@ -11,81 +8,66 @@ from loadgen.compare.comparison import DIFFER, UNLIKE, Comparison, Difference
 from loadgen.compare.thresholds import ThresholdOutcome, interval
 from loadgen.core import format
 from loadgen.core.metrics.reasons import sentence
-from loadgen.present import page, table
 from loadgen.present.junit import OF_MET, Case
-from loadgen.present.table import wrapped
-from loadgen.runs.text import LABEL
+from loadgen.present.page import Bar
+from loadgen.present.section import (
+    Bars,
+    Bullets,
+    Report,
+    Said,
+    Section,
+    Table,
+    Warned,
+    facts,
+    section,
+    simulated,
+)
 
 MOST_DRAWN = 9.0  # a change of more than 900 % would leave no room for the others
-_COLOURS = {"better": "32", "worse": "31"}
 
 
-def render_text(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = (), *, color: bool = False) -> str:
-    """The sides, whether their work is the same, one table per compared side, notes, and the `--fail-on` outcomes."""
-    sides = f"{comparison.sides[0]} with {', '.join(comparison.sides[1:])}{_mark_simulated(comparison)}"
-    lines = [*_labelled("Compare", sides), *_labelled("Work", _work(comparison))]
-    lines += _labelled("Judged", comparison.scope)
-    for differences, head, rows, unjudged in _tables(comparison):
-        shown = table.text(head, rows, remarks=not unjudged)
-        for i, word in enumerate((difference.word for difference in differences), 1):
-            if color and word in _COLOURS:
-                shown[i] = f"{shown[i].removesuffix(word)}\x1b[{_COLOURS[word]}m{word}\x1b[0m"
-        lines += ["", *shown, *wrapped(unjudged)]
-    if _has_intervals(comparison):
-        lines += ["", *wrapped(_legend(comparison))]
-    if comparison.notes:
-        lines += ["", "Notes", *(line for note in comparison.notes for line in wrapped(note, "  - ", "    "))]
-    if outcomes:
-        lines += ["", *(f"{_mark(one)}  {one.condition}  ({one.side}: {one.said})" for one in outcomes)]
-    return "\n".join(lines) + "\n"
-
-
-def render_markdown(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = ()) -> str:
-    """The same content as Markdown."""
-    others = ", ".join(f"**{side}**" for side in comparison.sides[1:])
-    parts = [f"**{comparison.sides[0]}** with {others}{_mark_simulated(comparison)}. Work: {_work(comparison)}."]
-    for _, head, rows, unjudged in _tables(comparison):
-        parts += [table.markdown(head, rows, remarks=not unjudged).rstrip(), *([unjudged] if unjudged else [])]
-    if _has_intervals(comparison):
-        parts.append(_legend(comparison))
-    parts.append(f"Judged: {comparison.scope}.")
-    if comparison.notes:
-        parts.append("\n".join(f"- {note}" for note in comparison.notes))
-    if outcomes:
-        parts.append("\n".join(f"- {_mark(one)} `{one.condition}` ({one.side}: {one.said})" for one in outcomes))
-    return "\n\n".join(parts) + "\n"
-
-
-def render_html(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = ()) -> str:
-    """The page: whether the work was the same, each change with its interval, the figures, notes and conditions."""
-    title = f"{comparison.sides[0]} with {', '.join(comparison.sides[1:])}"
-    sheet = page.Page(title, "loadgen compare")
+def report(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = ()) -> Report:
+    """What differs, whether the work was the same, each change with its interval, notes, and what `--fail-on` asked."""
+    first, *others = comparison.sides
+    reasons = {run: "; ".join(map(sentence, codes)) for run, codes in comparison.codes.items()}
+    warned = [Warned("INVALID", f"{run}: {why}", "bad") for run, why in reasons.items()]
     if comparison.simulated:
-        sheet.mark("SIMULATED", f"a model of a server answered: {', '.join(comparison.simulated)}")
-    for run, codes in comparison.codes.items():
-        sheet.mark("INVALID", f"{run}: {'; '.join(map(sentence, codes))}", "bad")
-    sheet.heading(title)
-    kind = {True: "good", False: "bad", None: "warn"}[comparison.same_work]
-    for side in comparison.sides[1:]:
-        sheet.say(_answer(comparison, side), "sentence")
-    sheet.say(f"Work: {_work(comparison)}.", kind)
-    sheet.say(f"Judged: {comparison.scope}.")
-    for (differences, head, rows, unjudged), side in zip(_tables(comparison), comparison.sides[1:], strict=True):
-        sheet.section(f"{side} against {comparison.sides[0]}")
-        _change_bars(sheet, differences)
-        sheet.table(head, rows, "" if unjudged else "remarks")
-        if unjudged:
-            sheet.say(unjudged, "warn")
-    if _has_intervals(comparison):
-        sheet.say(_legend(comparison), "soft")
-    if outcomes:
-        sheet.section("Conditions")
-        cells = [(_mark(one), one.condition, one.side, one.said) for one in outcomes]
-        sheet.table(("", "condition", "side", "came out"), cells, "words")
-    if comparison.notes:
-        sheet.section("Notes")
-        sheet.listed(comparison.notes)
-    return sheet.render()
+        warned.insert(0, simulated(_of_simulated(comparison)))
+    cells = [(_mark(one), one.condition, one.side, one.said) for one in outcomes]
+    return Report(
+        title=f"{first} with {', '.join(others)}",
+        made_by="loadgen compare",
+        warned=warned,
+        answer=[Said(_answer(comparison, side), large=True) for side in others],
+        sections=[
+            section("", facts(Work=_work(comparison), Judged=comparison.scope)),
+            *(_against(comparison, side) for side in others),
+            section("", Said(_legend(comparison), "soft")),
+            section("Notes", Bullets(comparison.notes)),
+            section("Conditions", Table(("", "condition", "side", "came out"), cells, "words")),
+        ],
+    )
+
+
+def _of_simulated(comparison: Comparison) -> str:
+    return f"a model of a server answered: {', '.join(comparison.simulated)}"
+
+
+def _against(comparison: Comparison, side: str) -> Section:
+    """The differences of one side. Where none is judged, for one reason, that is said once, without those columns."""
+    head = ("metric", comparison.sides[0], side, "change", f"interval, {comparison.confidence:.0%}", "seen from", "")
+    differences = [difference for difference in comparison.differences if difference.side == side]
+    reasons = {difference.why for difference in differences}
+    reason = reasons.pop() if len(differences) > 1 and len(reasons) == 1 else ""
+    hint = "; --anyway judges all the same" if reason == UNLIKE else ""
+    columns = 4 if reason else len(head)
+    rows = [_row(difference)[:columns] for difference in differences]
+    return section(
+        f"{side} against {comparison.sides[0]}",
+        *_change_bars(differences),
+        Table(head[:columns], rows, "" if reason else "remarks"),
+        Said(f"None of them is judged: {reason}{hint}." if reason else "", "warn"),
+    )
 
 
 def _answer(comparison: Comparison, side: str) -> str:
@@ -99,7 +81,7 @@ def _answer(comparison: Comparison, side: str) -> str:
     return f"{side} against {comparison.sides[0]}: {'; '.join(said) or 'no figure on both sides'}."
 
 
-def _change_bars(sheet: page.Page, differences: Sequence[Difference]) -> None:
+def _change_bars(differences: Sequence[Difference]) -> Iterator[Bars]:
     """Every change as a bar from zero, with its interval as a whisker; ratios and shares on scales of their own."""
     for absolute, title, unit in ((False, "Latencies and rates", " %"), (True, "Shares", " points")):
         bars = []
@@ -111,10 +93,9 @@ def _change_bars(sheet: page.Page, differences: Sequence[Difference]) -> None:
             whisker = (one.low * 100, one.high * 100) if has_whisker else None  # type: ignore[operator]
             start, end = sorted((0.0, one.change * 100))
             text = f"{_change(one)}  {one.word if one.word != 'cannot tell' else ''}".rstrip()
-            bars.append(page.Bar(one.name, text, [(start, end, color, text)], whisker))
+            bars.append(Bar(one.name, text, [(start, end, color, text)], whisker))
         if bars:
-            sheet.add(f"<h3>{title}: change, with its interval</h3>")
-            sheet.bars(bars, unit=unit, line=0.0)
+            yield Bars(rows=bars, title=f"{title}: change, with its interval", unit=unit, line=0.0)
 
 
 def cases(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) -> Iterator[Case]:
@@ -123,7 +104,7 @@ def cases(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) -> Itera
     A comparison with simulated sides has one more case that says so; one of invalid runs has one more case in error.
     """
     if comparison.simulated:
-        yield Case(name=_mark_simulated(comparison).strip(" ()"), group="loadgen compare", outcome="passed")
+        yield Case(name=f"SIMULATED: {_of_simulated(comparison)}", group="loadgen compare", outcome="passed")
     if not comparison.valid:
         why = [f"{run} is not valid: {'; '.join(map(sentence, codes))}" for run, codes in comparison.codes.items()]
         yield Case(name="measurements are valid", group="loadgen compare", outcome="error", text="\n".join(why))
@@ -144,37 +125,9 @@ def _work(comparison: Comparison) -> str:
     return f"NOT the same: {'; '.join(comparison.unlike)}"
 
 
-def _mark_simulated(comparison: Comparison) -> str:
-    if not comparison.simulated:
-        return ""
-    sides = "" if len(comparison.simulated) == len(comparison.sides) else f": {', '.join(comparison.simulated)}"
-    return f" (SIMULATED{sides})"
-
-
-def _tables(
-    comparison: Comparison,
-) -> Iterator[tuple[list[Difference], tuple[str, ...], list[tuple[str, ...]], str]]:
-    """For each compared side: its differences, head and rows of their table, and why none of them is judged.
-
-    That is "" where they are judged, or have no reason in common; otherwise the columns of the judgement are left out.
-    """
-    head = ("metric", comparison.sides[0], "", "change", f"interval, {comparison.confidence:.0%}", "seen from", "")
-    for side in comparison.sides[1:]:
-        differences = [difference for difference in comparison.differences if difference.side == side]
-        reasons = {difference.why for difference in differences}
-        reason = reasons.pop() if len(differences) > 1 and len(reasons) == 1 else ""
-        hint = "; --anyway judges all the same" if reason == UNLIKE else ""
-        columns = 4 if reason else len(head)
-        rows = [_row(difference)[:columns] for difference in differences]
-        yield (
-            differences,
-            (*head[:2], side, *head[3:columns]),
-            rows,
-            f"None of them is judged: {reason}{hint}." if reason else "",
-        )
-
-
 def _legend(comparison: Comparison) -> str:
+    if all(difference.low is None for difference in comparison.differences):
+        return ""
     return (
         f"Intervals: {comparison.confidence:.0%} for all metrics together (Holm). Seen from: the smallest change that "
         "would be seen in nine of ten such comparisons. Shares differ in points."
@@ -183,14 +136,6 @@ def _legend(comparison: Comparison) -> str:
 
 def _mark(outcome: ThresholdOutcome) -> str:
     return {True: "FAILED", False: "passed", None: "undecided"}[outcome.failed]
-
-
-def _labelled(label: str, words: str) -> list[str]:
-    return wrapped(words, f"{label:<{LABEL}}", " " * LABEL)
-
-
-def _has_intervals(comparison: Comparison) -> bool:
-    return any(difference.low is not None for difference in comparison.differences)
 
 
 def _row(difference: Difference) -> tuple[str, ...]:

@@ -172,12 +172,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _compare(self, query: dict[str, list[str]]) -> str:
         from loadgen.compare import comparison, inputs
-        from loadgen.compare.text import render_html
+        from loadgen.compare.text import report
+        from loadgen.present import html
 
         paths = self._chosen(query)
         if len(paths) < 2:
             raise UserError("too_few", "fewer than two results are chosen", "compare", "tick two or more in the list")
-        return render_html(comparison.compare(inputs.read_sides(paths), anyway=True))
+        return html.render(report(comparison.compare(inputs.read_sides(paths), anyway=True)))
 
     def _live(self, query: dict[str, list[str]]) -> str:
         """A run that goes on, drawn as on its terminal."""

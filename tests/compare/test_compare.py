@@ -29,6 +29,8 @@ from loadgen.core.results.manifest import Fingerprints
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats import intervals
 from loadgen.present import junit, table
+from loadgen.present import markdown as as_markdown
+from loadgen.present import text as as_text
 from loadgen.shell.app import main
 
 EXAMPLE = places.DATA / "summary_example_rag_gpus.json"
@@ -158,7 +160,8 @@ def test_what_is_not_the_same_work_is_not_judged() -> None:
     assert {one.word for one in found.differences} == {"cannot tell"}
     assert {one.why for one in found.differences} == {comparison.UNLIKE}
     assert all(one.change is not None for one in found.differences)
-    for shown in (compared.render_text(found), compared.render_markdown(found)):
+    said = compared.report(found)
+    for shown in (as_text.render(said), as_markdown.render(said)):
         assert " ".join(shown.split()).count("not the same work") == 1
     asked = comparison.compare(
         [side("a", rows(1, 300)), side("b", slower(rows(2, 300), 2), fingerprints=other)], anyway=True
@@ -411,13 +414,14 @@ def test_text_markdown_and_junit_say_the_same() -> None:
             thresholds.parse_thresholds(["tpot_ms.p50 > +5%", "e2e_ms.p50 > 1h".replace("1h", "9999s")]), found
         )
     )
-    plain, pasted = compared.render_text(found, outcomes), compared.render_markdown(found, outcomes)
+    said = compared.report(found, outcomes)
+    plain, pasted = as_text.render(said), as_markdown.render(said)
     for one in found.differences:
         line = next(line for line in plain.splitlines() if line.startswith(one.name))
         assert one.word in line
         assert any(row.startswith(f"| {one.name}") and one.word in row for row in pasted.splitlines())
     assert "FAILED  tpot_ms.p50 > +5%" in plain and "passed  e2e_ms.p50 > 9999s" in plain
-    assert "\x1b[31mworse" in compared.render_text(found, color=True) and "\x1b" not in plain
+    assert "\x1b[31mworse" in as_text.render(said, color=True) and "\x1b" not in plain
     tree = ElementTree.fromstring(junit.render("loadgen compare", list(compared.cases(found, outcomes))))
     assert tree.attrib["failures"] == "1" and len(tree.findall(".//testcase")) == 2
 
@@ -490,6 +494,7 @@ def test_what_is_simulated_says_so_first() -> None:
     a, b = side("a", rows(1, 200), targets=(TargetFacts(simulated=True),)), side("b", rows(2, 200))
     found = comparison.compare([a, b])
     assert found.simulated == ("a",)
-    assert "(SIMULATED: a)" in compared.render_text(found).splitlines()[0]
-    assert "(SIMULATED: a)" in compared.render_markdown(found).splitlines()[0]
+    said = compared.report(found)
+    assert as_text.render(said).startswith("SIMULATED: a model of a server answered: a\n")
+    assert as_markdown.render(said).startswith("**SIMULATED**: a model of a server answered: a\n")
     assert any("SIMULATED" in case.name for case in compared.cases(found, ()))
