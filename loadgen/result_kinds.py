@@ -71,8 +71,8 @@ class ResultKind:
     What is asked of a path:
     value: what was read, and the functions below are given; raises UserError. runs: the folders of its runs.
     listed: `ListRow`, from what was stored; without it no list shows the kind.
-    sections: (folder, `core.run_folder.OpenedRun`) `present.additions.Addition`, or None: what it adds to text and page
-    of a run, or of a search, in that folder.
+    sections: (folder, `core.run_folder.OpenedRun`) `present.additions.Addition`, or None: what it adds to the report of
+    a run, or of a search, in that folder.
     comparable: `runs.compared.Side`. held: `HeldLoad`.
     derived: each `Remade` of its folder, made of the files `kept` (in `texts`: with texts of prompts).
 
@@ -131,19 +131,19 @@ KINDS: OpenTable[ResultKind] = OpenTable(
             kept=("target.json", "contract.yaml", "contract.resolved.yaml", "prices.yaml", "doctor.json"),
         ),
         _row(
-            "search.kind: value headline text page code listed comparable derived",
+            "search.kind: value headline report code listed comparable derived",
             "runs.levels_kind: document runs held",
             name="search", markers=("plan.json",), fits="loadgen.search.experiment:is_search",
             schema="loadgen.search.experiment:ExperimentPlan", kept=("plan.json",),
         ),
         _row(
             "search.sweep_kind: value listed derived",
-            "runs.levels_kind: headline text page document code runs comparable held",
+            "runs.levels_kind: headline report document code runs comparable held",
             name="sweep", markers=("plan.json",), leaves_page=True, fits="loadgen.search.experiment:is_sweep",
             schema="loadgen.search.experiment:ExperimentPlan", kept=("plan.json",),
         ),
         _row(
-            "runs.repeats_kind: value headline text page runs listed comparable derived",
+            "runs.repeats_kind: value headline report runs listed comparable derived",
             "runs.levels_kind: document code",
             name="repeats", markers=("repeats.json",), schema="loadgen.core.metrics.repeats:RepeatSummary",
         ),
@@ -178,7 +178,7 @@ KINDS: OpenTable[ResultKind] = OpenTable(
              schema="loadgen.core.results.capacity:Capacity"),
         # without a file of their own; looked at last
         _row("interop.calls_kind: fits value headline text document code", name="calls", page_name=""),
-        _row("interop.kind: fits value headline text page document code comparable sections",
+        _row("interop.kind: fits value headline report document code comparable sections",
              name="other tool", page_name=""),
         ResultKind(
             name="results", collects=True,
@@ -187,7 +187,7 @@ KINDS: OpenTable[ResultKind] = OpenTable(
             page="loadgen.viewer.results_list:page", document="loadgen.viewer.results_list:document",
             code="loadgen.viewer.results_list:code",
         ),
-        _row("runs.levels_kind: fits value headline text page document code runs comparable derived", name="runs"),
+        _row("runs.levels_kind: fits value headline report document code runs comparable derived", name="runs"),
     ),
 )  # fmt: skip
 

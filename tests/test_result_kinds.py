@@ -265,7 +265,11 @@ def test_ui_shows_every_kind_that_is_listed(made: Path, address: str) -> None:
         shown = page(f"result?r={quote(name)}")
         assert "Cannot be shown" not in shown
         own = opened(made / name)
-        assert own.headline in shown if own.kind == "repeats" else own.text.splitlines()[-1] in shown or own.page
+        assert (
+            own.headline.partition(": ")[2] in shown
+            if own.kind == "repeats"
+            else own.text.splitlines()[-1] in shown or own.page
+        )
     assert "Interval: of the mean" in page("result?r=repeats")
 
 

@@ -29,11 +29,12 @@ from loadgen.core import format
 from loadgen.core.metrics.repeats import RepeatSummary
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import Host, TargetFacts
-from loadgen.present import page, table
+from loadgen.present import html, page, table
 from loadgen.present.junit import Case, Outcome
+from loadgen.present.section import Said, section
 from loadgen.present.table import wrapped
 from loadgen.runs import stimulus
-from loadgen.runs.repeats_text import render_levels
+from loadgen.runs.repeats_text import OF_LEVELS, levels_table
 
 MEANING = {
     PASS: "every promise was kept, as surely as the contract asks",
@@ -115,7 +116,7 @@ def render(
         sheet.table(("run", *stimulus.HEAD), delivered, "words")
     if spread:
         sheet.section("How the runs of a level differ")
-        sheet.add(f"<pre>{escape(render_levels(list(spread.items())))}</pre>")
+        html.add(sheet, [section("", levels_table(list(spread.items())), Said(f"{OF_LEVELS}.", "soft"))])
     _conditions(sheet, validation, runs)
     if findings:
         sheet.section("What the doctor found before the first request")

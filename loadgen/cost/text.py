@@ -82,7 +82,7 @@ def warned(comparison: OfferComparison) -> Iterator[Warned]:
     if simulated := [offer.name for offer in comparison.offers if offer.evidence.simulated]:
         yield Warned("SIMULATED", f"no real server was measured: {', '.join(simulated)}")
     if bounds := [offer.name for offer in comparison.offers if has_lower_bound(offer)]:
-        yield Warned("A LOWER BOUND", f"of the capacity is all that is known of {', '.join(bounds)}; costs at most")
+        yield Warned("A LOWER BOUND", f"all that is known of the capacity of {', '.join(bounds)}; costs at most")
     if comparison.prices.sample:
         yield Warned("SAMPLE PRICES", f"nobody's offer ({comparison.prices.file}). {comparison.prices.notes}")
 

@@ -9,9 +9,9 @@ from loadgen.core.errors import OK
 from loadgen.core.run_folder import OpenedRun
 from loadgen.formats import ForeignResult
 from loadgen.interop import other_definitions, reader
-from loadgen.interop import text as report
+from loadgen.interop import text as words
 from loadgen.present.additions import Addition
-from loadgen.present.page import Page
+from loadgen.present.section import Report
 from loadgen.runs.compared import Side
 
 
@@ -36,12 +36,8 @@ def headline(result: ForeignResult) -> str:
     return f"A result of {result.tool}, under its definitions{load}: {result.file}."
 
 
-def text(result: ForeignResult, color: bool) -> str:
-    return report.render_text(result)
-
-
-def page(result: ForeignResult) -> str:
-    return report.render_html(result)
+def report(result: ForeignResult) -> Report:
+    return words.report(result)
 
 
 def document(result: ForeignResult) -> bytes:
@@ -58,11 +54,7 @@ def sections(folder: Path, run: OpenedRun) -> Addition | None:
         return None
     header, rows, gaps, *_ = run.stored
 
-    def appendix(sheet: Page) -> None:
-        if others := other_definitions.reported(run.summary, header, rows, gaps):
-            report.of_our_run(sheet, others)
-
-    return Addition(appendix=appendix)
+    return Addition(appendix=lambda: words.of_our_run(other_definitions.reported(run.summary, header, rows, gaps)))
 
 
 def comparable(path: Path) -> Side:

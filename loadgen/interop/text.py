@@ -1,5 +1,5 @@
-"""A result file of another tool as text and as a page, under that tool's own names and definitions; and on the page of
-a run of ours, what others would have reported of it. Pure."""
+"""What a result file of another tool says, under that tool's own names and definitions; and, on the page of a run of
+ours, what others would have reported of it. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from loadgen.core import format
 from loadgen.formats import ForeignResult
 from loadgen.interop.other_definitions import ToolFigures
-from loadgen.present import page, table
-from loadgen.present.table import wrapped
+from loadgen.present.section import Bullets, Report, Said, Section, Table, Warned, facts, section
 
 STATS = ("mean", "p50", "p90", "p95", "p99", "max")
 RATES = {
@@ -43,38 +42,42 @@ def _about(result: ForeignResult) -> dict[str, str]:
     return about | {"Target": result.target, "Load": result.load, "When": result.started}
 
 
-def render_text(result: ForeignResult) -> str:
-    """Tables for a terminal, ending in a newline. The last lines say how the tool counts; nothing is checked."""
-    lines = [f"{name:<11}{value}" for name, value in _about(result).items() if value]
-    lines += ["", *table.text(("ms, as it calls them", *STATS), list(_latencies(result)))]
-    lines += ["", *(f"{name:<26}{value:>14}" for name, value in _rates(result)), ""]
-    lines += wrapped(f"How it counts: {result.counts}.")
-    lines += [line for note in result.notes for line in wrapped(f"Note: {note}.")]
-    return "\n".join([*lines, "Figures only: no records, no fingerprint, no verdict of ours."]) + "\n"
-
-
-def render_html(result: ForeignResult) -> str:
-    """The same content as an HTML page."""
-    sheet = page.Page(f"{result.tool}: {result.file}", f"loadgen report of a file by {result.tool}")
-    sheet.mark("FOREIGN", f"figures of {result.tool}, under its definitions: not ours, and not checked")
-    sheet.heading(" · ".join(filter(None, (result.tool, result.model, result.load))))
-    sheet.facts(**_about(result))
-    sheet.table(("ms", *STATS), list(_latencies(result)))
-    sheet.table(("", ""), list(_rates(result)))
-    sheet.say(f"How it counts: {result.counts}.")
-    sheet.listed(result.notes)
-    return sheet.render()
-
-
-def of_our_run(sheet: page.Page, others: Sequence[ToolFigures]) -> None:
-    """The part of the page of a run: the same records by the definitions of other tools."""
-    sheet.section("How other tools would have reported this very run", id="others")
-    sheet.say(
-        "The same records, put through the definitions of other tools. Where a figure differs from ours, the "
-        "definition does, not the server. What a tool cannot know or does not report is a dash."
+def report(result: ForeignResult) -> Report:
+    """Its figures under its names. The last lines say how the tool counts; nothing is checked."""
+    latencies, rates = list(_latencies(result)), list(_rates(result))
+    return Report(
+        title=" · ".join(filter(None, (result.tool, result.model, result.load))),
+        tab=f"{result.tool}: {result.file}",
+        made_by=f"loadgen report of a file by {result.tool}",
+        warned=[Warned("FOREIGN", f"figures of {result.tool}, under its definitions: not ours, and not checked")],
+        sections=[
+            section("", facts(**_about(result))),
+            section("Latencies", Table(("ms, as it calls them", *STATS), latencies)),
+            section("Rates and counts", Table(("", ""), rates)),
+            section("How it counts", f"{result.counts}.", Bullets(result.notes)),
+            section("", "Figures only: no records, no fingerprint, no verdict of ours."),
+        ],
     )
+
+
+ANOTHER = (
+    "The same records, put through the definitions of other tools. Where a figure differs from ours, the definition "
+    "does, not the server. What a tool cannot know or does not report is a dash."
+)
+
+
+def of_our_run(others: Sequence[ToolFigures]) -> tuple[Section, ...]:
+    """On the page of a run: the same records by the definitions of other tools."""
     head = ("", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "ITL p50", "ITL p99", "E2E p50", "E2E p99")
     rows = [(other.tool, *(format.milliseconds(one) for pair in other.figures for one in pair)) for other in others]
-    sheet.table(head, rows)
-    with sheet.details("What each of them counts"):
-        sheet.table(("tool", "counts"), [(other.tool, other.counts) for other in others], "words")
+    counts = [(other.tool, other.counts) for other in others]
+    return (
+        section(
+            "How other tools would have reported this very run",
+            Said(ANOTHER if rows else ""),
+            Table(head, rows),
+            page_only=True,
+            id="others",
+        ),
+        section("What each of them counts", Table(("tool", "counts"), counts, "words"), folded=True, page_only=True),
+    )

@@ -14,7 +14,7 @@ from loadgen.core.errors import INTERRUPTED, UNSOUND, Fault, Faults, UserError, 
 from loadgen.search.command import RunSpread, Sustain, longer, perform, spread_of_runs
 from loadgen.shell.help import Command, in_order
 from loadgen.shell.options import OF_THE_LOAD, TARGET, Given, new_folder, takes, typed_again
-from loadgen.shell.output import print_answer, say
+from loadgen.shell.output import print_answer, print_report, say
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
@@ -250,7 +250,7 @@ def verdict(
     stored = run.read(folder)
     summary = kept_summary(folder)
     result = run.again(folder, summary)
-    print_answer(result, text.render(result, gpus=summary.target.gpus, parts=parts(summary)), as_json=as_json)
+    print_answer(result, text.report(result, gpus=summary.target.gpus, parts=parts(summary)), as_json=as_json)
     if result != stored:
         say("the records do not give the result that is stored beside them: one of the two was changed")
         return UNSOUND
@@ -464,7 +464,7 @@ def _print(result: Any, folder: Path, gpus: int | None, as_json: bool, sound: bo
     if as_json:
         sys.stdout.write((folder / RESULT).read_text("utf-8"))
     else:
-        print(text.render(result, gpus=gpus, parts=() if summary is None else parts(summary)), end="")
+        print_report(text.report(result, gpus=gpus, parts=() if summary is None else parts(summary)))
         say(f"results in {folder}, with LoadGen's log files")
     if summary is not None and summary.run.state == "interrupted":
         return INTERRUPTED

@@ -15,6 +15,8 @@ from loadgen.core.run_folder import OpenedRun
 from loadgen.mlperf import run as mlperf
 from loadgen.mlperf import text as report
 from loadgen.mlperf.result import MlperfResult
+from loadgen.present import html
+from loadgen.present import text as as_text
 from loadgen.present.additions import Addition
 from loadgen.result_kinds import RECORDS, HeldLoad, ListRow, Remade
 from loadgen.runs import kind as of_run
@@ -40,11 +42,13 @@ def headline(found: StoredMlperf) -> str:
 
 
 def text(found: StoredMlperf, color: bool) -> str:
-    return report.render(found.result) if found.run is None else of_run.text(found.run, color)
+    return (
+        as_text.render(report.report(found.result), color=color) if found.run is None else of_run.text(found.run, color)
+    )
 
 
 def page(found: StoredMlperf) -> str:
-    return report.render_html(found.result) if found.run is None else of_run.page(found.run)
+    return html.render(report.report(found.result)) if found.run is None else of_run.page(found.run)
 
 
 def document(found: StoredMlperf) -> bytes:
@@ -72,7 +76,7 @@ def sections(folder: Path, run: OpenedRun) -> Addition | None:
     if (folder / mlperf.RESULT).is_file():
         return report.addition(mlperf.read(folder), run.summary.target.gpus)
     if (folder / experiment.PLAN).is_file() and experiment.is_mlperf(experiment.plan_of(folder)):
-        return Addition(marks=(report.mark(),))  # a search for a peak that has none yet
+        return Addition(warned=(report.warned(),))  # a search for a peak that has none yet
     return None
 
 

@@ -1,13 +1,11 @@
-"""An MLPerf-style result as text and on the page of its run: what was tested, LoadGen's figures, VALID or INVALID.
+"""What an MLPerf-style result says, alone and in the report of its run: the test, LoadGen's figures, VALID or INVALID.
 
-Pure: takes an `MlperfResult`, returns strings. The first line says SIMULATED where that is so; the disclosure follows.
-Text and page take tokens/s from one place (`rates`).
+Pure: takes an `MlperfResult`, returns a report or its sections. Tokens/s come from one place (`rates`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from loadgen.core import format
@@ -16,63 +14,69 @@ from loadgen.core.slo import promise
 from loadgen.core.stats.loadgen_spread import PERCENTILES
 from loadgen.mlperf.log_files import checker_text
 from loadgen.mlperf.result import DISCLOSURE, MlperfResult
-from loadgen.present import page, table
 from loadgen.present.additions import Addition
-from loadgen.present.page import Number, Page
-from loadgen.present.table import wrapped
+from loadgen.present.page import Number
+from loadgen.present.section import (
+    Bullets,
+    Quoted,
+    Report,
+    Said,
+    Section,
+    Table,
+    Warned,
+    facts,
+    section,
+    simulated,
+)
 
-INDENT = " " * 11
+
+def report(result: MlperfResult, *, gpus: int | None = None, parts: Iterable[str] = ()) -> Report:
+    """The whole answer. `parts`: lines about each of several targets (`runs.text.parts`)."""
+    return Report(
+        title=f"{result.scenario.capitalize()} · {result.benchmark} · round {result.round}",
+        tab=f"mlperf-{result.benchmark}-{result.scenario}",
+        made_by="loadgen report of an MLPerf-style result",
+        warned=[*([simulated()] if result.simulated else []), warned(result.disclosure)],
+        answer=[Said(sentence(result), "good" if result.valid else "bad", large=True)],
+        sections=[
+            *([section("By stage, class and target", Quoted("\n".join(lines)))] if (lines := list(parts)) else []),
+            *sections(result, gpus),
+        ],
+    )
 
 
-def render(result: MlperfResult, *, gpus: int | None = None, parts: Iterable[str] = ()) -> str:
-    """The whole report, ending in a newline. `parts`: lines about each of several targets (`report.text.parts`)."""
-    return "\n".join(_lines(result, gpus, tuple(parts))) + "\n"
-
-
-def _lines(result: MlperfResult, gpus: int | None, parts: tuple[str, ...]) -> Iterator[str]:
-    mark = "SIMULATED, not a real system: " if result.simulated else ""
-    rate = f", target {result.target_qps:,.6g}/s" if result.target_qps else ""
-    test = f"{result.scenario.capitalize()} · {result.benchmark} · round {result.round}"
-    yield f"{mark}MLPerf-style (unofficial) {test}{rate}"
-    yield from wrapped(result.disclosure)
-    yield ""
-    yield from wrapped(f"Data       {result.dataset}", rest=INDENT)
+def sections(result: MlperfResult, gpus: int | None) -> tuple[Section, ...]:
+    """The verdict of the rules with what it rests on: in a report of its own, and in that of its run or search."""
+    tokens, samples = rates(result, gpus)
     length = f"{result.scheduled_s:,.3f} s scheduled, {result.min_duration_s:g} s needed"
     if result.scenario == "offline":
         length = f"one query of {format.counted(result.queries, 'sample')}"
-    yield f"Queries    {result.queries:,} ({result.resolved:,} completed), {length}"
-    yield f"Tokens     {result.tokens:,}, {result.one_token_replies:,} one-token replies (counted, left out of TPOT)"
-    yield ""
-    tokens, samples = rates(result, gpus)
-    per_gpu = f" · {tokens.per_gpu}" if tokens.per_gpu else ""
-    if result.scenario == "offline":
-        yield f"Samples/s  {samples.value}"
-        yield f"Tokens/s   {tokens.value}{per_gpu}"
-    else:
-        yield f"Tokens/s   {tokens.value} {tokens.window}{per_gpu}"
-        whole_run = format.quantity(result.whole_tokens_per_s, 4)
-        yield f"           {whole_run} over the whole run, until the last completion"
-        yield (f"Samples/s  {samples.value} completed, {format.quantity(result.scheduled_samples_per_s, 4)} scheduled")
-    yield ""
-    yield from _latencies(result)
-    yield ""
-    if parts:
-        yield from (*parts, "")
-    if result.checks:
-        for check, row in zip(result.checks, limits(result)[1], strict=True):
-            _, value, loadgen, checker, over, early_stopping = row
-            limit = f"limit {check.limit_ns / 1e6:g} ms"
-            yield f"{check.metric.upper()} p99  {value}, {limit}: LoadGen {loadgen}, submission checker {checker}"
-            yield f"          {over} over the limit: early stopping {early_stopping}"
-        yield ""
-    yield from wrapped(checker_text(result), rest=INDENT)
-    yield f"Result     {_standing(result)}"
-    for sentence in (*_sustained(result), *(reason.text for reason in result.reasons)):
-        yield from wrapped(sentence, "  - ", "    ")
-    if result.valid and not result.checker_valid:
-        yield "  - VALID for LoadGen at exactly a limit; the submission checker asks for less than the limit"
-    for note in result.notes:
-        yield from wrapped(note, "  note: ", "    ")
+    scheduled = (
+        f"{format.quantity(result.scheduled_samples_per_s, 4)} scheduled" if result.scenario != "offline" else ""
+    )
+    said = facts(
+        Test=f"{result.benchmark} {result.scenario}, round {result.round}",
+        Target_rate=f"{result.target_qps:,.6g}/s" if result.target_qps else "",
+        Data=result.dataset,
+        Queries=(f"{result.queries:,} ({result.resolved:,} completed)", length),
+        Tokens=f"{result.tokens:,}, {result.one_token_replies:,} one-token replies (counted, left out of TPOT)",
+        **{"Tokens/s": (f"{tokens.value} {tokens.window}", tokens.per_gpu)},
+        Whole_run=f"{format.quantity(result.whole_tokens_per_s, 4)} tokens/s until the last completion",
+        **{"Samples/s": (f"{samples.value} completed", scheduled)},
+    )
+    close = "VALID for LoadGen at exactly a limit; the submission checker asks for less than the limit"
+    reasons = [*_sustained(result), *(reason.text for reason in result.reasons)]
+    reasons += [close] if result.valid and not result.checker_valid else []
+    return (
+        section("MLPerf-style result, unofficial", said, _latencies(result), id="mlperf"),
+        section(
+            "Limits and early stopping",
+            limits(result) if result.checks else "Offline has no limit on latency, and so no early stopping.",
+            Said(f"{checker_text(result)}.", "soft"),
+        ),
+        section("Result", Said(_standing(result), "good" if result.valid else "bad", large=True), Bullets(reasons)),
+        section("Notes", Bullets(result.notes)),
+    )
 
 
 def _standing(result: MlperfResult) -> str:
@@ -126,8 +130,8 @@ def sentence(result: MlperfResult) -> str:
     return f"{test}: INVALID. {'; '.join(reason.text for reason in result.reasons)}."
 
 
-def limits(result: MlperfResult) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The head and rows of a table of the limits, with early stopping. No rows in Offline, which has no limit."""
+def limits(result: MlperfResult) -> Table:
+    """The limits, with early stopping. No rows in Offline, which has no limit."""
     head = ("limit", "came out", "LoadGen", "submission checker", "over the limit", "early stopping")
     rows: list[tuple[str, ...]] = []
     for check in result.checks:
@@ -142,26 +146,26 @@ def limits(result: MlperfResult) -> tuple[tuple[str, ...], list[tuple[str, ...]]
                 "passes" if check.early_stopping_met else f"fails, {check.more:,} more queries needed",
             )
         )
-    return head, rows
+    return Table(head, rows)
 
 
-def _latencies(result: MlperfResult) -> list[str]:
-    head = ("ms       ", *(f"p{p * 100:g}" for p in PERCENTILES), "mean", "max")
+def _latencies(result: MlperfResult) -> Table:
+    head = ("ms", *(f"p{p * 100:g}" for p in PERCENTILES), "mean", "max")
     rows = []
     for name, spread in (("TTFT", result.ttft), ("TPOT", result.tpot), ("Latency", result.latency)):
         if spread is not None:
             values = (*spread.percentiles, spread.mean, spread.max)
             rows.append((name, *(format.NONE if value is None else f"{value / 1e6:,.3f}" for value in values)))
-    return table.text(head, rows)
+    return Table(head, rows)
 
 
 # -- on the page of a run, and on that of a search for a peak ----------------------------------------------------------
 
 
-def mark(disclosure: str = DISCLOSURE) -> tuple[str, str]:
-    """The disclosure as a mark for the top of a page."""
+def warned(disclosure: str = DISCLOSURE) -> Warned:
+    """The disclosure, for the top."""
     word, _, meaning = disclosure.partition(": ")
-    return word, meaning
+    return Warned(word, meaning)
 
 
 def addition(result: MlperfResult, gpus: int | None) -> Addition:
@@ -169,26 +173,13 @@ def addition(result: MlperfResult, gpus: int | None) -> Addition:
     tokens, _ = rates(result, gpus)
     said = ", ".join(filter(None, (f"{tokens.value} output tokens/s {tokens.window}", tokens.per_gpu)))
     return Addition(
-        text="\n" + render(result, gpus=gpus),
-        marks=(mark(result.disclosure),),
+        warned=(warned(result.disclosure),),
         sentence=sentence(result),
         good=result.valid,
         numbers=lambda numbers: tuple(_with_rates(numbers, result, gpus)),
         figures=f"{said}.",
-        section=partial(section, result=result),
+        sections=sections(result, gpus),
     )
-
-
-def render_html(result: MlperfResult) -> str:
-    """The page of a result without a run of its own: the official LoadGen has issued its queries."""
-    sheet = page.Page(f"mlperf-{result.benchmark}-{result.scenario}", "loadgen report of an MLPerf-style result")
-    if result.simulated:
-        sheet.mark("SIMULATED", "a model of a server answered: nothing here was measured on hardware")
-    sheet.mark(*mark(result.disclosure))
-    sheet.heading(f"{result.scenario.capitalize()} · {result.benchmark} · round {result.round}")
-    sheet.say(sentence(result), f"sentence {'good' if result.valid else 'bad'}")
-    section(sheet, result)
-    return sheet.render()
 
 
 def _with_rates(numbers: Sequence[Number], mlperf: MlperfResult, gpus: int | None) -> Iterator[Number]:
@@ -201,24 +192,3 @@ def _with_rates(numbers: Sequence[Number], mlperf: MlperfResult, gpus: int | Non
         else:
             beside = ", ".join(filter(None, (rate.per_gpu, rate.window)))
             yield number._replace(value=rate.value, beside=beside)
-
-
-def section(sheet: Page, result: MlperfResult) -> None:
-    """The verdict of the rules with what it rests on: on the page of a run, and on that of a search for a peak."""
-    sheet.section("MLPerf-style result, unofficial", id="mlperf")
-    sheet.facts(
-        Result="VALID" if result.valid else "INVALID",
-        Test=f"{result.benchmark} {result.scenario}, round {result.round}",
-        Target_rate=f"{result.target_qps:,.6g}/s" if result.target_qps else "",
-        Data=result.dataset,
-        Queries=f"{format.count(result.queries)}, {format.count(result.resolved)} completed",
-        Whole_run=f"{format.quantity(result.whole_tokens_per_s, 4)} tokens/s until the last completion",
-    )
-    sheet.listed(reason.text for reason in result.reasons)
-    if result.checks:
-        sheet.add("<h3>Limits and early stopping</h3>")
-        sheet.table(*limits(result))
-    else:
-        sheet.say("Offline has no limit on latency, and so no early stopping.")
-    sheet.say(f"{checker_text(result)}.", "soft")
-    sheet.listed(result.notes)

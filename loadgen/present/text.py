@@ -11,7 +11,7 @@ from loadgen.present.section import Bullets, Facts, Part, Quoted, Report, Said, 
 from loadgen.present.table import WIDTH, wrapped
 
 LABEL = 11  # least width of the names of facts
-ROOM = 36  # least width of the last column of sentences; with less they stand below their row
+ROOM = 36  # least width of a last column of sentences; longer ones that have less stand below their row
 _COLOURS = {"good": "32", "bad": "31", "warn": "33", "bold": "1"}
 Paint = Callable[[str, str], str]
 """Words and a kind -> the words in its colour, or as they are."""
@@ -90,7 +90,7 @@ def _part(part: Part, paint: Paint, width: int, indent: str) -> Iterator[str]:
             if part.rows:
                 yield from _table(part, paint, width)
         case Quoted():
-            yield from (f"  {line}".rstrip() for line in part.text.splitlines())
+            yield from part.text.splitlines()
         case _:
             return  # only a page draws these
 
@@ -124,8 +124,8 @@ def _with_sentences(part: Table, paint: Paint, width: int) -> Iterator[str]:
     left = len(part.head) - 1 if part.kind == "words" else part.left
     rows = [row[:-1] for row in part.rows]
     lines = table.text(part.head[:-1], rows, left) if left or part.head[1:] else [""] * (len(rows) + 1)
-    room, longest = width - max(map(len, lines)) - 2, max(len(row[-1]) for row in part.rows)
-    beside = room >= min(ROOM, longest)
+    room = max(width - max(map(len, lines)) - 2, ROOM)
+    beside = room > ROOM or all(len(row[-1]) <= ROOM for row in part.rows)
     at = max(map(len, lines)) + 2
     first = f"{lines[0]:<{at}}{part.head[-1]}" if beside else lines[0]
     yield from [first.rstrip()] if first.strip() else []

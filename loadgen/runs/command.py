@@ -16,7 +16,7 @@ import typer
 from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, collecting
 from loadgen.runs.repeats import finish
 from loadgen.shell.options import DryRun, Given, OneWorkload, Strict, takes, typed_again
-from loadgen.shell.output import in_color, print_answer, say, write_file
+from loadgen.shell.output import in_color, print_answer, print_report, say, write_file
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
@@ -147,8 +147,7 @@ def _several(
     from loadgen.core.execution.repeats import repeat, seeded
     from loadgen.core.metrics.summary import dump_summary
     from loadgen.core.results import checksums
-    from loadgen.runs import levels_text, text
-    from loadgen.runs import repeats_text as repeats_table
+    from loadgen.runs import levels_text, repeats_sections
     from loadgen.runs.levels import curve
 
     first = next(iter(workloads.values()))
@@ -172,7 +171,7 @@ def _several(
                 documents = [dump_summary(summary).strip() for _, summary in named]
                 sys.stdout.buffer.write(b"[" + b",\n".join(documents) + b"]\n")
             else:  # the same table as `loadgen report` of the folder
-                print(levels_text.render_text(curve(named)), end="", flush=True)
+                print_report(levels_text.report(curve(named)))
                 say(f"results in {parent}")
         else:
             whole = repeat(
@@ -183,8 +182,7 @@ def _several(
                 say=say,
             )
             made = finish(parent, how, named)
-            levels = text.render_levels([summary for _, summary in named], color=in_color())
-            print_answer(made, f"{levels}\n{repeats_table.render_text(made)}", as_json=as_json)
+            print_answer(made, repeats_sections.report(made, curve(named)), as_json=as_json)
             side = shlex.quote(str(parent))
             say(f"results in {parent}; a folder of repeats is one side of: loadgen compare {side} OTHER")
     return named, whole

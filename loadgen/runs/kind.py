@@ -14,6 +14,8 @@ from loadgen.core.results import store
 from loadgen.core.results.spool import HEAT_EDGES_NS
 from loadgen.core.run_folder import OpenedRun
 from loadgen.present.additions import Addition
+from loadgen.present.section import section
+from loadgen.present.text import of_sections
 from loadgen.result_kinds import HISTOGRAMS, RECORDS, ListRow, Remade
 from loadgen.runs import headline as run_headline
 from loadgen.runs import text as text_report
@@ -45,7 +47,16 @@ def headline(run: StoredRun) -> str:
 
 
 def text(run: StoredRun, color: bool) -> str:
-    return text_report.render(run.summary, color=color) + "".join(addition.text for addition in run.additions)
+    return text_report.render(run.summary, color=color) + added(run.additions, color)
+
+
+def added(additions: Iterable[Addition], color: bool) -> str:
+    """What others add to the text of a run; "" where they add nothing."""
+    sections = []
+    for each in additions:
+        disclosed = [f"{one.word}: {one.words}" for one in each.warned]
+        sections += [section("", *disclosed, *each.answer()), *each.sections]
+    return f"\n{below}" if (below := of_sections(sections, color=color)) else ""
 
 
 def page(run: StoredRun) -> str:

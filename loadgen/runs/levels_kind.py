@@ -11,10 +11,10 @@ from loadgen.core.errors import UserError
 from loadgen.core.metrics.repeats import summarize_repeats
 from loadgen.core.metrics.summary import Summary, dump_summary
 from loadgen.core.results import capacity
+from loadgen.present.section import Report
 from loadgen.result_kinds import HeldLoad, ListRow, Remade
-from loadgen.runs import levels_text, repeats_page
-from loadgen.runs import repeats_text as repeats_report
-from loadgen.runs import text as text_report
+from loadgen.runs import levels_text, repeats_text
+from loadgen.runs import repeats_sections as repeats
 from loadgen.runs.compared import Side
 from loadgen.runs.kind import compared, of_summary
 from loadgen.runs.levels import SweepCurve, curve
@@ -55,22 +55,13 @@ def judged(root: Path, folders: Sequence[Path]) -> tuple[tuple[str, Summary], ..
 
 def headline(found: StoredRuns) -> str:
     if not found.levels:
-        return repeats_report.headline(summarize_repeats(found.named))
+        return repeats_text.headline(summarize_repeats(found.named))
     return levels_text.headline(curve(found.named))
 
 
-def text(found: StoredRuns, color: bool) -> str:
-    if found.levels:
-        return levels_text.render_text(curve(found.named))
-    made = summarize_repeats(found.named)
-    shown = text_report.render_levels([summary for _, summary in found.named], color=color)
-    return f"{shown}\n{repeats_report.render_text(made)}"
-
-
-def page(found: StoredRuns) -> str:
-    if found.levels:
-        return levels_text.render_html(curve(found.named))
-    return repeats_page.render(summarize_repeats(found.named), curve(found.named))
+def report(found: StoredRuns) -> Report:
+    levels = curve(found.named)
+    return levels_text.report(levels) if found.levels else repeats.report(summarize_repeats(found.named), levels)
 
 
 def document(found: StoredRuns) -> bytes:

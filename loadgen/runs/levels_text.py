@@ -1,4 +1,4 @@
-"""A sweep as text, as a Markdown table and as an HTML page. Pure: takes a `SweepCurve`, returns strings."""
+"""What a sweep, or any folder of levels, says. Pure: a `SweepCurve` in, the report of text, Markdown and page out."""
 
 from __future__ import annotations
 
@@ -8,8 +8,18 @@ import msgspec
 
 from loadgen.core import format
 from loadgen.core.metrics.reasons import STATES
-from loadgen.present import page, table
 from loadgen.present.page import Axis, Chart, Mark, Series
+from loadgen.present.section import (
+    Charts,
+    Facts,
+    Report,
+    Said,
+    Table,
+    Warned,
+    facts,
+    section,
+    simulated,
+)
 from loadgen.runs import levels
 from loadgen.runs.headline import met_word
 from loadgen.runs.levels import SweepCurve, SweepLevel
@@ -121,72 +131,44 @@ def _without_best(curve: SweepCurve) -> Iterator[str]:
         yield f"In {undecided} of {all_levels} the SLO is undecided: they need more requests."
 
 
-def _table(curve: SweepCurve) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Head and rows of the table, without the columns that are empty in every row."""
+def table(curve: SweepCurve) -> Table:
+    """A row for each level, without the columns that are empty in every row."""
     rows = [_row(curve, level) for level in curve.levels]
-    kept_columns = [i for i in range(len(_HEAD)) if i == 0 or any(row[i] not in (format.NONE, "") for row in rows)]
-    return tuple(_HEAD[i] for i in kept_columns), [tuple(row[i] for i in kept_columns) for row in rows]
+    kept = [i for i in range(len(_HEAD)) if i == 0 or any(row[i] not in (format.NONE, "") for row in rows)]
+    head, cells = [_HEAD[i] for i in kept], [tuple(row[i] for i in kept) for row in rows]
+    return Table(head, cells, "remarks" if head[-1] == "" else "", left=2)
 
 
-_UNITS = "Latencies in ms. req/s, output tokens/s: while load was offered; per user: 1 / TPOT p50. ~: too few samples."
+UNITS = "Latencies in ms. req/s, output tokens/s: while load was offered; per user: 1 / TPOT p50. ~: too few samples."
+WORDS = (
+    "Knee: the largest output tokens/s divided by E2E p50 (Kleinrock's power). Pareto: no other level gives both more "
+    "tokens/s per GPU and more tokens/s per user."
+)
 
 
-def render_text(curve: SweepCurve) -> str:
-    """The table and the result, for a terminal, ending in a newline."""
-    head, rows = _table(curve)
-    lines = table.text(head, rows, left=2, remarks=head[-1] == "")
-    mark = ["SIMULATED, not a real server: " + curve.target] if any(level.simulated for level in curve.levels) else []
-    return "\n".join([*mark, *_said(curve), *lines, _UNITS, "", *sentences(curve)]).rstrip() + "\n"
-
-
-def _said(curve: SweepCurve) -> list[str]:
-    """What the user said of the target: region and metadata, each where given."""
-    told = [f"{head.lower()}: {', '.join(texts)}" for head, texts in format.said(curve.metadata).items()]
-    return [*([f"region: {curve.region}"] if curve.region else []), *told]
-
-
-def render_markdown(curve: SweepCurve) -> str:
-    """The same content as Markdown."""
-    head, rows = _table(curve)
-    gpus = f", {format.counted(curve.gpus, 'GPU')}" if curve.gpus else ""
-    mark = "SIMULATED: " if any(level.simulated for level in curve.levels) else ""
-    said = "".join(f", {words}" for words in _said(curve))
-    made_by = f"loadgen {curve.version}, {curve.started[:10]}"
-    title = f"**{mark}{curve.workload}**, {curve.model} at {curve.target}{gpus}{said}, {made_by}\n"
-    levels = table.markdown(head, rows, left=2, remarks=head[-1] == "")
-    return "\n".join([title, levels, _UNITS, "", *(f"- {sentence}" for sentence in sentences(curve))]) + "\n"
-
-
-def render_html(curve: SweepCurve) -> str:
-    """The HTML page: the result, the charts (with the Pareto front), the table of levels."""
+def report(curve: SweepCurve) -> Report:
+    """The result, what was measured, the table of levels, the charts with the Pareto front."""
     all_levels = format.counted(len(curve.levels), "level")
-    sheet = page.Page(f"{curve.workload}: {all_levels}", f"loadgen {curve.version} report of a sweep")
-    if any(level.simulated for level in curve.levels):
-        sheet.mark("SIMULATED", "a model of a server answered: nothing here was measured on hardware")
-    invalid = [level.load or level.name for level in curve.levels if not level.valid]
-    if invalid:
-        sheet.mark("INVALID", f"do not rely on: {', '.join(invalid)}", "bad")
-    sheet.heading(" · ".join(filter(None, (curve.workload, curve.model, all_levels))))
-    for sentence in sentences(curve):
-        sheet.say(sentence, "sentence")
-    facts(sheet, curve)
-    sheet.section("Levels")
-    head, rows = _table(curve)
-    sheet.table(head, rows, "remarks" if head[-1] == "" else "")
-    sheet.say(_UNITS, "soft")
-    sheet.say(
-        "Knee: the largest output tokens/s divided by E2E p50 (Kleinrock's power). Pareto: no other level gives both "
-        "more tokens/s per GPU and more tokens/s per user.",
-        "soft",
+    warned = [simulated()] if any(level.simulated for level in curve.levels) else []
+    if invalid := [level.load or level.name for level in curve.levels if not level.valid]:
+        warned.append(Warned("INVALID", f"do not rely on: {', '.join(invalid)}", "bad"))
+    return Report(
+        title=" · ".join(filter(None, (curve.workload, curve.model, all_levels))),
+        tab=f"{curve.workload}: {all_levels}",
+        made_by=f"loadgen {curve.version} report of a sweep",
+        warned=warned,
+        answer=[Said(sentence, large=True) for sentence in sentences(curve)],
+        sections=[
+            section("", measured(curve)),
+            section("Levels", table(curve), Said(UNITS, "soft"), Said(WORDS, "soft")),
+            section("Throughput and latency", Charts(list(charts(curve)))),
+        ],
     )
-    sheet.section("Throughput and latency")
-    sheet.charts(charts(curve))
-    return sheet.render()
 
 
-def facts(sheet: page.Page, curve: SweepCurve) -> None:
+def measured(curve: SweepCurve) -> Facts:
     """What was measured, by which version, and what the user said of it."""
-    sheet.facts(
+    return facts(
         Target=curve.target,
         Model=curve.model,
         GPUs=str(curve.gpus or ""),

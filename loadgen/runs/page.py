@@ -25,7 +25,7 @@ from loadgen.core.results.manifest import Header
 from loadgen.core.server_metrics import series
 from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.stats.quantiles import Distribution
-from loadgen.present import page
+from loadgen.present import html, page
 from loadgen.present.additions import Addition
 from loadgen.runs import charts as run_charts
 from loadgen.runs import headline as run_headline
@@ -52,8 +52,7 @@ def render(
     sheet = page.Page(f"{run.workload or run.name}: {run.id}", f"loadgen {run.version} report")
     _first_screen(sheet, summary, additions)
     for addition in additions:
-        if addition.section is not None:
-            addition.section(sheet)
+        html.add(sheet, addition.sections)
     _latency(sheet, summary, figures)
     splits.section(sheet, summary, () if figures is None else run_charts.slow(figures, summary))
     if figures is not None:
@@ -68,7 +67,7 @@ def render(
     _client(sheet, summary, figures)
     for addition in additions:
         if addition.appendix is not None:
-            addition.appendix(sheet)
+            html.add(sheet, addition.appendix())
     _definitions(sheet)
     _reproduction(sheet, summary, header)
     return sheet.render()
@@ -78,8 +77,8 @@ def _first_screen(sheet: page.Page, summary: Summary, additions: Sequence[Additi
     run, target, load = summary.run, summary.target, summary.load
     for note in run_headline.marks(summary):
         sheet.mark(*note)
-    for word, meaning in (mark for addition in additions for mark in addition.marks):
-        sheet.mark(word, meaning)
+    for one in (one for addition in additions for one in addition.warned):
+        sheet.mark(one.word, one.words, one.kind)
     title = " · ".join(filter(None, (run.workload or run.name, target.model, load.arrival)))
     sheet.heading(title)
     doubtful = summary.goodput.undecided or bool(summary.verdict.caveats)

@@ -14,11 +14,11 @@ from loadgen.core.metrics import repeats
 from loadgen.core.metrics.repeats import RepeatSummary, summarize_repeats
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import decoded
+from loadgen.present.section import Report
 from loadgen.result_kinds import SUMMARIES, ListRow, Remade
 from loadgen.runs import levels_kind as of_runs
-from loadgen.runs import repeats_page
-from loadgen.runs import repeats_text as report
-from loadgen.runs import text as text_report
+from loadgen.runs import repeats_sections
+from loadgen.runs import repeats_text as words
 from loadgen.runs.compared import Side
 from loadgen.runs.kind import kept
 from loadgen.runs.levels import curve
@@ -75,22 +75,15 @@ def runs(folder: Path) -> list[Path]:
 
 def headline(found: StoredRepeats) -> str:
     if "" in found.made:
-        return report.headline(found.made[""])
-    return report.headline_of_levels(list(found.made.items()))
+        return words.headline(found.made[""])
+    return words.headline_of_levels(list(found.made.items()))
 
 
-def text(found: StoredRepeats, color: bool) -> str:
-    if "" not in found.made:
-        return report.render_levels(list(found.made.items()))
-    shown = text_report.render_levels([summary for _, summary in found.named], color=color)
-    return f"{shown}\n{report.render_text(found.made[''])}"
-
-
-def page(found: StoredRepeats) -> str:
+def report(found: StoredRepeats) -> Report:
     levels = curve(found.named)
     if "" in found.made:
-        return repeats_page.render(found.made[""], levels)
-    return repeats_page.render_levels(list(found.made.items()), levels)
+        return repeats_sections.report(found.made[""], levels)
+    return repeats_sections.report_of_levels(list(found.made.items()), levels)
 
 
 def listed(folder: Path) -> ListRow:

@@ -1,4 +1,4 @@
-"""Repeated runs as text: each figure's mean, its interval by the spread between runs, and the runs themselves. Pure."""
+"""Repeated runs in words and tables: each figure's mean, its interval by the spread between runs. Pure."""
 
 from __future__ import annotations
 
@@ -7,27 +7,16 @@ from collections.abc import Iterator, Sequence
 from loadgen.core import format
 from loadgen.core.metrics.registry import SHARES
 from loadgen.core.metrics.repeats import TIGHT, RepeatedFigure, RepeatSummary
-from loadgen.present import table
-from loadgen.present.table import wrapped
+from loadgen.present.section import Table
 
 MOST_COLUMNS = 5  # runs beside each other; of more only the least and the most
-
-
-def render_text(repeats: RepeatSummary) -> str:
-    """The table of the runs, ending in a newline."""
-    head, rows = figures_table(repeats)
-    lines = [f"{format.counted(len(repeats.runs), 'run')} of one load{' (SIMULATED)' if repeats.simulated else ''}"]
-    lines += table.text(head, rows)
-    if not repeats.valid:
-        lines += wrapped(NOT_VALID)
-    return "\n".join([*lines, *wrapped(legend(repeats))]) + "\n"
 
 
 NOT_VALID = "Not every run is valid: these means say nothing certain."
 
 
-def figures_table(repeats: RepeatSummary) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Head and rows: one for each figure."""
+def figures_table(repeats: RepeatSummary) -> Table:
+    """A row for each figure: its mean, interval and spread, and its value in the runs."""
     several = len(repeats.runs) > MOST_COLUMNS
     columns = ("least", "most") if several else repeats.runs
     head = ("", "mean", f"{repeats.confidence:.0%} interval", "spread", *columns)
@@ -43,7 +32,7 @@ def figures_table(repeats: RepeatSummary) -> tuple[tuple[str, ...], list[tuple[s
                 *(value_words(one, value) for value in values),
             )
         )
-    return head, rows
+    return Table(head, rows)
 
 
 def interval_words(one: RepeatedFigure) -> str:
@@ -52,11 +41,16 @@ def interval_words(one: RepeatedFigure) -> str:
 
 def headline(repeats: RepeatSummary) -> str:
     """The figures that repeats are taken for, in one sentence."""
+    mark = "SIMULATED: " if repeats.simulated else "" if repeats.valid else "NOT VALID: "
+    return mark + sentence(repeats)
+
+
+def sentence(repeats: RepeatSummary) -> str:
+    """The same without what has to be known first."""
     known = (
         f"{one.name} {value_words(one, one.mean)} {one.unit}".rstrip() + _bounds(one) for one in main_figures(repeats)
     )
-    mark = "SIMULATED: " if repeats.simulated else "" if repeats.valid else "NOT VALID: "
-    return f"{mark}{format.counted(len(repeats.runs), 'run')} of one load: {', '.join(known) or 'no figure of all'}."
+    return f"{format.counted(len(repeats.runs), 'run')} of one load: {', '.join(known) or 'no figure of all'}."
 
 
 def _bounds(one: RepeatedFigure) -> str:
@@ -69,22 +63,19 @@ def main_figures(repeats: RepeatSummary) -> Iterator[RepeatedFigure]:
 
 def headline_of_levels(levels: Sequence[tuple[str, RepeatSummary]]) -> str:
     """What was repeated, in one sentence."""
-    mark = "SIMULATED: " if any(one.simulated for _, one in levels) else ""
+    return ("SIMULATED: " if any(one.simulated for _, one in levels) else "") + sentence_of_levels(levels)
+
+
+def sentence_of_levels(levels: Sequence[tuple[str, RepeatSummary]]) -> str:
     most = max((len(one.runs) for _, one in levels), default=0)
-    return f"{mark}a sweep of {format.counted(len(levels), 'level')}, up to {most} times: {', '.join(dict(levels))}."
-
-
-def render_levels(levels: Sequence[tuple[str, RepeatSummary]]) -> str:
-    """The levels of a sweep that was repeated: each figure as its mean with half its interval, ending in a newline."""
-    lines = table.text(*levels_table(levels), left=0)
-    simulated = any(repeats.simulated for _, repeats in levels)
-    return "\n".join([*(["SIMULATED, not a real server"] if simulated else []), *lines, OF_LEVELS]) + "\n"
+    return f"A sweep of {format.counted(len(levels), 'level')}, up to {most} times: {', '.join(dict(levels))}."
 
 
 OF_LEVELS = "latencies in ms; the mean of the runs, and half its 95 % interval by the spread between them"
 
 
-def levels_table(levels: Sequence[tuple[str, RepeatSummary]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def levels_table(levels: Sequence[tuple[str, RepeatSummary]]) -> Table:
+    """Levels that were repeated: each figure as its mean with half its interval."""
     paths = ("tokens.steady_output_per_s", "ttft_ms.p50", "ttft_ms.p99", "tpot_ms.p50", "tpot_ms.p99", "e2e_ms.p50")
     head = ("level", "runs", "tokens/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "E2E p50")
     rows: list[tuple[str, ...]] = []
@@ -92,7 +83,7 @@ def levels_table(levels: Sequence[tuple[str, RepeatSummary]]) -> tuple[tuple[str
         figures = {one.metric: one for one in repeats.figures}
         cells = (_with_half(figures.get(path)) for path in paths)
         rows.append((name, f"{len(repeats.runs)}{'' if repeats.valid else ' (not valid)'}", *cells))
-    return head, rows
+    return Table(head, rows)
 
 
 def _with_half(one: RepeatedFigure | None) -> str:

@@ -53,7 +53,7 @@ def perform(given: Given, asked: ContinuousLoad, name: str | None, *, as_json: b
     if as_json:
         sys.stdout.buffer.write(kind.document(kind.StoredRun(folder, summary, None, added)))
     else:
-        print(text.render(summary, color=in_color()), end="".join(one.text for one in added) or "\n", flush=True)
+        print(text.render(summary, color=in_color()), end=kind.added(added, in_color()) or "\n", flush=True)
         say(f"results in {folder}")
     codes = [exit_code(summary, strict=False), *(one.code(False) for one in added if one.code is not None)]
     return max(codes) if summary.run.state != "interrupted" else max(*codes, INTERRUPTED)

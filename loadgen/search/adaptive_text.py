@@ -1,21 +1,17 @@
-"""An adaptive run as text and as a section of its page: what was sustained, where the limit lies, every step. Pure."""
+"""What an adaptive run adds to the report of its run: what was sustained, where the limit lies, every step. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 from loadgen.core import format
-from loadgen.present import table
 from loadgen.present.additions import Addition
-from loadgen.present.page import Axis, Band, Chart, Mark, Page, Series
-from loadgen.present.table import wrapped
+from loadgen.present.page import Axis, Band, Chart, Mark, Series
+from loadgen.present.section import Charts, Facts, Said, Section, Table, section
 from loadgen.search import text as words
 from loadgen.search.adaptive import AdaptiveStep, StoredAdaptive, exit_code
 
-INDENT = " " * 11
 KINDS = {"bracket": "grows", "probe": "narrows", "confirm": "confirms", "sustain": "sustains"}
-OUTCOMES = {"under": ("held", "good"), "over": ("missed", "bad"), "invalid": ("not valid", "warn")}
 ENDINGS = {
     "": "it was not over",
     "found": "",
@@ -61,9 +57,9 @@ def boundary(found: StoredAdaptive) -> str:
     )
 
 
-def steps_table(found: StoredAdaptive) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Head and rows of the table of the steps, in their order."""
-    head = ("begun", "load", "step", "outcome", "took", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "")
+def steps_table(found: StoredAdaptive) -> Table:
+    """A row for each step, in their order."""
+    head = ("begun", "load", "step", "outcome", "took", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "why")
     rows = []
     for step in found.steps:
         trial = step.trial
@@ -75,64 +71,45 @@ def steps_table(found: StoredAdaptive) -> tuple[tuple[str, ...], list[tuple[str,
                 f"{step.start_s:,.0f} s",
                 f"{trial.ask.load:.4g}",
                 KINDS.get(trial.ask.kind, trial.ask.kind),
-                OUTCOMES[trial.outcome][0],
+                words.OUTCOMES[trial.outcome][0],
                 format.duration(step.end_s - step.start_s),
                 *map(format.milliseconds, latencies),
                 format.quantity(figures.get("output_tokens_per_s")),
                 "" if trial.outcome == "under" and not grows else trial.why + grows,
             )
         )
-    return head, rows
-
-
-def render(found: StoredAdaptive) -> str:
-    """The report of the steps, ending in a newline."""
-    return "\n".join(_lines(found)) + "\n"
-
-
-def _lines(found: StoredAdaptive) -> Iterator[str]:
-    kind = "open loop, Poisson" if found.plan.over == "rate" else "closed loop"
-    yield from wrapped(f"Adaptive: {sentence(found)}", rest=INDENT)
-    yield ""
-    if found.steps:
-        head, rows = steps_table(found)
-        short = [(*row[:-1], "" if not row[-1] else row[-1][:60].partition(";")[0]) for row in rows]
-        yield from table.text(head, short, left=0, remarks=True)
-        yield f"latencies in ms, of the requests that were due in a step's window; {kind}"
-        yield ""
-    yield from wrapped(f"Limit      {boundary(found)}", rest=INDENT)
-    yield from wrapped(words.covers(found.answer, found.simulated), INDENT, INDENT)
-    if found.steps:
-        last_s, before = found.steps[-1].end_s, [step for step in found.steps if step.trial.ask.kind != "sustain"]
-        finding_s = before[-1].end_s if before else 0.0
-        count = len(found.steps)
-        yield f"Spent      {format.duration(last_s)} in {count} steps; the limit was known after " + format.duration(
-            finding_s
-        )
-    if ending := ENDINGS.get(found.answer.reason, found.answer.reason):
-        yield from wrapped(f"Ended      {ending}", rest=INDENT)
+    return Table(head, rows, "remarks", left=0)
 
 
 def addition(found: StoredAdaptive) -> Addition:
     """What the steps add to the run that they are of. `adaptive.json` is the document of such a run."""
     return Addition(
-        text=f"\n{render(found)}\n",
-        section=partial(section, found=found),
+        sections=(steps_section(found),),
         document=format.document(found),
         code=lambda strict: exit_code(found, strict=strict),
     )
 
 
-def section(sheet: Page, found: StoredAdaptive) -> None:
-    """The part of the page of a run that shows its steps."""
-    sheet.section("Adaptive load", id="adaptive")
-    sheet.say(sentence(found), f"sentence {'good' if found.answer.sustained else 'warn'}")
-    sheet.say(f"Limit: {boundary(found)}.", "soft")
-    if not found.steps:
-        return
-    sheet.charts([_chart(found)])
-    head, rows = steps_table(found)
-    sheet.table((*head[:-1], "why"), rows, "remarks")
+def steps_section(found: StoredAdaptive) -> Section:
+    """What was sustained, every step, where the limit lies and how it was found."""
+    kind = "open loop, Poisson" if found.plan.over == "rate" else "closed loop"
+    rows = [("Limit", boundary(found)), ("Interval", words.covers(found.answer, found.simulated))]
+    if found.steps:
+        before = [step for step in found.steps if step.trial.ask.kind != "sustain"]
+        finding = format.duration(before[-1].end_s if before else 0.0)
+        took = f"{format.duration(found.steps[-1].end_s)} in {len(found.steps)} steps"
+        rows.append(("Spent", f"{took}; the limit was known after {finding}"))
+    rows.append(("Ended", ENDINGS.get(found.answer.reason, found.answer.reason)))
+    legend = f"Latencies in ms, of the requests that were due in a step's window; {kind}."
+    return section(
+        "Adaptive load",
+        Said(sentence(found), "good" if found.answer.sustained else "warn", large=True),
+        Charts([_chart(found)] if found.steps else []),
+        steps_table(found),
+        Said(legend if found.steps else "", "soft"),
+        Facts(rows),
+        id="adaptive",
+    )
 
 
 def _chart(found: StoredAdaptive) -> Chart:
@@ -157,7 +134,7 @@ def _chart(found: StoredAdaptive) -> Chart:
 
 
 def _dots(steps: Sequence[AdaptiveStep]) -> Iterator[Series]:
-    for outcome, (name, color) in OUTCOMES.items():
+    for outcome, (name, color) in words.OUTCOMES.items():
         chosen = [step for step in steps if step.trial.outcome == outcome]
         if chosen:
             labels = tuple("sustained" if step.trial.ask.kind == "sustain" else "" for step in chosen)

@@ -14,7 +14,7 @@ from loadgen.core import format, units
 from loadgen.core.errors import Fault, Faults, TargetError, UserError, collecting
 from loadgen.core.execution.options import typed
 from loadgen.shell.options import Given, OneWorkload, new_folder, takes, typed_again
-from loadgen.shell.output import say
+from loadgen.shell.output import print_report, say
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
@@ -260,6 +260,7 @@ def perform(
     """
     from loadgen.search import experiment
     from loadgen.search import text as report
+    from loadgen.search.kind import ended
     from loadgen.search.load_search import exit_code, resume
     from loadgen.search.trials import Interrupted
 
@@ -269,8 +270,7 @@ def perform(
         say(
             f"going on with {trial_runner.folder}: {format.counted(len(earlier_trials), 'probe is', 'probes are')} done"
         )
-    simulated = trial_runner.settings.backend.simulated
-    if simulated:
+    if trial_runner.settings.backend.simulated:
         say("SIMULATED: no real server is measured")
     elif (target_count := len(trial_runner.settings.endpoints)) > 1:
         say(f"load over {format.counted(target_count, 'target')}: every rate is that of all of them together")
@@ -299,15 +299,12 @@ def perform(
     except (KeyboardInterrupt, Interrupted):
         load_search.stop("interrupted")
     answer = trial_runner.finish(load_search)
-    simulated = simulated or any(trial_done.figures.get("simulated") for trial_done in load_search.told)
     if silent:
         say(f"search in {trial_runner.folder}: {report.ENDINGS.get(answer.reason, answer.reason)}")
     elif as_json:
         sys.stdout.write((trial_runner.folder / experiment.ANSWER).read_text("utf-8"))
     else:
-        if plan.metadata:
-            print(f"metadata: {format.pairs(plan.metadata)}")
-        print(report.render(answer, load_search.told, trial_runner.goal.names, unit=unit, simulated=simulated), end="")
+        print_report(ended(trial_runner.folder))
         say(f"results in {trial_runner.folder}{_go_on(answer, trial_runner.folder, plan)}")
     return exit_code(answer)
 

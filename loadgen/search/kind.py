@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,13 +14,14 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import capacity
 from loadgen.core.run_folder import OpenedRun
 from loadgen.present.additions import Addition
+from loadgen.present.section import Quoted, Report, Said, section
 from loadgen.result_kinds import SUMMARIES, ListRow, Remade
 from loadgen.runs import levels_kind as runs
 from loadgen.runs.compared import Side
 from loadgen.runs.kind import additions, compared, kept
 from loadgen.search import experiment, trials
-from loadgen.search import page as search_page
-from loadgen.search import text as report
+from loadgen.search import sections as search_report
+from loadgen.search import text as words
 from loadgen.search.experiment import StoredSearch
 from loadgen.search.load_search import LoadSearch, SearchAnswer, TrialResult, exit_code, resume
 
@@ -57,23 +59,20 @@ def value(folder: Path) -> StoredTrials:
 def headline(found: StoredTrials) -> str:
     if found.search is None:
         return f"The search has no answer yet: {runs.headline(found.as_runs)}"
-    return report.headline(found.search.answer, found.search.told, found.search.names, found.unit)
+    return words.headline(found.search.answer, found.search.told, found.search.names, found.unit)
 
 
-def text(found: StoredTrials, color: bool) -> str:
-    search, plan = found.search, experiment.plan_of(found.folder)
-    added = "".join(addition.text for addition in found.additions)
-    if search is None:
-        go_on = f"\nThe search has no answer yet. Go on with: {experiment.resuming(found.folder, plan)}\n"
-        return runs.text(found.as_runs, color) + added + go_on
-    return report.render(search.answer, search.told, search.names, unit=found.unit, simulated=search.simulated) + added
-
-
-def page(found: StoredTrials) -> str:
+def report(found: StoredTrials) -> Report:
     if found.search is None:
-        return runs.page(found.as_runs)
+        go_on = experiment.resuming(found.folder, experiment.plan_of(found.folder))
+        so_far = runs.report(found.as_runs)
+        none = Said("The search has no answer yet: these are its trials so far.", "warn", large=True)
+        added = [one for addition in found.additions for one in addition.sections]
+        sections = [*so_far.sections, *added, section("Go on with", Quoted(go_on))]
+        warned = [*so_far.warned, *(one for addition in found.additions for one in addition.warned)]
+        return replace(so_far, warned=warned, answer=[none, *so_far.answer], sections=sections)
     held = runs.capacity_in(found.folder)
-    return search_page.render(
+    return search_report.report(
         found.search,
         found.named,
         unit=found.unit,
@@ -82,11 +81,17 @@ def page(found: StoredTrials) -> str:
     )
 
 
+def ended(folder: Path) -> Report:
+    """The report of a search that its command has just ended: of the summaries that its runs have left."""
+    search = experiment.stored_search(folder)
+    return report(StoredTrials(folder, kept(folder, runs.runs(folder)), search, ()))
+
+
 def code(found: StoredTrials, strict: bool) -> int:
     if found.search is None:
         return runs.code(found.as_runs, strict)
-    ended = exit_code(found.search.answer)
-    return UNSOUND if ended == INTERRUPTED else ended
+    left = exit_code(found.search.answer)
+    return UNSOUND if left == INTERRUPTED else left
 
 
 def listed(folder: Path) -> ListRow:

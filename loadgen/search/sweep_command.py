@@ -53,7 +53,7 @@ def sweep(
     from loadgen.core import run_folder
     from loadgen.core.execution.folder_names import alone
     from loadgen.core.workload.overrides import of_the_load
-    from loadgen.runs import levels_text as sweep_report
+    from loadgen.runs.levels_text import report
     from loadgen.runs.show import print_plans
     from loadgen.search import sweep as levels
 
@@ -94,8 +94,7 @@ def sweep(
         curve, interrupted = _run(asked)
         if curve is None:
             return INTERRUPTED
-        render = sweep_report.render_markdown if as_markdown else sweep_report.render_text
-        print_answer(curve, render(curve), as_json=as_json)
+        print_answer(curve, report(curve), as_json=as_json, as_markdown=as_markdown)
         say(f"results in {parent}, page: {parent / 'report.html'}, table: {parent / 'sweep.md'}")
         return _code(curve, interrupted, strict=strict)
 
@@ -139,7 +138,8 @@ def _repeated(how: Repetition, asked: _Sweep, *, as_json: bool, strict: bool) ->
     from loadgen.core.execution.repeats import repeat, seeded
     from loadgen.core.metrics.repeats import FILE, summarize_repeats
     from loadgen.core.results import store
-    from loadgen.runs import repeats_text as table
+    from loadgen.runs.levels import curve
+    from loadgen.runs.repeats_sections import report_of_levels
     from loadgen.search import experiment
     from loadgen.search import sweep as levels
 
@@ -155,11 +155,11 @@ def _repeated(how: Repetition, asked: _Sweep, *, as_json: bool, strict: bool) ->
         folder = parent / f"r{number}"
         with store.nothing_left(folder):
             own = {amount: seeded(workload, number) for amount, workload in asked.grid.items()}
-            curve, interrupted = _run(
+            found, interrupted = _run(
                 replace(asked, grid=own, settings=replace(asked.settings, out=folder), folder=folder)
             )
         say(f"results in {folder}, page: {folder / 'report.html'}, table: {folder / 'sweep.md'}")
-        codes.append(INTERRUPTED if curve is None else _code(curve, interrupted, strict=strict))
+        codes.append(INTERRUPTED if found is None else _code(found, interrupted, strict=strict))
         for level, runs in by_level.items():
             if run_folder.is_run(folder / level):
                 runs.append((f"r{number}/{level}", run_folder.open_run(folder / level).summary))
@@ -174,9 +174,9 @@ def _repeated(how: Repetition, asked: _Sweep, *, as_json: bool, strict: bool) ->
     made = [(level, summarize_repeats(runs, within=within)) for level, runs in by_level.items() if runs]
     if not made:
         return INTERRUPTED
-    document = format.document({"levels": dict(made)})
-    store.replace(parent / FILE, document)
-    print(document.decode() if as_json else table.render_levels(made), end="", flush=True)
+    store.replace(parent / FILE, format.document({"levels": dict(made)}))
+    every = curve([run for runs in by_level.values() for run in runs])
+    print_answer({"levels": dict(made)}, report_of_levels(made, every), as_json=as_json)
     say(f"results in {parent}: a sweep each in {', '.join(f'r{i + 1}' for i in range(len(codes)))}")
     return max(codes) if whole else max(*codes, INTERRUPTED)
 
@@ -186,8 +186,9 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
     from loadgen.core import run_folder
     from loadgen.core.results import checksums, store
     from loadgen.core.slo import Slo
-    from loadgen.runs import levels_text as sweep_report
+    from loadgen.present import html, markdown
     from loadgen.runs.levels import bound_why
+    from loadgen.runs.levels_text import report
     from loadgen.search import experiment, trials
     from loadgen.search import sweep as levels
     from loadgen.search.load_search import NextTrial
@@ -240,8 +241,9 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
         return None, interrupted
     curve, judged, answer = experiment.swept(parent, trials_done)
     experiment.finish(parent, judged, answer, workload=first_workload, bound_why=bound_why(curve))
-    store.replace(parent / "sweep.md", sweep_report.render_markdown(curve).encode(), shared=True)
-    store.replace(parent / "report.html", sweep_report.render_html(curve).encode(), shared=True)
+    said = report(curve)
+    store.replace(parent / "sweep.md", markdown.render(said).encode(), shared=True)
+    store.replace(parent / "report.html", html.render(said).encode(), shared=True)
     checksums.write(parent)
     return curve, interrupted
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from loadgen.present import html, markdown
 from loadgen.result_kinds import RECORDS, ListRow, Remade
 from loadgen.runs import levels_kind as runs
-from loadgen.runs import levels_text as report
 from loadgen.runs.kind import kept
 from loadgen.runs.levels import bound_why
+from loadgen.runs.levels_text import report
 from loadgen.search import experiment
 from loadgen.search.kind import of_trials, retold
 
@@ -27,6 +28,6 @@ def derived(folder: Path) -> Iterator[Remade]:
     told = experiment.told(folder)
     yield retold(folder, told)
     curve, judged, answer = experiment.swept(folder, told)
-    yield Remade("sweep.md", report.render_markdown(curve).encode(), RECORDS)
-    yield Remade("report.html", report.render_html(curve).encode(), RECORDS)
+    yield Remade("sweep.md", markdown.render(report(curve)).encode(), RECORDS)
+    yield Remade("report.html", html.render(report(curve)).encode(), RECORDS)
     yield from of_trials(folder, judged, answer, bound_why(curve))

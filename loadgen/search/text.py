@@ -1,16 +1,14 @@
-"""A search as text: one line per probe, then the load it found with its interval and its confirmation. Pure."""
+"""A search in words: a line for each probe, the load it found, its interval and its confirmation. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from loadgen.core import format
 from loadgen.core.limits import MODEL_ERROR
-from loadgen.present import table
-from loadgen.present.table import wrapped
+from loadgen.present.section import Facts, Section, Table, section
 from loadgen.search.load_search import NextTrial, SearchAnswer, TrialResult, capacity_of
 
-INDENT = " " * 11
 KINDS = {
     "bracket": "looking for a bracket",
     "probe": "probe",
@@ -42,8 +40,8 @@ def asking(ask: NextTrial, unit: str) -> str:
 def told(result: TrialResult) -> str:
     """The line printed after a probe."""
     ended_early = ", ended early" if result.early else ""
-    grows = f"; {result.sustained_why}" if result.sustained is False else ""
-    return f"  {result.outcome}{ended_early} after {format.duration(result.spent_s)}: {result.why}{grows}"
+    why = "; ".join(filter(None, (result.why, _grows(result))))
+    return f"  {result.outcome}{ended_early} after {format.duration(result.spent_s)}: {why}"
 
 
 def headline(answer: SearchAnswer, results: Sequence[TrialResult], names: Sequence[str], unit: str) -> str:
@@ -68,59 +66,49 @@ def capacity(answer: SearchAnswer, results: Sequence[TrialResult], unit: str) ->
     return f"at least {load:.4g}{unit}" if answer.only_allowed else f"{load:.4g}{unit}, {state}"
 
 
-def render(
-    answer: SearchAnswer, results: Sequence[TrialResult], names: Sequence[str], *, unit: str, simulated: bool
-) -> str:
-    """The whole report, ending in a newline. `names`: of the terms of its goal."""
-    return "\n".join(_lines(answer, results, names, unit, simulated)) + "\n"
-
-
-def _lines(
-    answer: SearchAnswer, results: Sequence[TrialResult], names: Sequence[str], unit: str, simulated: bool
-) -> Iterator[str]:
-    mark = "SIMULATED, not a real server: " if simulated else ""
-    yield f"{mark}highest load at which {', '.join(names)} hold"
-    yield ""
-    by_load = sorted(results, key=lambda result: (result.ask.load, result.ask.number))
-    yield from table.text(*trial_table(by_load), left=0, remarks=True)
-    yield UNITS
-    yield ""
-    yield f"Capacity   {capacity(answer, results, unit)}"
+def found(answer: SearchAnswer, results: Sequence[TrialResult], unit: str, *, simulated: bool) -> Section:
+    """The capacity and the way to it: what was confirmed, where half of all runs pass, what it took, how it ended."""
+    rows = [("Capacity", capacity(answer, results, unit))]
     for line in confirmation(answer, results, unit):
-        label, _, text = line.partition(": ")
-        yield from wrapped(f"{label:<11}{text}", rest=INDENT)
+        name, _, words = line.partition(": ")
+        rows.append((name, words))
     if answer.load is not None and answer.interval is not None:
         low, high = answer.interval.low, answer.interval.high
-        yield f"Half pass  {answer.load:.4g}{unit} (95 % interval {low:.4g} to {high:.4g}): half of all runs pass there"
-        yield from wrapped(covers(answer, simulated), INDENT, INDENT)
+        half = f"{answer.load:.4g}{unit} (95 % interval {low:.4g} to {high:.4g}): half of all runs pass there"
+        rows += [("Half pass", half), ("Interval", covers(answer, simulated))]
     confirming = f"{format.duration(answer.confirming_s)} of it confirming"
-    yield f"Spent      {format.duration(answer.spent_s)} in {format.counted(answer.probes, 'probe')}, {confirming}"
-    ended = f"Ended      {ENDINGS.get(answer.reason, answer.reason)}"
-    yield from wrapped(ended, rest=INDENT)
-    invalid = next((result for result in results if result.outcome == "invalid"), None)
-    if invalid is not None:
-        yield f"           probe {invalid.ask.number}: {invalid.why}"
+    spent = f"{format.duration(answer.spent_s)} in {format.counted(answer.probes, 'probe')}, {confirming}"
+    rows += [("Spent", spent), ("Ended", ENDINGS.get(answer.reason, answer.reason))]
+    if invalid := next((result for result in results if result.outcome == "invalid"), None):
+        rows.append(("Not valid", f"probe {invalid.ask.number}: {invalid.why}"))
+    return section("How the answer was confirmed", Facts(rows), id="confirmed")
 
 
-UNITS = "latencies in ms; a probe that ended early shows the part it saw"
+OUTCOMES = {"under": ("held", "good"), "over": ("missed", "bad"), "invalid": ("not valid", "warn")}
+UNITS = "Latencies in ms; a probe that ended early shows the part it saw."
 _LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
 
 
-def trial_table(results: Sequence[TrialResult]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Head and rows of the table of the trials; the last column says what was special about one."""
-    head = ("load", "outcome", "spent", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "good requests/s", "")
-    return head, [
+def trial_table(results: Sequence[TrialResult]) -> Table:
+    """A row for each trial; the last column says what was special about it, and why it came out so."""
+    head = ("load", "outcome", "spent", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "good requests/s", "why")
+    rows = [
         (
             f"{result.ask.load:.4g}",
-            result.outcome + (" (early)" if result.early else ""),
+            OUTCOMES[result.outcome][0] + (", early" if result.early else ""),
             format.duration(result.spent_s),
             *(format.milliseconds(result.figures.get(name)) for name in _LATENCIES),
             format.quantity(result.figures.get("output_tokens_per_s")),
             format.quantity(result.figures.get("goodput_rps")),
-            _mark(result),
+            "; ".join(filter(None, (_mark(result), result.why, _grows(result)))),
         )
         for result in results
     ]
+    return Table(head, rows, "remarks", left=0)
+
+
+def _grows(result: TrialResult) -> str:
+    return result.sustained_why if result.sustained is False else ""
 
 
 ORDERS = "1.9 %"  # of the peak, between other official seeds of arrivals and sample orders (v5.1, v6.0, v6.1)

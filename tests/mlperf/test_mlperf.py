@@ -20,6 +20,7 @@ from loadgen.mlperf import log_files, rules, run, text
 from loadgen.mlperf import result as mlperf
 from loadgen.mlperf.loadgen_log import parse_log, read_log
 from loadgen.mlperf.result import QueryTrace, Reply
+from loadgen.present import text as as_text
 
 MS = 1_000_000
 S = 1000 * MS
@@ -319,7 +320,7 @@ def test_the_checker_is_named_with_the_two_limits_that_were_looked_at() -> None:
         "Submission checker: TTFT fails, TPOT passes; of its checks only these two limits were looked at "
         "(TTFT p99 < 2000 ms, TPOT p99 < 200 ms)"
     )
-    assert line in " ".join(text.render(result).split())
+    assert line in " ".join(as_text.render(text.report(result)).split())
 
 
 @given(st.text(max_size=300))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,8 +24,10 @@ from loadgen.core.metrics.summary import Summary, summarize
 from loadgen.core.results import checksums
 from loadgen.core.stats import intervals
 from loadgen.evidence import verify as bundle
+from loadgen.present import text as as_text
 from loadgen.runs import repeats as flags
-from loadgen.runs import repeats_text as table
+from loadgen.runs import repeats_sections
+from loadgen.runs.levels import curve
 from loadgen.shell.app import main
 
 pytestmark = pytest.mark.commands
@@ -48,6 +50,11 @@ def summaries(*seeds: int, by: tuple[float, ...] = (1.0, 1.0, 1.0)) -> list[Summ
     return made
 
 
+def shown(made: RepeatSummary, runs: Sequence[Summary]) -> str:
+    named = list(zip(made.runs, runs, strict=True))
+    return as_text.render(repeats_sections.report(made, curve(named)))
+
+
 def test_the_interval_is_that_of_the_runs_among_each_other() -> None:
     three = summaries(1, 2, 3, by=(0.9, 1.0, 1.1))
     made = summarize_repeats([(f"r{i}", one) for i, one in enumerate(three)])
@@ -60,14 +67,14 @@ def test_the_interval_is_that_of_the_runs_among_each_other() -> None:
     assert tpot.spread == pytest.approx(0.1, abs=0.03)
     ok = next(one for one in made.figures if one.metric == "ok_share")
     assert ok.mean == 1.0 and ok.low is not None and 0.99 < ok.low < 0.999, "900 requests without a failure"
-    text = table.render_text(made)
+    text = shown(made, three)
     assert "TPOT p50, ms" in text and "spread" in text and "Student" in text
 
 
 def test_one_run_has_no_interval() -> None:
     made = summarize_repeats([("r1", summaries(1)[0])])
     assert all(one.low is None and one.high is None and one.spread is None for one in made.figures)
-    assert "no interval" in table.render_text(made)
+    assert "no interval" in shown(made, summaries(1))
 
 
 def test_auto_ends_when_the_figures_are_known_or_at_the_most() -> None:
@@ -83,7 +90,7 @@ def test_repeats_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     out = tmp_path / "a"
     assert exits("run", "qa", *SIM, "--seed", "5", "--repeat", "3", "--repeat-pause", "10m", "-o", str(out)) == 0
     told = capsys.readouterr()
-    assert "3 runs of one load (SIMULATED)" in told.out and "nothing to wait for" in told.err
+    assert told.out.startswith("SIMULATED") and "3 runs of one load" in told.out and "nothing to wait for" in told.err
     made = msgspec.json.decode((out / "repeats.json").read_bytes(), type=RepeatSummary)
     assert "repeats.json" in (checksums.read(out) or {}) and not checksums.changed(out) and not checksums.unlisted(out)
     assert made.runs == ("r1", "r2", "r3") and made.seeds[0] == 5 and len(set(made.seeds)) == 3
@@ -106,7 +113,7 @@ def test_repeats_of_a_sweep_are_taken_up_again(tmp_path: Path, capsys: pytest.Ca
                "-o", str(tmp_path / "s"))  # fmt: skip
     assert exits(*command, "--repeat", "2") == 0
     told = capsys.readouterr().out
-    assert "r10     2" in told and "±" in told
+    assert "\nr10       2" in told and "±" in told
     assert exits(*command, "--repeat", "3", "--json") == 0
     captured = capsys.readouterr()
     assert captured.err.count("2 of 2 levels are done") == 2, "the first two sweeps stand"

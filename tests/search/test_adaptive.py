@@ -356,7 +356,7 @@ def test_machines_and_cost_are_by_the_load_that_was_sustained(
     assert shown.output_tokens_per_s == summary.tokens.steady_output_per_s
     where = ("--gpus", "4", "--users", "5000", "-o", str(folder.parent / "sized"))
     assert ends("size", summary.run.workload, str(folder), *where) == 0
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
     assert "capacity by search" in text
     assert "LOWER BOUND" not in text
     assert ends("report", str(folder.parent)) == 0

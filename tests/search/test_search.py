@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,10 @@ from loadgen.core.results.spool import Tail
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.early_stopping import allowed
 from loadgen.core.workload import Closed, Fixed, Poisson, Stage, Synthetic, Workload
+from loadgen.present import text as as_text
 from loadgen.runs.show import Show
 from loadgen.search import experiment, load_search, text, trials
-from loadgen.search.load_search import LoadSearch, NextTrial, TrialResult
+from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer, TrialResult
 from loadgen.search.watch import Goal, Watch
 from loadgen.shell.app import main
 from loadgen.shell.options import typed_again
@@ -245,12 +247,16 @@ def test_an_invalid_probe_ends_the_search_with_what_it_knows() -> None:
     assert (asking.ask(), asking.answer.reason, asking.answer.held) == (None, "invalid", 10)
 
 
+def found_text(answer: SearchAnswer, told: Sequence[TrialResult]) -> str:
+    return as_text.of_sections([text.found(answer, told, "/s", simulated=False)])
+
+
 def test_what_is_not_known_is_not_called_none() -> None:
     said = {}
     for outcome in ("over", "invalid"):
         asking = LoadSearch(low=5, high=10, start=5)
         _tell(asking, outcome)
-        lines = text.render(asking.answer, asking.told, GOAL.names, unit="/s", simulated=False).splitlines()
+        lines = found_text(asking.answer, asking.told).splitlines()
         said[outcome] = next(line for line in lines if line.startswith("Capacity "))
     assert said == {"over": "Capacity   none", "invalid": "Capacity   not known"}
 
@@ -604,7 +610,7 @@ def test_text_and_file_name_one_load_where_every_confirmation_grew(tmp_path: Pat
     answer = msgspec.structs.replace(search.answer, reason="found")
     found = capacity.load_capacity(experiment.outputs(tmp_path, search.told, answer)[capacity.FILE])
     assert (found.rate_per_s, found.state) == (20.0, "held")
-    said = text.render(answer, search.told, GOAL.names, unit="/s", simulated=False)
+    said = found_text(answer, search.told)
     assert "\nCapacity   20/s, held\n" in said
     assert "20/s, held" in text.headline(answer, search.told, GOAL.names, "/s")
 
@@ -618,5 +624,5 @@ def test_a_stopped_search_has_one_lower_bound(tmp_path: Path) -> None:
     search.stop("time")
     found = capacity.load_capacity(experiment.outputs(tmp_path, search.told, search.answer)[capacity.FILE])
     assert (found.rate_per_s, found.state) == (20.0, "stopped")
-    said = text.render(search.answer, search.told, GOAL.names, unit="/s", simulated=False)
+    said = found_text(search.answer, search.told)
     assert "\nCapacity   not known; at least 20/s held so far\n" in said

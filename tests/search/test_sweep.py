@@ -19,6 +19,9 @@ from loadgen.core.errors import UserError
 from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results import capacity, store
 from loadgen.core.results.manifest import Fingerprints, StagePlan
+from loadgen.present import html as as_page
+from loadgen.present import markdown as as_markdown
+from loadgen.present import text as as_text
 from loadgen.runs import levels
 from loadgen.runs import levels_text as shown
 from loadgen.runs.levels import SweepLevel
@@ -146,9 +149,9 @@ def test_a_folder_of_levels_is_a_curve(tmp_path: Path) -> None:
         assert one.per_gpu == pytest.approx((one.output_per_s or 0) / 4)
         assert one.per_user == pytest.approx(1000 / (one.tpot_p50 or 1))
     assert found.best == "c16"
-    text, pasted = shown.render_text(found), shown.render_markdown(found)
-    assert text.splitlines()[1].startswith("4 in flight") and "highest within the SLO" in text
-    assert "capacity may be far higher" in text, "no level above the best one was tried"
+    text, pasted = as_text.render(shown.report(found)), as_markdown.render(shown.report(found))
+    assert "\nLevels\nload " in text and "\n4 in flight" in text and "highest within the SLO" in text
+    assert "capacity may be far higher" in " ".join(text.split()), "no level above the best one was tried"
     assert pasted.count("\n| ") == 5 and "Highest level within the SLO" in pasted
 
 
@@ -256,12 +259,12 @@ def test_the_command_in_virtual_time(tmp_path: Path, capsys: pytest.CaptureFixtu
     before = (out / "c8" / "summary.json").stat().st_mtime_ns
     assert exits(*common, "--concurrency", "4,8,16,32", "--markdown") == 0
     told = capsys.readouterr()
-    assert "3 of 4 levels are done" in told.err and told.out.startswith("**SIMULATED: qa**")
+    assert "3 of 4 levels are done" in told.err and told.out.startswith("**SIMULATED**: a model of a server")
     assert (out / "c8" / "summary.json").stat().st_mtime_ns == before
     assert (out / "sweep.md").read_text() == told.out
     assert exits("report", str(out)) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("SIMULATED, not a real server: simulated: h100x8\n") and "32 in flight" in shown
+    assert shown.startswith("SIMULATED: a model of a server answered") and "32 in flight" in shown
     assert "Pareto" in (out / "report.html").read_text()
     assert exits("sweep", "qa", "--url", "sim:h100x8", "--concurrency", "4", "-n", "61", "--out", str(out)) == 2
     assert "with other flags" in capsys.readouterr().err
@@ -291,7 +294,7 @@ def test_a_note_is_said_once_and_an_end_that_was_not_reached_is_a_lower_bound(
     assert exits("cost", out, "--prices", str(prices)) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "at least 4.00 requests/s" in told and "that follow from it are at most" in told
-    assert told.index("A LOWER BOUND of the capacity is all that is known of: s") < 200, "in the first lines"
+    assert told.index("A LOWER BOUND: all that is known of the capacity of s") < 200, "in the first lines"
     assert exits("cost", out, "--prices", str(prices), "--json") == 0
     assert json.loads(capsys.readouterr().out)["offers"][0]["lower_bound"] is True
     shutil.copytree(out, tmp_path / "again")
@@ -383,7 +386,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
     found = levels.curve([(f.name, run_folder.open_run(f).summary) for f in sorted(several(tmp_path).glob("*/"))])
     path = tmp_path / "page.html"
-    store.replace(path, shown.render_html(found).encode())
+    store.replace(path, as_page.render(shown.report(found)).encode())
     with Browser() as browser:
         for width in (1280, 390):
             browser.look(width=width)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,10 @@ from loadgen.core.workload import Empirical, Listed, Synthetic
 from loadgen.mlperf import rules
 from loadgen.mlperf import run as mlperf_run
 from loadgen.mlperf import text as mlperf_text
+from loadgen.present import text as as_text
 from loadgen.search import text as search_text
 from loadgen.search.belief import Belief
-from loadgen.search.load_search import LoadSearch, NextTrial, TrialResult
+from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer, TrialResult
 from loadgen.search.watch import Goal
 from loadgen.shell.app import main
 
@@ -203,6 +205,10 @@ def searched(*, steady: float, **options: Any) -> LoadSearch:
     return search
 
 
+def found_text(answer: SearchAnswer, told: Sequence[TrialResult], *, simulated: bool) -> str:
+    return as_text.of_sections([search_text.found(answer, told, "/s", simulated=simulated)])
+
+
 def test_a_peak_that_holds_when_it_goes_on_is_sustained_after_one_longer_trial() -> None:
     search = searched(steady=200, longer=2.0)
     answer = search.answer
@@ -217,7 +223,7 @@ def test_a_peak_that_grows_is_refused_and_the_steady_knee_stands_beside_it() -> 
     assert answer.steady is not None and answer.not_steady is not None
     assert 96 * 0.985 <= answer.steady <= 96 < answer.not_steady <= answer.steady * 1.011
     assert answer.sustained is True
-    text = search_text.render(answer, [], GOAL.names, unit="/s", simulated=True)
+    text = found_text(answer, [], simulated=True)
     assert "Confirmed" in text and "Steady" in text and "every term held over 2 times the length" in text
 
 
@@ -225,7 +231,7 @@ def test_without_a_longer_trial_a_peak_is_by_the_rules_only_and_the_minutes_are_
     search = searched(steady=200)
     answer = search.answer
     assert (answer.sustained, answer.rules_only) == (None, True)
-    text = " ".join(search_text.render(answer, search.told, GOAL.names, unit="/s", simulated=False).split())
+    text = " ".join(found_text(answer, search.told, simulated=False).split())
     assert "rules only: no trial was longer than the rules ask for" in text
     assert "--sustain" in text and "20 minutes" in text
 
@@ -363,10 +369,10 @@ def test_one_slow_replica_makes_a_valid_run_rules_only(tmp_path: Path) -> None:
     result = mlperf_run.judge(folder, test, summary, data_name=data.name, qps=RATE)
     assert (result.valid, result.sustained, result.rules_only) == (True, False, True)
     assert summary.sustainable.growing == ("replica 3",)
-    out = " ".join(mlperf_text.render(result).split())
+    out = " ".join(as_text.render(mlperf_text.report(result)).split())
     assert "VALID by the rules only: NOT sustained" in out and "replica 3 grows beyond chance" in out
     nothing_grew = msgspec.structs.replace(result, sustained=None, sustained_why="nothing grows", longer_minutes=24.0)
-    out = " ".join(mlperf_text.render(nothing_grew).split())
+    out = " ".join(as_text.render(mlperf_text.report(nothing_grew)).split())
     assert "not held for twice as long - in this run: nothing grows - whether it goes on" in out
     stored = mlperf_run.read(folder)
     assert (stored.sustained, stored.sustained_why) == (False, summary.sustainable.why)

@@ -13,9 +13,9 @@ import msgspec
 
 from loadgen.core import format
 from loadgen.core.metrics.summary import Summary
-from loadgen.present import page
 from loadgen.present.additions import Addition
 from loadgen.present.page import Axis, Band, Chart, Mark, Number, Series
+from loadgen.present.section import Charts, Kind, Report, Said, Tiles, section, simulated
 from loadgen.runs import levels_text
 from loadgen.runs.levels import curve
 from loadgen.search import text as words
@@ -23,58 +23,51 @@ from loadgen.search.experiment import StoredSearch
 from loadgen.search.load_search import SearchAnswer, TrialResult, capacity_of
 from loadgen.search.load_search import evidence as evidence_of
 
-OUTCOMES = {"under": ("held", "good"), "over": ("missed", "bad"), "invalid": ("not valid", "warn")}
 
-
-def render(
+def report(
     search: StoredSearch,
     named: Sequence[tuple[str, Summary]],
     *,
     unit: str,
     evidence: str = "",
     additions: Sequence[Addition] = (),
-) -> str:
-    """The text of the page. `named`: the runs of the trials by their folders; `evidence`: the one of the capacity.
+) -> Report:
+    """The whole answer. `named`: the runs of the trials by their folders; `evidence`: the one of the capacity.
 
     `additions`: what other results in the folder of the search add.
     """
-    answer, trials, summaries = search.answer, sorted(search.told, key=lambda trial: trial.ask.number), dict(named)
-    levels = msgspec.structs.replace(curve(named), best=evidence)
-    sheet = page.Page(f"{levels.workload}: search", f"loadgen {levels.version} report of a search")
-    if search.simulated:
-        sheet.mark("SIMULATED", "a model of a server answered: nothing here was measured on hardware")
-    for mark in (mark for addition in additions for mark in addition.marks):
-        sheet.mark(*mark)
-    sheet.heading(" · ".join(filter(None, (levels.workload, levels.model, "highest load within the SLO"))))
-    kind = "good" if answer.reason == "found" else "bad" if answer.reason == "none" else "warn"
-    sheet.say(words.headline(answer, trials, search.names, unit), f"sentence {kind}")
-    for addition in additions:
-        if addition.sentence:
-            said = f"{addition.sentence} {addition.figures}".rstrip()
-            sheet.say(said, f"sentence {'good' if addition.good else 'bad'}")
-    sheet.tiles(list(_numbers(answer, trials, unit)))
-    sheet.say("What limits it: " + (" ".join(_limit(trials, summaries)) or "no load of this search missed the SLO."))
-    levels_text.facts(sheet, levels)
-    if answer.interval is not None:
-        sheet.say(f"What the interval covers: {words.covers(answer, search.simulated)}.", "soft")
-    sheet.section("How the answer was confirmed", id="confirmed")
-    sheet.listed(words.confirmation(answer, trials, unit) or [words.ENDINGS[answer.reason]])
-    for addition in additions:
-        if addition.section is not None:
-            addition.section(sheet)
-    sheet.section("Trials", id="trials")
-    sheet.charts([_over_time(answer, trials, unit), *_terms(trials, summaries, unit)])
-    head, rows = words.trial_table(trials)
-    table = []
-    for trial, (load, _, *figures, remark) in zip(trials, rows, strict=True):
-        outcome = OUTCOMES[trial.outcome][0] + (", early" if trial.early else "")
-        grows = trial.sustained_why if trial.sustained is False else ""
-        table.append((load, outcome, *figures, "; ".join(filter(None, (remark, trial.why, grows)))))
-    sheet.table((*head[:-1], "why"), table, "remarks")
-    sheet.say(words.UNITS, "soft")
-    with sheet.details("Throughput and latency of the trials"):
-        sheet.charts(levels_text.charts(levels))
-    return sheet.render()
+    answer, told, summaries = search.answer, search.told, dict(named)
+    trials = sorted(told, key=lambda trial: trial.ask.number)
+    by_load = sorted(told, key=lambda trial: (trial.ask.load, trial.ask.number))
+    levels = msgspec.structs.replace(curve(named), best=evidence) if named else None
+    kind: Kind = "good" if answer.reason == "found" else "bad" if answer.reason == "none" else "warn"
+    limit = " ".join(_limit(trials, summaries)) or "no load of this search missed the SLO."
+    what = () if levels is None else (levels.workload, levels.model)
+    sections = [
+        section("", Tiles(list(_numbers(answer, trials, unit))), f"What limits it: {limit}"),
+        section("", *(() if levels is None else (levels_text.measured(levels),))),
+        *(one for addition in additions for one in addition.sections),
+        section(
+            "Trials",
+            Charts([_over_time(answer, trials, unit), *_terms(trials, summaries, unit)] if trials else []),
+            words.trial_table(by_load),
+            Said(words.UNITS if trials else "", "soft"),
+            id="trials",
+        ),
+        words.found(answer, trials, unit, simulated=search.simulated),
+    ]
+    if levels is not None:
+        charts = Charts(list(levels_text.charts(levels)))
+        sections.append(section("Throughput and latency of the trials", charts, folded=True))
+    said = [Said(words.headline(answer, trials, search.names, unit), kind, large=True)]
+    return Report(
+        title=" · ".join(filter(None, (*what, "highest load within the SLO"))),
+        tab=": ".join((*what[:1], "search")),
+        made_by="loadgen report of a search" if levels is None else f"loadgen {levels.version} report of a search",
+        warned=[*([simulated()] if search.simulated else []), *(one for each in additions for one in each.warned)],
+        answer=[*said, *(one for addition in additions for one in addition.answer())],
+        sections=sections,
+    )
 
 
 def _numbers(answer: SearchAnswer, trials: Sequence[TrialResult], unit: str) -> Iterator[Number]:
@@ -117,7 +110,7 @@ def _limit(trials: Sequence[TrialResult], summaries: Mapping[str, Summary]) -> I
 
 def _dots(trials: Sequence[TrialResult], x: Sequence[float], y: Sequence[float | None]) -> Iterator[Series]:
     """The trials as dots, one colour for each outcome; those at full length have a label."""
-    for outcome, (name, color) in OUTCOMES.items():
+    for outcome, (name, color) in words.OUTCOMES.items():
         chosen = [i for i, trial in enumerate(trials) if trial.outcome == outcome and y[i] is not None]
         if chosen:
             labels = tuple({"confirm": "confirmation", "sustain": "longer"}.get(trials[i].ask.kind, "") for i in chosen)

@@ -1,0 +1,117 @@
+"""The report of repeats: of one load, or of each level of a sweep. Pure; its words are those of `repeats_text.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from loadgen.core import format
+from loadgen.core.metrics.repeats import RepeatedFigure, RepeatSummary
+from loadgen.present.page import Axis, Band, Chart, Mark, Number, Series
+from loadgen.present.section import (
+    Charts,
+    Report,
+    Said,
+    Section,
+    Table,
+    Tiles,
+    Warned,
+    section,
+    simulated,
+)
+from loadgen.runs import levels_text
+from loadgen.runs import repeats_text as words
+from loadgen.runs.levels import SweepCurve
+
+
+def report(repeats: RepeatSummary, runs: SweepCurve) -> Report:
+    """Of repeats of one load. `runs`: each run as a level."""
+    tiles = [
+        Number(one.name, words.value_words(one, one.mean), one.unit, _beside(one))
+        for one in words.main_figures(repeats)
+    ]
+    return _report(
+        f"{format.counted(len(repeats.runs), 'run')} of one load",
+        Said(words.sentence(repeats), "good" if repeats.valid else "bad", large=True),
+        runs,
+        {"": repeats},
+        section("", Tiles(tiles), levels_text.measured(runs)),
+        section(
+            "Figures",
+            words.figures_table(repeats),
+            Said(words.legend(repeats), "soft"),
+            Charts(list(_charts(repeats))),
+        ),
+    )
+
+
+def report_of_levels(levels: Sequence[tuple[str, RepeatSummary]], runs: SweepCurve) -> Report:
+    """Of a sweep that was repeated. `runs`: each run of each of its levels."""
+    return _report(
+        f"{format.counted(len(levels), 'level')}, repeated",
+        Said(words.sentence_of_levels(levels), large=True),
+        runs,
+        dict(levels),
+        section("", levels_text.measured(runs)),
+        section("Levels", words.levels_table(levels), Said(f"{words.OF_LEVELS}.", "soft")),
+        *(
+            section(f"{level}: {format.counted(len(repeats.runs), 'run')}", words.figures_table(repeats), folded=True)
+            for level, repeats in levels
+        ),
+    )
+
+
+def _report(what: str, answer: Said, runs: SweepCurve, made: Mapping[str, RepeatSummary], *sections: Section) -> Report:
+    warned = [simulated()] if any(one.simulated for one in made.values()) else []
+    if not all(one.valid for one in made.values()):
+        warned.append(Warned("INVALID", words.NOT_VALID, "bad"))
+    seeds = {run: seed for one in made.values() for run, seed in zip(one.runs, one.seeds, strict=True)}
+    return Report(
+        title=" · ".join(filter(None, (runs.workload, runs.model, what))),
+        tab=f"{runs.workload}: {what}",
+        made_by=f"loadgen {runs.version} report of repeats",
+        warned=warned,
+        answer=[answer],
+        sections=[*sections, _runs(runs, seeds)],
+    )
+
+
+def _beside(one: RepeatedFigure) -> str:
+    return f"95 % interval of the mean {words.interval_words(one)}" if one.low is not None else "one run: no interval"
+
+
+def _charts(repeats: RepeatSummary) -> Iterator[Chart]:
+    """For each of the main figures its value in each run, with the mean and its interval."""
+    numbers = [float(number) for number in range(1, len(repeats.runs) + 1)]
+    if len(numbers) < 2:
+        return
+    for one in words.main_figures(repeats):
+        low, high = one.low, one.high
+        yield Chart(
+            title=one.name,
+            note="shaded: the 95 % interval of the mean",
+            x=Axis(label="run", pad=True),
+            y=Axis(label=one.unit, unit=one.unit),
+            series=(Series(x=numbers, y=one.values, color="c1", width=0, dots=True, labels=repeats.runs),),
+            bands=() if low is None or high is None else (Band(start=low, end=high, color="good", across=True),),
+            marks=(Mark(y=one.mean, label="mean", color="good", fit=True),),
+        )
+
+
+def _runs(runs: SweepCurve, seeds: Mapping[str, int | None]) -> Section:
+    head = ("run", "seed", "", "ok", "req/s", "tokens/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "E2E p50")
+    cells = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "e2e_p50")
+    rows = [
+        (
+            level.name,
+            str(seeds.get(level.name) if seeds.get(level.name) is not None else format.NONE),
+            "VALID" if level.valid else "INVALID",
+            format.count(level.ok),
+            format.quantity(level.requests_per_s),
+            format.quantity(level.output_per_s),
+            *(levels_text.level_ms(level, name) for name in cells),
+            format.percent(level.goodput),
+        )
+        for level in runs.levels
+    ]
+    legend = "Latencies in ms; ~: too few samples. Each run has a page of its own: loadgen report on its folder."
+    return section("Runs", Table((*head, "within SLO"), rows), Said(legend, "soft"))
