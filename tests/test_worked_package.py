@@ -1,0 +1,206 @@
+"""The package of docs/plugins.md: installed as pip would, used by every command that goes by a table, and counted."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loadgen_sdk.dialects.server_account import _reader, server_account
+from loadgen_sdk.probe.probe import _match_signs
+from plugin_packages import forgetting, install
+
+import loadgen
+from loadgen import plugins
+from loadgen.core.errors import OK, SLO_MISSED, USAGE, UserError
+from loadgen.core.results.store import read_run
+from loadgen.core.server_metrics import series
+from loadgen.core.workload.dataset import placed
+from loadgen.core.workload.traces import read_trace
+from loadgen.interop import reader
+from loadgen.pricing.price_file import load_prices
+from loadgen.result_kinds import kind_of
+from loadgen.shell.app import main
+from loadgen.viewer.results_list import results_in
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "plugins.md").read_text("utf-8")
+TABLES = [plugins.resolve(reference) for reference in plugins.TABLES]
+SMALL = ("--input-tokens", "8", "--output-tokens", "4", "-n", "3", "--warmup", "0", "--concurrency", "1")
+
+
+def block(kind: str) -> str:
+    (text,) = re.findall(rf"(?ms)^```{kind}\n(.*?)^```$", PAGE)
+    return str(text)
+
+
+def installed(folder: Path, text: str) -> None:
+    points = tomllib.loads(block("toml"))["project"]["entry-points"]
+    install(folder, "acme-loadgen", {"acme_loadgen": text}, points)
+
+
+@pytest.fixture
+def site(tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of packages; afterwards nobody remembers what was in it."""
+    folder: Path = tmp_path_factory.mktemp("site")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delenv("LOADGEN_PLUGINS", raising=False)
+    with ExitStack() as stack:
+        for table in TABLES:
+            stack.enter_context(forgetting(table, "acme_loadgen"))
+        _reader.cache_clear()
+        yield folder
+    _reader.cache_clear()
+
+
+@pytest.fixture
+def acme(site: Path) -> Path:
+    installed(site, block("python"))
+    return site
+
+
+def ends(*typed: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(one) for one in typed])
+    return int(ended.value.code or 0)
+
+
+def test_it_has_a_row_of_each_table_and_no_fault(acme: Path) -> None:
+    for table in TABLES:
+        (plugin,) = table.plugins
+        assert plugin.fault == "" and (plugin.package, plugin.version) == ("acme-loadgen", "1.0"), table.group
+        names = [value for value in _texts(plugin.row) if value.startswith("acme_loadgen:")]
+        assert all(callable(plugins.resolve(name)) for name in names)
+
+
+def _texts(row: Any) -> list[str]:
+    values = [getattr(row, name) for name in getattr(row, "__struct_fields__", ()) or getattr(row, "_fields", ())]
+    values += [getattr(row, name) for name in getattr(type(row), "__dataclass_fields__", ())]
+    return [value for value in values if isinstance(value, str)]
+
+
+def test_its_format_is_read_written_replayed_and_sent(acme: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "acme.json").write_text('{"acme_bench": 1, "ttft_s": 0.25, "requests": 7}')
+    assert ends("report", tmp_path) == OK
+    assert "Acme Bench" in capsys.readouterr().out
+    found = reader.read_result(tmp_path / "acme.json")
+    assert found.figures == {"ttft_ms.p50": 250.0, "requests.ok": 7.0} and found.counts.startswith("From sent.")
+    (tmp_path / "t.jsonl").write_text('{"acme_s": 1.0, "in": 5, "out": 2}\n{"acme_s": 1.5, "in": 6, "out": 3}\n')
+    trace = read_trace(tmp_path / "t.jsonl")
+    assert (trace.format, trace.due_ns.tolist(), trace.input_tokens.tolist()) == ("Acme", [0, 500_000_000], [5, 6])
+    (tmp_path / "d.acme").write_text("hello\nworld\n")
+    assert [row["prompt"] for _, row in placed(tmp_path / "d.acme")] == ["hello", "world"]
+    (tmp_path / "acme.json").write_text('{"acme_bench": 1}')
+    assert ends("report", tmp_path) == USAGE
+    assert "plug-in acme-bench of acme-loadgen 1.0 failed: KeyError" in capsys.readouterr().err
+
+
+def test_its_command_its_kind_and_its_prices(acme: Path, tmp_path: Path, capsys: Any) -> None:
+    folder = tmp_path / "results" / "s"
+    folder.mkdir(parents=True)
+    (folder / "soak.json").write_text('{"hours": 12}')
+    assert ends("brief", folder) == OK and capsys.readouterr().out == "It held for 12 hours.\n"
+    assert ends("report", folder) == SLO_MISSED
+    assert [(one.name, one.kind, one.word) for one in results_in(folder.parent)] == [("s", "soak", "12 h")]
+    assert ends("--help") == OK and "brief       A result in one sentence." in capsys.readouterr().out
+    (price,) = load_prices(Path("acme:eu")).entries
+    assert price.provider == "Acme"
+    with pytest.raises(UserError, match="sells nothing in 'us'"):
+        load_prices(Path("acme:us"))
+    with pytest.raises(UserError, match="no such price file"):
+        load_prices(Path("nobody:eu"))
+
+
+def test_its_server_is_known_by_its_sign_and_its_words(acme: Path) -> None:
+    servers = TABLES[-1]
+    assert _match_signs(tuple(servers.others()), {"models": '{"owned_by": "acme"}'}) == (
+        "acme",
+        "models",
+        '"owned_by": "acme"',
+    )
+    told = server_account({"acme.metrics": {"queued_s": 0.5, "prefill_s": 0.25}})
+    assert (told.queue, told.prefill) == (500_000_000, 250_000_000)
+    assert series.names_for(servers.find("acme").metrics) == {
+        "acme_active": "loadgen:running",
+        "acme_queued": "loadgen:waiting",
+    }
+    assert "loadgen:running" in series.KNOWN["running"]
+
+
+@pytest.mark.processes
+def test_a_run_with_its_backend_and_its_server(acme: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "run"
+    loadgen.run(
+        "qa", url="acme:small", server="acme", input_tokens=8, output_tokens=4, out=out, num_requests=3, warmup=0
+    )
+    header = read_run(out).header
+    assert (header.targets[0].server, header.targets[0].model) == ("acme", "small")
+    used = {(one.table, one.name, one.package, one.version) for one in header.plugins}
+    assert used == {
+        ("loadgen.backends", "acme", "acme-loadgen", "1.0"), ("loadgen_sdk.servers", "acme", "acme-loadgen", "1.0"),
+    }  # fmt: skip
+    capsys.readouterr()
+    assert ends("export", out, "--as", "acme-bench") == OK
+    assert json.loads(capsys.readouterr().out)["requests"] == 3
+    assert ends("doctor", "--help") == OK
+    assert "or generic. Of packages: acme." in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_backend_that_fails_at_its_start_is_not_our_bug(acme: Path, tmp_path: Path, capsys: Any) -> None:
+    assert ends("run", "qa", "--url", "acme:", *SMALL, "-o", tmp_path / "run") == USAGE
+    assert "plug-in acme of acme-loadgen 1.0 failed: RuntimeError: no model is named" in capsys.readouterr().err
+
+
+def test_one_that_fails_stops_nothing_and_doctor_names_it(site: Path, capsys: Any) -> None:
+    installed(site, block("python").replace("SERVER = Quirk(", "SERVER = dict("))
+    assert ends("doctor", "--url", "sim:gb300-vm", "--json") == OK
+    told = capsys.readouterr()
+    found = [one["found"] for one in json.loads(told.out)["findings"] if one["check"] == "plug-in"]
+    assert len(found) == 6 and [words for words in found if "no Quirk" in words] == [
+        "acme of acme-loadgen 1.0: acme_loadgen:SERVER is no Quirk"
+    ]
+    assert told.err.count("left out") == 1
+
+
+def test_none_is_loaded_where_none_is_wanted(acme: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "soak.json").write_text('{"hours": 30}')
+    monkeypatch.setenv("LOADGEN_PLUGINS", "0")
+    assert kind_of(tmp_path) is None
+    monkeypatch.delenv("LOADGEN_PLUGINS")
+    with plugins.none():
+        assert kind_of(tmp_path) is None
+    assert "acme_loadgen" not in sys.modules
+    assert loadgen.load(tmp_path).headline == "It held for 30 hours."
+
+
+TRIALS = {
+    "server": (r'"transformers"', {"sdk/loadgen_sdk/dialects/quirks.py"}),
+    "format": (r"inference_perf\b", {"loadgen/formats.py", "loadgen/interop/tools.py"}),
+    "command": (r"preflight\.command|def doctor\(", {"loadgen/commands.py", "loadgen/preflight/command.py"}),
+    "kind of result": (
+        r"accuracy_kind|class AccuracyResult\b",
+        {"loadgen/result_kinds.py", "loadgen/mlperf/accuracy.py"},
+    ),
+    "source of prices": (
+        r"price_file:text_of|def text_of\(file: str",
+        {"loadgen/prices.py", "loadgen/pricing/price_file.py"},
+    ),
+    "backend": (r"embedded_backend", {"loadgen/backends.py"}),
+}
+"""Of a row of each kind: what names it, and the files that do."""
+
+
+@pytest.mark.parametrize("kind", TRIALS)
+def test_a_row_touches_at_most_three_files(kind: str) -> None:
+    pattern, files = TRIALS[kind]
+    sources = [*ROOT.glob("loadgen/**/*.py"), *ROOT.glob("sdk/loadgen_sdk/**/*.py")]
+    found = {str(file.relative_to(ROOT)) for file in sources if re.search(pattern, file.read_text("utf-8"))}
+    assert found == files and len(files) < 3, "the third is its test"
+    (told,) = re.findall(rf"(?m)^\| {kind} \| (.*) \|$", PAGE)
+    assert all(f"`{file}`" in told or "its functions" in told or "its module" in told for file in files)
