@@ -23,11 +23,13 @@ HINT = "give the folder that run, sweep, search, validate or mlperf has named"
 class ListRow:
     """What a kind says of a folder for the list of results. `named`: its runs, each a name and the stored `Summary`.
 
-    word: the outcome. interval: tokens/s of a user, and the ends of the tokens/s in all, of a capacity or of repeats.
+    word: the outcome. answer: name of the run that the result stands on; "": the best of them. interval: tokens/s of a
+    user, and the ends of the tokens/s in all, of a capacity or of repeats.
     about, target, simulated: of a result without runs.
     """
 
     word: str = ""
+    answer: str = ""
     named: tuple[tuple[str, Any], ...] = ()
     interval: tuple[float, float, float] | None = None
     about: str = ""

@@ -67,6 +67,10 @@ def notes(evidence: Evidence) -> Iterator[ReasonCode]:
         yield note("slo_missed_at_capacity" if capacity else "slo_missed")
     if capacity is not None and capacity.lower_bound:
         yield note("lower_bound", why=capacity.bound_why or STILL_KEPT)
+    if capacity is not None and capacity.low_per_s is not None and capacity.high_per_s is not None:
+        ends = {"lower": capacity.low_per_s, "upper": capacity.high_per_s}
+        if at := [end for end, value in ends.items() if value == capacity.rate_per_s]:
+            yield note("at_an_end", ends=at)
     if any(summary.goodput.undecided for summary in summaries):
         yield note("slo_undecided")
     if evidence.lowered_from_per_s is not None and capacity is not None:

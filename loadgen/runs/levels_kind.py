@@ -132,15 +132,18 @@ def capacity_in(folder: Path) -> capacity.Capacity | None:
 
 
 def list_row(found: tuple[tuple[str, Summary], ...], folder: Path, word: str = "") -> ListRow:
-    """The row of runs that may have found a capacity."""
-    return ListRow(word=word, named=found, interval=_interval(folder, curve(found)) if found else None)
+    """The row of runs that may have found a capacity: this is what it says then, and its run is the one shown."""
+    held = capacity_in(folder)
+    interval = _interval(held, curve(found)) if found and held is not None else None
+    if held is None:
+        return ListRow(word=word, named=found)
+    return ListRow(word=held.words, answer=held.evidence, named=found, interval=interval)
 
 
-def _interval(folder: Path, levels: SweepCurve) -> tuple[float, float, float] | None:
+def _interval(found: capacity.Capacity, levels: SweepCurve) -> tuple[float, float, float] | None:
     """Of a capacity: tokens/s of a user, and the ends of the interval of the tokens/s in all."""
-    found = capacity_in(folder)
-    level = None if found is None else next((one for one in levels.levels if one.name == found.evidence), None)
-    if found is None or level is None or level.per_user is None or not level.output_per_s or found.low_per_s is None:
+    level = next((one for one in levels.levels if one.name == found.evidence), None)
+    if level is None or level.per_user is None or not level.output_per_s or found.low_per_s is None:
         return None
     per_request = level.output_per_s / found.rate_per_s
     return level.per_user, found.low_per_s * per_request, (found.high_per_s or found.rate_per_s) * per_request

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loadgen.core import format
+from loadgen.core.metrics.headline import headline
 from loadgen.core.metrics.summary import Summary
 from loadgen.present import table
 from loadgen.present.junit import OF_MET, Case, Outcome
@@ -43,8 +44,16 @@ def cases(named: Named, *, strict: bool = False) -> list[Case]:
 
 
 def _of_verdict(summary: Summary) -> str:
-    """Why a run is not valid; of a valid one its reservations."""
-    return "\n".join(summary.verdict.reasons or summary.verdict.caveats)
+    """Why a run is not valid; of a valid one its headline rates and its reservations."""
+    return "\n".join(summary.verdict.reasons or (rates(summary), *summary.verdict.caveats))
+
+
+def rates(summary: Summary) -> str:
+    """The rates that stand alone, with their window (`metrics/headline.py`)."""
+    shown = headline(summary)
+    goodput = () if shown.goodput is None else (f"goodput {format.rate(shown.goodput)}",)
+    parts = (f"{format.rate(shown.requests)} completed", f"{format.rate(shown.output)} output tokens", *goodput)
+    return f"{', '.join(parts)}, {shown.window}"
 
 
 def markdown(named: Named) -> str:

@@ -24,7 +24,8 @@ HEIGHT = 420  # of a chart, in pixels
 class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
     """One result of a folder. `curve`: its runs by load, one of a single run; None where nothing was summarized.
 
-    `word`: the outcome of a search or validation, or why the result cannot be read. `interval`: tokens/s of a user, and
+    `word`: the outcome of a search or validation, or why the result cannot be read. `answer`: the run that it stands
+    on. `interval`: tokens/s of a user, and
     the ends of the tokens/s in all of a capacity or of repeats there. `usd`: name of a run -> its cost per million
     output tokens, where it has a price. `page`: its own page beside this one, "" where there is none.
     """
@@ -32,6 +33,7 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # its folder, relative to the one that is listed
     kind: str
     word: str = ""
+    answer: str = ""
     curve: SweepCurve | None = None
     tpot_limit_ms: float | None = None  # of its SLO
     interval: tuple[float, float, float] | None = None
@@ -202,8 +204,12 @@ def _row(result: StoredResult) -> tuple[str, ...]:
     if curve is None:
         word = "going on" if result.going_on else result.word
         return (result.name, result.kind, word, result.about, result.target, *("",) * (len(HEAD) - 5))
-    best = next((level for level in curve.levels if level.name == curve.best), None)
-    shown = best or max(curve.levels, key=lambda level: level.output_per_s or 0.0)
+    levels = {level.name: level for level in curve.levels}
+    shown = (
+        levels.get(result.answer)
+        or levels.get(curve.best or "")
+        or max(curve.levels, key=lambda level: level.output_per_s or 0.0)
+    )
     return (
         result.name,
         result.kind,
@@ -211,11 +217,20 @@ def _row(result: StoredResult) -> tuple[str, ...]:
         " · ".join(filter(None, (curve.workload, curve.model))),
         curve.target + (f", {curve.region}" if curve.region else ""),
         format.count(curve.gpus),
-        shown.load if len(curve.levels) == 1 else f"{len(curve.levels)}, here {shown.amount or 0:.4g}",
+        _loads(result, curve, shown),
         format.quantity(shown.output_per_s),
         level_ms(shown, "ttft_p99"),
         level_ms(shown, "tpot_p99"),
         curve.started[:16].replace("T", " "),
+    )
+
+
+def _loads(result: StoredResult, curve: SweepCurve, shown: SweepLevel) -> str:
+    """The load of a run; of several how many, and which one is shown, unless the outcome says that."""
+    if len(curve.levels) == 1:
+        return shown.load
+    return (
+        str(len(curve.levels)) if shown.name == result.answer else f"{len(curve.levels)}, here {shown.amount or 0:.4g}"
     )
 
 
@@ -224,7 +239,7 @@ def _outcome(result: StoredResult) -> str:
     levels = _levels(result)
     if result.word or len(levels) != 1:
         invalid = sum(not level.valid for level in levels)
-        held = result.kind in ("sweep", "search") and result.curve is not None and result.curve.best
+        held = result.kind == "sweep" and not result.word and result.curve is not None and result.curve.best
         words = (
             result.word,
             "a load within the SLO" if held else "",

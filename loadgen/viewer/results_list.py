@@ -91,7 +91,7 @@ def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
     try:
         row: ListRow = result_kinds.call(kind, "listed", folder)
         shown = msgspec.structs.replace(
-            empty, word=row.word, about=row.about, target=row.target, simulated=row.simulated
+            empty, word=row.word, answer=row.answer, about=row.about, target=row.target, simulated=row.simulated
         )
         if not row.named:
             return shown if row.word else msgspec.structs.replace(shown, word="nothing was summarized")

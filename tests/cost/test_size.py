@@ -181,6 +181,14 @@ def test_a_folder_takes_its_own_slo_and_no_other(folder: Path, capsys: pytest.Ca
     assert RAG.goodput.slo[0].promise in str(caught.value)
 
 
+@pytest.mark.parametrize(("low", "high", "end"), [(20.0, 21.5, "lower"), (19.0, 20.0, "upper"), (19.0, 21.5, "")])
+def test_a_rate_at_the_end_of_its_own_interval_says_why(low: float, high: float, end: str) -> None:
+    capacity = msgspec.structs.replace(CAPACITY, low_per_s=low, high_per_s=high)
+    said = " ".join(texts(notes(replace(EVIDENCE, capacity=capacity))))
+    assert (f"the rate is the {end} end of its interval" in said) is bool(end)
+    assert end or "end of its interval" not in said
+
+
 def test_what_is_simulated_says_the_models_error_in_every_command() -> None:
     simulated = msgspec.structs.replace(RAG, target=msgspec.structs.replace(RAG.target, simulated=True))
     said = texts(notes(replace(EVIDENCE, summaries=(simulated,))))

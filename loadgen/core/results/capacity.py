@@ -69,6 +69,16 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     go_on: str = ""
 
     @property
+    def words(self) -> str:
+        """The capacity and its state in a few words: `29.82 requests/s, sustained`."""
+        rate = f"{self.rate_per_s:.4g} {self.unit}/s"
+        if self.state == "none":
+            return "no load held"
+        if self.state == "stopped":
+            return f"stopped, at least {rate}" if self.rate_per_s else "stopped before a load held"
+        return ", ".join(filter(None, (("at least " if self.lower_bound else "") + rate, self.state or "")))
+
+    @property
     def unfinished(self) -> bool:
         """Whether no machine may be counted by it: its search was stopped early, or showed no load that holds."""
         return self.state in ("stopped", "none")

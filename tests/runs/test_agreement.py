@@ -1,0 +1,98 @@
+"""One folder, one number for each name: text, page, list, JSON and JUnit of a run; of a search also its capacity."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import loadgen
+from loadgen.core import format
+from loadgen.runs import kind, outcome
+from loadgen.runs.text import render as text
+from loadgen.shell.app import main
+from loadgen.viewer import page as results_page
+from loadgen.viewer.results_list import results_in
+
+
+def one_line(page: str) -> str:
+    """The words of a page, without its markup, scripts and styles."""
+    page = re.sub(r"<(script|style)\b.*?</\1>", " ", page, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
+
+
+def listed(root: Path) -> dict[str, str]:
+    """The row of the only result under a folder, by its heads."""
+    (result,) = results_in(root)
+    return dict(zip(results_page.HEAD, results_page._row(result), strict=True))
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        {"request_rate": 20, "duration": "20s", "warmup": "5s"},
+        {"concurrency": 8, "duration": "20s", "warmup": "5s"},
+        {"request_rate": 20, "num_requests": 60, "warmup": 0, "max_in_flight": 4},  # most starts are dropped
+    ],
+)
+def test_each_figure_of_a_run_is_one_number(tmp_path: Path, load: dict[str, object]) -> None:
+    folder = tmp_path / "all" / "r"
+    run = loadgen.run("qa", url="sim:h100x8", slo=("ttft:200ms:p90", "tpot:40ms:p90"), seed=1, out=folder, **load)  # type: ignore[arg-type]
+    said = json.loads((folder / "summary.json").read_text())
+    completed, output = said["load"]["steady_completed_rps"], said["tokens"]["steady_output_per_s"]
+    goodput, share = said["goodput"]["steady_rps"], said["goodput"]["share"]
+    ttft, tpot = said["ttft_ms"]["p99"], said["tpot_ms"]["p99"]
+    assert None not in (completed, output, goodput, share)
+    offered = said["load"]["offered_rps"]
+    if offered is not None:  # so a reader can check it
+        assert goodput == pytest.approx(offered * share)
+
+    shown = " ".join(text(run.summary).split())
+    assert f"completed {format.rate(completed)} while load was offered" in shown
+    assert f"{format.rate(output)} output" in shown and f"goodput {format.rate(goodput)}" in shown
+    assert f"({format.percent(share)})" in shown
+
+    page = one_line(kind.page(kind.value(folder)))
+    assert f"Output tokens {format.quantity(output)} /s" in page
+    assert f"Completed {format.quantity(completed)} req/s" in page
+    assert f"Within the SLO {format.percent(share)}" in page and f"goodput {format.rate(goodput)}" in page
+
+    junit = outcome.cases([("r", run.summary)])
+    rates = f"{format.rate(completed)} completed, {format.rate(output)} output tokens, goodput {format.rate(goodput)}"
+    assert run.valid == junit[0].text.startswith(f"{rates}, while load was offered")
+
+    row = listed(folder.parent)
+    assert row["tokens/s"] == format.quantity(output)
+    for cell, value in ((row["TTFT p99"], ttft), (row["TPOT p99"], tpot)):
+        assert cell.removeprefix("~") == format.milliseconds(value)
+    valid = said["verdict"]["valid"]
+    met = said["goodput"]["met"]
+    assert row["outcome"] == (f"VALID, SLO {'met' if met else 'missed'}" if valid else "INVALID")
+    assert ("INVALID" in shown) is ("INVALID" in page) is not valid
+    assert [case.outcome for case in junit[:1]] == ["passed" if valid else "error"]
+
+
+@pytest.mark.commands
+def test_the_capacity_of_a_search_is_one_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "all" / "s"
+    search = ["search", "qa", "--url", "sim:gb300-vm", "-d", "20s", "--low", "20", "--high", "30", "--precision", "0.2"]
+    with pytest.raises(SystemExit):
+        main([*search, "--slo", "ttft:2s:p90", "--seed", "1", "-o", str(folder)])
+    printed = " ".join(capsys.readouterr().out.split())
+    held = json.loads((folder / "capacity.json").read_text())
+    rate = f"{held['rate_per_s']:.4g}"
+    run = json.loads((folder / held["evidence"] / "summary.json").read_text())
+    assert held["output_tokens_per_s"] == run["tokens"]["steady_output_per_s"]
+    assert f"{rate}/s, {held['state']}" in printed
+
+    row = listed(folder.parent)
+    assert row["outcome"] == ("at least " if held["lower_bound"] else "") + f"{rate} requests/s, {held['state']}"
+    assert row["tokens/s"] == format.quantity(held["output_tokens_per_s"])
+    assert row["TTFT p99"].removeprefix("~") == format.milliseconds(run["ttft_ms"]["p99"])
+    assert "here" not in row["loads"]  # the outcome says it
+
+    found = loadgen.load(folder)
+    assert rate in " ".join(found.text.split()) and rate in one_line(found.page)
