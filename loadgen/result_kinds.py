@@ -155,7 +155,7 @@ KINDS: OpenTable[ResultKind] = OpenTable(
             kept=("mlperf_requests.jsonl", "mlperf_queries.parquet"), texts=("mlperf_requests.jsonl",),
         ),
         _row(
-            "mlperf.accuracy_kind: value headline text document code listed",
+            "mlperf.accuracy_kind: value headline report document code listed",
             name="accuracy", markers=("mlperf_accuracy.json",), schema="loadgen.mlperf.accuracy:AccuracyResult",
         ),
         _row(
@@ -165,7 +165,7 @@ KINDS: OpenTable[ResultKind] = OpenTable(
             kept=("run.json", "seconds.jsonl", "server.jsonl"),
         ),
         _row(
-            "answers.kind: value headline text document code listed derived",
+            "answers.kind: value headline report document code listed derived",
             name="answers", markers=("answers.json",), schema="loadgen.answers.comparison:AnswersResult",
             kept=("scores.jsonl", "texts.jsonl"), texts=("texts.jsonl",),
         ),
@@ -179,7 +179,7 @@ KINDS: OpenTable[ResultKind] = OpenTable(
         _row("runs.levels_kind: held", name="capacity", markers=("capacity.json",),
              schema="loadgen.core.results.capacity:Capacity"),
         # without a file of their own; looked at last
-        _row("interop.calls_kind: fits value headline text document code", name="calls", page_name=""),
+        _row("interop.calls_kind: fits value headline report document code", name="calls", page_name=""),
         _row("interop.kind: fits value headline report document code comparable sections",
              name="other tool", page_name=""),
         ResultKind(

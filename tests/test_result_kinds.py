@@ -215,8 +215,7 @@ def test_every_kind_is_loaded(made: Path, name: str) -> None:
     assert found.headline.rstrip(".") and "\n" not in found.headline
     assert found.headline.endswith(".") and found.text.endswith("\n")
     assert str(found).splitlines()[0] in found.text and found._repr_html_().startswith("<pre")
-    has_page = MADE[name] not in ("answers", "accuracy", "calls")
-    assert (found.page is not None) is has_page
+    assert found.page is not None and found.page.startswith("<!doctype html>")
     assert made.name in repr(found) or name in repr(found) or runs_here
 
 
@@ -324,7 +323,7 @@ def test_its_bundle_comes_out_again(results: Path, tmp_path: Path, name: str, ki
     found = verify.verify(tmp_path / "x.zip")
     assert (found.manifest.kind, found.differences) == (kind, ()) and found.verified in ("all", "part")
     pages = {file for file in found.manifest.left_out if file.endswith(".html")}
-    assert pages == ({"report.html"} if kind != "answers" else set()), "the page of a sweep is part of it"
+    assert pages == {"report.html"}, "the page of a sweep is part of it"
     assert not [file for file in found.not_made if file.endswith(".html")]
 
 

@@ -56,7 +56,7 @@ def answers(
     from loadgen.answers import questions
     from loadgen.answers.comparison import exit_code
     from loadgen.answers.run import run
-    from loadgen.answers.text import render
+    from loadgen.answers.text import report
     from loadgen.core.execution.backend import serving
 
     settings = given.settings(needs_text="answers are scored as texts")
@@ -94,7 +94,7 @@ def answers(
             )
         except OSError as error:
             raise UserError("unwritable_file", f"cannot be written: {error.strerror}", f"--out {out}") from None
-    print_answer(result, render(result, reasons), as_json=as_json)
+    print_answer(result, report(result, reasons), as_json=as_json)
     return exit_code(result)
 
 

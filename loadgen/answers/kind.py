@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from loadgen.answers import folder as answers
-from loadgen.answers import text as report
+from loadgen.answers import text as words
 from loadgen.answers.comparison import AnswersResult, exit_code
 from loadgen.core import format
+from loadgen.present.section import Report
 from loadgen.result_kinds import ListRow, Remade
 
 
@@ -17,11 +18,11 @@ def value(folder: Path) -> AnswersResult:
 
 
 def headline(result: AnswersResult) -> str:
-    return report.headline(result)
+    return words.headline(result)
 
 
-def text(result: AnswersResult, color: bool) -> str:
-    return report.render(result)
+def report(result: AnswersResult) -> Report:
+    return words.report(result)
 
 
 def document(result: AnswersResult) -> bytes:
@@ -35,7 +36,7 @@ def code(result: AnswersResult, strict: bool) -> int:
 def listed(folder: Path) -> ListRow:
     result = answers.read(folder)
     return ListRow(
-        word=report.word(result),
+        word=words.word(result),
         about=f"{result.dataset} · {result.model}",
         target=result.url + (f", against {result.against}" if result.against else ""),
         simulated=result.simulated,

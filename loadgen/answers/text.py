@@ -1,4 +1,4 @@
-"""`loadgen answers` as text. Pure: takes values, returns a string."""
+"""What `loadgen answers` says. Pure: a result in, the report of text, Markdown and page out."""
 
 from __future__ import annotations
 
@@ -7,29 +7,36 @@ from collections.abc import Iterator, Sequence
 from loadgen.answers.comparison import AnswersResult, Change, Score, ScoredGroup
 from loadgen.answers.scores import NAMES
 from loadgen.core import format
-from loadgen.present import table
+from loadgen.present.section import Bullets, Kind, Report, Said, Section, Table, facts, section, simulated
 
+KIND: dict[bool | None, Kind] = {True: "good", False: "bad", None: "warn"}
 WORDS = {True: "yes", False: "no", None: "undecided"}
 
 
-def render(result: AnswersResult, reasons: Sequence[str] = ()) -> str:
-    """The whole report, ending in a newline. reasons: why prompts had no answer, the first few."""
-    lines = ["SIMULATED, not a real server: texts are random words"] if result.simulated else []
-    where = f"A: {result.model} at {result.url}" + (
-        f"; B: {result.against_model} at {result.against}" if result.against else ""
-    )
-    lines += [f"{result.dataset}: {format.counted(result.prompts, 'prompt')}, greedy. {where}"]
+def report(result: AnswersResult, reasons: Sequence[str] = ()) -> Report:
+    """The whole answer. reasons: why prompts had no answer, the first few."""
+    asked = format.counted(result.prompts, "prompt")
     unanswered = ((result.failed, "A", "they score 0"), (result.failed_against, "B", "they are not compared"))
-    for count, name, worth in unanswered:
-        if count:
-            lines.append(f"! {count:,} of {format.counted(result.prompts, 'prompt')} had no answer of {name}: {worth}")
-    lines += [f"  {reason}" for reason in reasons] + [f"! {note}" for note in result.notes]
-    for part in result.parts:
-        lines += ["", *_part(part, result)]
-    lines += ["", *_end(result)]
-    return (
-        "\n".join(line for whole in lines for line in (table.wrapped(whole) if whole.startswith("!") else [whole]))
-        + "\n"
+    against = [f"{count:,} of {asked} had no answer of {name}: {worth}" for count, name, worth in unanswered if count]
+    return Report(
+        title=f"{result.dataset}: {asked}, greedy",
+        made_by="loadgen answers",
+        warned=[simulated("texts are random words, not those of a real server")] if result.simulated else [],
+        answer=[Said(ending, KIND[result.verdict], large=True) for ending in _end(result)],
+        answer_last=True,
+        sections=[
+            section(
+                "",
+                facts(
+                    A=f"{result.model} at {result.url}",
+                    B=f"{result.against_model} at {result.against}" if result.against else "",
+                ),
+                Bullets([*against, *result.notes], "warn"),
+                Bullets(reasons),
+            ),
+            *(_part(part, result) for part in result.parts),
+            section("", Said(_intervals(result), "soft")),
+        ],
     )
 
 
@@ -49,9 +56,7 @@ def word(result: AnswersResult) -> str:
     return f"{NAMES[scores[0].metric]} {_score(scores[0])}" if scores else "nothing was scored"
 
 
-def _part(part: ScoredGroup, result: AnswersResult) -> Iterator[str]:
-    if len(result.parts) > 1:
-        yield f"class {part.group}" if part.group else "all prompts"
+def _part(part: ScoredGroup, result: AnswersResult) -> Section:
     other = {score.metric: score for score in part.other}
     changes = {change.metric: change for change in part.changes}
     rows = []
@@ -66,14 +71,15 @@ def _part(part: ScoredGroup, result: AnswersResult) -> Iterator[str]:
     head = ["score", "prompts", "A"]
     head += ["B", "A over B"] if result.against else []
     head += [f"within {result.loss * 100:g} %"] if result.against and result.loss is not None else []
-    if rows:
-        yield from table.text(head, rows)
-    if part.alike:
-        yield from table.text(
-            ["A and B", "prompts", "mean"], [[NAMES[s.metric], format.count(s.count), _score(s)] for s in part.alike]
-        )
-    if not rows and not part.alike:
-        yield "nothing to score: no row has a reference, and there is no second endpoint (--against)"
+    alike = [[NAMES[score.metric], format.count(score.count), _score(score)] for score in part.alike]
+    nothing = "nothing to score: no row has a reference, and there is no second endpoint (--against)"
+    name = f"class {part.group}" if part.group else "all prompts"
+    return section(
+        name if len(result.parts) > 1 else "Scores",
+        Table(head, rows),
+        Table(("A and B", "prompts", "mean"), alike),
+        "" if rows or alike else nothing,
+    )
 
 
 def _score(score: Score | None) -> str:
@@ -96,11 +102,15 @@ def _change(change: Change | None) -> str:
     return f"{change.ratio:.3f} [{change.low:.3f}, {change.high:.3f}]"
 
 
-def _end(result: AnswersResult) -> Iterator[str]:
-    yield from table.wrapped(
+def _intervals(result: AnswersResult) -> str:
+    return (
         f"{result.level * 100:g} % intervals: of shares Wilson's, of means Student's, of A over B Fieller's of pairs; "
         "at least as wide as what so few prompts may not have met. ~: too few answers."
     )
+
+
+def _end(result: AnswersResult) -> Iterator[str]:
+    """The verdict, where one was asked for."""
     if result.loss is None:
         return
     if not result.parts[0].changes:

@@ -1,4 +1,4 @@
-"""The calls of an application as a text table: all together, and by each label. Pure."""
+"""What the calls of an application say: all together, and by each label. Pure."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ from itertools import groupby
 
 from loadgen.core.format import count, quantity
 from loadgen.interop.application_calls import Calls
-from loadgen.present import table
+from loadgen.present.section import Report, Said, Table, section
 from loadgen.runs.headline import quantile_ms
 
 HEAD = ("calls", "ok", "TTFT p50", "p99", "TPOT p50", "E2E p50", "p99", "tokens in", "out", "cost")
 
 
-def render_text(groups: Sequence[Calls]) -> str:
+def report(groups: Sequence[Calls]) -> Report:
     """One table for each label. `~`: more calls are needed for this quantile."""
-    lines: list[str] = []
+    tables = []
     for label, theirs in groupby(groups, lambda group: group.label):
-        lines += ["", *table.text((label or "calls of an application", *HEAD), [_row(group) for group in theirs])]
-    lines += ["", "Milliseconds, of the calls that are ok. ~: too few of them for this quantile."]
-    return "\n".join(lines[1:]) + "\n"
+        rows = [_row(group) for group in theirs]
+        tables.append(section(f"By {label}" if label else "All together", Table((label, *HEAD), rows)))
+    legend = "Milliseconds, of the calls that are ok. ~: too few of them for this quantile."
+    return Report(
+        title="Calls of an application",
+        made_by="loadgen report of calls",
+        sections=[*tables, section("", Said(legend, "soft"))],
+    )
 
 
 def _row(group: Calls) -> tuple[str, ...]:

@@ -8,8 +8,9 @@ from pathlib import Path
 from loadgen.core import format
 from loadgen.core.errors import OK
 from loadgen.interop import application_calls
+from loadgen.interop import application_calls_text as words
 from loadgen.interop.application_calls import Calls
-from loadgen.interop.application_calls_text import render_text
+from loadgen.present.section import Report
 
 
 def fits(path: Path) -> bool:
@@ -25,8 +26,8 @@ def headline(groups: Sequence[Calls]) -> str:
     return f"{format.counted(whole.calls, 'call')} of an application, {format.count(whole.ok)} of them ok."
 
 
-def text(groups: Sequence[Calls], color: bool) -> str:
-    return render_text(groups)
+def report(groups: Sequence[Calls]) -> Report:
+    return words.report(groups)
 
 
 def document(groups: Sequence[Calls]) -> bytes:

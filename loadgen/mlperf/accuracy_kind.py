@@ -6,9 +6,10 @@ from pathlib import Path
 
 from loadgen.core import format
 from loadgen.core.results.manifest import decoded
-from loadgen.mlperf import accuracy_text as report
+from loadgen.mlperf import accuracy_text as words
 from loadgen.mlperf.accuracy import AccuracyResult
 from loadgen.mlperf.accuracy_run import FILE
+from loadgen.present.section import Report
 from loadgen.result_kinds import ListRow
 
 
@@ -18,11 +19,11 @@ def value(folder: Path) -> AccuracyResult:
 
 
 def headline(result: AccuracyResult) -> str:
-    return report.headline(result)
+    return words.headline(result)
 
 
-def text(result: AccuracyResult, color: bool) -> str:
-    return report.render(result)
+def report(result: AccuracyResult) -> Report:
+    return words.report(result)
 
 
 def document(result: AccuracyResult) -> bytes:
@@ -36,7 +37,7 @@ def code(result: AccuracyResult, strict: bool) -> int:
 def listed(folder: Path) -> ListRow:
     result = value(folder)
     return ListRow(
-        word=report.word(result),
+        word=words.word(result),
         about=f"{result.benchmark} accuracy · {result.model}",
         target=result.url,
         simulated=result.simulated,

@@ -1,52 +1,52 @@
-"""A result of accuracy mode as text: what was asked, each mean beside the rules' bounds, TEST06. Pure."""
+"""What a result of accuracy mode says: what was asked, each mean beside the rules' bounds, TEST06. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from loadgen.core import format
 from loadgen.mlperf.accuracy import TIERS, AccuracyMean, AccuracyResult, AccuracyTarget
-from loadgen.present import table
-from loadgen.present.table import wrapped
+from loadgen.present.section import Bullets, Report, Said, Table, Warned, facts, section, simulated
 
 NAMES = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "tokens_per_sample": "tokens/sample"}
 
 
-def render(result: AccuracyResult, reasons: Sequence[str] = ()) -> str:
-    """The whole report, ending in a newline. reasons: why samples had no answer, the first few."""
-    return "\n".join(_lines(result, reasons)) + "\n"
-
-
-def _lines(result: AccuracyResult, reasons: Sequence[str]) -> Iterator[str]:
-    mark = "SIMULATED, not a real system: " if result.simulated else ""
-    yield f"{mark}MLPerf-style (unofficial) accuracy \u00b7 {result.benchmark} \u00b7 round {result.round}"
-    yield from wrapped(result.disclosure)
-    yield ""
-    yield from wrapped(f"Data      {result.dataset}", rest=" " * 10)
-    yield f"Answers   {result.answered:,} of {result.samples:,} samples, greedy, by {result.model} at {result.url}"
-    yield from (f"  {reason}" for reason in reasons)
-    yield ""
-    head = ["mean of the answers", "95 % interval", *(f"{tier * 100:g} % target" for tier in TIERS)]
-    yield from table.text(["", *head], [_row(mean, result.targets) for mean in result.means])
-    yield ""
-    if result.test06 is not None:
-        found = result.test06
-        yield from wrapped(
-            f"TEST06    {'passed' if found.passed else 'FAILED'}: {found.end_tokens:,} answers with two end tokens, "
-            f"{found.length:,} are not as long as reported; token ids by {result.token_ids}; the first token is not "
-            "reported apart in an answer of text. An official one logs 100 samples of a performance run",
-            rest=" " * 10,
-        )
-    asked = ", ".join(result.compliance)
-    yield f"Compliance tests that the rules ask for with {result.benchmark}: {asked or 'none'}"
-    for warning in result.warnings:
-        yield from wrapped(f"! {warning}", rest="  ")
+def report(result: AccuracyResult, reasons: Sequence[str] = ()) -> Report:
+    """The whole answer. reasons: why samples had no answer, the first few."""
+    head = ("", "mean of the answers", "95 % interval", *(f"{tier * 100:g} % target" for tier in TIERS))
     missing = result.samples_of_rules - result.samples
-    if missing:
-        yield f"! {result.samples:,} of the rules' {result.samples_of_rules:,} samples: a trial, for nothing else"
-    yield ""
-    for tier in TIERS:
-        yield f"{tier * 100:g} % of the reference: {_verdict(result, tier)}"
+    trial = f"{result.samples:,} of the rules' {result.samples_of_rules:,} samples: a trial, for nothing else"
+    answered = f"{result.answered:,} of {result.samples:,} samples, greedy, by {result.model} at {result.url}"
+    word, _, meaning = result.disclosure.partition(": ")
+    return Report(
+        title=f"MLPerf-style (unofficial) accuracy · {result.benchmark} · round {result.round}",
+        made_by="loadgen mlperf accuracy",
+        warned=[*([simulated()] if result.simulated else []), Warned(word, meaning)],
+        answer=[Said(f"{tier * 100:g} % of the reference: {_verdict(result, tier)}", large=True) for tier in TIERS],
+        answer_last=True,
+        sections=[
+            section("", facts(Data=result.dataset, Answers=answered), Bullets(reasons)),
+            section("Means", Table(head, [_row(mean, result.targets) for mean in result.means])),
+            section(
+                "Compliance",
+                facts(TEST06=_test06(result)),
+                f"Compliance tests that the rules ask for with {result.benchmark}: "
+                f"{', '.join(result.compliance) or 'none'}",
+                Bullets([*result.warnings, *([trial] if missing else [])], "warn"),
+            ),
+        ],
+    )
+
+
+def _test06(result: AccuracyResult) -> str:
+    found = result.test06
+    if found is None:
+        return ""
+    return (
+        f"{'passed' if found.passed else 'FAILED'}: {found.end_tokens:,} answers with two end tokens, "
+        f"{found.length:,} are not as long as reported; token ids by {result.token_ids}; the first token is not "
+        "reported apart in an answer of text. An official one logs 100 samples of a performance run"
+    )
 
 
 def headline(result: AccuracyResult) -> str:

@@ -206,7 +206,7 @@ def accuracy(
     from loadgen.mlperf import accuracy as rules_of_accuracy
     from loadgen.mlperf import rules
     from loadgen.mlperf.accuracy_run import run
-    from loadgen.mlperf.accuracy_text import render
+    from loadgen.mlperf.accuracy_text import report
 
     rules_of_accuracy.reference(benchmark)
     test = rules.test(benchmark, "offline", round_name)
@@ -226,7 +226,7 @@ def accuracy(
             tell=lambda done: tell("samples", done, test.samples),
             simulated=settings.backend.simulated,
         )
-    print_answer(result, render(result, reasons), as_json=as_json)
+    print_answer(result, report(result, reasons), as_json=as_json)
     if not as_json:
         say(f"results in {folder}")
     return int(result.exit_code)
