@@ -12,6 +12,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from loadgen.core.errors import BUG, INTERRUPTED, USAGE, Code, Fault, Faults, UserError
 
@@ -62,15 +63,27 @@ _OF_THE_HOST = {
 
 def _of_the_host(error: OSError) -> UserError:
     where = str(error.filename or error.filename2 or "")
-    hint = "what was recorded before is kept: loadgen report FOLDER shows it"
+    hint = _kept(where)
     code: Code = "host_refused"
     if error.errno in (errno.EMFILE, errno.ENFILE):
         code, hint = "resource_limit", f"raise the limit of open files (ulimit -n); {hint}"
     elif error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", -1), errno.EFBIG):
         code, hint = "resource_limit", f"make room, or give another folder with --out; {hint}"
+    elif error.errno == errno.ENOENT and where and not Path(where).parent.exists():
+        gone = [folder for folder in Path(where).absolute().parents if not folder.exists()][-1]
+        what = "a folder is gone: it was moved or deleted while this command worked in it, or was never there"
+        return UserError("host_refused", what, str(gone), "what was recorded is where the folder is now")
     elif where:
         hint = "give a path that can be written or read"
     return UserError(code, f"the host refused: {(error.strerror or str(error)).lower()}", where, hint)
+
+
+def _kept(where: str) -> str:
+    """What is left of a run that the host has ended by refusing this path ("": it did not say which)."""
+    if not where:
+        return "what was recorded before, if anything, is kept: loadgen report FOLDER shows it"
+    run = next((folder for folder in Path(where).absolute().parents if (folder / "run.json").is_file()), None)
+    return "nothing was recorded" if run is None else f"what was recorded before is kept: loadgen report {run}"
 
 
 def _bug(error: Exception) -> int:

@@ -31,6 +31,7 @@ class InMemory:
 
     def __init__(self, answers: dict[str, list[Any]]) -> None:
         self.answers, self.asked, self.bodies = answers, [], []
+        self.waited: list[float] = []
         self._times = iter((9_000_000, 1_000_000, 2_000_000, 3_000_000, 2_000_000))
 
     async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> HttpAnswer:
@@ -49,7 +50,10 @@ class InMemory:
 
     def probe(self, url: str = "http://h", *, api: Api = "chat", **options: Any) -> ProbeResult:
         target = Target.parse(url, api=api)
-        return asyncio.run(probe(target, exchange=self.exchange, connect=self.connect, **options))
+        return asyncio.run(probe(target, exchange=self.exchange, connect=self.connect, wait=self.wait, **options))
+
+    async def wait(self, seconds: float) -> None:
+        self.waited.append(seconds)
 
 
 def served(owned_by: str, *ids: str, **more: Any) -> list[Any]:
@@ -345,6 +349,42 @@ def test_answers_that_end_it(answer: list[Any], code: str, hint: str) -> None:
     assert KEY not in f"{caught.value} {caught.value.hint}"
 
 
+def test_a_list_of_names_that_cannot_be_shown_is_no_empty_list() -> None:
+    with refused(TargetUnusable, "no_model") as caught:
+        InMemory(healthy(models=served("vllm", "tiny\x1b[31m"))).probe()
+    assert "control characters" in str(caught.value) and "\x1b" not in str(caught.value)
+
+
+def test_a_gateway_without_its_server_is_not_asked_for_a_name() -> None:
+    with refused(TargetUnusable, "no_model") as caught:
+        InMemory(healthy(models=[502, {}, "Bad Gateway"])).probe()
+    assert "502" in str(caught.value) and "is the server up" in caught.value.hint
+
+
+def test_a_missing_path_is_named_and_another_api_is_no_way_to_rerank() -> None:
+    with refused(TargetUnusable, "http_4xx") as caught:
+        InMemory(healthy()).probe(api="rerank", stream=False)
+    assert "/v1/rerank" in str(caught.value)
+    assert "--api chat" not in caught.value.hint and "rerank" in caught.value.hint
+
+
+@pytest.mark.parametrize("tokens", ["1e400", str(1 << 40), "-3"])
+def test_a_usage_that_cannot_be_is_not_called_missing(tokens: str) -> None:
+    status, head, text = streamed(ASKED_TOKENS, ASKED_TOKENS, 43)
+    absurd = text.replace(f'"completion_tokens": {ASKED_TOKENS}', f'"completion_tokens": {tokens}')
+    found = InMemory(healthy(long=[status, head, absurd])).probe()
+    assert any("no answer can have" in warning for warning in found.warnings)
+    assert not any("no usage" in warning for warning in found.warnings)
+
+
+def test_a_header_with_a_key_says_that_the_other_key_stays_here() -> None:
+    server = InMemory(healthy())
+    found = server.probe("http://me:secret@h", api_key=KEY, headers=[("X-Api-Key", "theirs")])
+    assert {"Authorization", "X-Api-Key"} <= server.asked[-1][1].keys(), "the pair of the URL is for this server"
+    found = InMemory(healthy()).probe(api_key=KEY, headers=[("X-Api-Key", "theirs")])
+    assert any("not sent" in warning and "X-Api-Key" in warning for warning in found.warnings)
+
+
 class Shaky(InMemory):
     """Refuses the first requests to generate."""
 
@@ -548,3 +588,15 @@ def test_the_embedded_endpoint() -> None:
         with refused(TargetUnusable, "http_4xx") as caught:
             asyncio.run(run(endpoint.url, extra_body={"temperatur": 0}))
         assert "--extra-body" in caught.value.hint
+
+
+@pytest.mark.parametrize(("head", "waits"), [({"retry-after": "2"}, 2.0), ({}, 1.0), ({"retry-after": "900"}, 5.0)])
+def test_a_rate_limit_that_the_probe_itself_uses_up_is_waited_for(head: dict[str, str], waits: float) -> None:
+    class Limited(Shaky):
+        async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> HttpAnswer:
+            answer = await super().exchange(method, path, headers, body)
+            return HttpAnswer(429, head, answer.body) if answer.status == 429 else answer
+
+    server = Limited(healthy(), 1, 429)
+    assert server.probe().model == "tiny"
+    assert server.waited == [waits]

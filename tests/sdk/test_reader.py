@@ -398,7 +398,7 @@ TRAPS: dict[str, tuple[bytes, str, int, int | None, str]] = {  # bytes, text, ou
     ),
     "broken JSON": (stream(A, b'data: {"choices": [{"del\n\n', STOP, DONE), "a", 1, None, "malformed"),
     "not UTF-8": (stream(b'data: {"choices":[{"text":"\xff"}]}\n\n', STOP), "", 0, None, "malformed"),
-    "a lone surrogate": (stream(b'data: {"choices":[{"text":"\\ud800"}]}\n\n', STOP), "", 0, None, "malformed"),
+    "a lone surrogate": (stream(b'data: {"choices":[{"text":"\\ud800"}]}\n\n', STOP), "\ufffd", 1, None, ""),
     "deep nesting": (stream(b'data: {"choices":' + b"[" * 5000 + b"\n\n", STOP), "", 0, None, "malformed"),
     "deep nesting in usage": (stream(A | {"usage": json.loads("[" * 500 + "]" * 500)}, STOP), "a", 1, None, ""),
     "a chunk size in words": (stream(A, end=b"zz\r\n"), "", 0, None, "malformed"),  # the read's own events are not read
@@ -675,3 +675,13 @@ def test_a_usage_of_another_shape_is_no_count_and_no_error(usage: bytes) -> None
     ending = b'{"choices":[{"delta":{},"finish_reason":"stop"}]}'
     done = answered(stream(*(b"data: " + event + b"\n\n" for event in (*events, ending))))
     assert (done.failure, done.usage, done.output_events) == (None, Usage(), 1)
+
+
+@pytest.mark.parametrize(
+    "odd", [b'{"choices":[{"delta":{"content":"\\ud800"}}]}', b'{"choices":[],"usage":{"completion_tokens":1e400}}']
+)
+def test_an_event_that_only_a_strict_decoder_refuses_does_not_throw_an_answer_away(odd: bytes) -> None:
+    ending = b'{"choices":[{"delta":{"content":"a"},"finish_reason":"stop"}]}'
+    done = answered(stream(*(b"data: " + event + b"\n\n" for event in (odd, ending))))
+    assert done.failure is None and done.usage == Usage()
+    assert done.output_events == 1 + (b"ud800" in odd)

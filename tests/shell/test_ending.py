@@ -12,6 +12,7 @@ import pytest
 from loadgen.core.errors import Faults
 from loadgen.core.execution.options import settings
 from loadgen.shell.app import main
+from loadgen.shell.ending import ending
 
 RUN = ["run", "qa", "--url", "sim:h100x8", "-n", "20", "--request-rate", "5", "--seed", "1"]
 
@@ -129,3 +130,27 @@ def test_a_full_disk_is_said_with_what_is_kept(tmp_path: Path) -> None:
     assert done.returncode == 2, done.stderr
     assert "make room" in done.stderr and "kept" in done.stderr
     assert "bug" not in done.stderr
+
+
+@pytest.mark.processes
+def test_a_disk_that_is_full_before_the_first_file_keeps_nothing_and_says_so(tmp_path: Path) -> None:
+    limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); from loadgen.shell.app import main; main()"
+    words = [sys.executable, "-P", "-c", limited, *RUN[:4], "-n", "5", "--request-rate", "50"]
+    done = subprocess.run([*words, "--out", str(tmp_path / "out")], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "make room" in done.stderr and "nothing was recorded" in done.stderr
+
+
+def test_a_folder_that_was_moved_away_in_mid_run_is_said_to_be_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def works_in_it() -> int:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run").rename(tmp_path / "elsewhere")
+        (tmp_path / "run" / "flows" / "w0.heat").write_bytes(b"")
+        return 0
+
+    assert ending(works_in_it) == 2
+    told = capsys.readouterr().err
+    assert "moved or deleted" in told and f"--> {tmp_path / 'run'}\n" in told

@@ -79,13 +79,17 @@ class TelemetrySender(ReaderProcess):
     leave_s = 30.0
 
     def __init__(self, folder: Path, what: str) -> None:
-        super().__init__("loadgen.core.followers.otel", str(folder), what)
+        super().__init__("loadgen.core.followers.otel", str(folder))
+        self._tell(f"{what}\n".encode())  # not on its command line, which other users see: a URL may hold a password
 
     def begin(self, start_ns: int) -> None:
         """Tell the process when the load begins; it waits for that."""
+        self._tell(b"%d\n" % start_ns)
+
+    def _tell(self, line: bytes) -> None:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
-            self._process.stdin.write(b"%d\n" % start_ns)
+            self._process.stdin.write(line)
             self._process.stdin.flush()
 
 
@@ -247,4 +251,4 @@ def follow(folder: Path, target: str, source: RawIOBase) -> None:
 if __name__ == "__main__":
     os.nice(5)
     with open(0, "rb", buffering=0, closefd=False) as source:  # unbuffered: select does not see what a buffer holds
-        follow(Path(sys.argv[1]), sys.argv[2], source)
+        follow(Path(sys.argv[1]), source.readline().decode().strip(), source)

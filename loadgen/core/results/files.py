@@ -22,8 +22,13 @@ def replace(path: Path, data: bytes, *, shared: bool = False) -> None:
     """
     scratch = path.with_name(path.name + ".new")
     scratch.unlink(missing_ok=True)  # left by a killed process, or a link that somebody has laid there
-    with open(scratch, "xb", opener=None if shared else private) as file:
-        file.write(data)
+    try:
+        with open(scratch, "xb", opener=None if shared else private) as file:
+            file.write(data)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk does not say which file was too much
+        scratch.unlink(missing_ok=True)
+        raise
     scratch.replace(path)
 
 

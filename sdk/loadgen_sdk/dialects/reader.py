@@ -7,6 +7,7 @@ was no error event.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from operator import sub
 from typing import Any
@@ -102,7 +103,26 @@ class _Id(msgspec.Struct, gc=False):
 _decode = msgspec.json.Decoder(_Event).decode
 _decode_id = msgspec.json.Decoder(_Id).decode
 _decode_any = msgspec.json.decode
-_NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_NOT_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+def _decode_odd(text: bytes) -> Any:
+    """The value of JSON as servers write it: also with half of a surrogate pair, which becomes U+FFFD (an answer was
+    cut there), and with numbers beyond a double. Raises one of _NOT_JSON."""
+    try:
+        return _decode_any(text)
+    except msgspec.MsgspecError:
+        return _whole_texts(json.loads(text))
+
+
+def _whole_texts(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_whole_texts(key): _whole_texts(one) for key, one in value.items()}
+    return [_whole_texts(one) for one in value] if isinstance(value, list) else value
+
+
 _PLAIN_BYTES = bytes(byte for byte in range(0x20, 0x100) if byte not in b'"\\')  # in a JSON string without escapes
 _EMPTY = (b"null", b"[]", b"{}", b'""')
 
@@ -468,7 +488,7 @@ class Reading:
         if text == b"[DONE]":
             return None
         try:
-            value = _decode_any(text)
+            value = _decode_odd(text)
         except _NOT_JSON:
             if not isinstance(payload, Named):
                 self.malformed = self.malformed or f"an event that is not JSON: {text[:120]!r}"
@@ -520,6 +540,15 @@ class Reading:
     def usage(self) -> Usage:
         """The last usage with a count of output tokens that the server sent; empty if it sent none."""
         return self.usage_counts.usage() if self.usage_counts is not None else Usage()
+
+    @property
+    def usage_is_absurd(self) -> bool:
+        """Whether the server sent a number of output tokens that no answer can have, so that `usage` has none."""
+        counts = self.usage_counts
+        if counts is None:
+            return False
+        told = counts.output_tokens if counts.completion_tokens is msgspec.UNSET else counts.completion_tokens
+        return told is not None and counts.output() is None
 
     def judge(self, framing_ended: bool, until_close: bool, streamed: bool) -> Failure | None:
         """None when the request is ok, else its failure, by the rules of metrics.md.
@@ -623,12 +652,13 @@ def _counts_of(value: dict[str, Any]) -> _Counts:
 
 
 def _lenient_counts(value: Any) -> _Counts:
-    """Counts of which some have another type than a number."""
+    """Counts of which some have another type than a number. Output tokens that are no count: -1."""
     if not isinstance(value, dict):
         return _Counts()
+    output = value.get("completion_tokens", value.get("output_tokens"))
     return _Counts(
         prompt_tokens=_count(value.get("prompt_tokens", value.get("input_tokens"))),
-        completion_tokens=_count(value.get("completion_tokens", value.get("output_tokens"))),
+        completion_tokens=-1 if output is not None and _count(output) is None else output,
         prompt_tokens_details=_Details(cached_tokens=_count(_nested(value, "prompt_tokens_details", "cached_tokens"))),
         completion_tokens_details=_Details(
             reasoning_tokens=_count(_nested(value, "completion_tokens_details", "reasoning_tokens"))

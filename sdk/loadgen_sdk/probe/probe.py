@@ -23,7 +23,7 @@ from ..dialects.sse import Decoder, EventTooLarge
 from ..errors import Code, TargetUnusable
 from ..python310 import timeout
 from ..request import Request, Usage
-from ..transport.http1 import merged
+from ..transport.http1 import CREDENTIALS, merged
 from ..transport.target import Target, header_secrets, shown
 from .server_facts import ServerFacts, server_facts
 
@@ -85,6 +85,7 @@ CONTEXT_FIELDS = ("max_model_len", "context_window", "context_length", "max_cont
 _FURTHER_SOURCES = ("health", "props", "openapi")  # requested only if the other answers match no rule
 _PATHS = {"version": "/version", "health": "/health", "props": "/props", "openapi": "/openapi.json"}
 FACTS_S = 5.0  # longest wait for the page that tells engine and precision
+WAIT_S, LONGEST_WAIT_S = 1.0, 5.0  # where a rate limit was used up: the limit may be one or two a second
 TRIES = 4  # attempts of a request: a server that fails one in ten is refused by one probe in some thousands
 
 
@@ -101,14 +102,17 @@ async def probe(
     extra_body: Mapping[str, Any] | None = None,
     server_timing: bool = False,
     samples: Sequence[tuple[str, int]] = SAMPLES,
+    wait: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> ProbeResult:
     """Examine `target`. Two generations (1 and ASKED_TOKENS tokens) show token counts and bundling of tokens.
 
     `samples`: a short and a longer prompt with their content tokens. `server_timing`: ask for the server's own account
-    of each request, in the way of its kind. Raises TargetUnusable, with a hint for the user,
-    for everything that would make each request of the load fail. Its text has neither key nor password.
+    of each request, in the way of its kind. `wait`: so many seconds, where a rate limit was used up.
+
+    Raises TargetUnusable, with a hint for the user, for everything that would make each request of the load fail. Its
+    text has neither key nor password.
     """
-    asker = _Asker(target, exchange, headers, api_key, stream, extra_body)
+    asker = _Asker(target, exchange, headers, api_key, stream, extra_body, wait)
     rtt_ms = await _rtt_ms(connect)
     host = "azure" if target.azure else _of_host(target.host)
     models_answer, version = await asyncio.gather(
@@ -133,6 +137,8 @@ async def probe(
         warnings.append(f"{quirk.title} answers to any model name: it lists {listed}, not {chosen_model!r}")
     if server != "auto" and len(evidence) > 1:
         warnings.append(f"--server says {server}, {evidence[1]}")
+    if asker.unsent_key:
+        warnings.append(f"the key is not sent: the header {asker.unsent_key} was given in its place")
     if models_answer.status >= 300:
         evidence.append(f"its list of models answers {models_answer.status}")
     facts = await asker.facts(quirk, _version(version), hosted=bool(host))
@@ -150,7 +156,7 @@ async def probe(
     exact = None if user_sets_limit or usage.output is None else usage.output == ASKED_TOKENS
     tokens_per_event = _tokens_per_event(long, usage) if stream else None
     if target.api not in VALUES:
-        warnings += _warnings(quirk, exact, usage, tokens_per_event)
+        warnings += _warnings(quirk, exact, long, tokens_per_event)
     if asker.failures:
         warnings.append(f"{len(asker.failures)} probing requests failed before one went well: {asker.failures[0]}")
     return ProbeResult(
@@ -183,7 +189,12 @@ class _WantsOtherLimitField(Exception):
 
 
 class FailedOnce(TargetUnusable):
-    """A request failed as one of a load may fail, and the next may succeed: such a server is measured, not refused."""
+    """A request failed as one of a load may fail, and the next may succeed: such a server is measured, not refused.
+
+    `after_s`: when it may be tried again, where that is said.
+    """
+
+    after_s = 0.0
 
 
 class _Asker:
@@ -197,9 +208,13 @@ class _Asker:
         api_key: str | None,
         stream: bool,
         extra_body: Mapping[str, Any] | None,
+        wait: Callable[[float], Awaitable[object]],
     ) -> None:
         self.target, self._exchange, self._stream, self._extra_body = target, exchange, stream, extra_body
+        self._wait = wait
         self._headers = tuple(merged(target.auth(api_key), headers))
+        names = [name for name, _ in headers if name.lower() in CREDENTIALS - {"authorization"}]
+        self.unsent_key = names[0] if api_key and names and names[0].lower() != "api-key" else ""
         self._secrets = (api_key, *header_secrets(self._headers))
         self._has_key = bool(api_key or target.basic)
         self.models: tuple[str, ...] = ()  # that the server lists
@@ -217,6 +232,7 @@ class _Asker:
                 answer = await self._get(path)
                 if not _may_pass(answer.status):
                     return answer
+                await self._wait(_after_s(answer))
         return await self._get(path)
 
     async def _get(self, path: str) -> HttpAnswer:
@@ -267,6 +283,7 @@ class _Asker:
                 return await self._generate_once(quirk, model, text, tokens)
             except FailedOnce as error:
                 self.failures.append(str(error))
+                await self._wait(error.after_s)
         return await self._generate_once(quirk, model, text, tokens)
 
     async def _generate_once(self, quirk: Quirk, model: str, text: str, tokens: int) -> Reading:
@@ -317,21 +334,30 @@ class _Asker:
                 hint = "its list names this model alone: see the server's log, or try another --api"
         elif status in (404, 405):
             other_api = "completions" if self.target.api == "chat" else "chat"
+            message = f"{url} answers {status} to {self.target.path}: {error}"
             hint = f"check the path of the URL, or try --api {other_api}"
+            if self.target.api in VALUES:
+                hint = f"check the path of the URL, and whether this server does {self.target.api}: here or in a step"
         elif status in (400, 413, 422) and _TOO_LONG.search(error):
             hint = "its context is too short for this: shorter prompts and answers, or a server with a longer context"
         elif status in (400, 413, 422):
             field_hint = "if it names a field, remove it with --extra-body '{\"FIELD\": null}'"
             hint = f"{field_hint}, or say what it is with --server"
         elif status == 429:
-            hint = "its rate limit is used up already; wait, or use another key"
+            hint = "its rate limit lets no probe through (two generations): use another key, or a higher limit"
+        elif status in (502, 504):
+            hint = "a proxy answers, and the server behind it does not: is it up?"
         elif status == 503:
             hint = "it may still be loading its model: try again when it is ready"
         elif 300 <= status < 400:
             location = self.clean(answer.headers.get("location", "").partition("?")[0])
             message = f"{url} answers {status}, a redirect" + (f" to {location}" if location else "")
             hint = "give the URL it leads to"
-        raise (FailedOnce if _may_pass(status) else TargetUnusable)(code, message, hint)
+        if not _may_pass(status):
+            raise TargetUnusable(code, message, hint)
+        failed = FailedOnce(code, message, hint)
+        failed.after_s = _after_s(answer)
+        raise failed
 
     def clean(self, text: str) -> str:
         return self.target.redact(text, *self._secrets).strip()
@@ -358,6 +384,14 @@ def _code_of_status(status: int) -> Code:
 def _may_pass(status: int) -> bool:
     """Whether another request may go well after one with this status."""
     return status == 429 or status >= 500
+
+
+def _after_s(answer: HttpAnswer) -> float:
+    """When a request may be tried again: after a rate limit as its header says, at most LONGEST_WAIT_S."""
+    if answer.status != 429:
+        return 0.0
+    said = answer.headers.get("retry-after", "")
+    return min(float(said), LONGEST_WAIT_S) if re.fullmatch(r"\d+(\.\d+)?", said) else WAIT_S
 
 
 async def _rtt_ms(connect: Connect) -> float:
@@ -408,13 +442,18 @@ def _text(answer: HttpAnswer) -> str:
 
 
 def _rows(answer: HttpAnswer) -> list[dict[str, Any]]:
-    """The listed models; [] where the answer is no list of models."""
+    """The listed models whose names can be shown; [] where the answer is no list of models."""
+    return [row for row in _listed(answer) if row["id"].isprintable()]
+
+
+def _listed(answer: HttpAnswer) -> list[dict[str, Any]]:
+    """The listed models."""
     try:
         rows = msgspec.json.decode(answer.body)["data"] if answer.status == 200 else []
     except (ValueError, KeyError, TypeError, RecursionError):
         rows = []
     rows = rows if isinstance(rows, list) else []
-    return [row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str) and row["id"].isprintable()]
+    return [row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)]
 
 
 def _models(answer: HttpAnswer) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -444,7 +483,13 @@ def _default_model(
         raise TargetUnusable(
             "no_model", f"the server has {len(models)} models", f"choose with --model: {_shown_models(models)}"
         )
+    if odd := len(_listed(models_answer)):
+        what = f"{'the name' if odd == 1 else 'each name'} in the server's list of models has control characters"
+        raise TargetUnusable("no_model", what, "name the model with --model; this server's list cannot be shown")
     status = models_answer.status
+    if status >= 500:
+        hint = "is the server up? a proxy may answer for it. With --model NAME the list is not needed"
+        raise TargetUnusable("no_model", f"the server answers {status} when asked for its models", hint)
     why = "lists no models" if status == 200 else f"answers {status} when asked for its models"
     path = "check the path of --url, or " if status == 404 else ""
     hint = f"{path}name the model with --model" + ("" if quirk.checks_model else "; this server takes any name")
@@ -488,9 +533,11 @@ def _tokens_per_event(reading: Reading, usage: Usage) -> float | None:
     return streamed_tokens / reading.output_events if streamed_tokens > 0 and reading.output_events else None
 
 
-def _warnings(quirk: Quirk, exact: bool | None, usage: Usage, tokens_per_event: float | None) -> list[str]:
-    warnings = []
-    if usage.output is None:
+def _warnings(quirk: Quirk, exact: bool | None, answer: Reading, tokens_per_event: float | None) -> list[str]:
+    warnings, usage = [], answer.usage()
+    if answer.usage_is_absurd:
+        warnings.append("its usage says a number of tokens that no answer can have: not believed, counted here instead")
+    elif usage.output is None:
         warnings.append("its answers carry no usage: output tokens will be counted here, as an estimate")
     if exact is False and quirk.forces:
         asked = f"{ASKED_TOKENS} tokens were asked for and forced"

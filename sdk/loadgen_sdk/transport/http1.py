@@ -35,13 +35,15 @@ def head(method: str, path: str, headers: list[tuple[str, str]]) -> bytes:
 def merged(ours: Iterable[tuple[str, str]], users: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Header lines in which the user's replace ours of the same name.
 
-    A user's own credentials (any header of CREDENTIALS) replace all of ours: a key from the environment is not meant
-    for a server that the user gives another one.
+    A user's own credentials (any header of CREDENTIALS) replace our keys: a key from the environment is not meant for a
+    server that the user gives another one. User and password of the URL were given for this server: only the user's
+    own `Authorization` replaces them.
     """
-    users = list(users)
+    ours, users = list(ours), list(users)
     names = {name.lower() for name, _ in users}
     if names & CREDENTIALS:
-        names |= CREDENTIALS
+        keys = {name.lower() for name, value in ours if not value.startswith("Basic ")}
+        names |= CREDENTIALS & keys
     return [*(pair for pair in ours if pair[0].lower() not in names), *users]
 
 

@@ -124,3 +124,10 @@ def test_a_collector_that_is_away_disturbs_nothing(tmp_path: Path, capfd: pytest
         assert go(tmp_path, url, "http://127.0.0.1:9") == 0
         assert len(traces) == 30
     assert "30 spans could not be delivered" in capfd.readouterr().err
+
+
+@pytest.mark.processes
+def test_a_password_in_the_url_is_on_no_command_line(tmp_path: Path) -> None:
+    sender = otel.TelemetrySender(tmp_path, "http://me:swordfish@collector:4318")
+    sender.close()
+    assert "swordfish" not in str(sender._process.args)
