@@ -5,7 +5,7 @@ A leaf, like every table: a row names its command as text.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from loadgen.plugins import OpenTable
 
@@ -66,3 +66,9 @@ COMMANDS: OpenTable[CommandRow] = OpenTable(
     ),
 )  # fmt: skip
 """Of ours in the order in which people meet them, group by group."""
+
+
+def call(name: str, *given: Any, **options: Any) -> Any:
+    """Carry out one of our commands as another goes on with it: its function, with what would be typed."""
+    row = next(row for row in COMMANDS.own if row.name == name)
+    return COMMANDS.function(row, row.function)(*given, **options)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from loadgen import commands
 from loadgen.answers.command import AgainstKey, AgainstModel, other_endpoint
 from loadgen.core import units
 from loadgen.core.errors import OK, Fault, Faults, UserError, collecting
 from loadgen.core.execution.options import typed
-from loadgen.evidence.bundle_command import write as write_bundle
 from loadgen.shell.options import OF_THE_LOAD, Given, takes, typed_again
 from loadgen.shell.output import print_answer, say
 
@@ -88,6 +88,7 @@ def validate(
     from loadgen.core.execution.folder_names import alone
     from loadgen.core.metrics.repeats import Repetition
     from loadgen.core.workload.loading import packaged
+    from loadgen.runs.show import shown
 
     if contract is None and extend is not None:
         return given.call(typed_again(stored.command_of(extend), given.arguments))
@@ -101,7 +102,7 @@ def validate(
             repeats = {level.name: level.repeats for level in stored.read(contract)[0].levels}
             _say_extension(verdict.to_add_s(result, repeats), contract)
         if bundle is not None:
-            write_bundle(contract, bundle)
+            commands.call("bundle", contract, bundle)
         return verdict.exit_code(result)
     faults: list[Fault] = []
     how = None
@@ -146,12 +147,12 @@ def validate(
     if dry_run:
         return _predict(checked_contract, settings, overrides.seed, as_json)
 
-    show = given.show()
+    show = shown(given)
     repeats = {level.level.name: how.at_least if how else level.level.repeats for level in checked_contract.levels}
     if extend is None:
         show.expect([one.workload for one in checked_contract.levels for _ in range(repeats[one.level.name])], settings)
         given.make_room(settings.out)
-    execute = given.execute(show)
+    execute = given.execute(show.hearers)
     runs = (how or Repetition(count=level.level.repeats) for level in checked_contract.levels)
     show.begin(sum(level.at_most for level in runs), at_most=extend is not None or (how is not None and not how.count))
 
@@ -178,7 +179,7 @@ def validate(
     if result.verdict == verdict.INCONCLUSIVE and not result.interrupted:
         _say_extension(verdict.to_add_s(result, repeats), folder)
     if bundle is not None:
-        write_bundle(folder, bundle)
+        commands.call("bundle", folder, bundle)
     return verdict.exit_code(result)
 
 

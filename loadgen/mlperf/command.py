@@ -368,11 +368,12 @@ def _measured_rate(load: _Load, folder: Path, lanes: int | None) -> float | None
     """
     from loadgen.core.workload import placed
     from loadgen.mlperf import run as mlperf_run
+    from loadgen.runs.show import shown
 
     say("no --target-qps: one pass of the data set first, to size the query by")
     length_ns = load.test.min_duration_ns
     trial_load = replace(load, test=replace(load.test, min_duration_ns=length_ns // 5), drain_ns=mlperf_run.WAIT_NS)
-    qps, execute = 1e-9, load.given.execute(load.given.show())
+    qps, execute = 1e-9, load.given.execute(shown(load.given).hearers)
     for trial in range(1, 4):
         out = _unused_beside(folder, f"trial-{trial}")
         workload = placed(trial_load.workload(qps, lanes), f"trial-{trial}")
@@ -399,6 +400,7 @@ def _unused_beside(folder: Path, name: str) -> Path:
 def _run_once(load: _Load, folder: Path, qps: float, lanes: int | None = None) -> int:
     """Perform one run, print its MLPerf result and return the exit code."""
     from loadgen.mlperf import run as mlperf_run
+    from loadgen.runs.show import shown
 
     say(f"MLPerf-style, unofficial; data: {load.data.name}")
     settings = replace(load.settings, out=folder)
@@ -407,7 +409,7 @@ def _run_once(load: _Load, folder: Path, qps: float, lanes: int | None = None) -
 
         result, gpus = official_loadgen.perform(load.test, load.data, settings, qps=qps, lanes=lanes)
         return _print(result, folder, gpus, load.as_json)
-    summary, folder = load.given.execute(load.given.show())(load.workload(qps, lanes), settings, own=folder)
+    summary, folder = load.given.execute(shown(load.given).hearers)(load.workload(qps, lanes), settings, own=folder)
     result = mlperf_run.judge(folder, load.test, summary, data_name=load.data.name, qps=qps)
     return _print(result, folder, summary.target.gpus, load.as_json, mlperf_run.sound(summary), summary)
 
@@ -418,6 +420,7 @@ def _find_peak(load: _Load, folder: Path, qps: float | None, longer: float, run_
     from loadgen.core.results import checksums, store
     from loadgen.mlperf import run as mlperf_run
     from loadgen.mlperf.result import DISCLOSURE
+    from loadgen.runs.show import shown
     from loadgen.search import trials
 
     test, data = load.test, load.data
@@ -431,8 +434,8 @@ def _find_peak(load: _Load, folder: Path, qps: float | None, longer: float, run_
     search, trial_runner, plan = mlperf_run.peak(test, data, load.settings, folder, rate, load.drain_ns)
     search.longer, search.run_spread = longer, run_spread
     code = perform(
-        search, trial_runner, plan, load.given.show(quiet=True), unit=" queries/s", as_json=False, silent=load.as_json,
-        trial_s=max(test.min_duration_ns / 1e9, pass_s),
+        search, trial_runner, plan, shown(load.given, quiet=True), unit=" queries/s", as_json=False,
+        silent=load.as_json, trial_s=max(test.min_duration_ns / 1e9, pass_s),
     )  # fmt: skip
     answer = search.answer
     kind = "confirm" if answer.steady is None or answer.lengths == 1 else "sustain"

@@ -75,13 +75,13 @@ def run(
     from loadgen.core.metrics.validity import is_host_busy
     from loadgen.present.junit import render
     from loadgen.runs import outcome, text
-    from loadgen.runs.show import print_plans
+    from loadgen.runs.show import print_plans, shown
 
     if dry_run:
         if how is not None:
             say(f"runs: {how.words}")
         return print_plans(workloads.values(), settings, given.budget())
-    show = given.show()
+    show = shown(given)
     show.expect([*workloads.values()] * (1 if how is None else how.at_least), settings)
     given.make_room(settings.out)
     if how is not None or len(workloads) > 1:
@@ -152,7 +152,7 @@ def _several(
 
     first = next(iter(workloads.values()))
     named: list[tuple[str, Summary]] = []
-    execute = given.execute(show)
+    execute = given.execute(show.hearers)
     show.begin(len(workloads) if how is None else how.at_most, at_most=how is not None and how.count is None)
 
     def one(name: str, workload: Workload) -> bool:

@@ -25,10 +25,10 @@ from loadgen.core.execution.events import (
     WorkersPlaced,
 )
 from loadgen.core.execution.run_header import bounds_of, forecast_of
+from loadgen.core.metrics.level_figures import figures
 from loadgen.core.schedule.forecast import Forecast, total
 from loadgen.runs import text
 from loadgen.runs.progress import SHORTEST_S, ProgressLine, Steps, step_words
-from loadgen.search.experiment import figures
 from loadgen.shell.output import say
 
 if TYPE_CHECKING:
@@ -38,8 +38,15 @@ if TYPE_CHECKING:
     from loadgen.core.results.manifest import Cluster, TargetFacts
     from loadgen.core.workload import Workload
     from loadgen.pricing.budget import Budget
+    from loadgen.shell.options import Given
 
 LONG_S = 60.0  # of a run: from here on it is said before what it will send
+
+
+def shown(given: Given, *, quiet: bool = False) -> Show:
+    """Shows the runs of a command on stderr. `quiet`: without their first lines. Raises Fault or Faults."""
+    form = "plain" if given["plain"] else given["progress"]
+    return Show(form, quiet=quiet, budget=given.budget(), followers=given.followers())
 
 
 def print_plans(workloads: Iterable[Workload], settings: Settings, budget: Budget | None) -> int:

@@ -292,7 +292,7 @@ class Adaptive:
 
 
 def _figures(own: Columns, goal: Goal, seconds: float | None) -> dict[str, float | None]:
-    """The figures of a step, by the names of `experiment.FIGURES`: of the requests that were due in its window.
+    """The figures of a step, by the names of `level_figures.FIGURES`: of the requests that were due in its window.
 
     `seconds`: its length; None where it was decided before all of them had ended, so that nothing is known per second.
     """

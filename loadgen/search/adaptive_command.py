@@ -37,6 +37,7 @@ def perform(given: Given, asked: ContinuousLoad, name: str | None, *, as_json: b
     from loadgen.core.metrics.summary import exit_code
     from loadgen.core.run_folder import OpenedRun
     from loadgen.runs import kind, text
+    from loadgen.runs.show import shown
 
     faults: list[Fault] = []
     with collecting(faults):
@@ -46,7 +47,7 @@ def perform(given: Given, asked: ContinuousLoad, name: str | None, *, as_json: b
     if faults:
         raise Faults(faults)
     workload, steering = prepared(given, asked, name, settings)
-    show = given.show()
+    show = shown(given)
     given.make_room(settings.out)
     summary, folder = execute(workload, settings, show.hearers, steering=steering)
     added = kind.additions(folder, OpenedRun(summary, None))

@@ -108,6 +108,7 @@ def search(
     from loadgen.core.execution.folder_names import alone
     from loadgen.core.schedule import chains
     from loadgen.core.workload import Closed
+    from loadgen.runs.show import shown
     from loadgen.search import adaptive_command, experiment, trials
     from loadgen.search.load_search import LoadSearch
     from loadgen.search.watch import Goal
@@ -203,7 +204,7 @@ def search(
         seed=trial_runner.seed,
         command=settings.command,
     )
-    show = given.show(quiet=True)
+    show = shown(given, quiet=True)
     with alone(folder):
         return perform(
             load_search,

@@ -54,7 +54,7 @@ def sweep(
     from loadgen.core.execution.folder_names import alone
     from loadgen.core.workload.overrides import of_the_load
     from loadgen.runs.levels_text import report
-    from loadgen.runs.show import print_plans
+    from loadgen.runs.show import print_plans, shown
     from loadgen.search import sweep as levels
 
     concurrency, request_rate = given["concurrency"], given["request_rate"]
@@ -79,7 +79,7 @@ def sweep(
     flags = {name: str(value) for name, value in of_the_load(given.options).items() if name not in KINDS}
     settings = replace(settings, out=parent, leave_out_first_round=kind == "concurrency")
     asked = _Sweep(
-        workload or str(given["trace"] or given["dataset"]), grid, kind, flags, settings, parent, given.show()
+        workload or str(given["trace"] or given["dataset"]), grid, kind, flags, settings, parent, shown(given)
     )
     left = [
         workload

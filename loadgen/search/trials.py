@@ -32,6 +32,7 @@ from loadgen.core.execution.events import (
 )
 from loadgen.core.execution.run import Execute
 from loadgen.core.metrics import columns, outcomes, reasons
+from loadgen.core.metrics.level_figures import figures
 from loadgen.core.results import checksums, store
 from loadgen.core.results.record import ROW, joined, picked
 from loadgen.core.results.spool import Tail
@@ -175,7 +176,7 @@ class Trials:
             why=why,
             code=code,
             folder=folder.name,
-            figures=experiment.figures(summary),
+            figures=figures(summary),
             sustained=summary.sustainable.sustained if decision is None else None,
             sustained_why=summary.sustainable.why if decision is None else "",
         )
@@ -214,9 +215,7 @@ def retold(folder: Path, result: TrialResult, *, mlperf: bool) -> TrialResult:
     """
     run_of_it = folder / result.folder
     summary = run_folder.kept_summary(run_of_it)
-    again = msgspec.structs.replace(
-        result, figures=experiment.figures(summary), spent_s=summary.window.whole.duration_s or 0.0
-    )
+    again = msgspec.structs.replace(result, figures=figures(summary), spent_s=summary.window.whole.duration_s or 0.0)
     if result.early:
         return again
     slo = store.read_lightly(run_of_it).header.slo or Slo(terms=())

@@ -17,7 +17,7 @@ import typer
 from loadgen.core.errors import Fault, Faults, UserError, collecting
 from loadgen.core.execution import options
 from loadgen.core.execution.options import COMMAND_OPTIONS, OPTIONS, PANELS, Option
-from loadgen.runs.repeats import repetition
+from loadgen.shell.repetition import repetition
 
 if TYPE_CHECKING:
     from loadgen.core.execution.events import Hearer
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.repeats import Repetition
     from loadgen.core.workload import Overrides, Workload
     from loadgen.pricing.budget import Budget
-    from loadgen.runs.show import Show
 
 TARGET = (
     "url", "model", "server", "api", "tokenizer", "extra_body", "headers", "api_key_file", "cacert", "cert", "key",
@@ -88,7 +87,7 @@ class Given:
                 what = f"{needs_text}, and an answer of {made.api} is numbers"
                 raise UserError("unsupported", what, f"--api {made.api}", "--api chat, completions or responses")
         with collecting(faults):
-            self._followers()
+            self.followers()
         if faults:
             raise Faults(faults)
         from loadgen.core.followers.otel import has_traces
@@ -96,7 +95,7 @@ class Given:
         command = tuple(_without_secrets(self.arguments, made.api_key))
         return replace(made, command=command, traceparent=has_traces(self["otel"]))
 
-    def _followers(self) -> list[Hearer]:
+    def followers(self) -> list[Hearer]:
         """What --prometheus and --otel start beside each run, which reads its folder as it grows. Raises UserError."""
         from loadgen.core.followers import otel, prometheus
         from loadgen.core.followers.reader_process import Beside
@@ -128,13 +127,6 @@ class Given:
 
         return read_flags(**{**self.options, **changed})
 
-    def show(self, *, quiet: bool = False) -> Show:
-        """Shows the runs of this command on stderr. `quiet`: without their first lines. Raises Fault or Faults."""
-        from loadgen.runs.show import Show
-
-        form = "plain" if self["plain"] else self["progress"]
-        return Show(form, quiet=quiet, budget=self.budget(), followers=self._followers())
-
     def budget(self) -> Budget | None:
         """What --prices and --max-cost say; None without them. Raises Fault or Faults."""
         if self["prices"] is None:
@@ -149,11 +141,11 @@ class Given:
         limit = None if self["max_cost"] is None else Decimal(repr(self["max_cost"]))
         return Budget(load_prices(self["prices"]), limit)
 
-    def execute(self, show: Show) -> Execute:
-        """Carries out the runs of this command, which `show` shows, and asks every target once."""
+    def execute(self, hearers: Sequence[Hearer]) -> Execute:
+        """Carries out the runs of this command, which these hear, and asks every target once."""
         from loadgen.core.execution import run
 
-        return partial(run.execute, hearers=show.hearers, known={})
+        return partial(run.execute, hearers=hearers, known={})
 
     def repetition(self) -> Repetition | None:
         """What --repeat and its companions ask for; None without them. Raises Faults."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from loadgen.plugins import resolve
 from loadgen.shell.output import print_json
 
 
@@ -32,19 +33,18 @@ def schema(
     print_json(_schema(kind))
 
 
+_TYPES = {
+    FileKind.contract: ("loadgen.contracts.schema:Contract", "A contract of loadgen"),
+    FileKind.prices: ("loadgen.pricing.prices:WrittenPrices", "Prices for loadgen"),
+    FileKind.targets: ("loadgen.core.execution.targets:WrittenTargets", "The targets of a run of loadgen"),
+}
+"""The type of each file, as text, and its title; of a workload file several types make the schema."""
+
+
 def _schema(kind: FileKind) -> dict[str, Any]:
     from loadgen.core.workload import json_schema, schema_of
 
-    if kind is FileKind.contract:
-        from loadgen.contracts.schema import Contract
-
-        return schema_of(Contract, "A contract of loadgen")
-    if kind is FileKind.prices:
-        from loadgen.pricing.prices import WrittenPrices
-
-        return schema_of(WrittenPrices, "Prices for loadgen")
-    if kind is FileKind.targets:
-        from loadgen.core.execution.targets import WrittenTargets
-
-        return schema_of(WrittenTargets, "The targets of a run of loadgen")
-    return json_schema()
+    if kind not in _TYPES:
+        return json_schema()
+    reference, title = _TYPES[kind]
+    return schema_of(resolve(reference), title)
