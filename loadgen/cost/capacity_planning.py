@@ -17,7 +17,8 @@ from loadgen.pricing.reasons import note
 
 
 def scaled(rate: RateInterval, by: float) -> RateInterval:
-    """So many times a rate. From GPUs to GPUs: machines count as independent, a router in front of them as free."""
+    """So many times a rate. From GPUs to GPUs: machines count as independent, a router in front of them as free. The
+    interval grows alike: it is that of one measured machine, whose error all of them share."""
     low, high = (None if bound is None else bound * by for bound in (rate.low, rate.high))
     return RateInterval(mid=rate.mid * by, low=low, high=high)
 

@@ -157,7 +157,7 @@ def _assumed(size: SizedSource, need: Need, gpus: str) -> Iterator[str]:
     if size.machines is not None and size.gpus_per_machine != source.gpus:
         yield (
             f"rates are scaled from {gpus} to {size.gpus_per_machine}: machines are taken as independent, and a router "
-            "in front of them as free"
+            "in front of them as free; so is the interval, since what one measurement has wrong it has wrong of all"
         )
     if need.spare and size.machines is not None and size.used is not None:
         up = f"with all up they are used to {format.percent(size.used)}"

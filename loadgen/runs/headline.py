@@ -19,7 +19,7 @@ from loadgen.core.metrics.summary import (
     Summary,
     TargetSummary,
 )
-from loadgen.core.metrics.validity import WAITED_SHARE
+from loadgen.core.metrics.validity import WAITED_SHARE, is_servers_fault
 from loadgen.core.stats.quantiles import SUPPORT, Distribution, deciding
 from loadgen.present.page import Number
 
@@ -98,7 +98,9 @@ def sentence(summary: Summary) -> str:
     """The result in one sentence. For an invalid run it only says that the numbers cannot be relied on."""
     requests, goodput = summary.requests, summary.goodput
     if not summary.verdict.valid:
-        return "Do not rely on these numbers: the measurement is not valid."
+        text = "Do not rely on these numbers: the measurement is not valid."
+        is_missed = goodput.met is False and is_servers_fault(summary.verdict)
+        return f"{text} The SLO is missed all the same, by requests that failed." if is_missed else text
     tasks_kept = summary.sessions.goodput if summary.sessions is not None else None
     kept = ""
     if tasks_kept is not None:

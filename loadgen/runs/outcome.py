@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from loadgen.core import format
 from loadgen.core.metrics.headline import headline
 from loadgen.core.metrics.summary import Summary
+from loadgen.core.metrics.validity import is_servers_fault
 from loadgen.present import table
 from loadgen.present.junit import OF_MET, Case, Outcome
 from loadgen.runs import text
@@ -17,7 +18,8 @@ Named = Sequence[tuple[str, "Summary"]]
 
 
 def cases(named: Named, *, strict: bool = False) -> list[Case]:
-    """Of each run: whether it is valid, and each SLO term. Of a run that is not valid no term is judged.
+    """Of each run: whether it is valid, and each SLO term. Of a run that is not valid no term is judged, but for those
+    that it missed because requests failed.
 
     `strict`: a term that the run cannot decide is an error.
     """
@@ -29,7 +31,7 @@ def cases(named: Named, *, strict: bool = False) -> list[Case]:
         for term in summary.goodput.slo:
             _, value, over = term_cells(term, "over")
             said = "\n".join(filter(None, (f"{value}, {over}", term.undecided)))
-            if not verdict.valid:
+            if not verdict.valid and not (term.met is False and is_servers_fault(verdict)):
                 found.append(Case(name=term.promise, group=group, outcome="skipped", text="the run is not valid"))
             elif term.met is None and strict:
                 found.append(Case(name=term.promise, group=group, outcome="error", text=said))

@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from runs import NO_PAGES, says
+from queueing import fail, rows
+from runs import NO_PAGES, says, write
 from servers import shared
 
 import loadgen
@@ -82,6 +83,17 @@ def test_starts_that_were_dropped_were_no_load(tmp_path: Path) -> None:
     assert exit_code(summary) == 3
     for place, words in everywhere(tmp_path / "r", summary).items():
         assert "were dropped at the in-flight cap" in words, place
+
+
+def test_an_invalid_run_does_not_hide_that_requests_failed(tmp_path: Path) -> None:
+    found = rows(1, 300)
+    fail(found, 0.3)
+    summary = kind.value(write(tmp_path / "r", found)).summary
+    assert not summary.verdict.valid and summary.goodput.met is False and exit_code(summary) == 3
+    validity, *terms = outcome.cases([("r", summary)])
+    assert [validity.outcome, *(term.outcome for term in terms)] == ["error", "failed", "failed"]
+    assert "SLO MISSED" in " ".join(text(summary).split())
+    assert "The SLO is missed all the same" in kind.page(kind.value(tmp_path / "r"))
 
 
 def test_a_server_that_stalls_and_so_makes_us_drop_has_missed(tmp_path: Path) -> None:

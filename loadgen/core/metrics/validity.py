@@ -111,6 +111,11 @@ def is_host_busy(verdict: Verdict) -> bool:
     )
 
 
+def is_servers_fault(verdict: Verdict) -> bool:
+    """Whether requests that failed are all that makes a run INVALID: an SLO that it missed is missed all the same."""
+    return bool(verdict.codes) and {reason.code for reason in verdict.codes} <= {"failures", "none_ok"}
+
+
 def with_codes(stored: Verdict) -> Verdict:
     """A stored verdict with a code for every sentence: "note", which says nothing, where an older version gave none."""
 
