@@ -343,7 +343,7 @@ class RunOptions(TypedDict, total=False):
     keep: Annotated[str, Option("--keep WHAT",
         "raw: a record of every request. sample, histogram: of some, of none, for runs of hours, with quantiles "
         "within 0.1 %.", default="raw", parse=_choice("raw", "sample", "histogram"))]
-    tokenizer: Annotated[File, Option("--tokenizer FILE", "A local tokenizer.json (or its folder) of the model.")]
+    tokenizer: Annotated[File, Option("--tokenizer FILE", "Of the model: a tokenizer.json, its folder, or ORG/NAME.")]
     extra_body: Annotated[Mapping[str, Any] | str | None, Option("--extra-body --extra-request-body JSON",
         "JSON merged into every request body, last.", parse=_extra_body)]
     headers: Annotated[Mapping[str, str] | Sequence[tuple[str, str]] | Texts, Option("--header -H NAME:VALUE",

@@ -7,6 +7,7 @@ packaged words needs no counting. This module draws no random numbers and knows 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import re
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import Literal
 
 from loadgen.core.errors import UserError, of_reading
+from loadgen.core.workload import hub
 
-PACKAGED = "cl100k"
+PACKAGED, FILE = "cl100k", "tokenizer.json"
 DATA = Path(__file__).parent.parent.parent / "data"
 # Of the unpacked files; see data/pack.py.
 RANKS_SHA256 = "6bfd43f7b31b50b645b3228413547e662af1ae4801e9b192b9791680a71d650c"
@@ -71,11 +73,19 @@ class Tokenizer:
 
 
 def load_tokenizer(spec: str | None = None) -> Tokenizer:
-    """Return the packaged tokenizer (None, "" or "cl100k"), or that of a `tokenizer.json` (the file or its folder).
+    """Return the packaged tokenizer (None, "" or "cl100k"), or that of a `tokenizer.json`: the file, its folder, or
+    ORG/NAME of Hugging Face, from the cache of this host or fetched; its name is then ORG/NAME@COMMIT.
 
     Raises UserError if the file does not exist or is not a tokenizer, or if the packaged data is damaged.
     """
-    return local(Path(spec)) if spec and spec != PACKAGED else packaged()
+    if not spec or spec == PACKAGED:
+        return packaged()
+    if Path(spec).exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", spec):
+        return local(Path(spec))
+    snapshot = hub.cached(spec, "model")
+    if snapshot is None or not (snapshot / FILE).is_file():
+        snapshot = hub.fetched(spec, "model", [FILE], f"--tokenizer {spec}")
+    return dataclasses.replace(local(snapshot), name=f"{spec}@{snapshot.name}")
 
 
 @functools.cache
@@ -125,8 +135,8 @@ def _unpacked(path: Path, sha256: str) -> bytes:
 
 def local(path: Path) -> Tokenizer:
     """Read a `tokenizer.json` (or the folder that contains one) and find its one-token words. Raises UserError."""
-    file = path / "tokenizer.json" if path.is_dir() else path
-    hint = 'name a tokenizer.json, the folder that holds it, or "cl100k"; nothing is downloaded'
+    file = path / FILE if path.is_dir() else path
+    hint = 'name a tokenizer.json, the folder that holds it, ORG/NAME of Hugging Face, or "cl100k"'
     try:
         content = file.read_bytes()
     except OSError as error:

@@ -18,6 +18,7 @@ import msgspec
 
 from loadgen import formats
 from loadgen.core.errors import UserError
+from loadgen.core.workload import hub
 from loadgen.formats import FORMATS, FormatRow
 
 HUB = "hf:"  # of the name of a data set of Hugging Face: hf:ORG/NAME, hf:ORG/NAME/CONFIG:SPLIT
@@ -167,7 +168,8 @@ def files_of(path: Path) -> tuple[list[Path], str]:
         hint = "hf:ORG/NAME, hf:ORG/NAME:SPLIT or hf:ORG/NAME/CONFIG:SPLIT"
         raise UserError("invalid_value", "not the name of a data set", name, hint)
     data_set, config, split = match[1], match[2] or "", match[3] or ""
-    found = _cached(data_set) or _downloaded(data_set)
+    patterns = [f"*{suffix}" for suffix in SUFFIXES]
+    found = _cached(data_set) or _data_in(hub.fetched(data_set, "dataset", patterns, f"{HUB}{data_set}"))
     files = [file for file in found if not config or config in file.relative_to(found[file]).parts]
     parts = {file: set(re.split(r"[-_./]", str(file.relative_to(found[file])))) for file in files}
     if not split:
@@ -176,20 +178,16 @@ def files_of(path: Path) -> tuple[list[Path], str]:
     if not chosen:
         known = ", ".join(sorted({str(file.relative_to(found[file])) for file in found})[:8])
         raise UserError("unknown_name", "no such part of the data set", name, f"its files: {known}")
-    return chosen, f"{data_set}{f', split {split}' if split else ''}: {', '.join(file.name for file in chosen[:4])}"
+    commit = hub.commit_of(chosen[0])
+    said = f"{data_set}{f' at {commit[:12]}' if commit else ''}{f', split {split}' if split else ''}"
+    return chosen, f"{said}: {', '.join(file.name for file in chosen[:4])}"
 
 
 def _cached(data_set: str) -> dict[Path, Path]:
     """The data files of a data set in the caches of this host, each with the folder that its name begins at."""
-    # expanduser: a user without a home folder, as in a container, is no fault
-    home = Path(os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"))
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"datasets--{data_set.replace('/', '--')}"
-    snapshots = sorted((hub / "snapshots").glob("*"), key=lambda folder: folder.stat().st_mtime)
-    main = hub / "refs" / "main"
-    if main.is_file() and (named := hub / "snapshots" / main.read_text("utf-8").strip()).is_dir():
-        snapshots = [named]
-    prepared = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets") / data_set.replace("/", "___")
-    return (_data_in(snapshots[-1]) if snapshots else {}) or _data_in(prepared)
+    snapshot = hub.cached(data_set, "dataset")
+    prepared = Path(os.environ.get("HF_DATASETS_CACHE") or hub.home() / "datasets") / data_set.replace("/", "___")
+    return (_data_in(snapshot) if snapshot is not None else {}) or _data_in(prepared)
 
 
 def _data_in(folder: Path) -> dict[Path, Path]:
@@ -197,23 +195,3 @@ def _data_in(folder: Path) -> dict[Path, Path]:
     kept = {file: folder for file in files if file.name not in _NOT_DATA and not file.name.startswith("cache-")}
     best = next((suffix for suffix in SUFFIXES if any(file.suffix == suffix for file in kept)), "")
     return {file: folder for file in kept if file.suffix == best}
-
-
-def _downloaded(data_set: str) -> dict[Path, Path]:
-    """The data files of a data set, fetched from the hub. Raises UserError."""
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        hint = (
-            f"pip install 'loadgen[hub]' fetches it; or fetch it elsewhere: hf download --repo-type dataset {data_set}"
-        )
-        raise UserError(
-            "not_downloaded", "this data set is not in the cache of this host", f"{HUB}{data_set}", hint
-        ) from None
-    try:
-        folder = snapshot_download(data_set, repo_type="dataset", allow_patterns=[f"*{suffix}" for suffix in SUFFIXES])
-    except Exception as error:  # of the network, the hub and its client, of many kinds
-        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        hint = "is the name right, the hub reachable, HF_TOKEN set where it is needed?"
-        raise UserError("not_downloaded", f"cannot be fetched: {first_line}", f"{HUB}{data_set}", hint) from None
-    return _data_in(Path(folder))

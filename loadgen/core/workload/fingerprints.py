@@ -10,6 +10,7 @@ from typing import Any
 
 from loadgen.core import units
 from loadgen.core.limits import ValidityLimits
+from loadgen.core.workload import data_files, hub
 from loadgen.core.workload.schema import Closed, FromTrace, Replay, Workload
 
 
@@ -106,7 +107,15 @@ def _recipe_hash(recipe: dict[str, Any]) -> str:
 def _hash_file(requests: dict[str, Any]) -> None:
     """Put the hash of a file of prompts, or of a trace, in place of its name."""
     for name in requests.keys() & {"path", "trace"}:
-        requests[name] = _file_sha256(Path(requests[name]))
+        requests[name] = _content(Path(requests[name]))
+
+
+def _content(path: Path) -> str:
+    """The hash of a file; of a data set of Hugging Face the commit of its snapshot, and those of its files."""
+    if not str(path).startswith(data_files.HUB):
+        return _file_sha256(path)
+    files, _ = data_files.files_of(path)
+    return "+".join(filter(None, (hub.commit_of(files[0]), *map(_file_sha256, files))))
 
 
 def _file_sha256(path: Path) -> str:

@@ -156,3 +156,21 @@ def test_other_packaged_data_is_refused_by_its_hash(tmp_path):
         shutil.copy(tokenizer.DATA / "cl100k.words.gz", tmp_path / name)
     with pytest.raises(UserError, match=r"--> .*cl100k\.ranks\.gz"):
         tokenizer.packaged(tmp_path).encode("x")
+
+
+def test_a_name_of_hugging_face_is_found_in_its_cache_with_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    snapshot = tmp_path / "hub" / "models--some--model" / "snapshots" / "0123abcd"
+    snapshot.mkdir(parents=True)
+    file = train(snapshot / "tokenizer.json")
+    found = tokenizer.load_tokenizer("some/model")
+    assert found.name == "some/model@0123abcd" and found.tag == "tokenizer"
+    assert found.sha256 == tokenizer.load_tokenizer(str(file)).sha256
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with refused(UserError, "not_downloaded", where="--tokenizer nobody/has-this"):
+        tokenizer.load_tokenizer("nobody/has-this")
+    with refused(UserError, "missing_file"):
+        tokenizer.load_tokenizer("./nobody/has-this.json")

@@ -14,6 +14,8 @@ from loadgen.core.errors import FAULTS_SHOWN, Faults, UserError
 from loadgen.core.requests import tokenizer
 from loadgen.core.requests.build import build
 from loadgen.core.workload import Fixed, FromFile, data_files, dataset
+from loadgen.core.workload.fingerprints import recipe_fingerprint
+from loadgen.core.workload.loading import of_dataset
 from loadgen.shell.app import main
 
 CHAT = {"messages": [{"role": "user", "content": "hello world"}]}
@@ -307,7 +309,7 @@ def test_data_sets_of_hugging_face_are_found_in_its_caches(tmp_path, monkeypatch
         for name in ("hf:some/sums", "hf:some/sums:test", "hf:some/sums/main:test", "hf:some/sums2")
     }
     assert list(sizes.values()) == [2, 1, 1, 2], sizes
-    assert dataset.read_rows("hf:some/sums").notes[0] == "some/sums, split train: train-00000-of-00001.parquet"
+    assert dataset.read_rows("hf:some/sums").notes[0] == "some/sums at abc, split train: train-00000-of-00001.parquet"
     for name, code in (("hf:some/sums:dev", "unknown_name"), ("hf:", "invalid_value")):
         with refused(UserError, code):
             dataset.read_rows(name)
@@ -341,3 +343,59 @@ def test_prompts_of_ones_own_need_no_workload_file(tmp_path, capsys):
     (tmp_path / "bad.json").write_text("[1]")
     code, told = run("--dataset", str(tmp_path / "bad.json"), "-c", "1")
     assert (code, told.count("error:")) == (2, 1), told
+
+
+def snapshot_of(home, name, commit, rows):
+    folder = home / "hub" / f"datasets--{name.replace('/', '--')}" / "snapshots" / commit / "main"
+    folder.mkdir(parents=True)
+    parquet(folder / "train-00000-of-00001.parquet", rows)
+    parquet(folder / "test-00000-of-00001.parquet", rows[:1])
+
+
+FORMS = {
+    "a.jsonl": (text, "\n".join(json.dumps({"prompt": q, "output_tokens": 5}) for q in ASKED)),
+    "a.json": (text, json.dumps([{"prompt": q} for q in ASKED])),
+    "a.csv": (text, f"prompt,max_tokens\n{ASKED[0]},7\n"),
+    "a.tsv": (text, f"question\tx\n{ASKED[0]}\t1\n"),
+    "a.parquet": (parquet, QUESTIONS),
+    "a.arrow": (arrow, QUESTIONS),
+    "openai.jsonl": (text, json.dumps(CHAT | {"max_tokens": 9})),
+    "batch.jsonl": (text, "\n".join(map(json.dumps, BATCH))),
+    "share.json": (text, json.dumps(SHAREGPT)),
+    "others.jsonl": (text, json.dumps({"instruction": "say", "input": "this", "system": "be brief", "output": "this"})),
+}
+"""A file of each form in the table of docs/workloads.md."""
+HUB_NAMES = ("hf:some/sums", "hf:some/sums:test", "hf:some/sums/main:test")
+
+
+@pytest.mark.parametrize("name", [*FORMS, *HUB_NAMES])
+def test_every_form_of_the_table_is_run(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    for variable in ("HF_HUB_CACHE", "HF_DATASETS_CACHE"):
+        monkeypatch.delenv(variable, raising=False)
+    snapshot_of(tmp_path, "some/sums", "0123abcd", QUESTIONS)
+    given = name
+    if name in FORMS:
+        write, rows = FORMS[name]
+        write(tmp_path / name, rows)
+        given = str(tmp_path / name)
+    with pytest.raises(SystemExit) as left:
+        main(["run", "--dataset", given, "-c", "1", "-n", "40", "--url", "sim:gb300-vm", "-o", str(tmp_path / "out")])
+    assert left.value.code == 0
+    requests = json.loads((tmp_path / "out" / "summary.json").read_bytes())["requests"]
+    assert requests["ok"] == 40
+
+
+def test_the_commit_of_a_snapshot_is_in_the_fingerprint(tmp_path, monkeypatch):
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    found = {}
+    for commit, rows in (("one", QUESTIONS), ("two", QUESTIONS), ("one", QUESTIONS[:1])):
+        home = tmp_path / f"{commit}{len(rows)}"
+        snapshot_of(home, "some/sums", commit, rows)
+        monkeypatch.setenv("HF_HOME", str(home))
+        for split in ("train", "test"):
+            checked = of_dataset(f"hf:some/sums:{split}", base="qa")
+            found[commit, len(rows), split] = recipe_fingerprint(checked, "server")
+        assert f"at {commit}, split train" in dataset.read_rows("hf:some/sums").notes[0]
+    assert found["one", 2, "test"] == found["one", 1, "test"], "the same file of the same commit"
+    assert len(set(found.values())) == 4, "by commit and content, not by name"
