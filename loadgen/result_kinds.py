@@ -127,7 +127,7 @@ KINDS: OpenTable[ResultKind] = OpenTable(
     ResultKind,
     (
         _row(
-            "contracts.kind: value headline text page document code runs listed comparable derived",
+            "contracts.kind: value headline report document code runs listed comparable derived",
             name="validation", markers=("target.json", "verdict.json"), begun_with=("contract.yaml",),
             page_name="verdict.html", leaves_page=True, schema="loadgen.contracts.stored:ValidationFacts",
             kept=("target.json", "contract.yaml", "contract.resolved.yaml", "prices.yaml", "doctor.json"),

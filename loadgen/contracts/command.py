@@ -83,7 +83,6 @@ def validate(
     """
     from loadgen.contracts import run, stored, verdict
     from loadgen.contracts.load import load_contract
-    from loadgen.contracts.page import text
     from loadgen.contracts.planning import planned_words
     from loadgen.core.execution.folder_names import alone
     from loadgen.core.metrics.repeats import Repetition
@@ -97,7 +96,7 @@ def validate(
         raise UserError("missing_option", "no contract", "loadgen validate", hint)
     if contract.is_dir():
         result = stored.again(contract)
-        print_answer(result, text(result), as_json=as_json)
+        print_answer(result, run.report(contract, result), as_json=as_json)
         if result.verdict == verdict.INCONCLUSIVE:
             repeats = {level.name: level.repeats for level in stored.read(contract)[0].levels}
             _say_extension(verdict.to_add_s(result, repeats), contract)
@@ -174,7 +173,7 @@ def validate(
             result = run.extend(folder, checked_contract, settings, add_ns=add_ns, **carry_out)
     else:
         result, folder = run.run(checked_contract, settings, settings.out, other=other, **carry_out)
-    print_answer(result, text(result), as_json=as_json)
+    print_answer(result, run.report(folder, result), as_json=as_json)
     say(f"all of it in {folder}, the page for people: {folder / run.PAGE}")
     if result.verdict == verdict.INCONCLUSIVE and not result.interrupted:
         _say_extension(verdict.to_add_s(result, repeats), folder)
@@ -217,8 +216,8 @@ def _predict(checked: Checked, settings: Settings, seed: int | None, as_json: bo
     """Print what each term of a contract needs, from a simulation; the exit code."""
     from loadgen.contracts import prediction, stored
     from loadgen.contracts.lint import answers_words
-    from loadgen.contracts.page import forecast_text
     from loadgen.contracts.planning import planned_words
+    from loadgen.contracts.sections import forecast_report
     from loadgen.core.execution.run import execute
     from loadgen.pricing.price_file import load_prices
 
@@ -233,6 +232,6 @@ def _predict(checked: Checked, settings: Settings, seed: int | None, as_json: bo
     prices = None if checked.contract.prices is None else load_prices(checked.folder / checked.contract.prices)
     money = None if prices is None else stored.money(prices)
     forecast = prediction.predict(checked, simulated, perform=execute, money=money, seed=seed)
-    text = forecast_text(forecast, simulated.shown, asked=None if settings.virtual else settings.url)
-    print_answer({"simulated": simulated.shown, "levels": forecast}, text, as_json=as_json)
+    said = forecast_report(forecast, simulated.shown, asked=None if settings.virtual else settings.url)
+    print_answer({"simulated": simulated.shown, "levels": forecast}, said, as_json=as_json)
     return OK

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.contracts import page as report
 from loadgen.contracts import run as contracts
 from loadgen.contracts import stored
 from loadgen.contracts.verdict import Validation, exit_code
 from loadgen.core import format, run_folder
 from loadgen.core.errors import UserError
+from loadgen.present.section import Report
 from loadgen.result_kinds import RECORDS, ListRow, Remade
 from loadgen.runs.compared import Side
 from loadgen.runs.kind import kept
@@ -40,13 +40,9 @@ def headline(found: StoredValidation) -> str:
     return f"{found.verdict.verdict}: {found.verdict.sentence}."
 
 
-def text(found: StoredValidation, color: bool) -> str:
-    return report.text(found.verdict)
-
-
-def page(found: StoredValidation) -> str:
-    """The page of the verdict, made of the records: the one that lies there is whatever its sender has written."""
-    return contracts.outputs_again(found.folder, found.verdict.version)[contracts.PAGE].decode()
+def report(found: StoredValidation) -> Report:
+    """Made of the records: the page that lies there is whatever its sender has written."""
+    return contracts.report(found.folder, found.verdict)
 
 
 def document(found: StoredValidation) -> bytes:

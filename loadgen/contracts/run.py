@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from loadgen.contracts import answers, planning, stored, verdict
-from loadgen.contracts import page as verdict_page
-from loadgen.contracts.page import cases
+from loadgen.contracts import answers, planning, sections, stored, verdict
 from loadgen.contracts.schema import AnswersAsked, Checked, Contract, ContractLevel, Planned
+from loadgen.contracts.sections import Measured, cases
 from loadgen.contracts.stored import CONTRACT, PLACE, PRICES, RESOLVED, ValidationFacts
 from loadgen.contracts.verdict import LevelVerdict, Validation
 from loadgen.core import format, run_folder
@@ -37,7 +36,8 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import checksums, store
 from loadgen.core.workload import placed
 from loadgen.preflight.target_checks import FAULT, WARNING, Finding
-from loadgen.present import junit
+from loadgen.present import html, junit
+from loadgen.present.section import Report
 
 if TYPE_CHECKING:
     from loadgen.core.workload import Workload
@@ -354,15 +354,23 @@ def outputs_again(folder: Path, version: str) -> dict[str, bytes]:
 
 
 def _outputs(folder: Path, validation: Validation, contract: Contract, facts: ValidationFacts) -> dict[str, bytes]:
-    runs = {run: run_folder.kept_summary(folder / run) for level in validation.levels for run in level.runs}
-    text = (folder / CONTRACT).read_text("utf-8")
-    findings = [(one.state, one.check, one.found, one.meaning) for one in facts.findings]
-    page = verdict_page.render(validation, contract, text, runs, findings, _spread(folder, validation))
     return {
         VERDICT: format.document(validation),
-        PAGE: page.encode(),
+        PAGE: html.render(sections.report(validation, _measured(folder, validation, contract, facts))).encode(),
         JUNIT: junit.render(contract.name, cases(validation)).encode(),
     }
+
+
+def report(folder: Path, validation: Validation) -> Report:
+    """What is said of a stored validation, with what it rests on."""
+    return sections.report(validation, _measured(folder, validation, *stored.read(folder)))
+
+
+def _measured(folder: Path, validation: Validation, contract: Contract, facts: ValidationFacts) -> Measured:
+    runs = {run: run_folder.kept_summary(folder / run) for level in validation.levels for run in level.runs}
+    findings = [(one.state, one.check, one.found, one.meaning) for one in facts.findings]
+    text = (folder / CONTRACT).read_text("utf-8")
+    return Measured(contract, text, runs, findings, _spread(folder, validation))
 
 
 def _preflight(settings: Settings, folder: Path, say: Callable[[str], None]) -> list[Finding]:

@@ -11,11 +11,13 @@ from loadgen.present.section import (
     Bullets,
     Charts,
     Facts,
+    Links,
     Part,
     Quoted,
     Report,
     Said,
     Section,
+    Signatures,
     Table,
     Tiles,
 )
@@ -64,6 +66,10 @@ def _is_there(part: Part) -> bool:
             return bool(part.rows)
         case Quoted():
             return bool(part.text)
+        case Links():
+            return bool(part.rows)
+        case Signatures():
+            return bool(part.names)
         case Tiles():
             return bool(part.numbers)
         case Charts():
@@ -85,12 +91,21 @@ def _parts(sheet: Page, section: Section) -> None:
                 sheet.table(part.head, part.rows, part.kind)
             case Quoted():
                 sheet.add(f"<pre>{escape(part.text)}</pre>")
+            case Links():
+                links = ", ".join(f'<a href="{escape(where)}">{escape(name)}</a>' for name, where in part.rows)
+                sheet.add(f"<p>{escape(part.words)}: {links}.</p>")
+            case Signatures():
+                lines = (f"<div><b>{escape(party)}</b> {escape(name)}{_TO_SIGN}" for party, name in part.names.items())
+                sheet.add(f'<div class="signed">{"".join(lines)}</div>')
             case Tiles():
                 sheet.tiles(part.numbers)
             case Bars():
                 _bars(sheet, part)
             case Charts():
                 sheet.charts(part.charts)
+
+
+_TO_SIGN = "<p>name, date, signature</p></div>"
 
 
 def _bars(sheet: Page, part: Bars) -> None:

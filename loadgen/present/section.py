@@ -64,6 +64,21 @@ class Quoted:
 
 
 @dataclass(frozen=True, slots=True)
+class Links:
+    """Words, and behind them names that lead to files beside the page. Text and Markdown leave it out, as the next."""
+
+    words: str
+    rows: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Signatures:
+    """A line to sign on for each party, by its name where it is known."""
+
+    names: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Tiles:
     """The few numbers to see first, drawn large on a page. They stand in another part too: text leaves these out."""
 
@@ -90,7 +105,7 @@ class Charts:
     charts: Sequence[Chart]
 
 
-Part = str | Said | Bullets | Facts | Table | Quoted | Tiles | Bars | Charts
+Part = str | Said | Bullets | Facts | Table | Quoted | Links | Signatures | Tiles | Bars | Charts
 """A part of a section, from top to bottom; a `str` is a paragraph."""
 
 

@@ -23,9 +23,8 @@ from queueing import fail, rows, run
 from refusals import refused
 from runs import write as write_run
 
-from loadgen.contracts import page as verdict_page
 from loadgen.contracts import run as validation
-from loadgen.contracts import steady_samples
+from loadgen.contracts import sections, steady_samples
 from loadgen.contracts import verdict as judge
 from loadgen.contracts.evaluate import MeasuredLevel
 from loadgen.contracts.load import load_contract
@@ -43,6 +42,8 @@ from loadgen.core.slo import Slo, Term
 from loadgen.core.stats import intervals, quantile_interval
 from loadgen.core.stats.intervals import Bounds
 from loadgen.core.workload.loading import packaged
+from loadgen.present import html as as_page
+from loadgen.present import text as as_text
 from loadgen.shell.app import main
 
 ALL_WRONG = """\
@@ -725,7 +726,7 @@ levels:
 @pytest.mark.commands
 def test_an_hour_of_soak_in_virtual_time(tmp_path: Path) -> None:
     found, _ = carry(tmp_path, SOAK, url="sim:gb300-vm")
-    assert found.verdict == PASS, verdict_page.text(found)
+    assert found.verdict == PASS, as_text.render(sections.report(found))
     (ttft,) = (term for term in found.levels[0].terms if term.kind == "should")
     assert (ttft.verdict, ttft.code) == (INCONCLUSIVE, "one_sided"), (
         "twenty minutes see a queue some 120 times, p99 needs 368"
@@ -880,7 +881,7 @@ def test_contracts_against_the_embedded_endpoint_with_injected_faults(tmp_path: 
     embedded = {"ttft": "300ms", "itl": "1ms", "faults": "http_503:0.03,truncate:0.03", "seed": 7}
     found, folder = carry(tmp_path, FAULTY, embedded=embedded)
     assert found.levels[0].trouble == ""
-    assert found.levels[0].terms[0].verdict == FAIL, verdict_page.text(found)
+    assert found.levels[0].terms[0].verdict == FAIL, as_text.render(sections.report(found))
     assert (folder / "doctor.json").is_file()
     measured = {"load": MeasuredLevel(runs=(read_run(folder / "load" / "r1", folder),))}
     share = found.levels[0].terms[0].value
@@ -916,7 +917,9 @@ def test_facts_and_head_of_an_extended_validation_name_one_confidence() -> None:
     )  # fmt: skip
     assert judge.confidence_words(found).startswith("97.5 %, two-sided") and "97.5 %" in judge.looks_words(found)
     contract = parse("name: c\nlevels:\n  - {name: load, workload: qa, must: [{requests: 7/s}]}\n", "c.yaml", {})
-    assert judge.confidence_words(found) in re.sub(r"<[^>]+>", "", verdict_page.render(found, contract, "", {}))
+    assert judge.confidence_words(found) in re.sub(
+        r"<[^>]+>", "", as_page.render(sections.report(found, sections.Measured(contract, "", {})))
+    )
 
 
 def test_why_there_is_no_rate_is_no_riddle() -> None:

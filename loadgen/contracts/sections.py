@@ -1,6 +1,6 @@
-"""The verdict on a contract for readers: one short HTML page, the same as text for a terminal, and JUnit cases.
+"""The verdict on a contract for readers: the report of text, Markdown and page, and JUnit cases.
 
-Pure: takes a `Validation`, returns a string. Every figure was computed in `contracts/verdict.py`.
+Pure: takes a `Validation`, returns values of `present`. Every figure was computed in `contracts/verdict.py`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from html import escape
 from types import MappingProxyType
+from typing import NamedTuple
 from urllib.parse import quote
 
 from loadgen.contracts.schema import AnswersAsked, Contract, ContractLevel, words
@@ -29,12 +29,42 @@ from loadgen.core import format
 from loadgen.core.metrics.repeats import RepeatSummary
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import Host, TargetFacts
-from loadgen.present import html, page, table
 from loadgen.present.junit import Case, Outcome
-from loadgen.present.section import Said, section
-from loadgen.present.table import wrapped
+from loadgen.present.page import Bar
+from loadgen.present.section import (
+    Bars,
+    Bullets,
+    Facts,
+    Kind,
+    Links,
+    Quoted,
+    Report,
+    Said,
+    Section,
+    Signatures,
+    Table,
+    Warned,
+    facts,
+    section,
+    simulated,
+)
 from loadgen.runs import stimulus
 from loadgen.runs.repeats_text import OF_LEVELS, levels_table
+
+
+class Measured(NamedTuple):
+    """What a validation rests on.
+
+    text: the contract as written. runs: the summaries by folder. findings: of the preflight, each its state, check,
+    what was found and what it means. spread: between the runs of a level, by its name.
+    """
+
+    contract: Contract
+    text: str
+    runs: Mapping[str, Summary]
+    findings: Sequence[tuple[str, str, str, str]] = ()
+    spread: Mapping[str, RepeatSummary] = MappingProxyType({})
+
 
 MEANING = {
     PASS: "every promise was kept, as surely as the contract asks",
@@ -68,69 +98,74 @@ OF_ANSWERS = {
     "agreement_share": "the same as a share of the longer answer",
     "similarity": "1 - edits / length between the answers of the two endpoints",
 }
-WIDTH = 110  # columns of the text
 DECIDED = {PASS: "kept", FAIL: "broken", INCONCLUSIVE: "undecided"}
-KIND = {PASS: "good", FAIL: "bad", INCONCLUSIVE: "warn"}
+KIND: dict[str, Kind] = {PASS: "good", FAIL: "bad", INCONCLUSIVE: "warn"}
 
 
-def render(
-    validation: Validation,
-    contract: Contract,
-    text: str,
-    runs: Mapping[str, Summary],
-    findings: Sequence[tuple[str, str, str, str]] = (),
-    spread: Mapping[str, RepeatSummary] = MappingProxyType({}),
-) -> str:
-    """The HTML page: what a buyer and a vendor can sign.
-
-    `text`: the contract as written. `runs`: the summaries by folder. `findings`: of the preflight, each its state,
-    check, what was found and what it means. `spread`: between the runs of a level, by its name.
-    """
-    sheet = page.Page(f"{validation.verdict}: {validation.contract}", f"loadgen {validation.version} validation")
-    if validation.simulated:
-        sheet.mark("SIMULATED", "a model of a server answered, no real one: this verdict is an exercise")
+def report(validation: Validation, measured: Measured | None = None) -> Report:
+    """The verdict with its terms; with what was `measured`, also what a page shows besides, for two parties to sign."""
+    warned = [simulated("a model of a server answered, no real one: this verdict is an exercise")]
+    warned = warned if validation.simulated else []
     if validation.interrupted:
-        sheet.mark("INTERRUPTED", "the user broke it off: what was not run is not known")
-    sheet.heading(validation.contract)
-    sheet.say(f"{validation.verdict}: {validation.sentence}.", f"sentence {KIND[validation.verdict]}")
-    sheet.say(f"{validation.verdict} means: {MEANING[validation.verdict]}.")
-    sheet.say(contract.description)
-    if extended := looks_words(validation):
-        sheet.say(extended)
-    sheet.section("Every promise against its limit")
-    _margins(sheet, validation, contract)
+        warned.append(Warned("INTERRUPTED", "the user broke it off: what was not run is not known"))
     shared_notes = _shared(validation)
-    for level in validation.levels:
-        sheet.section(f"{level.name}: {level.verdict}")
-        sheet.say(_load(level), "soft")
-        if level.trouble:
-            sheet.mark("NOTHING SHOWN", level.trouble)
-        rows = [_row(term, level.trouble) for term in level.terms]
-        sheet.table(("verdict", "", "promise", "measured"), rows, "words")
-        sheet.listed((note for note in level.notes if note not in shared_notes), "warn")
-    if shared_notes:
-        sheet.section("Said of every level")
-        sheet.listed(shared_notes, "warn")
-    if delivered := [(run, *row) for run, summary in runs.items() for row in stimulus.rows(summary.stimulus)]:
-        sheet.section("The load that was delivered")
-        sheet.table(("run", *stimulus.HEAD), delivered, "words")
-    if spread:
-        sheet.section("How the runs of a level differ")
-        html.add(sheet, [section("", levels_table(list(spread.items())), Said(f"{OF_LEVELS}.", "soft"))])
-    _conditions(sheet, validation, runs)
-    if findings:
-        sheet.section("What the doctor found before the first request")
-        sheet.table(("", "check", "found", "means"), findings, "words")
-    _timeline(sheet, runs)
-    sheet.section("What the words mean")
-    sheet.listed(f"{word}: {meaning}" for word, meaning in _glossary(validation))
-    with sheet.details("The contract as written"):
-        sheet.add(f"<pre>{escape(text)}</pre>")
-    _signatures(sheet, validation)
-    return sheet.render()
+    description = "" if measured is None else measured.contract.description
+    return Report(
+        title=" · ".join(filter(None, (validation.contract, validation.target, validation.model))),
+        tab=f"{validation.verdict}: {validation.contract}",
+        made_by=f"loadgen {validation.version} validation",
+        warned=warned,
+        answer=[Said(f"{validation.verdict}: {validation.sentence}.", KIND[validation.verdict], large=True)],
+        answer_last=True,
+        sections=[
+            section(
+                "",
+                f"{validation.verdict} means: {MEANING[validation.verdict]}.",
+                description,
+                looks_words(validation),
+            ),
+            *([] if measured is None else [_margins(validation, measured.contract)]),
+            *(_level(level, shared_notes) for level in validation.levels),
+            section("Said of every level", Bullets(shared_notes, "warn")),
+            *([] if measured is None else _delivered(measured)),
+            section("What was measured, and from where", _conditions(validation, measured)),
+            *([] if measured is None else _for_the_page(validation, measured)),
+        ],
+    )
 
 
-def _margins(sheet: page.Page, validation: Validation, contract: Contract) -> None:
+def _level(level: LevelVerdict, shared_notes: Sequence[str]) -> Section:
+    rows = [_row(term, level.trouble) for term in level.terms]
+    return section(
+        f"{level.name}: {level.verdict}",
+        Said(_load(level), "soft"),
+        Said(f"NOTHING SHOWN: {level.trouble}" if level.trouble else "", "warn"),
+        Table(("verdict", "", "promise", "measured"), rows, "words"),
+        Bullets([note for note in level.notes if note not in shared_notes], "warn"),
+    )
+
+
+def _delivered(measured: Measured) -> Iterator[Section]:
+    rows = [(run, *row) for run, summary in measured.runs.items() for row in stimulus.rows(summary.stimulus)]
+    yield section("The load that was delivered", Table(("run", *stimulus.HEAD), rows, "words"), page_only=True)
+    spread = levels_table(list(measured.spread.items()))
+    legend = Said(f"{OF_LEVELS}." if spread.rows else "", "soft")
+    yield section("How the runs of a level differ", spread, legend, page_only=True)
+
+
+def _for_the_page(validation: Validation, measured: Measured) -> Iterator[Section]:
+    found = Table(("", "check", "found", "means"), measured.findings, "words")
+    yield section("What the doctor found before the first request", found, page_only=True)
+    yield _timeline(measured.runs)
+    words = Bullets([f"{word}: {meaning}" for word, meaning in _glossary(validation)])
+    yield section("What the words mean", words, page_only=True)
+    yield section("The contract as written", Quoted(measured.text), folded=True, page_only=True)
+    names = {party: validation.metadata.get(party.lower(), "") for party in ("Buyer", "Vendor")}
+    sums = f"Of the contract with SHA-256 {validation.contract_sha256}; SHA256SUMS has that of every file."
+    yield section("Signed", Signatures(names), Said(sums, "soft"), page_only=True)
+
+
+def _margins(validation: Validation, contract: Contract) -> Section:
     """A bar per term: how far its figure, with its interval, lies on the kept or on the broken side of its limit."""
     asked: list[ContractLevel | AnswersAsked] = [*contract.levels]
     asked += [contract.answers] if contract.answers is not None else []
@@ -149,23 +184,22 @@ def _margins(sheet: page.Page, validation: Validation, contract: Contract) -> No
             came_out = f"{format.quantity(term.value)} of {format.quantity(term.limit)}{unit}"
             segment = (min(0.0, value), max(0.0, value), KIND[term.verdict], term.reason)
             name = f"{level.name}: {term.term}" + (" (should)" if term.kind == "should" else "")
-            bars.append(page.Bar(name, f"{came_out}: {term.verdict}", [segment], (min(ends), max(ends))))
-    sheet.bars(bars, unit=" % of the limit", line=0.0)
-    sheet.say(
+            bars.append(Bar(name, f"{came_out}: {term.verdict}", [segment], (min(ends), max(ends))))
+    legend = (
         "Right of the line the promise is kept, left of it broken. The whisker is the interval of the figure; an end "
         "that the sample does not give is at the figure. What is beyond 100 % is drawn there."
         if bars
-        else "No term has a figure.",
-        "soft",
+        else "No term has a figure."
     )
+    drawn = Bars(rows=bars, unit=" % of the limit", line=0.0)
+    return section("Every promise against its limit", drawn, Said(legend, "soft"), page_only=True)
 
 
-def _conditions(sheet: page.Page, validation: Validation, runs: Mapping[str, Summary]) -> None:
+def _conditions(validation: Validation, measured: Measured | None) -> Facts:
     """What was measured, from where, and with what, as the runs say it."""
-    sheet.section("What was measured, and from where")
-    first = next(iter(runs.values()), None)
+    first = None if measured is None else next(iter(measured.runs.values()), None)
     target, host = (first.target, first.run.host) if first is not None else (TargetFacts(), Host())
-    sheet.facts(
+    return facts(
         Target=(validation.target, target.url),
         Model=validation.model,
         Server=validation.server,
@@ -183,11 +217,8 @@ def _conditions(sheet: page.Page, validation: Validation, runs: Mapping[str, Sum
     )
 
 
-def _timeline(sheet: page.Page, runs: Mapping[str, Summary]) -> None:
+def _timeline(runs: Mapping[str, Summary]) -> Section:
     """When each run went, with a link to its summary. Runs in virtual time stand one after the other, by its clock."""
-    if not runs:
-        return
-    sheet.section("Runs")
     times: dict[str, tuple[float, float]] = {}
     labels: dict[str, str] = {}
     end = 0.0
@@ -200,30 +231,18 @@ def _timeline(sheet: page.Page, runs: Mapping[str, Summary]) -> None:
             start, ended = (datetime.fromisoformat(at).timestamp() for at in (summary.run.started, summary.run.ended))
             times[name] = (start, ended)
             labels[name] = f"{summary.run.started[11:19]}, {format.duration(ended - start)}"
-    zero = min(start for start, _ in times.values())
-    sheet.bars(
-        [
-            page.Bar(
-                name,
-                labels[name],
-                [(start - zero, end - zero, "c1" if runs[name].verdict.valid else "warn", runs[name].run.id)],
-            )
-            for name, (start, end) in times.items()
-        ],
-        low=0.0,
-        number=format.duration,
+    zero = min((start for start, _ in times.values()), default=0.0)
+    bars = []
+    for name, (start, end) in times.items():
+        color = "c1" if runs[name].verdict.valid else "warn"
+        bars.append(Bar(name, labels[name], [(start - zero, end - zero, color, runs[name].run.id)]))
+    links = [(name, f"{quote(name)}/summary.json") for name in runs]
+    return section(
+        "Runs",
+        Bars(rows=bars, low=0.0, number=format.duration),
+        Links("Summary of each run, beside its records", links),
+        page_only=True,
     )
-    links = ", ".join(f'<a href="{escape(quote(name))}/summary.json">{escape(name)}</a>' for name in runs)
-    sheet.add(f"<p>Summary of each run, beside its records: {links}.</p>")
-
-
-def _signatures(sheet: page.Page, validation: Validation) -> None:
-    """A line for each party; its name is in the metadata under `buyer` and `vendor`, where given."""
-    sheet.section("Signed")
-    names = {party: validation.metadata.get(party.lower(), "") for party in ("Buyer", "Vendor")}
-    lines = (f"<div><b>{party}</b> {escape(name)}<p>name, date, signature</p></div>" for party, name in names.items())
-    sheet.add(f'<div class="signed">{"".join(lines)}</div>')
-    sheet.say(f"Of the contract with SHA-256 {validation.contract_sha256}; SHA256SUMS has that of every file.", "soft")
 
 
 def _glossary(validation: Validation) -> Iterator[tuple[str, str]]:
@@ -260,56 +279,32 @@ def _row(term: Judgement, level_trouble: str) -> tuple[str, ...]:
     return (term.verdict, term.kind, term.term, format.NONE if term.reason == level_trouble else term.reason)
 
 
-def text(validation: Validation) -> str:
-    """The validation as text for a terminal, ending in a newline. The last line is the verdict."""
-    lines = [f"contract: {validation.contract}   target: {validation.target} {validation.model}".rstrip()]
-    if validation.region:
-        lines.append(f"region: {validation.region}")
-    for head, texts in format.said(validation.metadata).items():
-        lines += wrapped(f"{head.lower()}: {', '.join(texts)}", rest="  ")
-    if validation.simulated:
-        lines.append("SIMULATED, not a real server: this verdict is an exercise")
-    lines += wrapped(looks_words(validation), width=WIDTH)
-    shared_notes = _shared(validation)
-    for level in validation.levels:
-        lines += ["", f"{level.name}: {level.verdict}   ({_load(level)})"]
-        lines += _wrapped("  ", level.trouble) if level.trouble else []
-        for term in level.terms:
-            lines += _wrapped(f"  {term.verdict:<12}  {term.kind:<6}  ", f"{term.term}")
-            lines += _wrapped(" " * 24, term.reason) if term.reason != level.trouble else []
-        for note in level.notes:
-            lines += _wrapped("  note: ", note) if note not in shared_notes else []
-    lines += [""] if shared_notes else []
-    for note in shared_notes:
-        lines += _wrapped("note, of every level: ", note)
-    return "\n".join([*lines, "", f"{validation.verdict}: {validation.sentence}"]) + "\n"
-
-
-def forecast_text(levels: Sequence[LevelForecast], simulated: str, *, asked: str | None) -> str:
-    """What each term needs for a decision, as text. `asked`: the real target that it was not simulated on."""
+def forecast_report(levels: Sequence[LevelForecast], simulated: str, *, asked: str | None) -> Report:
+    """What each term needs for a decision. `asked`: the real target that it was not simulated on."""
     preset = simulated.removeprefix("simulated: ")
-    lines = ["", *wrapped(f"What each term needs for a decision, on a simulated {preset}:", width=WIDTH)]
-    for level in levels:
-        length = f": {format.duration(level.length_s)} of load" if level.terms else ""
-        lines += ["", f"level {level.name}{length}"]
-        lines += _wrapped("  ", level.trouble) if level.trouble else []
-        rows = [(term.kind, term.term, _needs(term, level), DECIDED[term.outcome]) for term in level.terms]
-        lines += table.text(("", "term", "needs", "in this time"), rows, left=2, remarks=True) if rows else []
-        for term in level.terms:
-            lines += wrapped(f"{term.term}: {term.reason}", "  ", "    ", WIDTH) if term.reason else []
     where = f"{asked} is not {preset}. " if asked else ""
     note = f"{where}A real server varies more than its model, and may need longer. Another model: --url sim:PRESET"
-    return "\n".join([*lines, "", *wrapped(note, width=WIDTH)]) + "\n"
+    return Report(
+        title=f"What each term needs for a decision, on a simulated {preset}",
+        made_by="loadgen validate --dry-run",
+        sections=[*map(_forecast, levels), section("", note)],
+    )
+
+
+def _forecast(level: LevelForecast) -> Section:
+    rows = [(term.kind, term.term, _needs(term, level), DECIDED[term.outcome]) for term in level.terms]
+    return section(
+        f"level {level.name}" + (f": {format.duration(level.length_s)} of load" if level.terms else ""),
+        level.trouble,
+        Table(("", "term", "needs", "in this time"), rows, left=2),
+        Bullets([f"{term.term}: {term.reason}" for term in level.terms if term.reason]),
+    )
 
 
 def _needs(term: NeededLoad, level: LevelForecast) -> str:
     if term.needed_s is None:
         return f"> {format.duration(level.simulated_s)}"
     return format.duration(term.needed_s)
-
-
-def _wrapped(lead: str, sentence: str) -> list[str]:
-    return wrapped(sentence, lead, " " * len(lead), WIDTH)
 
 
 def cases(validation: Validation) -> list[Case]:
