@@ -78,9 +78,9 @@ def main() -> int:
         for command in (
             [program, f"--config.file={at / 'prometheus.yml'}", f"--storage.tsdb.path={at / 'data'}",
              f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"],
-            [sys.executable, "-m", "loadgen", "run", str(at / "load.yaml"), "--url", url, "--limit",
-             "failure_share:50%", "--prometheus", f":{metrics_port}", "--out", str(at / "run"), "--progress", "off",
-             "--duration", f"{given.seconds}s"],
+            [sys.executable, "-m", "loadgen", "run", str(at / "load.yaml"), "--url", url, "--set",
+             "limit=failure_share:50%", "--prometheus", f":{metrics_port}", "--out", str(at / "run"),
+             "--progress", "off", "--duration", f"{given.seconds}s"],
         ):  # fmt: skip
             process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
             stack.callback(process.terminate)

@@ -2,7 +2,7 @@
 
     python benchmarks/gap.py                       # some 20 minutes of one core; writes results/gb300-rack-simulated/
 
-Runs the three commands that would be run against a real rack, with `--target sim:gb300-rack` in place of its URL, and
+Runs the three commands that would be run against a real rack, with `--url sim:gb300-rack` in place of its URL, and
 keeps what is small: results, LoadGen's log files, the probes of both searches, a table and a plot. No raw records.
 """
 
@@ -40,7 +40,7 @@ SMOKE = {"offline": ["--target-qps", "40", "--min-duration", "10"]}
 
 def arguments(scenario: str, preset: str, commands: dict[str, list[str]]) -> list[str]:
     """What one would type after `loadgen`."""
-    return ["mlperf", scenario, "--benchmark", "llama2-70b", "--target", f"sim:{preset}", *commands[scenario]]
+    return ["mlperf", scenario, "--benchmark", "llama2-70b", "--url", f"sim:{preset}", *commands[scenario]]
 
 
 def run(scenario: str, preset: str, scratch: Path, commands: dict[str, list[str]]) -> Path:

@@ -24,8 +24,8 @@ def once(requests: int, tokens: int, lanes: int, **options: str) -> dict[str, fl
     with tempfile.TemporaryDirectory(prefix="loadgen-memory-") as scratch, rig.endpoint(**options) as server:
         folder = Path(scratch)
         (folder / "memory.yaml").write_text(f"name: memory\nrequests: {{input_tokens: 150, output_tokens: {tokens}}}\n")
-        flags = ["--concurrency", str(lanes), "--num-requests", str(requests), "--out", "results", "--limit"]
-        command = [*start.loadgen(), "run", "memory.yaml", "--url", server.url, *flags, "cpu_share:100%"]
+        flags = ["--concurrency", str(lanes), "--num-requests", str(requests), "--out", "results", "--set"]
+        command = [*start.loadgen(), "run", "memory.yaml", "--url", server.url, *flags, "limit=cpu_share:100%"]
         seen = tree.watch(command, folder)
     if seen.code not in (0, 3):
         raise SystemExit(f"exit code {seen.code}:\n{seen.output[-2000:]}")

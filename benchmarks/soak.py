@@ -65,7 +65,8 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         out = asked.out or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "soak"
         url = stack.enter_context(rig.endpoint(ttft=asked.ttft, itl=asked.itl)).url
-        flags = ["--isl", "100", "--osl", "100", "--warmup", "0", "--plain", "--seed", "1", "--keep", asked.keep]
+        flags = ["--isl", "100", "--osl", "100", "--warmup", "0", "--progress", "plain", "--seed", "1"]
+        flags += ["--keep", asked.keep]
         load = ["-c", str(asked.streams), "-d", asked.duration, "--url", url, "--out", str(out)]
         command = [sys.executable, "-P", "-m", "loadgen", "run", *flags, *load]
         run = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL))

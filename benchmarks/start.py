@@ -36,8 +36,8 @@ def once(requests: int, input_tokens: int, lanes: int) -> dict[str, float]:
         (folder / "start.yaml").write_text(
             f"name: start\nrequests: {{input_tokens: {input_tokens}, output_tokens: 4}}\n"
         )
-        flags = ["--concurrency", str(lanes), "--num-requests", str(requests), "--out", "results", "--limit"]
-        command = [*loadgen(), "run", "start.yaml", "--url", server.url, *flags, "cpu_share:100%"]
+        flags = ["--concurrency", str(lanes), "--num-requests", str(requests), "--out", "results", "--set"]
+        command = [*loadgen(), "run", "start.yaml", "--url", server.url, *flags, "limit=cpu_share:100%"]
         seen = tree.watch(command, folder)
         log = parse_log(rig.get(server.url + "/_log"))
     load = [request for request in log.requests if request.id.startswith("results-")]

@@ -24,7 +24,7 @@ HOST = {"name": "load-1", "kernel": "Linux 6.8.0", "python": "3.12.4", "cpu": "E
 def store(where: Path) -> None:
     """Write the folders, take the machine out of them, and pack them."""
     inputs(where)
-    real = ["run", "open.yaml", "--seed", "1", "--gpus", "4", "-n", "60", "--limit", "cpu_share:100%"]
+    real = ["run", "open.yaml", "--seed", "1", "--gpus", "4", "-n", "60", "--set", "limit=cpu_share:100%"]
     for call in (
         ["run", "open.yaml", *SIM, "-n", "60", "--out", "raw"],
         [*real, "--keep", "sample", "--out", "sample"],

@@ -202,7 +202,7 @@ def test_an_address_for_prometheus_is_checked_with_all_else(
     (tmp_path / "c.yaml").write_text(SHORT)
     words = IN_A_FOLDER.get(name, (*RUN, "--dry-run"))
     command = [word.format(contract=tmp_path / "c.yaml") for word in words]
-    assert ends(*command, "--prometheus", "here", "--route", "everywhere", "-o", str(tmp_path / "out")) == 2
+    assert ends(*command, "--prometheus", "here", "--set", "route=everywhere", "-o", str(tmp_path / "out")) == 2
     told = capsys.readouterr().err
     assert "--prometheus here" in told and "everywhere" in told
 

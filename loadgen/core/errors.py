@@ -123,7 +123,10 @@ class Fault(Exception):
 
 
 def _key_in(where: str) -> str:
-    """What a place names: the flag of `--slo ttft`, the keys of `capacity.json (rate_per_s)`; "" without either."""
+    """What a place names: the flag of `--slo ttft`, `--set limit` of `--set limit=cpu_share:5%`, the keys of
+    `capacity.json (rate_per_s)`; "" without any."""
+    if where.startswith("--set "):
+        return where.partition("=")[0]
     if where.startswith("--"):
         return where.split(maxsplit=1)[0].rstrip(",")
     return where.rpartition(" (")[2].removesuffix(")") if where.endswith(")") and " (" in where else ""

@@ -61,7 +61,7 @@ def seconds(text: str) -> float:
 def duration_ns(text: str, bare: str | None = None) -> int:
     """Nanoseconds of `30s`, `250ms`, `2m`, `1h`; at most one year. Raises `Wrong`.
 
-    bare: the unit of a number without one ("s" for flags, "ms" for `--goodput`); None allows only `0` without unit.
+    bare: the unit of a number without one ("s" for flags, "ms" for `goodput`); None allows only `0` without unit.
     """
     match = _QUANTITY.fullmatch(text.strip())
     if match is None:

@@ -68,7 +68,7 @@ app = typer.Typer(
 with_options = takes(
     without=(
         *(OF_THE_LOAD - {"grace", "seed", "salt"}), "keep", "stream", "client",
-        "repeat", "repeat_most", "repeat_within", "repeat_pause",
+        "repeat",
     ),
     grace={
         "help": "How long queries may go on after the last one is issued. What it cuts did not complete, so the result "

@@ -114,7 +114,7 @@ def bound_why(curve: SweepCurve) -> str:
     missed = next((level for level in above if outcome(level) == "over"), None)
     if best.at_once:
         return (
-            f"at {best.load or best.name} all lanes began in one instant (--concurrency-ramp 0): lanes in step meet "
+            f"at {best.load or best.name} all lanes began in one instant (concurrency_ramp 0): lanes in step meet "
             "queues that a spread load does not"
         )
     if missed is None:

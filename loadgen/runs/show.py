@@ -45,8 +45,7 @@ LONG_S = 60.0  # of a run: from here on it is said before what it will send
 
 def shown(given: Given, *, quiet: bool = False) -> Show:
     """Shows the runs of a command on stderr. `quiet`: without their first lines. Raises Fault or Faults."""
-    form = "plain" if given["plain"] else given["progress"]
-    return Show(form, quiet=quiet, budget=given.budget(), followers=given.followers())
+    return Show(given["progress"], quiet=quiet, budget=given.budget(), followers=given.followers())
 
 
 def print_plans(workloads: Iterable[Workload], settings: Settings, budget: Budget | None) -> int:

@@ -46,8 +46,7 @@ OF_A_PROBE = (
 @takes(
     without=(
         "trace_speed", "trace_loop", "request_rate", "concurrency", "burstiness", "num_requests", "warmup",
-        "num_warmups", "schedule_seed", "keep",
-        "repeat", "repeat_most", "repeat_within", "repeat_pause",
+        "num_warmups", "schedule_seed", "keep", "repeat",
     ),
     duration={
         "help": "Full length of a probe; with --continuous how long what was found is sustained.",

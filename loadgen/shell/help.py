@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
+from copy import copy
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
 from loadgen.core.errors import UserError, meant
-from loadgen.core.execution.options import PANELS
+from loadgen.core.execution.options import PANELS, Option
 from loadgen.plugins import resolve
 from loadgen.shell import removed
 from loadgen.shell.ending import interrupted
@@ -45,11 +46,42 @@ _TABLES = {
 """Of an option, the table whose rows it takes: packages may add some."""
 
 
+MOST_LINES = 40  # of a help at 80 columns
+FIRST = ("url", "request_rate", "concurrency", "duration", "num_requests", "slo")
+THEN = (
+    "model", "input_tokens", "output_tokens", "dataset", "trace", "warmup", "seed", "repeat", "out", "api_key_file",
+    "prices", "set",
+)  # fmt: skip
+"""What most people need of the options of a load: before and after those that are a command's own."""
+
+
 class Command(TyperCommand):
-    """A command with its help."""
+    """A command with its help: `--help` is what most people need, `--help-all` everything."""
+
+    _everything: Any = None  # the option --help-all: one object, since the parser knows an option by its identity
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        asks = self.get_help_option(ctx)
+        if asks is None:
+            return params
+        if self._everything is None:
+            self._everything = copy(asks)
+            self._everything.name, self._everything.opts = "help_all", ["--help-all"]
+            self._everything.help, self._everything.callback = "Show all options and the exit codes.", _say_all
+        return [*params, self._everything]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write("\n".join(_lines(self, ctx, formatter.width)) + "\n")
+        lines = list(_lines(self, ctx, formatter.width))
+        if len(lines) > MOST_LINES:
+            lines = list(_short(self, ctx, formatter.width))
+        formatter.write("\n".join(lines) + "\n")
+
+
+def _say_all(ctx: Any, param: Any, asked: bool) -> None:
+    if asked:
+        print("\n".join(_lines(ctx.command, ctx, ctx.make_formatter().width)))
+        ctx.exit()
 
 
 class Group(TyperGroup):
@@ -83,29 +115,70 @@ def in_order(names: Iterable[str]) -> type[Group]:
     return type("Ordered", (Group,), {"order": tuple(names)})
 
 
-def _lines(command: Any, ctx: Any, width: int) -> Iterator[str]:
-    arguments = [param for param in command.params if param.param_type_name == "argument"]
+def _short(command: Any, ctx: Any, width: int) -> Iterator[str]:
+    """The help in MOST_LINES: what the command does, its example, and of its options as many as there is room for."""
+    paragraphs = (command.help or "").split("\n\n")
+    example = next((one for one in paragraphs if one.strip().startswith("Example:")), "")
+    head = [*_head(command, ctx, [paragraphs[0], example], width), "", "Options:"]
+    options = [param for param in command.get_params(ctx) if param.param_type_name == "option" and not param.hidden]
+
+    def rank(param: Any) -> tuple[int, int]:
+        if any(name in example.split() for name in param.opts):
+            return 0, 0
+        for place, names in ((1, FIRST), (3, THEN)):
+            if param.name in names:
+                return place, names.index(param.name)
+        is_own = getattr(param, "rich_help_panel", None) is None and param.name not in ("help", "help_all")
+        return (2 if is_own else 4), 0
+
+    tail = textwrap.wrap(f"{len(options)} options in all, exit codes: {ctx.command_path} --help-all", width)
+    room = MOST_LINES - len(head) - 1 - len(tail)
+    yield from head
+    for param in sorted(options, key=rank):
+        name, text = _said(param, ctx, brief=True)
+        rows = list(row(name, text, width))
+        room -= len(rows)
+        if room < 0:
+            break
+        yield from rows
+    yield from ("", *tail)
+
+
+def _head(command: Any, ctx: Any, paragraphs: Iterable[str], width: int) -> Iterator[str]:
+    """How it is typed, what it does, its arguments."""
     usage = " ".join([f"Usage: {ctx.command_path}", *command.collect_usage_pieces(ctx)])
     yield from textwrap.wrap(usage, width, subsequent_indent="  ", break_on_hyphens=False)
-    for paragraph in (command.help or "").split("\n\n"):
+    for paragraph in paragraphs:
         yield ""
         more = "      " if paragraph.strip().startswith("Example:") else "  "
         yield from textwrap.wrap(
             " ".join(paragraph.split()), width, initial_indent="  ", subsequent_indent=more, break_on_hyphens=False
         )
+    if arguments := [param for param in command.params if param.param_type_name == "argument"]:
+        yield from ("", "Arguments:")
+        for param in arguments:
+            yield from row(param.metavar or param.name.upper(), param.help or "", width)
+
+
+def _lines(command: Any, ctx: Any, width: int) -> Iterator[str]:
+    yield from _head(command, ctx, (command.help or "").split("\n\n"), width)
     panels: dict[str, list[Any]] = {"Options": []} | {panel: [] for panel in (*PANELS, "Advanced")}
     for param in command.get_params(ctx):
         if param.param_type_name == "option" and not param.hidden:
             panels[getattr(param, "rich_help_panel", None) or _OF_NAMES.get(param.name, "Options")].append(param)
-    if arguments:
-        yield from ("", "Arguments:")
-        for param in arguments:
-            yield from row(param.metavar or param.name.upper(), param.help or "", width)
     for panel, options in panels.items():
         if options:
             yield from ("", f"{panel}:")
             for param in options:
                 yield from row(*_said(param, ctx), width)
+    by_key: dict[str, Option] = getattr(command.callback, "by_key", {})
+    if by_key:
+        yield from ("", "Keys of --set:")
+        for name, option in by_key.items():
+            default = option.default or option.shown
+            yield from row(
+                f"{name}={option.sets}", f"{option.help}{f' [default: {default}]' if default else ''}", width
+            )
     if isinstance(command, TyperGroup):
         yield from ("", "Commands:")
         for name in command.list_commands(ctx):
@@ -113,13 +186,15 @@ def _lines(command: Any, ctx: Any, width: int) -> Iterator[str]:
             yield from row(name, " ".join((sub.help or "").split("\n\n")[0].split()), width, indent=14)
 
 
-def _said(param: Any, ctx: Any) -> tuple[str, str]:
-    """An option in the margin, and what is said of it."""
+def _said(param: Any, ctx: Any, *, brief: bool = False) -> tuple[str, str]:
+    """An option in the margin, and what is said of it; in brief the first sentence."""
     short = [name for name in param.opts if not name.startswith("--")]
     first, *others = [name for name in param.opts if name.startswith("--")]
     off = f" / {param.secondary_opts[0]}" if param.secondary_opts else ""
     takes = "" if param.is_flag else f" {_takes(param, ctx)}"
     text = (param.help or "") + _added(param.name)
+    if brief:
+        return f"{', '.join([*short, first])}{off}{takes}", text.partition(". ")[0].rstrip(".") + "."
     default = param.get_default(ctx) if not param.is_flag else None
     if isinstance(param.show_default, str):
         default = param.show_default

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loadgen.core.errors import Fault, Faults, UserError, collecting
+from loadgen.core.errors import Fault, Faults, UserError, collecting, meant
 from loadgen.core.execution import options
 from loadgen.core.execution.options import COMMAND_OPTIONS, OPTIONS, PANELS, Option
 from loadgen.shell.repetition import repetition
@@ -148,9 +148,8 @@ class Given:
         return partial(run.execute, hearers=hearers, known={})
 
     def repetition(self) -> Repetition | None:
-        """What --repeat and its companions ask for; None without them. Raises Faults."""
-
-        return repetition(*(self[name] for name in ("repeat", "repeat_most", "repeat_within", "repeat_pause")))
+        """What --repeat asks for; None without it. Raises Faults."""
+        return repetition(self["repeat"])
 
 
 def new_folder(name: str) -> Path:
@@ -168,10 +167,13 @@ def takes(
 
     changed: another help for an option, or {"help": ..., "default": ...}.
     """
-    table = {name: option for name, option in COMMAND_OPTIONS.items() if option.flags and name in only}
+    table = {name: option for name, option in COMMAND_OPTIONS.items() if name in only}
     for name, change in changed.items():
         table[name] = table[name]._replace(**({"help": change} if isinstance(change, str) else change))
     table = {name: option for name, option in table.items() if name not in without}
+    by_key = {name: option for name, option in table.items() if option.sets}
+    without_flag = {"set"} if not by_key else set()
+    table = {name: option for name, option in table.items() if option.flags and name not in without_flag}
 
     def with_options(command: Callable[..., int]) -> Callable[..., int]:
         def call(context: typer.Context, **values: Any) -> int:
@@ -181,6 +183,7 @@ def takes(
                 for name, value in typed.items()
                 if value is not None and value is not False
             }
+            typed |= _by_key(typed.pop("set", ()), by_key)
             for name, group in groups.items():
                 values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
             if "given" in own:
@@ -207,12 +210,34 @@ def takes(
                 parameters += inspect.signature(groups[name], eval_str=True).parameters.values()
             else:
                 parameters.append(parameter.replace(kind=KEYWORD))
+        call.by_key = by_key  # type: ignore[attr-defined]
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {}
         call.__name__, call.__doc__, call.__module__ = command.__name__, command.__doc__, command.__module__
         return call
 
     return with_options
+
+
+def _by_key(typed: Sequence[str], known: Mapping[str, Option]) -> dict[str, Any]:
+    """What `--set KEY=VALUE` says, each as its flag would have, of the keys that a command knows. Raises UserError."""
+    found: dict[str, Any] = {}
+    for text in typed:
+        name, equals, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        where = f"--set {text}"
+        if name not in known:
+            hint = f"did you mean --{name.replace('_', '-')}?" if name in COMMAND_OPTIONS else meant(name, [*known])
+            raise UserError("unknown_name", f"no key is called {name}", where, hint)
+        if not equals:
+            raise UserError("missing_value", f"{name} needs a value", where, f"--set {name}={known[name].sets}")
+        if known[name].type == list[str]:
+            found.setdefault(name, []).append(value)
+        elif name in found:
+            raise UserError("duplicate", "the key is given twice", where, "give each key once")
+        else:
+            found[name] = value in ("yes", "true") if known[name].type is bool else value
+    return found
 
 
 def typed_again(before: Sequence[str], now: Sequence[str]) -> list[str]:

@@ -37,7 +37,7 @@ def _lines(width: int) -> Iterator[str]:
     yield from ("Usage: loadgen [OPTIONS] COMMAND [ARGS]...", "")
     yield from textwrap.wrap(WHAT, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
     yield from ("", "Options:")
-    for name, text in OPTIONS:
+    for name, text in (OPTIONS[0], *OPTIONS[3:], OPTIONS[1]):  # the help of a screen; both completions are taken
         yield from row(name, text, width)
     commands = [(row.name, row.group, row.help) for row in COMMANDS.own]
     commands += [(name, group, said) for name, group, said in COMMANDS.told("name", "group", "help")]

@@ -19,11 +19,11 @@ WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__nam
 """What the parser raises: typer's own copy of click or, before it had one, the package's."""
 
 _PAIR = re.compile(r"[a-z][a-z0-9_]*:\S+$")
-_MANY = ("--goodput", "--slo")
+_MANY = ("--slo",)
 
 
 def spread(arguments: Sequence[str]) -> list[str]:
-    """`--goodput ttft:2000 tpot:200`, as the field writes it, is `--goodput ttft:2000 --goodput tpot:200`."""
+    """`--slo ttft:2s tpot:50ms`, as other tools write it, is `--slo ttft:2s --slo tpot:50ms`."""
     out: list[str] = []
     many = ""
     values = 0

@@ -1,4 +1,4 @@
-"""The flags of repeated runs: `--repeat` and its companions."""
+"""What `--repeat` asks for."""
 
 from __future__ import annotations
 
@@ -13,40 +13,45 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.repeats import Repetition
 
 
-def repetition(repeat: str | None, most: int | None, within: str | None, pause: str | None) -> Repetition | None:
-    """The repetition that these flags ask for; None without any. Raises Faults with everything that is wrong."""
+def repetition(text: str | None) -> Repetition | None:
+    """The repetition that `--repeat` asks for (`3`, `3,pause=10m`, `auto,most=10,within=5%`); None without it.
+
+    Raises Faults with everything that is wrong.
+    """
     from loadgen.core.metrics import repeats
 
-    companions = {"most": most, "within": within, "pause": pause}
-    given = ", ".join(name for name, value in companions.items() if value is not None)
-    if repeat is None:
-        if given:
-            what = "says how to repeat, and nothing is repeated"
-            raise Faults([UserError("no_effect", what, f"--repeat-{given}", "--repeat 3")])
+    if text is None:
         return None
-    faults: list[Fault] = []
+    where = f"--repeat {text}"
+    number, *parts = (part.strip() for part in text.split(","))
+    asked = dict(part.partition("=")[::2] for part in parts)
+    faults: list[Fault] = [
+        UserError("unknown_name", f'"{name}" says nothing of repeats', where, "known: pause=10m, most=10, within=5%")
+        for name in asked
+        if name not in ("most", "within", "pause")
+    ]
     count = None
-    if repeat != "auto":
-        count = int(repeat) if repeat.isdecimal() else 0
+    if number != "auto":
+        count = int(number) if number.isdecimal() else 0
         if not 1 <= count <= 100:
-            faults.append(
-                UserError("invalid_value", "no number of runs", f"--repeat {repeat}", "a number from 1 to 100, or auto")
-            )
-        elif (most, within) != (None, None):
+            faults.append(UserError("invalid_value", "no number of runs", where, "a number from 1 to 100, or auto"))
+        elif "most" in asked or "within" in asked:
             what = "a fixed number of runs has no end to look for"
-            faults.append(
-                UserError("no_effect", what, f"--repeat {repeat}", "--repeat auto, or without --repeat-most, -within")
-            )
-    if most is not None and not repeats.FEWEST <= most <= 100:
-        faults.append(
-            UserError("out_of_range", "no number of runs", f"--repeat-most {most}", f"from {repeats.FEWEST} to 100")
-        )
+            faults.append(UserError("no_effect", what, where, "--repeat auto, or without most and within"))
+    most = None
+    if "most" in asked:
+        most = int(asked["most"]) if asked["most"].isdecimal() else 0
+        if not repeats.FEWEST <= most <= 100:
+            faults.append(UserError("out_of_range", "no number of runs", where, f"most from {repeats.FEWEST} to 100"))
+    share, pause_ns = None, None
     with collecting(faults):
-        share = typed("--repeat-within", within, units.share)
+        share = typed("--repeat within", asked.get("within"), units.share)
         if share is not None and share <= 0:
-            raise UserError("out_of_range", "reached by no number of runs", f"--repeat-within {within}", "5%")
+            raise UserError("out_of_range", "reached by no number of runs", where, "within=5%")
     with collecting(faults):
-        pause_ns = typed("--repeat-pause", pause, partial(units.duration_ns, bare="s")) or 0
+        pause_ns = typed("--repeat pause", asked.get("pause"), partial(units.duration_ns, bare="s"))
     if faults:
         raise Faults(faults)
-    return repeats.Repetition(count=count, most=most or repeats.MOST, within=share or repeats.WITHIN, pause_ns=pause_ns)
+    return repeats.Repetition(
+        count=count, most=most or repeats.MOST, within=share or repeats.WITHIN, pause_ns=pause_ns or 0
+    )

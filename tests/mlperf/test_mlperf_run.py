@@ -155,14 +155,14 @@ def _exit(arguments: list[str]) -> int:
 def test_wrong_usage_is_told(
     flags: list[str], words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _exit(["mlperf", *flags, "--target", "sim:gb200-vm", "--out", str(tmp_path / "o")]) == 2
+    assert _exit(["mlperf", *flags, "--url", "sim:gb200-vm", "--out", str(tmp_path / "o")]) == 2
     told = capsys.readouterr().err
     assert all(word in told for word in words)
 
 
 def test_the_command_prints_the_verdict_and_the_disclosure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--target-qps", "40", "--min-duration", "20", "--dataset", str(_small_data(tmp_path, 800))]
-    flags += ["--target", "sim:gb200-vm", "--out", str(tmp_path / "o"), "--gpus", "4"]
+    flags += ["--url", "sim:gb200-vm", "--out", str(tmp_path / "o"), "--gpus", "4"]
     assert _exit(["mlperf", "server", "-b", "llama2-70b", *flags]) == 0
     out = capsys.readouterr().out
     assert out.startswith("SIMULATED")
@@ -182,7 +182,7 @@ def test_the_page_of_a_run_says_what_its_text_says(
 ) -> None:
     """Unofficial, the verdict, early stopping, and the same tokens/s in all three: verdict, report, page."""
     flags = ["--target-qps", "40", "--min-duration", "20", "--dataset", str(_small_data(tmp_path, 800))]
-    flags += ["--target", "sim:gb200-vm", "--out", str(tmp_path / "o"), "--gpus", "4"]
+    flags += ["--url", "sim:gb200-vm", "--out", str(tmp_path / "o"), "--gpus", "4"]
     assert _exit(["mlperf", scenario, "-b", "llama2-70b", *flags]) == 0
     told = capsys.readouterr().out
     assert _exit(["report", str(tmp_path / "o")]) == 0
@@ -205,7 +205,7 @@ def test_the_page_of_a_run_says_what_its_text_says(
 
 def test_offline_without_a_rate_measures_one_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The query is sized by a trial pass, so that it is long enough and not many times so."""
-    flags = ["--min-duration", "60", "--dataset", str(_small_data(tmp_path, 800)), "--target", "sim:gb200-vm"]
+    flags = ["--min-duration", "60", "--dataset", str(_small_data(tmp_path, 800)), "--url", "sim:gb200-vm"]
     assert _exit(["mlperf", "offline", "-b", "llama2-70b", *flags, "--out", str(tmp_path / "o")]) == 0
     told = capsys.readouterr()
     assert "one pass of the data set first" in told.err
@@ -216,7 +216,7 @@ def test_offline_without_a_rate_measures_one_first(tmp_path: Path, capsys: pytes
 
 
 def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--min-duration", "15", "--dataset", str(_small_data(tmp_path, 50)), "--target", "sim:gb200-vm"]
+    flags = ["--min-duration", "15", "--dataset", str(_small_data(tmp_path, 50)), "--url", "sim:gb200-vm"]
     flags += ["--find-peak", "--target-qps", "150"]
     assert _exit(["mlperf", "interactive", "-b", "llama2-70b", *flags, "--out", str(tmp_path / "o")]) == 0
     found = capacity.load_capacity((tmp_path / "o" / capacity.FILE).read_bytes())
@@ -248,7 +248,7 @@ def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_search_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--slo", "tpot:40ms", "--percentile", "95", "--low", "60", "--high", "240", "--duration", "20s"]
-    flags += ["--precision", "0.1", "--seed", "5", "--target", "sim:gb200-vm", "--out", str(tmp_path)]
+    flags += ["--precision", "0.1", "--seed", "5", "--url", "sim:gb200-vm", "--out", str(tmp_path)]
     code = _exit(["search", "qa", *flags])
     out = capsys.readouterr().out
     assert out.startswith("SIMULATED")
@@ -262,7 +262,7 @@ def test_search_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize("seed", ["1", "6595476841533595"])  # with the second, a trial ends after 9 requests
 def test_an_slo_that_no_rate_meets_says_so(seed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--slo", "ttft:1ms", "--low", "1", "--high", "2", "--start", "1", "--duration", "20s", "--seed", seed]
-    assert _exit(["search", "qa", *flags, "--target", "sim:gb200-vm", "--out", str(tmp_path)]) == 1
+    assert _exit(["search", "qa", *flags, "--url", "sim:gb200-vm", "--out", str(tmp_path)]) == 1
     assert "no load holds" in capsys.readouterr().out
 
 

@@ -94,7 +94,7 @@ def test_a_run_over_the_limit_does_not_start(prices: Path, capsys: pytest.Captur
     assert "expected: about" not in told and "this run will cost about 36.00 USD" in told and not out.exists()
     assert ends(*paid, "--dry-run") == 0
     assert "cost: known once the target was probed" in capsys.readouterr().out
-    assert ends(*paid[:5], "--rate", "2", *paid[7:], "--dry-run") == 0
+    assert ends(*paid[:5], "--request-rate", "2", *paid[7:], "--dry-run") == 0
     assert "cost: about 36.00 USD" in capsys.readouterr().out
     assert ends(*load, "--max-cost", "30") == 2
     assert "add --prices FILE" in capsys.readouterr().err
@@ -103,8 +103,8 @@ def test_a_run_over_the_limit_does_not_start(prices: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("command", "whole"),
     [
-        (("sweep", "--rate", "1,2,4", "-d", "1h"), "these 3 runs will cost about 108.00 USD"),
-        (("run", "--rate", "1", "-d", "1h", "--repeat", "2"), "these 2 runs will cost about 72.00 USD"),
+        (("sweep", "--request-rate", "1,2,4", "-d", "1h"), "these 3 runs will cost about 108.00 USD"),
+        (("run", "--request-rate", "1", "-d", "1h", "--repeat", "2"), "these 2 runs will cost about 72.00 USD"),
     ],
 )
 def test_the_limit_is_on_all_runs_of_a_command_and_before_the_first(
@@ -118,7 +118,7 @@ def test_the_limit_is_on_all_runs_of_a_command_and_before_the_first(
 
 
 def test_a_dry_run_over_the_limit_says_so(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    load = ("sweep", "--rate", "1,2", "-d", "1h", "--isl", "20", "--osl", "5", "--gpus", "4", "--shape", "four")
+    load = ("sweep", "--request-rate", "1,2", "-d", "1h", "--isl", "20", "--osl", "5", "--gpus", "4", "--shape", "four")
     paid = (*load, "--prices", str(prices), "--dry-run", "--max-cost")
     assert ends(*paid, "73") == 0
     assert "cost of all 2 runs: about 72.00 USD" in capsys.readouterr().out
@@ -128,7 +128,21 @@ def test_a_dry_run_over_the_limit_says_so(prices: Path, capsys: pytest.CaptureFi
 def test_virtual_time_costs_nothing_dry_or_not(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A dry run was refused for the money of a run that was then carried out without a word of it."""
     out = prices.parent / "out"
-    load = ("run", "--isl", "20", "--osl", "5", "--rate", "1", "-d", "36s", "--seed", "1", "--url", "sim:gb300-vm")
+    load = (
+        "run",
+        "--isl",
+        "20",
+        "--osl",
+        "5",
+        "--request-rate",
+        "1",
+        "-d",
+        "36s",
+        "--seed",
+        "1",
+        "--url",
+        "sim:gb300-vm",
+    )
     paid = (*load, "--gpus", "4", "--shape", "four", "--prices", str(prices), "--max-cost", "0.1", "-o", str(out))
     for more in (("--dry-run",), ()):
         assert ends(*paid, *more) in (0, 3)

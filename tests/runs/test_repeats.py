@@ -25,9 +25,9 @@ from loadgen.core.results import checksums
 from loadgen.core.stats import intervals
 from loadgen.evidence import verify as bundle
 from loadgen.present import text as as_text
-from loadgen.runs import repeats as flags
 from loadgen.runs import repeats_sections
 from loadgen.runs.levels import curve
+from loadgen.shell import repetition as flags
 from loadgen.shell.app import main
 
 pytestmark = pytest.mark.commands
@@ -88,7 +88,7 @@ def test_auto_ends_when_the_figures_are_known_or_at_the_most() -> None:
 
 def test_repeats_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "a"
-    assert exits("run", "qa", *SIM, "--seed", "5", "--repeat", "3", "--repeat-pause", "10m", "-o", str(out)) == 0
+    assert exits("run", "qa", *SIM, "--seed", "5", "--repeat", "3,pause=10m", "-o", str(out)) == 0
     told = capsys.readouterr()
     assert told.out.startswith("SIMULATED") and "3 runs of one load" in told.out and "nothing to wait for" in told.err
     made = msgspec.json.decode((out / "repeats.json").read_bytes(), type=RepeatSummary)
@@ -102,7 +102,7 @@ def test_repeats_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert exits("report", str(out), "--no-html") == 0
     assert "3 runs of one load" in capsys.readouterr().out
     other = tmp_path / "b"
-    assert exits("run", "qa", *SIM, "--repeat", "auto", "--repeat-within", "20%", "-o", str(other), "--json") == 0
+    assert exits("run", "qa", *SIM, "--repeat", "auto,within=20%", "-o", str(other), "--json") == 0
     assert json.loads(capsys.readouterr().out)["tight"] is True
     assert exits("compare", str(out), str(other)) == 0
     assert "by repeated runs on every side" in " ".join(capsys.readouterr().out.split())
@@ -124,18 +124,18 @@ def test_repeats_of_a_sweep_are_taken_up_again(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (("0", None, None, None), "no number of runs"),
-        (("many", None, None, None), "no number of runs"),
-        (("3", 5, None, None), "has no end to look for"),
-        (("auto", 2, None, None), "from 3 to 100"),
-        (("auto", None, "0%", None), "reached by no number of runs"),
-        (("3", None, None, "soon"), "is not a duration"),
-        ((None, None, None, "10m"), "nothing is repeated"),
+        ("0", "no number of runs"),
+        ("many", "no number of runs"),
+        ("3,most=5", "has no end to look for"),
+        ("auto,most=2", "from 3 to 100"),
+        ("auto,within=0%", "reached by no number of runs"),
+        ("3,pause=soon", "is not a duration"),
+        ("3,break=10m", "known: pause=10m"),
     ],
 )
-def test_flags_that_say_nothing(given: tuple[str | None, int | None, str | None, str | None], words: str) -> None:
+def test_repeats_that_say_nothing(given: str, words: str) -> None:
     with pytest.raises(Faults) as faults:
-        flags.repetition(*given)
+        flags.repetition(given)
     assert words in str(faults.value)
 
 

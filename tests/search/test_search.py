@@ -493,8 +493,8 @@ def test_a_search_is_taken_up_without_its_flags(tmp_path: Path, capsys: pytest.C
 
 def test_what_is_typed_again_stands_over_what_was_typed_before() -> None:
     before = ["search", "qa", "--url=http://a", "-u", "http://b", "--slo", "ttft:2s", "-k", "--max-probes", "3"]
-    assert typed_again(before, ["search", "--resume", "f", "--target", "http://c", "--insecure"]) == [
-        "search", "qa", "--slo", "ttft:2s", "--max-probes", "3", "--resume", "f", "--target", "http://c", "--insecure",
+    assert typed_again(before, ["search", "--resume", "f", "--url", "http://c", "--insecure"]) == [
+        "search", "qa", "--slo", "ttft:2s", "--max-probes", "3", "--resume", "f", "--url", "http://c", "--insecure",
     ]  # fmt: skip
     hidden = [*before, "--header", "X-Key: ***"]
     with pytest.raises(UserError) as fault:

@@ -319,7 +319,7 @@ def test_what_a_search_leaves_is_priced_and_planned(tmp_path: Path, capsys: pyte
         "currency: USD\nrented:\n  - {provider: x, shape: four, gpu: GB200, gpus: 4, per_gpu_hour: 10.50,"
         " as_of: 2026-01, source: y}\n"
     )
-    common = ["--target", "sim:gb200-vm", "--gpus", "4", "--shape", "four", "--slo", "tpot:40ms:p95", "-d", "20s"]
+    common = ["--url", "sim:gb200-vm", "--gpus", "4", "--shape", "four", "--slo", "tpot:40ms:p95", "-d", "20s"]
     found = ["search", "qa", *common, "--low", "60", "--high", "240", "--precision", "0.1", "--seed", "5"]
     assert exits(*found, "--out", str(tmp_path / "a")) == 0
     levels = ["sweep", "qa", *common, "--request-rate", "60,120,240", "--seed", "5", "--warmup", "0"]

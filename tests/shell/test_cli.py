@@ -88,7 +88,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("loadgen ")
     assert ends(["run", "--help"]) == OK
     text = capsys.readouterr().out
-    for flag in ("--url", "--request-rate", "--concurrency", "--slo", "--goodput", "--api-key-file", "--dry-run"):
+    for flag in ("--url", "--request-rate", "--concurrency", "--slo", "--json", "--dry-run", "--help-all"):
         assert flag in text
 
 
@@ -102,7 +102,7 @@ def test_the_command_without_its_script() -> None:
 @pytest.mark.parametrize(
     ("given", "spread"),
     [
-        (["run", "--goodput", "ttft:2000", "tpot:200"], ["run", "--goodput", "ttft:2000", "--goodput", "tpot:200"]),
+        (["run", "--slo", "ttft:2s", "tpot:200ms"], ["run", "--slo", "ttft:2s", "--slo", "tpot:200ms"]),
         (["run", "--slo", "ttft:2s", "qa"], ["run", "--slo", "ttft:2s", "qa"]),
         (["run", "qa", "--url", "http://h:1"], ["run", "qa", "--url", "http://h:1"]),
     ],
@@ -188,18 +188,18 @@ def test_a_progress_line_where_no_terminal_is() -> None:
     asyncio.run(follow())
 
 
-def helps(path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The help of every command at 60 columns."""
+def helps(path: tuple[str, ...] = (), columns: int = 60) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The help of every command at so many columns."""
     command = [*path, "--help"]
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COLUMNS", "60")
+        patch.setenv("COLUMNS", str(columns))
         assert ends(command) == OK
     text = out.getvalue()
     yield path, text
     listed = text.partition("\nCommands:\n" if path else "\nStart:\n")[2]
     for name in re.findall(r"^  ([a-z]+)\b", listed, re.M):
-        yield from helps((*path, name))
+        yield from helps((*path, name), columns)
 
 
 def test_every_help_fits_60_columns_and_has_an_example_that_its_command_takes() -> None:
@@ -216,11 +216,18 @@ def test_every_help_fits_60_columns_and_has_an_example_that_its_command_takes() 
         assert flags <= set(re.findall(r"(?<=[ \[])--?[a-z][a-z-]*", text.replace(example, ""))), path
 
 
+def test_every_help_is_at_most_40_lines_and_says_where_the_rest_is() -> None:
+    for path, text in helps(columns=80):
+        assert len(text.splitlines()) <= 40, path
+        if path and "\nCommands:" not in text:
+            assert "--help-all" in text, path
+
+
 def test_a_help_has_panels_defaults_and_what_an_option_takes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    ends(["run", "--help"])
+    ends(["run", "--help-all"])
     text = capsys.readouterr().out
     at = [text.index(f"\n{panel}:\n") for panel in ("Options", "Load", "Target", "SLO", "Output", "TLS", "Advanced")]
     assert at == sorted(at)
@@ -237,15 +244,16 @@ def test_every_option_of_the_table_takes_something_named() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("typed", "completed"), [("loadgen run --ro", "--route"), ("loadgen run --route st", "sticky")]
+    ("typed", "completed"),
+    [("loadgen run --pro", ["--profile", "--progress", "--prometheus"]), ("loadgen run --keep h", ["histogram"])],
 )
-def test_the_shell_completes(typed: str, completed: str) -> None:
+def test_the_shell_completes(typed: str, completed: list[str]) -> None:
     words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_LOADGEN_COMPLETE": "complete_bash"}
     code = "import sys; sys.argv = ['loadgen']; from loadgen.shell.app import main; main()"
     run = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | words, capture_output=True, text=True, check=True
     )
-    assert run.stdout.split() == [completed]
+    assert run.stdout.split() == completed
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from plugin_packages import forgetting, install
 
 from loadgen.commands import COMMANDS
 from loadgen.core.errors import UNSOUND, USAGE
+from loadgen.core.execution.options import COMMAND_OPTIONS
 from loadgen.shell import app as cli
 from loadgen.shell import parsing, removed
 from loadgen.shell.overview import OPTIONS
@@ -56,11 +57,20 @@ def test_an_option_that_is_gone_names_what_is_typed_now(old: str, now: str, caps
     assert_taken(now, "run")
 
 
+BY_KEY = {name for name, option in COMMAND_OPTIONS.items() if option.sets}
+
+
 def assert_taken(now: str, by: str) -> None:
     """Each flag that a hint names is one of the command that it names, else of `by`."""
     (command,) = set(re.findall(r"loadgen ([a-z]+)", now)) or {by}
     flags = {flag for param in parsing.parser().commands[command].params for flag in param.opts}
     assert set(re.findall(r"(?<![a-z])--[a-z-]+", now)) <= flags
+    assert set(re.findall(r"--set ([a-z_]+)=", now)) <= BY_KEY
+
+
+def test_a_run_has_at_most_55_options() -> None:
+    """What a load can be is in its file: who adds one here takes another away, or makes it a key of --set."""
+    assert len([param for param in parsing.parser().commands["run"].params if param.param_type_name == "option"]) <= 55
 
 
 def test_the_help_lists_the_options_that_the_parser_takes() -> None:

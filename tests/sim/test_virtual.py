@@ -266,7 +266,7 @@ def test_an_unknown_preset_is_a_fault_not_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_the_command_says_simulated_in_its_first_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "loadgen", "run", "qa", "--target", TARGET, "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "loadgen", "run", "qa", "--url", TARGET, "--out", str(tmp_path / "out")]
     command[1:3] = ["-m", "loadgen"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -22,6 +22,7 @@ from loadgen.core.errors import Fault, Faults, UserError, collecting, of_reading
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
+    from loadgen.core.execution.system_file import SystemSaid
     from loadgen.core.followers.profiler import ProfileAsked
 
 T = TypeVar("T")
@@ -53,7 +54,7 @@ def _pairs_or_texts(value: Any) -> Any:
     return value if isinstance(value, Mapping) else _texts(value)
 
 
-def _system(value: Any) -> dict[str, str]:
+def _system(value: Any) -> SystemSaid:
     from loadgen.core.execution import system_file
 
     return system_file.load(Path(_text(value)))
@@ -211,9 +212,10 @@ def _energy_pages(value: Any) -> tuple[str, ...]:
 class Option(NamedTuple):
     """How an option is typed and read.
 
-    `flags`: its names on the command line, of which the first names it in faults, and what it takes, in capitals;
-    "": only Python has it. `type`: what the command line makes of it; a switch `--no-x` gives False. `default` is shown
-    in the help; `shown`: what happens without it, where that is no value of it.
+    `flags`: its names on the command line, of which the first names it in faults, and what it takes, in capitals; with
+    "" it is a keyword of Python, and on the command line `--set NAME=VALUE` where `sets` says what it takes. `type`:
+    what the command line makes of it; a switch `--no-x` gives False. `default` is shown in the help; `shown`: what
+    happens without it, where that is no value of it.
     """
 
     flags: str
@@ -223,6 +225,7 @@ class Option(NamedTuple):
     parse: Callable[[Any], Any] = _text
     part: Literal["workload", "load", "settings"] = "settings"
     shown: str = ""
+    sets: str = ""
 
     @property
     def names(self) -> list[str]:
@@ -232,8 +235,12 @@ class Option(NamedTuple):
     @property
     def metavar(self) -> str | None:
         """What it takes, for the help; None for a switch."""
-        last = self.flags.split()[-1]
+        last = (self.flags or "-").split()[-1]
         return None if last.startswith("-") else last
+
+    def place(self, name: str, value: object) -> str:
+        """How a fault names it with a value. `name`: its keyword."""
+        return f"--set {name}={value}" if self.sets else f"{self.names[0] if self.names else name} {value}"
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -241,110 +248,112 @@ class Option(NamedTuple):
         return getattr(self.parse, "known", ())
 
 
-def _of_load(flags: str, help: str, type: Any = str, shown: str = "") -> Option:
+def _of_load(flags: str, help: str, type: Any = str, shown: str = "", sets: str = "") -> Option:
     """An option that `workload/overrides.py` reads."""
-    return Option(flags, help, type, part="load", shown=shown)
+    return Option(flags, help, type, part="load", shown=shown, sets=sets)
 
 
 class RunOptions(TypedDict, total=False):
     """What `loadgen.run` takes beside the workload, with the types that Python may give."""
 
     # fmt: off
-    url: Annotated[Texts, Option("--url -u --base-url --target URL",
+    url: Annotated[Texts, Option("--url -u URL",
         "Endpoint, with or without a path prefix and /v1; repeat it for several. sim:PRESET: a simulated one, in "
         "virtual time. NAME=URL: that of the steps of a task that ask for it by this name.",
         list[str], parse=_texts, shown="an embedded simulation of a GB300 VM, in real time")]
     targets: Annotated[File, Option("--targets FILE",
         "A YAML list of endpoints: name, url, api_key_env, gpus, shape, region, node.", Path)]
-    route: Annotated[str, Option("--route WAY",
+    route: Annotated[str, Option("",
         "With several targets: round-robin, least-in-flight, or sticky per conversation; auto chooses.",
-        default="auto", parse=_choice("auto", "round-robin", "least-in-flight", "sticky"))]
-    session_header: Annotated[str | None, Option("--session-header NAME",
+        default="auto", parse=_choice("auto", "round-robin", "least-in-flight", "sticky"), sets="WAY")]
+    session_header: Annotated[str | None, Option("",
         "A header that names the conversation or task of a request, for routers that keep a session in place.",
-        parse=_header_name)]
-    on_target_failure: Annotated[str, Option("--on-target-failure WHAT",
+        parse=_header_name, sets="NAME")]
+    on_target_failure: Annotated[str, Option("",
         "When a target stops answering: continue, or stop the run.",
-        default="continue", parse=_choice("continue", "stop"))]
+        default="continue", parse=_choice("continue", "stop"), sets="WHAT")]
     model: Annotated[str | None, Option("--model -m NAME", "Model name.", shown="the only one that the server lists")]
-    server: Annotated[str, Option("--server --backend KIND",
+    server: Annotated[str, Option("--server KIND",
         f"auto, {', '.join(tuple(QUIRKS)[:-1])} or {tuple(QUIRKS)[-1]}.",
         default="auto", parse=_server)]
-    api: Annotated[str, Option("--api --endpoint-type KIND",
+    api: Annotated[str, Option("--api KIND",
         "chat, completions, responses, embeddings or rerank.", default="chat",
         parse=_choice("chat", "completions", "responses", "embeddings", "rerank"))]
-    trace: Annotated[File, Option("--trace --trace-path FILE",
+    trace: Annotated[File, Option("--trace FILE",
         "Replay a trace: its arrivals, lengths and shared beginnings, in the place of the workload's.",
         Path, part="workload")]
-    dataset: Annotated[File, Option("--dataset --dataset-path --input-file FILE",
+    dataset: Annotated[File, Option("--dataset FILE",
         "Prompts of your own: JSONL, JSON list, ShareGPT, CSV, Parquet, OpenAI batch, or hf:ORG/NAME.",
         Path, part="workload")]
-    trace_speed: Annotated[Text, _of_load("--trace-speed FACTOR", "Replay a trace so many times as fast.", shown="1")]
-    trace_slice: Annotated[Text, _of_load("--trace-slice FROM..TO",
-        "Only what came in this time: 10m..20m, 10m.. or ..20m, from the first request of the trace.", shown="all")]
-    trace_loop: Annotated[Text, _of_load("--trace-loop N",
-        "Play the trace so many times, one after the other, with new text each time.", shown="1")]
-    trace_replay: Annotated[Text, _of_load("--trace-replay WHAT",
+    trace_speed: Annotated[Text, _of_load("", "Replay a trace so many times as fast.", shown="1", sets="FACTOR")]
+    trace_slice: Annotated[Text, _of_load("",
+        "Only what came in this time: 10m..20m, 10m.. or ..20m, from the first request of the trace.",
+        shown="all", sets="FROM..TO")]
+    trace_loop: Annotated[Text, _of_load("",
+        "Play the trace so many times, one after the other, with new text each time.", shown="1", sets="N")]
+    trace_replay: Annotated[Text, _of_load("",
         "instants: each request when it came; sessions: each after the answers that it waited for in its session, and "
-        "the recorded time of tools and users.", shown="instants")]
-    on_bad_row: Annotated[Text, _of_load("--on-bad-row WHAT",
-        "A row of the trace with something wrong in it: fail, or skip (leave it out, and count it).", shown="fail")]
-    request_rate: Annotated[Text, _of_load("--request-rate --rate RATE",
+        "the recorded time of tools and users.", shown="instants", sets="WHAT")]
+    on_bad_row: Annotated[Text, _of_load("",
+        "A row of the trace with something wrong in it: fail, or skip (leave it out, and count it).",
+        shown="fail", sets="WHAT")]
+    request_rate: Annotated[Text, _of_load("--request-rate RATE",
         "Open loop: arrivals per second (10, 600/min, inf).")]
-    burstiness: Annotated[Text, _of_load("--burstiness --arrival-smoothness SHAPE",
-        "Gamma shape of the gaps; 1 is Poisson, below 1 burstier.", shown="1")]
-    concurrency: Annotated[Text, _of_load("--concurrency -c --max-concurrency --parallel N",
+    burstiness: Annotated[Text, _of_load("",
+        "Gamma shape of the gaps; 1 is Poisson, below 1 burstier.", shown="1", sets="SHAPE")]
+    concurrency: Annotated[Text, _of_load("--concurrency -c N",
         "Closed loop: lanes. A list (1,2,4,8) runs one level after the other.")]
-    concurrency_ramp: Annotated[Text, _of_load("--concurrency-ramp --concurrency-ramp-duration TIME",
+    concurrency_ramp: Annotated[Text, _of_load("",
         "Closed loop: lanes begin one after the other, evenly over this time; 0: all at once.",
-        shown="the length of an answer")]
+        shown="the length of an answer", sets="TIME")]
     max_in_flight: Annotated[Text, _of_load("--max-in-flight N",
         "Open loop: a start above this many in flight is dropped and counted.", shown="no limit")]
-    num_requests: Annotated[Text, _of_load("--num-requests --num-prompts --request-count -n N", "Stop after this many.",
+    num_requests: Annotated[Text, _of_load("--num-requests -n N", "Stop after this many.",
         shown="as the workload says")]
-    duration: Annotated[Text, _of_load("--duration --benchmark-duration -d TIME",
+    duration: Annotated[Text, _of_load("--duration -d TIME",
         "Stop after this long (30s, 5m; bare numbers are seconds).", shown="as the workload says")]
     warmup: Annotated[Text, _of_load("--warmup TIME|Nreq",
         "Unmeasured load before: a time (10s), a count (20req), or 0.", shown="as the workload says")]
-    num_warmups: Annotated[Text, _of_load("--num-warmups --warmup-requests --warmup-request-count N",
+    num_warmups: Annotated[Text, _of_load("",
         "Unmeasured requests before.")]
     grace: Annotated[Text, _of_load("--grace TIME",
         "How long requests in flight may go on after the end of the load. What is left then is unfinished, not failed.",
         shown="as --timeout")]
     timeout: Annotated[Text, _of_load("--timeout TIME", "Longest time for one request, from its due instant.",
         shown="600s")]
-    stall_timeout: Annotated[Text, _of_load("--stall-timeout TIME", "Longest silence within a stream.", shown="120s")]
+    stall_timeout: Annotated[Text, _of_load("", "Longest silence within a stream.", shown="120s", sets="TIME")]
     slo: Annotated[Texts, _of_load("--slo TERM", "ttft:2s, tpot:200ms:p95, goodput:99%. Repeatable.", list[str],
         shown="the workload's")]
-    goodput: Annotated[Texts, _of_load("--goodput METRIC:MS", "ttft:2000 tpot:200, in milliseconds.", list[str])]
-    input_tokens: Annotated[Text, _of_load("--input-tokens --isl --random-input-len N",
+    goodput: Annotated[Texts, _of_load("", "ttft:2000 tpot:200, in milliseconds.", list[str])]
+    input_tokens: Annotated[Text, _of_load("--input-tokens --isl N",
         "Prompt length, replacing the file's.", shown="the workload's")]
-    output_tokens: Annotated[Text, _of_load("--output-tokens --osl --random-output-len N",
+    output_tokens: Annotated[Text, _of_load("--output-tokens --osl N",
         "Output length, replacing the file's.", shown="the workload's")]
-    seed: Annotated[Text, _of_load("--seed --random-seed N",
+    seed: Annotated[Text, _of_load("--seed N",
         "Of lengths, texts and arrivals.", shown="a fresh one, printed")]
-    schedule_seed: Annotated[Text, _of_load("--schedule-seed N",
-        "Of Poisson arrivals alone, as MLPerf LoadGen's schedule_rng_seed.", shown="from --seed")]
+    schedule_seed: Annotated[Text, _of_load("",
+        "Of Poisson arrivals alone, as MLPerf LoadGen's schedule_rng_seed.", shown="from --seed", sets="N")]
     salt: Annotated[Text, _of_load("--salt WORD",
         "Changes the texts of prompts, not lengths or arrivals: a word, or fresh for a new one in each run.",
         shown="from --seed")]
     stop_when: Annotated[Texts, _of_load("--stop-when RULE",
         "End the run when the requests that ended last fail or wait too much: errors:20%, ttft:p50:30s. Repeatable.",
         list[str])]
-    limit: Annotated[Texts, _of_load("--limit NAME:SHARE",
-        "Change a limit of the verdict: send_lag_share:10%. Stored.", list[str])]
+    limit: Annotated[Texts, _of_load("",
+        "Change a limit of the verdict: send_lag_share:10%. Stored.", list[str], sets="NAME:SHARE")]
     workers: Annotated[int | str | None, Option("--workers N",
         "Worker processes on this machine, or auto: as many as the load can use. With --ray: on "
         "the nodes of the cluster, auto without the flag.", parse=_workers, shown="1")]
     ray: Annotated[str | None, Option("--ray ADDRESS",
         "Run the workers on a Ray cluster: auto, or HOST:PORT of its head. docs/cluster.md.", shown="this machine")]
-    sources: Annotated[Texts, Option("--source IP",
+    sources: Annotated[Texts, Option("",
         "Local address to send from. Repeatable: each has local ports of its own.", list[str], parse=_texts,
-        shown="chosen by the system")]
+        shown="chosen by the system", sets="IP")]
     keep: Annotated[str, Option("--keep WHAT",
         "raw: a record of every request. sample, histogram: of some, of none, for runs of hours, with quantiles "
         "within 0.1 %.", default="raw", parse=_choice("raw", "sample", "histogram"))]
     tokenizer: Annotated[File, Option("--tokenizer FILE", "Of the model: a tokenizer.json, its folder, or ORG/NAME.")]
-    extra_body: Annotated[Mapping[str, Any] | str | None, Option("--extra-body --extra-request-body JSON",
+    extra_body: Annotated[Mapping[str, Any] | str | None, Option("--extra-body JSON",
         "JSON merged into every request body, last.", parse=_extra_body)]
     headers: Annotated[Mapping[str, str] | Sequence[tuple[str, str]] | Texts, Option("--header -H NAME:VALUE",
         "NAME: VALUE or NAME=VALUE. Repeatable.", list[str], parse=_headers)]
@@ -358,9 +367,9 @@ class RunOptions(TypedDict, total=False):
     insecure: Annotated[bool, Option("--insecure -k", "Do not verify the server's certificate.", bool, parse=_switch)]
     stream: Annotated[bool, Option("--no-stream",
         "Ask for whole answers; TTFT is then the whole answer.", bool, parse=_switch)]
-    client: Annotated[str, Option("--client KIND",
+    client: Annotated[str, Option("",
         "wire (this project's), or openai: the openai package, for reference.",
-        default="wire", parse=_choice("wire", "openai"))]
+        default="wire", parse=_choice("wire", "openai"), sets="KIND")]
     server_metrics: Annotated[Texts, Option("--server-metrics WHERE",
         "The servers' own metrics pages, read once a second: auto (where they usually are), off, URLs (repeatable), "
         "or drain: trtllm-serve's JSON /metrics, which each read empties for everybody.",
@@ -369,9 +378,9 @@ class RunOptions(TypedDict, total=False):
         "Ask the server for its own account of each request (queue, prefill, decode). One that comes unasked is always "
         "read.",
         bool, parse=_switch)]
-    reset_cache: Annotated[bool, Option("--reset-cache",
+    reset_cache: Annotated[bool, Option("",
         "Empty the servers' prefix caches after the probe, before the load (vLLM, SGLang, some trtllm-serve).",
-        bool, parse=_switch)]
+        bool, parse=_switch, sets="yes")]
     profile: Annotated[str | None, Option("--profile STAGE[:TIME]",
         "Run the profiler of vLLM, SGLang or TensorRT-LLM around a stage, or steady (all measured ones); at most so "
         "long: steady:10s.", parse=_profile)]
@@ -382,13 +391,14 @@ class RunOptions(TypedDict, total=False):
     gpus: Annotated[int | str | None, Option("--gpus N",
         "GPUs behind the endpoint, for per-GPU and cost figures.", int, parse=_count("GPUs", "a whole number from 1"))]
     shape: Annotated[str | None, Option("--shape NAME", "Its machine shape, as in a price list.")]
-    region: Annotated[str | None, Option("--region NAME", "Its region.")]
+    region: Annotated[str | None, Option("", "Its region.", sets="NAME")]
     metadata: Annotated[Mapping[str, object] | Texts, Option("--metadata KEY=VALUE",
         "KEY=VALUE, stored with the results and shown. Repeatable. Never a secret.", list[str], parse=_pairs_or_texts)]
     system: Annotated[File, Option("--system FILE",
-        "A YAML file that describes the system under test: stored with the metadata; what is missing is named.",
+        "A YAML file that describes the system under test, also its GPUs, shape, region, metadata: stored with these; "
+        "what is missing is named.",
         Path, parse=_system)]
-    out: Annotated[File, Option("--out -o --output-artifact-dir --result-dir FOLDER",
+    out: Annotated[File, Option("--out -o FOLDER",
         "Results folder. s3://, az://, gs://, file://...: copied there at the end.",
         parse=_folder, shown="a new one in results/")]
     embedded: Annotated[Mapping[str, Any] | None, Option("", "Options of the embedded simulation.", parse=_mapping)]
@@ -399,19 +409,14 @@ class CommandOptions(RunOptions, total=False):
     """What several commands take and `loadgen.run` does not."""
 
     # fmt: off
-    repeat: Annotated[str | None, Option("--repeat N",
-        "So many runs of the same load, r1, r2, ... in one folder; or auto: until the figures are known well enough. "
-        "Only repeats show what another start does.", shown="1")]
-    repeat_most: Annotated[int | None, Option("--repeat-most N", "With --repeat auto: at most so many runs.", int,
-        shown="10")]
-    repeat_within: Annotated[str | None, Option("--repeat-within SHARE",
-        "With --repeat auto: how well, half an interval as a share of its mean.", shown="5%")]
+    repeat: Annotated[str | None, Option("--repeat N[,pause=TIME]",
+        "So many runs of the same load, r1, r2, ... in one folder; or auto,most=10,within=5%: until half an interval "
+        "of the figures is within that share of their mean. Only repeats show what another start does.", shown="1")]
     prices: Annotated[File, Option("--prices FILE",
         "Your prices (docs/prices.example.yaml): what a run will cost is said before it starts.", Path)]
     max_cost: Annotated[float | None, Option("--max-cost AMOUNT",
         "With --prices: no run that will cost more, all of the command together; and one that does is stopped.", float,
         shown="no limit")]
-    plain: Annotated[bool, Option("--plain", "As --progress plain.", bool)]
     progress: Annotated[str, Option("--progress HOW",
         "On stderr: auto (a live view on a terminal, else a line every 10 s), plain (a line), json (a line of JSON "
         "every 10 s), or off.", Literal["auto", "plain", "json", "off"], default="auto")]
@@ -422,8 +427,9 @@ class CommandOptions(RunOptions, total=False):
         "server gets) or all, to where OTEL_EXPORTER_OTLP_ENDPOINT says; or the URL of a collector. Extra: otlp.")]
     force: Annotated[bool, Option("--force",
         "Where --out holds results: keep those beside it, under a dated name, and begin anew.", bool)]
-    repeat_pause: Annotated[str | None, Option("--repeat-pause TIME",
-        "Time between the end of a run and the next: 10m.", shown="0")]
+    set: Annotated[list[str], Option("--set KEY=VALUE",
+        "What is rare and has no flag of its own: trace_speed=2, burstiness=0.5, route=sticky; --help-all has the "
+        "keys. Repeatable.", list[str])]
     # fmt: on
 
 
@@ -435,15 +441,12 @@ OPTIONS = _table(RunOptions)
 COMMAND_OPTIONS = _table(CommandOptions)
 PANELS = {
     "Load": (
-        "trace", "trace_speed", "trace_slice", "trace_loop", "trace_replay", "on_bad_row", "dataset", "request_rate",
-        "burstiness", "concurrency", "concurrency_ramp", "num_requests", "duration", "warmup", "num_warmups",
-        "input_tokens", "output_tokens", "seed", "repeat", "repeat_most", "repeat_within", "repeat_pause",
+        "trace", "dataset", "request_rate", "concurrency", "num_requests", "duration", "warmup", "input_tokens",
+        "output_tokens", "seed", "repeat", "set",
     ),
-    "Target": (
-        "url", "targets", "model", "server", "api", "api_key_file", "tokenizer", "gpus", "shape", "region", "system",
-    ),
-    "SLO": ("slo", "goodput", "stop_when", "limit"),
-    "Output": ("out", "force", "metadata", "keep", "plain", "progress", "prometheus", "otel"),
+    "Target": ("url", "targets", "model", "server", "api", "api_key_file", "tokenizer", "gpus", "shape", "system"),
+    "SLO": ("slo", "stop_when"),
+    "Output": ("out", "force", "metadata", "keep", "progress", "prometheus", "otel"),
     "Cost": ("prices", "max_cost"),
     "TLS": ("cacert", "cert", "key", "insecure"),
 }  # fmt: skip
@@ -482,8 +485,7 @@ def settings(given: Mapping[str, Any]) -> Settings:
                     values[name] = option.parse(given[name])
                 except units.Wrong as wrong:
                     shown = "***" if name == "api_key" else given[name]
-                    where = f"{option.flags.split()[0] if option.flags else name} {shown}"
-                    raise UserError(wrong.code, str(wrong), where, wrong.hint) from None
+                    raise UserError(wrong.code, str(wrong), option.place(name, shown), wrong.hint) from None
     urls, file = values.pop("url", ()), values.pop("targets", None)
     if file is not None and urls:
         faults.append(
@@ -492,23 +494,28 @@ def settings(given: Mapping[str, Any]) -> Settings:
     if values.get("ray") is not None:
         values.setdefault("workers", 0)
         if "sources" in values:
-            hint = "leave out --source or --ray"
-            faults.append(UserError("unsupported", "local addresses differ from node to node", "--source", hint))
+            hint = "leave out sources or --ray"
+            faults.append(UserError("unsupported", "local addresses differ from node to node", "--set sources", hint))
     if "sources" in values and values.get("client") == "openai":
         faults.append(
             UserError(
-                "unsupported", "the openai package does not choose its local address", "--source", "--client wire"
+                "unsupported",
+                "the openai package does not choose its local address",
+                "--set sources",
+                "--set client=wire",
             )
         )
     if (api := values.get("api", "chat")) not in ("chat", "completions"):
         if values.get("client") == "openai":
             faults.append(
-                UserError("unsupported", f"--client openai is not made for {api}", f"--api {api}", "--client wire")
+                UserError("unsupported", f"no {api} with the openai package", f"--api {api}", "--set client=wire")
             )
         if api in VALUES:
             values["stream"] = False
     key_of_file = values.pop("api_key_file", None)
     key = values.pop("api_key", None) or key_of_file or _key_of_environment(values.get("server"), urls)
+    system = values.pop("system", None)
+    values = {**({} if system is None else system.target), **values}  # a flag stands over the file
     machine = {"gpus": values.get("gpus"), "shape": values.get("shape", ""), "region": values.get("region", "")}
     endpoints: tuple[Endpoint, ...] = ()
     with collecting(faults):
@@ -520,7 +527,7 @@ def settings(given: Mapping[str, Any]) -> Settings:
             backends.of_target(urls[0])
     keys = [key, *(endpoint.api_key for endpoint in endpoints), *map(os.environ.get, KEY_VARIABLES)]
     secrets = user_metadata.secrets_of(keys, values.get("headers", ()))
-    described, faults_of_system = user_metadata.parse(values.pop("system", {}), secrets)
+    described, faults_of_system = user_metadata.parse({} if system is None else system.metadata, secrets)
     said, faults_of_metadata = user_metadata.parse(values.get("metadata", ()), secrets)
     values["metadata"] = (*described, *said)
     if faults := [*faults, *faults_of_system, *faults_of_metadata]:

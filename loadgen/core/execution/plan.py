@@ -341,5 +341,8 @@ def _faults_of_tasks(workload: Workload, settings: Settings) -> Iterator[UserErr
                 yield UserError("unsupported", what, f"--stop-when {rule.metric}", "errors:20%, or e2e:p50:5s")
     if settings.session_header is not None and settings.client == "openai":
         yield UserError(
-            "unsupported", "a header per session is not sent by the openai client", "--session-header", "--client wire"
+            "unsupported",
+            "the openai client sends no header per session",
+            "--set session_header",
+            "--set client=wire",
         )

@@ -111,7 +111,7 @@ def faults(
                 f"{each * targets:,} connections at once to {address}, but {source_text} {ports:,} local ports",
                 "--concurrency or --max-in-flight",
                 f'widen them: sysctl -w net.ipv4.ip_local_port_range="1024 65535"; or send from '
-                f"{-(-each * targets // room.ports)} addresses of this machine: --source A --source B …; "
+                f"{-(-each * targets // room.ports)} addresses of this machine: --set sources=A --set sources=B …; "
                 "or name several addresses of the target with --url",
             )
 
@@ -126,4 +126,4 @@ def unusable(sources: Sequence[str]) -> Iterator[UserError]:
         except OSError as error:
             reason = error.strerror or str(error)
             hint = f"an address of this machine: ip addr add {source}/32 dev …"
-            yield UserError("unusable_source", f"cannot send from it: {reason}", f"--source {source}", hint)
+            yield UserError("unusable_source", f"cannot send from it: {reason}", f"--set sources={source}", hint)

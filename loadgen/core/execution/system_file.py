@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -88,6 +88,10 @@ class SystemUnderTest(Part):
     name: Text | None = None
     status: Literal["available", "preview", "research"] | None = None  # MLPerf's words
     nodes: Whole | None = None
+    gpus: Whole | None = None  # behind the endpoint, as --gpus
+    shape: Text | None = None  # of its machines, as in a price list
+    region: Text | None = None
+    metadata: dict[str, Text] = Field(default_factory=dict)  # as --metadata
     host: HostsOfServers | None = None
     accelerator: Accelerator | None = None
     engine: Engine | None = None
@@ -112,8 +116,19 @@ ASKED = {
 """Who asks for which keys, of those above."""
 
 
-def load(path: Path, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The keys of a system file, as metadata: `system.accelerator.model`.
+OF_THE_TARGET = ("gpus", "shape", "region")
+
+
+class SystemSaid(NamedTuple):
+    """What a system file says. `metadata`: its keys, as `system.accelerator.model`, and its own `metadata`; `target`:
+    those of OF_THE_TARGET."""
+
+    metadata: dict[str, str]
+    target: dict[str, Any]
+
+
+def load(path: Path, env: Mapping[str, str] = os.environ) -> SystemSaid:
+    """Read a system file.
 
     Raises UserError where it cannot be read, and Faults with all that is wrong in it.
     """
@@ -123,7 +138,9 @@ def load(path: Path, env: Mapping[str, str] = os.environ) -> dict[str, str]:
     system = validated(SystemUnderTest, document, source)
     if system is None or source.faults:
         raise Faults(in_order(source.faults))
-    return {SYSTEM + key: value for key, value in _flat(system.model_dump(exclude_none=True))}
+    said = system.model_dump(exclude_none=True)
+    target = {name: said.pop(name) for name in OF_THE_TARGET if name in said}
+    return SystemSaid(said.pop("metadata") | {SYSTEM + key: value for key, value in _flat(said)}, target)
 
 
 def _flat(values: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:

@@ -31,7 +31,7 @@ async def empty(settings: Settings, found: Sequence[ProbeResult]) -> None:
 async def _empty(settings: Settings, found: ProbeResult) -> None:
     target, quirk = found.target, found.quirk
     if not quirk.reset_path:
-        hint = "leave --reset-cache out; --salt fresh sends prompts that no cache knows, and a restart empties it"
+        hint = "leave reset_cache out; --salt fresh sends prompts that no cache knows, and a restart empties it"
         raise UserError(
             "unsupported", f"{quirk.title} has no request that empties its prefix cache", target.redacted, hint
         )

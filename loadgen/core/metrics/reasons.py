@@ -41,7 +41,7 @@ SENTENCES = {
         "--max-in-flight",
     "worker_died": "worker {worker} died: the rest of its requests are lost",
     "interrupted": "the run was interrupted: it shows a part of the load that was planned",
-    "stopped": "the run ended early, as asked for when a target stops answering (--on-target-failure stop)",
+    "stopped": "the run ended early, as asked for when a target stops answering (--set on_target_failure=stop)",
     "stopped_by_errors":
         "stopped {at_s:.0f} s after the start by the rule {rule}: {failed:,} of the {requests:request|requests} that "
         "ended in {window_s:.0f} s failed. The run shows a part of the load that was planned",

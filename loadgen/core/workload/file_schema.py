@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from typing import Any
 
 from pydantic import BaseModel
@@ -26,8 +27,10 @@ def json_schema() -> dict[str, Any]:
     schema = schema_of(Written, "A workload of loadgen")
     del schema["properties"]["slo"]["title"]  # pydantic gives one to types that are not its own
     schema["properties"]["classes"] = {"$ref": "#/$defs/Mix/properties/classes"}
+    schema["properties"]["trace"] = deepcopy(schema["$defs"]["Replay"]["properties"]["trace"])
+    del schema["properties"]["trace"]["anyOf"][1]["required"]  # beside --trace FILE it has no file
     schema["required"].remove("requests")
-    schema["oneOf"] = [{"required": ["requests"]}, {"required": ["classes"]}]
+    schema["oneOf"] = [{"required": [key]} for key in ("requests", "classes", "trace")]
     return schema
 
 

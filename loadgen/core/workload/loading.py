@@ -16,9 +16,9 @@ from loadgen.core.errors import Faults, UserError, meant, of_reading
 from loadgen.core.units import NS_PER_S
 from loadgen.core.workload.fields import Source
 from loadgen.core.workload.messages import in_order, validated
-from loadgen.core.workload.overrides import Overrides, apply
-from loadgen.core.workload.schema import Workload, Written
-from loadgen.core.workload.yaml_marks import read_yaml
+from loadgen.core.workload.overrides import Overrides, apply, read_flags
+from loadgen.core.workload.schema import IN_TRACE, Workload, Written
+from loadgen.core.workload.yaml_marks import Map, read_yaml
 
 _SUFFIXES = (".yaml", ".yml")
 NONE = Overrides()
@@ -70,12 +70,27 @@ def of_trace(trace: str | Path, overrides: Overrides = NONE, base: str | None = 
     if base is None:
         name = path.name.partition(".")[0] or "trace"
         return _checked(f"name: {json.dumps(name)}\n{parts}", str(trace), path.parent, overrides, {})
+    overrides = _as_its_block(base, overrides)
     of_the_trace = {
         name: getattr(overrides, name) for name in ("trace_slice", "trace_loop", "on_bad_row", "trace_replay")
     }
     replayed = _checked(f"name: trace\n{parts}", str(trace), path.parent, Overrides(**of_the_trace), {})
     changes = {"requests": replayed.requests, "stages": replayed.stages}
     return load(base, overrides, changes=changes)
+
+
+def _as_its_block(base: str, overrides: Overrides) -> Overrides:
+    """The flags, with what the `trace:` block of a workload says of the playing of a trace where they do not."""
+    top, faults = read_yaml(text_of(base), base, os.environ)
+    block = top.get("trace") if not faults and isinstance(top, Mapping) else None
+    said = {key: value for key, value in block.items() if key != "file"} if isinstance(block, Mapping) else {}
+    if unknown := [key for key in said if key not in IN_TRACE]:
+        what, hint = f"trace has no key {unknown[0]}", f"known: {', '.join(IN_TRACE)}"
+        raise Faults([UserError("unknown_key", what, base, hint)])
+    options = {key if key == "on_bad_row" else f"trace_{key}": value for key, value in said.items()}
+    of_block = read_flags(**options)
+    values = {name: getattr(of_block, name) for name in options if getattr(overrides, name) is None}
+    return replace(overrides, **values, faults=(*overrides.faults, *of_block.faults))
 
 
 def of_mapping(workload: Mapping[str, Any], overrides: Overrides = NONE, label: str = "(mapping)") -> Workload:
@@ -159,6 +174,9 @@ def _checked(
     changes: Mapping[str, Any] | None = None,
 ) -> Workload:
     top, faults_of_yaml = read_yaml(text, label, env)
+    if changes and isinstance(top, Map) and "trace" in top:  # what it brings is replaced
+        del top["trace"]
+        top.setdefault("requests", {"input_tokens": 1, "output_tokens": 1})
     source = Source(file=label, folder=folder, faults=faults_of_yaml)
     written = validated(Written, top, source)
     if (

@@ -1,7 +1,7 @@
 """The flags of the command line over a workload file: what they say, and the workload as changed by them.
 
 The rules for users are in docs/workloads.md: a load flag replaces the measured stages, a duration or count replaces
-their bounds, and an SLO term replaces the term on the same metric. A time without a unit is in seconds (for `--goodput`
+their bounds, and an SLO term replaces the term on the same metric. A time without a unit is in seconds (for `goodput`
 in milliseconds, as in other tools). Works on values only; every fault names its flag, and all faults are collected.
 """
 
@@ -89,6 +89,23 @@ class Overrides:
     faults: tuple[Fault, ...] = ()
 
 
+BY_KEY = frozenset({
+    "burstiness", "concurrency_ramp", "limit", "on_bad_row", "schedule_seed", "stall_timeout", "trace_loop",
+    "trace_replay", "trace_slice", "trace_speed",
+})  # fmt: skip
+"""What a command line gives as `--set NAME=VALUE`."""
+
+
+PYTHON_ONLY = {"goodput": "goodput", "num_warmups": "num_warmups"}
+
+
+def place(name: str, value: object) -> str:
+    """How a fault names what was given, by its keyword."""
+    if name in BY_KEY:
+        return f"--set {name}={value}"
+    return f"{name} {value}" if name in PYTHON_ONLY else f"--{name.replace('_', '-')} {value}"
+
+
 def of_the_load(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of a run's options that are flags over its workload, as far as they are given."""
     return {name: value for name in FLAGS if (value := options.get(name)) is not None}
@@ -106,8 +123,11 @@ def read_flags(**options: Any) -> Overrides:
             try:
                 values |= _read_flag(name, str(text).strip(), values)
             except units.Wrong as wrong:
-                flag = f"--{name.replace('_', '-')} {text}"
-                faults.append(UserError(wrong.code, f'"{text}" {wrong}', flag, wrong.hint))
+                faults.append(
+                    UserError(
+                        wrong.code, f'"{text}" {wrong}', place(name, text), wrong.hint, key=PYTHON_ONLY.get(name, "")
+                    )
+                )
     return Overrides(**values, faults=tuple(faults))
 
 
@@ -206,7 +226,7 @@ def _warmup(text: str) -> dict[str, int]:
 
 
 def _term(text: str, bare: str | None) -> tuple[str, Any, float | None]:
-    """A term of an SLO. `bare`: the unit of a limit without one, as of `--goodput`; one of `--slo` needs its unit."""
+    """A term of an SLO. `bare`: the unit of a limit without one, as of `goodput`; one of `--slo` needs its unit."""
     example = "ttft:2000 tpot:200 (milliseconds)" if bare else "ttft:2s, ttft:2s:p95, goodput:99%"
     known = f"known: {', '.join((*METRICS, 'goodput'))}; {example}"
     name, colon, limit_text = text.partition(":")
@@ -339,15 +359,9 @@ def _faults_without_a_trace(requests: Any, stages: Sequence[Stage], flags: Overr
     given = {"speed": flags.trace_speed, "loop": flags.trace_loop} | ({} if replays else _of_trace(flags))
     problem = "the arrivals are not those of a trace" if replays else "no trace is replayed"
     hint = "give --trace FILE, and neither --request-rate nor --concurrency"
-    flag_of = {
-        "slice_ns": "--trace-slice",
-        "on_bad_row": "--on-bad-row",
-        "replay": "--trace-replay",
-        "speed": "--trace-speed",
-        "loop": "--trace-loop",
-    }
+    key_of = {"slice_ns": "trace_slice", "replay": "trace_replay", "speed": "trace_speed", "loop": "trace_loop"}
     return [
-        UserError("no_effect", problem, flag_of[name], hint)
+        UserError("no_effect", problem, f"--set {key_of.get(name, name)}", hint)
         for name, value in given.items()
         if value is not None and not arrivals
     ]
@@ -412,7 +426,7 @@ def _stages(workload: Written, flags: Overrides, faults: list[Fault], file: str,
 def _arrival_of_flags(flags: Overrides, faults: list[Fault]) -> Constant | Poisson | Gamma | Closed | None:
     rate, burstiness, concurrency = flags.request_rate, flags.burstiness, flags.concurrency
     if concurrency is not None and (rate is not None or burstiness is not None):
-        other_flag = "--request-rate" if rate is not None else "--burstiness"
+        other_flag = "--request-rate" if rate is not None else "--set burstiness"
         problem = f"--concurrency is a closed loop, {other_flag} an open one: not both"
         faults.append(
             UserError(
@@ -427,7 +441,7 @@ def _arrival_of_flags(flags: Overrides, faults: list[Fault]) -> Constant | Poiss
     if math.isinf(rate):
         if burstiness is not None:
             problem = "everything at once has no gaps to be bursty"
-            faults.append(UserError("conflict", problem, "--request-rate inf --burstiness", "give a finite rate"))
+            faults.append(UserError("conflict", problem, "--request-rate inf --set burstiness", "give a finite rate"))
         return Constant(rate=rate)
     return Poisson(rate=rate) if burstiness in (None, 1.0) else Gamma(rate=rate, burstiness=burstiness or 1.0)
 
@@ -464,7 +478,7 @@ def _with_ramp(stages: list[Stage], ramp_ns: int, faults: list[Fault]) -> list[S
     if not any(isinstance(stage.arrival, Closed) for stage in stages):
         problem = "only the lanes of a closed loop begin one after the other"
         faults.append(
-            UserError("no_effect", problem, f"--concurrency-ramp {ramp_ns / 1e9:g}s", "give --concurrency 8 as well")
+            UserError("no_effect", problem, place("concurrency_ramp", f"{ramp_ns / 1e9:g}s"), "add --concurrency 8")
         )
     return [
         stage.model_copy(update={"arrival": stage.arrival.model_copy(update={"ramp_ns": ramp_ns})})
@@ -496,11 +510,11 @@ def _with_burstiness(stage: Stage, burstiness: float, faults: list[Fault]) -> St
             return stage.model_copy(update={"arrival": Gamma(rate=law.rate, burstiness=burstiness)})
         problem = f'stage "{stage.name}" has minimums (at_least), which only Poisson arrivals can meet'
         faults.append(
-            UserError("conflict", problem, f"--burstiness {burstiness:g}", "give --duration or --num-requests as well")
+            UserError("conflict", problem, place("burstiness", f"{burstiness:g}"), "add --duration or --num-requests")
         )
     elif stage.measured:
         problem = f'stage "{stage.name}" has no steady rate to be bursty'
-        faults.append(UserError("no_effect", problem, f"--burstiness {burstiness:g}", "give --request-rate as well"))
+        faults.append(UserError("no_effect", problem, place("burstiness", f"{burstiness:g}"), "add --request-rate"))
     return stage
 
 
@@ -645,6 +659,6 @@ def _faults_of_stages(stages: list[Stage], of_tasks: bool, file: str, top: Map) 
             faults.append(UserError("endless", problem, where(file, spot, path), _BOUND_HINT))
         elif isinstance(law := stage.arrival, Closed) and stage.duration_ns and (law.ramp_ns or 0) >= stage.duration_ns:
             problem = f'stage "{stage.name}" ends after {stage.duration_ns / 1e9:g} s, before all its lanes have begun'
-            hint = f"a ramp (--concurrency-ramp) of less than that; it is {(law.ramp_ns or 0) / 1e9:g} s"
+            hint = f"a ramp (--set concurrency_ramp) of less than that; it is {(law.ramp_ns or 0) / 1e9:g} s"
             faults.append(UserError("out_of_range", problem, where(file, spot, path), hint))
     return faults

@@ -479,6 +479,30 @@ else:
     Grace = Duration  # may be left out, but not be null
 
 
+OF_ITS_REQUESTS = ("slice", "on_bad_row", "replay")
+OF_ITS_ARRIVALS = ("slice", "on_bad_row", "speed", "loop")
+IN_TRACE = dict.fromkeys(("file", *OF_ITS_REQUESTS, *OF_ITS_ARRIVALS))  # the keys of a `trace:` block
+
+
+def _with_trace(data: Map) -> Map:
+    """A workload whose `trace: FILE` or `trace: {file: FILE, speed: 2, ...}` is written as requests and stages."""
+    block = {"file": data["trace"]} if isinstance(data["trace"], str) else data["trace"]
+    if not isinstance(block, dict) or "file" not in block:
+        raise units.Wrong("missing_key", "the trace has no file", "trace: {file: traffic.jsonl}, or --trace FILE")
+    if unknown := [key for key in block if key not in IN_TRACE]:
+        raise units.Wrong("unknown_key", f"trace has no key {unknown[0]}", f"known: {', '.join(IN_TRACE)}")
+    for other in ("requests", "classes", "stages"):
+        if other in data:
+            hint = "a trace brings its own; apart they are written as requests: {trace: ...} and arrival: {trace: ...}"
+            raise units.Wrong("conflict", f"has both trace and {other}", hint)
+    written = data.renamed({"trace": "requests"})
+    written["requests"] = {"trace": block["file"], **{key: block[key] for key in OF_ITS_REQUESTS if key in block}}
+    arrival = {"file": block["file"], **{key: block[key] for key in OF_ITS_ARRIVALS if key in block}}
+    written["stages"] = [{"arrival": {"trace": arrival}}]
+    written.keys_at["stages"], written.values_at["stages"] = data.keys_at["trace"], data.values_at["trace"]
+    return written
+
+
 class Written(Part):
     """All that a workload file may say."""
 
@@ -509,11 +533,13 @@ class Written(Part):
 
     @classmethod
     def keys(cls) -> list[str]:
-        return [*super().keys(), "classes"]
+        return [*super().keys(), "classes", "trace"]
 
     @classmethod
     def unwrap(cls, data: Any) -> Any:
-        """Accept `classes: ...` in place of `requests`."""
+        """Accept `classes: ...` in place of `requests`, and `trace: ...` in place of requests and stages."""
+        if isinstance(data, Map) and "trace" in data:
+            return _with_trace(data)
         if not isinstance(data, Map) or "classes" not in data:
             return data
         if "requests" in data:

@@ -71,7 +71,7 @@ class TraceSessions:
         path = str(self._trace.path)
         if self.turns > MOST_REQUESTS:
             problem = f"a session of the trace has {self.turns:,} requests, at most {MOST_REQUESTS:,}"
-            raise UserError("too_large", problem, path, "--trace-slice, or --trace-replay instants")
+            raise UserError("too_large", problem, path, "--set trace_slice=..10m, or --set trace_replay=instants")
         later = np.ones(len(self._rows), bool)
         later[self._starts] = False
         asks = np.zeros(len(self), bool)  # sessions of which the end of an answer is needed
@@ -83,9 +83,7 @@ class TraceSessions:
                 f"the trace does not say when answers ended, nor the pause before the next request: "
                 f"{bad.size:,} of its {len(self):,} sessions cannot be replayed as such"
             )
-            hint = (
-                "--trace-replay instants; or a trace with ends of answers: Weka, TraceLab, OpenTelemetry, loadgen_sdk"
-            )
+            hint = "replay its instants; or a trace with ends of answers: Weka, TraceLab, OpenTelemetry, loadgen_sdk"
             raise UserError("unsupported", problem, path, hint)
 
     def _graph(self, session: int) -> SessionGraph:

@@ -82,7 +82,7 @@ class Trace:
         if first >= last:
             problem = f"no requests in this part of the trace, which is {self.due_ns[-1] / 1e9:,.1f} s long"
             raise UserError(
-                "empty_file", problem, str(self.path), "--trace-slice 10m..20m, counted from its first request"
+                "empty_file", problem, str(self.path), "trace_slice 10m..20m is counted from its first request"
             )
         kept = slice(first, last)
         return replace(
@@ -228,7 +228,7 @@ class _Index:
             self._first_ns = self._latest_ns = at_ns
         if at_ns < self._latest_ns and self._in_order:
             problem = f"the time goes back by {(self._latest_ns - at_ns) / 1e9:,.6g} s"
-            raise Wrong("unordered", problem, "sort the rows by time, or leave such rows out: --on-bad-row skip")
+            raise Wrong("unordered", problem, "sort the rows by time, or leave such rows out: on_bad_row skip")
         if abs(at_ns - self._first_ns) > LONGEST_NS:
             problem = f"the time is {abs(at_ns - self._first_ns) / 86_400e9:,.0f} days from that of the first row"
             raise Wrong("out_of_range", problem, "a trace of at most a year; are these milliseconds, or seconds?")

@@ -20,7 +20,7 @@ from loadgen.core.errors import Faults
 from loadgen.core.execution.options import COMMAND_OPTIONS, OPTIONS, settings
 from loadgen.core.execution.plan import Settings
 from loadgen.core.workload import read_flags
-from loadgen.core.workload.overrides import FLAGS
+from loadgen.core.workload.overrides import BY_KEY, FLAGS
 from loadgen.shell import app as cli
 
 SIM = {"url": "sim:gb300-vm", "concurrency": 2, "num_requests": 20, "input_tokens": 60, "output_tokens": 4, "seed": 1}
@@ -98,17 +98,23 @@ BAD: list[tuple[str, Any, str]] = [
 ]
 
 
+ONLY_PYTHON = {"goodput", "num_warmups"}  # a second spelling of --slo and --warmup
+PLACED_ELSEWHERE = {"url", "targets", "server_metrics", "energy", "headers", "trace", "dataset", "system"}
+
+
 @pytest.mark.parametrize(("name", "value", "code"), BAD)
 def test_both_faces_refuse_the_same_in_the_same_words(
     name: str, value: Any, code: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flag = OPTIONS[name].flags.split()[0]
-    typed = [f"{flag}={one}" for one in (value if isinstance(value, list) else [value])]
-    assert ends(["run", "qa", *typed]) == 2
-    said = capsys.readouterr().err
+    option, values = OPTIONS[name], value if isinstance(value, list) else [value]
     with refused(Faults, code) as faults:
         loadgen.run("qa", **{name: value})
-    assert str(faults.value) == said.rstrip("\n")
+    assert str(faults.value).count(f"--> {option.place(name, '')}".rstrip()) >= 1 or name in PLACED_ELSEWHERE
+    if name in ONLY_PYTHON:
+        return
+    typed = [f"--set={name}={one}" if option.sets else f"{option.names[0]}={one}" for one in values]
+    assert ends(["run", "qa", *typed]) == 2
+    assert str(faults.value) == capsys.readouterr().err.rstrip("\n")
 
 
 def test_every_option_has_a_bad_value_here() -> None:
@@ -191,6 +197,8 @@ def test_the_table_agrees_with_what_it_becomes() -> None:
     words = {"slo", "goodput", "limit", "stop_when", "trace_slice", "on_bad_row", "trace_replay"}
     assert not read_flags(**dict.fromkeys(of_load - words, "1")).faults
     assert of_load == set(FLAGS)
+    assert {name for name in of_load if OPTIONS[name].sets} == BY_KEY
+    assert {name for name in of_load if not OPTIONS[name].flags and not OPTIONS[name].sets} == ONLY_PYTHON
     assert read_flags(slo="ttft:2s", duration=None, seed=3, url="x") == read_flags(slo=("ttft:2s",), seed=3)
 
 
@@ -257,10 +265,12 @@ NOT_STRICT = {
 
 @pytest.mark.parametrize("command", NOT_TAKEN)
 def test_a_command_takes_what_run_takes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ends([*command.split(), "--help"]) == 0
+    assert ends([*command.split(), "--help-all"]) == 0
     text = capsys.readouterr().out
     shown = set(re.findall(r"(?<=[ ,])--?[a-z][a-z-]*", text))
+    keys = set(re.findall(r"(?m)^  ([a-z_]+)=", text))
     for name, option in COMMAND_OPTIONS.items():
+        assert (name in keys) == (bool(option.sets) and name not in NOT_TAKEN[command]), name
         flags = set(option.names)
         expected = set() if name in NOT_TAKEN[command] else flags
         if command == "mlperf offline" and name == "concurrency":  # its own: in flight over HTTP
@@ -274,7 +284,7 @@ def test_a_command_takes_what_run_takes(command: str, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("command", ["run", "sweep", "report", *NOT_STRICT])
 def test_strict_is_where_a_verdict_can_be_undecided(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ends([*command.split(), "--help"]) == 0
+    assert ends([*command.split(), "--help-all"]) == 0
     assert ("--strict" in capsys.readouterr().out) == (command not in NOT_STRICT)
 
 
@@ -286,10 +296,10 @@ def small(**changed: Any) -> list[str]:
 
 
 def test_the_command_is_what_was_typed_without_its_secrets(tmp_path: Path) -> None:
-    typed = ["run", "qa", *small(), "-H", "X-Key: sesame", "--header=Y=sesame", "--goodput", "ttft:2000", "tpot:200"]
+    typed = ["run", "qa", *small(), "-H", "X-Key: sesame", "--header=Y=sesame", "--slo", "ttft:2s", "tpot:200ms"]
     assert ends([*typed, "-o", str(tmp_path / "a")]) == 0
     stored = json.loads((tmp_path / "a" / "run.json").read_bytes())["command"]
-    assert stored[:3] == ["loadgen", "run", "qa"] and stored[-4:-2] == ["ttft:2000", "tpot:200"]
+    assert stored[:3] == ["loadgen", "run", "qa"] and stored[-4:-2] == ["ttft:2s", "tpot:200ms"]
     assert "X-Key: ***" in stored and "sesame" not in str(stored)
     result = loadgen.run("qa", **SIM, out=tmp_path / "b")
     assert result.summary.run.id == "b"
@@ -346,7 +356,7 @@ def test_a_search_takes_lengths_traces_and_timeouts(tmp_path: Path, capsys: pyte
 
 
 def test_a_sweep_shows_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    call = ["sweep", "qa", *small(concurrency="1,2"), "--stall-timeout", "5s", "-o", str(tmp_path / "s")]
+    call = ["sweep", "qa", *small(concurrency="1,2"), "--set", "stall_timeout=5s", "-o", str(tmp_path / "s")]
     assert ends([*call, "--dry-run"]) == 0
     assert capsys.readouterr().out.count("workload: qa\n") == 2 and not (tmp_path / "s").exists()
 

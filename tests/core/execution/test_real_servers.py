@@ -161,7 +161,7 @@ def test_an_overflow_is_counted(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_killed_and_comes_back(server: Server, tmp_path: Path) -> None:
-    process = run(server, tmp_path / "out", "--request-rate", "10", "-d", "60s", "--on-target-failure", "continue")
+    process = run(server, tmp_path / "out", "--request-rate", "10", "-d", "60s", "--set", "on_target_failure=continue")
     rows_written(tmp_path, 20)
     server.kill()
     server.start()

@@ -196,7 +196,7 @@ AMPLE = Room(files=100_000, ports=28_000)
         ({"total": 60_000, "sources": 3}, AMPLE, []),
         ({"total": 60_000, "addresses": ["a:1", "b:1", "c:1"]}, AMPLE, []),
         ({"total": 60_000, "addresses": ["a:1", "a:1", "c:1"]}, AMPLE, ["2 addresses"]),
-        ({"total": 60_000, "workers": 1}, Room(files=20_000, ports=28_000), ["--workers 4", "--source"]),
+        ({"total": 60_000, "workers": 1}, Room(files=20_000, ports=28_000), ["--workers 4", "--set sources"]),
     ],
 )
 def test_files_and_ports_are_counted(need: dict[str, Any], room: Room, said: list[str]) -> None:
@@ -223,7 +223,18 @@ def test_reserved_ports(text: str, expected: int) -> None:
 @pytest.mark.processes
 def test_too_much_for_this_machine_is_said_before_the_first_request(tmp_path: Path) -> None:
     """Of a process that may open 100 files, more lanes than a port number can tell apart."""
-    options = ["--workers", "2", "--source", "203.0.113.9", "-c", "70000", "-n", "70000", "-o", str(tmp_path / "out")]
+    options = [
+        "--workers",
+        "2",
+        "--set",
+        "sources=203.0.113.9",
+        "-c",
+        "70000",
+        "-n",
+        "70000",
+        "-o",
+        str(tmp_path / "out"),
+    ]
     server = shared()
     command = [sys.executable, "-m", "loadgen", "run", "qa", "--url", server.url, *options]
     done = subprocess.run(

@@ -32,14 +32,15 @@ def exits(*arguments: object) -> int:
 
 
 def test_the_example_has_every_key_and_nothing_is_missing_then() -> None:
-    told = system_file.load(EXAMPLE)
-    keys = {key.removeprefix("system.") for key in told}
+    told, target = system_file.load(EXAMPLE)
+    keys = {key.removeprefix("system.") for key in told} | target.keys()
     parts = {
         "host": system_file.HostsOfServers, "accelerator": system_file.Accelerator, "engine": system_file.Engine,
         "model": system_file.ServedModel, "parallelism": system_file.Parallelism,
     }  # fmt: skip
     every = {f"{name}.{key}" for name, part in parts.items() for key in part.model_fields}
-    every |= system_file.SystemUnderTest.model_fields.keys() - parts.keys()
+    every |= system_file.SystemUnderTest.model_fields.keys() - parts.keys() - {"metadata"}
+    assert told["ticket"] == "PERF-42" and target == {"gpus": 8, "shape": "hgx-h200-8", "region": "eu-west"}
     assert every - keys == {"parallelism.prefill_accelerators", "parallelism.decode_accelerators"}
     assert {key for asked in system_file.ASKED.values() for key in asked} <= every
     assert told["system.accelerator.driver"] == "580.65" and told["system.parallelism.data_attention"] == "no"
@@ -49,7 +50,9 @@ def test_the_example_has_every_key_and_nothing_is_missing_then() -> None:
 def test_what_nobody_says_is_named_and_what_the_server_says_counts(tmp_path: Path) -> None:
     file = tmp_path / "system.yaml"
     file.write_text("name: node-7\naccelerator: {model: NVIDIA H200}\n")
-    missing = system_file.missing(system_file.load(file), TargetFacts(server="vllm", version="0.12", precision="fp8"))
+    missing = system_file.missing(
+        system_file.load(file).metadata, TargetFacts(server="vllm", version="0.12", precision="fp8")
+    )
     assert "status" in missing["MLPerf"] and "host.memory" in missing["MLPerf"]
     assert "parallelism.tensor" in missing["InferenceX"]
     everything = {key for keys in missing.values() for key in keys}

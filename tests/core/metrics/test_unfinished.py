@@ -355,7 +355,7 @@ def test_search_report_cost_and_capacity_say_one_thing(
     assert not (evidence.rows["status"] != STATUSES.index("ok")).any()
     for line in (
         said("cost", str(folder), "--accept-sample-prices", "--price", f"{folder.name}=oracle-gb300"),
-        said("size", profile, str(folder), "--rate", "100", "-o", str(tmp_path / "sized")),
+        said("size", profile, str(folder), "--request-rate", "100", "-o", str(tmp_path / "sized")),
     ):
         priced = _number(r"capacity by search[:,] ([\d.]+)", line)
         assert priced == pytest.approx(stored["rate_per_s"], rel=0.01)

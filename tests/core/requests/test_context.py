@@ -37,7 +37,7 @@ def ends(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     [
         ("run", "coding-agent"),
         ("run", "coding-agent", "--dry-run"),
-        ("sweep", "research-agent", "--rate", "1,2"),
+        ("sweep", "research-agent", "--request-rate", "1,2"),
         ("search", "coding-agent", "--slo", "ttft:2s"),
     ],
 )
@@ -65,7 +65,7 @@ def test_a_contract_says_which_level_does_not_fit(tmp_path: Path) -> None:
     assert not level.trouble
 
 
-SHORT = "--isl 40 --osl 8 --request-rate 20 --num-prompts 20 --seed 1"
+SHORT = "--isl 40 --osl 8 --request-rate 20 -n 20 --seed 1"
 
 
 @pytest.mark.processes

@@ -312,7 +312,7 @@ def test_where_steps_go() -> None:
     assert own.endpoints[1] == Endpoint(url="http://e", api_key="k", name="embed", api="embeddings", serves="embed")
     several = resolved(workload(), targets("http://a", "embedder=http://b", "embedder=http://c", "ranker=http://d"))
     assert several.step_targets["", "embed"] == (1, 2)
-    with refused(Faults, "unsupported", "--client"):
+    with refused(Faults, "unsupported", "--set client"):
         resolved(workload(), replace(targets("http://a"), client="openai"))
 
 

@@ -248,7 +248,7 @@ def test_a_run_says_and_stores_how_its_lanes_begin(tmp_path: Path, capsys: pytes
     assert [stage["ramp_from"] for stage in stages] == ["preset"] and stages[0]["ramp_s"] > 0.5
     assert exits(*common, "-d", "20s", "-o", str(tmp_path / "d")) == 0
     assert "the first request of each lane, not measured; lanes begin spread over" in capsys.readouterr().err
-    assert exits(*common, "-n", "64", "--concurrency-ramp", "0", "-o", str(tmp_path / "herd")) == 0
+    assert exits(*common, "-n", "64", "--set", "concurrency_ramp=0", "-o", str(tmp_path / "herd")) == 0
     assert "all lanes begin at once" in capsys.readouterr().err
     for name in ("n", "d", "herd"):
         rows = store.read_run(tmp_path / name).rows
@@ -264,7 +264,7 @@ def test_a_closed_and_an_open_loop_of_one_server_agree(tmp_path: Path) -> None:
     """Little's law: requests in flight are the rate times the time that each takes; and each loop tells the other."""
 
     def figures(name: str, *load: str) -> tuple[float, float, float]:
-        assert exits("run", "rag", *VM, "--output-tokens", "128", "--plain", *load, "-o", str(tmp_path / name)) == 0
+        assert exits("run", "rag", *VM, "--osl", "128", "--progress", "off", *load, "-o", str(tmp_path / name)) == 0
         run = store.read_run(tmp_path / name)
         summary = load_summary((tmp_path / name / "summary.json").read_bytes())
         everything = [metrics.Columns(run.rows)]
@@ -304,10 +304,22 @@ def test_a_sweep_finds_what_a_search_finds_or_says_that_it_is_a_bound(
 
 def test_lanes_in_step_give_a_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "s")
-    common = ("sweep", "rag", *VM, "--output-tokens", "32", "--slo", "ttft:2s:p95", "--plain", "--warmup", "0")
-    assert exits(*common, "-c", "8,32", "-n", "200", "--concurrency-ramp", "0", "-o", out) == 0
+    common = (
+        "sweep",
+        "rag",
+        *VM,
+        "--output-tokens",
+        "32",
+        "--slo",
+        "ttft:2s:p95",
+        "--progress",
+        "plain",
+        "--warmup",
+        "0",
+    )
+    assert exits(*common, "-c", "8,32", "-n", "200", "--set", "concurrency_ramp=0", "-o", out) == 0
     capsys.readouterr()
     swept = capacity.load_capacity((tmp_path / "s" / capacity.FILE).read_bytes())
-    assert swept.lower_bound and "--concurrency-ramp 0" in swept.bound_why
+    assert swept.lower_bound and "concurrency_ramp 0" in swept.bound_why
     assert exits("report", out) == 0
     assert "lower bound of the capacity" in capsys.readouterr().out

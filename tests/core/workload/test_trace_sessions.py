@@ -173,13 +173,13 @@ def test_what_the_trace_does_not_say_is_not_made_up(tmp_path: Path) -> None:
     silent = written(tmp_path, [weka("a", call(0, None, 130, 5, 1), call(3, None, 140, 5, 1))])
     with refused((Fault, Faults), "unsupported") as raised:
         sessions(silent)
-    assert "--trace-replay instants" in str(raised.value)
+    assert "replay its instants" in str(raised.value)
     chats = written(tmp_path, [bailian(1, -1, 0.0, 30, 9), bailian(3, 1, 61.5, 60, 8)], "chats.jsonl")
     with refused((Fault, Faults), "unsupported"):
         sessions(chats)
-    with refused(Faults, "no_effect", "--trace-replay"):
+    with refused(Faults, "no_effect", "--set trace_replay"):
         load("qa", read_flags(trace_replay="sessions"))
-    with refused(Faults, "invalid_value", "--trace-speed"):
+    with refused(Faults, "invalid_value", "--set trace_speed"):
         sessions(silent, trace_speed="x")
 
 

@@ -472,7 +472,7 @@ def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
     ):
         with refused((Fault, Faults), code):
             of_trace(path, read_flags(**flags))
-    with refused(Faults, "no_effect", "--on-bad-row"):
+    with refused(Faults, "no_effect", "--set on_bad_row"):
         load("qa", read_flags(on_bad_row="skip"))
     file = tmp_path / "w.yaml"
     file.write_text(
@@ -480,9 +480,37 @@ def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
         "stages: [{arrival: {trace: {file: t.jsonl, slice: 300ms..600ms, loop: 2, speed: 2}}}]\n"
     )
     assert len(arrivals.build(load(str(file)), 1).columns().due_ns) == 6
+    by_hand = load(str(file))
     file.write_text(file.read_text().replace("300ms..600ms", "600ms"))
     with refused(Faults, "invalid_value", where="w.yaml:2"):
         load(str(file))
+    block = "slice: 300ms..600ms, on_bad_row: skip, loop: 2, speed: 2"
+    file.write_text(f"name: w\ntrace: {{file: t.jsonl, {block}}}\n")
+    short = load(str(file))
+    assert (short.requests, [stage.arrival for stage in short.stages]) == (
+        by_hand.requests, [stage.arrival.model_copy(update={"on_bad_row": "skip"}) for stage in by_hand.stages],
+    )  # fmt: skip
+    assert load(str(file), read_flags(trace_loop=1)).stages[0].count == 3, "a flag stands over the file"
+    file.write_text(f"name: w\nslo: {{ttft: 2s}}\ntrace: {{{block}}}\n")
+    played = of_trace(path, base=str(file))
+    assert played.slo is not None and len(arrivals.build(played, 1).columns().due_ns) == 6
+    assert len(arrivals.build(of_trace(path, read_flags(trace_loop=1), str(file)), 1).columns().due_ns) == 3
+
+
+@pytest.mark.parametrize(
+    ("block", "code"),
+    [
+        ("trace: {speed: 2}", "missing_key"),
+        ("trace: {file: t.jsonl, sped: 2}", "unknown_key"),
+        ("trace: t.jsonl\nstages: [{arrival: {closed: 2}, count: 2}]", "conflict"),
+        ("trace: {file: t.jsonl, speed: fast}", "wrong_type"),
+    ],
+)
+def test_a_block_that_cannot_be_played_is_told(block: str, code: str, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(json.dumps({"timestamp": 0, "input_length": 3, "output_length": 3}) + "\n")
+    (tmp_path / "w.yaml").write_text(f"name: w\n{block}\n")
+    with refused(Faults, code, where="w.yaml:"):
+        load(str(tmp_path / "w.yaml"))
 
 
 @given(
