@@ -271,7 +271,7 @@ def _judge_level(
     blocked = _blocking_reason(level, level_runs)
     horizon_s = None if contract.horizon_ns is None else contract.horizon_ns / 1e9
     offered = level_runs
-    if any(run.summary.requests.dropped_share > NOT_OFFERED_SHARE for run in level_runs.runs):
+    if fewer := _dropped(level_runs.runs):
         offered = replace(level_runs, runs=tuple(run.without_dropped() for run in level_runs.runs))
     evaluator = Evaluator(contract.confidence, measured, offered, money, horizon_s)
     terms = _judge_terms(evaluator.held, contract.confidence, level, level.name, blocked)
@@ -295,7 +295,7 @@ def _judge_level(
         ok=sum(summary.requests.ok for summary in summaries),
         terms=terms,
         trouble=blocked,
-        notes=tuple(dict.fromkeys(notes)),
+        notes=tuple(dict.fromkeys([*([fewer] if fewer else []), *notes])),
     )
 
 
@@ -305,19 +305,24 @@ def _doubted(judged: Judgement, term: Promise, runs: Sequence[RecordedRun]) -> J
     What is broken stays broken: the doubtful part is not in its figure, or speaks for the server. Only a rate that is
     too low, of a load that was not offered, is not the server's.
     """
-    dropped = max((run.summary.requests.dropped_share for run in runs), default=0.0)
-    fewer = ""
-    if dropped > NOT_OFFERED_SHARE:
-        fewer = (
-            f"{format.percent(dropped)} of the starts were dropped at the in-flight cap, and are in no figure here: "
-            "the load was not offered; give the level a higher max_in_flight"
-        )
+    fewer = _dropped(runs)
     why = fewer or next((why for run in runs if (why := _not_as_asked(run, term))), "")
     broken_by_load = fewer and judged.verdict == "FAIL" and not term.is_at_most
     if not why or (judged.verdict != "PASS" and not broken_by_load):
         return judged
     return msgspec.structs.replace(
         judged, verdict="INCONCLUSIVE", code="not_judged", reason=f"{judged.reason}; but {why}"
+    )
+
+
+def _dropped(runs: Sequence[RecordedRun]) -> str:
+    """That the load of some run was not offered; "" where it was."""
+    dropped = max((run.summary.requests.dropped_share for run in runs), default=0.0)
+    if dropped <= NOT_OFFERED_SHARE:
+        return ""
+    return (
+        f"{format.percent(dropped)} of the starts were dropped at the in-flight cap, and are in no figure here: the "
+        "load was not offered; raise max_in_flight in its workload"
     )
 
 

@@ -184,7 +184,7 @@ def _uncounted(summary: Summary, data: bytes, file: Path) -> list[Fault]:
     faults: list[Fault] = []
     sources = summary.tokens.sources
     if why := summary.unsound.get("tokens"):
-        hint = "run with --tokenizer, or against a server that counts what it sends"
+        hint = "mend what the server says in its usage; nothing is estimated here"
         return [
             UnsoundEvidence("unsound", f"output tokens withheld: {why}", place(data, file, "tokens", "output"), hint)
         ]

@@ -299,7 +299,9 @@ def server_says(server: Served) -> list[str]:
     server_count, client_count = server.output_tokens, server.client_output_tokens
     if server_count is not None:
         client_phrase = "the client as many"
-        if server_count != client_count:
+        if client_count is None:
+            client_phrase = "the client's is not known"
+        elif server_count != client_count:
             client_phrase = f"the client {format.count(client_count)} ({format.difference(client_count, server_count)})"
         phrases.append(f"{format.counted(server_count, 'output token')} by its own count, {client_phrase}")
     if server.running_max is not None:

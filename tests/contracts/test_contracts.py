@@ -292,6 +292,13 @@ def test_a_load_or_answers_that_were_not_as_asked_never_pass(
     assert found.verdict == verdict and why in found.reason
 
 
+def test_a_level_says_that_its_load_was_not_offered() -> None:
+    contract = parse("name: c\nlevels:\n  - {name: load, workload: qa, must: [{errors: 1%}]}\n", "c.yaml", {})
+    levels = {share: MeasuredLevel(runs=(run(found, slo=SLO),)) for share, found in ((0, GOOD), (20, changed(drop)))}
+    notes = {share: judge.levels(contract, {"load": level})[0].notes for share, level in levels.items()}
+    assert [sum("in-flight cap" in note for note in said) for said in notes.values()] == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("term", "verdict"),
     [

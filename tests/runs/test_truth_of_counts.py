@@ -11,8 +11,10 @@ from servers import shared
 
 import loadgen
 from loadgen.core.metrics.summary import Summary, exit_code
+from loadgen.core.server_metrics.series import Served
 from loadgen.runs import kind, outcome
 from loadgen.runs.text import render as text
+from loadgen.runs.text import server_says
 from loadgen.sim.server.options import Options
 
 pytestmark = pytest.mark.processes
@@ -51,6 +53,11 @@ def test_counts_that_contradict_the_stream_are_not_believed(tmp_path: Path, said
     assert stage.tokens.steady_output_per_s is None and stage.tpot_ms.p50 is None
     for place, words in everywhere(tmp_path / "r", summary).items():
         assert "contradict the stream" in words, place
+
+
+def test_what_the_client_does_not_know_is_not_compared() -> None:
+    (said, *_) = server_says(Served(pages=(), output_tokens=4_800, client_output_tokens=None))
+    assert said == "4,800 output tokens by its own count, the client's is not known"
 
 
 def test_honest_counts_differ_a_little(tmp_path: Path) -> None:
