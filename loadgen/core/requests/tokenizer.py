@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Literal
 
 from loadgen.core.errors import UserError, of_reading
-from loadgen.core.workload import hub
 
 PACKAGED, FILE = "cl100k", "tokenizer.json"
 DATA = Path(__file__).parent.parent.parent / "data"
@@ -82,6 +81,8 @@ def load_tokenizer(spec: str | None = None) -> Tokenizer:
         return packaged()
     if Path(spec).exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", spec):
         return local(Path(spec))
+    from loadgen.core.workload import hub  # brings pydantic
+
     snapshot = hub.cached(spec, "model")
     if snapshot is None or not (snapshot / FILE).is_file():
         snapshot = hub.fetched(spec, "model", [FILE], f"--tokenizer {spec}")
