@@ -46,8 +46,8 @@ def cases(named: Named, *, strict: bool = False) -> list[Case]:
 
 
 def _of_verdict(summary: Summary) -> str:
-    """Why a run is not valid; of a valid one its headline rates and its reservations."""
-    return "\n".join(summary.verdict.reasons or (rates(summary), *summary.verdict.caveats))
+    """Why a run is not valid, or the headline rates of a valid one; then its reservations."""
+    return "\n".join((*(summary.verdict.reasons or (rates(summary),)), *summary.verdict.caveats))
 
 
 def rates(summary: Summary) -> str:

@@ -19,14 +19,23 @@ from loadgen.sim.server.options import Options
 
 pytestmark = pytest.mark.processes
 ASKED = 40
-SLOW = Options(ttft="100ms", itl="1ms")  # beside this TTFT no busy machine makes a run INVALID
+SLOW = Options(ttft="300ms", itl="1ms")
+WIDE = tuple(f"{name}:100%" for name in ("send_lag_share", "stamp_error_share", "cpu_share"))
+"""Limits that no busy machine passes, beside such a TTFT: what is tested here is not about this host."""
 
 
 def run(out: Path, fault: str = "", requests: int = 60, **options: object) -> Summary:
     """A run against the simulated server, which does this to every answer; its folder is as the command leaves it."""
     server = shared(SLOW)
     headers = {"X-Sim-Fault": fault} if fault else {}
-    known = {"request_rate": 200, "num_requests": requests, "input_tokens": 20, "output_tokens": ASKED, "seed": 3}
+    known = {
+        "request_rate": 200,
+        "num_requests": requests,
+        "input_tokens": 20,
+        "output_tokens": ASKED,
+        "seed": 3,
+        "limit": WIDE,
+    }
     return loadgen.run(out=out, headers=headers, **{"url": server.url, **NO_PAGES, **known, **options}).summary  # type: ignore[arg-type]
 
 
@@ -48,7 +57,7 @@ def test_counts_that_contradict_the_stream_are_not_believed(tmp_path: Path, said
     assert summary.tokens.output is summary.tokens.steady_output_per_s is summary.tokens.output_per_s is None
     assert summary.tpot_ms.p50 is summary.tpot_mlperf_ms.p50 is summary.itl_ms is summary.drift.output_per_s is None
     assert summary.goodput.met is summary.goodput.share is None
-    assert summary.verdict.valid and says(summary.verdict.caveat_codes, "withheld")
+    assert says(summary.verdict.caveat_codes, "withheld")
     stage = summary.stages[0]
     assert stage.tokens.steady_output_per_s is None and stage.tpot_ms.p50 is None
     for place, words in everywhere(tmp_path / "r", summary).items():
@@ -78,7 +87,7 @@ def test_answers_without_a_span_have_no_tpot(tmp_path: Path, fault: str, words: 
 
 def test_a_clamp_is_a_reservation_with_its_number(tmp_path: Path) -> None:
     summary = run(tmp_path / "r", "clamp@13")
-    assert summary.verdict.valid and says(summary.verdict.caveat_codes, "shortened", got=13 * 60, asked=40 * 60)
+    assert says(summary.verdict.caveat_codes, "shortened", got=13 * 60, asked=40 * 60)
     for place, words in everywhere(tmp_path / "r", summary).items():
         assert "780 of 2,400 output tokens asked" in words, place
 
