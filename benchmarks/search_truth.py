@@ -29,7 +29,7 @@ from loadgen.core.slo import Slo, Term
 from loadgen.core.stats import intervals
 from loadgen.core.workload import Fixed, Poisson, Stage, Synthetic, Workload
 from loadgen.mlperf import dataset, rules
-from loadgen.search import belief, load_search, watch
+from loadgen.search import load_search, watch
 from loadgen.sim import virtual_backend as virtual
 from loadgen.sim.presets import preset as presets
 
@@ -158,7 +158,7 @@ def truth(where: World, guess: float, count: int) -> tuple[float, float, list[tu
     best, at = -math.inf, (0.0, 0.0)
     for sigma in np.geomspace(5e-4, 0.05, 60):
         for theta in np.linspace(rates.min(), rates.max(), 1200):
-            p = np.clip(belief.phi((theta - rates) / sigma), 1e-9, 1 - 1e-9)
+            p = np.clip(intervals.normal_cdf((theta - rates) / sigma), 1e-9, 1 - 1e-9)
             likelihood = float((hits * np.log(p) + (count - hits) * np.log(1 - p)).sum())
             if likelihood > best:
                 best, at = likelihood, (math.exp(theta), float(sigma))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from loadgen.core.errors import UserError
-from loadgen.core.results.capacity import STILL_KEPT, RateInterval, replications
+from loadgen.core.results.capacity import STILL_KEPT, RateInterval, rate_of_repeats
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.evidence import Evidence
 from loadgen.pricing.reasons import note
@@ -94,7 +94,7 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
             raise UserError(
                 "no_figure", what, evidence.folder, "a longer run, or one at a load that the endpoint can carry"
             )
-        rate = replications(run_rates)
+        rate = rate_of_repeats(run_rates)
         bound_why = ONE_LOAD if all(run.goodput.met for run in evidence.summaries) else ""
     answer_ms = summary.e2e_ms.mean if summary.sessions is None else summary.sessions.duration_ms.mean
     return MeasuredRate(

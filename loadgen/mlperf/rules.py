@@ -83,9 +83,9 @@ class RulesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 @functools.cache
 def rules() -> RulesTable:
     """The packaged table, decoded and checked by type: a wrong key fails at once."""
-    import yaml
+    from loadgen.core.workload.yaml_marks import plain_yaml
 
-    return msgspec.convert(yaml.safe_load(_RULES.read_text("utf-8")), RulesTable)
+    return msgspec.convert(plain_yaml(_RULES.read_text("utf-8"), str(_RULES)), RulesTable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -183,6 +183,7 @@ def peak(
         seed=seed,
         flags={"data": data.name} | ({"grace": f"{drain_ns / 1e9:g} s"} if drain_ns != WAIT_NS else {}),
         command=settings.command,
+        rules="mlperf",
     )
     precision = 0.01 if test.scenario == "server" else 0.03
     return LoadSearch(low=0.01, high=1e6, start=start, precision=precision), runs, plan

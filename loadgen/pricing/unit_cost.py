@@ -17,7 +17,7 @@ import msgspec
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.blocks import Sessions
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.results.capacity import Capacity, RateInterval, replications
+from loadgen.core.results.capacity import Capacity, RateInterval, rate_of_repeats
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.evidence import Evidence, notes, own_target
 from loadgen.pricing.prices import NO_SOURCE, UNDATED, Energy, Owned, PerToken, Price, Rented
@@ -168,7 +168,7 @@ def basis(evidence: Evidence) -> Basis:
         if len(known) == len(runs):
             means[unit] = math.fsum(known) / len(known)
             if unit in (REQUEST, GOOD) and any(known):  # the later one wins: that of good requests, if there are any
-                interval = replications(known)
+                interval = rate_of_repeats(known)
     repeated = len(runs) > 1 and interval.low is not None and interval.high is not None
     return replace(
         totals,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadgen.core.stats.intervals import Interval
+from loadgen.core.stats.intervals import Interval, normal_cdf
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,7 +52,7 @@ class Belief:
     def tell(self, load: float, passed: bool, lapse: float) -> None:
         """Update with one outcome at one load. `lapse`: probability that the outcome says nothing about the load."""
         z = (self.theta[:, None] - math.log(load)) / self.sigma[None, :]
-        below = phi(z if passed else -z)
+        below = normal_cdf(z if passed else -z)
         self._log += np.log(lapse / 2 + (1 - lapse) * below)
 
     @property
@@ -83,7 +83,7 @@ class Belief:
         low, high = float(self.theta[0]), float(self.theta[-1])
         for _ in range(16):
             x = (low + high) / 2
-            chance = float((weights * phi((self.theta[:, None] - x) / self.sigma[None, :])).sum())
+            chance = float((weights * normal_cdf((self.theta[:, None] - x) / self.sigma[None, :])).sum())
             low, high = (x, high) if chance >= p else (low, x)
         return math.exp(low)
 
@@ -96,12 +96,3 @@ def _spreads(run_spread: float | None) -> list[tuple[float, float]]:
     weights = np.exp(-0.5 * steps**2)
     values = RUN_SPREAD * RUN_SPREAD_FACTOR**steps
     return list(zip((weights / weights.sum()).tolist(), values.tolist(), strict=True))
-
-
-def phi(z: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The standard normal distribution, to 7.5e-8 (Abramowitz and Stegun 26.2.17)."""
-    x = np.abs(z)
-    t = 1 / (1 + 0.2316419 * x)
-    tail = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
-    tail *= t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
-    return np.where(z >= 0, 1 - tail, tail)

@@ -67,6 +67,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None  # the runs derive their seeds or salts from it; not part of the identity. null: not known
     metadata: dict[str, str] = {}  # of --metadata; not part of the identity
     command: tuple[str, ...] = ()  # as typed, without its secrets; not part of the identity
+    rules: str = ""  # by which it ran, beside the limits that were given: mlperf
 
 
 def plan_of(folder: Path) -> ExperimentPlan:
@@ -120,10 +121,9 @@ class StoredSearch(msgspec.Struct, frozen=True, kw_only=True):
 
 def resuming(folder: Path, plan: ExperimentPlan) -> str:
     """The command that goes on with a search."""
-    is_mlperf = plan.command[1:2] == ("mlperf",)
-    begun_with = "the same command and"
-    if is_mlperf or plan.command[1:2] == ("search",):
-        begun_with = " ".join(plan.command[: 3 if is_mlperf else 2])
+    begun_with, group = "the same command and", plan.command[1:2] == ("mlperf",)
+    if group or plan.command[1:2] == ("search",):
+        begun_with = " ".join(plan.command[: 3 if group else 2])
     return f"{begun_with} --resume {shlex.quote(str(folder))}"
 
 
@@ -136,7 +136,8 @@ def stored_search(folder: Path) -> StoredSearch | None:
 
 
 def is_mlperf(plan: ExperimentPlan) -> bool:
-    return plan.workload.startswith("mlperf ")
+    """Whether it ran by MLPerf's rules: it says so itself, or, before plans did, by the command that was typed."""
+    return plan.rules == "mlperf" or plan.command[1:2] == ("mlperf",)
 
 
 def unit_of(plan: ExperimentPlan, *, chained: bool) -> str:

@@ -80,14 +80,13 @@ def _faults_text(path: str) -> str:
     """Convert the mapping in a YAML file to the text form of --fault. Raises UserError."""
     if not path:
         return ""
-    import yaml
-
+    from loadgen.core.workload.yaml_marks import plain_yaml
     from loadgen.sim.server.faults import parse_faults
 
     try:
         with open(path, encoding="utf-8") as file:
-            shares = yaml.safe_load(file)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            shares = plain_yaml(file.read(), path)
+    except (OSError, UnicodeDecodeError) as error:
         hint = "a YAML mapping such as {truncate: 0.05}"
         raise UserError(of_reading(error, "invalid_syntax"), f"cannot read the faults: {error}", path, hint) from None
     if not isinstance(shares, dict):

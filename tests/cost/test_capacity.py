@@ -14,7 +14,7 @@ from refusals import refused
 
 from loadgen.core.errors import Faults, UserError
 from loadgen.core.metrics.summary import dump_summary, load_summary
-from loadgen.core.results.capacity import Capacity, RateInterval, dump, load_capacity, replications
+from loadgen.core.results.capacity import Capacity, RateInterval, dump, load_capacity, rate_of_repeats
 from loadgen.cost.capacity_planning import measured, scaled
 from loadgen.cost.inputs import read_evidence
 from loadgen.cost.size_command import measured_rate
@@ -70,11 +70,11 @@ def test_any_bytes_are_a_capacity_or_a_named_fault(data: bytes):
 
 
 def test_repeats_have_students_interval():
-    found = replications([9.0, 10.0, 11.0, 10.0])
+    found = rate_of_repeats([9.0, 10.0, 11.0, 10.0])
     assert found.mid == 10
     assert found.high == pytest.approx(10 + 3.1824463 * (2 / 3) ** 0.5 / 2)
-    assert replications([4.0]) == RateInterval(mid=4.0)
-    assert (replications([0.1, 10.0]).low or 0) == 0.1  # a rate is positive
+    assert rate_of_repeats([4.0]) == RateInterval(mid=4.0)
+    assert (rate_of_repeats([0.1, 10.0]).low or 0) == 0.1  # a rate is positive
 
 
 def test_rates_are_scaled_by_gpus():

@@ -28,6 +28,7 @@ from loadgen.core.results.spool import Tail
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.early_stopping import allowed
 from loadgen.core.workload import Closed, Fixed, Poisson, Stage, Synthetic, Workload
+from loadgen.mlperf import kind as mlperf_kind
 from loadgen.present import text as as_text
 from loadgen.runs.show import Show
 from loadgen.search import experiment, load_search, text, trials
@@ -362,7 +363,7 @@ def test_the_load_of_conversations_is_how_many_begin(tmp_path: Path) -> None:
         ("request_rate", "rag", False, "/s"),
         ("request_rate", "agentic", True, " conversations/s"),
         ("concurrency", "agentic", True, " in flight"),
-        ("request_rate", "mlperf server", False, " queries/s"),
+        ("request_rate", "mlperf server", False, "/s"),  # a name says nothing of the rules
     ],
 )
 def test_a_load_of_conversations_is_not_written_as_one_of_requests(
@@ -372,6 +373,21 @@ def test_a_load_of_conversations_is_not_written_as_one_of_requests(
         by="search", kind=kind, workload=workload, source_text="", target="", flags={}, seed=1
     )
     assert experiment.unit_of(plan, chained=chained) == unit
+
+
+def test_the_plan_says_by_which_rules_a_search_ran(tmp_path: Path) -> None:
+    plan = experiment.ExperimentPlan(
+        by="search", kind="request_rate", workload="mlperf server", source_text="", target="", flags={}
+    )
+    typed = ("loadgen", "search", "mlperf server.yaml")
+    of_search, ours = msgspec.structs.replace(plan, command=typed), msgspec.structs.replace(plan, rules="mlperf")
+    before_plans_did = msgspec.structs.replace(plan, command=("loadgen", "mlperf", "peak"))
+    assert [*map(experiment.is_mlperf, (plan, of_search, ours, before_plans_did))] == [False, False, True, True]
+    assert experiment.unit_of(ours, chained=False) == " queries/s"
+    (tmp_path / "plan.json").write_bytes(msgspec.json.encode(of_search))
+    assert mlperf_kind.sections(tmp_path, None) is None  # type: ignore[arg-type]
+    (tmp_path / "plan.json").write_bytes(msgspec.json.encode(ours))
+    assert mlperf_kind.sections(tmp_path, None) is not None  # type: ignore[arg-type]
 
 
 def test_a_server_that_dies_is_invalid_not_over(tmp_path: Path) -> None:

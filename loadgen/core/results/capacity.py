@@ -148,7 +148,7 @@ class RateInterval:
     high: float | None = None
 
 
-def replications(values: Sequence[float]) -> RateInterval:
+def rate_of_repeats(values: Sequence[float]) -> RateInterval:
     """Mean of independent repeats with Student's 95 % interval; one value has no interval.
 
     A low end that is not positive is replaced by the smallest value: a rate is positive.

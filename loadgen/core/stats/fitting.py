@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.core.stats.intervals import normal_cdf
+
 MOST_COMPARED = 100_000  # values of a sample that are fitted, and as many that are compared
 MOST_VALUES = 200  # of an empirical distribution
 Floats = NDArray[np.float64]
@@ -124,7 +126,7 @@ def gamma_cdf(shape: float, x: Floats) -> Floats:
     x = np.asarray(x, float)
     if shape > 1000:  # Wilson and Hilferty
         scaled = np.cbrt(np.maximum(x, 0) / shape)
-        return _normal_cdf((scaled - (1 - 1 / (9 * shape))) * math.sqrt(9 * shape))
+        return normal_cdf((scaled - (1 - 1 / (9 * shape))) * math.sqrt(9 * shape))
     out = np.zeros_like(x)
     front = np.exp(shape * np.log(np.maximum(x, 1e-300)) - x - math.lgamma(shape))
     small = (x > 0) & (x < shape + 1)
@@ -183,9 +185,9 @@ def _uniform(low: int, high: int) -> Cdf:
 
 def _truncated(standard: Cdf, low: int, high: int) -> Cdf:
     """Of a rounded value, drawn again while it is outside the bounds. `standard`: to a standard normal value."""
-    [begin, end] = _normal_cdf(standard(np.array([low - 0.5, high + 0.5])))
+    [begin, end] = normal_cdf(standard(np.array([low - 0.5, high + 0.5])))
     span = max(float(end - begin), 1e-12)
-    return lambda x: np.where(x < low, 0.0, np.clip((_normal_cdf(standard(x + 0.5)) - begin) / span, 0, 1))
+    return lambda x: np.where(x < low, 0.0, np.clip((normal_cdf(standard(x + 0.5)) - begin) / span, 0, 1))
 
 
 def _steps(values: Floats, weights: Floats) -> Cdf:
@@ -210,11 +212,6 @@ def _ranks(values: NDArray[Any]) -> Floats:
     ends = np.cumsum(counts)
     ranks: Floats = (ends - (counts - 1) / 2)[inverse]
     return ranks
-
-
-def _normal_cdf(z: Floats) -> Floats:
-    found: Floats = 0.5 * np.vectorize(math.erfc, otypes=[float])(-np.asarray(z, float) / math.sqrt(2))
-    return found
 
 
 def _not_zero(values: Floats) -> Floats:

@@ -25,6 +25,14 @@ _REFERENCE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-[^{}
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+def plain_yaml(text: str, where: str) -> Any:
+    """The plain values of a YAML text without marks, variables and checks. Raises UserError where it is no YAML."""
+    try:
+        return yaml.load(text, Loader=Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError("invalid_syntax", f"not YAML: {' '.join(str(error).split())}", where) from None
+
+
 class Spot(NamedTuple):
     """A position in the file, counted from 1, and the text as written (variables unexpanded; "" for a collection)."""
 

@@ -217,7 +217,7 @@ def load_preset(name: str, where: str = "--preset ") -> Preset:
 
 def _read(name: str, where: str, seen: tuple[str, ...]) -> dict[str, Any]:
     """The file as a mapping, merged over the preset that it extends. `seen` are the names that led here."""
-    import yaml
+    from loadgen.core.workload.yaml_marks import plain_yaml
 
     is_user_file = name.endswith((".yaml", ".yml")) or "/" in name
     path = Path(name) if is_user_file else FOLDER / f"{name}.yaml"
@@ -228,11 +228,12 @@ def _read(name: str, where: str, seen: tuple[str, ...]) -> dict[str, Any]:
             "unknown_name", f'unknown preset "{name}"', where, f"{meant(name, names())}; or the path of a YAML file"
         )
     try:
-        value = yaml.load(path.read_text("utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        text = path.read_text("utf-8")
     except OSError as error:
         raise UserError(of_reading(error), f"cannot read it: {error.strerror}", str(path)) from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError("invalid_syntax", f"not YAML: {' '.join(str(error).split())}", str(path)) from None
+    except UnicodeDecodeError as error:
+        raise UserError("invalid_syntax", f"not YAML: {error}", str(path)) from None
+    value = plain_yaml(text, str(path))
     if not isinstance(value, dict):
         raise UserError("wrong_type", "not a preset: it must be a mapping", str(path), "see docs/simulation.md")
     extends = value.pop("extends", None)

@@ -178,3 +178,9 @@ def test_growth() -> None:
     flat, high = intervals.growth(seeds.stream(2, "flat").normal(50, 1, 40), 40)
     assert abs(flat) < high < 10
     assert intervals.growth([1.0, 2.0], 5)[1] == math.inf
+
+
+def test_the_normal_distribution_keeps_its_digits_in_both_tails() -> None:
+    z = np.linspace(-12, 12, 97)
+    exact = np.array([0.5 * math.erfc(-one / math.sqrt(2)) for one in z])
+    assert np.allclose(intervals.normal_cdf(z), exact, rtol=1.3e-7, atol=0)
