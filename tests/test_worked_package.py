@@ -148,7 +148,7 @@ def test_a_run_with_its_backend_and_its_server(acme: Path, tmp_path: Path, capsy
     capsys.readouterr()
     assert ends("export", out, "--as", "acme-bench") == OK
     assert json.loads(capsys.readouterr().out)["requests"] == 3
-    assert ends("doctor", "--help") == OK
+    assert ends("doctor", "--help-all") == OK
     assert "or generic. Of packages: acme." in " ".join(capsys.readouterr().out.split())
 
 
