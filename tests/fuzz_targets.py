@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pyarrow as pa
 from fuzz_documents import BETWEEN
+from loadgen_sdk.dialects.events import error_text
 from loadgen_sdk.dialects.quirks import QUIRKS, Api
-from loadgen_sdk.dialects.reader import Flow, Reading, error_text
+from loadgen_sdk.dialects.reader import Flow, Reading
 from loadgen_sdk.dialects.sse import Decoder, EventTooLarge
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.server_facts import server_facts

@@ -14,6 +14,7 @@ code is in `http_status`. The generator adds two kinds for slots that were never
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 KINDS = (
@@ -123,3 +124,10 @@ class ThrottleTimeout(ClientError, TimeoutError):
     def __init__(self, what: str, hint: str = "") -> None:
         super().__init__(f"{what}; {hint}" if hint else what)
         self.hint = hint
+
+
+def refuse_unknown(given: Iterable[str], known: type, what: str) -> None:
+    """Raises TypeError for a keyword that `known`, a TypedDict, does not have: as Python does for parameters."""
+    names = known.__annotations__
+    if (unknown := next((name for name in given if name not in names), None)) is not None:
+        raise TypeError(f"{what} got an unexpected keyword argument {unknown!r}")

@@ -10,7 +10,8 @@ import places
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loadgen_sdk.dialects.reader import Flow, Reading, error_text
+from loadgen_sdk.dialects.events import error_text
+from loadgen_sdk.dialects.reader import Flow, Reading
 from loadgen_sdk.dialects.sse import Named
 from loadgen_sdk.request import Completion, Usage
 from loadgen_sdk.transport.exchange import Exchange

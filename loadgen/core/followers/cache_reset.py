@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 import msgspec
-from loadgen_sdk.dialects.reader import error_text
+from loadgen_sdk.dialects.events import error_text
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.fetch import Fetcher
 from loadgen_sdk.probe.probe import HttpAnswer, ProbeResult

@@ -86,6 +86,25 @@ class Setting(msgspec.Struct):
             )
 
 
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen of the last attempt of a call. The fields are those of `Measurement`; choices: the answers."""
+
+    sent: int = NEVER
+    first_token: int = NEVER
+    first_answer: int = NEVER
+    last_token: int = NEVER
+    end: int = NEVER
+    first_event_tokens: int = 0
+    finish_reason: str = ""
+    hidden_retries: int = 0
+    response_model: str = ""
+    response_id: str = ""
+    server_timing: dict[str, Any] | None = None
+    kernel_stamps: bool = False
+    usage: Usage = Usage()
+    choices: tuple[Choice, ...] = ()
+
+
 class Call:
     """One call while it runs. Instants are monotonic ns.
 
@@ -210,38 +229,20 @@ class Call:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def report(
-        self,
-        status: Status,
-        failure: Failure | None,
-        usage: Usage,
-        *,
-        done: int,
-        sent: int = NEVER,
-        first_token: int = NEVER,
-        first_answer: int = NEVER,
-        last_token: int = NEVER,
-        end: int = NEVER,
-        first_event_tokens: int = 0,
-        finish_reason: str = "",
-        hidden_retries: int = 0,
-        response_model: str = "",
-        response_id: str = "",
-        server_timing: dict[str, Any] | None = None,
-        kernel_stamps: bool = False,
-        code: str = "",
-        choices: tuple[Choice, ...] = (),
+        self, status: Status, failure: Failure | None, observed: Observed, *, done: int, code: str = ""
     ) -> Measurement:
-        """The call is over. What was observed is that of its last attempt; code: of its error; choices: the answers."""
+        """The call is over. `observed`: in its last attempt; code: of its error."""
         self.reported = True
         if failure is not None:
             failure = self._public(failure, code)
         policy, headers, instants, streamed = self.policy, read_once(self._head), self.instants, self.streamed
+        usage = observed.usage
         input_tokens, output_tokens, cached = usage.input, usage.output, usage.cached
         self._attempt_ended(done, failure)
         cost, total, counted = None, None, output_tokens is not None
         if input_tokens is not None and output_tokens is not None and self.api != "batches":  # other prices, limits
             total = input_tokens + output_tokens
-            if (price := price_of(policy.prices, response_model or self.model, self.model)) is not None:
+            if (price := price_of(policy.prices, observed.response_model or self.model, self.model)) is not None:
                 cost = price.cost(input_tokens, output_tokens, cached or 0)
         if self.permit is not None:
             self._give_back(total, output_tokens)
@@ -253,14 +254,14 @@ class Call:
             status=status,
             started=self.started,
             started_unix_ns=self.started_unix_ns,
-            sent=sent,
-            first_token=first_token,
-            first_answer=first_answer,
-            last_token=last_token,
-            end=end,
+            sent=observed.sent,
+            first_token=observed.first_token,
+            first_answer=observed.first_answer,
+            last_token=observed.last_token,
+            end=observed.end,
             done=done,
             instants=tuple(instants),
-            first_event_tokens=first_event_tokens,
+            first_event_tokens=observed.first_event_tokens,
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             cached_tokens=cached,
@@ -268,17 +269,17 @@ class Call:
             token_source="server" if counted else "events" if streamed and instants else "",
             cost=cost,
             attempts=self.attempts,
-            hidden_retries=hidden_retries,
-            finish_reason=finish_reason,
+            hidden_retries=observed.hidden_retries,
+            finish_reason=observed.finish_reason,
             failure=failure,
             model=self.model,
-            response_model=response_model,
-            response_id=response_id,
+            response_model=observed.response_model,
+            response_id=observed.response_id,
             request_id=headers.get("x-request-id", ""),
             server=self.setting.server,
-            server_timing=timings(headers) | server_timing if server_timing else timings(headers),
-            kernel_stamps=kernel_stamps,
-            content=self._content(choices) if policy.keep_content else None,
+            server_timing=timings(headers) | observed.server_timing if observed.server_timing else timings(headers),
+            kernel_stamps=observed.kernel_stamps,
+            content=self._content(observed.choices) if policy.keep_content else None,
             labels=self.labels,
             parameters=parameters_of(self._arguments),
         )

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 from time import monotonic_ns
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..dialects.quirks import QUIRKS, SERVERS, Api, Quirk, names
 from ..dialects.reader import Flow
-from ..errors import ClientError, RequestFailed, ThrottleTimeout, WrongUse
-from ..request import Completion, Failure, Request, Usage
+from ..errors import ClientError, RequestFailed, ThrottleTimeout, WrongUse, refuse_unknown
+from ..request import Completion, Failure, Request
 from ..transport.exchange import Exchange
-from ..transport.pool import STALL_TIMEOUT_NS, TIMEOUT_NS, Pool
+from ..transport.pool import STALL_TIMEOUT_NS, TIMEOUT_NS, Pool, SendingOptions
 from ..transport.proxy import proxy_for
 from ..transport.target import Target
-from ..transport.wire import Tls, Wire
-from .call import Call, Setting
+from ..transport.wire import Tls
+from .call import Call, Observed, Setting
 from .finishing import collecting, later
 from .labels import Labels
 from .measurement import Choice, Prices, Status
@@ -30,6 +30,9 @@ from .policy import Observers, make_policy
 from .retry import Retry
 from .throttle import Throttle
 from .trace_recorder import ShapeRecorder
+
+if TYPE_CHECKING:
+    from typing import Unpack  # Python 3.10 has none
 
 LOOP_LEFT = "the loop over the stream was left"
 """Message of a cancellation that means: a caller in another thread left its loop. The call counts as abandoned."""
@@ -67,6 +70,36 @@ def _put_event(queue: asyncio.Queue[Event | Completion], text: str, reasoning: s
     queue.put_nowait(Event(text, reasoning, at))
 
 
+class ClientOptions(SendingOptions, total=False):
+    """What a `Client` takes beside its target. Those of `SendingOptions` are of the same names there."""
+
+    model: str | None
+    quirk: Quirk | None
+    api: Api
+    server: str
+    timeout_s: float | None
+    stall_timeout_s: float | None
+    proxy: str | None
+    keep_text: bool | None
+    keep_headers: bool | None
+    on_measurement: Observers
+    prices: Prices
+    throttle: Throttle | None
+    retry: Retry | None
+    record: ShapeRecorder | None
+    keep_content: bool
+    labels: Labels | None
+
+
+def _ns(name: str, seconds: float | None, otherwise: int) -> int:
+    """`seconds` as ns, if they are given. Raises WrongUse."""
+    if seconds is None:
+        return otherwise
+    if not (isinstance(seconds, int | float) and 0 < seconds < 1e9):
+        raise WrongUse("out_of_range", f"{name}={seconds!r}", "give seconds, above 0")
+    return int(seconds * 1e9)
+
+
 class Client:
     """One endpoint, one model, one API. Create it in a running event loop; its first call opens it.
 
@@ -78,76 +111,54 @@ class Client:
     other parameters are those of `Pool`.
     """
 
-    def __init__(
-        self,
-        target: Target | str,
-        *,
-        model: str | None = None,
-        quirk: Quirk | None = None,
-        api: Api = "chat",
-        server: str = "auto",
-        stream: bool = True,
-        api_key: str | None = None,
-        headers: tuple[tuple[str, str], ...] = (),
-        extra_body: Mapping[str, Any] | None = None,
-        timeout_ns: int = TIMEOUT_NS,
-        stall_timeout_ns: int = STALL_TIMEOUT_NS,
-        tls: Tls | None = None,
-        keep_text: bool | None = None,
-        keep_headers: bool | None = None,
-        continuous_usage: bool = False,
-        ahead: bool = False,
-        sources: Sequence[str] = (),
-        wire: Wire | None = None,
-        on_measurement: Observers = None,
-        prices: Prices = None,
-        throttle: Throttle | None = None,
-        retry: Retry | None = None,
-        record: ShapeRecorder | None = None,
-        keep_content: bool = False,
-        labels: Labels | None = None,
-        timeout_s: float | None = None,
-        stall_timeout_s: float | None = None,
-        proxy: str | None = None,
-    ) -> None:
-        for name, seconds in (("timeout_s", timeout_s), ("stall_timeout_s", stall_timeout_s)):
-            if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < 1e9):
-                raise WrongUse("out_of_range", f"{name}={seconds!r}", "give seconds, above 0")
-        timeout_ns = timeout_ns if timeout_s is None else int(timeout_s * 1e9)
+    def __init__(self, target: Target | str, **options: Unpack[ClientOptions]) -> None:
+        refuse_unknown(options, ClientOptions, "Client()")
+        model, quirk, server = options.get("model"), options.get("quirk"), options.get("server", "auto")
+        timeout_ns = _ns("timeout_s", options.get("timeout_s"), options.get("timeout_ns", TIMEOUT_NS))
+        stall_timeout_ns = options.get("stall_timeout_ns", STALL_TIMEOUT_NS)
         given_url = isinstance(target, str)
         if isinstance(target, str):
-            target = Target.parse(target, api=api, server=None if server == "auto" else server, deployment=model or "")
+            kind, api = None if server == "auto" else server, options.get("api", "chat")
+            target = Target.parse(target, api=api, server=kind, deployment=model or "")
         if server != "auto":
             if (known := SERVERS.find(server)) is None:
                 raise WrongUse("unknown_name", f"unknown server {server!r}", f"known: {', '.join(names())}")
             quirk = quirk or known
-        self.policy = make_policy(on_measurement, prices, throttle, retry, record, keep_content, labels)
+        keep_content = options.get("keep_content", False)
+        self.policy = make_policy(
+            options.get("on_measurement"),
+            options.get("prices"),
+            options.get("throttle"),
+            options.get("retry"),
+            options.get("record"),
+            keep_content,
+            options.get("labels"),
+        )
         self.target, self.model, self.quirk = target, model or "", quirk or QUIRKS["generic"]
-        self.timeout_s, self._streams, self._tls = timeout_ns / 1e9, stream, tls
+        self.timeout_s, self._streams, self._tls = timeout_ns / 1e9, options.get("stream", True), options.get("tls")
         self._setting = Setting(
-            self.policy, target.address, api_key or "", package="", timeout_s=self.timeout_s, url_secrets=target.secrets
+            self.policy,
+            target.address,
+            options.get("api_key") or "",
+            package="",
+            timeout_s=self.timeout_s,
+            url_secrets=target.secrets,
         )
-        asked: dict[str, Any] = {
-            "stream": stream, "api_key": api_key, "headers": headers, "extra_body": extra_body,
-        }  # fmt: skip
-        self._probe_options = {"server": server, **asked} if quirk is None or not model else None
-        self._proxy = proxy_for(target, proxy)
+        given: dict[str, Any] = {**options}
+        sending = {name: given[name] for name in SendingOptions.__annotations__ if name in given}
+        asked: dict[str, Any] = {"server": server}
+        asked |= {name: sending[name] for name in ("stream", "api_key", "headers", "extra_body") if name in sending}
+        self._probe_options = asked if quirk is None or not model else None
+        self._proxy = proxy_for(target, options.get("proxy"))
         self._opening = asyncio.Lock()
-        self._make_pool = partial(
-            Pool,
-            target,
-            **asked,
-            timeout_ns=timeout_ns,
-            stall_timeout_ns=stall_timeout_ns if stall_timeout_s is None else int(stall_timeout_s * 1e9),
-            tls=tls,
-            keep_text=given_url or keep_content if keep_text is None else keep_text,
-            keep_headers=given_url if keep_headers is None else keep_headers,
-            continuous_usage=continuous_usage,
-            ahead=ahead,
-            sources=sources,
-            wire=wire,
-            proxy=self._proxy,
-        )
+        keep_text, keep_headers = options.get("keep_text"), options.get("keep_headers")
+        sending |= {
+            "timeout_ns": timeout_ns,
+            "stall_timeout_ns": _ns("stall_timeout_s", options.get("stall_timeout_s"), stall_timeout_ns),
+            "keep_text": given_url or keep_content if keep_text is None else keep_text,
+            "keep_headers": given_url if keep_headers is None else keep_headers,
+        }
+        self._make_pool = partial(Pool, target, **sending, proxy=self._proxy)
         self._pool = self._make_pool(model=self.model, quirk=self.quirk)
         self._exchanges: set[Exchange] = set()  # of the calls in flight
         self._closed = False
@@ -309,7 +320,7 @@ class Client:
             failed = isinstance(error, Exception)
             kind = "timeout_total" if isinstance(error, ThrottleTimeout) else "connect"
             failure = Failure(kind, self.target.redact(str(error))) if failed else _CALLER_LEFT
-            call.report("failed" if failed else "cancelled", failure, Usage(), done=monotonic_ns())
+            call.report("failed" if failed else "cancelled", failure, Observed(), done=monotonic_ns())
             raise
 
     def _abandoned(self, call: Call, completion: Completion, error: BaseException) -> None:
@@ -324,11 +335,7 @@ class Client:
 
     def _report(self, call: Call, completion: Completion, status: Status) -> None:
         text, tool_calls = completion.text or "", completion.tool_calls
-        call.report(
-            status,
-            completion.failure,
-            completion.usage,
-            done=completion.done,
+        observed = Observed(
             sent=completion.sent,
             first_token=completion.first_token,
             first_answer=completion.first_answer,
@@ -340,8 +347,10 @@ class Client:
             response_id=completion.response_id,
             server_timing=completion.server_timing,
             kernel_stamps=completion.kernel_stamp,
+            usage=completion.usage,
             choices=(Choice(text=text, finish_reason=completion.finish_reason, tool_calls=tool_calls),),
         )
+        call.report(status, completion.failure, observed, done=completion.done)
 
     def _check_usable(self) -> None:
         """Raises ClientError when this client is closed."""

@@ -24,7 +24,7 @@ from typing import Any
 from ..errors import ThrottleTimeout
 from ..request import NEVER, Failure
 from . import event_loop
-from .call import NO_HEADERS, Call, Setting, all_current
+from .call import NO_HEADERS, Call, Observed, Setting, all_current
 from .finishing import collecting, later
 from .measurement import Api, Status, attach, warn_uncounted
 from .output_tracker import OutputTracker
@@ -188,11 +188,7 @@ class ObservedCall:
         if uncounted and status == "ok" and call.policy.prices is not None and call.api != "batches":
             warn_uncounted(call.model)
         first_event_tokens = tracker.first_event_tokens if self.streamed else usage.output or 0  # all came at once
-        measurement = call.report(
-            status,
-            failure,
-            usage,
-            done=monotonic_ns(),
+        observed = Observed(
             sent=call.attempt_started,
             first_token=instants[0] if instants else NEVER,
             first_answer=tracker.first_answer,
@@ -203,9 +199,10 @@ class ObservedCall:
             hidden_retries=self.hidden_retries,
             response_model=tracker.response_model,
             response_id=tracker.response_id,
-            code=code,
+            usage=usage,
             choices=() if tracker.contents is None else tracker.contents.choices(tracker.finish_reason),
         )
+        measurement = call.report(status, failure, observed, done=monotonic_ns(), code=code)
         for owner in (answer,) if self.raw is None else (answer, self.raw):
             if owner is not None:
                 attach(owner, measurement)

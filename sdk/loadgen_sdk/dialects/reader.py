@@ -16,9 +16,29 @@ import msgspec
 
 from ..compiled import module as _compiled
 from ..request import NEVER, Failure, Usage
+from .events import (
+    ABSENT,
+    EMPTY,
+    ERROR_TEXT_CHARS,
+    NOT_JSON,
+    ChoiceFields,
+    DeltaFields,
+    EventFields,
+    UsageFields,
+    decode_any,
+    decode_event,
+    error_text,
+    id_of,
+    is_response,
+    is_set,
+    lenient_event,
+    of_response,
+    with_choices,
+)
 from .sse import Named
 
 ENDINGS = frozenset(("stop", "length", "tool_calls", "function_call", "content_filter"))
+<<<<<<< HEAD
 ERROR_TEXT_CHARS = 500
 
 
@@ -123,8 +143,9 @@ def _whole_texts(value: Any) -> Any:
     return [_whole_texts(one) for one in value] if isinstance(value, list) else value
 
 
+=======
+>>>>>>> 2f5e30e6 (SDK: signatures of at most 12 parameters, functions of 80 lines, files of 500: Client and Pool take typed options, a call ends with what was observed)
 _PLAIN_BYTES = bytes(byte for byte in range(0x20, 0x100) if byte not in b'"\\')  # in a JSON string without escapes
-_EMPTY = (b"null", b"[]", b"{}", b'""')
 
 
 def is_plain_text(text: bytes) -> bool:
@@ -248,7 +269,7 @@ class Reading:
         self.finish_reason = ""
         self.error = ""
         self.malformed = ""
-        self.usage_counts: _Counts | None = None  # the last ones with output tokens that came, else the first
+        self.usage_counts: UsageFields | None = None  # the last ones with output tokens that came, else the first
         self.pieces: list[str] | None = [] if keep_text else None
         self.reasoning_pieces: list[str] | None = [] if keep_text else None
         self.server_timing: dict[str, Any] | None = None
@@ -328,7 +349,7 @@ class Reading:
         self.plain_events += len(stamps)
         self.last_token = self.end = stamps[-1]
 
-    def _learn(self, event: _Event, payload: bytes) -> None:
+    def _learn(self, event: EventFields, payload: bytes) -> None:
         """Make the template of plain events from one that was decoded.
 
         A plain event differs from it in its text alone, by which it needs no decoding: what stands before and after the
@@ -345,7 +366,7 @@ class Reading:
         if event.usage is not None:
             return
         for raw in (event.error, event.message, event.detail, event.timings, event.nvext, event.metrics):
-            if raw is not ABSENT and _is_set(raw):
+            if raw is not ABSENT and is_set(raw):
                 return
         string = b'"%s"' % text.encode()
         at = payload.find(string)
@@ -372,34 +393,31 @@ class Reading:
             if payload == b"[DONE]":
                 continue
             try:
-                event = _decode(payload)  # type: ignore[arg-type]  # a Named raises TypeError: cheaper than a test per event
+                event = decode_event(payload)  # type: ignore[arg-type]  # a Named raises TypeError: cheaper than a test per event
                 usual = pieces is None and self.sink is None
-            except (*_NOT_JSON, TypeError):
+            except (*NOT_JSON, TypeError):
                 unusual = self._unusual_event(payload)
                 if unusual is None:
                     continue
                 event = unusual
                 usual = False
             choices = event.choices
-            if choices is None and (made := _without_choices(event, payload)) is not None:
+            if choices is None and (made := with_choices(event, payload)) is not None:
                 event, choices, usual = made, made.choices, False
             if pieces is not None and not self.response_id:
-                self.response_id = _id_of(payload)
+                self.response_id = id_of(payload)
             if choices:
                 output = False
                 for choice in choices:
                     delta = choice.delta
                     if delta is None:
                         delta = choice.message
-                    if delta is not None:
-                        text = delta.content
-                    else:
-                        text = choice.text
+                    text = choice.text if delta is None else delta.content
                     if text:
                         output = answer = True
                         if pieces is not None:
                             pieces.append(text)
-                            if delta is not None and _is_set(delta.tool_calls):
+                            if delta is not None and is_set(delta.tool_calls):
                                 self.tool_deltas.append(delta.tool_calls)
                     else:
                         output, answer = self._classify_without_text(choice, delta, output)
@@ -436,7 +454,9 @@ class Reading:
             if event.timings is not ABSENT or event.nvext is not ABSENT or event.metrics is not ABSENT:
                 self._read_timing(event)
 
-    def _classify_without_text(self, choice: _Choice, delta: _Delta | None, output: bool) -> tuple[bool, bool]:
+    def _classify_without_text(
+        self, choice: ChoiceFields, delta: DeltaFields | None, output: bool
+    ) -> tuple[bool, bool]:
         """Whether a choice without content text is output, and whether that output is answer (not reasoning).
 
         Output without text: reasoning, a tool call, a refusal, token ids. `output`: what an earlier choice was.
@@ -448,7 +468,7 @@ class Reading:
                     self.reasoning_pieces.append(reasoning)
                 return True, False
             for raw in (delta.tool_calls, delta.function_call):
-                if raw is not ABSENT and bytes(raw) not in _EMPTY:
+                if raw is not ABSENT and bytes(raw) not in EMPTY:
                     if self.pieces is not None:
                         self.tool_deltas.append(raw)
                     return True, True
@@ -458,14 +478,14 @@ class Reading:
             return True, True
         return output, False
 
-    def _call_sink(self, choices: list[_Choice], stamp: int) -> None:
+    def _call_sink(self, choices: list[ChoiceFields], stamp: int) -> None:
         for choice in choices:
             delta = choice.delta or choice.message
             text = (delta.content if delta is not None else choice.text) or ""
             reasoning = (delta.reasoning_content or delta.reasoning or "") if delta is not None else ""
             self.sink(text, reasoning, stamp)
 
-    def _read_usage(self, counts: _Counts) -> None:
+    def _read_usage(self, counts: UsageFields) -> None:
         """Keep the last usage with output tokens, else the first. With the first output event it gives n1 of TPOT."""
         output = counts.output()
         if not output:
@@ -475,7 +495,7 @@ class Reading:
         if self.output_events == 1 and not self.first_event_tokens and not self.finish_reason:
             self.first_event_tokens = output
 
-    def _unusual_event(self, payload: bytes | Named) -> _Event | None:
+    def _unusual_event(self, payload: bytes | Named) -> EventFields | None:
         """Handle named events, `[DONE]`, `data: null`, and JSON of an unexpected shape; None: nothing more to read."""
         if isinstance(payload, Named):
             if payload.event == b"error":
@@ -488,31 +508,36 @@ class Reading:
         if text == b"[DONE]":
             return None
         try:
+<<<<<<< HEAD
             value = _decode_odd(text)
         except _NOT_JSON:
+=======
+            value = decode_any(text)
+        except NOT_JSON:
+>>>>>>> 2f5e30e6 (SDK: signatures of at most 12 parameters, functions of 80 lines, files of 500: Client and Pool take typed options, a call ends with what was observed)
             if not isinstance(payload, Named):
                 self.malformed = self.malformed or f"an event that is not JSON: {text[:120]!r}"
             return None
         if not isinstance(value, dict):
             return None
-        return _of_response(value) if _is_response(value) else _lenient_event(value)
+        return of_response(value) if is_response(value) else lenient_event(value)
 
-    def _read_error(self, event: _Event, payload: bytes | Named) -> None:
-        if not (_is_set(event.error) or _is_set(event.message) or _is_set(event.detail)):
+    def _read_error(self, event: EventFields, payload: bytes | Named) -> None:
+        if not (is_set(event.error) or is_set(event.message) or is_set(event.detail)):
             return
-        if bytes(event.error) not in _EMPTY or not (event.choices or event.usage is not None):
+        if bytes(event.error) not in EMPTY or not (event.choices or event.usage is not None):
             self.error = self.error or error_text(payload if isinstance(payload, bytes) else payload.data)
 
-    def _read_timing(self, event: _Event) -> None:
+    def _read_timing(self, event: EventFields) -> None:
         for name in ("timings", "nvext", "metrics"):
             raw = getattr(event, name)
-            if _is_set(raw):
+            if is_set(raw):
                 self._keep_timing(name, bytes(raw))
 
     def _keep_timing(self, name: str, raw: bytes) -> None:
         try:
-            value = _decode_any(raw)
-        except _NOT_JSON:
+            value = decode_any(raw)
+        except NOT_JSON:
             return
         if value is not None:
             self.server_timing = {**(self.server_timing or {}), name: value}
@@ -521,7 +546,7 @@ class Reading:
         """The tool calls of the answer, put together from their pieces: id, name, arguments (JSON, as text)."""
         calls: dict[int, dict[str, str]] = {}
         for raw in self.tool_deltas:
-            value = _decode_any(raw)
+            value = decode_any(raw)
             pieces = value if isinstance(value, list) else [{"function": value}]
             for position, piece in enumerate(pieces):
                 if not isinstance(piece, dict):
@@ -568,6 +593,7 @@ class Reading:
             reason = f"finish reason {self.finish_reason[:60]!r}" if self.finish_reason else "no finish reason"
             return Failure("no_finish_reason", f"{reason} after {self.output_events} output events")
         return None
+<<<<<<< HEAD
 
 
 def _without_choices(event: _Event, payload: bytes | Named) -> _Event | None:
@@ -745,3 +771,5 @@ def _lenient_event(value: dict[str, Any]) -> _Event:
     names = ("error", "message", "detail", "timings", "nvext", "metrics")
     others: dict[str, Any] = {name: raw(value.get(name)) for name in names}
     return _Event(choices=choices, usage=usage, **others)
+=======
+>>>>>>> 2f5e30e6 (SDK: signatures of at most 12 parameters, functions of 80 lines, files of 500: Client and Pool take typed options, a call ends with what was observed)

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 
 from ..dialects.body import asking_for_timing, body
+from ..dialects.events import error_text
 from ..dialects.quirks import MAX_FIELDS, SERVERS, SOURCES, VALUES, Quirk, row_of
-from ..dialects.reader import Flow, Reading, error_text
+from ..dialects.reader import Flow, Reading
 from ..dialects.server_account import HEADER, NO_ACCOUNT, server_account
 from ..dialects.sse import Decoder, EventTooLarge
 from ..errors import Code, TargetUnusable
@@ -115,9 +116,8 @@ async def probe(
     asker = _Asker(target, exchange, headers, api_key, stream, extra_body, wait)
     rtt_ms = await _rtt_ms(connect)
     host = "azure" if target.azure else _of_host(target.host)
-    models_answer, version = await asyncio.gather(
-        asker.get(target.models), asker.get_optional("" if host else target.beside(_PATHS["version"]))
-    )
+    version_path = "" if host else target.beside(_PATHS["version"])
+    models_answer, version = await asyncio.gather(asker.get(target.models), asker.get_optional(version_path))
     if models_answer.status in (401, 403) or (models_answer.status == 503 and not model):
         asker.refuse(models_answer, model or "")
     name, evidence = await _identify(asker, server, host, models_answer, version)
@@ -133,8 +133,8 @@ async def probe(
         or _default_model(models, base_models, models_answer, quirk)
     )
     if models and chosen_model not in models and not quirk.checks_model:
-        listed = _shown_models(models)
-        warnings.append(f"{quirk.title} answers to any model name: it lists {listed}, not {chosen_model!r}")
+        found = f"it lists {_shown_models(models)}, not {chosen_model!r}"
+        warnings.append(f"{quirk.title} answers to any model name: {found}")
     if server != "auto" and len(evidence) > 1:
         warnings.append(f"--server says {server}, {evidence[1]}")
     if asker.unsent_key:
@@ -143,13 +143,7 @@ async def probe(
         evidence.append(f"its list of models answers {models_answer.status}")
     facts = await asker.facts(quirk, _version(version), hosted=bool(host))
     prompts = [text for text, _ in samples]
-    try:
-        short, long = await asker.generate_both(quirk, chosen_model, prompts)
-    except _WantsOtherLimitField:
-        quirk = msgspec.structs.replace(quirk, reasoning_max_field=MAX_FIELDS[1], max_field=MAX_FIELDS[1])
-        evidence.append("it refuses max_tokens and takes max_completion_tokens")
-        short, long = await asker.generate_both(quirk, chosen_model, prompts)
-
+    short, long, quirk = await _generations(asker, quirk, chosen_model, prompts, evidence)
     usage = long.usage()
     template, ratio = _template_overhead([short.usage().input, usage.input], [count for _, count in samples])
     user_sets_limit = extra_body is not None and any(field in extra_body for field in MAX_FIELDS)
@@ -182,6 +176,19 @@ async def probe(
         max_context=_max_context(models_answer, chosen_model),
         account=asker.account,
     )
+
+
+async def _generations(
+    asker: _Asker, quirk: Quirk, model: str, prompts: list[str], evidence: list[str]
+) -> tuple[Reading, Reading, Quirk]:
+    """Both generations, and the server's row, with the name of the output limit that it takes."""
+    try:
+        short, long = await asker.generate_both(quirk, model, prompts)
+    except _WantsOtherLimitField:
+        quirk = msgspec.structs.replace(quirk, reasoning_max_field=MAX_FIELDS[1], max_field=MAX_FIELDS[1])
+        evidence.append("it refuses max_tokens and takes max_completion_tokens")
+        short, long = await asker.generate_both(quirk, model, prompts)
+    return short, long, quirk
 
 
 class _WantsOtherLimitField(Exception):

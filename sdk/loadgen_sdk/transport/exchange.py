@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..dialects.reader import ERROR_TEXT_CHARS, Events, Flow, Reading, error_text, events_in, without_last
+from ..dialects.events import ERROR_TEXT_CHARS, error_text
+from ..dialects.reader import Events, Flow, Reading, events_in, without_last
 from ..dialects.server_account import HEADER
 from ..dialects.sse import Decoder, EventTooLarge
 from ..request import NEVER, Completion, Failure, Request

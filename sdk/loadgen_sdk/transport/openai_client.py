@@ -19,8 +19,9 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from ..dialects.body import body as make_body
+from ..dialects.events import ERROR_TEXT_CHARS, error_text
 from ..dialects.quirks import Quirk
-from ..dialects.reader import ERROR_TEXT_CHARS, Flow, error_text
+from ..dialects.reader import Flow
 from ..errors import TargetUnusable
 from ..request import Failure, Request
 from .exchange import Exchange, OnDone

@@ -11,12 +11,12 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..dialects.body import body as make_body
 from ..dialects.quirks import Quirk
 from ..dialects.reader import Flow
-from ..errors import TargetUnusable, WrongUse
+from ..errors import TargetUnusable, WrongUse, refuse_unknown
 from ..python310 import timeout
 from ..request import Failure, Request
 from .exchange import Exchange, OnDone, Read, Run
@@ -24,6 +24,9 @@ from .http1 import head, merged
 from .proxy import Proxy
 from .target import Target
 from .wire import TICK_NS, ClientConnection, Tls, Wire, raise_file_limit, resolve
+
+if TYPE_CHECKING:
+    from typing import Unpack  # Python 3.10 has none
 
 SPARE = 2  # idle connections kept open ahead of need
 OPEN_PER_TICK = 32  # most connections opened ahead of need per tick
@@ -41,6 +44,34 @@ LARGE_READ = 2048  # bytes, of many events: to wait for more of them would save 
 TIMED_OUT_IDLE = (b"HTTP/1.1 408", b"HTTP/1.0 408")  # how some servers close a connection that was idle for long
 
 
+class SendingOptions(TypedDict, total=False):
+    """How requests are sent: what a `Pool` and a `Client` have in common.
+
+    headers: added to, or instead of, those of every request. extra_body: fields of every body. sources: local addresses
+    to connect from, used in turn; each has its own local ports. wire: shared by several pools.
+    """
+
+    stream: bool
+    api_key: str | None
+    headers: tuple[tuple[str, str], ...]
+    extra_body: Mapping[str, Any] | None
+    timeout_ns: int
+    stall_timeout_ns: int
+    tls: Tls | None
+    continuous_usage: bool
+    ahead: bool
+    sources: Sequence[str]
+    wire: Wire | None
+
+
+class PoolOptions(SendingOptions, total=False):
+    """What a `Pool` takes beside its target, model and server."""
+
+    keep_text: bool
+    keep_headers: bool
+    proxy: Proxy | None
+
+
 class Pool:
     """Connections to one endpoint, for one model and one API. Create it in a running event loop; `open` it first.
 
@@ -51,37 +82,19 @@ class Pool:
     the way to the endpoint.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        *,
-        model: str,
-        quirk: Quirk,
-        stream: bool = True,
-        api_key: str | None = None,
-        headers: tuple[tuple[str, str], ...] = (),
-        extra_body: Mapping[str, Any] | None = None,
-        timeout_ns: int = TIMEOUT_NS,
-        stall_timeout_ns: int = STALL_TIMEOUT_NS,
-        tls: Tls | None = None,
-        keep_text: bool = False,
-        keep_headers: bool = False,
-        continuous_usage: bool = False,
-        ahead: bool = False,
-        sources: Sequence[str] = (),
-        wire: Wire | None = None,
-        proxy: Proxy | None = None,
-    ) -> None:
+    def __init__(self, target: Target, *, model: str, quirk: Quirk, **options: Unpack[PoolOptions]) -> None:
+        refuse_unknown(options, PoolOptions, "Pool()")
         self.target, self.model, self.quirk = target, model, quirk
-        self._streaming = stream
-        self._extra_body = extra_body
-        self._continuous_usage = continuous_usage
-        self._open_ahead = ahead
-        self._sources = tuple(sources)
-        self._timeout_ns = timeout_ns
-        self._stall_ns = stall_timeout_ns
-        self._keep_text = keep_text
-        self._keep_headers = keep_headers
+        self._streaming = stream = options.get("stream", True)
+        self._extra_body = options.get("extra_body")
+        self._continuous_usage = options.get("continuous_usage", False)
+        self._open_ahead = options.get("ahead", False)
+        self._sources = tuple(options.get("sources", ()))
+        self._timeout_ns = options.get("timeout_ns", TIMEOUT_NS)
+        self._stall_ns = options.get("stall_timeout_ns", STALL_TIMEOUT_NS)
+        self._keep_text = options.get("keep_text", False)
+        self._keep_headers = options.get("keep_headers", False)
+        tls, wire, proxy = options.get("tls"), options.get("wire"), options.get("proxy")
         self._tls: ssl.SSLContext | None = (tls or Tls()).context() if target.tls else None
         self._owns_wire = wire is None
         try:
@@ -97,7 +110,7 @@ class Pool:
         accept = "text/event-stream" if stream else "application/json"
         ours = [
             ("Host", target.host_header),
-            *target.auth(api_key),
+            *target.auth(options.get("api_key")),
             ("Content-Type", "application/json"),
             ("Accept", accept),
             ("User-Agent", "loadgen"),
@@ -106,7 +119,7 @@ class Pool:
         if proxy is not None and not target.tls:
             path = f"http://{target.host_header}{path}"
             ours += proxy.headers
-        self._head = head("POST", path, merged(ours, headers))
+        self._head = head("POST", path, merged(ours, options.get("headers", ())))
         self._tunnel = proxy.connect_request(target) if proxy is not None and target.tls else b""
         self._peer = (proxy.host, proxy.port) if proxy is not None else (target.host, target.port)
         self._reuse_ns = int(quirk.reuse_s * 1e9)

@@ -1,0 +1,280 @@
+"""The shapes of events and of whole answers, as every known server sends them, read into one. Pure.
+
+What has the usual types is decoded in one step. What has not, or is of another API, is made into the same shape here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..request import Usage
+from .sse import Named
+
+ERROR_TEXT_CHARS = 500
+
+
+ABSENT = msgspec.Raw(b"null")
+"""The value of a field that was not sent. (msgspec would decode a union of Raw and None as None only.)"""
+
+
+def is_set(raw: msgspec.Raw) -> bool:
+    return raw is not ABSENT and bytes(raw) != b"null"
+
+
+class DeltaFields(msgspec.Struct, gc=False):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: msgspec.Raw = ABSENT
+    function_call: msgspec.Raw = ABSENT
+    refusal: str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChoiceFields(msgspec.Struct, gc=False):
+    delta: DeltaFields | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    message: DeltaFields | None = None
+    meta_info: msgspec.Raw = ABSENT  # SGLang's account of a whole answer
+
+
+class CountDetails(msgspec.Struct, gc=False):
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class UsageFields(msgspec.Struct, gc=False):
+    """A usage object as a server sends it."""
+
+    prompt_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
+    completion_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
+    input_tokens: int | None = None  # read where the names above are not sent
+    output_tokens: int | None = None
+    prompt_tokens_details: CountDetails | None = None
+    completion_tokens_details: CountDetails | None = None
+    input_tokens_details: CountDetails | None = None  # of the Responses API
+    output_tokens_details: CountDetails | None = None
+
+    def output(self) -> int | None:
+        return token_count(self.output_tokens if self.completion_tokens is msgspec.UNSET else self.completion_tokens)
+
+    def usage(self) -> Usage:
+        before = self.prompt_tokens_details or self.input_tokens_details
+        after = self.completion_tokens_details or self.output_tokens_details
+        return Usage(
+            input=token_count(self.input_tokens if self.prompt_tokens is msgspec.UNSET else self.prompt_tokens),
+            output=self.output(),
+            cached=None if before is None else token_count(before.cached_tokens),
+            reasoning=None if after is None else token_count(after.reasoning_tokens),
+        )
+
+
+class EventFields(msgspec.Struct, gc=False):
+    choices: list[ChoiceFields] | None = None
+    usage: UsageFields | None = None
+    error: msgspec.Raw = ABSENT
+    message: msgspec.Raw = ABSENT  # trtllm-serve and SGLang put the error at the top level
+    detail: msgspec.Raw = ABSENT
+    timings: msgspec.Raw = ABSENT  # llama-server
+    nvext: msgspec.Raw = ABSENT  # Dynamo
+    metrics: msgspec.Raw = ABSENT  # vLLM
+    data: msgspec.Raw = ABSENT  # embeddings
+    results: msgspec.Raw = ABSENT  # rerank
+    output: msgspec.Raw = ABSENT  # a whole answer of the Responses API
+    type: str = ""  # of an event of the Responses API
+
+
+class IdFields(msgspec.Struct, gc=False):
+    id: str = ""
+    response: IdFields | None = None  # of the Responses API
+
+
+decode_event = msgspec.json.Decoder(EventFields).decode
+_decode_id = msgspec.json.Decoder(IdFields).decode
+decode_any = msgspec.json.decode
+NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+EMPTY = (b"null", b"[]", b"{}", b'""')
+
+
+def with_choices(event: EventFields, payload: bytes | Named) -> EventFields | None:
+    """Another API's event as one with choices: the numbers of embeddings or rerank, or of the Responses API."""
+    if event.data is not ABSENT or event.results is not ABSENT:
+        values = event.data if event.data is not ABSENT else event.results
+        ended = [] if bytes(values) in EMPTY else [ChoiceFields(finish_reason="stop")]
+        return EventFields(choices=ended, usage=event.usage, error=event.error)
+    if event.output is ABSENT and not event.type:
+        return None
+    try:
+        value = decode_any(payload if isinstance(payload, bytes) else payload.data)
+    except NOT_JSON:  # a name that the decoder above had no need to look at
+        return None
+    return of_response(value) if is_response(value) else None
+
+
+def is_response(value: dict[str, Any]) -> bool:
+    kind = value.get("type")
+    return value.get("object") == "response" or (isinstance(kind, str) and kind.startswith("response."))
+
+
+_RESPONSE_DELTAS = {
+    "response.output_text.delta": "content",
+    "response.reasoning_text.delta": "reasoning",
+    "response.reasoning_summary_text.delta": "reasoning",
+    "response.refusal.delta": "refusal",
+}
+_RESPONSE_ENDS = {"max_output_tokens": "length", "content_filter": "content_filter"}
+
+
+def of_response(value: dict[str, Any]) -> EventFields:
+    """An event of the Responses API, or its whole answer, as one of chat. Events that only announce have no choices."""
+    kind, delta = value.get("type"), value.get("delta")
+    if kind in _RESPONSE_DELTAS and isinstance(delta, str):
+        part: dict[str, Any] = {_RESPONSE_DELTAS[kind]: delta}
+        return EventFields(choices=[ChoiceFields(delta=DeltaFields(**part))])
+    if kind == "response.function_call_arguments.delta" and isinstance(delta, str):
+        call = {"index": value.get("output_index"), "function": {"arguments": delta}}
+        return EventFields(
+            choices=[ChoiceFields(delta=DeltaFields(tool_calls=msgspec.Raw(msgspec.json.encode([call]))))]
+        )
+    whole = value.get("object") == "response"
+    response = value if whole else value.get("response")
+    status = response.get("status") if isinstance(response, dict) else None
+    if not isinstance(response, dict) or status not in ("completed", "incomplete", "failed"):
+        return EventFields()
+    if status == "failed":
+        return EventFields(
+            error=msgspec.Raw(msgspec.json.encode(response.get("error") or {"message": "the response failed"}))
+        )
+    items = [item for item in response.get("output") or () if isinstance(item, dict)]
+    finish = "tool_calls" if any(item.get("type") == "function_call" for item in items) else "stop"
+    if status == "incomplete":
+        reason = str(nested_value(response, "incomplete_details", "reason"))
+        finish = _RESPONSE_ENDS.get(reason, reason)
+    message = _whole_message(items) if whole else None
+    usage = response.get("usage")
+    counts = _counts_of(usage) if isinstance(usage, dict) else None
+    return EventFields(choices=[ChoiceFields(message=message, finish_reason=finish)], usage=counts)
+
+
+def _whole_message(items: list[dict[str, Any]]) -> DeltaFields:
+    """What an answer that was not streamed says: its text, its reasoning, and its tool calls."""
+
+    def texts(kind: str) -> str | None:
+        parts = [part for item in items if item.get("type") == kind for part in item.get("content") or ()]
+        return "".join(str(part["text"]) for part in parts if isinstance(part, dict) and part.get("text")) or None
+
+    calls = [
+        {"id": item.get("call_id"), "function": {"name": item.get("name"), "arguments": item.get("arguments")}}
+        for item in items
+        if item.get("type") == "function_call"
+    ]
+    raw = msgspec.Raw(msgspec.json.encode(calls)) if calls else ABSENT
+    return DeltaFields(content=texts("message"), reasoning=texts("reasoning"), tool_calls=raw)
+
+
+def _counts_of(value: dict[str, Any]) -> UsageFields:
+    try:
+        return msgspec.convert(value, UsageFields)
+    except msgspec.ValidationError:
+        return _lenient_counts(value)
+
+
+def _lenient_counts(value: Any) -> UsageFields:
+    """Counts of which some have another type than a number."""
+    if not isinstance(value, dict):
+        return UsageFields()
+    return UsageFields(
+        prompt_tokens=token_count(value.get("prompt_tokens", value.get("input_tokens"))),
+        completion_tokens=token_count(value.get("completion_tokens", value.get("output_tokens"))),
+        prompt_tokens_details=CountDetails(
+            cached_tokens=token_count(nested_value(value, "prompt_tokens_details", "cached_tokens"))
+        ),
+        completion_tokens_details=CountDetails(
+            reasoning_tokens=token_count(nested_value(value, "completion_tokens_details", "reasoning_tokens"))
+        ),
+    )
+
+
+def id_of(payload: bytes | Named) -> str:
+    try:
+        found = _decode_id(payload if isinstance(payload, bytes) else payload.data)
+        return found.id or (found.response.id if found.response is not None else "")
+    except NOT_JSON:
+        return ""
+
+
+def nested_value(value: dict[str, Any], outer: str, name: str) -> Any:
+    nested = value.get(outer)
+    return nested.get(name) if isinstance(nested, dict) else None
+
+
+def token_count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31 else None
+
+
+def error_text(body: bytes) -> str:
+    """The message in an error body of any server, else the beginning of the body."""
+    try:
+        value = decode_any(body)
+    except NOT_JSON:
+        return body[:ERROR_TEXT_CHARS].decode("utf-8", "replace").strip()
+    inner = value
+    if isinstance(value, dict):
+        inner = value.get("error", value)
+    if isinstance(inner, dict):
+        for key in ("message", "detail", "msg"):
+            if inner.get(key):
+                inner = inner[key]
+                break
+    text = inner if isinstance(inner, str) else msgspec.json.encode(inner).decode()
+    return text[:ERROR_TEXT_CHARS]
+
+
+def lenient_event(value: dict[str, Any]) -> EventFields:
+    """An event whose known fields have unexpected types: keep what can be read, drop the rest."""
+
+    def text(item: Any) -> str | None:
+        if isinstance(item, str):
+            return item
+        if isinstance(item, list):  # content as parts
+            return "".join(p["text"] for p in item if isinstance(p, dict) and isinstance(p.get("text"), str)) or None
+        return None
+
+    def raw(item: Any) -> msgspec.Raw:
+        return ABSENT if item is None else msgspec.Raw(msgspec.json.encode(item))
+
+    def ids(item: Any) -> list[int] | None:
+        return [i for i in item if isinstance(i, int)] if isinstance(item, list) else None
+
+    def delta(item: Any) -> DeltaFields | None:
+        if not isinstance(item, dict):
+            return None
+        return DeltaFields(
+            content=text(item.get("content")),
+            reasoning_content=text(item.get("reasoning_content")),
+            reasoning=text(item.get("reasoning")),
+            tool_calls=raw(item.get("tool_calls")),
+            function_call=raw(item.get("function_call")),
+            refusal=text(item.get("refusal")),
+            token_ids=ids(item.get("token_ids")),
+        )
+
+    choices = [
+        ChoiceFields(
+            delta=delta(choice.get("delta")),
+            text=text(choice.get("text")),
+            finish_reason=text(choice.get("finish_reason")),
+            token_ids=ids(choice.get("token_ids")),
+            message=delta(choice.get("message")),
+        )
+        for choice in value.get("choices") or ()
+        if isinstance(choice, dict)
+    ] if isinstance(value.get("choices"), list) else None  # fmt: skip
+    usage = None if value.get("usage") is None else _lenient_counts(value["usage"])
+    names = ("error", "message", "detail", "timings", "nvext", "metrics")
+    others: dict[str, Any] = {name: raw(value.get(name)) for name in names}
+    return EventFields(choices=choices, usage=usage, **others)
