@@ -142,8 +142,7 @@ async def probe(
     if models_answer.status >= 300:
         evidence.append(f"its list of models answers {models_answer.status}")
     facts = await asker.facts(quirk, _version(version), hosted=bool(host))
-    prompts = [text for text, _ in samples]
-    short, long, quirk = await _generations(asker, quirk, chosen_model, prompts, evidence)
+    short, long, quirk = await _generations(asker, quirk, chosen_model, [text for text, _ in samples], evidence)
     usage = long.usage()
     template, ratio = _template_overhead([short.usage().input, usage.input], [count for _, count in samples])
     user_sets_limit = extra_body is not None and any(field in extra_body for field in MAX_FIELDS)
