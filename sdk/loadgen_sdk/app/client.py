@@ -6,6 +6,7 @@ One attempt is one `Pool.send`, the function that the load generator uses. Insta
 from __future__ import annotations
 
 import asyncio
+import inspect
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -91,6 +92,14 @@ class ClientOptions(SendingOptions, total=False):
     labels: Labels | None
 
 
+POLICY = ("on_measurement", "prices", "throttle", "retry", "record", "keep_content", "labels")
+DEFAULTS: dict[str, Any] = dict.fromkeys(ClientOptions.__annotations__) | {
+    "api": "chat", "server": "auto", "stream": True, "headers": (), "timeout_ns": TIMEOUT_NS,
+    "stall_timeout_ns": STALL_TIMEOUT_NS, "continuous_usage": False, "ahead": False, "sources": (),
+    "keep_content": False,
+}  # fmt: skip
+
+
 def _ns(name: str, seconds: float | None, otherwise: int) -> int:
     """`seconds` as ns, if they are given. Raises WrongUse."""
     if seconds is None:
@@ -113,49 +122,38 @@ class Client:
 
     def __init__(self, target: Target | str, **options: Unpack[ClientOptions]) -> None:
         refuse_unknown(options, ClientOptions, "Client()")
-        model, quirk, server = options.get("model"), options.get("quirk"), options.get("server", "auto")
-        timeout_ns = _ns("timeout_s", options.get("timeout_s"), options.get("timeout_ns", TIMEOUT_NS))
-        stall_timeout_ns = options.get("stall_timeout_ns", STALL_TIMEOUT_NS)
+        given: dict[str, Any] = {**DEFAULTS, **options}
+        model, quirk, server = given["model"], given["quirk"], given["server"]
+        timeout_ns = _ns("timeout_s", given["timeout_s"], given["timeout_ns"])
+        stall_timeout_ns = _ns("stall_timeout_s", given["stall_timeout_s"], given["stall_timeout_ns"])
         given_url = isinstance(target, str)
         if isinstance(target, str):
-            kind, api = None if server == "auto" else server, options.get("api", "chat")
-            target = Target.parse(target, api=api, server=kind, deployment=model or "")
+            kind = None if server == "auto" else server
+            target = Target.parse(target, api=given["api"], server=kind, deployment=model or "")
         if server != "auto":
             if (known := SERVERS.find(server)) is None:
                 raise WrongUse("unknown_name", f"unknown server {server!r}", f"known: {', '.join(names())}")
             quirk = quirk or known
-        keep_content = options.get("keep_content", False)
-        self.policy = make_policy(
-            options.get("on_measurement"),
-            options.get("prices"),
-            options.get("throttle"),
-            options.get("retry"),
-            options.get("record"),
-            keep_content,
-            options.get("labels"),
-        )
+        self.policy = make_policy(**{name: given[name] for name in POLICY})
         self.target, self.model, self.quirk = target, model or "", quirk or QUIRKS["generic"]
-        self.timeout_s, self._streams, self._tls = timeout_ns / 1e9, options.get("stream", True), options.get("tls")
+        self.timeout_s, self._streams, self._tls = timeout_ns / 1e9, given["stream"], given["tls"]
         self._setting = Setting(
             self.policy,
             target.address,
-            options.get("api_key") or "",
+            given["api_key"] or "",
             package="",
             timeout_s=self.timeout_s,
             url_secrets=target.secrets,
         )
-        given: dict[str, Any] = {**options}
-        sending = {name: given[name] for name in SendingOptions.__annotations__ if name in given}
-        asked: dict[str, Any] = {"server": server}
-        asked |= {name: sending[name] for name in ("stream", "api_key", "headers", "extra_body") if name in sending}
+        asked = {name: given[name] for name in ("server", "stream", "api_key", "headers", "extra_body")}
         self._probe_options = asked if quirk is None or not model else None
-        self._proxy = proxy_for(target, options.get("proxy"))
+        self._proxy = proxy_for(target, given["proxy"])
         self._opening = asyncio.Lock()
-        keep_text, keep_headers = options.get("keep_text"), options.get("keep_headers")
-        sending |= {
+        keep_text, keep_headers = given["keep_text"], given["keep_headers"]
+        sending = {name: given[name] for name in SendingOptions.__annotations__} | {
             "timeout_ns": timeout_ns,
-            "stall_timeout_ns": _ns("stall_timeout_s", options.get("stall_timeout_s"), stall_timeout_ns),
-            "keep_text": given_url or keep_content if keep_text is None else keep_text,
+            "stall_timeout_ns": stall_timeout_ns,
+            "keep_text": given_url or given["keep_content"] if keep_text is None else keep_text,
             "keep_headers": given_url if keep_headers is None else keep_headers,
         }
         self._make_pool = partial(Pool, target, **sending, proxy=self._proxy)
@@ -356,3 +354,16 @@ class Client:
         """Raises ClientError when this client is closed."""
         if self._closed:
             raise ClientError("this client is closed; make a new one")
+
+
+def _signature() -> inspect.Signature:
+    """What `help` and notebooks show and complete; type checkers read ClientOptions."""
+    own, kinds = inspect.signature(Client.__init__), ClientOptions.__annotations__
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kinds[name].__forward_arg__)
+        for name, default in DEFAULTS.items()
+    ]
+    return own.replace(parameters=[own.parameters["self"], own.parameters["target"], *options])
+
+
+vars(Client.__init__)["__signature__"] = _signature()
