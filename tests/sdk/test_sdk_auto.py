@@ -62,6 +62,7 @@ def test_what_a_framework_keeps_of_a_client_is_not_measured_after_the_stop() -> 
             kept.create(model="m", messages=[])
         for create in (kept.create, raw.create):
             create(model="m", messages=[])
+        client.close()
     assert len(told) == 1
 
 

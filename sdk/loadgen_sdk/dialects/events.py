@@ -5,6 +5,7 @@ What has the usual types is decoded in one step. What has not, or is of another 
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -96,7 +97,26 @@ class IdFields(msgspec.Struct, gc=False):
 decode_event = msgspec.json.Decoder(EventFields).decode
 _decode_id = msgspec.json.Decoder(IdFields).decode
 decode_any = msgspec.json.decode
-NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+NOT_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+def decode_odd(text: bytes) -> Any:
+    """The value of JSON as servers write it: also with half of a surrogate pair, which becomes U+FFFD (an answer was
+    cut there), and with numbers beyond a double. Raises one of NOT_JSON."""
+    try:
+        return decode_any(text)
+    except msgspec.MsgspecError:
+        return _whole_texts(json.loads(text))
+
+
+def _whole_texts(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_whole_texts(key): _whole_texts(one) for key, one in value.items()}
+    return [_whole_texts(one) for one in value] if isinstance(value, list) else value
+
+
 EMPTY = (b"null", b"[]", b"{}", b'""')
 
 
@@ -137,9 +157,8 @@ def of_response(value: dict[str, Any]) -> EventFields:
         return EventFields(choices=[ChoiceFields(delta=DeltaFields(**part))])
     if kind == "response.function_call_arguments.delta" and isinstance(delta, str):
         call = {"index": value.get("output_index"), "function": {"arguments": delta}}
-        return EventFields(
-            choices=[ChoiceFields(delta=DeltaFields(tool_calls=msgspec.Raw(msgspec.json.encode([call]))))]
-        )
+        calls = DeltaFields(tool_calls=msgspec.Raw(msgspec.json.encode([call])))
+        return EventFields(choices=[ChoiceFields(delta=calls)])
     whole = value.get("object") == "response"
     response = value if whole else value.get("response")
     status = response.get("status") if isinstance(response, dict) else None
@@ -184,12 +203,13 @@ def _counts_of(value: dict[str, Any]) -> UsageFields:
 
 
 def _lenient_counts(value: Any) -> UsageFields:
-    """Counts of which some have another type than a number."""
+    """Counts of which some have another type than a number. Output tokens that are no count: -1."""
     if not isinstance(value, dict):
         return UsageFields()
+    output = value.get("completion_tokens", value.get("output_tokens"))
     return UsageFields(
         prompt_tokens=token_count(value.get("prompt_tokens", value.get("input_tokens"))),
-        completion_tokens=token_count(value.get("completion_tokens", value.get("output_tokens"))),
+        completion_tokens=-1 if output is not None and token_count(output) is None else output,
         prompt_tokens_details=CountDetails(
             cached_tokens=token_count(nested_value(value, "prompt_tokens_details", "cached_tokens"))
         ),

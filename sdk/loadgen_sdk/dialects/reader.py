@@ -7,7 +7,6 @@ was no error event.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from operator import sub
 from typing import Any
@@ -27,6 +26,7 @@ from .events import (
     UsageFields,
     decode_any,
     decode_event,
+    decode_odd,
     error_text,
     id_of,
     is_response,
@@ -38,113 +38,6 @@ from .events import (
 from .sse import Named
 
 ENDINGS = frozenset(("stop", "length", "tool_calls", "function_call", "content_filter"))
-<<<<<<< HEAD
-ERROR_TEXT_CHARS = 500
-
-
-ABSENT = msgspec.Raw(b"null")
-"""The value of a field that was not sent. (msgspec would decode a union of Raw and None as None only.)"""
-
-
-def _is_set(raw: msgspec.Raw) -> bool:
-    return raw is not ABSENT and bytes(raw) != b"null"
-
-
-class _Delta(msgspec.Struct, gc=False):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: msgspec.Raw = ABSENT
-    function_call: msgspec.Raw = ABSENT
-    refusal: str | None = None
-    token_ids: list[int] | None = None
-
-
-class _Choice(msgspec.Struct, gc=False):
-    delta: _Delta | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-    token_ids: list[int] | None = None
-    message: _Delta | None = None
-    meta_info: msgspec.Raw = ABSENT  # SGLang's account of a whole answer
-
-
-class _Details(msgspec.Struct, gc=False):
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
-
-
-class _Counts(msgspec.Struct, gc=False):
-    """A usage object as a server sends it."""
-
-    prompt_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
-    completion_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
-    input_tokens: int | None = None  # read where the names above are not sent
-    output_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    completion_tokens_details: _Details | None = None
-    input_tokens_details: _Details | None = None  # of the Responses API
-    output_tokens_details: _Details | None = None
-
-    def output(self) -> int | None:
-        return _count(self.output_tokens if self.completion_tokens is msgspec.UNSET else self.completion_tokens)
-
-    def usage(self) -> Usage:
-        before = self.prompt_tokens_details or self.input_tokens_details
-        after = self.completion_tokens_details or self.output_tokens_details
-        return Usage(
-            input=_count(self.input_tokens if self.prompt_tokens is msgspec.UNSET else self.prompt_tokens),
-            output=self.output(),
-            cached=None if before is None else _count(before.cached_tokens),
-            reasoning=None if after is None else _count(after.reasoning_tokens),
-        )
-
-
-class _Event(msgspec.Struct, gc=False):
-    choices: list[_Choice] | None = None
-    usage: _Counts | None = None
-    error: msgspec.Raw = ABSENT
-    message: msgspec.Raw = ABSENT  # trtllm-serve and SGLang put the error at the top level
-    detail: msgspec.Raw = ABSENT
-    timings: msgspec.Raw = ABSENT  # llama-server
-    nvext: msgspec.Raw = ABSENT  # Dynamo
-    metrics: msgspec.Raw = ABSENT  # vLLM
-    data: msgspec.Raw = ABSENT  # embeddings
-    results: msgspec.Raw = ABSENT  # rerank
-    output: msgspec.Raw = ABSENT  # a whole answer of the Responses API
-    type: str = ""  # of an event of the Responses API
-
-
-class _Id(msgspec.Struct, gc=False):
-    id: str = ""
-    response: _Id | None = None  # of the Responses API
-
-
-_decode = msgspec.json.Decoder(_Event).decode
-_decode_id = msgspec.json.Decoder(_Id).decode
-_decode_any = msgspec.json.decode
-_NOT_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
-
-
-def _decode_odd(text: bytes) -> Any:
-    """The value of JSON as servers write it: also with half of a surrogate pair, which becomes U+FFFD (an answer was
-    cut there), and with numbers beyond a double. Raises one of _NOT_JSON."""
-    try:
-        return _decode_any(text)
-    except msgspec.MsgspecError:
-        return _whole_texts(json.loads(text))
-
-
-def _whole_texts(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, dict):
-        return {_whole_texts(key): _whole_texts(one) for key, one in value.items()}
-    return [_whole_texts(one) for one in value] if isinstance(value, list) else value
-
-
-=======
->>>>>>> 2f5e30e6 (SDK: signatures of at most 12 parameters, functions of 80 lines, files of 500: Client and Pool take typed options, a call ends with what was observed)
 _PLAIN_BYTES = bytes(byte for byte in range(0x20, 0x100) if byte not in b'"\\')  # in a JSON string without escapes
 
 
@@ -508,13 +401,8 @@ class Reading:
         if text == b"[DONE]":
             return None
         try:
-<<<<<<< HEAD
-            value = _decode_odd(text)
-        except _NOT_JSON:
-=======
-            value = decode_any(text)
+            value = decode_odd(text)
         except NOT_JSON:
->>>>>>> 2f5e30e6 (SDK: signatures of at most 12 parameters, functions of 80 lines, files of 500: Client and Pool take typed options, a call ends with what was observed)
             if not isinstance(payload, Named):
                 self.malformed = self.malformed or f"an event that is not JSON: {text[:120]!r}"
             return None
@@ -593,183 +481,3 @@ class Reading:
             reason = f"finish reason {self.finish_reason[:60]!r}" if self.finish_reason else "no finish reason"
             return Failure("no_finish_reason", f"{reason} after {self.output_events} output events")
         return None
-<<<<<<< HEAD
-
-
-def _without_choices(event: _Event, payload: bytes | Named) -> _Event | None:
-    """Another API's event as one with choices: the numbers of embeddings or rerank, or of the Responses API."""
-    if event.data is not ABSENT or event.results is not ABSENT:
-        values = event.data if event.data is not ABSENT else event.results
-        ended = [] if bytes(values) in _EMPTY else [_Choice(finish_reason="stop")]
-        return _Event(choices=ended, usage=event.usage, error=event.error)
-    if event.output is ABSENT and not event.type:
-        return None
-    try:
-        value = _decode_any(payload if isinstance(payload, bytes) else payload.data)
-    except _NOT_JSON:  # a name that the decoder above had no need to look at
-        return None
-    return _of_response(value) if _is_response(value) else None
-
-
-def _is_response(value: dict[str, Any]) -> bool:
-    kind = value.get("type")
-    return value.get("object") == "response" or (isinstance(kind, str) and kind.startswith("response."))
-
-
-_RESPONSE_DELTAS = {
-    "response.output_text.delta": "content",
-    "response.reasoning_text.delta": "reasoning",
-    "response.reasoning_summary_text.delta": "reasoning",
-    "response.refusal.delta": "refusal",
-}
-_RESPONSE_ENDS = {"max_output_tokens": "length", "content_filter": "content_filter"}
-
-
-def _of_response(value: dict[str, Any]) -> _Event:
-    """An event of the Responses API, or its whole answer, as one of chat. Events that only announce have no choices."""
-    kind, delta = value.get("type"), value.get("delta")
-    if kind in _RESPONSE_DELTAS and isinstance(delta, str):
-        part: dict[str, Any] = {_RESPONSE_DELTAS[kind]: delta}
-        return _Event(choices=[_Choice(delta=_Delta(**part))])
-    if kind == "response.function_call_arguments.delta" and isinstance(delta, str):
-        call = {"index": value.get("output_index"), "function": {"arguments": delta}}
-        return _Event(choices=[_Choice(delta=_Delta(tool_calls=msgspec.Raw(msgspec.json.encode([call]))))])
-    whole = value.get("object") == "response"
-    response = value if whole else value.get("response")
-    status = response.get("status") if isinstance(response, dict) else None
-    if not isinstance(response, dict) or status not in ("completed", "incomplete", "failed"):
-        return _Event()
-    if status == "failed":
-        return _Event(
-            error=msgspec.Raw(msgspec.json.encode(response.get("error") or {"message": "the response failed"}))
-        )
-    items = [item for item in response.get("output") or () if isinstance(item, dict)]
-    finish = "tool_calls" if any(item.get("type") == "function_call" for item in items) else "stop"
-    if status == "incomplete":
-        reason = str(_nested(response, "incomplete_details", "reason"))
-        finish = _RESPONSE_ENDS.get(reason, reason)
-    message = _whole_message(items) if whole else None
-    usage = response.get("usage")
-    counts = _counts_of(usage) if isinstance(usage, dict) else None
-    return _Event(choices=[_Choice(message=message, finish_reason=finish)], usage=counts)
-
-
-def _whole_message(items: list[dict[str, Any]]) -> _Delta:
-    """What an answer that was not streamed says: its text, its reasoning, and its tool calls."""
-
-    def texts(kind: str) -> str | None:
-        parts = [part for item in items if item.get("type") == kind for part in item.get("content") or ()]
-        return "".join(str(part["text"]) for part in parts if isinstance(part, dict) and part.get("text")) or None
-
-    calls = [
-        {"id": item.get("call_id"), "function": {"name": item.get("name"), "arguments": item.get("arguments")}}
-        for item in items
-        if item.get("type") == "function_call"
-    ]
-    raw = msgspec.Raw(msgspec.json.encode(calls)) if calls else ABSENT
-    return _Delta(content=texts("message"), reasoning=texts("reasoning"), tool_calls=raw)
-
-
-def _counts_of(value: dict[str, Any]) -> _Counts:
-    try:
-        return msgspec.convert(value, _Counts)
-    except msgspec.ValidationError:
-        return _lenient_counts(value)
-
-
-def _lenient_counts(value: Any) -> _Counts:
-    """Counts of which some have another type than a number. Output tokens that are no count: -1."""
-    if not isinstance(value, dict):
-        return _Counts()
-    output = value.get("completion_tokens", value.get("output_tokens"))
-    return _Counts(
-        prompt_tokens=_count(value.get("prompt_tokens", value.get("input_tokens"))),
-        completion_tokens=-1 if output is not None and _count(output) is None else output,
-        prompt_tokens_details=_Details(cached_tokens=_count(_nested(value, "prompt_tokens_details", "cached_tokens"))),
-        completion_tokens_details=_Details(
-            reasoning_tokens=_count(_nested(value, "completion_tokens_details", "reasoning_tokens"))
-        ),
-    )
-
-
-def _id_of(payload: bytes | Named) -> str:
-    try:
-        found = _decode_id(payload if isinstance(payload, bytes) else payload.data)
-        return found.id or (found.response.id if found.response is not None else "")
-    except _NOT_JSON:
-        return ""
-
-
-def _nested(value: dict[str, Any], outer: str, name: str) -> Any:
-    nested = value.get(outer)
-    return nested.get(name) if isinstance(nested, dict) else None
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31 else None
-
-
-def error_text(body: bytes) -> str:
-    """The message in an error body of any server, else the beginning of the body."""
-    try:
-        value = _decode_any(body)
-    except _NOT_JSON:
-        return body[:ERROR_TEXT_CHARS].decode("utf-8", "replace").strip()
-    inner = value
-    if isinstance(value, dict):
-        inner = value.get("error", value)
-    if isinstance(inner, dict):
-        for key in ("message", "detail", "msg"):
-            if inner.get(key):
-                inner = inner[key]
-                break
-    text = inner if isinstance(inner, str) else msgspec.json.encode(inner).decode()
-    return text[:ERROR_TEXT_CHARS]
-
-
-def _lenient_event(value: dict[str, Any]) -> _Event:
-    """An event whose known fields have unexpected types: keep what can be read, drop the rest."""
-
-    def text(item: Any) -> str | None:
-        if isinstance(item, str):
-            return item
-        if isinstance(item, list):  # content as parts
-            return "".join(p["text"] for p in item if isinstance(p, dict) and isinstance(p.get("text"), str)) or None
-        return None
-
-    def raw(item: Any) -> msgspec.Raw:
-        return ABSENT if item is None else msgspec.Raw(msgspec.json.encode(item))
-
-    def ids(item: Any) -> list[int] | None:
-        return [i for i in item if isinstance(i, int)] if isinstance(item, list) else None
-
-    def delta(item: Any) -> _Delta | None:
-        if not isinstance(item, dict):
-            return None
-        return _Delta(
-            content=text(item.get("content")),
-            reasoning_content=text(item.get("reasoning_content")),
-            reasoning=text(item.get("reasoning")),
-            tool_calls=raw(item.get("tool_calls")),
-            function_call=raw(item.get("function_call")),
-            refusal=text(item.get("refusal")),
-            token_ids=ids(item.get("token_ids")),
-        )
-
-    choices = [
-        _Choice(
-            delta=delta(choice.get("delta")),
-            text=text(choice.get("text")),
-            finish_reason=text(choice.get("finish_reason")),
-            token_ids=ids(choice.get("token_ids")),
-            message=delta(choice.get("message")),
-        )
-        for choice in value.get("choices") or ()
-        if isinstance(choice, dict)
-    ] if isinstance(value.get("choices"), list) else None  # fmt: skip
-    usage = None if value.get("usage") is None else _lenient_counts(value["usage"])
-    names = ("error", "message", "detail", "timings", "nvext", "metrics")
-    others: dict[str, Any] = {name: raw(value.get(name)) for name in names}
-    return _Event(choices=choices, usage=usage, **others)
-=======
->>>>>>> 2f5e30e6 (SDK: signatures of at most 12 parameters, functions of 80 lines, files of 500: Client and Pool take typed options, a call ends with what was observed)

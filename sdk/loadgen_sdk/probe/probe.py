@@ -137,8 +137,6 @@ async def probe(
         warnings.append(f"{quirk.title} answers to any model name: {found}")
     if server != "auto" and len(evidence) > 1:
         warnings.append(f"--server says {server}, {evidence[1]}")
-    if asker.unsent_key:
-        warnings.append(f"the key is not sent: the header {asker.unsent_key} was given in its place")
     if models_answer.status >= 300:
         evidence.append(f"its list of models answers {models_answer.status}")
     facts = await asker.facts(quirk, _version(version), hosted=bool(host))
@@ -150,8 +148,7 @@ async def probe(
     tokens_per_event = _tokens_per_event(long, usage) if stream else None
     if target.api not in VALUES:
         warnings += _warnings(quirk, exact, long, tokens_per_event)
-    if asker.failures:
-        warnings.append(f"{len(asker.failures)} probing requests failed before one went well: {asker.failures[0]}")
+    warnings += asker.warnings()
     return ProbeResult(
         target=target,
         server=name,
@@ -231,6 +228,15 @@ class _Asker:
     def ask_for_timing(self, quirk: Quirk) -> None:
         """Ask for the server's own account of each request from now on."""
         self._headers, self._extra_body = asking_for_timing(quirk, self._headers, self._extra_body, stream=self._stream)
+
+    def warnings(self) -> list[str]:
+        """What the user should know of the requests that were made."""
+        told = []
+        if self.unsent_key:
+            told.append(f"the key is not sent: the header {self.unsent_key} was given in its place")
+        if self.failures:
+            told.append(f"{len(self.failures)} probing requests failed before one went well: {self.failures[0]}")
+        return told
 
     async def get(self, path: str) -> HttpAnswer:
         for _ in range(TRIES - 1):
