@@ -126,12 +126,8 @@ async def probe(
         asker.ask_for_timing(quirk)
     models, base_models = _models(models_answer)
     asker.models = models
-    chosen_model = (
-        model
-        or target.deployment
-        or await asker.pinned_model(quirk, models_answer)
-        or _default_model(models, base_models, models_answer, quirk)
-    )
+    chosen_model = model or target.deployment or await asker.pinned_model(quirk, models_answer)
+    chosen_model = chosen_model or _default_model(models, base_models, models_answer, quirk)
     if models and chosen_model not in models and not quirk.checks_model:
         found = f"it lists {_shown_models(models)}, not {chosen_model!r}"
         warnings.append(f"{quirk.title} answers to any model name: {found}")
@@ -143,7 +139,7 @@ async def probe(
     short, long, quirk = await _generations(asker, quirk, chosen_model, [text for text, _ in samples], evidence)
     usage = long.usage()
     template, ratio = _template_overhead([short.usage().input, usage.input], [count for _, count in samples])
-    user_sets_limit = extra_body is not None and any(field in extra_body for field in MAX_FIELDS)
+    user_sets_limit = any(field in (extra_body or {}) for field in MAX_FIELDS)
     exact = None if user_sets_limit or usage.output is None else usage.output == ASKED_TOKENS
     tokens_per_event = _tokens_per_event(long, usage) if stream else None
     if target.api not in VALUES:
