@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -123,29 +126,93 @@ def test_the_strict_fixture_fails_what_is_not_valid(pytester: pytest.Pytester) -
     found.stdout.fnmatch_lines(["*the measurement is not valid: too few*"])
 
 
+def slower_preset(folder: Path) -> str:
+    """The simulated machine with all that takes time 10 % slower."""
+    text = (ROOT / "loadgen/sim/presets/gb300-vm.yaml").read_text()
+    for name, value, slower in (("bandwidth_tb_s", "8.0", "7.2"), ("peak_tflops", "15000", "13500"),
+                                ("overhead_ms", "14.7", "16.2")):  # fmt: skip
+        assert text.count(f"{name}: {{value: {value}") == 1
+        text = text.replace(f"{name}: {{value: {value}", f"{name}: {{value: {slower}")
+    (folder / "slower.yaml").write_text(text.replace("name: gb300-vm", "name: slower", 1))
+    return f"sim:{folder / 'slower.yaml'}"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The commands of docs/ci.md in their order, of which the first makes a result of its own."""
+    monkeypatch.chdir(tmp_path)
+    lines = [line.strip() for line in (ROOT / "docs/ci.md").read_text().splitlines() if line.startswith("    loadgen ")]
+    return [tuple(shlex.split(line)[1:]) for line in lines]
+
+
+def test_the_recipe_passes_as_typed_and_fails_on_a_slower_server(
+    recipe: list[tuple[str, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def typed(words: tuple[str, ...], url: str) -> int:
+        return ends(*(word.replace("http://localhost:8000", url) for word in words))
+
+    assert len(recipe) == 5
+    one, *baseline, run, compare = recipe
+    for words in (one, *baseline):
+        assert typed(words, "sim:gb300-vm") == 0, words
+    (tmp_path / "results" / "new").rename(tmp_path / "results" / "one")
+    for url, code in (("sim:gb300-vm", 0), (slower_preset(tmp_path), 1)):
+        assert typed(run, url) == 0
+        capsys.readouterr()
+        assert typed(compare, url) == code, capsys.readouterr().out
+        (tmp_path / "results" / "new").rename(tmp_path / "results" / f"new{code}")
+
+
+TEMPLATES = ("ci/github/action.yml", "ci/gitlab/loadgen.yml")
+
+
 @pytest.mark.processes
-def test_the_templates_run_commands_that_there_are(tmp_path: Path) -> None:
-    action = yaml.safe_load((ROOT / "ci/github/action.yml").read_text())
-    job = yaml.safe_load((ROOT / "ci/gitlab/loadgen.yml").read_text())[".loadgen"]
-    scripts = [step["run"] for step in action["runs"]["steps"]] + job["script"]
-    (tmp_path / "loadgen").write_text('#!/bin/bash\nprintf "%s\\n" "$*" >> "$LOG"\n')
-    (tmp_path / "python").write_text("#!/bin/bash\n")
-    for tool in ("loadgen", "python"):
-        (tmp_path / tool).chmod(0o755)
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_templates_work_on_equal_slower_and_missed(template: str, tmp_path: Path) -> None:
+    """The scripts of a template as a build server runs them; of pip alone, what it is asked for is kept."""
+    content = yaml.safe_load((ROOT / template).read_text())
+    job = content.get(".loadgen", {})
+    steps = [step["run"] for step in content["runs"]["steps"] if "run" in step] if "runs" in content else []
+    install, script = steps or (*job["before_script"], *job["script"])
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    of_pip = 'if [ "$1" = -m ]; then printf "%s\\n" "$*" >> "$LOG"; else exec '
+    (tools / "python").write_text(f'#!/bin/bash\n{of_pip}{shlex.quote(sys.executable)} "$@"; fi\n')
+    (tools / "loadgen").write_text(f'#!/bin/bash\nexec {shlex.quote(sys.executable)} -P -m loadgen "$@"\n')
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    defaults = {name: one.get("default", "") for name, one in content.get("inputs", {}).items()} | job.get(
+        "variables", {}
+    )
+    assert not defaults.get("package") and not defaults.get("LOADGEN_PACKAGE"), "no name that anybody may take"
+    conditions = defaults.get("fail-on") or defaults["LOADGEN_FAIL_ON"]
     given = {
-        "PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": str(tmp_path / "log"),
-        "GITHUB_STEP_SUMMARY": str(tmp_path / "page"),
-        "PACKAGE": "loadgen", "ARGUMENTS": "qa --slo 'ttft:2s'", "OUT": "out", "BASELINE": "main", "FAIL_ON": "a > b",
-        "LOADGEN_PACKAGE": "loadgen", "LOADGEN_ARGUMENTS": "qa", "LOADGEN_BASELINE": "main", "LOADGEN_FAIL_ON": "a > b",
+        "PATH": f"{tools}:{os.environ['PATH']}", "LOG": str(tmp_path / "log"),
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "page"), "PACKAGE": "a.whl",
+        "OUT": "loadgen-results", "BASELINES": "baselines", "REPEAT": "3", "BASELINE": "",
+        "FAIL_ON": conditions,
     }  # fmt: skip
-    for script in scripts:
-        subprocess.run(["bash", "-e", "-c", script], check=True, env=given, cwd=tmp_path)
-    assert (tmp_path / "log").read_text().splitlines() == [
-        "run qa --slo ttft:2s -o out --force --strict --github --junit out.xml",
-        "compare --against main out --fail-on a > b --markdown",
-        "run qa -o loadgen-results --force --strict --junit loadgen.xml",
-        "compare --against main loadgen-results --fail-on a > b",
-    ]
+    given |= {f"LOADGEN_{name}": given[name] for name in ("PACKAGE", "REPEAT", "BASELINE", "FAIL_ON")}
+
+    def build(url: str, slo: str, baseline: str) -> int:
+        arguments = f"qa --url {url} -c 8 -d 2m --slo '{slo}' --metadata 'note=$(touch planted)'"
+        own = {f"{prefix}{name}": value for prefix in ("", "LOADGEN_")
+               for name, value in (("ARGUMENTS", arguments), ("BASELINE", baseline))}  # fmt: skip
+        words = ["bash", "-e", "-o", "pipefail", "-c", script]
+        return subprocess.run(words, check=False, env=given | own, cwd=tmp_path, capture_output=True).returncode
+
+    subprocess.run(["bash", "-e", "-c", install], check=True, env=given, cwd=tmp_path)
+    assert (tmp_path / "log").read_text().split()[-1] == "a.whl"
+    assert build("sim:gb300-vm", "ttft:2s", "") == 0
+    save = ("compare", "--save", "main", str(tmp_path / "loadgen-results"), "--in", str(tmp_path / "baselines"))
+    assert ends(*save) == 0
+    assert build("sim:gb300-vm", "ttft:2s", "main") == 0
+    assert build(slower_preset(tmp_path), "ttft:2s", "main") == 1
+    if "github" in template:
+        (tmp_path / "page").write_text("")
+        assert build("sim:gb300-vm", "ttft:1ms", "main") == 1, "the SLO is missed"
+        assert "TTFT p99" in (tmp_path / "page").read_text(), "and compared all the same"
+    assert not (tmp_path / "planted").exists(), "an input is no program"
 
 
 SIM = ("--url", "sim:gb300-vm", "--seed", "3")
