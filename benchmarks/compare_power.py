@@ -24,7 +24,7 @@ from loadgen.core.schedule import arrivals
 from loadgen.core.workload import load, read_flags
 from loadgen.runs.compared import ComparedRun, Side
 from loadgen.sim.presets.preset import load_preset as preset
-from loadgen.sim.virtual_backend import simulate
+from loadgen.sim.virtual_backend import System, simulate
 
 BATCH = 64  # sequences at once: small, so that 2,000 requests are several minutes of load
 INSTANTS = (
@@ -48,8 +48,7 @@ def rows(rate: str, seed: int, n: int) -> NDArray[np.void]:
     made, _ = simulate(
         arrivals.build(workload, seed),
         lambda number: (prompts[number], answers[number], ()),
-        costs=found.costs,
-        limits=replace(found.limits, max_batch_size=BATCH),
+        System(costs=found.costs, limits=replace(found.limits, max_batch_size=BATCH)),
     )
     return made.rows
 

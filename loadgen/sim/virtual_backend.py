@@ -12,6 +12,7 @@ import heapq
 import resource
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import process_time
@@ -61,6 +62,23 @@ TEXTS = (
 )
 REFUSED = KIND["http_4xx"]
 ROWS_PER_GROUP = 250_000  # per row group of the Parquet file, so that conversion needs no second copy of all rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """What is simulated: replicas of these costs and limits, and how fast each is. `interval`: tokens per event."""
+
+    costs: Costs
+    limits: ServerLimits
+    speeds: Sequence[float] = (1.0,)
+    routing: str = "round_robin"
+    interval: int = 1
+
+    def replicas(self) -> list[Replica]:
+        return [Replica(self.costs.at_speed(speed), self.limits) for speed in self.speeds]
+
+    def route(self) -> Route:
+        return route(self.speeds, self.routing)
 
 
 class Course:
@@ -260,12 +278,8 @@ class Course:
 def simulate(
     schedule: Schedule,
     sizes: Sizes,
+    system: System,
     *,
-    costs: Costs,
-    limits: ServerLimits,
-    speeds: Sequence[float] = (1.0,),
-    routing: str = "round_robin",
-    interval: int = 1,
     source: str = "estimate",
     max_in_flight: int | None = None,
     timeout_ns: int = NEVER,
@@ -273,20 +287,17 @@ def simulate(
     stop_ns: int = NEVER,
     steer: Callable[[Dispatcher], Steered] | None = None,
 ) -> tuple[VirtualRows, Course]:
-    """Simulate a schedule on replicas with these costs and speeds; returns the rows of the run, and the simulation.
+    """Simulate a schedule on a system; returns the rows of the run, and the simulation.
 
     `stop_ns`: when the load is stopped; what is in flight then may end within the drain. `steer`: of a load that is
     decided while it goes; the schedule is that of its first step.
     """
-    made = [Replica(costs.at_speed(speed), limits) for speed in speeds]
-    flights = None
+    replicas, flights = system.replicas(), None
     if steer is None and max_in_flight is None and stop_ns == NEVER:
-        flights = open_loop.carried(
-            schedule, sizes, made, route(speeds, routing), timeout_ns=timeout_ns, drain_ns=drain_ns
-        )
-    replicas = made if flights is not None else [Replica(costs.at_speed(speed), limits) for speed in speeds]
+        flights = open_loop.carried(schedule, sizes, replicas, system.route(), timeout_ns=timeout_ns, drain_ns=drain_ns)
+        replicas = replicas if flights is not None else system.replicas()
     course = Course(
-        schedule, sizes, replicas, route(speeds, routing),
+        schedule, sizes, replicas, system.route(),
         max_in_flight=max_in_flight, timeout_ns=timeout_ns, drain_ns=drain_ns, stop_ns=stop_ns, steer=steer,
     )  # fmt: skip
     collecting = gc.isenabled()
@@ -301,7 +312,8 @@ def simulate(
             gc.enable()
     ends = [replica.ends for replica in replicas]
     results = outcome(
-        course.flights, ends, course.timetable, interval=interval, source=source, kept_cache=limits.block_reuse
+        course.flights, ends, course.timetable,
+        interval=system.interval, source=source, kept_cache=system.limits.block_reuse,
     )  # fmt: skip
     course.flights = Flights()  # all of it is in the rows: 200 MB for the run of a rack
     return results, course
@@ -315,18 +327,8 @@ def run(
     A prompt has exactly the tokens that the workload asks for; the chat template adds none. Client and network take no
     time.
     """
-    if settings.ray is not None:
-        raise UserError(
-            "unsupported", f"{settings.url} runs in virtual time, in one process", "--ray", "leave --ray out"
-        )
+    _check(settings)
     preset = _preset(settings)
-    if len(settings.endpoints) > 1:
-        raise UserError(
-            "unsupported",
-            "a simulated target cannot share a run with others",
-            f"--url {settings.url}",
-            "run it alone",
-        )
     started = process_time()
     settings = dataclasses.replace(settings, workers=1, keep="raw")
     found, answer = (_probe_result(preset, settings),), AnswerTime(preset.answer_ns, "preset")
@@ -343,17 +345,16 @@ def run(
     requests, timetable = plan.requests, plan.timetable
     header = _with_target(run_header.header(plan, workload, begins), preset, settings)
     tell(RunPlanned(plan, header))
+    system = System(
+        costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing,
+        interval=preset.server.stream_interval,
+    )  # fmt: skip
+    per_block = preset.server.tokens_per_block if preset.server.block_reuse else 0
     simulated = partial(
         simulate,
         timetable,
-        _sizes(
-            workload.requests, requests, preset.server.tokens_per_block if preset.server.block_reuse else 0, settings
-        ),
-        costs=preset.costs,
-        limits=preset.limits,
-        speeds=preset.speeds,
-        routing=preset.routing,
-        interval=preset.server.stream_interval,
+        _sizes(workload.requests, requests, per_block, settings),
+        system,
         source=plan.tokenizer.tag,
         max_in_flight=workload.max_in_flight,
         timeout_ns=workload.timeout_ns,
@@ -390,6 +391,21 @@ def run(
     store.replace(folder / "summary.json", dump_summary(summary))
     checksums.write(folder)
     return summary
+
+
+def _check(settings: Settings) -> None:
+    """Raises UserError where a run in virtual time cannot do what was asked for."""
+    if settings.ray is not None:
+        raise UserError(
+            "unsupported", f"{settings.url} runs in virtual time, in one process", "--ray", "leave --ray out"
+        )
+    if len(settings.endpoints) > 1:
+        raise UserError(
+            "unsupported",
+            "a simulated target cannot share a run with others",
+            f"--url {settings.url}",
+            "run it alone",
+        )
 
 
 def known(settings: Settings) -> KnownTarget:
