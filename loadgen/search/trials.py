@@ -26,9 +26,11 @@ from loadgen.core.execution import run
 from loadgen.core.execution.events import (
     Hearer,
     LoadStarted,
+    Look,
     RunEvent,
     RunningLoad,
     RunPlanned,
+    SimulationStarted,
 )
 from loadgen.core.execution.run import Execute
 from loadgen.core.metrics import columns, outcomes, reasons
@@ -115,9 +117,22 @@ class Trials:
             if decision.at_ns < int(watch.due_ns[-1]):  # later there is nothing left to start
                 load.stop()
 
+        def decides(watch: Watch) -> Look:
+            rows = np.zeros(0, ROW)
+
+            def ends(now_ns: int, news: NDArray[np.void]) -> bool:
+                nonlocal rows, decision
+                rows = joined((rows, _finished(news)))
+                decision = watch.look(now_ns, rows)
+                return decision is not None
+
+            return Look(round(self.look_s * S), ends)
+
         def hear(event: RunEvent) -> None:
             nonlocal planned, watch, following
-            if isinstance(event, RunPlanned):
+            if isinstance(event, SimulationStarted) and watch is not None and _has_chains(planned):
+                event.looks.append(decides(watch))
+            elif isinstance(event, RunPlanned):
                 planned, watch = event, self._watch(event.plan.timetable, ask)
             elif isinstance(event, LoadStarted) and planned is not None and watch is not None:
                 task = follow(watch, planned.plan.job.folder, event.load)
@@ -128,7 +143,7 @@ class Trials:
         finally:
             if following is not None:
                 following.cancel()
-        if watch is not None and settings.virtual:
+        if watch is not None and settings.virtual and not _has_chains(planned):
             rows = store.read_run(folder).rows
             decision = _first_decision(watch, _finished(rows[np.argsort(rows["done_ns"], kind="stable")]), self.look_s)
             if decision is not None and decision.at_ns < int(watch.due_ns[-1]):
@@ -146,11 +161,16 @@ class Trials:
         return workload.model_copy(update={"seed": seed, "schedule_seed": None})
 
     def _watch(self, timetable: Schedule, ask: NextTrial) -> Watch | None:
-        """None where the number of requests is not known beforehand: closed loops, conversations."""
-        if not self.watched or any(span.lanes for span in timetable.stages) or timetable.turns > 1:
+        """None where the number of requests is not known beforehand: closed loops. A load of conversations that has to
+        last is seen to its end: what it sustained is the next load."""
+        if not self.watched or any(span.lanes for span in timetable.stages):
             return None
-        due = np.concatenate([span.offsets + (span.start_ns or 0) for span in timetable.stages if span.measured])
-        return Watch(self.goal, due, early_under=ask.early_under) if len(due) else None
+        if timetable.turns > 1 and ask.kind != "probe":
+            return None
+        measured = [span for span in timetable.stages if span.measured]
+        due = np.concatenate([span.offsets + (span.start_ns or 0) for span in measured])
+        planned = sum(span.slots or 0 for span in measured) if timetable.turns > 1 else None
+        return Watch(self.goal, due, planned=planned, early_under=ask.early_under) if len(due) else None
 
     def _result(
         self, ask: NextTrial, workload: Workload, summary: Summary, folder: Path, decision: Decision | None
@@ -260,6 +280,12 @@ def _outcome(
     if undecided and goal.names:
         return Decision("invalid", "unfinished", _undecided(int(unfinished.sum()), len(finished)), end_ns)
     return Decision("under", "full_length", "at full length", end_ns)
+
+
+def _has_chains(planned: RunPlanned | None) -> bool:
+    """Whether the load is made of conversations or tasks. In virtual time such a trial is ended while it is simulated;
+    one of single requests is simulated whole, which costs less than to look at it on the way."""
+    return planned is not None and planned.plan.timetable.turns > 1
 
 
 def _closed(workload: Workload) -> bool:

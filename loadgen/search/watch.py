@@ -98,11 +98,15 @@ class Watch:
     SHORTEST_NS = 5_000_000_000
     GROWTH = 0.15  # allowed growth of requests in flight up to the planned end
 
-    def __init__(self, goal: Goal, due_ns: NDArray[np.int64], *, early_under: bool = True) -> None:
+    def __init__(
+        self, goal: Goal, due_ns: NDArray[np.int64], *, planned: int | None = None, early_under: bool = True
+    ) -> None:
+        """`due_ns`: of what the timetable starts: requests, or conversations and tasks, of which `planned` requests
+        come. Of these only *over* is decided early: when their later turns are due, nobody knows beforehand."""
         self.goal, self.due_ns = goal, np.sort(due_ns)
-        self.planned = len(due_ns)
+        self.planned = len(due_ns) if planned is None else planned
         self.allowed = goal.allowed(self.planned)
-        self.early_under = early_under
+        self.early_under = early_under and planned is None
 
     def look(self, now_ns: int, rows: NDArray[np.void]) -> Decision | None:
         """Examine the trial at `now_ns`. `rows`: all records so far, in any order. None: not decided yet.

@@ -19,16 +19,18 @@ from time import process_time
 from typing import Any
 
 import msgspec
+import numpy as np
 from loadgen_sdk.dialects.quirks import QUIRKS
 from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.transport.target import Target
+from numpy.typing import NDArray
 
 from loadgen.backends import after_scheme
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run_header
 from loadgen.core.execution.context import Context, KnownTarget
 from loadgen.core.execution.driver import AFTER_STOP_NS
-from loadgen.core.execution.events import RunPlanned, Tell
+from loadgen.core.execution.events import Look, RunPlanned, SimulationStarted, Tell
 from loadgen.core.execution.lane_start import AnswerTime
 from loadgen.core.execution.plan import Settings, prepare
 from loadgen.core.execution.steering import MakeSteering
@@ -96,17 +98,20 @@ class Course:
         drain_ns: int = NEVER,
         stop_ns: int = NEVER,
         steer: Callable[[Dispatcher], Steered] | None = None,
+        looks: Sequence[Look] = (),
     ) -> None:
         self.flights = Flights()
         self.replicas = replicas
         self._dispatcher = Dispatcher(schedule, max_in_flight=max_in_flight)
         self.steered = None if steer is None else steer(self._dispatcher)
-        self._seen = 0  # values of `flights.sent` that the steering has seen
+        self._looks = list(looks)
+        self.decided = False  # one of `looks` has ended the load
+        self._seen = 0  # values of `flights.sent` that the steering, or `looks`, have seen
         self._sizes, self._next_replica = sizes, next_replica
         horizon = None if steer is not None else schedule.horizon_ns
         self._end_ns = NEVER if horizon is None or drain_ns >= NEVER else horizon + drain_ns
         self._timeout_ns, self._stop_ns = timeout_ns, stop_ns
-        self._end_of_stop_ns = stop_ns + min(drain_ns, AFTER_STOP_NS)
+        self._after_stop_ns = min(drain_ns, AFTER_STOP_NS)
         self._in_flight: deque[SimRequest] = deque()  # in order of due time; may contain requests that are done
         self._schedule = schedule
         self._leaving: list[tuple[SimRequest, int]] = []  # requests whose user goes away after so many tokens
@@ -121,11 +126,19 @@ class Course:
         ends: list[tuple[int, int]] = []  # a heap of (end of the iteration in progress, replica)
         idle = len(replicas)
         stop_ns, cut = self._stop_ns, "unfinished"
-        look_ns = NEVER if self.steered is None else self.steered.next_look_ns
+        look_ns = self._first_look_ns()
         while True:
             due = dispatcher.next_ns()
             end = ends[0][0] if ends else NEVER
             if look_ns < end and look_ns < stop_ns and (due is None or due > look_ns):
+                if self._looks:
+                    if end >= NEVER and due is None:  # all is over
+                        look_ns = NEVER
+                    elif self._is_decided(look_ns):
+                        stop_ns, look_ns = look_ns, NEVER
+                    else:
+                        look_ns += self._looks[0].every_ns
+                    continue
                 end_of_run = min(end_of_run, self._look(look_ns))
                 look_ns = NEVER if self.steered is None or self.steered.over else self.steered.next_look_ns
                 continue
@@ -134,8 +147,8 @@ class Course:
                     self.steered.stop(stop_ns)
                     look_ns = NEVER
                 dispatcher.stop()
+                end_of_run = min(end_of_run, stop_ns + self._after_stop_ns)
                 due, stop_ns, cut = None, NEVER, "interrupted"
-                end_of_run = min(end_of_run, self._end_of_stop_ns)
             if due is not None and due <= end and due <= end_of_run:
                 # While a replica is idle, an arrival may begin an iteration that ends before the next arrival.
                 idle -= self._start(due if idle else min(end, end_of_run, stop_ns, look_ns), ends)
@@ -181,14 +194,27 @@ class Course:
             kind = cut if start.dropped == "interrupted" else start.dropped
             flights.unsent.extend((start.number, start.due_ns, KIND[kind]))
 
+    def _first_look_ns(self) -> int:
+        if self.steered is not None:
+            return self.steered.next_look_ns
+        return self._looks[0].every_ns if self._looks else NEVER
+
     def _look(self, now_ns: int) -> int:
         """Let the steering see what has ended since it looked last; returns when the run ends at the latest."""
-        steered, sent = self.steered, self.flights.sent
-        assert steered is not None
-        ends = [replica.end_of for replica in self.replicas]
+        assert self.steered is not None
+        return now_ns if isinstance(self.steered.look(now_ns, self._news()), End) else NEVER
+
+    def _is_decided(self, now_ns: int) -> bool:
+        rows = self._news()
+        self.decided = any(look.ends(now_ns, rows) for look in self._looks)
+        return self.decided
+
+    def _news(self) -> NDArray[np.void]:
+        """The rows of what has ended since the last call."""
+        sent, ends = self.flights.sent, [replica.end_of for replica in self.replicas]
         rows = rows_so_far(sent[self._seen :], ends, self._dispatcher.schedule)
         self._seen = len(sent)
-        return now_ns if isinstance(steered.look(now_ns, rows), End) else NEVER
+        return rows
 
     @property
     def timetable(self) -> Schedule:
@@ -286,6 +312,7 @@ def simulate(
     drain_ns: int = NEVER,
     stop_ns: int = NEVER,
     steer: Callable[[Dispatcher], Steered] | None = None,
+    looks: Sequence[Look] = (),
 ) -> tuple[VirtualRows, Course]:
     """Simulate a schedule on a system; returns the rows of the run, and the simulation.
 
@@ -293,12 +320,13 @@ def simulate(
     decided while it goes; the schedule is that of its first step.
     """
     replicas, flights = system.replicas(), None
-    if steer is None and max_in_flight is None and stop_ns == NEVER:
+    if steer is None and max_in_flight is None and stop_ns == NEVER and not looks:
         flights = open_loop.carried(schedule, sizes, replicas, system.route(), timeout_ns=timeout_ns, drain_ns=drain_ns)
         replicas = replicas if flights is not None else system.replicas()
     course = Course(
         schedule, sizes, replicas, system.route(),
         max_in_flight=max_in_flight, timeout_ns=timeout_ns, drain_ns=drain_ns, stop_ns=stop_ns, steer=steer,
+        looks=looks,
     )  # fmt: skip
     collecting = gc.isenabled()
     gc.disable()  # requests create no cycles, and a collection would scan hundreds of thousands of them
@@ -345,6 +373,8 @@ def run(
     requests, timetable = plan.requests, plan.timetable
     header = _with_target(run_header.header(plan, workload, begins), preset, settings)
     tell(RunPlanned(plan, header))
+    looks: list[Look] = []
+    tell(SimulationStarted(looks))
     system = System(
         costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing,
         interval=preset.server.stream_interval,
@@ -363,7 +393,7 @@ def run(
 
     def carried_out(stop_ns: int = NEVER) -> tuple[VirtualRows, Course]:
         if steering is None:
-            return simulated(stop_ns=stop_ns)
+            return simulated(stop_ns=stop_ns, looks=looks)
         return simulated(
             stop_ns=stop_ns, steer=partial(Steered, steering(), stage=plan.job.workload.stages[0], seed=plan.job.seed)
         )
@@ -380,6 +410,8 @@ def run(
         header = run_header.of_steps(header, plan, course.steered.stages, course.timetable)
     if stopped_by is not None:
         header = msgspec.structs.replace(header, state="stopped", stopped_by=stopped_by)
+    elif course.decided:
+        header = msgspec.structs.replace(header, state="decided")
     if preset.routing == "round_robin":
         values = resonance.found(workload.requests, requests, len(course.replicas), "replica", len(results.rows))
         header = run_header.noted(header, reasons.coded("resonance", values))

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.core import seeds
+from loadgen.core import run_folder, seeds
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run
 from loadgen.core.execution.plan import Settings
@@ -351,10 +351,30 @@ def test_the_load_of_conversations_is_how_many_begin(tmp_path: Path) -> None:
         Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1),))),
         lambda ask: trials.loaded(made, ask.load),
     )
+    runs.watched = False
     told = runs.run(_ask(4.0))
-    assert told.outcome == "over" and not told.early  # how many requests there will be is not known before
+    assert told.outcome == "over" and not told.early
     assert told.offered == pytest.approx(4.0, rel=0.4)
     assert told.figures["offered_rps"] > 1.9 * 4.0  # type: ignore[operator]
+
+
+def test_a_load_of_conversations_that_is_lost_is_not_simulated_to_its_end(tmp_path: Path) -> None:
+    """Of tasks and conversations the number of requests is known: too many misses stay too many. What a load has to
+    last for is seen to its end."""
+    from loadgen.core.workload import load
+
+    made = trials.probing(load("agentic"), 60 * S)
+    runs = _probes(tmp_path, look_s=1.0)
+    runs.goal, runs.make = (
+        Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1),))),
+        lambda ask: trials.loaded(made, ask.load),
+    )
+    probe, lasting = runs.run(_ask(4.0)), runs.run(msgspec.structs.replace(_ask(4.0, 1), kind="sustain"))
+    assert (probe.outcome, probe.early, lasting.outcome, lasting.early) == ("over", True, "over", False)
+    assert probe.code == "misses" and probe.spent_s < lasting.spent_s / 2
+    summary = run_folder.kept_summary(tmp_path / probe.folder)
+    assert summary.run.state == "decided"
+    assert summary.requests.scheduled == summary.requests.ok + summary.requests.cancelled + summary.requests.dropped
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    import numpy as np
     from loadgen_sdk.probe.probe import ProbeResult
+    from numpy.typing import NDArray
 
     from loadgen.core.execution.plan import Plan, Settings
     from loadgen.core.results.manifest import Cluster, Header, ReasonCode
@@ -84,6 +86,20 @@ class LoadStarted(NamedTuple):
     load: RunningLoad
 
 
+class Look(NamedTuple):
+    """Every `every_ns` of a load in virtual time, `ends` is shown the rows that have ended since it was shown some: the
+    instant, and the rows. True ends the load, as its outcome is certain; what is in flight may end within the drain."""
+
+    every_ns: int
+    ends: Callable[[int, NDArray[np.void]], bool]
+
+
+class SimulationStarted(NamedTuple):
+    """A load in virtual time begins. Who wants to end it early adds to `looks`."""
+
+    looks: list[Look]
+
+
 class StepBegun(NamedTuple):
     """A load that is decided while it goes has begun its next step. `stages`, `timetable`: so far."""
 
@@ -105,7 +121,16 @@ class RunEnded(NamedTuple):
 
 
 RunEvent = (
-    ProbeWaits | TargetsFound | HeaderMade | RunPlanned | WorkersPlaced | LoadStarted | StepBegun | LoadEnded | RunEnded
+    ProbeWaits
+    | TargetsFound
+    | HeaderMade
+    | RunPlanned
+    | WorkersPlaced
+    | LoadStarted
+    | SimulationStarted
+    | StepBegun
+    | LoadEnded
+    | RunEnded
 )
 Hearer = Callable[[RunEvent], "Header | None"]
 Tell = Callable[[RunEvent], None]

@@ -19,9 +19,16 @@
 
 enum { WAITING, PREFILLING, DECODING, DONE };
 
+typedef struct { /* the hash of a block of a prompt, as the caller names it */
+    int64_t value;    /* the number itself, or the hash of the object */
+    PyObject *object; /* NULL: a number of 64 bits */
+} Key;
+
 typedef struct Request {
     PyObject_HEAD
-    PyObject *key, *blocks;
+    PyObject *key;
+    Key *keys; /* of the full blocks of its prompt */
+    Py_ssize_t keys_count;
     long long due_ns, at, input_tokens, asked, output_tokens, total, left, todo, held, admitted_ns, cached, first,
         from_iteration, last, number;
     int state;
@@ -37,7 +44,7 @@ typedef struct {
 } Line;
 
 typedef struct {
-    PyObject *key; /* borrowed: of the dict */
+    Key key;
     int64_t uses;  /* 0: in no prompt now, and in the line of those that may be forgotten */
     int64_t older, newer;
 } Block;
@@ -66,7 +73,8 @@ typedef struct {
     int64_t kv, used_blocks, pinned_blocks, cached_blocks;
     int under_way;
     Bytes ends;
-    PyObject *known; /* hash of a shared block -> its place in `blocks` */
+    int64_t *slots; /* a hash table of the shared blocks: place in `blocks` + 1, 0 where nothing is */
+    int64_t slots_mask;
     Block *blocks;
     int64_t blocks_room, free_block, oldest, newest;
     Bytes *stretches; /* inside `carry`: where parts of paused requests are written */
@@ -174,17 +182,57 @@ static void take_from_bucket(Replica *self, Request *one)
 
 /* -- SimRequest --------------------------------------------------------------------------------------------------- */
 
+static int as_key(PyObject *given, Key *key)
+{
+    if (PyLong_CheckExact(given)) {
+        int overflow;
+        key->object = NULL;
+        key->value = PyLong_AsLongLongAndOverflow(given, &overflow);
+        if (!overflow)
+            return key->value == -1 && PyErr_Occurred() ? -1 : 0;
+    }
+    key->value = PyObject_Hash(given);
+    if (key->value == -1)
+        return -1;
+    key->object = Py_NewRef(given);
+    return 0;
+}
+
+static int take_keys(Request *self, PyObject *blocks)
+{
+    Py_ssize_t count = PySequence_Size(blocks);
+    if (count <= 0)
+        return (int)count;
+    self->keys = PyMem_Calloc(count, sizeof(Key));
+    if (self->keys == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (; self->keys_count < count; self->keys_count++) {
+        PyObject *given = PySequence_GetItem(blocks, self->keys_count);
+        int failed = given == NULL || as_key(given, &self->keys[self->keys_count]) < 0;
+        Py_XDECREF(given);
+        if (failed)
+            return -1;
+    }
+    return 0;
+}
+
 static Request *new_request(PyObject *key, PyObject *blocks, int64_t due_ns, int64_t input, int64_t output)
 {
     allocfunc alloc = (allocfunc)PyType_GetSlot(request_type, Py_tp_alloc);
     Request *self = (Request *)alloc(request_type, 0);
     if (self == NULL)
         return NULL;
-    self->key = Py_XNewRef(key), self->blocks = Py_XNewRef(blocks);
+    self->key = Py_XNewRef(key);
     self->due_ns = due_ns;
     self->input_tokens = self->total = self->left = input;
     self->asked = self->output_tokens = self->todo = output;
     self->admitted_ns = self->cached = self->first = self->from_iteration = self->last = -1;
+    if (blocks != NULL && take_keys(self, blocks) < 0) {
+        Py_DECREF(OBJECT(self));
+        return NULL;
+    }
     return self;
 }
 
@@ -202,14 +250,16 @@ static int request_traverse(Request *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(OBJECT(self)));
     Py_VISIT(self->key);
-    Py_VISIT(self->blocks);
+    for (Py_ssize_t i = 0; i < self->keys_count; i++)
+        Py_VISIT(self->keys[i].object);
     return 0;
 }
 
 static int request_clear(Request *self)
 {
     Py_CLEAR(self->key);
-    Py_CLEAR(self->blocks);
+    while (self->keys_count > 0)
+        Py_XDECREF(self->keys[--self->keys_count].object);
     return 0;
 }
 
@@ -218,6 +268,7 @@ static void request_dealloc(Request *self)
     PyTypeObject *type = Py_TYPE(OBJECT(self));
     PyObject_GC_UnTrack(self);
     request_clear(self);
+    PyMem_Free(self->keys);
     PyMem_Free(self->pinned);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
@@ -260,13 +311,76 @@ static PyType_Spec request_spec = {
 
 /* -- blocks ------------------------------------------------------------------------------------------------------- */
 
-/* The place of a shared block; -1: nobody has it; -2: an exception. */
-static int64_t find_block(Replica *self, PyObject *key)
+static int64_t slot_of(Replica *self, int64_t value)
 {
-    PyObject *place = PyDict_GetItemWithError(self->known, key);
-    if (place == NULL)
-        return PyErr_Occurred() ? -2 : -1;
-    return PyLong_AsLongLong(place);
+    uint64_t mixed = (uint64_t)value * 0x9E3779B97F4A7C15u;
+    return (int64_t)((mixed ^ (mixed >> 29)) & (uint64_t)self->slots_mask);
+}
+
+/* Whether they are the same block; -1: an exception. */
+static int same(const Key *one, const Key *other)
+{
+    if (one->value != other->value)
+        return 0;
+    if (one->object == other->object)
+        return 1;
+    if (one->object == NULL || other->object == NULL)
+        return 0;
+    return PyObject_RichCompareBool(one->object, other->object, Py_EQ);
+}
+
+/* The place of a shared block; -1: nobody has it; -2: an exception. */
+static int64_t find_block(Replica *self, const Key *key)
+{
+    if (self->slots == NULL)
+        return -1;
+    for (int64_t slot = slot_of(self, key->value); self->slots[slot]; slot = (slot + 1) & self->slots_mask) {
+        int64_t place = self->slots[slot] - 1;
+        int found = same(&self->blocks[place].key, key);
+        if (found)
+            return found < 0 ? -2 : place;
+    }
+    return -1;
+}
+
+static void into_slot(Replica *self, int64_t place)
+{
+    int64_t slot = slot_of(self, self->blocks[place].key.value);
+    while (self->slots[slot])
+        slot = (slot + 1) & self->slots_mask;
+    self->slots[slot] = place + 1;
+}
+
+/* Twice as many slots. */
+static int grow_slots(Replica *self)
+{
+    int64_t count = self->slots ? 2 * (self->slots_mask + 1) : 512, *old = self->slots, before = self->slots_mask;
+    int64_t *slots = PyMem_Calloc(count, sizeof(int64_t));
+    if (slots == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->slots = slots, self->slots_mask = count - 1;
+    for (int64_t i = 0; old != NULL && i <= before; i++)
+        if (old[i])
+            into_slot(self, old[i] - 1);
+    PyMem_Free(old);
+    return 0;
+}
+
+static void out_of_slot(Replica *self, int64_t place)
+{
+    int64_t mask = self->slots_mask, hole = slot_of(self, self->blocks[place].key.value);
+    while (self->slots[hole] != place + 1)
+        hole = (hole + 1) & mask;
+    for (int64_t slot = (hole + 1) & mask; self->slots[slot]; slot = (slot + 1) & mask) { /* close the gap */
+        int64_t home = slot_of(self, self->blocks[self->slots[slot] - 1].key.value);
+        if (((slot - home) & mask) >= ((slot - hole) & mask)) {
+            self->slots[hole] = self->slots[slot];
+            hole = slot;
+        }
+    }
+    self->slots[hole] = 0;
 }
 
 static void leave_line(Replica *self, int64_t place)
@@ -286,7 +400,7 @@ static void join_line(Replica *self, int64_t place)
     self->cached_blocks++;
 }
 
-static int64_t add_block(Replica *self, PyObject *key)
+static int64_t add_block(Replica *self, const Key *key)
 {
     int64_t place = self->free_block;
     if (place < 0) {
@@ -298,40 +412,33 @@ static int64_t add_block(Replica *self, PyObject *key)
         }
         self->blocks = grown;
         for (int64_t i = room - 1; i >= self->blocks_room; i--)
-            grown[i].newer = self->free_block, self->free_block = i;
+            grown[i] = (Block){.newer = self->free_block}, self->free_block = i;
         self->blocks_room = room;
         place = self->free_block;
     }
-    PyObject *number = PyLong_FromLongLong(place);
-    if (number == NULL || PyDict_SetItem(self->known, key, number) < 0) {
-        Py_XDECREF(number);
+    int64_t known = self->pinned_blocks + self->cached_blocks;
+    if ((self->slots == NULL || 2 * known > self->slots_mask) && grow_slots(self) < 0)
         return -1;
-    }
-    Py_DECREF(number);
     self->free_block = self->blocks[place].newer;
-    self->blocks[place] = (Block){key, 1, -1, -1};
+    self->blocks[place] = (Block){*key, 1, -1, -1};
+    Py_XINCREF(key->object);
+    into_slot(self, place);
     self->pinned_blocks++;
     return place;
 }
 
-static int forget_oldest(Replica *self)
+static void evict(Replica *self, int64_t capacity)
 {
-    int64_t place = self->oldest;
-    PyObject *key = Py_NewRef(self->blocks[place].key);
-    leave_line(self, place);
-    self->blocks[place].newer = self->free_block;
-    self->free_block = place;
-    int failed = PyDict_DelItem(self->known, key);
-    Py_DECREF(key);
-    return failed;
-}
-
-static int evict(Replica *self, int64_t capacity)
-{
-    while (self->cached_blocks > 0 && self->cached_blocks > capacity)
-        if (forget_oldest(self) < 0)
-            return -1;
-    return 0;
+    while (self->cached_blocks > 0 && self->cached_blocks > capacity) {
+        int64_t place = self->oldest;
+        leave_line(self, place);
+        out_of_slot(self, place);
+        PyObject *object = self->blocks[place].key.object;
+        self->blocks[place].key.object = NULL;
+        self->blocks[place].newer = self->free_block;
+        self->free_block = place;
+        Py_XDECREF(object);
+    }
 }
 
 static int pin(Request *one, int64_t place)
@@ -358,18 +465,14 @@ static int64_t room(Replica *self)
 static int admit(Replica *self, Request *one)
 {
     int64_t per = self->per_block, tokens = one->total + (self->guaranteed ? one->todo : 0);
-    Py_ssize_t given = one->blocks == NULL ? 0 : PySequence_Size(one->blocks);
-    if (given < 0)
-        return -1;
+    Py_ssize_t given = one->keys_count;
     int64_t usable = self->block_reuse ? floor_div(one->total - 1, per) : 0;
     if (usable > given)
         usable = given;
     int64_t unpinned = 0;
     one->pinned_count = 0;
     for (int64_t i = 0; i < usable; i++) {
-        PyObject *key = PySequence_GetItem(one->blocks, i);
-        int64_t place = key == NULL ? -2 : find_block(self, key);
-        Py_XDECREF(key);
+        int64_t place = find_block(self, &one->keys[i]);
         if (place == -2 || (place >= 0 && pin(one, place) < 0))
             return -1;
         if (place < 0)
@@ -389,8 +492,7 @@ static int admit(Replica *self, Request *one)
         }
     }
     self->used_blocks += own;
-    if (self->cached_blocks && evict(self, room(self)) < 0)
-        return -1;
+    evict(self, room(self));
     one->held = own;
     one->left = one->total - matched * per;
     if (one->cached < 0) {
@@ -407,26 +509,18 @@ static int admit(Replica *self, Request *one)
 
 static int share_prompt_blocks(Replica *self, Request *one)
 {
-    Py_ssize_t given = PySequence_Size(one->blocks);
     int64_t full = one->input_tokens / self->per_block;
-    for (Py_ssize_t i = one->pinned_count; i < given && i < full; i++) {
-        PyObject *key = PySequence_GetItem(one->blocks, i);
-        int64_t place = key == NULL ? -2 : find_block(self, key);
-        if (place == -1) {
-            place = add_block(self, key);
-            Py_DECREF(key);
-            if (place < 0 || pin(one, place) < 0)
-                return -1;
-            one->held--;
-            self->used_blocks--;
-            continue;
-        }
-        Py_XDECREF(key);
-        if (place == -2)
+    for (Py_ssize_t i = one->pinned_count; i < one->keys_count && i < full; i++) {
+        int64_t place = find_block(self, &one->keys[i]);
+        if (place != -1)
+            return place == -2 ? -1 : 0;
+        place = add_block(self, &one->keys[i]);
+        if (place < 0 || pin(one, place) < 0)
             return -1;
-        break;
+        one->held--;
+        self->used_blocks--;
     }
-    return given < 0 ? -1 : 0;
+    return 0;
 }
 
 static void release_blocks(Replica *self, Request *one, int64_t own)
@@ -511,7 +605,8 @@ static int make_room(Replica *self, int64_t phase)
         if (failed)
             return -1;
     }
-    return self->cached_blocks ? evict(self, room(self) - self->phase[phase]) : 0;
+    evict(self, room(self) - self->phase[phase]);
+    return 0;
 }
 
 /* -- an iteration ------------------------------------------------------------------------------------------------- */
@@ -625,7 +720,7 @@ static int finish_now(Replica *self, Ended ended, void *to)
         if (one->first < 0)
             one->first = k;
         one->from_iteration = k;
-        if (self->block_reuse && one->blocks != NULL && share_prompt_blocks(self, one) < 0)
+        if (self->block_reuse && share_prompt_blocks(self, one) < 0)
             return -1;
         one->last = k + one->todo - 1;
         if (one->todo <= 1) {
@@ -677,7 +772,7 @@ static int replica_init(Replica *self, PyObject *args, PyObject *keywords)
     int64_t chunked, guaranteed, reuse;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO", names, &costs, &limits))
         return -1;
-    if (self->known != NULL) {
+    if (self->paused != NULL) {
         PyErr_SetString(PyExc_TypeError, "a replica is made once");
         return -1;
     }
@@ -707,8 +802,7 @@ static int replica_init(Replica *self, PyObject *args, PyObject *keywords)
     self->free_block = self->oldest = self->newest = -1;
     self->end_ns = NEVER;
     self->paused = PyList_New(0);
-    self->known = PyDict_New();
-    if (!self->bucket_heads || !self->bucket_tails || !self->phase || !self->paused || !self->known) {
+    if (!self->bucket_heads || !self->bucket_tails || !self->phase || !self->paused) {
         PyErr_NoMemory();
         return -1;
     }
@@ -728,7 +822,8 @@ static int replica_traverse(Replica *self, visitproc visit, void *arg)
         Py_VISIT(self->started[i]);
     Py_VISIT(self->partial);
     Py_VISIT(self->paused);
-    Py_VISIT(self->known);
+    for (int64_t i = 0; i < self->blocks_room; i++)
+        Py_VISIT(self->blocks[i].key.object);
     return 0;
 }
 
@@ -755,7 +850,8 @@ static int replica_clear(Replica *self)
     }
     Py_CLEAR(self->partial);
     Py_CLEAR(self->paused);
-    Py_CLEAR(self->known);
+    for (int64_t i = 0; i < self->blocks_room; i++)
+        Py_CLEAR(self->blocks[i].key.object);
     return 0;
 }
 
@@ -771,6 +867,7 @@ static void replica_dealloc(Replica *self)
     PyMem_Free(self->started);
     PyMem_Free(self->ends.data);
     PyMem_Free(self->blocks);
+    PyMem_Free(self->slots);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(OBJECT(type));
@@ -878,8 +975,7 @@ static PyObject *replica_generated(Replica *self, PyObject *given)
 
 static PyObject *replica_reset_cache(Replica *self, PyObject *none)
 {
-    if (evict(self, 0) < 0)
-        return NULL;
+    evict(self, 0);
     Py_RETURN_NONE;
 }
 
