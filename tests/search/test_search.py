@@ -576,6 +576,18 @@ def exit_code(arguments: list[str]) -> int:
 PLAIN = (places.DATA / "oracle" / "open.yaml").read_text()
 
 
+@pytest.mark.parametrize(("limit", "outcomes"), [("20s", []), ("1ms", ["over"])])
+def test_a_load_that_the_client_did_not_offer_is_no_evidence_unless_it_missed(
+    limit: str, outcomes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("capped.yaml").write_text(PLAIN + "max_in_flight: 4\n")
+    asked = ["search", "capped.yaml", "--url", "sim:gb300-vm", "--slo", f"e2e:{limit}:p90", "-d", "10s", "--seed", "1"]
+    assert exit_code([*asked, "--low", "10", "--high", "40", "--max-probes", "1", "--out", "c"]) == 3
+    assert [trial.outcome for trial in experiment.told(Path("c"))] == outcomes  # of valid ones
+    assert ("dropped at the in-flight cap" in " ".join(capsys.readouterr().out.split())) is (not outcomes)
+
+
 @pytest.mark.parametrize(
     "limit", [["--max-time", "25s"], ["--max-probes", "2"], ["--low", "8", "--high", "64", "--max-probes", "1"]]
 )
