@@ -219,7 +219,12 @@ def test_the_drawing_of_the_tree_is_that_of_the_layers(package: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heading", "stops"), [("From --request-rate to the socket", (16, 11)), ("From a token event to", (20, 14))]
+    ("heading", "stops"),
+    [
+        ("From --request-rate to the socket", (16, 11)),
+        ("From a token event to", (20, 14)),
+        ("From an SLO term", (9, 7)),
+    ],
 )
 def test_the_stops_of_a_way_exist(heading: str, stops: tuple[int, int]) -> None:
     section = README.read_text("utf-8").split(f"## {heading}")[1].split("\n## ")[0]

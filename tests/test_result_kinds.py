@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import msgspec
 import pytest
+from loadgen_sdk import plugins as sdk_plugins
 from make_rooms import ROOT
 from plugin_packages import install
 from refusals import refused
@@ -428,6 +429,7 @@ def soaked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def forget() -> None:
     """Look for plug-ins again."""
     vars(KINDS).pop("_plugins", None)
+    sdk_plugins._USED.clear()
 
 
 def test_a_kind_of_a_package_is_as_good_as_ours(soaked: Path, capsys: pytest.CaptureFixture[str]) -> None:

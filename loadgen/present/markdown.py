@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from loadgen.present import table
 from loadgen.present.section import Bullets, Facts, Part, Quoted, Report, Said, Section, Table
@@ -14,9 +14,12 @@ def render(report: Report) -> str:
     blocks = [f"**{one.word}**: {escape(one.words)}" for one in report.warned]
     blocks.append(f"### {escape(report.title)}")
     blocks += [f"**{escape(said.words)}**" for said in report.answer]
-    for section in report.sections:
-        blocks += _section(section)
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join([*blocks, *of_sections(report.sections)]) + "\n"
+
+
+def of_sections(sections: Sequence[Section]) -> list[str]:
+    """The blocks of sections, to be set apart by an empty line; [] where they are empty."""
+    return [block for section in sections for block in _section(section)]
 
 
 def escape(words: str) -> str:

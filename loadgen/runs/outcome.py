@@ -8,9 +8,9 @@ from loadgen.core import format
 from loadgen.core.metrics.headline import headline
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.validity import is_servers_fault
-from loadgen.present import table
 from loadgen.present.junit import OF_MET, Case, Outcome
-from loadgen.runs import text
+from loadgen.present.markdown import of_sections
+from loadgen.runs import sections, text
 from loadgen.runs.headline import met_word, term_cells
 
 Named = Sequence[tuple[str, "Summary"]]
@@ -66,8 +66,6 @@ def markdown(named: Named) -> str:
         slo = f", SLO {met_word(summary.goodput.met)}" if summary.goodput.has_slo else ""
         parts.append(f"### loadgen: {name}: {verdict}{slo}\n")
         parts += [f"- {reason}" for reason in summary.verdict.reasons or summary.verdict.caveats]
-        rows = [(*term_cells(term, "over"), met_word(term.met)) for term in summary.goodput.slo]
-        if rows:
-            parts += ["", table.markdown(("SLO", "measured", "over", ""), rows)]
+        parts += ["", *of_sections([sections.slo(summary.goodput)])]
         parts.append(f"\n<details><summary>Report</summary>\n\n```text\n{text.render(summary)}```\n\n</details>\n")
     return "\n".join(parts)

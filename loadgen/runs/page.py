@@ -29,7 +29,7 @@ from loadgen.present import html, page
 from loadgen.present.additions import Addition
 from loadgen.runs import charts as run_charts
 from loadgen.runs import headline as run_headline
-from loadgen.runs import nodes, splits, stimulus
+from loadgen.runs import nodes, sections, splits, stimulus
 from loadgen.runs.definitions import DEFINITIONS
 from loadgen.runs.page_data import Figures
 from loadgen.runs.text import energy_says, server_says
@@ -135,11 +135,7 @@ def _latency(sheet: page.Page, summary: Summary, figures: Figures | None) -> Non
     sentences += run_headline.about_latency(summary)
     for sentence in sentences:
         sheet.say(sentence, "soft")
-    if summary.goodput.slo:
-        sheet.add("<h3>Service level objective</h3>")
-        terms = [(*run_headline.term_cells(term), run_headline.met_word(term.met)) for term in summary.goodput.slo]
-        sheet.table(("promise", "came out", "over the limit", ""), terms)
-        sheet.listed(dict.fromkeys(f"undecided: {term.undecided}" for term in summary.goodput.slo if term.undecided))
+    html.add(sheet, [sections.slo(summary.goodput)])
     if figures is not None:
         sheet.charts(run_charts.curves(figures, summary))
 
