@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 import tomllib
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +22,8 @@ from plugin_packages import forgetting, install
 import loadgen
 from loadgen import plugins
 from loadgen.core.errors import OK, SLO_MISSED, USAGE, UserError
+from loadgen.core.execution.backends import node_facts
+from loadgen.core.execution.plan import build_plan
 from loadgen.core.results.store import read_run
 from loadgen.core.server_metrics import series
 from loadgen.core.workload.dataset import placed
@@ -27,6 +32,7 @@ from loadgen.interop import reader
 from loadgen.pricing.price_file import load_prices
 from loadgen.result_kinds import kind_of
 from loadgen.shell.app import main
+from loadgen.viewer.command import Server
 from loadgen.viewer.results_list import results_in
 
 ROOT = Path(__file__).parent.parent
@@ -177,6 +183,44 @@ def test_none_is_loaded_where_none_is_wanted(acme: Path, tmp_path: Path, monkeyp
         assert kind_of(tmp_path) is None
     assert "acme_loadgen" not in sys.modules
     assert loadgen.load(tmp_path).headline == "It held for 30 hours."
+
+
+def test_a_page_of_results_loads_them_only_if_asked(acme: Path, tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "soak.json").write_text('{"hours": 30}')
+    for asked in (False, True):
+        server = Server(tmp_path, 0, None, with_plugins=asked)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with urllib.request.urlopen(server.address) as answer:
+                assert (b"30 h" in answer.read()) is asked
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+        assert ("acme_loadgen" in sys.modules) is asked
+
+
+def test_no_name_that_stands_in_a_folder_is_imported(site: Path, tmp_path: Path) -> None:
+    (site / "acme_loadgen.py").write_text("raise SystemExit('imported')")  # a module, and no entry point
+    header = {"plugins": [{"table": "loadgen.results", "name": "acme", "package": "acme_loadgen", "version": "1.0"}]}
+    (tmp_path / "run.json").write_text(json.dumps(header | {"state": "acme_loadgen:SOAK"}))
+    with pytest.raises(UserError):
+        print(loadgen.load(tmp_path).headline)
+    assert "acme_loadgen" not in sys.modules
+
+
+def test_a_worker_with_another_version_refuses_the_run(acme: Path) -> None:
+    wanted = plugins.UsedPlugin("loadgen.backends", "acme", "acme-loadgen", "2.0")
+    job: Any = SimpleNamespace(plugins=(wanted,))
+    with pytest.raises(UserError, match=r"acme-loadgen 1.0 here, 2.0 there") as raised:
+        build_plan(job)
+    assert raised.value.code == "nodes_differ"
+    here = node_facts.own_facts([], ["acme-loadgen"])
+    there = here._replace(same=here.same | {"acme-loadgen": "2.0"})
+    (fault,) = node_facts.differences(here, there, "node")
+    assert fault.what == "acme-loadgen 2.0 there, 1.0 here"
 
 
 TRIALS = {

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPException
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +22,7 @@ from loadgen_sdk.transport.wire import Tls
 
 from loadgen.core import child_process, units
 from loadgen.core.errors import TargetError, UserError
-from loadgen.core.followers.scraper import PagesAsked, target_headers
+from loadgen.core.followers.scraper import PagesAsked, connection_to, target_headers
 from loadgen.core.metrics import reasons
 
 if TYPE_CHECKING:
@@ -183,11 +183,7 @@ class Profiler:
 
 def _ask(server: ProfiledServer, context: Any, method: str, path: str, timeout_s: float) -> int:
     """The status of an answer; 0 for none."""
-    connection: HTTPConnection
-    if server.tls:
-        connection = HTTPSConnection(server.host, server.port, timeout=timeout_s, context=context)
-    else:
-        connection = HTTPConnection(server.host, server.port, timeout=timeout_s)
+    connection = connection_to(server, context, timeout_s)
     try:
         connection.request(method, path, headers=server.headers)
         return connection.getresponse().status

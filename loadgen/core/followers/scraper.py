@@ -23,7 +23,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from io import RawIOBase
 from pathlib import Path
 from time import monotonic, monotonic_ns, process_time, sleep
-from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -239,6 +239,24 @@ def target_headers(asked: PagesAsked, target: int, probe: ProbeResult) -> dict[s
 # -- the process ---------------------------------------------------------------------------------------------------
 
 
+class AskedServer(Protocol):
+    """Whom a process beside the load asks."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def tls(self) -> bool: ...
+
+
+def connection_to(server: AskedServer, context: Any, timeout_s: float) -> HTTPConnection:
+    """A connection that is opened by its first request. `context`: for TLS."""
+    if server.tls:
+        return HTTPSConnection(server.host, server.port, timeout=timeout_s, context=context)
+    return HTTPConnection(server.host, server.port, timeout=timeout_s)
+
+
 class Reader:
     """Reads one page over its own connection, which is opened again after a failure."""
 
@@ -306,8 +324,7 @@ class Reader:
         """The page. What takes longer than TIMEOUT_S altogether is an error: a server may send a byte now and then."""
         place, until = self.place, monotonic() + TIMEOUT_S
         if self._connection is None:
-            kind = partial(HTTPSConnection, context=self._context) if place.tls else HTTPConnection
-            self._connection = kind(place.host, place.port, timeout=TIMEOUT_S)
+            self._connection = connection_to(place, self._context, TIMEOUT_S)
         self._connection.request("GET", path, headers={"Accept": "text/plain, application/json", **place.headers})
         response: HTTPResponse = self._connection.getresponse()
         parts, size = [], 0
