@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +42,18 @@ def test_the_examples_run(
         for name, found in list(names.items()):
             if name.startswith("test_"):
                 found(loadgen_run)
+
+
+@pytest.mark.commands
+@pytest.mark.processes
+def test_the_examples_are_typed(tmp_path: Path) -> None:
+    """`mypy --strict` accepts what the page shows, as in an application's own code."""
+    for number, example in enumerate(EXAMPLES):
+        (tmp_path / f"example_{number}.py").write_text(example, "utf-8")
+    files = [file.name for file in tmp_path.iterdir()]
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", os.devnull, *files]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_there_are_examples() -> None:

@@ -104,9 +104,9 @@ def test_it_runs_on_every_python_that_is_here(version: str) -> None:
     program = shutil.which(f"python{version}")
     if (
         program is None
-        or subprocess.run([program, "-c", "import msgspec, httptools"], capture_output=True, check=False).returncode
+        or subprocess.run([program, "-c", "import msgspec"], capture_output=True, check=False).returncode
     ):
-        pytest.skip(f"there is no python{version} with msgspec and httptools")
+        pytest.skip(f"there is no python{version} with msgspec")
     code = f"import sys; sys.path.insert(0, {str(places.ROOT / 'sdk')!r})\n{IMPORT_EVERYTHING}"
     ran = subprocess.run([program, "-c", code], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
