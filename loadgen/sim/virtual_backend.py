@@ -67,7 +67,7 @@ ROWS_PER_GROUP = 250_000  # per row group of the Parquet file, so that conversio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class System:
+class SimulatedSystem:
     """What is simulated: replicas of these costs and limits, and how fast each is. `interval`: tokens per event."""
 
     costs: Costs
@@ -304,7 +304,7 @@ class Course:
 def simulate(
     schedule: Schedule,
     sizes: Sizes,
-    system: System,
+    system: SimulatedSystem,
     *,
     source: str = "estimate",
     max_in_flight: int | None = None,
@@ -375,7 +375,7 @@ def run(
     tell(RunPlanned(plan, header))
     looks: list[Look] = []
     tell(SimulationStarted(looks))
-    system = System(
+    system = SimulatedSystem(
         costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing,
         interval=preset.server.stream_interval,
     )  # fmt: skip
