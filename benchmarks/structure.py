@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import tokenize
@@ -94,8 +95,9 @@ def helps(root: Path) -> tuple[int, int, int]:
 
     short = asked("run", "--help")
     whole = asked("run", "--help-all") or short
-    options = {line.split()[0].rstrip(",") for line in whole.splitlines() if line.strip().startswith("-")}
-    commands = [line for line in asked("--help").splitlines() if line[:2] == "  " and line[2:3].isalpha()]
+    options = {line.split()[0].rstrip(",") for line in whole.splitlines() if re.match("  -{1,2}[a-z]", line, re.I)}
+    listed = asked("--help").partition("Start:")[2]
+    commands = [line for line in listed.splitlines() if line[:2] == "  " and line[2:3].isalpha()]
     return len(short.splitlines()), len(options), len(commands)
 
 

@@ -16,4 +16,12 @@ def __getattr__(name: str) -> Any:
         from loadgen import api
 
         return getattr(api, name)
+    if name == "__version__":
+        from importlib import metadata
+
+        return metadata.version("loadgen")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

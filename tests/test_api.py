@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +163,8 @@ def test_arun_where_a_loop_is_running(tmp_path: Path) -> None:
         return await loadgen.arun(FEW, concurrency=1, num_requests=3, out=tmp_path / "run", **QUICK)
 
     assert asyncio.run(go()).requests.ok == 3
+
+
+def test_what_there_is_can_be_seen() -> None:
+    assert {*loadgen.__all__, "__version__"} <= {*dir(loadgen)}
+    assert loadgen.__version__ == metadata.version("loadgen")

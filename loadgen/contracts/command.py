@@ -15,6 +15,7 @@ from loadgen.answers.command import AgainstKey, AgainstModel, other_endpoint
 from loadgen.core import units
 from loadgen.core.errors import OK, Fault, Faults, UserError, collecting
 from loadgen.core.execution.options import typed
+from loadgen.shell import completion
 from loadgen.shell.options import OF_THE_LOAD, Given, takes, typed_again
 from loadgen.shell.output import print_answer, say
 
@@ -33,7 +34,10 @@ def validate(
     given: Given,
     contract: Annotated[
         Path | None,
-        typer.Argument(help="A contract file, the name of a shipped one, or a folder of a validation to judge anew."),
+        typer.Argument(
+            help="A contract file, the name of a shipped one, or a folder of a validation to judge anew.",
+            autocompletion=completion.contracts,
+        ),
     ] = None,
     dry_run: Annotated[
         bool,
@@ -46,7 +50,6 @@ def validate(
         str | None,
         typer.Option(
             "--duration",
-            "--benchmark-duration",
             "-d",
             metavar="TIME",
             help="No level's load is longer; says what cannot be decided then.",

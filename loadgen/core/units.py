@@ -95,6 +95,19 @@ def time_slice(text: str, bare: str | None = None) -> tuple[int, int | None]:
     return found
 
 
+_COUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kM]?)")
+_TIMES = {"": 1, "k": 1_000, "M": 1_000_000}
+
+
+def count(text: str) -> int:
+    """A whole number from 1 of `5000`, `5,000` or `5k`. Raises `Wrong`."""
+    match = _COUNT.fullmatch(text.strip().replace(",", "").replace("_", ""))
+    number = float(match[1]) * _TIMES[match[2]] if match else 0.0
+    if not 1 <= number < 1e12 or number != int(number):
+        raise Wrong("invalid_value", "is no whole number", "like 5000 or 5k")
+    return int(number)
+
+
 def rate_per_s(text: str, bare: bool = False) -> float:
     """Events per second of `10/s` or `600/min`; `inf` means everything at once. Always above zero. Raises `Wrong`.
 

@@ -21,7 +21,7 @@ from loadgen import result_kinds
 from loadgen.core import format, units
 from loadgen.core.errors import OK, Fault, Faults, UserError, meant
 from loadgen.core.execution.options import typed
-from loadgen.shell.options import AcceptSamplePrices, AllowInvalid, Given, new_folder, takes
+from loadgen.shell.options import PACKAGED, AcceptSamplePrices, AllowInvalid, Given, new_folder, takes
 from loadgen.shell.output import print_answer, say
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ SIMULATED, PUBLISHED = "sim:", "published:"
 @takes(only=())
 def size(
     given: Given,
-    profile: Annotated[
-        str, typer.Argument(metavar="workload", help="qa, rag, summarization, agentic, or a file of yours.")
-    ],
+    profile: Annotated[str, typer.Argument(metavar="workload", help=f"One of {PACKAGED}; or a file of yours.")],
     sources: Annotated[
         list[str],
         typer.Argument(
@@ -46,7 +44,9 @@ def size(
             "published:SYSTEM, a row of docs/published.md."
         ),
     ],
-    users: Annotated[int | None, typer.Option("--users", min=1, help="Users who work at the same time.")] = None,
+    users: Annotated[
+        str | None, typer.Option("--users", metavar="N", help="Users who work at the same time: 5000, 5k.")
+    ] = None,
     think: Annotated[str, typer.Option("--think", help="From an answer to the user's next question.")] = "30s",
     rate: Annotated[
         str | None,
@@ -189,7 +189,7 @@ def _is_searched(source: str) -> bool:
     return source.startswith(SIMULATED)
 
 
-def _need(users: int | None, think: str, rate: str | None, answer: str | None, spare: int) -> Need:
+def _need(users: str | None, think: str, rate: str | None, answer: str | None, spare: int) -> Need:
     from loadgen.cost.sizing import Need
 
     if (users is None) == (rate is None):
@@ -200,7 +200,7 @@ def _need(users: int | None, think: str, rate: str | None, answer: str | None, s
     if per_s is not None and not 0 < per_s < float("inf"):
         raise UserError("invalid_value", f'"{rate}" is not a load to carry', "--rate", "like 50 or 600/min")
     return Need(
-        users=users,
+        users=typed("--users", users, units.count),
         think_s=typed("--think", think, units.seconds) or 0.0,
         rate_per_s=per_s,
         answer_s=typed("--answer", answer, units.seconds),

@@ -288,4 +288,4 @@ def _supply_hint(target: TargetFacts, prices: Prices, result: str) -> str:
         keys = f"model: {target.model or 'NAME'}, per_million_input, per_million_output, as_of and source"
         advice = f"{machines}; a model is supplied under per_token: with {keys}"
     # a run has no flag that names a price: it is chosen later, of its result
-    return f"{advice}; or --price '{result}=NAME', one of: {', '.join(prices.at)}" if result else advice
+    return f"--price '{result}=NAME', one of: {', '.join(prices.at)}; or {advice}" if result else advice

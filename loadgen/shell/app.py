@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from loadgen.core.errors import OK, USAGE, UserError
 from loadgen.shell import streams
 from loadgen.shell.ending import ending
-from loadgen.shell.overview import overview, version
+from loadgen.shell.overview import first_words, overview, version
 
 COLLECT_AFTER = 200_000  # new objects, not 700: imports make many that stay; a tenth of the start went into them
 
@@ -19,6 +19,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point: exits with one of the codes of `loadgen.core.errors`."""
     gc.set_threshold(COLLECT_AFTER)
     streams.prepare()
+
+    if os.environ.get("_LOADGEN_COMPLETE") == "complete_bash" and os.environ.get("COMP_CWORD") == "1":
+        print("\n".join(first_words(os.environ.get("COMP_WORDS", ""))))
+        sys.exit(OK)
 
     def call() -> int:
         if sys.platform == "win32":

@@ -17,6 +17,7 @@ import typer
 from loadgen.core.errors import Fault, Faults, UserError, collecting, meant
 from loadgen.core.execution import options
 from loadgen.core.execution.options import COMMAND_OPTIONS, OPTIONS, PANELS, Option
+from loadgen.shell import completion
 from loadgen.shell.repetition import repetition
 
 if TYPE_CHECKING:
@@ -34,10 +35,11 @@ TARGET = (
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 OF_THE_LOAD = {name for name, option in OPTIONS.items() if option.part != "settings"}
 
+PACKAGED = "agentic, coding-agent, mixed, qa, rag, rag-pipeline, research-agent, summarization"
 OneWorkload = Annotated[
     str | None,
     typer.Argument(
-        metavar="workload", help="A workload file, or the name of a packaged one: qa, rag, summarization, agentic."
+        metavar="workload", help=f"A workload file, or a packaged one: {PACKAGED}.", autocompletion=completion.workloads
     ),
 ]
 
@@ -263,6 +265,9 @@ def typed_again(before: Sequence[str], now: Sequence[str]) -> list[str]:
     return [*kept, *now[1:]]
 
 
+_COMPLETED = {"url": completion.targets, "server": completion.servers, "slo": completion.terms}
+
+
 def _parameter(name: str, option: Option) -> inspect.Parameter:
     flag = typer.Option(
         *option.names,
@@ -270,7 +275,7 @@ def _parameter(name: str, option: Option) -> inspect.Parameter:
         metavar=option.metavar,
         rich_help_panel=next((panel for panel, names in PANELS.items() if name in names), "Advanced"),
         show_default=option.shown or True,
-        autocompletion=(lambda: list(option.choices)) if option.choices else None,
+        autocompletion=_COMPLETED.get(name) or ((lambda: list(option.choices)) if option.choices else None),
     )
     kind = bool if option.type is bool else option.type if option.default else option.type | None
     default = False if option.type is bool else option.default

@@ -26,6 +26,13 @@ def overview() -> str:
     return "\n".join(_lines(width)) + "\n"
 
 
+def first_words(line: str) -> list[str]:
+    """The commands that complete the second word of a line: for them the parser need not be made."""
+    begun = "".join(line.split()[1:2])
+    told = (name for name, _ in COMMANDS.told("name", "group"))
+    return [name for name in (*(row.name for row in COMMANDS.own), *told) if name.startswith(begun)]
+
+
 def version() -> str:
     """What `--version` prints."""
     from importlib import metadata

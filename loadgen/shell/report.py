@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from loadgen.core.errors import UserError
+from loadgen.shell import completion
 from loadgen.shell.options import Strict
 from loadgen.shell.output import in_color, say, say_changed
 
@@ -19,7 +20,10 @@ from loadgen.shell.output import in_color, say, say_changed
 def report(
     folder: Annotated[
         Path,
-        typer.Argument(help="Folder of a result or of several, another tool's result file, or calls of the SDK."),
+        typer.Argument(
+            help="Folder of a result or of several, another tool's result file, or calls of the SDK.",
+            autocompletion=completion.results,
+        ),
     ],
     html: Annotated[
         Path | None, typer.Option("--html", help="Where the page goes.", show_default="report.html in the folder")

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
 from typing import Any
 
 from loadgen.core.errors import UserError, closest
 from loadgen.shell import removed
 
+_TARGET = re.compile("(sim:|https?://)")
 _KEY = "the key is read from OPENAI_API_KEY or --api-key-file FILE: whoever uses this host sees a command line"
-_ELSEWHERE = {"--api-key": _KEY, "--model-api-key": _KEY, "--token": _KEY}
+_ELSEWHERE = {
+    "--api-key": _KEY, "--model-api-key": _KEY, "--token": _KEY, "--max-tokens": "did you mean --output-tokens?",
+    "--max-output-tokens": "did you mean --output-tokens?", "--prompt-tokens": "did you mean --input-tokens?",
+}  # fmt: skip
 """Flags of other tools that there are none of here, and what is done instead."""
 
 
@@ -35,5 +41,15 @@ def fault_of(error: Any) -> UserError:
         command = f"{command} {name}"
     if flag:  # its value is missing
         return UserError("missing_value", f"{flag} needs a value", flag, "loadgen COMMAND --help says which")
+    if kind == "UsageError" and (target := _target(error)):
+        where = f"{command} {target}"
+        return UserError("unknown_name", f"{target} is an endpoint, no workload", where, f"--url {target}")
     said = str(error.message).removeprefix("Value error, ")  # of the parser's own checks
     return UserError("invalid_value", said[:1].lower() + said[1:].rstrip("."), command, f"see {help_of_it}")
+
+
+def _target(error: Any) -> str:
+    """The first word of what was typed that is an endpoint and stands behind no flag; "" without one."""
+    typed = (error.ctx.find_root().obj or []) if error.ctx is not None else []
+    places = (word for before, word in pairwise(typed) if not before.startswith("-") and _TARGET.match(word))
+    return next(places, "")

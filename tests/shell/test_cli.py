@@ -17,10 +17,12 @@ from loadgen.core.errors import OK, USAGE
 from loadgen.core.execution.events import Counters
 from loadgen.core.execution.options import COMMAND_OPTIONS, PANELS
 from loadgen.core.execution.plan import Settings
+from loadgen.core.workload.loading import packaged
 from loadgen.runs.command import next_step
 from loadgen.runs.progress import Progress, Steps, step_words, words
 from loadgen.shell import app as cli
-from loadgen.shell import parsing
+from loadgen.shell import completion, parsing
+from loadgen.shell.options import PACKAGED
 
 
 def ends(arguments: list[str]) -> int:
@@ -56,9 +58,14 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
         (["size", "rag"], "SOURCES is missing", "sim:PRESET"),
         (["cost"], "FOLDERS is missing", "cost --help"),
         (["run", "rag", "--url"], "--url needs a value", "--help"),
-        (["size", "rag", "vm", "--users", "x"], "integer", "--help"),
+        (["size", "rag", "vm", "--spare", "x"], "integer", "--help"),
         (["fit", "x", "--on-bad-row", "no"], "error: 'no' is not one of 'fail', 'skip'", "--help"),
         (["run", "rag", "more"], "more", "--help"),
+        (["run", "rag", "--max-tokens", "5"], "no flag is called --max-tokens", "did you mean --output-tokens?"),
+        (["run", "qa", "sim:gb300-vm"], "sim:gb300-vm is an endpoint", "--url sim:gb300-vm"),
+        (["run", "qa", "-c", "4", "http://h:8000"], "http://h:8000 is an endpoint", "--url http://h:8000"),
+        (["size", "rag", "here", "--users", "many"], '"many" is no whole number', "5000 or 5k"),
+        (["run", "chatbot"], "no such workload", "loadgen validate chatbot"),
         (["run", "--isl", "100"], "--input-tokens alone", "add --output-tokens"),
         (["run", "--dataset", __file__], "", ""),
     ],
@@ -267,3 +274,50 @@ def test_the_shell_completes(typed: str, completed: list[str]) -> None:
 def test_the_next_command_after_a_busy_host(settings: Settings, words: str) -> None:
     typed = ["run", "qa", "-c", "4", *(["--out", str(settings.out)] if settings.out else [])]
     assert words in next_step(typed, settings)
+
+
+def test_no_contract_is_offered_as_a_workload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rag1.yaml").write_text("name: c\nslo: {ttft: 1s}\nlevels: []\n")
+    (tmp_path / "rag2.yaml").write_text("name: w\nrequests: {input_tokens: 1, output_tokens: 1}\n")
+    assert ends(["run", "rag3.yaml"]) == USAGE
+    said = capsys.readouterr().err
+    assert "rag2.yaml" in said and "rag1.yaml" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "hint"),
+    [
+        ("input_tokens: 5\noutput_tokens: 6\n", "input_tokens, output_tokens: stand under requests:", "requests: {"),
+        (
+            "requests: {input_tokens: 1, output_tokens: 1}\nduration: 5s\n",
+            "duration: stands under stages:",
+            "stages: [",
+        ),
+    ],
+)
+def test_keys_beside_their_part_are_one_fault(
+    text: str, what: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "w.yaml").write_text(f"name: w\n{text}")
+    assert ends(["run", str(tmp_path / "w.yaml")]) == USAGE
+    first, place, last = capsys.readouterr().err.splitlines()
+    assert what in first and "w.yaml:1" in place and hint in last
+
+
+def test_values_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").touch()
+    (tmp_path / "results" / "qa-1").mkdir(parents=True)
+    assert completion.workloads("r") == ["rag", "rag-pipeline", "research-agent", "results/"]
+    assert completion.workloads("mi") == ["mixed", "mine.yaml"]
+    assert completion.contracts("chat") == ["chatbot"]
+    assert "sim:gb300-vm" in completion.targets("sim:gb3") and "sim:h100x8" not in completion.targets("sim:gb3")
+    assert completion.servers("vl") == ["vllm"] and completion.terms("tp") == ["tpot:"]
+    assert completion.results("")[0] == "results/qa-1" and completion.results("results/q") == ["results/qa-1/"]
+
+
+def test_the_help_of_a_run_names_every_packaged_workload() -> None:
+    assert PACKAGED.split(", ") == sorted(packaged()) == completion.workloads("")[: len(packaged())]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -207,6 +208,15 @@ def _workload_path(path_or_name: str) -> Path:
     return known[path_or_name]
 
 
+def _is_workload(file: Path) -> bool:
+    """Whether a YAML file says what is sent, as no contract does; False where it cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            return re.search(rb"(?m)^(requests|classes|trace):", opened.read(1 << 16)) is not None
+    except OSError:
+        return False
+
+
 def _is_json_list(file: Path) -> bool:
     """A workload may be written as a JSON object, which is YAML too; a list is rows of data."""
     with file.open("rb") as opened:
@@ -215,7 +225,10 @@ def _is_json_list(file: Path) -> bool:
 
 def _read_text(file: Path, as_given: str) -> str:
     def missing() -> str:
-        neighbours = [str(path) for suffix in _SUFFIXES for path in sorted(file.parent.glob(f"*{suffix}"))]
+        if as_given in packaged("contracts"):
+            return f"{as_given} is a contract: loadgen validate {as_given}"
+        there = (path for suffix in _SUFFIXES for path in sorted(file.parent.glob(f"*{suffix}")))
+        neighbours = [str(path) for path in there if _is_workload(path)]
         return f"{meant(as_given, [*packaged(), *neighbours])}; or the path of a YAML file"
 
     try:

@@ -479,6 +479,16 @@ else:
     Grace = Duration  # may be left out, but not be null
 
 
+def _no_part_outside(data: Map) -> None:
+    """Refuse keys that stand beside the part that they belong to, all in one fault. Raises `Wrong`."""
+    for part, of in (("requests", Synthetic), ("stages", Stage)):
+        if outside := [key for key in data if key in {*of.keys()} - {*Written.keys(), *Written.synonyms}]:
+            inside = ", ".join(f"{key}: ..." for key in outside)
+            example = f"requests: {{{inside}}}" if part == "requests" else f"stages: [{{{inside}}}]"
+            what = f"{', '.join(outside)}: {'stand' if len(outside) > 1 else 'stands'} under {part}:"
+            raise units.Wrong("unknown_key", what, f"write {example}")
+
+
 OF_ITS_REQUESTS = ("slice", "on_bad_row", "replay")
 OF_ITS_ARRIVALS = ("slice", "on_bad_row", "speed", "loop")
 IN_TRACE = dict.fromkeys(("file", *OF_ITS_REQUESTS, *OF_ITS_ARRIVALS))  # the keys of a `trace:` block
@@ -538,8 +548,10 @@ class Written(Part):
     @classmethod
     def unwrap(cls, data: Any) -> Any:
         """Accept `classes: ...` in place of `requests`, and `trace: ...` in place of requests and stages."""
-        if isinstance(data, Map) and "trace" in data:
-            return _with_trace(data)
+        if isinstance(data, Map):
+            _no_part_outside(data)
+            if "trace" in data:
+                return _with_trace(data)
         if not isinstance(data, Map) or "classes" not in data:
             return data
         if "requests" in data:

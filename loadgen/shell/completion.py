@@ -1,0 +1,71 @@
+"""What the shell offers for a value that is half typed: names that there are, as far as they can be listed at once.
+
+Reads names of files and folders, and imports nothing of a run. Each takes what was typed and gives what begins so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent
+
+
+def workloads(incomplete: str) -> list[str]:
+    """Packaged workloads, and YAML files."""
+    return [*_beginning(_packaged("workloads"), incomplete), *_paths(incomplete, ".yaml", ".yml")]
+
+
+def contracts(incomplete: str) -> list[str]:
+    """Packaged contracts, and YAML files."""
+    return [*_beginning(_packaged("contracts"), incomplete), *_paths(incomplete, ".yaml", ".yml")]
+
+
+def targets(incomplete: str) -> list[str]:
+    """The simulated endpoints; nothing can be listed of others."""
+    presets = (f"sim:{path.stem}" for path in sorted((PACKAGE / "sim" / "presets").glob("*.yaml")))
+    return _beginning([*presets, "http://", "https://"], incomplete)
+
+
+def servers(incomplete: str) -> list[str]:
+    from loadgen_sdk.dialects.quirks import names
+
+    return _beginning(names(), incomplete)
+
+
+def terms(incomplete: str) -> list[str]:
+    """The metrics that an SLO may limit."""
+    from loadgen.core.slo import METRICS
+
+    return _beginning((f"{metric}:" for metric in (*METRICS, "goodput")), incomplete)
+
+
+def results(incomplete: str) -> list[str]:
+    """Folders, those in `results/` first where nothing is typed."""
+    here = [str(path) for path in sorted(Path("results").glob("*/"))] if not incomplete else []
+    return [*here, *_paths(incomplete)]
+
+
+def _packaged(kind: str) -> list[str]:
+    folder = PACKAGE / "data" / kind
+    folder = folder if folder.is_dir() else PACKAGE.parent / kind
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def _paths(incomplete: str, *suffixes: str) -> Iterator[str]:
+    """Folders and files of these endings that begin as is typed; a folder ends with a slash."""
+    folder, _, begun = incomplete.rpartition("/")
+    inside = Path(folder or ("/" if incomplete.startswith("/") else "."))
+    if not inside.is_dir():
+        return
+    for path in sorted(inside.iterdir()):
+        if path.name.startswith(begun) and (begun or not path.name.startswith(".")):
+            name = f"{folder}/{path.name}" if "/" in incomplete else path.name
+            if path.is_dir():
+                yield f"{name}/"
+            elif path.suffix in suffixes:
+                yield name
+
+
+def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
