@@ -89,7 +89,7 @@ def simulated(world: World, stage: Stage, seed: int, steer: Any = None) -> tuple
     made, course = virtual.simulate(
         arrivals.build(Workload(name="x", requests=requests, stages=(stage,)), seed),
         lambda number: (inputs[number % 100_000], outputs[number % 100_000], ()),
-        virtual.System(costs=preset.costs, limits=preset.limits, speeds=preset.speeds),
+        virtual.SimulatedSystem(costs=preset.costs, limits=preset.limits, speeds=preset.speeds),
         steer=steer,
     )
     return made.rows[np.argsort(made.rows["done_ns"], kind="stable")], course

@@ -24,7 +24,7 @@ from loadgen.core.schedule import arrivals
 from loadgen.core.workload import load, read_flags
 from loadgen.runs.compared import ComparedRun, Side
 from loadgen.sim.presets.preset import load_preset as preset
-from loadgen.sim.virtual_backend import System, simulate
+from loadgen.sim.virtual_backend import SimulatedSystem, simulate
 
 BATCH = 64  # sequences at once: small, so that 2,000 requests are several minutes of load
 INSTANTS = (
@@ -48,7 +48,7 @@ def rows(rate: str, seed: int, n: int) -> NDArray[np.void]:
     made, _ = simulate(
         arrivals.build(workload, seed),
         lambda number: (prompts[number], answers[number], ()),
-        System(costs=found.costs, limits=replace(found.limits, max_batch_size=BATCH)),
+        SimulatedSystem(costs=found.costs, limits=replace(found.limits, max_batch_size=BATCH)),
     )
     return made.rows
 

@@ -74,7 +74,7 @@ def run(where: World, rate: float, seed: int, length_s: float) -> tuple[Any, Any
     made, _ = virtual.simulate(
         planned,
         lambda number: (inputs[number % size], outputs[number % size], ()),
-        virtual.System(costs=where.preset.costs, limits=where.preset.limits, speeds=where.preset.speeds),
+        virtual.SimulatedSystem(costs=where.preset.costs, limits=where.preset.limits, speeds=where.preset.speeds),
     )
     return planned.stages[0].offsets, made.rows[np.argsort(made.rows["done_ns"], kind="stable")]
 

@@ -30,7 +30,7 @@ from loadgen.core.workload import Fixed, Poisson, Stage, Synthetic, Workload
 from loadgen.cost import published as reference
 from loadgen.sim.presets import preset as presets
 from loadgen.sim.presets.preset import Preset, SourcedNumber
-from loadgen.sim.virtual_backend import Course, System, simulate
+from loadgen.sim.virtual_backend import Course, SimulatedSystem, simulate
 
 PARTS = "offline,latency,sensitivity,throughput,rack"
 SERVER_S = 600  # MLPerf's minimum duration, which all of these runs kept
@@ -137,7 +137,7 @@ def run(system: Preset, gpus: int, arrival: Evenly | Poisson, n: int, tokens: fl
     made, course = simulate(
         arrivals.build(workload, 1),
         lambda number: (into[number], out[number], ()),
-        System(costs=system.costs, limits=system.limits, speeds=speeds, routing=system.routing),
+        SimulatedSystem(costs=system.costs, limits=system.limits, speeds=speeds, routing=system.routing),
     )
     used = time.process_time() - began
     rows = made.rows

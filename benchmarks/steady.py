@@ -39,7 +39,7 @@ def run(preset_name: str, scenario: Any, rate: float, length_s: float, round_nam
     made, _ = virtual.simulate(
         arrivals.build(workload, test.seeds.schedule),
         lambda number: (inputs[number % len(inputs)], outputs[number % len(outputs)], ()),
-        virtual.System(costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing),
+        virtual.SimulatedSystem(costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing),
     )
     rows = made.rows
     header = Header(state="finished", stages=(StagePlan(arrival=f"poisson {rate:g}/s", rate=rate),))

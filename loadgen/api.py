@@ -291,7 +291,7 @@ def load_runs(folder: str | os.PathLike[str]) -> dict[str, Result]:
 def _refuse_misuse(workload: Any, options: RunOptions) -> None:
     """Raises UserError for what is no workload, or cannot be changed."""
     from loadgen.core.workload import Workload
-    from loadgen.core.workload.overrides import of_the_load
+    from loadgen.core.workload.flags import of_the_load
 
     source = next((f"a {name}" for name in ("trace", "dataset") if options.get(name) is not None), "")
     changes = of_the_load(options)

@@ -38,9 +38,9 @@ from loadgen.core.stats import intervals
 from loadgen.core.stats.quantiles import support
 from loadgen.core.workload import Closed, Mix, Poisson, Slo, Workload
 from loadgen.core.workload import load as load_workload
+from loadgen.core.workload.flags import Overrides
 from loadgen.core.workload.loading import packaged
 from loadgen.core.workload.messages import locate
-from loadgen.core.workload.overrides import Overrides
 from loadgen.core.workload.yaml_marks import Map, where
 
 RATES_NEED = 30  # least number of requests for a rate with an interval

@@ -277,7 +277,7 @@ def published_arithmetic(workload: str) -> list[str]:
 def _refuse_other_slo(slo: Sequence[str], evidence: Evidence, source: str) -> None:
     """Raise UserError where `--slo` is not the SLO that a stored result was measured under."""
     from loadgen.core.stats.quantiles import milliseconds
-    from loadgen.core.workload.overrides import read_flags
+    from loadgen.core.workload.flags import read_flags
     from loadgen.cost.comparison import slo_words
 
     flags = read_flags(slo=tuple(slo))

@@ -52,7 +52,7 @@ def sweep(
     """
     from loadgen.core import run_folder
     from loadgen.core.execution.folder_names import alone
-    from loadgen.core.workload.overrides import of_the_load
+    from loadgen.core.workload.flags import of_the_load
     from loadgen.runs.levels_text import report
     from loadgen.runs.show import print_plans, shown
     from loadgen.search import sweep as levels

@@ -28,7 +28,7 @@ from loadgen.core.stats.quantiles import Histogram, bucket
 from loadgen.core.workload import Workload, load, read_flags
 from loadgen.sim.engine.fleet import Fleet
 from loadgen.sim.engine.replica import Costs, ServerLimits
-from loadgen.sim.virtual_backend import System, simulate
+from loadgen.sim.virtual_backend import SimulatedSystem, simulate
 
 MS = 1_000_000
 COSTS = Costs(overhead_ns=10 * MS, weights_ns=5 * MS, kv_token_ns=20.0, token_ns=30_000.0, attended_ns=0.5)
@@ -82,7 +82,9 @@ def test_columns_are_what_a_visit_to_every_token_finds(
     def sizes(number: int) -> tuple[int, int, tuple[int, ...]]:
         return *asked[number], ()
 
-    made, course = simulate(timetable, sizes, System(costs=COSTS, limits=limits, speeds=speeds, interval=interval))
+    made, course = simulate(
+        timetable, sizes, SimulatedSystem(costs=COSTS, limits=limits, speeds=speeds, interval=interval)
+    )
     events = visited(made.rows, sizes, limits, speeds, interval)
     expected_gaps, bins = Histogram(), np.zeros(len(made.timeline[0]), np.int64)
     for row in made.rows:

@@ -1,7 +1,7 @@
 """The options of a run, in one table: a field of `RunOptions` is a keyword of `loadgen.run`, and its `Option` is the
 flag of every command that drives load, with the parser that reads the value of both.
 
-The options of the load itself are read by `workload/overrides.py`; all others become `Settings` here. IO: reads the
+The options of the load itself are read by `workload/flags.py`; all others become `Settings` here. IO: reads the
 files that options name.
 """
 
@@ -249,7 +249,7 @@ class Option(NamedTuple):
 
 
 def _of_load(flags: str, help: str, type: Any = str, shown: str = "", sets: str = "") -> Option:
-    """An option that `workload/overrides.py` reads."""
+    """An option that `workload/flags.py` reads."""
     return Option(flags, help, type, part="load", shown=shown, sets=sets)
 
 

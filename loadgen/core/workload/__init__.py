@@ -17,8 +17,9 @@ from loadgen.core.workload.fields import (
 )
 from loadgen.core.workload.file_schema import json_schema, schema_of
 from loadgen.core.workload.fingerprints import recipe_fingerprint, request_fingerprint, work_fingerprint
+from loadgen.core.workload.flags import Overrides, levels, read_flags
 from loadgen.core.workload.loading import load, of_trace, packaged
-from loadgen.core.workload.overrides import Overrides, levels, placed, read_flags
+from loadgen.core.workload.overrides import placed
 from loadgen.core.workload.schema import (
     Arrival,
     AtLeast,

@@ -16,8 +16,9 @@ from typing import Any
 from loadgen.core.errors import Faults, UserError, meant, of_reading
 from loadgen.core.units import NS_PER_S
 from loadgen.core.workload.fields import Source
+from loadgen.core.workload.flags import Overrides, read_flags
 from loadgen.core.workload.messages import in_order, validated
-from loadgen.core.workload.overrides import Overrides, apply, read_flags
+from loadgen.core.workload.overrides import apply
 from loadgen.core.workload.schema import IN_TRACE, Workload, Written
 from loadgen.core.workload.yaml_marks import Map, read_yaml
 
