@@ -297,6 +297,13 @@ class OpenedResult:
         return str(call(self.row, "text", self.value, color))
 
     @property
+    def markdown(self) -> str:
+        """The report as Markdown, ending in a newline; of a kind that has none, its text between fences."""
+        if self.row.report:
+            return str(_written("markdown", call(self.row, "report", self.value)))
+        return f"```text\n{self.text}```\n"
+
+    @property
     def page(self) -> str | None:
         """The report as one HTML page; None of a kind without one."""
         if self.row.report:

@@ -146,6 +146,7 @@ OWNERS = {  # a file that names a marker -> why
     "evidence/verify.py": "places whose definition has changed, by file; the header of each run",
     "interop/trackers.py": "the files that a tracker is given",
     "result_kinds.py": "the table",
+    "shell/ending.py": "which run was going on when a command broke off",
 }
 
 
@@ -201,9 +202,12 @@ def test_every_kind_is_reported(results: Path, name: str, capsys: pytest.Capture
         assert page.read_text().startswith("<!doctype html>") and f"page: {page}" in told.err
     after = {file: file.read_bytes() for file in results.rglob("*") if file.is_file()}
     changed = {file.name for file in after if before.get(file) != after[file]}
-    assert changed <= {"report.html"}, "a page of its own, and nothing of the result"
+    assert changed <= {kind.page_name, checksums.BEFORE}, "a page made of the records, and nothing of the result"
     assert exits("report", path, "--json") == code
     assert json.loads(capsys.readouterr().out)
+    assert exits("report", path, "--markdown") == code
+    pasted = capsys.readouterr().out
+    assert "### " in pasted if kind.report else pasted.startswith("```text\n") and pasted.endswith("```\n")
     assert exits("report", path, "--no-html") == code
 
 

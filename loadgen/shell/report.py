@@ -33,6 +33,9 @@ def report(
         bool,
         typer.Option("--json", help="Print summary.json, verdict.json, ... instead; no page unless --html."),
     ] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print Markdown instead, as for a build; no page unless --html.")
+    ] = False,
     strict: Strict = False,
 ) -> int:
     """Print a stored result again, from its records, and write report.html: one file that opens without network.
@@ -43,17 +46,22 @@ def report(
     """
     from loadgen import result_kinds
 
+    if as_json and as_markdown:
+        raise UserError("conflict", "several formats at once", "--json, --markdown", "choose one")
     say_changed(folder)
     opened = result_kinds.OpenedResult(folder, result_kinds.kind_of(folder) or result_kinds.RUN)
     if as_json:
         sys.stdout.buffer.write(opened.document)
         sys.stdout.buffer.flush()
+    elif as_markdown:
+        print(opened.markdown, end="", flush=True)
     else:
         print(opened.shown(color=in_color()), end="", flush=True)
+    only = as_json or as_markdown
     beside = opened.row.page_name if result_kinds.leaves_page_in(opened.row, folder) else ""
-    if not no_html and (html is not None or (beside and not as_json)) and (page := opened.page) is not None:
+    if not no_html and (html is not None or (beside and not only)) and (page := opened.page) is not None:
         _write(page, html if html is not None else folder / beside, within=folder)
-    elif not no_html and not as_json and opened.row.page_name and not beside:
+    elif not no_html and not only and opened.row.page_name and not beside:
         say(f"no page: no result lies directly in {folder}; --html FILE writes one")
     return opened.exit_code(strict=strict)
 

@@ -31,8 +31,9 @@ def renew(folder: Path, file: Path) -> None:
     """Write the hash of one file of the folder anew, where it is listed; the others stay as they are."""
     listed = read(folder)
     name = file.relative_to(folder).as_posix() if file.is_relative_to(folder) else ""
-    if listed is not None and name in listed and (folder / FILE).is_file():
-        replace(folder / FILE, _text(listed | {name: _sha256(file)}))
+    if listed is not None and name in listed:
+        of = next(folder / one for one in (FILE, BEFORE) if (folder / one).is_file())
+        replace(of, _text(listed | {name: _sha256(file)}))
 
 
 def read(folder: Path) -> dict[str, str] | None:

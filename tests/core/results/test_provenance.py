@@ -126,7 +126,7 @@ def test_metadata_are_stored_and_shown(tmp_path: Path, capsys: pytest.CaptureFix
     ends("compare", str(tmp_path / "a"), str(tmp_path / "b"))
     assert "different metadata: driver=580.65, note=two words" in capsys.readouterr().out
     ends("sweep", *FLAGS, "-c", "1,2", "-n", "20", *pairs, "-o", str(tmp_path / "s"))
-    assert "metadata: driver=580.65" in capsys.readouterr().out
+    assert "Metadata   driver=580.65" in capsys.readouterr().out
     assert json.loads((tmp_path / "s" / "plan.json").read_bytes())["metadata"] == expected
 
 
