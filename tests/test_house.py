@@ -223,7 +223,7 @@ def test_the_drawing_of_the_tree_is_that_of_the_layers(package: str) -> None:
     [
         ("From --request-rate to the socket", (16, 12)),
         ("From a token event to", (20, 14)),
-        ("From an SLO term", (9, 7)),
+        ("From an SLO term", (9, 8)),
     ],
 )
 def test_the_stops_of_a_way_exist(heading: str, stops: tuple[int, int]) -> None:
