@@ -97,7 +97,9 @@ def render_levels(summaries: Sequence[Summary], *, color: bool = False) -> str:
             lines[i + 1] += "  " + paint("SLO missed", "yellow")
         elif summary.goodput.undecided:
             lines[i + 1] += "  " + paint("SLO undecided", "yellow")
-    lines.append("latencies in ms; requests/s and output tokens/s over all the time measured, its tail too")
+    steady = all(headline(summary).steady for summary in summaries)
+    when = "while load was offered" if steady else "while load was offered where that was known, else of the whole run"
+    lines.append(f"latencies in ms; requests/s and output tokens/s {when}")
     if needs := needed([d for s in summaries for d in (s.ttft_ms, s.tpot_ms, s.e2e_ms)], ("p50", "p99")):
         lines.append(f"~ rests on too few samples; needed: {needs}")
     return "\n".join([*mark, *lines]) + "\n"

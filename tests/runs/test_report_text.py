@@ -122,7 +122,9 @@ def test_levels_are_one_line_each() -> None:
     assert [line.split("  ")[0] for line in levels] == ["poisson 20/s", "16 in flight"]
     assert levels[1].endswith("INVALID")
     assert head.index("TTFT p99") + len("TTFT p99") == levels[1].index("~1,652") + len("~1,652")
-    assert "ms" in units
+    whole = replace(RAG, load=replace(RAG.load, steady_completed_rps=None))
+    assert units.endswith("requests/s and output tokens/s while load was offered")
+    assert "else of the whole run" in text.render_levels([RAG, whole])
     assert note.startswith("~")
     simulated = replace(RAG, target=replace(RAG.target, simulated=True))
     assert text.render_levels([API, simulated]).startswith("SIMULATED")

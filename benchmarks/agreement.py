@@ -1,0 +1,446 @@
+"""Whether every place says one figure: of one machine, by all the ways in which loadgen can be asked.
+
+    python benchmarks/agreement.py [--cases qa,rag,summarization,agentic,rag-pipeline]
+    python benchmarks/agreement.py --cases qa --url http://127.0.0.1:8000 --length 60s --slo ttft:1s   # in real time
+
+For each workload on a simulated GB300 VM (SIMULATED, virtual time; the workload's limits at p99):
+
+- **One result, every place.** A search, and a run at the load that it found: the JSON of each is the reference; text,
+  page, `ui`, JUnit, `cost`, `size` and `compare` have to print the same value, to the digits that they print.
+  Prometheus is read while a run goes, so with --url alone: its counts, as its histograms know no p99.
+- **Cut short.** The same search stopped by time, by SIGTERM and by SIGKILL claims no capacity, and `cost` and `size`
+  exit 3; each of them resumed has to end with the very capacity of the one that was left alone.
+- **Other ways to the same load.** Runs with other seeds give the interval of one run more; the search's own run, the
+  level of a sweep, a closed loop with the lanes of Little's law and a contract are held against it. A sweep about the
+  capacity and a continuous search are held against the interval of the search.
+
+A pair is `equal`, `within` its intervals, `marked` where what is printed says why it is another figure, or DISAGREES:
+then the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import rig
+
+from loadgen.core.stats.intervals import t_quantile
+from loadgen.core.units import seconds
+
+NUMBER = r"([\d,.]+)"
+PRICES = """currency: USD
+rented:
+  - {provider: made up, shape: gb300-vm, gpu: GB300, gpus: 4, per_hour: 56.00, commitment: none, as_of: 2026-11, source: x}
+"""
+GPUS = ("--gpus", "4", "--shape", "gb300-vm")
+USERS = 20_000
+REPEATS = 8
+LEVEL = 0.99  # of the interval of one run more
+BRACKET = 1.06  # a sweep about a capacity, from below to above
+CASES = {  # limits of each workload at p99
+    "qa": ("ttft:450ms", "tpot:40ms"),
+    "rag": ("ttft:2s", "tpot:200ms"),
+    "summarization": ("ttft:2s", "tpot:200ms"),
+    "agentic": ("ttft:2s", "tpot:200ms"),
+    "rag-pipeline": ("ttft:2s", "tpot:200ms"),
+}
+CHAINED = ("agentic", "rag-pipeline")  # a rate is of tasks, so several requests each
+EMPTY = "it began with an empty server"
+CLOSED = "closed loop"
+
+
+class Said(NamedTuple):
+    """What a place says of a name. `low`, `high`: its interval, where the figure is not exact. `mark`: why it differs."""
+
+    name: str
+    place: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    mark: str = ""
+
+
+class Pair(NamedTuple):
+    """A place held against the reference of its name."""
+
+    reference: Said
+    said: Said
+    word: str
+
+
+class Case(NamedTuple):
+    """What one workload is asked with. `load`: the flags of every command; `folder`: where its results go."""
+
+    workload: str
+    target: tuple[str, ...]
+    slo: tuple[str, ...]
+    length_s: float
+    folder: Path
+    simulated: bool
+
+    def search(self, name: str, *more: str) -> list[str]:
+        length = f"{self.length_s:g}s"
+        return ["search", self.workload, *self.target, *self.slo, "-d", length, "--seed", "21", "-o", name, *more]
+
+    def run(self, name: str, *more: str, lengths: float = 2) -> list[str]:
+        length = f"{lengths * self.length_s:g}s"
+        return ["run", self.workload, *self.target, *self.slo, "-d", length, "-o", name, *more]
+
+
+def started(case: Case, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "loadgen", *words], cwd=case.folder, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def told(case: Case, *words: str, codes: tuple[int, ...] = (0, 1, 3)) -> str:
+    """What a command prints. Exits where the command cannot be used at all."""
+    running = started(case, *words)
+    out, err = running.communicate()
+    if running.returncode not in codes:
+        sys.exit(f"loadgen {' '.join(words)}: exit {running.returncode}\n{err[-2000:]}")
+    return out
+
+
+def number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def in_text(name: str, place: str, pattern: str, text: str) -> Said:
+    """The figure that a page or text prints, with the reach of its last digit as its interval. NaN: not found there."""
+    found = re.search(pattern, text, re.MULTILINE)
+    if found is None:
+        return Said(name, place, math.nan)
+    printed = found[1].rstrip(".,")
+    value = number(printed)
+    decimals = len(printed.partition(".")[2])
+    digits = len(printed.replace(",", "").replace(".", "").lstrip("0"))
+    last = 10.0**-decimals
+    if not decimals and digits > 3 and printed.endswith("0"):  # thousands are rounded to some digits
+        last = 10.0 ** (len(printed) - len(printed.rstrip("0,")))
+    return Said(name, place, value, value - 0.5001 * last, value + 0.5001 * last)
+
+
+def plain(page: str) -> str:
+    """The words of a page, a line each."""
+    bare = re.sub(r"<(script|style)[^>]*>.*?</\1>", "", page, flags=re.DOTALL)
+    return re.sub(r"\s*\n\s*", "\n", html.unescape(re.sub(r"<[^>]+>", "\n", bare)))
+
+
+def held(pairs_of: Iterable[Said]) -> Iterator[Pair]:
+    """Each place against the first that says a name."""
+    references: dict[str, Said] = {}
+    for said in pairs_of:
+        reference = references.setdefault(said.name, said)
+        if reference is not said:
+            yield Pair(reference, said, word(reference, said))
+
+
+def word(reference: Said, said: Said) -> str:
+    if math.isclose(reference.value, said.value, rel_tol=1e-9):
+        return "equal"
+    ends = [(one.value if end is None else end) for one in (reference, said) for end in (one.low, one.high)]
+    if not math.isnan(said.value) and ends[0] <= ends[3] and ends[2] <= ends[1]:
+        printed = reference.low is None and ends[2] <= reference.value <= ends[3]
+        return "equal" if printed else "within"
+    return "marked" if said.mark else "DISAGREES"
+
+
+# -- one result, every place -------------------------------------------------------------------------------------------
+
+
+def of_run(case: Case, name: str) -> Iterator[Said]:
+    """What each place says of a run."""
+    text = told(case, "report", name, "--html", f"{name}.html")
+    summary = json.loads(told(case, "report", name, "--json"))
+    steady = summary["tokens"]["steady_output_per_s"]
+    yield Said("tokens/s", f"{name}: JSON", steady)
+    yield Said("goodput", f"{name}: JSON", summary["goodput"]["steady_rps"])
+    yield Said("completed", f"{name}: JSON", summary["load"]["steady_completed_rps"])
+    for metric in ("ttft", "tpot"):
+        yield Said(f"{metric} p99", f"{name}: JSON", summary[f"{metric}_ms"]["p99"])
+    yield in_text("tokens/s", f"{name}: text", rf"{NUMBER}/s output", text)
+    yield in_text("goodput", f"{name}: text", rf"goodput\s+{NUMBER}/s", text)
+    yield in_text("completed", f"{name}: text", rf"completed\s+{NUMBER}/s", text)
+    page = plain((case.folder / f"{name}.html").read_text("utf-8"))
+    yield in_text("tokens/s", f"{name}: page", rf"^Output tokens\n{NUMBER}", page)
+    yield in_text("goodput", f"{name}: page", rf"goodput {NUMBER}/s", page)
+    yield in_text("completed", f"{name}: page", rf"^Completed\n{NUMBER}", page)
+    junit = (case.folder / f"{name}.xml").read_text("utf-8")
+    for metric in ("ttft", "tpot"):
+        row = rf"^{metric.upper()}" + r" +[\d,.~]+" * 4 + rf" +{NUMBER}"
+        yield in_text(f"{metric} p99", f"{name}: text", row, text)
+        yield in_text(f"{metric} p99", f"{name}: page", rf"^{metric.upper()} p99\n{NUMBER}", page)
+        yield in_text(f"{metric} p99", f"{name}: JUnit", rf"{metric.upper()} p99 .*\n.*<system-out>{NUMBER}", junit)
+    (offer,) = json.loads(told(case, "cost", name, "--prices", "prices.yaml", "--json"))["offers"]
+    rates = offer["rates_per_s"]
+    yield Said("tokens/s", f"{name}: cost", float(rates["million_output_tokens"]) * 1e6)
+    yield Said("goodput", f"{name}: cost", float(rates["good_request"]))
+    yield Said("completed", f"{name}: cost", float(rates["request"]))
+
+
+def of_search(case: Case, name: str, shown: dict[str, list[str]]) -> Iterator[Said]:
+    """What each place says of a search. `shown`: the rows of `ui`."""
+    unit = r"(?: requests| conversations| tasks)?/s"
+    text = told(case, "report", name, "--html", f"{name}.html")
+    capacity = json.loads((case.folder / name / "capacity.json").read_bytes())
+    rate, evidence = capacity["rate_per_s"], capacity["evidence"]
+    summary = json.loads((case.folder / name / evidence / "summary.json").read_bytes())
+    found = json.loads((case.folder / name / "search.json").read_bytes())["told"]
+    (trial,) = [one["figures"] for one in found if one["folder"] == evidence]
+    yield Said("capacity", "search: capacity.json", rate)
+    yield Said("tokens/s", "search: capacity.json", capacity["output_tokens_per_s"])
+    yield Said("goodput", "search: its run", summary["goodput"]["steady_rps"])
+    for metric in ("ttft", "tpot"):
+        yield Said(f"{metric} p99", "search: its run", summary[f"{metric}_ms"]["p99"])
+        yield Said(f"{metric} p99", "search: search.json", trial[f"{metric}_p99_ms"])
+    yield Said("tokens/s", "search: search.json", trial["output_tokens_per_s"])
+    yield Said("goodput", "search: search.json", trial["goodput_rps"])
+    yield in_text("capacity", "search: text", rf"^Capacity +{NUMBER}{unit}", text)
+    page = plain((case.folder / f"{name}.html").read_text("utf-8"))
+    yield in_text("capacity", "search: page", rf"^Capacity\n{NUMBER}\n", page)
+    yield in_text("capacity", "search: page, its sentence", rf"by search: {NUMBER}{unit}", page)
+    yield in_text("tokens/s", "search: page", rf"^Output tokens\n{NUMBER}\n", page)
+    row = shown[name]
+    yield in_text("capacity", "search: ui", rf"{NUMBER}{unit}", row[2])
+    yield in_text("tokens/s", "search: ui", f"^{NUMBER}", row[7])
+    yield in_text("ttft p99", "search: ui", f"^{NUMBER}", row[8])
+    yield in_text("tpot p99", "search: ui", f"^{NUMBER}", row[9])
+    side = json.loads(told(case, "compare", name, "r1", "--json"))["comparison"]
+    yield in_text("capacity", "search: compare", rf"at its capacity, {NUMBER} ", "\n".join(side["notes"]))
+    before = {one["metric"]: one["before"] for one in side["differences"]}
+    yield Said("ttft p99", "search: compare", before["ttft_ms.p99"])
+    yield Said("tpot p99", "search: compare", before["tpot_ms.p99"])
+    yield Said("tokens/s", "search: compare", before["tokens.steady_output_per_s"])
+    yield from of_money(case, name, rate)
+
+
+def of_money(case: Case, name: str, rate: float) -> Iterator[Said]:
+    (offer,) = json.loads(told(case, "cost", name, "--prices", "prices.yaml", "--json"))["offers"]
+    unit = "task" if case.workload in CHAINED else "request"
+    yield Said("capacity", "search: cost", float(offer["rates_per_s"][unit]))
+    yield Said("tokens/s", "search: cost", float(offer["rates_per_s"]["million_output_tokens"]) * 1e6)
+    text = told(case, "cost", name, "--prices", "prices.yaml")
+    yield in_text("capacity", "search: cost, text", rf"capacity by search: {NUMBER} ", text)
+    size = ("size", case.workload, name, "--users", str(USERS), "--prices", "prices.yaml")
+    ((of_size, *_),) = (json.loads(told(case, *size, "--json", "-o", f"{name}-size"))["sizes"],)
+    yield Said("capacity", "search: size", of_size["per_machine"]["mid"])
+    text = told(case, *size, "-o", f"{name}-size-text")
+    machines, month = of_size["machines"], 56.0 * 730 * of_size["machines"]
+    yield Said("machines", "size: from the capacity", math.ceil(of_size["demand_per_s"] / rate) + 1)
+    yield Said("machines", "size: JSON", machines)
+    yield in_text("machines", "size: headline", rf"need {NUMBER} machines", text)
+    yield Said("USD a month", "size: of its machines", month)
+    yield Said("USD a month", "size: JSON", float(of_size["per_month"]["mid"]))
+    yield in_text("USD a month", "size: headline", rf"USD {NUMBER} a month", text)
+    per_thousand = float(offer["costs"][unit]["total"]) * 1000
+    yield Said("USD per 1,000 at capacity", "cost: JSON", per_thousand)
+    each = float(of_size["per_thousand"]["mid"]) * of_size["used"]
+    yield Said("USD per 1,000 at capacity", "size: JSON, times the share used", each)
+
+
+def ui_rows(case: Case) -> dict[str, list[str]]:
+    """The table of `loadgen ui`, by name of result."""
+    serving = started(case, "ui", ".")
+    try:
+        assert serving.stdout is not None
+        with urllib.request.urlopen(serving.stdout.readline().strip(), timeout=60) as answer:
+            page = answer.read().decode()
+    finally:
+        serving.terminate()
+        serving.wait()
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in re.findall(r"<tr.*?</tr>", page, re.DOTALL)]
+    rows = [[" ".join(plain(cell).split()) for cell in row] for row in cells if len(row) > 9]
+    first = len(rows[0]) - 11  # cells before the name
+    return {row[first]: row[first:] for row in rows}
+
+
+# -- cut short ---------------------------------------------------------------------------------------------------------
+
+
+def cut_short(case: Case, spent_s: float) -> Iterator[Said]:
+    """The same search stopped in three ways: what it claims then, and its capacity when it was resumed."""
+    done = json.loads((case.folder / "search" / "capacity.json").read_bytes())
+    yield Said("capacity when resumed", "search left alone", done["rate_per_s"])
+    yield Said("tokens/s when resumed", "search left alone", done["output_tokens_per_s"])
+    yield Said("claims while stopped", "none", 0)
+    for how in ("time", "SIGTERM", "SIGKILL"):
+        name = f"by-{how}"
+        stop(case, name, how, spent_s)
+        stored = case.folder / name / "capacity.json"
+        if stored.is_file():
+            yield Said("claims while stopped", f"{how}: capacity.json", json.loads(stored.read_bytes())["confirmed"])
+        for command in (["cost", name], ["size", case.workload, name, "--users", str(USERS), "-o", f"{name}-s"]):
+            running = started(case, *command, "--prices", "prices.yaml")
+            running.communicate()
+            yield Said("claims while stopped", f"{how}: {command[0]}", running.returncode != 3)
+        told(case, "search", "--resume", name, "--max-time", "300h", "--progress", "off")
+        again = json.loads(stored.read_bytes())
+        yield Said("capacity when resumed", how, again["rate_per_s"])
+        yield Said("tokens/s when resumed", how, again["output_tokens_per_s"])
+
+
+def stop(case: Case, name: str, how: str, spent_s: float) -> None:
+    """Begin the search of `case` and end it in the middle."""
+    if how == "time":
+        told(case, *case.search(name, "--max-time", f"{spent_s / 3:.0f}s", "--progress", "off"))
+        return
+    running = started(case, *case.search(name, "--progress", "off"))
+    lines = case.folder / name / "probes.jsonl"
+    while running.poll() is None and (not lines.is_file() or lines.read_bytes().count(b"\n") < 4):
+        time.sleep(0.02)
+    running.send_signal(signal.SIGTERM if how == "SIGTERM" else signal.SIGKILL)
+    running.communicate()
+
+
+# -- other ways to the same load ---------------------------------------------------------------------------------------
+
+
+def same_load(case: Case, rate: float) -> Iterator[Said]:
+    """Runs at one load by other commands, held against the interval of one run more of it."""
+    runs = [summary_of(case, f"r{i + 1}") for i in range(REPEATS)]
+    for name, of in FIGURES.items():
+        values = [of(one) for one in runs]
+        mean = statistics.fmean(values)
+        half = t_quantile(0.5 + LEVEL / 2, REPEATS - 1) * statistics.stdev(values) * math.sqrt(1 + 1 / REPEATS)
+        yield Said(name, f"{REPEATS} runs at that load", mean, mean - half, mean + half)
+    search = json.loads((case.folder / "search" / "capacity.json").read_bytes())["evidence"]
+    yield from figures(summary_of(case, f"search/{search}"), "the search's own run", EMPTY)
+    stays = [(one["sessions"]["duration_ms"] if one.get("sessions") else one["e2e_ms"])["mean"] / 1e3 for one in runs]
+    lanes = round(rate * statistics.fmean(stays))  # Little's law
+    told(case, *case.run("closed", "-c", str(lanes), *warm(case), "--seed", "78", "--progress", "off"))
+    yield from figures(summary_of(case, "closed"), f"{lanes} lanes", CLOSED)
+
+
+def figures(summary: dict[str, Any], place: str, mark: str = "") -> Iterator[Said]:
+    for name, of in FIGURES.items():
+        yield Said(name, place, of(summary), mark=mark)
+
+
+FIGURES = {
+    "tokens/s": lambda summary: summary["tokens"]["steady_output_per_s"],
+    "goodput": lambda summary: summary["goodput"]["steady_rps"],
+    "ttft p99": lambda summary: summary["ttft_ms"]["p99"],
+    "tpot p99": lambda summary: summary["tpot_ms"]["p99"],
+}
+
+
+def warm(case: Case) -> tuple[str, str]:
+    return "--warmup", f"{max(case.length_s / 2, 20):g}s"
+
+
+def summary_of(case: Case, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((case.folder / name / "summary.json").read_bytes())
+    return found
+
+
+def other_capacities(case: Case) -> Iterator[Said]:
+    """The capacity by a sweep about it and by a continuous search, and what a contract at it says."""
+    found = json.loads((case.folder / "search" / "capacity.json").read_bytes())
+    mark = "" if found["sustained"] else "not sustained"
+    rate = found["rate_per_s"]
+    answer = json.loads((case.folder / "search" / "search.json").read_bytes())["answer"]["interval"]
+    yield Said("capacity", "search", rate, rate, max(found["high_per_s"] or rate, answer["high"]), mark)
+    rates = [rate * BRACKET**step for step in (-3, -2, -1, 0, 1, 2, 3, 4)]
+    levels = ",".join(f"{one:.4g}" for one in rates)
+    length = f"{2 * case.length_s:g}s"
+    told(case, "sweep", case.workload, *case.target, *case.slo, "--request-rate", levels, "-d", length, *warm(case),
+         "--seed", "5", "-o", "sweep", "--progress", "off")  # fmt: skip
+    swept = json.loads((case.folder / "sweep" / "capacity.json").read_bytes())
+    low = swept["rate_per_s"]
+    yield Said("capacity", "sweep, to its next level", low, low, low * BRACKET, "a lower bound" * swept["lower_bound"])
+    if case.workload in CHAINED:  # its load is decided request by request
+        return
+    told(case, "search", "--continuous", case.workload, *case.target, *case.slo, "--start", f"{rate / 8:.4g}", "-d",
+         f"{4 * case.length_s:g}s", "--seed", "31", "-o", "continuous", "--progress", "off")  # fmt: skip
+    going = json.loads((case.folder / "continuous" / "capacity.json").read_bytes())
+    low, high = (going[end] or going["rate_per_s"] for end in ("low_per_s", "high_per_s"))
+    yield Said("capacity", "continuous search", going["rate_per_s"], low, high, "sustained for longer: see its length")
+
+
+def contract(case: Case, rate: float) -> Iterator[Said]:
+    """A contract of the same limits, 5 % below the capacity and 30 % above it: kept or undecided, and missed."""
+    terms = ", ".join(f"{{{metric}: {{limit: {limit}, at: p99}}}}" for metric, limit in
+                      (one.split(":") for one in CASES[case.workload]))  # fmt: skip
+    for name, share in (("below", 0.95), ("above", 1.3)):
+        levels = f"{{name: a, workload: {case.workload}, rate: {rate * share:.4g}/s, duration: 600s, must: [{terms}]}}"
+        (case.folder / f"{name}.yaml").write_text(f"name: {name}\nhorizon: 60s\nlevels:\n  - {levels}\n")
+        told(case, "validate", f"{name}.yaml", *case.target, "--seed", "41", "-o", name, "--progress", "off")
+        verdict = json.loads((case.folder / name / "verdict.json").read_bytes())["verdict"]
+        yield Said(f"a contract {name} the capacity", "fails: expected", name == "above")
+        yield Said(f"a contract {name} the capacity", f"fails: validate, {verdict}", verdict == "FAIL")
+
+
+# -- all of it ---------------------------------------------------------------------------------------------------------
+
+
+def measured(case: Case) -> Iterator[Pair]:
+    """Every pair of one workload."""
+    (case.folder / "prices.yaml").write_text(PRICES)
+    told(case, *case.search("search", "--progress", "off"))
+    rate = json.loads((case.folder / "search" / "capacity.json").read_bytes())["rate_per_s"]
+    for place in range(REPEATS):
+        seeded = ("--seed", str(11 + place), "--junit", f"r{place + 1}.xml", "--progress", "off")
+        told(case, *case.run(f"r{place + 1}", "--request-rate", f"{rate:.6g}", *warm(case), *seeded))
+    yield from held(of_run(case, "r1"))
+    yield from held(of_search(case, "search", ui_rows(case)))
+    spent = json.loads((case.folder / "search" / "search.json").read_bytes())["answer"]["spent_s"]
+    if case.simulated:
+        yield from held(cut_short(case, spent))
+    yield from held(same_load(case, rate))
+    yield from held(other_capacities(case))
+    if case.simulated:
+        yield from held(contract(case, rate))
+
+
+def line(pair: Pair) -> str:
+    shown = [f"{one.value:,.5g}" + ("" if one.low is None else f" [{one.low:,.5g}, {one.high:,.5g}]")
+             for one in (pair.reference, pair.said)]  # fmt: skip
+    why = f": {pair.said.mark or pair.reference.mark}" if pair.word == "marked" else ""
+    return (
+        f"| {pair.said.name} | {pair.reference.place}: {shown[0]} | {pair.said.place}: {shown[1]} | {pair.word}{why} |"
+    )
+
+
+def main() -> int:
+    flags = rig.parser(__doc__)
+    flags.add_argument("--cases", default=",".join(CASES))
+    flags.add_argument("--length", default="120s", help="of a probe")
+    flags.add_argument("--url", default="sim:gb300-vm")
+    flags.add_argument("--slo", action="append", help="in place of the workload's limits")
+    flags.add_argument("--out", type=Path, help="a folder to keep the results in")
+    given = rig.given(flags, cases="qa", length="20s")
+    words: Counter[str] = Counter()
+    for name in given.cases.split(","):
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) if given.out is None else given.out / name
+            folder.mkdir(parents=True, exist_ok=True)
+            slo = [f"{term}:p99" for term in given.slo or CASES[name]]
+            case = Case(name, ("--url", given.url, *GPUS), tuple(word for term in slo for word in ("--slo", term)),
+                        seconds(given.length), folder, given.url.startswith("sim:"))  # fmt: skip
+            print(f"\n{name} on {given.url}, {', '.join(slo)}\n\n| name | first | beside it | |\n|---|---|---|---|")
+            for pair in measured(case):
+                words[pair.word] += 1
+                print(line(pair), flush=True)
+    counts = ", ".join(f"{words[one]} {one}" for one in ("equal", "within", "marked", "DISAGREES"))
+    print(f"\n{sum(words.values())} pairs: {counts}")
+    return 0 if given.smoke or not words["DISAGREES"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
