@@ -44,7 +44,8 @@ from loadgen.core.units import seconds
 NUMBER = r"([\d,.]+)"
 PRICES = """currency: USD
 rented:
-  - {provider: made up, shape: gb300-vm, gpu: GB300, gpus: 4, per_hour: 56.00, commitment: none, as_of: 2026-11, source: x}
+  - {provider: made up, shape: gb300-vm, gpu: GB300, gpus: 4, per_hour: 56.00, commitment: none, as_of: 2026-11,
+     source: made up}
 """
 GPUS = ("--gpus", "4", "--shape", "gb300-vm")
 USERS = 20_000
@@ -64,7 +65,7 @@ CLOSED = "closed loop"
 
 
 class Said(NamedTuple):
-    """What a place says of a name. `low`, `high`: its interval, where the figure is not exact. `mark`: why it differs."""
+    """What a place says of a name. `low`, `high`: its interval, if it is not exact. `mark`: why it differs."""
 
     name: str
     place: str

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks"
-PARTS = {"contenders", "ours", "rig", "scale_ray", "tree"}  # what scripts share
+PARTS = {"contenders", "drawn", "ours", "rig", "scale_ray", "tree"}  # what scripts share
 SCRIPTS = {file.stem for file in FOLDER.glob("*.py")} - PARTS
 SEEN = re.compile(r"\b(?:[0-9a-f]{7,12}|\d+\.\d+\.\d+)\+?, 20\d\d-\d\d-\d\d\b")
 # pages that only say what a script does
