@@ -7,7 +7,7 @@ For each workload on a simulated GB300 VM (SIMULATED, virtual time; the workload
 
 - **One result, every place.** A search, and a run at the load that it found: the JSON of each is the reference; text,
   page, `ui`, JUnit, `cost`, `size` and `compare` have to print the same value, to the digits that they print.
-  Prometheus is read while a run goes, so with --url alone: its counts, as its histograms know no p99.
+  Prometheus is not asked: its histograms know no p99, and a run in virtual time serves nothing.
 - **Cut short.** The same search stopped by time, by SIGTERM and by SIGKILL claims no capacity, and `cost` and `size`
   exit 3; each of them resumed has to end with the very capacity of the one that was left alone.
 - **Other ways to the same load.** Runs with other seeds give the interval of one run more; the search's own run, the
@@ -32,7 +32,7 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,13 +146,16 @@ def plain(page: str) -> str:
 def held(pairs_of: Iterable[Said]) -> Iterator[Pair]:
     """Each place against the first that says a name."""
     references: dict[str, Said] = {}
-    for said in pairs_of:
+    for found in pairs_of:
+        said = found._replace(value=math.nan) if found.value is None else found  # null: withheld, so no place says one
         reference = references.setdefault(said.name, said)
         if reference is not said:
             yield Pair(reference, said, word(reference, said))
 
 
 def word(reference: Said, said: Said) -> str:
+    if math.isnan(reference.value) and math.isnan(said.value):
+        return "equal"
     if math.isclose(reference.value, said.value, rel_tol=1e-9):
         return "equal"
     ends = [(one.value if end is None else end) for one in (reference, said) for end in (one.low, one.high)]
@@ -333,7 +336,7 @@ def figures(summary: dict[str, Any], place: str, mark: str = "") -> Iterator[Sai
         yield Said(name, place, of(summary), mark=mark)
 
 
-FIGURES = {
+FIGURES: dict[str, Callable[[dict[str, Any]], float]] = {
     "tokens/s": lambda summary: summary["tokens"]["steady_output_per_s"],
     "goodput": lambda summary: summary["goodput"]["steady_rps"],
     "ttft p99": lambda summary: summary["ttft_ms"]["p99"],

@@ -28,7 +28,7 @@ class Drawn(NamedTuple):
     member: str
     stay_s: float
     size: float
-    count: int
+    parts: int
     share: float
 
 
@@ -52,8 +52,8 @@ def slowness(one: Drawn, due: Factors, draw: np.random.Generator, *, steady: boo
     n = len(due)
     match one.member:
         case "levels":
-            levels = np.linspace(1 - one.size, 1 + one.size, one.count)
-            return levels[draw.integers(0, one.count, n) if steady else stays(due, one.stay_s, one.count, draw)]
+            levels = np.linspace(1 - one.size, 1 + one.size, one.parts)
+            return levels[draw.integers(0, one.parts, n) if steady else stays(due, one.stay_s, one.parts, draw)]
         case "replicas":
             load = draw.normal(size=n) if steady else wandering(due, one.stay_s, draw)
             return slow_replica(load > float(np.quantile(draw.normal(size=4000), 1 - one.share)), one, draw)
@@ -70,8 +70,9 @@ def slowness(one: Drawn, due: Factors, draw: np.random.Generator, *, steady: boo
             ends = np.cumsum(draw.uniform(0.5, 1.5, int(due[-1] / one.stay_s * 2) + 4) * one.stay_s)
             shifted = due + draw.uniform(0, ends[0])
             place = np.searchsorted(ends, shifted, "right")
-            begins = np.concatenate([[0.0], ends])[place]
-            return 1 + one.size * (shifted - begins) / (ends[place] - begins)
+            begins: Factors = np.concatenate([[0.0], ends])[place]
+            grown: Factors = 1 + one.size * (shifted - begins) / (ends[place] - begins)
+            return grown
     raise ValueError(one.member)
 
 
@@ -94,8 +95,9 @@ def wandering(due: Factors, tau_s: float, draw: np.random.Generator) -> Factors:
     for i, each in enumerate(noise):
         value = keep * value * (i > 0) + each
         values[i] = value
-    return values[due.astype(int)]
+    found: Factors = values[due.astype(int)]
+    return found
 
 
 def slow_replica(high: NDArray[np.bool_], one: Drawn, draw: np.random.Generator) -> Factors:
-    return np.where(high & (draw.integers(0, one.count, len(high)) == 0), 1 + one.size, 1.0)
+    return np.where(high & (draw.integers(0, one.parts, len(high)) == 0), 1 + one.size, 1.0)
