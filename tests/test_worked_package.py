@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from loadgen_sdk.dialects.server_account import _reader, server_account
+from loadgen_sdk.dialects.server_account import NO_ACCOUNT, _reader, server_account
 from loadgen_sdk.probe.probe import _match_signs
 from plugin_packages import forgetting, install
 
@@ -123,7 +123,7 @@ def test_its_command_its_kind_and_its_prices(acme: Path, tmp_path: Path, capsys:
         load_prices(Path("nobody:eu"))
 
 
-def test_its_server_is_known_by_its_sign_and_its_words(acme: Path) -> None:
+def test_its_server_is_known_by_its_sign_and_its_words(acme: Path, capsys: Any) -> None:
     servers = TABLES[-1]
     assert _match_signs(tuple(servers.others()), {"models": '{"owned_by": "acme"}'}) == (
         "acme",
@@ -132,6 +132,8 @@ def test_its_server_is_known_by_its_sign_and_its_words(acme: Path) -> None:
     )
     told = server_account({"acme.metrics": {"queued_s": 0.5, "prefill_s": 0.25}})
     assert (told.queue, told.prefill) == (500_000_000, 250_000_000)
+    assert server_account({"acme.metrics": {}}) == server_account({"acme.metrics": {}}) == NO_ACCOUNT
+    assert capsys.readouterr().err.count("plug-in acme of acme-loadgen 1.0 failed: KeyError") == 1
     assert series.names_for(servers.find("acme").metrics) == {
         "acme_active": "loadgen:running",
         "acme_queued": "loadgen:waiting",

@@ -7,10 +7,12 @@ are used, never its instants: the two clocks do not agree. A damaged form says n
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+from ..errors import WrongUse
 from .quirks import SERVERS
 
 UNKNOWN = -1
@@ -47,8 +49,21 @@ def _reader(form: str) -> Callable[[Mapping[str, Any] | str], ServerAccount] | N
         for row in rows:
             if function := dict(row.account).get(form):
                 found: Callable[[Mapping[str, Any] | str], ServerAccount] = SERVERS.function(row, function)
-                return found
+                return found if row in SERVERS.own else partial(_careful, found, set())
     return None
+
+
+def _careful(
+    read: Callable[[Mapping[str, Any] | str], ServerAccount], told: set[str], form: Mapping[str, Any] | str
+) -> ServerAccount:
+    """What a plug-in reads; where it fails, that is told once, and a load goes on."""
+    try:
+        return read(form)
+    except WrongUse as fault:
+        if not told:
+            print(f"{fault.what}: such answers have no account", file=sys.stderr)
+        told.add(fault.what)
+        return NO_ACCOUNT
 
 
 def _ns(milliseconds: Any) -> int:
