@@ -8,23 +8,22 @@ from collections.abc import Sequence
 WIDTH = 100  # columns of a report on a terminal
 
 
-def text(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, *, remarks: bool = False) -> list[str]:
+def text(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
     """Lines of a text table, each column as wide as its widest cell.
 
-    The first `left` columns, and with `remarks` the last one, are left-aligned; the others are right-aligned.
+    The first `left` columns are left-aligned; the others are right-aligned.
     """
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    left_aligned = {*range(left), *([len(head) - 1] if remarks else [])}
     lines = []
     for row in (head, *rows):
         cells = zip(row, widths, strict=True)
-        aligned = (f"{cell:<{w}}" if i in left_aligned else f"{cell:>{w}}" for i, (cell, w) in enumerate(cells))
+        aligned = (f"{cell:<{w}}" if i < left else f"{cell:>{w}}" for i, (cell, w) in enumerate(cells))
         lines.append("  ".join(aligned).rstrip())
     return lines
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, *, remarks: bool = False) -> str:
-    """The same as Markdown, ending in a newline."""
+    """The same as Markdown, ending in a newline. `remarks`: the last column is left-aligned too."""
     last = len(head) - 1
     rule = [":--" if i < left or (remarks and i == last) else "--:" for i in range(len(head))]
     lines = (
