@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -16,6 +17,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCES = ("sdk/loadgen_sdk/_compiled.c", "loadgen_sdk/_compiled.c", "loadgen/sim/engine/_replica.c")
 """From the root of a wheel: the generator's holds the first and the last, the SDK's the second."""
+HARDENED = ("-fstack-protector-strong", "-D_FORTIFY_SOURCE=2", "-Wl,-z,relro,-z,now,-z,noexecstack")
+"""What is read comes from servers that nobody vouches for."""
 
 
 class CompiledHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -35,7 +38,7 @@ class CompiledHook(BuildHookInterface):  # type: ignore[type-arg]
             library = source.with_name(name) if editable else Path(self._scratch, name)
             problem = compile_into(source, library)
             if problem:
-                self.app.display_info(f"loadgen: {source.stem} in pure Python, {problem}")
+                self.app.display_warning(f"loadgen: {source.stem} in pure Python, {problem}")
             elif not editable:
                 platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
                 build_data["pure_python"] = False
@@ -52,11 +55,13 @@ def compile_into(source: Path, library: Path) -> str:
     is_known = sys.platform.startswith("linux") and sys.implementation.name == "cpython"
     if not is_known or sys.version_info < (3, 11):
         return "its C is for CPython from 3.11 on, on Linux"
-    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    asked = os.environ.get("CC")  # with all its words: "ccache gcc"; those of Python's own build are not for us
+    compiler = shlex.split(asked) if asked else shlex.split(sysconfig.get_config_var("CC") or "cc")[:1]
     include = sysconfig.get_path("include")
     command = [
-        compiler,
+        *compiler,
         "-O2",
+        *HARDENED,
         "-ffp-contract=off",
         "-shared",
         "-fPIC",
@@ -71,4 +76,9 @@ def compile_into(source: Path, library: Path) -> str:
         return f"no C compiler: {error}"
     if done.returncode:
         return f"the C compiler failed: {(done.stderr.strip().splitlines() or ['?'])[0]}"
+    with library.open("rb") as file:
+        bits = {1: 32, 2: 64}.get(file.read(5)[4])
+    if bits != (own := 8 * struct.calcsize("P")):
+        library.unlink()
+        return f"the C compiler ({shlex.join(compiler)}) makes code of {bits} bits, and this Python has {own}"
     return ""

@@ -16,6 +16,7 @@ from time import monotonic_ns
 from typing import Any
 
 import msgspec
+from loadgen_sdk import compiled
 from loadgen_sdk.dialects.quirks import Quirk
 from loadgen_sdk.dialects.reader import Flow
 from loadgen_sdk.errors import TargetUnusable
@@ -255,6 +256,7 @@ async def machine() -> Machine:
         governor=_file_text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         files=limits.files,
         ports=limits.ports,
+        not_compiled=compiled.MISSING,
         proxies=tuple(name for name in (*names, *map(str.upper, names)) if os.environ.get(name)),
     )
 

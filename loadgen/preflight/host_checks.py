@@ -14,7 +14,7 @@ from loadgen.preflight.target_checks import NOTE, OK, WARNING, Finding
 
 TIMER_LATE_MS = 1.0  # p99 lateness of a 1 ms timer above which even an idle host delays sends
 FILES = 4096  # open files that are enough for a few thousand connections
-HOST = ("clock", "timer", "cpu", "files", "proxy")  # checks that are about this machine
+HOST = ("clock", "timer", "cpu", "files", "proxy", "compiled")  # checks that are about this machine
 GOOD_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "xen")
 
 
@@ -31,10 +31,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     files: int | None = None  # open files this process can have
     ports: int | None = None  # local ports for outgoing connections
     proxies: tuple[str, ...] = ()  # names of proxy variables that are set
+    not_compiled: str = ""  # why the part of the client in C is not used; "": it is
 
 
 def host(machine: Machine) -> Iterator[Finding]:
-    """Findings about clock, timer, CPU, open files and proxies of this host."""
+    """Findings about clock, timer, CPU, open files and proxies of this host, and the compiled part of the client."""
     facts = machine
     if facts.clock or facts.clock_read_ns is not None:
         observed = facts.clock or "monotonic"
@@ -63,6 +64,9 @@ def host(machine: Machine) -> Iterator[Finding]:
     if facts.proxies:
         words, meaning = f"{', '.join(facts.proxies)} set", "they are not used: load goes straight to --url"
         yield Finding("proxy", NOTE, words, meaning, "name the proxy's own address, if it must be")
+    if facts.not_compiled:
+        words, meaning = f"the compiled part is not used: {facts.not_compiled}", "one worker carries fewer events"
+        yield Finding("compiled", NOTE, words, meaning, "with a C compiler: pip install --force-reinstall -v shows why")
 
 
 def _cpu(facts: Machine) -> Finding:

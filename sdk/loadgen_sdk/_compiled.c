@@ -120,7 +120,7 @@ static const char *line_event(const char *at, const char *end)
 /* A whole chunk at `at`, before `end`: its content is from `*content` to `*close`; returns what follows it, or NULL. */
 static const char *chunk(const char *at, const char *end, const char **content, const char **close)
 {
-    Py_ssize_t length = 0;
+    int64_t length = 0; /* eight digits are more than a Py_ssize_t of 32 bits holds */
     const char *digits = at;
     for (; at < end && at - digits <= MOST_SIZE_DIGITS; at++) {
         int digit = *at >= '0' && *at <= '9'   ? *at - '0'

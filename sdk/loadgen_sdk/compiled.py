@@ -14,17 +14,21 @@ VERSION = 4
 """Of the functions, raised with each change of what they take or give: what was built from older source is not used."""
 
 
-def _module() -> Any:
+def _module() -> tuple[Any, str]:
     if os.environ.get(PURE):
-        return None
+        return None, f"{PURE} is set"
     try:
         found = import_module("loadgen_sdk._compiled")
-    except ImportError:  # not built, or built for another Python
-        return None
-    return found if getattr(found, "VERSION", 0) == VERSION else None
+    except ModuleNotFoundError:
+        return None, "it was not built: there was no C compiler on installation, or it failed"
+    except ImportError as error:
+        return None, f"it was built for another Python or machine: {error}"
+    if getattr(found, "VERSION", 0) != VERSION:
+        return None, "it was built from older source"
+    return found, ""
 
 
-module = _module()
-"""The compiled module, or None."""
+module, MISSING = _module()
+"""The compiled module, or None; and why it is None, in words."""
 
 RUNS = "compiled" if module is not None else "python"

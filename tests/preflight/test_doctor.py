@@ -195,3 +195,9 @@ def test_rate_limits_are_read_from_heads() -> None:
 )
 def test_hosts_that_cannot_measure_well(machine: Machine, check: str) -> None:
     assert {one.check for one in host(machine) if one.state == WARNING} == {check}
+
+
+def test_a_missing_compiled_part_is_said_with_its_reason() -> None:
+    (one,) = (finding for finding in host(Machine(not_compiled="LOADGEN_PURE is set")) if finding.check == "compiled")
+    assert "LOADGEN_PURE" in one.found and "pip install" in one.advice
+    assert not any(finding.check == "compiled" for finding in host(Machine()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import runpy
 import shutil
 import subprocess
 import sys
@@ -117,3 +118,18 @@ import importlib, pkgutil, loadgen_sdk
 for module in pkgutil.walk_packages(loadgen_sdk.__path__, "loadgen_sdk."):
     importlib.import_module(module.name)
 """
+
+
+@pytest.mark.processes
+def test_a_compiler_of_several_words_is_called_as_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("hatchling.builders.hooks.plugin.interface", reason="the build hook: pip install hatchling")
+    hook = runpy.run_path(str(ROOT / "sdk" / "hatch_build.py"))
+    source, library = ROOT / "sdk" / "loadgen_sdk" / "_compiled.c", tmp_path / "_compiled.abi3.so"
+    (tmp_path / "cc").write_text(f'#!/bin/sh\nprintf "%s " "$@" > {tmp_path / "log"}\nexit 1\n')
+    (tmp_path / "cc").chmod(0o755)
+    monkeypatch.setenv("CC", f"{tmp_path / 'cc'} real-compiler -m32")
+    assert "the C compiler failed" in hook["compile_into"](source, library)
+    assert (tmp_path / "log").read_text().startswith("real-compiler -m32 -O2 -fstack-protector-strong")
+    (tmp_path / "cc").write_text(f'#!/bin/sh\nprintf "\\177ELF\\001" > {library}\n')
+    assert "makes code of 32 bits" in hook["compile_into"](source, library)
+    assert not library.exists(), "nothing is installed that cannot be loaded"
