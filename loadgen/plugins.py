@@ -24,6 +24,7 @@ TABLES = (
     "loadgen.formats:FORMATS",
     "loadgen.prices:PRICES",
     "loadgen.backends:BACKENDS",
+    "loadgen.figures:FIGURES",
     "loadgen_sdk.dialects.quirks:SERVERS",
 )
 """All tables that take rows of other packages."""

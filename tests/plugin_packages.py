@@ -33,7 +33,8 @@ def forgetting(table: Any, *modules: str) -> Iterator[None]:
 
     def forget() -> None:
         if table is not None:
-            vars(table).pop("_plugins", None)
+            for kept in ("_plugins", "_none_told"):
+                vars(table).pop(kept, None)
         plugins._USED.clear()
         for module in modules:
             sys.modules.pop(module, None)

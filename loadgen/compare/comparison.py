@@ -19,10 +19,10 @@ from loadgen.compare import block_errors
 from loadgen.compare.block_errors import Known
 from loadgen.core import format
 from loadgen.core.limits import CACHED_SHARE, SHORTENED
-from loadgen.core.metrics import outcomes
+from loadgen.core.metrics import outcomes, registry
 from loadgen.core.metrics.columns import OK, of_class, step_of
 from loadgen.core.metrics.reasons import STATES
-from loadgen.core.metrics.registry import SHARES, SHOWN, Metric, figure, metric
+from loadgen.core.metrics.registry import SHARES, Metric, figure, metric
 from loadgen.core.metrics.summary import ClassSummary, StepSummary, Summary
 from loadgen.core.metrics.validity import answered_share
 from loadgen.core.results.manifest import ReasonCode, StepPlan
@@ -89,14 +89,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare(
     sides: Sequence[Side], *, also: Sequence[str] = (), confidence: float = LEVEL, anyway: bool = False
 ) -> Comparison:
-    """Compare every side with the first one, over the metrics of SHOWN and those in `also`.
+    """Compare every side with the first one, over the metrics of `shown` and those in `also`.
 
     `anyway`: judge although the work differs. Without it, a difference between sides whose recipes differ is shown but
     not judged. Sides that are not valid are never judged.
     """
     first = sides[0]
     extra_metrics = TOLD if any(side.told for side in sides) else ()
-    known_metrics = map(metric, dict.fromkeys((*SHOWN, *extra_metrics, *also)))
+    known_metrics = map(metric, dict.fromkeys((*registry.shown(), *extra_metrics, *also)))
     metrics_compared = [one for one in known_metrics if one is not None]
     differences: list[Difference] = []
     for other in sides[1:]:
@@ -198,7 +198,9 @@ def _notes(sides: Sequence[Side]) -> list[str]:
     for side in sides:
         notes += [f"{side.name}: {note}" for note in side.notes]
         missing = [
-            known_metric.name for path in (*SHOWN, *TOLD) if path not in side.told and (known_metric := metric(path))
+            known_metric.name
+            for path in (*registry.shown(), *TOLD)
+            if path not in side.told and (known_metric := metric(path))
         ]
         if side.told and missing:
             notes.append(f"{side.name} does not say: {'; '.join(missing)}")

@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.contracts import steady_samples as steady
-from loadgen.contracts.schema import KINDS, LATENCIES, OF_TASKS, POOLED, Promise
+from loadgen.contracts.schema import KINDS, LATENCIES, OF_TASKS, Promise
 from loadgen.contracts.steady_samples import MARGIN, QUEUED, Missing, RecordedRun, Shortage, SteadySample, Timed
 from loadgen.core import format
 from loadgen.core.errors import Fault, Faults
-from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import outcomes, windows
 from loadgen.core.metrics.columns import OK, Columns
 from loadgen.core.metrics.windows import Span
@@ -27,6 +26,7 @@ from loadgen.core.stats import intervals, quantile_interval, steady_state
 from loadgen.core.stats.intervals import Bounds
 from loadgen.core.stats.quantile_interval import Series
 from loadgen.core.stats.quantiles import element
+from loadgen.figures import POOLED
 
 RATE_BATCHES = intervals.BATCHES  # for the batch means of a rate, over all runs together
 
@@ -141,7 +141,7 @@ class Evaluator:
         for run in (*self.runs, *other.runs):
             summary = run.summary
             terms = () if run.header.slo is None else run.header.slo.terms
-            of_slo = [one.metric for one in terms if one.metric not in metrics.POOLED]
+            of_slo = [one.metric for one in terms if one.metric not in POOLED]
             needs_slo = not {"slo", "task_slo"}.isdisjoint(KINDS[term.kind].needs)
             of_term = term.of or OF_TASKS.get(term.kind, term.kind)
             for name in of_slo if needs_slo else [_REST_ON.get(of_term, of_term)]:

@@ -18,7 +18,6 @@ from loadgen.contracts.schema import (
     ANSWER_KINDS,
     KINDS,
     OF_TASKS,
-    POOLED,
     SHARES_OF_ANSWERS,
     TIMES,
     AnswersAsked,
@@ -42,6 +41,7 @@ from loadgen.core.workload.flags import Overrides
 from loadgen.core.workload.loading import packaged
 from loadgen.core.workload.messages import locate
 from loadgen.core.workload.yaml_marks import Map, where
+from loadgen.figures import POOLED
 
 RATES_NEED = 30  # least number of requests for a rate with an interval
 POOLED_REPEATS = 3  # pooled gaps are correlated within a run, so each repeat counts as one sample

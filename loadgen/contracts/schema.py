@@ -45,8 +45,9 @@ from loadgen.core.workload.messages import in_order, validated
 from loadgen.core.workload.schema import Lanes
 from loadgen.core.workload.slo_fields import checked_slo
 from loadgen.core.workload.yaml_marks import Map, read_yaml
+from loadgen.figures import FIGURES, POOLED
 
-Of = Literal["ttft", "ttft_from_sent", "first_answer", "tpot", "e2e", "max_gap"]
+Of: Any = Literal[tuple(row.name for row in FIGURES.own if "contract" in row.shown and row.values)]
 OfAnswers = Literal["rouge1", "rouge2", "rougeL", "exact", "choice", "json"]
 _EXAMPLE = (
     "the smallest contract: name, and levels: [{name: load, workload: qa, rate: 10/s, requests: 700, must: [...]}]"
@@ -160,8 +161,7 @@ _TOKENS = Limit("tokens", Whole, False, "tokens", float, format.count)
 _MONEY = Limit("limit", _Money, True, "", float, str)
 _ENERGY = Limit("limit", Annotated[tuple[float, str], BeforeValidator(_joules)], True, "J", float, format.quantity)
 
-POOLED = ("itl", "inter_chunk")  # gaps between events, of all requests together
-LATENCIES = ("ttft", "ttft_from_sent", "first_answer", "tpot", *POOLED, "e2e", "max_gap")
+LATENCIES = tuple(row.name for row in FIGURES.own if "contract" in row.shown)
 OF_TASKS = {
     "task_time": "e2e",
     "task_wait": "ttft",

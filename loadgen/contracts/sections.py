@@ -29,6 +29,7 @@ from loadgen.core import format
 from loadgen.core.metrics.repeats import RepeatSummary
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import Host, TargetFacts
+from loadgen.figures import FIGURES
 from loadgen.present.junit import Case, Outcome
 from loadgen.present.page import Bar
 from loadgen.present.section import (
@@ -72,13 +73,7 @@ MEANING = {
     INCONCLUSIVE: "at least one promise could be neither shown nor refuted: neither a pass nor a failure",
 }
 TERMS = {
-    "ttft": "time from the instant a request was due to its first token",
-    "ttft_from_sent": "time from the first byte sent to the first token",
-    "first_answer": "time from the instant a request was due to the first token that is no reasoning",
-    "tpot": "time per output token after the first",
-    "itl": "time between one token and the next, all of a run pooled",
-    "e2e": "time from the instant a request was due to the end of its answer",
-    "max_gap": "the longest silence within an answer",
+    **{row.name: row.meaning for row in FIGURES.own if "contract" in row.shown},
     "goodput": "share of requests that meet every limit of the contract's slo",
     "good_requests": "requests per second that meet every limit of the contract's slo",
     "task time": "time from the instant a task or conversation was due to the end of its last answer",

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import msgspec
 
-METRICS = ("ttft", "ttft_from_sent", "first_answer", "tpot", "e2e")  # of a term: one value per request each
+from loadgen.figures import FIGURES, words
+
 METRIC_ALIASES = {
     "time_to_first_token": "ttft",
     "time_per_output_token": "tpot",
@@ -15,14 +16,15 @@ METRIC_ALIASES = {
     "request_latency": "e2e",
     "end_to_end_latency": "e2e",
 }
-NAMES = {"ttft": "TTFT", "tpot": "TPOT", "tpot_mlperf": "TPOT (MLPerf)", "e2e": "E2E", "itl": "ITL"}
-NAMES |= {"ttft_from_sent": "TTFT from sent", "first_answer": "First answer", "inter_chunk": "Gap between events"}
-NAMES |= {"max_gap": "Largest gap"}
-"""Latency -> its name for readers."""
+
+
+def metrics() -> tuple[str, ...]:
+    """The figures that a term may limit: one value per request each."""
+    return tuple(row.name for row in FIGURES.at("slo"))
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True):
-    """One SLO term: `metric` (one of METRICS) is at most `limit_ns` at `quantile` (0.99 is p99)."""
+    """One SLO term: `metric` (one of `metrics`) is at most `limit_ns` at `quantile` (0.99 is p99)."""
 
     metric: str
     limit_ns: int
@@ -30,7 +32,7 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """A stored term may be damaged."""
-        if self.metric not in NAMES:
+        if FIGURES.called(self.metric) is None:
             raise ValueError(f"no SLO is of {self.metric!r}")
         if not 0 < self.quantile < 1:
             raise ValueError(f"no quantile: {self.quantile!r}")
@@ -57,7 +59,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 class StopRule(msgspec.Struct, frozen=True, kw_only=True):
     """When a run ends early: by a share of errors, or a latency at a quantile, of the requests that ended last."""
 
-    metric: str  # errors, or one of METRICS
+    metric: str  # errors, or one of `metrics`
     limit: float  # a share, or ns
     quantile: float | None = None  # None: of errors
 
@@ -71,7 +73,7 @@ class StopRule(msgspec.Struct, frozen=True, kw_only=True):
 
 def name(metric: str, quantile: float) -> str:
     """What a term limits, for readers: `TTFT p99`."""
-    return f"{NAMES.get(metric, metric)} p{quantile * 100:g}"
+    return f"{words(metric)} p{quantile * 100:g}"
 
 
 def promise(metric: str, quantile: float, limit_ms: float) -> str:

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
+from loadgen.figures import FIGURES
+
 DEFINITIONS: tuple[tuple[str, str], ...] = (
     ("due", "the instant at which a request was planned to be sent, by the timetable made before the run"),
     ("sent", "its first byte was handed to the kernel"),
-    (
-        "TTFT",
-        "time to first token: first event that carries generated output, from due. Role-only, empty and comment events "
-        "do not count; reasoning does. The wait for a connection and the generator's lateness are inside. "
-        "TTFT from sent starts at sent",
-    ),
-    ("First answer", "first output that is not reasoning, from due"),
-    (
-        "TPOT",
-        "time per output token of one request: (last token - first token) / (n - n1), n output tokens as the server "
-        "counts them less reasoning that was never streamed, n1 tokens of the first output event where the server says "
-        "it, else 1. An answer with n <= n1 has none",
-    ),
-    ("Gap between events", "every gap between successive output events, all requests pooled"),
-    ("ITL", "inter-token latency: the same gaps, when every event carries one token; else it is not given"),
-    ("Largest gap", "the largest gap between output events of one request"),
-    ("E2E", "last output or finish event, from due; never the end of the body"),
+    *((row.words, row.meaning) for row in FIGURES.own if {"latency", "client"} & set(row.shown)),
     (
         "Goodput",
         "requests per second that keep every promise of the SLO each; failed, dropped and lost ones are misses, and "
@@ -35,9 +21,6 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ),
     ("In flight", "sent and not done"),
     ("Offered, sent, completed", "what the timetable asked, what was sent, what came back: three numbers"),
-    ("Send lag", "sent - due: the generator's own doing"),
-    ("Client lag", "first token: from the kernel's stamp to its reading"),
-    ("Stamp error", "how wrong an arrival stamp can be: 0 when the read carried one packet's worth"),
     (
         "Quantile",
         "the sample at floor(n * p) of the sorted ones, as MLPerf LoadGen takes it. It is supported when n allows one "

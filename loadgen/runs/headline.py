@@ -21,6 +21,7 @@ from loadgen.core.metrics.summary import (
 )
 from loadgen.core.metrics.validity import WAITED_SHARE, is_servers_fault
 from loadgen.core.stats.quantiles import SUPPORT, Distribution, deciding
+from loadgen.figures import FIGURES, FigureRow
 from loadgen.present.page import Number
 
 
@@ -357,18 +358,38 @@ def client_use(summary: Summary) -> list[str]:
     return [*used, f"{format.size(summary.bytes.sent)} sent", f"{format.size(summary.bytes.received)} received"]
 
 
-def latencies(summary: Summary) -> list[tuple[str, Distribution]]:
-    """The latencies of a run by name, in the order of a table."""
-    has_reasoning = summary.first_answer_ms.p50 != summary.ttft_ms.p50
-    return [
-        ("TTFT", summary.ttft_ms),
-        ("TTFT from sent", summary.ttft_from_sent_ms),
-        *([("First answer", summary.first_answer_ms)] if has_reasoning else []),
-        ("TPOT", summary.tpot_ms),
-        ("Gap between events", summary.inter_chunk_ms) if summary.itl_ms is None else ("ITL", summary.itl_ms),
-        ("Largest gap", summary.max_gap_ms),
-        ("E2E", summary.e2e_ms),
+def latencies(summary: Summary) -> list[tuple[FigureRow, Distribution]]:
+    """The latencies of a run with their rows, in the order of a table; also those of packages that are not here."""
+    by_name = {row.name: found for row, found in distributions(summary)}
+    chosen = [
+        (row, by_name[row.name])
+        for row in FIGURES.at("latency")
+        if row.name in by_name and not (row.unlike in by_name and by_name[row.unlike].p50 == by_name[row.name].p50)
+        if row.name != "inter_chunk" or "itl" not in by_name  # the same numbers
     ]
+    known = {row.field for row in FIGURES.here()}
+    strange = (
+        FigureRow(field, field, "of a package that is not here") for field in summary.figures if field not in known
+    )
+    return chosen + [(row, summary.figures[row.name]) for row in strange]
+
+
+def own_times(summary: Summary) -> list[tuple[FigureRow, Distribution]]:
+    """The times and errors of the load generator itself, with their rows."""
+    return [(row, found) for row, found in distributions(summary) if "client" in row.shown]
+
+
+def distributions(summary: Summary) -> Iterator[tuple[FigureRow, Distribution]]:
+    """Every figure of a summary that is not null, with its row."""
+    for row in FIGURES.here():
+        found = summary.figures.get(row.field) if row.block else getattr(summary, row.field)
+        if found is not None:
+            yield row, found
+
+
+def table_words(row: FigureRow) -> str:
+    """What a figure is called in a table whose head says ms."""
+    return row.words if row.unit == "ms" else f"{row.words}, {row.unit}"
 
 
 def _without_tpot(summary: Summary) -> Iterator[str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from loadgen.core import format
 from loadgen.core.metrics.between import BetweenNodes
-from loadgen.core.slo import NAMES
+from loadgen.figures import words
 
 
 def rows(found: BetweenNodes) -> list[tuple[str, ...]]:
     """The variance table: per latency its mean, and the share and standard deviation of each component."""
     return [
         (
-            NAMES[one.metric],
+            words(one.metric),
             format.milliseconds(one.mean_ms),
             *(
                 f"{format.percent(getattr(one, f'{name}_share'))} ({format.milliseconds(getattr(one, f'{name}_ms'))})"
@@ -38,7 +38,7 @@ def sentences(found: BetweenNodes) -> list[str]:
     if not found.unit:
         return [f"Nothing is said of the spread between nodes: {found.why}."] if found.nodes else []
     said = [
-        f"{one.name} stands out: {NAMES[one.metric]} {format.milliseconds(one.mean_ms)} ms, "
+        f"{one.name} stands out: {words(one.metric)} {format.milliseconds(one.mean_ms)} ms, "
         f"{format.percent(abs(one.change))} {'above' if one.change > 0 else 'below'} the mean of the others "
         f"({format.milliseconds(one.others_ms)} ms)."
         for one in found.odd

@@ -25,6 +25,7 @@ from loadgen.core.results.manifest import Header
 from loadgen.core.server_metrics import series
 from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.stats.quantiles import Distribution
+from loadgen.figures import FigureRow
 from loadgen.present import html, page
 from loadgen.present.additions import Addition
 from loadgen.runs import charts as run_charts
@@ -140,9 +141,11 @@ def _latency(sheet: page.Page, summary: Summary, figures: Figures | None) -> Non
         sheet.charts(run_charts.curves(figures, summary))
 
 
-def _distributions(sheet: page.Page, rows: Sequence[tuple[str, Distribution]]) -> None:
+def _distributions(sheet: page.Page, rows: Sequence[tuple[FigureRow, Distribution]]) -> None:
     head = ("ms", "mean", "p50", "p90", "p95", "p99", "p99.9", "max", "samples")
-    sheet.table(head, [(name, *run_headline.distribution_cells(each, QUANTILES)) for name, each in rows])
+    sheet.table(
+        head, [(run_headline.table_words(row), *run_headline.distribution_cells(each, QUANTILES)) for row, each in rows]
+    )
 
 
 def _over_time(sheet: page.Page, summary: Summary, figures: Figures) -> None:
@@ -316,15 +319,7 @@ def _target_statistics(targets: Sequence[TargetSummary]) -> list[tuple[str, ...]
 def _client(sheet: page.Page, summary: Summary, figures: Figures | None) -> None:
     sheet.section("The load generator itself", id="client")
     sheet.say(f"{', '.join(run_headline.client_use(summary))}.")
-    rows = [
-        ("Connect", summary.connect_ms),
-        ("Send lag", summary.send_lag_ms),
-        ("Client lag", summary.client_lag_ms),
-        ("Stamp error, first token", summary.stamp_error_ms),
-        ("Stamp error, every output event", summary.event_error_ms),
-        ("Error of TPOT", summary.tpot_error_ms),
-    ]
-    _distributions(sheet, rows)
+    _distributions(sheet, run_headline.own_times(summary))
     if figures is not None:
         sheet.charts(run_charts.client(figures, summary))
 

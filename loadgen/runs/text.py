@@ -39,10 +39,12 @@ from loadgen.runs.headline import (
     latencies,
     met_word,
     needed,
+    own_times,
     part_cells,
     quantile_ms,
     request_counts,
     step_rows,
+    table_words,
     target_name,
     tasks,
     term_cells,
@@ -215,14 +217,9 @@ def sustained(found: Sustainable) -> Iterator[str]:
 
 
 def _latency(summary: Summary) -> Iterator[str]:
-    indented = {"TTFT from sent": "  from sent", "First answer": "  first answer"}
+    errors = [(row, found) for row, found in own_times(summary) if found.max or not row.under]
     rows = [
-        *((indented.get(name, name), distribution) for name, distribution in latencies(summary)),
-        ("Connect", summary.connect_ms),
-        ("Send lag", summary.send_lag_ms),
-        ("Client lag", summary.client_lag_ms),
-        ("Stamp error", summary.stamp_error_ms),
-        *([("  all events", summary.event_error_ms)] if summary.event_error_ms.max else []),
+        (f"  {row.under}" if row.under else table_words(row), found) for row, found in (*latencies(summary), *errors)
     ]
     head = ("Latency, ms", "mean", *SHOWN, "max", "samples")
     yield from table.text(head, [(name, *distribution_cells(distribution, SHOWN)) for name, distribution in rows])

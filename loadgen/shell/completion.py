@@ -35,9 +35,9 @@ def servers(incomplete: str) -> list[str]:
 
 def terms(incomplete: str) -> list[str]:
     """The metrics that an SLO may limit."""
-    from loadgen.core.slo import METRICS
+    from loadgen.core.slo import metrics
 
-    return _beginning((f"{metric}:" for metric in (*METRICS, "goodput")), incomplete)
+    return _beginning((f"{metric}:" for metric in (*metrics(), "goodput")), incomplete)
 
 
 def results(incomplete: str) -> list[str]:

@@ -36,6 +36,7 @@ from loadgen.core.results.spool import SEGMENT_ROWS
 from loadgen.core.schedule import arrivals
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.core.workload import Task, Workload, parts
+from loadgen.figures import needs
 from loadgen.plugins import UsedPlugin
 
 EVENTS_EACH = 10_000  # output events/s per worker for `auto`: about half of what a worker can handle
@@ -336,7 +337,7 @@ def _faults_of_tasks(workload: Workload, settings: Settings) -> Iterator[UserErr
         )
     if settings.values:
         for rule in workload.stop_when:
-            if rule.metric not in ("errors", "e2e"):
+            if rule.metric != "errors" and needs(rule.metric):
                 what = f"answers of {settings.api} have no tokens, so this rule would never hold"
                 yield UserError("unsupported", what, f"--stop-when {rule.metric}", "errors:20%, or e2e:p50:5s")
     if settings.session_header is not None and settings.client == "openai":

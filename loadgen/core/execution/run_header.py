@@ -28,7 +28,7 @@ from loadgen.core.execution.context import too_long
 from loadgen.core.execution.lane_start import Begin, by_probe, mean_lengths
 from loadgen.core.execution.plan import Endpoint, Job, Plan, Settings
 from loadgen.core.limits import ValidityLimits
-from loadgen.core.metrics import columns, reasons
+from loadgen.core.metrics import reasons
 from loadgen.core.requests import lengths, resonance
 from loadgen.core.requests import tokenizer as tokens
 from loadgen.core.requests.build import build
@@ -55,6 +55,7 @@ from loadgen.core.workload import (
     recipe_fingerprint,
     work_fingerprint,
 )
+from loadgen.figures import needs
 
 MOST_CHUNKS = 30_000  # drawn, to say how often chunks come again
 
@@ -290,9 +291,9 @@ def judged_slo(slo: Slo | None, settings: Settings) -> tuple[Slo | None, dict[st
     """The SLO that can be judged, and notes. Terms that the answers of this API do not have are left out."""
     if slo is None or settings.stream:
         return slo, {}
-    lacking = {term.metric for term in slo.terms if term.metric in columns.NEED_A_STREAM}
+    lacking = {term.metric for term in slo.terms if needs(term.metric) in ("stream", "tokens")}
     if settings.values:
-        lacking = {term.metric for term in slo.terms if term.metric != "e2e"}
+        lacking = {term.metric for term in slo.terms if needs(term.metric)}
     judged_terms = tuple(term for term in slo.terms if term.metric not in lacking)
     skipped = [term.metric for term in slo.terms if term.metric in lacking]
     because = {"because": "no_tokens" if settings.values else "no_stream", "api": settings.api}

@@ -23,17 +23,11 @@ from loadgen.core.results.manifest import Header, Second
 from loadgen.core.results.record import KINDS, STATUSES
 from loadgen.core.results.spool import Tail
 from loadgen.core.stats.quantiles import Histogram
+from loadgen.figures import FIGURES
 
 EDGES_S = tuple(factor * 10.0**power for power in range(-4, 3) for factor in (1.0, 2.0, 5.0))
-"""Upper edges of the buckets of all histograms: 0.1 ms to 500 s."""
+"""Upper edges of the buckets of all histograms: 0.1 ms to 500 s, or 0.0001 to 500 of another unit."""
 
-LATENCIES = {
-    "ttft": "Time to first token, from the instant a request was due; ok requests.",
-    "tpot": "Mean time per output token after the first; ok requests.",
-    "e2e": "From the instant a request was due to its last output; ok requests.",
-    "send_lag": "How much later than due a request was sent: the load generator's own lateness.",
-    "client_lag": "From the arrival of the first token to its reading: the load generator's own lateness.",
-}
 HOST = "127.0.0.1"
 
 
@@ -45,7 +39,7 @@ class RunCollector:
         self._one_at_a_time = threading.Lock()  # each scrape has a thread
         self._header: Header | None = None
         self._tail = Tail(folder)
-        self._latencies = {name: Histogram() for name in LATENCIES}
+        self._figures = {row: Histogram() for row in FIGURES.at("prometheus")}
         self._statuses = np.zeros(len(STATUSES), np.int64)
         self._kinds = np.zeros(len(KINDS), np.int64)
         self._tokens = 0
@@ -62,9 +56,9 @@ class RunCollector:
             return
         found = Columns(rows)
         ok = found.where(OK)
-        for name, histogram in self._latencies.items():
-            values = found.measure(name)
-            histogram.add(metrics.defined(values[ok] if name in ("ttft", "tpot", "e2e") else values))
+        for row, histogram in self._figures.items():
+            values = found.measure(row.name)
+            histogram.add(metrics.defined(values[ok] if row.sample == "ok" else values))
         self._statuses += np.bincount(found["status"], minlength=len(STATUSES))[: len(STATUSES)]
         self._kinds += np.bincount(found["kind"][~ok], minlength=len(KINDS))[: len(KINDS)]
         self._tokens += int(found["output_tokens"][ok].clip(0).sum())
@@ -119,19 +113,22 @@ class RunCollector:
             yield GaugeMetricFamily("loadgen_offered_per_second", "Requests/s of the stage.", value=stage.rate)
         busy = max((second.cpu_share for second in self._seconds.values()), default=0.0)
         yield GaugeMetricFamily("loadgen_worker_cpu_ratio", "Of one core, of the busiest worker.", value=busy)
-        for name, text in LATENCIES.items():
-            yield _family(f"loadgen_{name}_seconds", text, self._latencies[name])
+        for row, histogram in self._figures.items():
+            name, scale = (f"{row.name}_seconds", 1e9) if row.unit == "ms" else (row.field, 1e6)
+            text = f"{row.words}: {row.meaning}; {row.sample} requests."
+            yield _family(f"loadgen_{name}", text, histogram, scale)
         yield _family("loadgen_inter_chunk_seconds", "Gaps between successive output events, pooled.", self._gaps())
 
 
-def _family(name: str, text: str, histogram: Histogram) -> Any:
+def _family(name: str, text: str, histogram: Histogram, scale: float = 1e9) -> Any:
+    """`scale`: what a value of the histogram is divided by."""
     from prometheus_client.core import HistogramMetricFamily
     from prometheus_client.utils import floatToGoString
 
     count = histogram.count
-    buckets = [(floatToGoString(edge), float(count - histogram.over(round(edge * 1e9)))) for edge in EDGES_S]  # type: ignore[no-untyped-call]
+    buckets = [(floatToGoString(edge), float(count - histogram.over(round(edge * scale)))) for edge in EDGES_S]  # type: ignore[no-untyped-call]
     return HistogramMetricFamily(
-        name, text, buckets=[*buckets, ("+Inf", float(count))], sum_value=histogram.total_ns / 1e9
+        name, text, buckets=[*buckets, ("+Inf", float(count))], sum_value=histogram.total_ns / scale
     )
 
 

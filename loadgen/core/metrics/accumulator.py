@@ -36,6 +36,7 @@ from loadgen.core.results.record import FINISH, KINDS, SOURCES, STATUSES
 from loadgen.core.stats.amounts import Amounts, TimeCurve
 from loadgen.core.stats.quantiles import Distribution, Histogram, Values
 from loadgen.core.units import LONGEST_NS
+from loadgen.figures import FIGURES, POOLED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -45,14 +46,23 @@ if TYPE_CHECKING:
     from loadgen.core.results.manifest import Header
     from loadgen.core.slo import Slo
 
-LATENCIES = ("ttft", "ttft_from_sent", "first_answer", "tpot", "tpot_mlperf", "e2e", "max_gap")  # of ok requests
-ERRORS = ("tpot_error", "max_gap_error")  # how wrong a figure of an ok request can be
-OWN = ("connect", "send_lag", "client_lag", "stamp_error")  # of requests that were sent
-SAMPLES = (*LATENCIES, *ERRORS, *OWN)
 AMOUNTS = ("ok", "good", "input", "output", "flying")  # that come with time: requests, tokens, seconds in flight
 _COUNTED = [SOURCES.index("server"), SOURCES.index("tokenizer")]  # sources that know how many tokens an event carries
 _FORMAT = 1
 _CHECKED = b"LEDGER"  # then a CRC-32 of what follows; ledgers of older versions begin with their content
+
+
+_SAMPLE_OF = {row.name: row.sample for row in FIGURES.own if row.values}
+
+
+def _sample_of(name: str) -> str:
+    """Of which requests a figure has values, ok or sent; "" for a name of none."""
+    return _SAMPLE_OF.get(name) or next((row.sample for row in FIGURES.here() if row.name == name and row.values), "")
+
+
+def sampled() -> list[str]:
+    """The figures that have a value per request."""
+    return [row.name for row in FIGURES.here() if row.values]
 
 
 class Cell:
@@ -87,8 +97,8 @@ class Cell:
         return self.most.get(name, -1)
 
     def sample(self, name: str) -> Values | Histogram:
-        """The sample of a metric of SAMPLES, or one that was added under this name."""
-        if not self.exact or name not in SAMPLES:
+        """The sample of a figure of requests, or one that was added under this name."""
+        if not self.exact or not _sample_of(name):
             return self.samples.setdefault(name, Values() if self.exact else Histogram())
         values = Values()
         for columns in self.columns:
@@ -192,7 +202,7 @@ class Cell:
         self.count("unfinished_over", (columns.where(UNFINISHED) & outcomes.is_counted(columns, slo)).sum())
         self.count("good", outcomes.meets(columns, slo).sum())
         for i, term in enumerate(slo.terms):
-            if term.metric not in by_column.POOLED:
+            if term.metric not in POOLED:
                 values = defined(columns.measure(term.metric)[ok])
                 self.count(f"term{i}", len(values))
                 self.count(f"term{i}_over", (values > term.limit_ns).sum())
@@ -299,8 +309,9 @@ def _count_conversations(cell: Cell, ended: TaskColumns, end: NDArray[np.int64])
 
 
 def _values(columns: Columns, metric: str) -> NDArray[np.int64]:
-    """The values of a metric of SAMPLES."""
-    return defined(columns.measure(metric)[columns["sent_ns"] >= 0 if metric in OWN else columns.where(OK)])
+    """The values of a figure in its sample."""
+    chosen = columns["sent_ns"] >= 0 if _sample_of(metric) == "sent" else columns.where(OK)
+    return defined(columns.measure(metric)[chosen])
 
 
 def _amounts(columns: Columns, name: str, slo: Slo | None) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]:
@@ -340,7 +351,7 @@ class Accumulator:
         self._slo = header.slo
         self._turns = header.turns
         slos = [self._slo, *(plan.slo for plan in header.classes)]
-        slo_metrics = [term.metric for slo in slos if slo for term in slo.terms if term.metric in LATENCIES]
+        slo_metrics = [term.metric for slo in slos if slo for term in slo.terms if term.metric not in POOLED]
         self._part_metrics = tuple(dict.fromkeys((*SHOWN, *slo_metrics)))
         several = len(header.targets) if len(header.targets) > 1 else 0
         self.stages = [Cell(self._slo, exact=exact) for _ in self._plans]
@@ -359,9 +370,10 @@ class Accumulator:
 
     def add(self, rows: NDArray[np.void], texts: Sequence[str]) -> None:
         """Add some rows. `texts`: error texts, indexed by `rows["text"]`."""
+        metrics = sampled()
         for stage, (plan, cell) in enumerate(zip(self._plans, self.stages, strict=True)):
             columns = Columns(rows, rows["stage"] == stage, keep_all=bool(self.targets or self.classes or self.steps))
-            cell.add(columns, texts, SAMPLES, not plan.closed)
+            cell.add(columns, texts, metrics, not plan.closed)
             if not len(columns):
                 continue
             own = 0 if plan.measured else 1  # of a pair

@@ -1,7 +1,8 @@
-"""The rows of a run by column, and the metrics of each request over them.
+"""The rows of a run by column, and the figures of each request over them.
 
-Pure. It works on whole columns and never loops over rows, since the run of a rack has two million of them. The
-definitions per request are those of `loadgen_sdk.measures`, here over columns; a test compares the two.
+Pure. It works on whole columns and never loops over rows, since the run of a rack has two million of them. The rows of
+`loadgen.figures` name these functions; the definitions are those of `loadgen_sdk.measures`, here over columns, and a
+test compares the two.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from loadgen.core import seeds
 from loadgen.core.limits import CONTRADICTING, CONTRADICTING_TOKENS
 from loadgen.core.results.record import ROW, STATUSES
 from loadgen.core.stats.quantiles import Histogram, pooled
+from loadgen.figures import FIGURES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -107,10 +109,10 @@ class Columns:
         return values[chosen if self._selected_rows is None else self._selected_rows[chosen]]
 
     def measure(self, metric: str) -> NDArray[np.int64]:
-        """A metric of MEASURES for every row, of any status: int64 ns, UNDEFINED where a row has no value."""
+        """A figure for every row, of any status: int64 ns, UNDEFINED where a row has no value (`loadgen.figures`)."""
         if metric in self._kept:
             return self._kept[metric]
-        values = MEASURES[metric](self)
+        values: NDArray[np.int64] = FIGURES.values(metric)(self)
         if metric in _KEPT:
             self._kept[metric] = values
         return values
@@ -156,7 +158,7 @@ class JoinedColumns:
         return self._joined(field, lambda part, chosen: part.take(field, chosen))
 
     def measure(self, metric: str) -> NDArray[np.int64]:
-        """A metric of MEASURES, UNDEFINED where a row has no value."""
+        """A figure of `loadgen.figures`, UNDEFINED where a row has no value."""
         return self._joined(metric, lambda part, chosen: part.measure(metric)[chosen])
 
     def _joined(
@@ -234,17 +236,24 @@ def overstates(columns: Columns) -> NDArray[np.bool_]:
     return (asked > 0) & _over(columns["output_tokens"], asked)
 
 
-def _tpot(columns: Columns) -> NDArray[np.int64]:
+ttft = _between("due_ns", "first_token_ns")
+ttft_from_sent = _between("sent_ns", "first_token_ns")
+first_answer = _between("due_ns", "first_answer_ns")
+e2e = _between("due_ns", "end_ns")
+send_lag = _between("due_ns", "sent_ns")
+
+
+def tpot(columns: Columns) -> NDArray[np.int64]:
     span = _between("first_token_ns", "last_token_ns")(columns)
     return _divide(np.where(span == 0, UNDEFINED, span), _later_tokens(columns))
 
 
-def _tpot_mlperf(columns: Columns) -> NDArray[np.int64]:
+def tpot_mlperf(columns: Columns) -> NDArray[np.int64]:
     span = _between("first_token_ns", "end_ns")(columns)
     return _divide(np.where(columns["due_ns"] < 0, UNDEFINED, span), columns["output_tokens"].astype(np.int64) - 1)
 
 
-def _connect(columns: Columns) -> NDArray[np.int64]:
+def connect(columns: Columns) -> NDArray[np.int64]:
     """From the due instant until a new connection was ready; 0 on one that was open before."""
     due, ready = columns["due_ns"], columns["ready_ns"]
     return np.where((due < 0) | (ready < 0), UNDEFINED, sendable(columns) - due)
@@ -254,46 +263,24 @@ def _where_first_token(field: str) -> Callable[[Columns], NDArray[np.int64]]:
     return lambda columns: np.where(columns["first_token_ns"] < 0, UNDEFINED, columns[field])
 
 
-def _tpot_error(columns: Columns) -> NDArray[np.int64]:
+client_lag = _where_first_token("client_lag_ns")
+stamp_error = _where_first_token("stamp_error_ns")
+
+
+def tpot_error(columns: Columns) -> NDArray[np.int64]:
     """How wrong a TPOT can be: (first + last stamp error) / (n - n1). UNDEFINED where TPOT is, or an error unknown."""
     first, last = columns["stamp_error_ns"], columns["last_token_error_ns"]
     unknown = (first < 0) | (last < 0) | (columns["first_token_ns"] < 0) | (columns["last_token_ns"] < 0)
     return _divide(np.where(unknown | has_no_span(columns), UNDEFINED, first + last), _later_tokens(columns))
 
 
-def _max_gap_error(columns: Columns) -> NDArray[np.int64]:
+def max_gap_error(columns: Columns) -> NDArray[np.int64]:
     unknown = (columns["output_events"] < 2) | (columns["max_gap_error_ns"] < 0)
     return np.where(unknown, UNDEFINED, columns["max_gap_error_ns"])
 
 
-def _max_gap(columns: Columns) -> NDArray[np.int64]:
+def max_gap(columns: Columns) -> NDArray[np.int64]:
     return np.where(columns["output_events"] < 2, UNDEFINED, columns["max_gap_ns"])
-
-
-MEASURES: Mapping[str, Callable[[Columns], NDArray[np.int64]]] = {
-    "ttft": _between("due_ns", "first_token_ns"),
-    "ttft_from_sent": _between("sent_ns", "first_token_ns"),
-    "first_answer": _between("due_ns", "first_answer_ns"),
-    "tpot": _tpot,
-    "tpot_mlperf": _tpot_mlperf,
-    "e2e": _between("due_ns", "end_ns"),
-    "max_gap": _max_gap,
-    "connect": _connect,
-    "send_lag": _between("due_ns", "sent_ns"),
-    "client_lag": _where_first_token("client_lag_ns"),
-    "stamp_error": _where_first_token("stamp_error_ns"),
-    "tpot_error": _tpot_error,
-    "max_gap_error": _max_gap_error,
-}
-"""Per-request metrics over columns; the definitions are those of `loadgen_sdk.measures`."""
-
-POOLED = ("itl", "inter_chunk")  # over all gaps of all requests: they have quantiles, but no value per request
-TERMS = ("ttft", "ttft_from_sent", "first_answer", "tpot", "tpot_mlperf", "e2e", "max_gap", *POOLED)
-"""The metrics that an SLO term may limit."""
-
-NEED_TWO_TOKENS = ("tpot", "tpot_mlperf", "max_gap")  # a request too short to have a value does not miss the limit
-NEED_A_STREAM = (*NEED_TWO_TOKENS, *POOLED)
-"""The metrics that an answer without streaming does not have."""
 
 
 def sendable(columns: Columns | JoinedColumns) -> NDArray[np.int64]:

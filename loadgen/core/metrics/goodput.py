@@ -10,12 +10,12 @@ from loadgen.core import format
 from loadgen.core.limits import NO_SPAN_SHARE
 from loadgen.core.metrics.accumulator import Cell
 from loadgen.core.metrics.blocks import Sessions
-from loadgen.core.metrics.columns import NEED_TWO_TOKENS, POOLED
 from loadgen.core.metrics.load import instants_per_s
 from loadgen.core.metrics.outcomes import is_undecided
 from loadgen.core.metrics.windows import Window, per_second
 from loadgen.core.slo import Slo, Term, promise
 from loadgen.core.stats.quantiles import SUPPORT, Histogram, index, milliseconds, name, support
+from loadgen.figures import POOLED, needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -237,7 +237,7 @@ def _undecided_reason(
         return _came_at_once(no_span)
     if metric in ("tpot", "tpot_mlperf"):
         return "no answer had the two tokens of a TPOT"
-    return "no answer had two output events" if metric in (*NEED_TWO_TOKENS, *POOLED) else "no request has this figure"
+    return "no answer had two output events" if needs(metric) in ("tokens", "stream") else "no request has this figure"
 
 
 def _judged_with_cut(met: bool, quantile: float, over: int, count: int, left_out: int, undecided: bool) -> bool | None:

@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 from loadgen.core.limits import UNFINISHED_SHARE
 from loadgen.core.metrics.columns import (
     CANCELLED,
-    NEED_TWO_TOKENS,
     OK,
-    POOLED,
     UNDEFINED,
     UNFINISHED,
     Columns,
 )
 from loadgen.core.slo import Slo, Term
+from loadgen.figures import FIGURES, POOLED, needs
 
 
 def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
@@ -32,30 +31,70 @@ def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
     cut = columns.where(UNFINISHED) & (columns["sent_ns"] >= 0)
     if term.metric in POOLED or not cut.any():
         return np.zeros(len(columns), bool)
-    due, sent, now = columns["due_ns"], columns["sent_ns"], columns["done_ns"]
-    first, answer, last = columns["first_token_ns"], columns["first_answer_ns"], columns["last_token_ns"]
-    ended = columns["finish_reason"] > 0  # the answer was whole, only the end of its body was missing
-    end = np.where(ended & (columns["end_ns"] >= 0), columns["end_ns"], now)
-    tokens = columns["asked_output"].astype(np.int64)
-    match term.metric:
-        case "ttft":
-            least = np.where(first >= 0, first, now) - due
-        case "ttft_from_sent":
-            least = np.where(first >= 0, first, now) - sent
-        case "first_answer":
-            least = np.where(answer >= 0, answer, now) - due
-        case "e2e":
-            least = end - due
-        case "max_gap":
-            least = np.maximum(columns["max_gap_ns"], np.where((last >= 0) & ~ended, now - last, 0))
-        case _:  # tpot, tpot_mlperf
-            divisor = tokens - (np.maximum(columns["first_event_tokens"], 1) if term.metric == "tpot" else 1)
-            known = (first >= 0) & (divisor > 0)
-            least = np.where(known, (end - first) // np.maximum(divisor, 1), 0)
-    over: NDArray[np.bool_] = cut & (least > term.limit_ns)
-    if term.metric != "e2e":
-        over &= ~columns.for_values
-    return over
+    row = FIGURES.called(term.metric)
+    if row is None or not row.least:
+        return np.zeros(len(columns), bool)
+    over: NDArray[np.bool_] = cut & (FIGURES.function(row, row.least)(columns) > term.limit_ns)
+    return over & ~columns.for_values if row.needs else over
+
+
+def _until(columns: Columns, arrived: str, since: str) -> NDArray[np.int64]:
+    """From an instant to another, or to the cut where that had not come."""
+    at = columns[arrived]
+    values: NDArray[np.int64] = np.where(at >= 0, at, columns["done_ns"]) - columns[since]
+    return values
+
+
+def least_ttft(columns: Columns) -> NDArray[np.int64]:
+    return _until(columns, "first_token_ns", "due_ns")
+
+
+def least_ttft_from_sent(columns: Columns) -> NDArray[np.int64]:
+    return _until(columns, "first_token_ns", "sent_ns")
+
+
+def least_first_answer(columns: Columns) -> NDArray[np.int64]:
+    return _until(columns, "first_answer_ns", "due_ns")
+
+
+def _has_ended(columns: Columns) -> NDArray[np.bool_]:
+    """Which answers were whole: only the end of their bodies was missing."""
+    mask: NDArray[np.bool_] = columns["finish_reason"] > 0
+    return mask
+
+
+def _end(columns: Columns) -> NDArray[np.int64]:
+    end = columns["end_ns"]
+    values: NDArray[np.int64] = np.where(_has_ended(columns) & (end >= 0), end, columns["done_ns"])
+    return values
+
+
+def least_e2e(columns: Columns) -> NDArray[np.int64]:
+    return _end(columns) - columns["due_ns"]
+
+
+def least_max_gap(columns: Columns) -> NDArray[np.int64]:
+    """Also the gap that was open at the cut."""
+    last = columns["last_token_ns"]
+    is_open = (last >= 0) & ~_has_ended(columns)
+    values: NDArray[np.int64] = np.maximum(columns["max_gap_ns"], np.where(is_open, columns["done_ns"] - last, 0))
+    return values
+
+
+def _least_per_token(columns: Columns, without: NDArray[np.int64] | int) -> NDArray[np.int64]:
+    """The time since the first token over all tokens that were asked for, but these."""
+    first, divisor = columns["first_token_ns"], columns["asked_output"].astype(np.int64) - without
+    span = (_end(columns) - first) // np.maximum(divisor, 1)
+    values: NDArray[np.int64] = np.where((first >= 0) & (divisor > 0), span, 0)
+    return values
+
+
+def least_tpot(columns: Columns) -> NDArray[np.int64]:
+    return _least_per_token(columns, np.maximum(columns["first_event_tokens"], 1))
+
+
+def least_tpot_mlperf(columns: Columns) -> NDArray[np.int64]:
+    return _least_per_token(columns, 1)
 
 
 def is_counted(columns: Columns, slo: Slo | None) -> NDArray[np.bool_]:
@@ -83,6 +122,6 @@ def meets(columns: Columns, slo: Slo) -> NDArray[np.bool_]:
     for term in slo.terms:
         if term.metric not in POOLED:
             values = columns.measure(term.metric)
-            excused = (values == UNDEFINED) & (columns.for_values | (term.metric in NEED_TWO_TOKENS))
+            excused = (values == UNDEFINED) & (columns.for_values | (needs(term.metric) == "tokens"))
             good &= excused | ((values != UNDEFINED) & (values <= term.limit_ns))
     return good

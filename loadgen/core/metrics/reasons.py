@@ -12,6 +12,7 @@ from typing import Any
 
 from loadgen.core import format
 from loadgen.core.results.manifest import ReasonCode
+from loadgen.figures import words
 
 _RATIO = "{value_ms:.3g} ms {share:of} {basis} ({basis_ms:.3g} ms), limit {limit:share}: {remedy:part}"
 _CUT = (
@@ -165,10 +166,7 @@ STATES = {
     "decided": "ended early by a search: its outcome was certain",
 }
 """How a run ended that did not finish, as `run.state` of a summary says it."""
-_FAMILIES = {
-    "itl": "ITL", "inter_chunk": "gaps between events", "max_gap": "largest gap", "stalls": "stalls", "tpot": "TPOT",
-    "tpot_mlperf": "TPOT (MLPerf)", "tokens": "output tokens",
-}  # fmt: skip
+_BLOCKS = {"stalls": "stalls", "tokens": "output tokens"}
 
 
 Formats = dict[str, Callable[[Any], str]]
@@ -228,5 +226,5 @@ FORMATS: Formats = {
     "heaviest": lambda value: f"; the heaviest share has {value:.1%} more output tokens than the mean" if value else "",
     "asked": lambda missing: "; ".join(f"{who} asks for {', '.join(keys)}" for who, keys in missing.items()),
     "list": ", ".join,
-    "families": lambda metrics: ", ".join(_FAMILIES[metric] for metric in metrics),
+    "families": lambda metrics: ", ".join(_BLOCKS.get(metric) or words(metric) for metric in metrics),
 }

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from loadgen.core.metrics import columns
-from loadgen.core.slo import NAMES
 from loadgen.core.stats.quantiles import QUANTILES
+from loadgen.figures import FIGURES
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 class Metric(NamedTuple):
     """A figure that can be compared.
 
-    `better`: -1 lower is better, +1 higher is better, 0 neither. `per_request`: its name in `columns.MEASURES`, with
+    `better`: -1 lower is better, +1 higher is better, 0 neither. `per_request`: the figure of `loadgen.figures`, with
     `p` its quantile (None: the mean); "" where it is no latency of single requests.
     """
 
@@ -35,13 +34,7 @@ class Metric(NamedTuple):
 SHARES = ("ok_share", "goodput.share", "sessions.goodput.share", "tokens.cached_share", "tokens.length_mismatch_share")
 
 
-SHOWN = (
-    "ttft_ms.p50",
-    "ttft_ms.p99",
-    "tpot_ms.p50",
-    "tpot_ms.p99",
-    "e2e_ms.p50",
-    "e2e_ms.p99",
+_SHOWN = (
     "tokens.steady_output_per_s",
     "ok_share",
     "goodput.share",
@@ -49,7 +42,11 @@ SHOWN = (
     "sessions.longest_wait_ms.p50",
     "sessions.goodput.share",
 )
-"""The metrics compared by default, between sides and between repeats, each where all have it."""
+
+
+def shown() -> tuple[str, ...]:
+    """The metrics compared by default, between sides and between repeats, each where all have it."""
+    return (*(f"{row.path}.{quantile}" for row in FIGURES.here() for quantile in row.compared), *_SHOWN)
 
 
 _QUANTILES = dict(QUANTILES)
@@ -61,14 +58,14 @@ def metric(path: str) -> Metric | None:
 
     None when there is no such figure.
     """
-    first, _, last = path.partition(".")
-    measure = first.removesuffix("_ms")
-    if first.endswith("_ms") and measure in (*columns.TERMS, "connect", "send_lag", "client_lag", "stamp_error"):
-        if last not in _STATS:
+    first, _, _ = path.partition(".")
+    where, _, stat = path.rpartition(".")
+    if (row := next((row for row in FIGURES.here() if row.path == where), None)) is not None:
+        if stat not in _STATS:
             return None
-        name = f"{NAMES.get(measure, measure.replace('_', ' '))} {last.replace('_', '.')}"
-        exact = measure if measure in columns.MEASURES and (last in _QUANTILES or last == "mean") else ""
-        return Metric(path, name, "ms", -1, exact, _QUANTILES.get(last))
+        name = f"{row.words} {stat.replace('_', '.')}"
+        exact = row.name if row.values and (stat in _QUANTILES or stat == "mean") else ""
+        return Metric(path, name, row.unit, row.better, exact, _QUANTILES.get(stat))
     if path == "ok_share":
         return Metric(path, "requests ok", "", 1)
     if first == "sessions":
@@ -112,10 +109,7 @@ def _of_tasks(path: str) -> Metric | None:
 
 def paths() -> list[str]:
     """All paths that `metric` accepts."""
-    from loadgen.core.metrics.summary import Summary
-
-    latencies = [name for name in Summary.__struct_fields__ if name.endswith("_ms")]
-    latency_paths = [f"{name}.{stat}" for name in latencies for stat in _STATS]
+    latency_paths = [f"{row.path}.{stat}" for row in FIGURES.here() for stat in _STATS]
     task_paths = [f"sessions.{name}.{stat}" for name in _TASK_TIMES for stat in _STATS] + list(_TASK_FIGURES)
     return [path for path in [*latency_paths, "ok_share", *sorted(_paths()), *task_paths] if metric(path) is not None]
 
@@ -149,5 +143,5 @@ def figure(summary: Summary, path: str) -> float | None:
         return summary.requests.ok / counted if counted else None
     value: object = summary
     for part in path.split("."):
-        value = getattr(value, part, None)
+        value = value.get(part) if isinstance(value, dict) else getattr(value, part, None)
     return float(value) if isinstance(value, int | float) else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from loadgen.core.metrics.registry import SHARES, SHOWN, figure, metric
+from loadgen.core.metrics.registry import SHARES, figure, metric, shown
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import LEVEL
 
@@ -122,7 +122,7 @@ def summarize_repeats(named: Sequence[tuple[str, Summary]], *, within: float | N
 def _figures(summaries: Sequence[Summary]) -> tuple[RepeatedFigure, ...]:
     """The figures that every run has."""
     made = []
-    for path in SHOWN:
+    for path in shown():
         known = metric(path)
         values = [value for summary in summaries if (value := figure(summary, path)) is not None]
         if known is None or not values or len(values) < len(summaries):

@@ -1,6 +1,6 @@
 """One row per request with its figures, as people want it in a notebook: chosen unit, names instead of numbers, nulls.
 
-Pure. The definitions are those of `columns.MEASURES`; the other columns are those of `record.FIELDS`.
+Pure. The definitions are those of `loadgen.figures`; the other columns are those of `record.FIELDS`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from loadgen.core.metrics.columns import MEASURES, UNDEFINED, Columns
+from loadgen.core.metrics.columns import UNDEFINED, Columns
 from loadgen.core.results.parquet import to_table
+from loadgen.figures import FIGURES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 Unit = Literal["ns", "us", "ms", "s"]
 NS = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
-FIGURES = ("ttft", "ttft_from_sent", "first_answer", "tpot", "e2e", "max_gap", "send_lag")
 
 
 def request_table(header: Header, rows: NDArray[np.void], texts: list[str], unit: Unit) -> Any:
@@ -32,9 +32,10 @@ def request_table(header: Header, rows: NDArray[np.void], texts: list[str], unit
     if header.stages:
         stages = [stage.name or str(number) for number, stage in enumerate(header.stages)]
         named["stage"] = pa.array([stages[number] for number in rows["stage"]])
-    for name in FIGURES:
-        values = MEASURES[name](columns)
-        named[f"{name}_{unit}"] = pa.array(_in_unit(values, unit), mask=values == UNDEFINED)
+    for row in FIGURES.at("requests"):
+        values, is_time = columns.measure(row.name), row.unit == "ms"
+        name = f"{row.name}_{unit}" if is_time else row.field
+        named[name] = pa.array(_in_unit(values, unit if is_time else "ms"), mask=values == UNDEFINED)
     for name in table.column_names:
         if not name.endswith("_ns"):
             named.setdefault(name, table[name])

@@ -24,11 +24,10 @@ from loadgen.core.metrics import (
     sustainable,
     validity,
 )
-from loadgen.core.metrics.accumulator import SAMPLES, Accumulator, Cell, CellPair
+from loadgen.core.metrics.accumulator import Accumulator, Cell, CellPair, sampled
 from loadgen.core.metrics.between import BetweenNodes
 from loadgen.core.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, Stalls, Tokens
 from loadgen.core.metrics.causes import Explanation
-from loadgen.core.metrics.columns import POOLED
 from loadgen.core.metrics.drift import Drift
 from loadgen.core.metrics.goodput import Goodput, goodput, of_classes, with_tasks
 from loadgen.core.metrics.load import Load, load
@@ -55,6 +54,7 @@ from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.server_metrics.hardware import SeenHardware
 from loadgen.core.server_metrics.series import Served
 from loadgen.core.stats.quantiles import Distribution, Histogram, of_gaps, pooled
+from loadgen.figures import FIGURES, POOLED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -271,6 +271,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     server: Served | None = None  # what the servers counted; null when no metrics page was read
     energy: EnergyUse | None = None  # what the accelerators used; null when nothing says it
     kept: str = "raw"  # which rows were kept: raw (all), sample, histogram (none)
+    figures: dict[str, Distribution] = {}  # those that have no field of their own: newer ones, and of other packages
 
 
 def summarize(
@@ -324,7 +325,7 @@ def build(
     own_gaps, errors = (pooled(of[i] for i in chosen if i < len(of)) for of in (gaps, event_errors))
     own_timeline = [timeline[i] for i in chosen if i < len(timeline)]
     target = whole_target(header.targets)
-    samples = {name: measured.distribution(name) for name in SAMPLES}
+    samples = {name: measured.distribution(name) for name in sampled()}
     samples |= {"inter_chunk": own_gaps.distribution(), "event_error": errors.distribution()}
     unsure_share = 1 - int(errors.counts[0]) / errors.count if errors.count else None
     guarded = {**samples, "gap_error": of_gaps(errors)}
@@ -418,7 +419,7 @@ def build(
         ),
         **_of_rows(measured.columns, warmup.columns, inside, header, server_samples, accumulator.exact),
         kept="raw" if accumulator.exact else header.keep,
-        **{**{f"{name}_ms": distribution for name, distribution in samples.items()}, **whole},
+        **{**_of_figures(samples), **whole},
     )
     summary = withhold(summary)
     died = {name.removeprefix("dead_") for cell in everything for name in cell.sums if name.startswith("dead_")}
@@ -434,6 +435,13 @@ def build(
     )
     delivered = stimulus.checks(header, summary, signs, measured.columns)
     return msgspec.structs.replace(summary, verdict=validity.of(header, summary, signs, seconds), stimulus=delivered)
+
+
+def _of_figures(samples: Mapping[str, Distribution]) -> dict[str, Any]:
+    """The fields of the figures that have one, and the block `figures` of the others."""
+    found = [(row, samples[row.name]) for row in FIGURES.here() if row.name in samples]
+    own = {row.field: distribution for row, distribution in found if not row.block}
+    return own | {"figures": {row.field: distribution for row, distribution in found if row.block}}
 
 
 def _of_rows(
@@ -595,6 +603,11 @@ def withhold(summary: Summary) -> Summary:
         return changed
 
     changes: dict[str, Any] = without(summary)
+    changes["figures"] = summary.figures | {
+        row.field: summary.figures[row.field].withheld()
+        for row in FIGURES.here()
+        if row.name in unsound and row.field in summary.figures
+    }
     if "itl" in unsound:
         changes |= {"itl_ms": None, "itl_absent": summary.itl_absent or unsound["itl"]}
     if "stalls" in unsound:

@@ -28,6 +28,7 @@ from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.reasons import sentence
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.stats.quantiles import SUPPORT, deciding
+from loadgen.figures import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -272,7 +273,7 @@ def contradicted(cell: Cell) -> dict[str, str]:
     under = cell.sum("understated")
     values = {"contradicting": contradicting, "answers": counted, "share": contradicting / counted}
     values |= {"understated": under, "overstated": contradicting - under, "limit": CONTRADICTING_SHARE}
-    return dict.fromkeys(("tokens", "tpot", "tpot_mlperf", "itl"), sentence(_code("counts_contradict", **values)))
+    return dict.fromkeys(("tokens", *guarded("counts_contradict")), sentence(_code("counts_contradict", **values)))
 
 
 def withheld(
@@ -292,13 +293,13 @@ def withheld(
     """
     spoilt: dict[str, str] = {}
     lag = deciding(samples["client_lag"])
-    gaps, tpot = ("itl", "inter_chunk", "max_gap", "stalls"), ("tpot", "tpot_mlperf")
     of_events, of_tpot = limits.event_error_share, limits.tpot_error_share
-    for code, metrics, error, figure, basis, limit in (
-        ("events_unsure", gaps, "gap_error", "inter_chunk", "the gaps' p50", of_events),
-        ("largest_gap_unsure", ("max_gap",), "max_gap_error", "max_gap", "its p50", of_events),
-        ("tpot_unsure", tpot, "tpot_error", "tpot", "TPOT p50", of_tpot),
+    for code, error, figure, basis, limit in (
+        ("events_unsure", "gap_error", "inter_chunk", "the gaps' p50", of_events),
+        ("largest_gap_unsure", "max_gap_error", "max_gap", "its p50", of_events),
+        ("tpot_unsure", "tpot_error", "tpot", "TPOT p50", of_tpot),
     ):
+        metrics = (*guarded(code), *(("stalls",) if code == "events_unsure" else ()))
         if over := _over(samples[error], basis, samples[figure].p50, limit):
             at_once = lag is not None and lag[1] <= READ_AT_ONCE * over["value_ms"]
             is_held_back = at_once and (unsure_share or 0.0) > HELD_BACK

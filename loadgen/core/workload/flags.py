@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from loadgen.core import units
 from loadgen.core.errors import Fault, UserError, closest
-from loadgen.core.slo import METRIC_ALIASES, METRICS, StopRule
+from loadgen.core.slo import METRIC_ALIASES, StopRule, metrics
 from loadgen.core.workload.fields import SALT_PATTERN
 from loadgen.core.workload.schema import (
     MOST_LANES,
@@ -197,15 +197,15 @@ def _warmup(text: str) -> dict[str, int]:
 def _term(text: str, bare: str | None) -> tuple[str, Any, float | None]:
     """A term of an SLO. `bare`: the unit of a limit without one, as of `goodput`; one of `--slo` needs its unit."""
     example = "ttft:2000 tpot:200 (milliseconds)" if bare else "ttft:2s, ttft:2s:p95, goodput:99%"
-    known = f"known: {', '.join((*METRICS, 'goodput'))}; {example}"
+    known = f"known: {', '.join((*metrics(), 'goodput'))}; {example}"
     name, colon, limit_text = text.partition(":")
     metric = METRIC_ALIASES.get(name, name)
     if not colon:
         raise units.Wrong("invalid_value", "is not a promise", f"metric:limit, like {example}")
     if metric == "goodput":
         return metric, units.share(limit_text), None
-    if metric not in METRICS:
-        similar = closest(name, (*METRICS, *METRIC_ALIASES, "goodput"))
+    if metric not in metrics():
+        similar = closest(name, (*metrics(), *METRIC_ALIASES, "goodput"))
         raise units.Wrong(
             "unknown_name", f'names no metric: "{name}"', (f'did you mean "{similar}"? ' if similar else "") + known
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadgen.core import format, seeds
 from loadgen.core.errors import Fault, UserError, collecting
-from loadgen.core.slo import METRICS, Slo, Term
+from loadgen.core.slo import Slo, Term, metrics
 from loadgen.core.workload.fields import Fixed, OneTokenOrMore
 from loadgen.core.workload.flags import Overrides, place
 from loadgen.core.workload.messages import locate
@@ -146,7 +146,7 @@ def _merged_slo(slo: Slo | None, flags: Overrides, faults: list[Fault]) -> Slo |
         )
     goodput = flags.goodput_share if flags.goodput_share is not None else slo.goodput_share if slo else None
     return Slo(
-        terms=tuple(terms[name] for name in METRICS if name in terms),
+        terms=tuple(terms[name] for name in metrics() if name in terms),
         goodput_share=goodput,
         task=slo.task if slo else None,
     )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, ClassVar
 
 import msgspec
-from pydantic import Field, PlainSerializer, PlainValidator, ValidationInfo, model_validator
+from pydantic import Field, PlainSerializer, PlainValidator, ValidationInfo, create_model, model_validator
 
 from loadgen.core import units
-from loadgen.core.slo import METRIC_ALIASES, METRICS, Slo, StopRule, TaskTerm, Term
+from loadgen.core.slo import METRIC_ALIASES, Slo, StopRule, TaskTerm, Term, metrics
 from loadgen.core.workload.fields import Duration, JsonSchema, Part, Quantile, Share, Source
 from loadgen.core.workload.yaml_marks import Map
+from loadgen.figures import FIGURES
 
 
 class WrittenTerm(Part):
@@ -44,12 +46,12 @@ class WrittenTaskTerm(Part):
 
 def stop_rule(text: str) -> StopRule:
     """`errors:20%`, `ttft:p50:30s`. Raises `Wrong`."""
-    known = f"errors:20%, or a latency at a percentile, ttft:p50:30s; known: errors, {', '.join(METRICS)}"
+    known = f"errors:20%, or a latency at a percentile, ttft:p50:30s; known: errors, {', '.join(metrics())}"
     name, *parts = text.strip().split(":")
     metric = METRIC_ALIASES.get(name, name)
     if name == "errors" and len(parts) == 1:
         limit, quantile = units.share(parts[0]), None
-    elif metric in METRICS and len(parts) == 2:
+    elif metric in metrics() and len(parts) == 2:
         quantile, limit = units.quantile(parts[0]), float(units.duration_ns(parts[1]))
     else:
         raise units.Wrong("invalid_value", "is no rule to stop by", known)
@@ -74,15 +76,10 @@ WrittenStopRule = Annotated[
 ]
 
 
-class WrittenSlo(Part):
-    """The terms as they are written, one key each."""
+class _WrittenSlo(Part):
+    """The terms as they are written, one key each; `written_slo` has the keys of the figures."""
 
     synonyms: ClassVar[dict[str, str]] = METRIC_ALIASES
-    ttft: WrittenTerm | None = None
-    ttft_from_sent: WrittenTerm | None = None
-    first_answer: WrittenTerm | None = None
-    tpot: WrittenTerm | None = None
-    e2e: WrittenTerm | None = None
     at: Quantile = 0.99
     goodput: Share | None = None
     task: WrittenTaskTerm | None = None
@@ -105,7 +102,7 @@ class WrittenSlo(Part):
         return schema
 
     def checked(self) -> Slo:
-        written = {name: term for name in METRICS if (term := getattr(self, name))}
+        written = {name: term for name in metrics() if (term := getattr(self, name, None))}
         terms = [Term(metric=m, limit_ns=t.limit_ns, quantile=t.quantile or self.at) for m, t in written.items()]
         task = None
         if self.task is not None:
@@ -115,6 +112,19 @@ class WrittenSlo(Part):
         return Slo(terms=tuple(terms), goodput_share=self.goodput, task=task)
 
 
+@cache
+def written_slo(figures: tuple[str, ...]) -> type[_WrittenSlo]:
+    """The type of an SLO as it is written, with a key for each of these figures."""
+    terms: dict[str, Any] = dict.fromkeys(figures, (WrittenTerm | None, None))
+    return create_model(
+        "WrittenSlo",
+        __base__=_WrittenSlo,
+        __module__=__name__,
+        __doc__="The terms as they are written, one key each.",
+        **terms,
+    )
+
+
 def checked_slo(value: Any, info: ValidationInfo) -> Slo | None:
     """An SLO from what a file says; None where that is wrong, as the faults of the source say then."""
     if value is None or isinstance(value, Slo):
@@ -122,16 +132,17 @@ def checked_slo(value: Any, info: ValidationInfo) -> Slo | None:
     if not isinstance(info.context, Source):  # of a checked workload, dumped
         return msgspec.convert(value, Slo)
     faults_before = len(info.context.faults)
-    written = WrittenSlo.model_validate(value, context=info.context)
+    written = written_slo(metrics()).model_validate(value, context=info.context)
     return written.checked() if len(info.context.faults) == faults_before else None  # the fault is in the list already
 
 
 class _SloSchema:
-    """For the JSON Schema: an SLO is written as `WrittenSlo` says."""
+    """For the JSON Schema: an SLO is written as `written_slo` says; other packages may add to it."""
 
     @staticmethod
     def __get_pydantic_json_schema__(core_schema: Any, handler: Any) -> Any:
-        return {"anyOf": [handler(WrittenSlo.__pydantic_core_schema__), {"type": "null"}]}
+        ours = written_slo(tuple(row.name for row in FIGURES.own if "slo" in row.shown))
+        return {"anyOf": [handler(ours.__pydantic_core_schema__), {"type": "null"}]}
 
 
 WorkloadSlo = Annotated[Slo | None, PlainValidator(checked_slo), PlainSerializer(msgspec.to_builtins), _SloSchema()]

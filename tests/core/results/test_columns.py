@@ -34,7 +34,7 @@ def test_connecting_is_of_new_connections_only() -> None:
     rows["due_ns"] = 1_000
     rows["ready_ns"] = [5_000, 5_000, 0, -1]  # late on a kept connection; a new one; one opened in advance; none
     rows["reused"] = [1, 0, 0, 0]
-    assert metrics.MEASURES["connect"](Columns(rows)).tolist() == [0, 4_000, 0, metrics.UNDEFINED]
+    assert Columns(rows).measure("connect").tolist() == [0, 4_000, 0, metrics.UNDEFINED]
 
 
 @given(
