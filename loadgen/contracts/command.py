@@ -6,7 +6,7 @@ import math
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -22,8 +22,9 @@ from loadgen.shell.output import print_answer, say
 if TYPE_CHECKING:
     from loadgen.contracts.schema import Checked
     from loadgen.core.execution.plan import Settings
+    from loadgen.core.metrics.repeats import Repetition
     from loadgen.core.metrics.summary import Summary
-    from loadgen.core.workload import Workload
+    from loadgen.core.workload import Overrides, Workload
 
 
 @takes(
@@ -85,7 +86,6 @@ def validate(
     Example: loadgen validate contract.yaml --url http://HOST:8000 --repeat 3
     """
     from loadgen.contracts import run, stored, verdict
-    from loadgen.contracts.load import load_contract
     from loadgen.contracts.planning import planned_words
     from loadgen.core.execution.folder_names import alone
     from loadgen.core.metrics.repeats import Repetition
@@ -98,54 +98,18 @@ def validate(
         hint = f"a file, a folder, or: {', '.join(packaged('contracts'))}"
         raise UserError("missing_option", "no contract", "loadgen validate", hint)
     if contract.is_dir():
-        result = stored.again(contract)
-        print_answer(result, run.report(contract, result), as_json=as_json)
-        if result.verdict == verdict.INCONCLUSIVE:
-            repeats = {level.name: level.repeats for level in stored.read(contract)[0].levels}
-            _say_extension(verdict.to_add_s(result, repeats), contract)
-        if bundle is not None:
-            commands.call("bundle", contract, bundle)
-        return verdict.exit_code(result)
+        return _judge_anew(contract, bundle, as_json)
     faults: list[Fault] = []
-    how = None
-    longest_ns = add_ns = None
-    with collecting(faults):
-        settings = given.settings()
-    overrides = given.overrides()
-    faults += overrides.faults
-    with collecting(faults):
-        how = given.repetition()
-    with collecting(faults):
-        longest_ns = _time(duration, "--duration")
+    add_ns = None
     with collecting(faults):
         add_ns = _time(add, "--add")
     if add is not None and extend is None:
         faults.append(UserError("no_effect", "says how much to add, and to nothing", f"--add {add}", "--extend FOLDER"))
     if bundle is not None and bundle.exists():
         faults.append(UserError("file_exists", "this file exists", f"--bundle {bundle}", "give another name"))
-    with collecting(faults):
-        checked_contract = load_contract(
-            contract,
-            gpus=given["gpus"],
-            repeats=how.at_least if how else None,
-            longest_ns=longest_ns,
-            against=against is not None,
-        )
-    if faults:
-        raise Faults(faults)
-    if settings.values:
-        _check_values(checked_contract, settings)
-    asked = checked_contract.contract.answers
-    if asked is None and against is not None:
-        hint = "answers: {dataset: FILE, must: [...]}"
-        raise UserError("no_effect", "this contract asks nothing about answers", "--against", hint)
-    if asked is not None and settings.virtual and not dry_run:
-        hint = "leave it out for the embedded endpoint"
-        raise UserError("unsupported", "a simulation in virtual time gives no answers", "--url", hint)
-    other = None
-    if asked is not None:
-        model = against_model or asked.against_model
-        other = other_endpoint(settings, against or asked.against, model, against_key_file)
+    asked = _asked(given, contract, duration, has_other=against is not None, faults=faults)
+    checked_contract, settings, overrides, how = asked
+    other = _other(asked, against, against_model, against_key_file, dry_run=dry_run)
     if dry_run:
         return _predict(checked_contract, settings, overrides.seed, as_json)
 
@@ -179,6 +143,71 @@ def validate(
     print_answer(result, run.report(folder, result), as_json=as_json)
     say(f"all of it in {folder}, the page for people: {folder / run.PAGE}")
     if result.verdict == verdict.INCONCLUSIVE and not result.interrupted:
+        _say_extension(verdict.to_add_s(result, repeats), folder)
+    if bundle is not None:
+        commands.call("bundle", folder, bundle)
+    return verdict.exit_code(result)
+
+
+class _Asked(NamedTuple):
+    """What is measured, and how. `how`: the repeats of each level, where a flag says so."""
+
+    contract: Checked
+    settings: Settings
+    overrides: Overrides
+    how: Repetition | None
+
+
+def _asked(given: Given, contract: Path, duration: str | None, *, has_other: bool, faults: list[Fault]) -> _Asked:
+    """The contract and the flags, checked together. Raises Faults, with those that there are already."""
+    from loadgen.contracts.load import load_contract
+
+    how = longest_ns = None
+    with collecting(faults):
+        settings = given.settings()
+    overrides = given.overrides()
+    faults += overrides.faults
+    with collecting(faults):
+        how = given.repetition()
+    with collecting(faults):
+        longest_ns = _time(duration, "--duration")
+    with collecting(faults):
+        checked = load_contract(
+            contract,
+            gpus=given["gpus"],
+            repeats=how.at_least if how else None,
+            longest_ns=longest_ns,
+            against=has_other,
+        )
+    if faults:
+        raise Faults(faults)
+    if settings.values:
+        _check_values(checked, settings)
+    return _Asked(checked, settings, overrides, how)
+
+
+def _other(asked: _Asked, against: str | None, model: str | None, key_file: Path | None, *, dry_run: bool) -> Any:
+    """The endpoint that answers are compared with; None where the contract asks nothing about answers."""
+    answers = asked.contract.contract.answers
+    if answers is None:
+        if against is not None:
+            hint = "answers: {dataset: FILE, must: [...]}"
+            raise UserError("no_effect", "this contract asks nothing about answers", "--against", hint)
+        return None
+    if asked.settings.virtual and not dry_run:
+        hint = "leave it out for the embedded endpoint"
+        raise UserError("unsupported", "a simulation in virtual time gives no answers", "--url", hint)
+    return other_endpoint(asked.settings, against or answers.against, model or answers.against_model, key_file)
+
+
+def _judge_anew(folder: Path, bundle: Path | None, as_json: bool) -> int:
+    """Judge a stored validation again; the exit code."""
+    from loadgen.contracts import run, stored, verdict
+
+    result = stored.again(folder)
+    print_answer(result, run.report(folder, result), as_json=as_json)
+    if result.verdict == verdict.INCONCLUSIVE:
+        repeats = {level.name: level.repeats for level in stored.read(folder)[0].levels}
         _say_extension(verdict.to_add_s(result, repeats), folder)
     if bundle is not None:
         commands.call("bundle", folder, bundle)

@@ -19,6 +19,7 @@ from loadgen.shell.output import print_report, say
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
     from loadgen.core.slo import Slo
+    from loadgen.core.workload import Workload
     from loadgen.runs.show import Show
     from loadgen.search.experiment import ExperimentPlan
     from loadgen.search.load_search import LoadSearch, SearchAnswer
@@ -124,14 +125,9 @@ def search(
         for term in given["slo"] or ()
     )
     at_first_load: Any = {"concurrency": max(1, round(first_load))} if closed else {"request_rate": first_load}
-    if over not in ("rate", "concurrency"):
-        raise UserError("unknown_name", f"nothing to search over: {over!r}", "--over", "known: rate, concurrency")
-    if window is not None and not continuous:
-        raise UserError("no_effect", "there are steps in one run only", f"--window {window}", "add --continuous")
+    probes = {"--low": low, "--resume": resume, "--sustain": sustain, "--run-spread": run_spread}
+    _check_kind(over, window, {flag for flag, value in probes.items() if value is not None}, continuous=continuous)
     if continuous:
-        probes = {"--low": low, "--resume": resume, "--sustain": sustain, "--run-spread": run_spread}
-        if flag := next((flag for flag, value in probes.items() if value is not None), None):
-            raise UserError("conflict", "it is of a search by probes", flag, f"leave out {flag} or --continuous")
         asked = adaptive_command.ContinuousLoad(closed, terms, first_load, high, window, max_time)
         return adaptive_command.perform(given, asked, workload, as_json=as_json)
     with collecting(faults):
@@ -187,11 +183,6 @@ def search(
         longer=longer(sustain, settings),
         run_spread=spread,
     )
-    grace_s = f"{checked.grace_ns / 1e9:g} s" if given["grace"] and checked.grace_ns is not None else None
-    flags = {"slo": _slo_text(slo_of_workload), "duration": f"{trial_ns / 1e9:g} s"}
-    flags |= {"limit": ", ".join(given["limit"])} if given["limit"] else {}
-    flags |= {"grace": grace_s} if grace_s else {}
-    flags |= {name: given[name] for name in OF_A_PROBE if given[name] is not None}
     plan = experiment.ExperimentPlan(
         by="search",
         kind="concurrency" if closed else "request_rate",
@@ -199,7 +190,7 @@ def search(
         source_text=checked.source_text,
         target=settings.shown,
         metadata=dict(settings.metadata),
-        flags=flags,
+        flags=_flags(given, checked, slo_of_workload, trial_ns),
         seed=trial_runner.seed,
         command=settings.command,
     )
@@ -214,6 +205,27 @@ def search(
             as_json=as_json,
             trial_s=trial_ns / 1e9,
         )
+
+
+def _check_kind(over: str, window: str | None, of_probes: set[str], *, continuous: bool) -> None:
+    """Raises UserError for flags that do not fit the kind of search. `of_probes`: given flags of a search by probes."""
+    if over not in ("rate", "concurrency"):
+        raise UserError("unknown_name", f"nothing to search over: {over!r}", "--over", "known: rate, concurrency")
+    if window is not None and not continuous:
+        raise UserError("no_effect", "there are steps in one run only", f"--window {window}", "add --continuous")
+    if continuous and of_probes:
+        flag = min(of_probes)
+        raise UserError("conflict", "it is of a search by probes", flag, f"leave out {flag} or --continuous")
+
+
+def _flags(given: Given, checked: Workload, slo: Slo, trial_ns: int) -> dict[str, Any]:
+    """What was typed of each probe, for the plan of the search."""
+    flags: dict[str, Any] = {"slo": _slo_text(slo), "duration": f"{trial_ns / 1e9:g} s"}
+    if given["limit"]:
+        flags["limit"] = ", ".join(given["limit"])
+    if given["grace"] and checked.grace_ns is not None:
+        flags["grace"] = f"{checked.grace_ns / 1e9:g} s"
+    return flags | {name: given[name] for name in OF_A_PROBE if given[name] is not None}
 
 
 def longer(sustain: bool | None, settings: Settings) -> float:
