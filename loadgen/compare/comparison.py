@@ -21,9 +21,10 @@ from loadgen.core import format
 from loadgen.core.limits import CACHED_SHARE, SHORTENED
 from loadgen.core.metrics import outcomes, registry
 from loadgen.core.metrics.columns import OK, of_class, step_of
+from loadgen.core.metrics.parts import ClassSummary, StepSummary
 from loadgen.core.metrics.reasons import STATES
 from loadgen.core.metrics.registry import SHARES, Metric, figure, metric
-from loadgen.core.metrics.summary import ClassSummary, StepSummary, Summary
+from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.validity import answered_share
 from loadgen.core.results.manifest import ReasonCode, StepPlan
 from loadgen.core.stats import intervals

@@ -7,7 +7,7 @@ from dataclasses import replace
 from decimal import Decimal
 
 from loadgen.core.errors import UserError
-from loadgen.core.metrics.summary import StepSummary
+from loadgen.core.metrics.parts import StepSummary
 from loadgen.pricing.prices import PerToken, Price, Prices, find
 from loadgen.pricing.unit_cost import HOUR_S, MILLION, TASK, Offer, StepCost, hourly, machines
 

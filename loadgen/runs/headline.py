@@ -12,13 +12,8 @@ from loadgen.core import format, slo
 from loadgen.core.metrics.blocks import Sessions, TaskGoodput
 from loadgen.core.metrics.goodput import TermResult
 from loadgen.core.metrics.headline import headline
-from loadgen.core.metrics.summary import (
-    ClassSummary,
-    ModelSummary,
-    StageSummary,
-    Summary,
-    TargetSummary,
-)
+from loadgen.core.metrics.parts import ClassSummary, ModelSummary, StageSummary, TargetSummary
+from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.validity import WAITED_SHARE, is_servers_fault
 from loadgen.core.stats.quantiles import SUPPORT, Distribution, deciding
 from loadgen.figures import FIGURES, FigureRow

@@ -16,7 +16,8 @@ from loadgen.core.results.capacity import STILL_KEPT
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from loadgen.core.metrics.summary import StageSummary, Summary
+    from loadgen.core.metrics.parts import StageSummary
+    from loadgen.core.metrics.summary import Summary
 
 Outcome = Literal["under", "over", "invalid"]
 Name = TypeVar("Name")

@@ -14,13 +14,8 @@ from html import escape
 
 from loadgen.core import format
 from loadgen.core.metrics.headline import headline
-from loadgen.core.metrics.summary import (
-    ClassSummary,
-    ModelSummary,
-    StageSummary,
-    Summary,
-    TargetSummary,
-)
+from loadgen.core.metrics.parts import ClassSummary, ModelSummary, StageSummary, TargetSummary
+from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import Header
 from loadgen.core.server_metrics import series
 from loadgen.core.server_metrics.series import MetricSample

@@ -13,14 +13,9 @@ from loadgen.core.metrics.blocks import RequestCounts
 from loadgen.core.metrics.drift import Drift
 from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.headline import headline
+from loadgen.core.metrics.parts import ClassSummary, ModelSummary, StageSummary, TargetSummary
 from loadgen.core.metrics.reasons import STATES
-from loadgen.core.metrics.summary import (
-    ClassSummary,
-    ModelSummary,
-    StageSummary,
-    Summary,
-    TargetSummary,
-)
+from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.sustainable import Sustainable
 from loadgen.core.metrics.validity import is_host_busy
 from loadgen.core.results.manifest import TargetFacts

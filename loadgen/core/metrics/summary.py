@@ -6,8 +6,7 @@ field changes its meaning or is removed, not when a field is added.
 
 from __future__ import annotations
 
-import statistics
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -29,21 +28,30 @@ from loadgen.core.metrics.between import BetweenNodes
 from loadgen.core.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, Stalls, Tokens
 from loadgen.core.metrics.causes import Explanation
 from loadgen.core.metrics.drift import Drift
-from loadgen.core.metrics.goodput import Goodput, goodput, of_classes, with_tasks
-from loadgen.core.metrics.load import Load, load
+from loadgen.core.metrics.goodput import Goodput, of_classes, with_tasks
+from loadgen.core.metrics.load import Load
+from loadgen.core.metrics.parts import (
+    ClassSummary,
+    ModelSummary,
+    Parts,
+    RackTokens,
+    StageSummary,
+    StepSummary,
+    TargetSummary,
+    rack_of,
+    shared,
+    whole_target,
+)
 from loadgen.core.metrics.splits import SlowRequest, Splits
-from loadgen.core.metrics.steps import StepTime
 from loadgen.core.metrics.stimulus import StimulusCheck
 from loadgen.core.metrics.sustainable import Sustainable
 from loadgen.core.metrics.validity import Signs, Verdict
-from loadgen.core.metrics.windows import Window, per_second
+from loadgen.core.metrics.windows import Window
 from loadgen.core.results.manifest import (
     ChunkReuse,
-    ClassPlan,
     Fingerprints,
     Host,
     StagePlan,
-    StepPlan,
     TargetFacts,
     decoded,
     interchangeable,
@@ -54,7 +62,7 @@ from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.server_metrics.hardware import SeenHardware
 from loadgen.core.server_metrics.series import Served
 from loadgen.core.stats.quantiles import Distribution, Histogram, of_gaps, pooled
-from loadgen.figures import FIGURES, POOLED
+from loadgen.figures import FIGURES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -90,117 +98,6 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_tag: str
     tokenizer_sha256: str = ""  # of the tokenizer file; "": the packaged vocabulary, or not known
     host: Host
-
-
-class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage over its own window. Only rows of this stage count, except for requests in flight (all rows)."""
-
-    name: str
-    arrival: str
-    measured: bool
-    concurrency: int | None
-    ramp_s: float | None = None  # the lanes of a closed loop begin spread over it; 0: in one instant
-    ramp_from: str = ""  # asked, probe, preset, or stage: lanes are taken over; "": not known
-    window: Window
-    requests: RequestCounts
-    load: Load
-    tokens: Tokens
-    ttft_ms: Distribution
-    tpot_ms: Distribution
-    inter_chunk_ms: Distribution
-    e2e_ms: Distribution
-    goodput: Goodput
-
-
-class TargetSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several targets: its measured requests, over the window of the whole run."""
-
-    target: TargetFacts
-    requests: RequestCounts
-    bytes: Bytes
-    load: Load
-    tokens: Tokens
-    ttft_ms: Distribution
-    tpot_ms: Distribution
-    e2e_ms: Distribution
-    goodput: Goodput
-    own_output_per_s: float | None = None  # over this target's own window: its first due instant to its last token
-
-
-class ClassSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several classes of requests: its measured requests, over the window of the whole run."""
-
-    name: str
-    share: float  # of all starts, as asked: single requests, conversations and tasks
-    starts: int | None = None  # of this class; null: written before there were any but single requests
-    model: str | None = None
-    priority: int | None = None
-    requests: RequestCounts
-    bytes: Bytes
-    load: Load
-    tokens: Tokens
-    ttft_ms: Distribution
-    tpot_ms: Distribution
-    e2e_ms: Distribution
-    goodput: Goodput  # under the SLO of the class
-    sessions: Sessions | None = None  # null for a class of single requests
-
-
-class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several models or adapters that the classes of a run ask for: the requests of these classes together."""
-
-    model: str
-    classes: tuple[str, ...]
-    requests: RequestCounts
-    bytes: Bytes
-    load: Load
-    tokens: Tokens
-    ttft_ms: Distribution
-    tpot_ms: Distribution
-    e2e_ms: Distribution
-    goodput: Goodput  # each class under its own SLO
-
-
-class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of the tasks: its measured requests, over the window of the whole run.
-
-    The shares are of the time of the tasks that ended ok, all of which add up to 1; null where no records were kept.
-    """
-
-    name: str
-    of_class: str = ""  # "": all requests are of one kind
-    kind: str = "chat"  # chat, embed, rerank
-    targets: tuple[str, ...] = ()  # names of those that serve such steps alone; empty: those of all other requests
-    model: str | None = None
-    requests: RequestCounts
-    bytes: Bytes
-    load: Load
-    tokens: Tokens
-    ttft_ms: Distribution
-    tpot_ms: Distribution
-    e2e_ms: Distribution
-    time_share: float | None = None
-    pause: str = ""  # what passes before its requests: names of tools, "thinking"; "": nothing
-    pause_ms: Distribution = Distribution()
-    pause_share: float | None = None
-
-
-class RackTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """Output tokens/s of several targets by two definitions, which differ when the targets do not end together.
-
-    `sum_of_rates_per_s` adds each target's rate over its own window, as published rack totals do. `single_clock_per_s`
-    treats the targets as one system: all tokens divided by the duration of the whole run. The other fields describe the
-    rates of the single targets.
-    """
-
-    targets: int
-    sum_of_rates_per_s: float
-    single_clock_per_s: float | None
-    min_per_s: float
-    mean_per_s: float
-    median_per_s: float
-    max_per_s: float
-    spread: float  # (max - min) / median
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -316,8 +213,7 @@ def build(
     """
     plans, cells = header.stages or (StagePlan(),), accumulator.stages
     chosen = [i for i, plan in enumerate(plans) if plan.measured]
-    measured, warmup = accumulator.measured(), accumulator.measured(False)
-    everything = (measured, warmup)
+    everything = measured, warmup = CellPair(accumulator.measured(), accumulator.measured(False))
     full = blocks.full_load(cells, min(chosen, default=0), max(chosen, default=0))
     inside = blocks.window(measured, everything, full)
     unrecorded = _unrecorded(header, plans, cells, seconds)
@@ -334,7 +230,7 @@ def build(
     itl_absent = blocks.itl_absent(measured, samples["inter_chunk"])
     undecided = {**({"itl": f"there is no ITL: {itl_absent}"} if itl_absent else {}), **unsound}
     arrival = ", then ".join(plans[i].arrival for i in chosen if plans[i].arrival)
-    parts = _Parts(header, seconds, undecided)
+    parts = Parts(header, seconds, undecided)
     whole = parts.figures(measured, everything, inside, arrival, own_timeline, target.gpus, own_gaps, lost)
 
     def of_stage(i: int) -> StageSummary:
@@ -348,36 +244,15 @@ def build(
             figures = parts.figures(
                 cell, everything, window, stage.arrival, own_events, target.gpus, gaps_of_stage, unrecorded[i]
             )
-        facts = _shared(stage, StageSummary)
+        facts = shared(stage, StageSummary)
         return StageSummary(window=window, inter_chunk_ms=gaps_of_stage.distribution(), **facts, **figures)
 
-    targets = tuple(
-        parts.of_target(facts, pair, inside) for facts, pair in zip(header.targets, accumulator.targets, strict=False)
-    )
-    regions = tuple(
-        parts.of_target(facts, accumulator.of_targets(numbers), inside)
-        for facts, numbers in _grouped(header.targets, "region")
-    )
-    nodes = tuple(
-        parts.of_target(facts, accumulator.of_targets(numbers), inside)
-        for facts, numbers in _grouped(header.targets, "node")
-    )
-    classes = tuple(
-        parts.of_class(plan, pair, inside, accumulator.cut(i))
-        for i, (plan, pair) in enumerate(zip(header.classes, accumulator.classes, strict=True))
-    )
-    by_model: dict[str, list[int]] = {}
-    for i, plan in enumerate(header.classes):
-        by_model.setdefault(plan.model or target.model, []).append(i)
-    models = tuple(
-        parts.of_model(model, accumulator.of_classes(numbers), inside, [classes[i] for i in numbers])
-        for model, numbers in (by_model.items() if len(by_model) > 1 else ())
-    )
     step_times = steps.times(measured.columns, header) if accumulator.exact else [steps.UNKNOWN] * len(header.steps)
+    by_part = parts.by_part(accumulator, inside, step_times, target.model)
     tasks = blocks.sessions(measured, accumulator.cut(), inside)
     whole["goodput"] = with_tasks(whole["goodput"], tasks)
     if header.slo is None:
-        whole["goodput"] = of_classes([part.goodput for part in classes])
+        whole["goodput"] = of_classes([part.goodput for part in by_part["classes"]])
     summary = Summary(
         schema=SCHEMA,
         schema_minor=SCHEMA_MINOR,
@@ -400,17 +275,8 @@ def build(
         sessions=tasks,
         client=blocks.client(measured, seconds, inside, header.workers),
         stages=tuple(of_stage(i) for i in range(len(header.stages))),
-        targets=targets,
-        regions=regions,
-        nodes=nodes,
         hardware=hardware.of_samples(server_samples),
-        rack=_rack_of(targets, whole["tokens"].output_per_s) if interchangeable(header.targets) else None,
-        classes=classes,
-        models=models,
-        steps=tuple(
-            parts.of_step(plan, pair, inside, time)
-            for plan, pair, time in zip(header.steps, accumulator.steps, step_times, strict=True)
-        ),
+        rack=rack_of(by_part["targets"], whole["tokens"].output_per_s) if interchangeable(header.targets) else None,
         cache_reset=header.cache_reset,
         chunks=header.chunks,
         cache_asked=header.cache_asked,
@@ -419,22 +285,30 @@ def build(
         ),
         **_of_rows(measured.columns, warmup.columns, inside, header, server_samples, accumulator.exact),
         kept="raw" if accumulator.exact else header.keep,
-        **{**_of_figures(samples), **whole},
+        **{**_of_figures(samples), **whole, **by_part},
     )
     summary = withhold(summary)
+    missed = parts.missed_without_dropped(accumulator, own_gaps, inside, lost)
+    signs = _signs(everything, header, missed=missed, is_counted="tokens" not in unsound)
+    delivered = stimulus.checks(header, summary, signs, measured.columns)
+    return msgspec.structs.replace(summary, verdict=validity.of(header, summary, signs, seconds), stimulus=delivered)
+
+
+def _signs(everything: CellPair, header: Header, *, missed: bool, is_counted: bool) -> Signs:
+    """What the verdict needs beside the summary. `missed`: the SLO, also without what the client dropped. `is_counted`:
+    tokens are counted, so that what was asked for can be held against what came."""
+    measured = everything.measured
     died = {name.removeprefix("dead_") for cell in everything for name in cell.sums if name.startswith("dead_")}
-    signs = Signs(
+    return Signs(
         dead_workers=sorted(map(int, died)),
         unsaid=measured.sum("unsaid") > 0,
         sends=measured.sum("sent"),
         disagreement=blocks.prompt_disagreement(measured, header.template_tokens),
         repeated=blocks.repeated(measured),
-        asked=0 if "tokens" in unsound else measured.sum("asked"),
+        asked=measured.sum("asked") if is_counted else 0,
         asked_got=measured.sum("asked_got"),
-        missed=parts.missed_without_dropped(accumulator, own_gaps, inside, lost),
+        missed=missed,
     )
-    delivered = stimulus.checks(header, summary, signs, measured.columns)
-    return msgspec.structs.replace(summary, verdict=validity.of(header, summary, signs, seconds), stimulus=delivered)
 
 
 def _of_figures(samples: Mapping[str, Distribution]) -> dict[str, Any]:
@@ -483,92 +357,6 @@ def _unrecorded(
     sent = sum(sent_by.values()) + sum(cell.sum("dropped") for cell in cells)
     last = max((i for i, count in enumerate(rows) if count), default=0)
     return [max(0, sent - sum(rows)) if i == last else 0 for i in range(len(rows))]
-
-
-class _Parts(NamedTuple):
-    """What the figures of the run, of its stages and of its targets have alike."""
-
-    header: Header
-    seconds: Sequence[Second]
-    undecided: Mapping[str, str]  # metrics on which no SLO term can be decided -> why
-
-    def figures(
-        self,
-        cell: Cell,
-        everything: Sequence[Cell],
-        inside: Window,
-        arrival: str,
-        timeline: Sequence[NDArray[np.int64]],
-        gpus: int | None,
-        gaps: Histogram,
-        unrecorded: int,
-    ) -> dict[str, Any]:
-        return {
-            "requests": blocks.requests(cell, unrecorded),
-            "load": load(cell, everything, inside, arrival, self.header.stages, self.seconds),
-            "tokens": blocks.tokens(cell, everything, inside, timeline, gpus),
-            "goodput": goodput(cell, cell.slo, inside, gaps, unrecorded, self.undecided),
-            **{f"{metric}_ms": cell.distribution(metric) for metric in drift.SHOWN},
-        }
-
-    def missed_without_dropped(self, accumulator: Accumulator, gaps: Histogram, inside: Window, lost: int) -> bool:
-        """Whether the SLO, or that of a class, is missed also without the starts that the client dropped."""
-        whole = (accumulator.measured(), gaps, lost, self.undecided)
-        of_classes = ((pair.measured, Histogram(), 0, self._by_part) for pair in accumulator.classes)
-        return any(
-            goodput(cell, cell.slo, inside, own_gaps, unrecorded, undecided, dropped_too=False).met is False
-            for cell, own_gaps, unrecorded, undecided in (whole, *of_classes)
-        )
-
-    @property
-    def _by_part(self) -> dict[str, str]:
-        """What is undecided of one of several targets or classes."""
-        return {**_NO_GAPS_BY_PART, **self.undecided}
-
-    def of_target(self, target: TargetFacts, everything: CellPair, inside: Window) -> TargetSummary:
-        """One of several targets, or all of a region."""
-        cell = everything.measured
-        own_output_per_s = per_second(cell.sum_known("output_tokens"), blocks.window(cell, everything))
-        figures = self._of_part(everything, inside, target.gpus)
-        return TargetSummary(target=target, own_output_per_s=own_output_per_s, **figures)
-
-    def of_class(self, plan: ClassPlan, everything: CellPair, inside: Window, cut: tuple[int, int]) -> ClassSummary:
-        """One of several classes. `cut`: its conversations without an end."""
-        figures = self._of_part(everything, inside, None)
-        tasks = blocks.sessions(everything.measured, cut, inside)
-        figures["goodput"] = with_tasks(figures["goodput"], tasks)
-        return ClassSummary(
-            name=plan.name,
-            share=plan.share,
-            starts=everything.measured.sum("starts"),
-            model=plan.model,
-            priority=plan.priority,
-            sessions=tasks,
-            **figures,
-        )
-
-    def of_model(
-        self, model: str, everything: CellPair, inside: Window, classes: Sequence[ClassSummary]
-    ) -> ModelSummary:
-        """One of several models, with the cells of its classes together."""
-        figures = self._of_part(everything, inside, None) | {"goodput": of_classes([part.goodput for part in classes])}
-        return ModelSummary(model=model, classes=tuple(part.name for part in classes), **figures)
-
-    def of_step(self, plan: StepPlan, everything: CellPair, inside: Window, time: StepTime) -> StepSummary:
-        """One of the steps of tasks."""
-        figures = self._of_part(everything, inside, None)
-        del figures["goodput"]  # what was promised is promised of all requests, and of tasks
-        targets = [self.header.targets[number] for number in plan.targets]
-        names = tuple(target.name or target.url for target in targets if target.serves)
-        return StepSummary(**_shared(plan, StepSummary) | {"targets": names}, **figures, **time._asdict())
-
-    def _of_part(self, everything: CellPair, inside: Window, gpus: int | None) -> dict[str, Any]:
-        cell = everything.measured
-        parts = self._replace(seconds=(), undecided=self._by_part)
-        figures = parts.figures(cell, everything, inside, "", (), gpus, Histogram(), 0)
-        for columns in cell.columns:
-            columns.forget()
-        return {"bytes": blocks.bytes(cell), **figures}
 
 
 def exit_code(summary: Summary, *, strict: bool = False) -> int:
@@ -625,70 +413,16 @@ def withhold(summary: Summary) -> Summary:
     return msgspec.structs.replace(summary, **changes)
 
 
-def _shared(facts: msgspec.Struct, block: type[msgspec.Struct]) -> dict[str, Any]:
-    """The values of the fields that a block of the summary has from facts of the header, under the same names."""
-    return {name: getattr(facts, name) for name in block.__struct_fields__ if name in facts.__struct_fields__}
-
-
-def whole_target(targets: Sequence[TargetFacts]) -> TargetFacts:
-    """All targets described as one: the values they have in common, and the sum of their GPUs.
-
-    Where steps of tasks have targets of their own, those of all other requests.
-    """
-    targets = [target for target in targets if not target.serves] or targets
-    if not targets:
-        return TargetFacts()
-    if len(targets) == 1:
-        return targets[0]
-    gpus = [target.gpus for target in targets if target.gpus is not None]
-    values = {name: {getattr(target, name) for target in targets} for name in TargetFacts.__struct_fields__}
-    common = {name: found.pop() for name, found in values.items() if len(found) == 1}
-    return TargetFacts(**common | {
-        "name": format.counted(len(targets), 'target'),
-        "gpus": sum(gpus) if len(gpus) == len(targets) else None,
-        "simulated": any(target.simulated for target in targets),
-    })  # fmt: skip
-
-
 def _run_facts(header: Header) -> RunFacts:
     """The block `run` of the summary."""
     own = {
         "state": "cut_off" if header.state == "running" else header.state,
         "salt": header.salt if header.schema_minor else "",  # that of older versions cannot be given again
     }
-    return RunFacts(id=header.run, **_shared(header, RunFacts) | own)
+    return RunFacts(id=header.run, **shared(header, RunFacts) | own)
 
 
-def _grouped(targets: Sequence[TargetFacts], by: Literal["region", "node"]) -> list[tuple[TargetFacts, list[int]]]:
-    """Per region or node the facts and the numbers of its targets; [] unless they are in several. "": not given."""
-    numbers: dict[str, list[int]] = {}
-    for i, target in enumerate(targets):
-        numbers.setdefault(getattr(target, by), []).append(i)
-    if len(numbers) < 2:
-        return []
-    return [(whole_target([targets[i] for i in own]), own) for own in numbers.values()]
-
-
-_NO_GAPS_BY_PART = dict.fromkeys(POOLED, "gaps are counted for all targets together")
 """SLO terms that cannot be decided for one of several targets or classes -> why."""
-
-
-def _rack_of(targets: Sequence[TargetSummary], single_clock_per_s: float | None) -> RackTokens | None:
-    """The block `rack`; None for a single target."""
-    rates = [target.own_output_per_s or 0.0 for target in targets]
-    if not rates:
-        return None
-    median = statistics.median(rates)
-    return RackTokens(
-        targets=len(rates),
-        sum_of_rates_per_s=sum(rates),
-        single_clock_per_s=single_clock_per_s,
-        min_per_s=min(rates),
-        mean_per_s=statistics.fmean(rates),
-        median_per_s=median,
-        max_per_s=max(rates),
-        spread=(max(rates) - min(rates)) / median if median else 0.0,
-    )
 
 
 FILE = "summary.json"  # in the folder of a run
