@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -104,7 +105,6 @@ def search(
 
     Example: loadgen search rag --url http://HOST:8000 --slo ttft:2s --slo tpot:50ms -d 5m
     """
-    from loadgen.core.execution import run_header
     from loadgen.core.execution.folder_names import alone
     from loadgen.core.schedule import chains
     from loadgen.core.workload import Closed
@@ -120,10 +120,7 @@ def search(
     trial_ns, longest_s = 0, None
     closed = over == "concurrency"
     first_load = start or low or 1.0
-    terms = tuple(
-        term if percentile is None or term.count(":") != 1 or term.startswith("goodput") else f"{term}:p{percentile}"
-        for term in given["slo"] or ()
-    )
+    terms = _terms(given["slo"] or (), percentile)
     at_first_load: Any = {"concurrency": max(1, round(first_load))} if closed else {"request_rate": first_load}
     probes = {"--low": low, "--resume": resume, "--sustain": sustain, "--run-spread": run_spread}
     _check_kind(over, window, {flag for flag, value in probes.items() if value is not None}, continuous=continuous)
@@ -146,19 +143,14 @@ def search(
     with collecting(faults):
         longest_s = typed("--max-time", max_time, units.seconds)
     if low and high and low >= high:
-        faults.append(
-            UserError("out_of_range", "the lowest load is not below the highest", f"--low {low:g} --high {high:g}", "")
-        )
+        where = f"--low {low:g} --high {high:g}"
+        faults.append(UserError("out_of_range", "the lowest load is not below the highest", where, ""))
     if resume is not None:
         with collecting(faults):
             experiment.plan_of(resume)
     if faults:
         raise Faults(faults)
-    judged, why = run_header.judged_slo(slo_of_workload, settings)
-    if judged is None:
-        raise UserError(
-            "no_slo", f"nothing of the SLO can be judged. {next(iter(why))}", f"--api {settings.api}", "--slo e2e:500ms"
-        )
+    judged = _judged(slo_of_workload, settings)
     trial_workload = trials.probing(checked, trial_ns)
     if resume is None:
         given.make_room(settings.out)
@@ -184,27 +176,35 @@ def search(
         run_spread=spread,
     )
     plan = experiment.ExperimentPlan(
-        by="search",
-        kind="concurrency" if closed else "request_rate",
-        workload=workload or str(given["trace"] or given["dataset"] or checked.name),
-        source_text=checked.source_text,
-        target=settings.shown,
-        metadata=dict(settings.metadata),
-        flags=_flags(given, checked, slo_of_workload, trial_ns),
-        seed=trial_runner.seed,
-        command=settings.command,
-    )
+        by="search", kind="concurrency" if closed else "request_rate",
+        workload=workload or str(given["trace"] or given["dataset"] or checked.name), source_text=checked.source_text,
+        target=settings.shown, metadata=dict(settings.metadata),
+        flags=_flags(given, checked, slo_of_workload, trial_ns), seed=trial_runner.seed, command=settings.command,
+    )  # fmt: skip
     show = shown(given, quiet=True)
     with alone(folder):
-        return perform(
-            load_search,
-            trial_runner,
-            plan,
-            show,
-            unit=experiment.unit_of(plan, chained=chains.of_requests(trial_workload.requests, 0).turns > 1),
-            as_json=as_json,
-            trial_s=trial_ns / 1e9,
+        unit = experiment.unit_of(plan, chained=chains.of_requests(trial_workload.requests, 0).turns > 1)
+        return perform(load_search, trial_runner, plan, show, unit=unit, as_json=as_json, trial_s=trial_ns / 1e9)
+
+
+def _terms(asked: Sequence[str], percentile: str | None) -> tuple[str, ...]:
+    """The terms of an SLO as they were typed, each of a latency at `percentile` where it names none."""
+    return tuple(
+        term if percentile is None or term.count(":") != 1 or term.startswith("goodput") else f"{term}:p{percentile}"
+        for term in asked
+    )
+
+
+def _judged(slo: Slo, settings: Settings) -> Slo:
+    """What of an SLO can be judged. Raises UserError for nothing."""
+    from loadgen.core.execution import run_header
+
+    judged, why = run_header.judged_slo(slo, settings)
+    if judged is None:
+        raise UserError(
+            "no_slo", f"nothing of the SLO can be judged. {next(iter(why))}", f"--api {settings.api}", "--slo e2e:500ms"
         )
+    return judged
 
 
 def _check_kind(over: str, window: str | None, of_probes: set[str], *, continuous: bool) -> None:

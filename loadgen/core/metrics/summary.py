@@ -225,8 +225,7 @@ def build(
     samples |= {"inter_chunk": own_gaps.distribution(), "event_error": errors.distribution()}
     unsure_share = 1 - int(errors.counts[0]) / errors.count if errors.count else None
     guarded = {**samples, "gap_error": of_gaps(errors)}
-    unsound = validity.withheld(header.limits, guarded, unsure_share, seconds, inside)
-    unsound |= validity.contradicted(measured)
+    unsound = validity.withheld(header.limits, guarded, unsure_share, seconds, inside) | validity.contradicted(measured)
     itl_absent = blocks.itl_absent(measured, samples["inter_chunk"])
     undecided = {**({"itl": f"there is no ITL: {itl_absent}"} if itl_absent else {}), **unsound}
     arrival = ", then ".join(plans[i].arrival for i in chosen if plans[i].arrival)
