@@ -24,6 +24,7 @@ from loadgen import plugins
 from loadgen.core.errors import OK, SLO_MISSED, USAGE, UserError
 from loadgen.core.execution.backends import node_facts
 from loadgen.core.execution.plan import build_plan
+from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results.store import read_run
 from loadgen.core.server_metrics import series
 from loadgen.core.workload.dataset import placed
@@ -152,7 +153,9 @@ def test_a_run_with_its_backend_and_its_server(acme: Path, tmp_path: Path, capsy
     used = {(one.table, one.name, one.package, one.version) for one in header.plugins}
     assert used == {
         ("loadgen.backends", "acme", "acme-loadgen", "1.0"), ("loadgen_sdk.servers", "acme", "acme-loadgen", "1.0"),
+        ("loadgen.figures", "thinking", "acme-loadgen", "1.0"),
     }  # fmt: skip
+    assert load_summary((out / "summary.json").read_bytes()).figures["thinking_ms"].count == 3
     capsys.readouterr()
     assert ends("export", out, "--as", "acme-bench") == OK
     assert json.loads(capsys.readouterr().out)["requests"] == 3
@@ -170,7 +173,7 @@ def test_one_that_fails_stops_nothing_and_doctor_names_it(site: Path, capsys: An
     assert ends("doctor", "--url", "sim:gb300-vm", "--json") == OK
     told = capsys.readouterr()
     found = [one["found"] for one in json.loads(told.out)["findings"] if one["check"] == "plug-in"]
-    assert len(found) == 6 and [words for words in found if "no Quirk" in words] == [
+    assert len(found) == 7 and [words for words in found if "no Quirk" in words] == [
         "acme of acme-loadgen 1.0: acme_loadgen:SERVER is no Quirk"
     ]
     assert told.err.count("left out") == 1
@@ -238,6 +241,7 @@ TRIALS = {
         {"loadgen/prices.py", "loadgen/pricing/price_file.py"},
     ),
     "backend": (r"embedded_backend", {"loadgen/backends.py"}),
+    "figure": (r":first_answer\b|^first_answer = ", {"loadgen/figures.py", "loadgen/core/metrics/columns.py"}),
 }
 """Of a row of each kind: what names it, and the files that do."""
 
@@ -246,7 +250,7 @@ TRIALS = {
 def test_a_row_touches_at_most_three_files(kind: str) -> None:
     pattern, files = TRIALS[kind]
     sources = [*ROOT.glob("loadgen/**/*.py"), *ROOT.glob("sdk/loadgen_sdk/**/*.py")]
-    found = {str(file.relative_to(ROOT)) for file in sources if re.search(pattern, file.read_text("utf-8"))}
+    found = {str(file.relative_to(ROOT)) for file in sources if re.search(pattern, file.read_text("utf-8"), re.M)}
     assert found == files and len(files) < 3, "the third is its test"
     (told,) = re.findall(rf"(?m)^\| {kind} \| (.*) \|$", PAGE)
     assert all(f"`{file}`" in told or "its functions" in told or "its module" in told for file in files)
