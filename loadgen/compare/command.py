@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from loadgen.core.errors import OK, SLO_MISSED, UNSOUND, UserError
+from loadgen.shell import completion
 from loadgen.shell.output import print_answer, say_changed, write_file
 
 
@@ -17,7 +18,8 @@ def compare(
     results: Annotated[
         list[Path],
         typer.Argument(
-            help="Folders of runs, repeats or searches, or result files of other tools; the first is the base."
+            help="Folders of runs, repeats or searches, or result files of other tools; the first is the base.",
+            autocompletion=completion.results,
         ),
     ],
     fail_on: Annotated[

@@ -14,12 +14,16 @@ from typing import Annotated
 import typer
 
 from loadgen.core.errors import OK, Fault, Faults, UserError
+from loadgen.shell import completion
 from loadgen.shell.options import AcceptSamplePrices, AllowInvalid
 from loadgen.shell.output import print_report, say_changed, write_file
 
 
 def cost(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of runs, of repeats of a run, or of a search.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of runs, of repeats of a run, or of a search.", autocompletion=completion.results),
+    ],
     prices: Annotated[Path | None, typer.Option("--prices", help="Your prices: see docs/prices.example.yaml.")] = None,
     accept_sample_prices: AcceptSamplePrices = False,
     price: Annotated[

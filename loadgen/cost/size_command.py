@@ -21,6 +21,7 @@ from loadgen import result_kinds
 from loadgen.core import format, units
 from loadgen.core.errors import OK, Fault, Faults, UserError, meant
 from loadgen.core.execution.options import typed
+from loadgen.shell import completion
 from loadgen.shell.options import PACKAGED, AcceptSamplePrices, AllowInvalid, Given, new_folder, takes
 from loadgen.shell.output import print_answer, say
 
@@ -36,12 +37,18 @@ SIMULATED, PUBLISHED = "sim:", "published:"
 @takes(only=())
 def size(
     given: Given,
-    profile: Annotated[str, typer.Argument(metavar="workload", help=f"One of {PACKAGED}; or a file of yours.")],
+    profile: Annotated[
+        str,
+        typer.Argument(
+            metavar="workload", help=f"One of {PACKAGED}; or a file of yours.", autocompletion=completion.workloads
+        ),
+    ],
     sources: Annotated[
         list[str],
         typer.Argument(
             help="What carries it: a folder of a search, sweep or run; sim:PRESET, which is searched now; "
-            "published:SYSTEM, a row of docs/published.md."
+            "published:SYSTEM, a row of docs/published.md.",
+            autocompletion=completion.capacities,
         ),
     ],
     users: Annotated[

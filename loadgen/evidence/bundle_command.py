@@ -9,11 +9,18 @@ import typer
 
 from loadgen.core import format
 from loadgen.core.errors import OK
+from loadgen.shell import completion
 from loadgen.shell.output import say
 
 
 def bundle(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run, repeats, a sweep, a search, a validation, answers.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of a run, repeats, a sweep, a search, a validation, answers.",
+            autocompletion=completion.results,
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: poc.zip.")],
     sign: Annotated[
         Path | None, typer.Option("--sign", help="A private key of OpenSSH: sign what is in it (ssh-keygen -Y sign).")

@@ -12,6 +12,7 @@ import typer
 from loadgen import formats
 from loadgen.core.errors import OK, UserError
 from loadgen.formats import FORMATS
+from loadgen.shell import completion
 from loadgen.shell.output import write_file
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ TRACKERS = " or ".join(row.name for row in FORMATS.own if row.send)
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.", autocompletion=completion.results)],
     form: Annotated[
         str,
         typer.Option(

@@ -46,6 +46,11 @@ def results(incomplete: str) -> list[str]:
     return [*here, *_paths(incomplete)]
 
 
+def capacities(incomplete: str) -> list[str]:
+    """What carries a load: simulated endpoints, and folders of results."""
+    return [*(name for name in targets(incomplete) if name.startswith("sim:")), *results(incomplete)]
+
+
 def _packaged(kind: str) -> list[str]:
     folder = PACKAGE / "data" / kind
     folder = folder if folder.is_dir() else PACKAGE.parent / kind

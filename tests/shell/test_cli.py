@@ -316,6 +316,7 @@ def test_values_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert completion.contracts("chat") == ["chatbot"]
     assert "sim:gb300-vm" in completion.targets("sim:gb3") and "sim:h100x8" not in completion.targets("sim:gb3")
     assert completion.servers("vl") == ["vllm"] and completion.terms("tp") == ["tpot:"]
+    assert "sim:gb300-vm" in completion.capacities("sim:gb") and completion.capacities("results/q") == ["results/qa-1/"]
     assert completion.results("")[0] == "results/qa-1" and completion.results("results/q") == ["results/qa-1/"]
 
 
