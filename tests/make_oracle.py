@@ -17,7 +17,6 @@ import csv
 import json
 import re
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -26,6 +25,7 @@ from typing import Any
 
 import frozen
 import named
+import places
 import pyarrow.parquet as pq
 from frozen import figures, over, sha, shape
 from named import told
@@ -302,8 +302,7 @@ READ: dict[str, list[list[str]]] = {
 
 def read(name: str, where: Path) -> dict[str, Any]:
     """What the commands print of a folder, and what `loadgen.load` gives: all figures, as nothing is measured here."""
-    with tarfile.open(FOLDERS / f"{name}.tar.xz") as packed:
-        packed.extractall(where, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # from 3.11.4 on
+    places.unpack(name, where)
     shutil.copy(DATA / "open.yaml", where)
     found: dict[str, Any] = {}
     for call in (["report", name, "--json"], ["cost", name, *priced(name)], *READ[name]):

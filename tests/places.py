@@ -1,7 +1,14 @@
 """Where tests find what does not lie beside them."""
 
+import tarfile
 from pathlib import Path
 
 TESTS = Path(__file__).parent
 DATA = TESTS / "data"
 ROOT = TESTS.parent
+
+
+def unpack(name: str, where: Path) -> None:
+    """A stored folder of the oracle, into `where`."""
+    with tarfile.open(DATA / "oracle" / "folders" / f"{name}.tar.xz") as packed:
+        packed.extractall(where, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # from 3.11.4 on

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,7 @@ def test_the_examples_run(example: str, tmp_path: Path, monkeypatch: pytest.Monk
     store.drop_spool(folder)
     sample = {"t_s": 0.0, "target": 0, "page": "http://h/metrics", "name": "up", "labels": "", "value": 1.0}
     (folder / FILE).write_text(json.dumps(sample) + "\n")
-    with tarfile.open(places.DATA / "oracle" / "folders" / "search.tar.xz") as packed:
-        packed.extractall(tmp_path / "results", filter="data")
+    places.unpack("search", tmp_path / "results")
     (tmp_path / "results" / "search").rename(tmp_path / "results" / "SEARCH")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}

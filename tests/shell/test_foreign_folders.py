@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import shutil
-import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -124,8 +123,7 @@ def _wrote(file: Path, data: bytes) -> None:
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("sound")
     for name in ("raw", "contract"):
-        with tarfile.open(places.DATA / "oracle" / "folders" / f"{name}.tar.xz") as packed:
-            packed.extractall(where, filter="data")
+        places.unpack(name, where)
     return where
 
 
