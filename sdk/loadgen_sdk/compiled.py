@@ -14,21 +14,22 @@ VERSION = 4
 """Of the functions, raised with each change of what they take or give: what was built from older source is not used."""
 
 
-def _module() -> tuple[Any, str]:
+def load(name: str, version: int) -> tuple[Any, str]:
+    """A compiled module whose VERSION is this one, or None; and why it is None, in words."""
     if os.environ.get(PURE):
         return None, f"{PURE} is set"
     try:
-        found = import_module("loadgen_sdk._compiled")
+        found = import_module(name)
     except ModuleNotFoundError:
         return None, "it was not built: there was no C compiler on installation, or it failed"
     except ImportError as error:
         return None, f"it was built for another Python or machine: {error}"
-    if getattr(found, "VERSION", 0) != VERSION:
+    if getattr(found, "VERSION", 0) != version:
         return None, "it was built from older source"
     return found, ""
 
 
-module, MISSING = _module()
+module, MISSING = load("loadgen_sdk._compiled", VERSION)
 """The compiled module, or None; and why it is None, in words."""
 
 RUNS = "compiled" if module is not None else "python"

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from loadgen_sdk import compiled
@@ -440,18 +439,7 @@ class PurePythonReplica:
 VERSION = 1
 """Of the types in C, raised with each change of what they take or give: what is built from older source is not used."""
 
-
-def _compiled_module() -> Any:
-    if compiled.module is None:  # not built, or not wanted
-        return None
-    try:
-        found = import_module("loadgen.sim.engine._replica")
-    except ImportError:
-        return None
-    return found if getattr(found, "VERSION", 0) == VERSION else None
-
-
-module = _compiled_module()
+module, _ = compiled.load("loadgen.sim.engine._replica", VERSION)
 """The compiled module, or None."""
 
 if TYPE_CHECKING or module is None:
