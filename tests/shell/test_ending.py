@@ -120,13 +120,18 @@ def test_a_deep_or_damaged_run_is_no_bug_of_ours(tmp_path: Path, capsys: pytest.
         (tmp_path / name).unlink()
 
 
+def on_a_full_disk(most_bytes: int, requests: int, out: Path) -> subprocess.CompletedProcess[str]:
+    """A run on it. A limit on the size of files stands in for a disk that is full."""
+    limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    limited += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, {most_bytes})); "
+    limited += "from loadgen.shell.app import main; main()"
+    words = [sys.executable, "-P", "-c", limited, *RUN[:4], "-n", str(requests), "--request-rate", "50"]
+    return subprocess.run([*words, "--out", str(out)], capture_output=True, text=True, check=False)
+
+
 @pytest.mark.processes
 def test_a_full_disk_is_said_with_what_is_kept(tmp_path: Path) -> None:
-    """A limit on the size of files stands in for a disk that is full."""
-    limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); from loadgen.shell.app import main; main()"
-    words = [sys.executable, "-P", "-c", limited, *RUN[:4], "-n", "500", "--request-rate", "50"]
-    done = subprocess.run([*words, "--out", str(tmp_path / "out")], capture_output=True, text=True, check=False)
+    done = on_a_full_disk(20_000, 500, tmp_path / "out")
     assert done.returncode == 2, done.stderr
     assert "make room" in done.stderr and "kept" in done.stderr
     assert "bug" not in done.stderr
@@ -134,10 +139,7 @@ def test_a_full_disk_is_said_with_what_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_disk_that_is_full_before_the_first_file_keeps_nothing_and_says_so(tmp_path: Path) -> None:
-    limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); from loadgen.shell.app import main; main()"
-    words = [sys.executable, "-P", "-c", limited, *RUN[:4], "-n", "5", "--request-rate", "50"]
-    done = subprocess.run([*words, "--out", str(tmp_path / "out")], capture_output=True, text=True, check=False)
+    done = on_a_full_disk(100, 5, tmp_path / "out")
     assert done.returncode == 2, done.stderr
     assert "make room" in done.stderr and "nothing was recorded" in done.stderr
 
