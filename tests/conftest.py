@@ -61,6 +61,18 @@ sys.addaudithook(_watch)
 
 
 @pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Half as many again as there are cores: many tests wait for processes, and others run meanwhile."""
+    return max((os.cpu_count() or 1) * 3 // 2, 1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first, so that nobody waits for it alone at the end; then whatever starts processes."""
+    if items and not items[0].config.pluginmanager.hasplugin("randomly"):
+        items.sort(key=lambda item: (not item.get_closest_marker("early"), not item.get_closest_marker("processes")))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     global _unmarked  # noqa: PLW0603 - an audit hook has no other way to know the test
     _unmarked = "" if item.get_closest_marker("processes") else item.nodeid

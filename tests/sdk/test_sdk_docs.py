@@ -44,6 +44,7 @@ def test_the_examples_run(
                 found(loadgen_run)
 
 
+@pytest.mark.early
 @pytest.mark.commands
 @pytest.mark.processes
 def test_the_examples_are_typed(tmp_path: Path) -> None:

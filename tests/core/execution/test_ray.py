@@ -391,6 +391,7 @@ def _nothing_is_left_on_the_nodes(nodes: Any) -> None:
     assert len(list(scratch.glob("loadgen-*-w*"))) <= 1
 
 
+@pytest.mark.early
 @pytest.mark.processes
 def test_on_a_real_cluster(tmp_path: Path, nodes: Any) -> None:
     import ray
