@@ -91,7 +91,8 @@ class Raw:
         tables: list[Any] = []
         last = list(self._parts)[-1]
         for part in self._parts:
-            tables.append(pq.ParquetFile(part).read())
+            with pq.ParquetFile(part) as file:
+                tables.append(file.read())
             if part == last or sum(map(len, tables)) >= MERGE_ROWS:
                 yield pa.concat_tables(tables).unify_dictionaries().combine_chunks()
                 tables.clear()

@@ -59,14 +59,14 @@ def _rewritten(file: Path, columns: dict[str, NDArray[np.int64]]) -> Iterator[An
     """The row groups of a file with other values in these columns; -1 is null."""
     import pyarrow.parquet as pq
 
-    old = pq.ParquetFile(file)
     at = 0
-    for group in range(old.num_row_groups):
-        table = old.read_row_group(group)
-        for name, values in columns.items():
-            table = _with_column(table, name, values[at : at + len(table)])
-        at += len(table)
-        yield table
+    with pq.ParquetFile(file) as old:
+        for group in range(old.num_row_groups):
+            table = old.read_row_group(group)
+            for name, values in columns.items():
+                table = _with_column(table, name, values[at : at + len(table)])
+            at += len(table)
+            yield table
 
 
 def _with_column(table: Any, name: str, values: NDArray[np.int64]) -> Any:

@@ -97,11 +97,11 @@ def from_parquet(files: list[Path], only: Sequence[str] | None = None) -> tuple[
 
     With `only`, reads these columns; all others have their value for unknown (-1 or 0).
     """
-    frame = Frame(files, only)
-    rows = np.zeros(len(frame), ROW)
-    for name in ROW.names or ():
-        rows[name] = frame[name]
-    return rows, frame.texts
+    with contextlib.closing(Frame(files, only)) as frame:
+        rows = np.zeros(len(frame), ROW)
+        for name in ROW.names or ():
+            rows[name] = frame[name]
+        return rows, frame.texts
 
 
 class Frame:
@@ -120,6 +120,11 @@ class Frame:
         self._length: int = sum(file.metadata.num_rows for file in self._files)
         self._columns = set(self._files[0].schema_arrow.names if only is None else only)
         self._texts: list[str] | None = None if "text" in self._columns else []
+
+    def close(self) -> None:
+        """Close the files now: threads of pyarrow may hold what they have read for a while longer."""
+        for file in self._files:
+            file.close()
 
     def __len__(self) -> int:
         return self._length
