@@ -47,7 +47,7 @@ BACKENDS: OpenTable[BackendRow] = OpenTable(
         BackendRow(
             name="ray",
             flag="ray",
-            senders="loadgen.core.execution.backends.ray:connected",
+            senders="loadgen.cluster.ray:connected",
         ),
         BackendRow(
             name="http",

@@ -21,8 +21,8 @@ from plugin_packages import forgetting, install
 
 import loadgen
 from loadgen import plugins
+from loadgen.cluster import node_facts
 from loadgen.core.errors import OK, SLO_MISSED, USAGE, UserError
-from loadgen.core.execution.backends import node_facts
 from loadgen.core.execution.plan import build_plan
 from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results.store import read_run

@@ -20,12 +20,13 @@ from dataclasses import dataclass, field, replace
 from time import monotonic, monotonic_ns, sleep
 from typing import Any
 
+from loadgen.cluster import clock_sync, node_facts, ray_agent
+from loadgen.cluster.node_facts import NodeFacts
+from loadgen.cluster.ray_agent import Copy, RayAgent
 from loadgen.core import format
 from loadgen.core.errors import Fault, Faults, TargetError, UserError
 from loadgen.core.execution import resource_limits, stop_signals
-from loadgen.core.execution.backends import clock_sync, merge, node_facts, ray_agent, worker
-from loadgen.core.execution.backends.node_facts import NodeFacts
-from loadgen.core.execution.backends.ray_agent import Copy, RayAgent
+from loadgen.core.execution.backends import merge, worker
 from loadgen.core.execution.events import LoadStarted, RunningLoad, Tell, WorkersPlaced
 from loadgen.core.execution.plan import Plan
 from loadgen.core.execution.share import Share

@@ -24,8 +24,8 @@ from pathlib import Path
 from time import monotonic, monotonic_ns
 from typing import Any, NamedTuple
 
+from loadgen.cluster.node_facts import own_facts
 from loadgen.core.execution.backends import worker
-from loadgen.core.execution.backends.node_facts import own_facts
 from loadgen.core.execution.plan import Job
 from loadgen.core.execution.shared_counters import SharedCounters
 from loadgen.core.results import store

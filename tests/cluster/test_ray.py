@@ -27,9 +27,9 @@ from loadgen_sdk.transport.target import Target
 from refusals import refused
 from runs import says, when_started
 
+from loadgen.cluster import clock_sync, node_facts, ray_agent
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run
-from loadgen.core.execution.backends import clock_sync, node_facts, ray_agent
 from loadgen.core.execution.events import RunEvent, RunPlanned
 from loadgen.core.execution.plan import Plan, Settings
 from loadgen.core.results import manifest, store
@@ -188,7 +188,7 @@ def test_a_place_that_cannot_be_written_is_told_before_the_first_request(url: st
 
 
 def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from loadgen.core.execution.backends import ray as cluster
+    from loadgen.cluster import ray as cluster
 
     monkeypatch.setitem(sys.modules, "ray", None)
     with refused(UserError, "not_installed", "ray") as caught, cluster.connected("auto"):
@@ -201,7 +201,7 @@ def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
     [("127.0.0.1:9", ""), ("ray://host:10001", "ray job submit"), ("host", "HOST:6379")],
 )
 def test_an_address_without_a_cluster_is_told_at_once(address: str, hint: str) -> None:
-    from loadgen.core.execution.backends import ray as cluster
+    from loadgen.cluster import ray as cluster
 
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'loadgen[ray]'")
     with refused(UserError, "no_cluster") as caught, cluster.connected(address):
