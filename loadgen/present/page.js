@@ -95,15 +95,25 @@
   class Chart {
     constructor(figure, spec) {
       this.figure = figure; this.spec = spec; this.hidden = new Set();
-      this.svg = draw("svg", {role: "img", "aria-label": spec.title});
+      this.zoom = null; this.from = null; this.at = null;  // part of the x axis; where a drag began; point of the keyboard
+      const names = (spec.series || []).map(s => s.name).filter(Boolean).join(", ");
+      const keys = "Arrow keys walk along the points, Enter opens one, drag or plus and minus zoom, Escape shows all.";
+      this.svg = draw("svg", {role: "img", tabindex: 0, "aria-label": `${spec.title}${names ? ": " + names : ""}. ${keys}`});
       this.tip = document.createElement("div");
       this.tip.className = "tip";
+      this.tip.setAttribute("role", "status");
       this.legend();
       this.save();
+      this.whole();
       figure.append(this.svg, this.tip);
-      this.svg.addEventListener("pointermove", event => this.point(event));
-      this.svg.addEventListener("pointerdown", event => this.point(event));
-      this.svg.addEventListener("pointerleave", () => this.leave());
+      this.svg.addEventListener("pointermove", event => { this.drag(event); this.point(event); });
+      this.svg.addEventListener("pointerdown", event => { this.from = event.pointerType === "mouse" && !event.button ? this.across(event) : null; this.point(event); });
+      this.svg.addEventListener("pointerup", event => this.drop(event));
+      this.svg.addEventListener("pointerleave", () => { this.drop(); this.leave(); });
+      this.svg.addEventListener("dblclick", () => this.look(null));
+      this.svg.addEventListener("dragstart", event => event.preventDefault());  // a link is no picture to carry away
+      this.svg.addEventListener("keydown", event => this.key(event));
+      this.svg.addEventListener("blur", () => { this.at = null; this.leave(); });
       this.width = 0;
       this.fit();
     }
@@ -144,6 +154,54 @@
       };
       figure.querySelector("figcaption").append(link);
     }
+    // A button that shows all again, while a part is shown.
+    whole() {
+      this.all = document.createElement("button");
+      this.all.type = "button"; this.all.className = "all"; this.all.textContent = "show all"; this.all.hidden = true;
+      this.all.onclick = () => this.look(null);
+      this.figure.querySelector("figcaption").append(this.all);
+    }
+    // ---- a part of the x axis ----
+    across(event) {  // where the pointer is, in the chart's own pixels
+      const box = this.svg.getBoundingClientRect();
+      return Math.min(Math.max((event.clientX - box.left) * this.width / box.width, this.left), this.right);
+    }
+    value(px) { return this.x.back((px - this.left) / (this.right - this.left)); }
+    drag(event) {
+      if (this.from === null) return;
+      const to = this.across(event);
+      this.brush.setAttribute("x", Math.min(this.from, to));
+      this.brush.setAttribute("width", Math.abs(to - this.from));
+    }
+    drop(event) {
+      if (this.from === null) return;
+      const from = this.from, to = event ? this.across(event) : from;
+      this.from = null;
+      this.brush.setAttribute("width", 0);
+      if (Math.abs(to - from) >= 8) this.look([this.value(Math.min(from, to)), this.value(Math.max(from, to))]);
+    }
+    look(part) {
+      this.zoom = part; this.all.hidden = !part;
+      this.paint(); this.leave();
+    }
+    key(event) {
+      const longest = (this.shown || []).reduce((a, b) => (b.x.length > a.x.length ? b : a), {x: []});
+      const last = longest.x.length - 1;
+      const steps = {ArrowRight: at => at === null ? 0 : at + 1, ArrowLeft: at => at === null ? last : at - 1, Home: () => 0, End: () => last};
+      if (steps[event.key] && last >= 0) {
+        this.at = Math.min(Math.max(steps[event.key](this.at), 0), last);
+        this.show(this.px(longest.x[this.at]), this.py(longest.y[this.at] || 0));
+      } else if (event.key === "Enter" && this.at !== null && longest.links && longest.links[this.at]) {
+        location.href = longest.links[this.at];
+      } else if (event.key === "+" || event.key === "-") {
+        const middle = this.at !== null ? this.px(longest.x[this.at]) : (this.left + this.right) / 2;
+        const half = (this.right - this.left) / (event.key === "+" ? 4 : 1);
+        const ends = [Math.max(middle - half, this.left), Math.min(middle + half, this.right)];
+        this.look(event.key === "-" ? null : ends.map(px => this.value(px)));
+      } else if (event.key === "Escape") this.look(null);
+      else return;
+      event.preventDefault();
+    }
     fit() {
       const style = getComputedStyle(this.figure);
       const width = Math.floor(this.figure.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight));
@@ -158,7 +216,11 @@
       this.height = height;
       const shown = this.shown = (spec.series || []).filter(s => !this.hidden.has(s));
       const xs = [], ys = [];
-      for (const s of shown) { for (const v of s.x) xs.push(v); for (const v of [...s.y, ...(s.low || []), ...(s.high || [])]) ys.push(v); }
+      const inside = x => !this.zoom || (x >= this.zoom[0] && x <= this.zoom[1]);
+      for (const s of shown) s.x.forEach((x, i) => {
+        xs.push(x);
+        if (inside(x)) for (const list of [s.y, s.low || [], s.high || []]) if (list[i] !== undefined) ys.push(list[i]);
+      });
       for (const mark of spec.marks || []) { if (mark.y !== undefined && mark.fit) ys.push(mark.y); }
       for (const band of spec.bands || []) { if (band.across) ys.push(band.from, band.to); }
       if (spec.stack) for (let i = 0; i < (shown[0] ? shown[0].y.length : 0); i++) ys.push(shown.reduce((sum, s) => sum + (s.y[i] || 0), 0));
@@ -166,7 +228,8 @@
       const words = this.y.ticks.map(format(spec.y));
       const left = this.left = 10 + 6.6 * Math.max(3, ...words.map(w => w.length));
       const right = this.right = width - 10, top = this.top = 18, bottom = this.bottom = height - 36;
-      this.x = axis(spec.x, xs, Math.max(3, Math.floor((right - left) / 74)));
+      const [min, max] = this.zoom || [spec.x.min, spec.x.max];
+      this.x = axis({...spec.x, min, max}, this.zoom ? [] : xs, Math.max(3, Math.floor((right - left) / 74)));
       this.px = v => left + this.x.place(v) * (right - left);
       this.py = v => bottom - Math.min(Math.max(this.y.place(v), 0), 1) * (bottom - top);
       for (const band of spec.bands || []) band.across ? this.bandAcross(band) : this.band(band);
@@ -187,9 +250,18 @@
       draw("line", {x1: left, x2: right, y1: bottom, y2: bottom, class: "axis"}, svg);
       draw("text", {x: left - 6, y: 9, "text-anchor": "start", dx: 6 - left + 4}, svg, spec.y.label || "");
       draw("text", {x: right, y: height - 4, "text-anchor": "end"}, svg, spec.x.label || "");
+      this.svg = svg.appendChild(this.plot());
       this["paint_" + (spec.kind || "lines")]();
+      this.svg = svg;
       for (const mark of spec.marks || []) this.mark(mark);
+      this.brush = draw("rect", {y: top, height: bottom - top, x: left, width: 0, class: "brush"}, svg);
       this.cross = draw("line", {y1: top, y2: bottom, class: "cross", visibility: "hidden"}, svg);
+    }
+    plot() {  // where points are drawn: of a part of the axis nothing is seen outside it
+      if (!this.zoom) return draw("g", {});
+      const x = this.left - 4, width = this.right - this.left + 8, height = this.bottom + 4;
+      const style = `overflow: hidden; width: ${width}px; height: ${height}px`;
+      return draw("svg", {x, y: 0, width, height, viewBox: `${x} 0 ${width} ${height}`, style});
     }
     band({from, to, label, color}) {
       const x1 = this.px(Math.max(from, this.x.low)), x2 = this.px(Math.min(to, this.x.high));
@@ -249,8 +321,13 @@
         if (solid < s.x.length) draw("path", {...common, d: this.path(s.x, s.y, Math.max(solid - 1, 0), s.x.length), "stroke-dasharray": "2 4", "stroke-opacity": 0.75}, this.svg);
         const dots = s.dots || s.x.length < 3 || (s.y.filter(v => v !== null).length < 3);
         if (dots || s.dots === true)
-          s.x.forEach((x, i) => { if (s.y[i] !== null) draw("circle", {cx: this.px(x), cy: this.py(s.y[i]), r: 3.4, fill: stroke}, this.svg); });
-        (s.labels || []).forEach((label, i) => { if (label && s.y[i] !== null) this.label(label, this.px(s.x[i]) + 6, this.py(s.y[i]) - 6); });
+          s.x.forEach((x, i) => {
+            if (s.y[i] === null) return;
+            const to = s.links && s.links[i];
+            const into = to ? draw("a", {href: to, tabindex: -1, "aria-label": `${s.name || ""} ${(s.labels || [])[i] || ""}`}, this.svg) : this.svg;
+            draw("circle", {cx: this.px(x), cy: this.py(s.y[i]), r: to ? 4.4 : 3.4, fill: stroke}, into);
+          });
+        (s.labels || []).forEach((label, i) => { if (label && s.y[i] !== null && (!this.zoom || (s.x[i] >= this.zoom[0] && s.x[i] <= this.zoom[1]))) this.label(label, this.px(s.x[i]) + 6, this.py(s.y[i]) - 6); });
       }
     }
     paint_bars() {
@@ -296,7 +373,10 @@
       const scale = this.width / box.width;
       const x = (event.clientX - box.left) * scale, y = (event.clientY - box.top) * scale;
       if (x < this.left - 8 || x > this.right + 8 || y > this.bottom + 8) return this.leave();
-      const found = this["under_" + (this.spec.kind || "lines")](x, y);
+      this.show(x, y);
+    }
+    show(x, y) {
+      const found = this["under_" + (this.spec.kind || "lines")](x, y), scale = this.width / this.svg.getBoundingClientRect().width;
       if (!found) return this.leave();
       this.cross.setAttribute("x1", found.at); this.cross.setAttribute("x2", found.at);
       this.cross.setAttribute("visibility", "visible");

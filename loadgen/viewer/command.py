@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import nullcontext
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import parse_qs, urlsplit
 
+import msgspec
 import typer
 
 from loadgen import plugins, result_kinds
@@ -28,6 +29,7 @@ from loadgen.viewer.results_list import kind_of, results_in
 
 if TYPE_CHECKING:
     from loadgen.pricing.prices import Prices
+    from loadgen.viewer.charts import Choice
 
 REFRESH_S = 2
 
@@ -90,9 +92,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         status, text = self._answer()
         body = text.encode()
+        shared = urlsplit(self.path).path.endswith("/share") and status == HTTPStatus.OK
         self.send_response(status)
         self.send_header("Content-Type", "text/html; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
+        if shared:
+            self.send_header("Content-Disposition", 'attachment; filename="results.html"')
         self.send_header(
             "Content-Security-Policy", f"{POLICY}; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
         )
@@ -120,6 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
         query = parse_qs(parts.query)
         pages: dict[str, Callable[[dict[str, list[str]]], str]] = {
             "": self._list, "result": self._result, "live": self._live, "compare": self._compare,
+            "share": self._share,
         }  # fmt: skip
         if page not in pages:
             return HTTPStatus.NOT_FOUND, "no such page\n"
@@ -143,12 +149,26 @@ class _Handler(BaseHTTPRequestHandler):
         return render(
             self.server.folder.name,
             results_in(self.server.folder, prices),
-            query.get("r", ()),
+            _choice(query),
             version=version("loadgen"),
             wanted=query.get("q", [""])[0],
             currency=prices.currency if prices is not None else "",
             served=True,
         )
+
+    def _share(self, query: dict[str, list[str]]) -> str:
+        """What is drawn as a file that needs no server: its chart and its rows, without the rest of the folder."""
+        from loadgen.viewer.page import chosen, render
+
+        prices, choice = self.server.prices, _choice(query)
+        drawn = [
+            msgspec.structs.replace(result, page="")
+            for result in chosen(results_in(self.server.folder, prices), choice)
+        ]
+        if not drawn:
+            raise UserError("no_result", "no result with figures is chosen", "share", "tick one or more in the list")
+        currency = prices.currency if prices is not None else ""
+        return render(self.server.folder.name, drawn, choice, version=version("loadgen"), currency=currency)
 
     def _chosen(self, query: dict[str, list[str]]) -> list[Path]:
         """The results that a request names. Raises UserError for what is not one of the list."""
@@ -189,3 +209,20 @@ class _Handler(BaseHTTPRequestHandler):
             return self._plain("Not going on", "This run has ended: go back to the list.")
         note = "Since the start: of the requests that are not yet in Parquet files."
         return self._plain(paths[0].name, f"{snapshot(paths[0])}\n{note}", refresh_s=REFRESH_S)
+
+
+def _choice(query: dict[str, list[str]]) -> Choice:
+    """What the address asks to draw; what it does not know counts as not asked."""
+    from loadgen.viewer.charts import ACROSS, COLORED_BY, UP, Choice
+
+    def known(name: str, keys: Container[str]) -> str:
+        value = query.get(name, [""])[0]
+        return value if value in keys else ""
+
+    return Choice(
+        names=tuple(query.get("r", ())),
+        work=query.get("w", [""])[0],
+        color=known("c", COLORED_BY),
+        x=known("x", ACROSS),
+        y=known("y", UP),
+    )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
     from loadgen.pricing.prices import Prices
     from loadgen.result_kinds import ListRow
-    from loadgen.viewer.page import StoredResult
+    from loadgen.viewer.stored_result import StoredResult
 
 DEEPEST, MOST = 4, 2_000  # folders below the one that is looked through; results
 
@@ -80,7 +80,7 @@ def kind_of(folder: Path) -> str:
 def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
     from loadgen.core import run_folder
     from loadgen.runs.levels import curve
-    from loadgen.viewer.page import StoredResult
+    from loadgen.viewer.stored_result import StoredResult
 
     kind, name = result_kinds.kind_of(folder, "listed"), folder.relative_to(root).as_posix()
     assert kind is not None  # it is one of those that were found
@@ -96,13 +96,19 @@ def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
         if not row.named:
             return shown if row.word else msgspec.structs.replace(shown, word="nothing was summarized")
         usd = {run: _usd(summary, prices) for run, summary in row.named}
-        limits = [term.limit_ms for term in row.named[0][1].goodput.slo if term.metric == "tpot"]
+        first = row.named[0][1]
+        limits = [term.limit_ms for term in first.goodput.slo if term.metric == "tpot"]
+        answered = first.requests.ok or None
         return msgspec.structs.replace(
             shown,
             curve=curve(row.named),
             tpot_limit_ms=min(limits, default=None),
             interval=row.interval,
             usd={run: amount for run, amount in usd.items() if amount},
+            input_tokens=answered and first.tokens.input and first.tokens.input / answered,
+            output_tokens=answered and first.tokens.output and first.tokens.output / answered,
+            hardware=first.target.shape or first.target.name or first.target.url,
+            software=", ".join(first.target.software),
         )
     except Exception as problem:  # files of somebody else: what a damaged one raises nobody can list
         why = (str(problem) or type(problem).__name__).splitlines()[0]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import places
@@ -23,8 +24,10 @@ from loadgen.core.results.capacity import Capacity, dump
 from loadgen.search.experiment import ExperimentPlan
 from loadgen.shell.parsing import parser
 from loadgen.viewer import page as results_page
+from loadgen.viewer.charts import Choice
 from loadgen.viewer.command import Server
 from loadgen.viewer.results_list import is_collection, results_in
+from loadgen.viewer.stored_result import works
 
 DATA = places.DATA
 RAG = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
@@ -123,8 +126,8 @@ def test_report_of_a_folder_writes_one_page(results: Path, capsys: pytest.Captur
 
 def test_what_is_asked_for_is_drawn_and_listed(results: Path) -> None:
     found = results_in(results)
-    assert [result.name for result in results_page.chosen(found, ["swept"])] == ["swept"]
-    page = results_page.render("results", found, ["swept"], version="1", wanted="SWEPT", served=True)
+    assert [result.name for result in results_page.chosen(found, Choice(names=("swept",)))] == ["swept"]
+    page = results_page.render("results", found, Choice(names=("swept",)), version="1", wanted="SWEPT", served=True)
     assert 'value="swept" checked' in page and "result?r=one-run" not in page
 
 
@@ -182,6 +185,118 @@ def test_it_reads_only(server: Server, results: Path) -> None:
     assert sorted(str(path) for path in results.rglob("*")) == before
     assert _get(server, "", method="POST")[0] == 501
     assert _get(server, "", method="HEAD") == (200, "")
+
+
+def _chart(page: str) -> dict[str, Any]:
+    first: dict[str, Any] = json.loads(re.findall(r'id="charts">(.*?)</script>', page)[0])[0]
+    return first
+
+
+def _kept(limit_ms: float, **of_target: Any) -> Summary:
+    """The example with another promise of TPOT, on another target."""
+    slo = tuple(msgspec.structs.replace(term, limit_ms=limit_ms) for term in RAG.goodput.slo if term.metric == "tpot")
+    assert slo
+    goodput = msgspec.structs.replace(RAG.goodput, slo=slo)
+    return msgspec.structs.replace(RAG, goodput=goodput, target=msgspec.structs.replace(RAG.target, **of_target))
+
+
+def test_one_chart_holds_one_kind_of_work(results: Path) -> None:
+    """Other lengths are other work: not drawn beside, grey in the list, and drawn when they are asked for."""
+    tokens = msgspec.structs.replace(RAG.tokens, output=(RAG.tokens.output or 0) * 4)
+    _store(results / "long", msgspec.structs.replace(RAG, tokens=tokens))
+    found = results_in(results)
+    short = results_page.chosen(found, Choice(work="one-run"))
+    assert {result.name for result in short} == {"one-run", "<b>odd & name", "swept", "deep/er/run"}
+    assert [result.name for result in results_page.chosen(found, Choice(names=("one-run",), work="long"))] == ["long"]
+    assert len(works(found)) == 2
+    page = results_page.render("results", found, Choice(work="one-run"), version="1", served=True)
+    (grey,) = re.findall(r'<tr class="soft".*?</tr>', page)
+    assert 'value="long"' in grey and "1 other kind of work not drawn" in page
+    assert "about 1,320 tokens in, 1,200 out" in page
+
+
+def test_every_limit_is_drawn_in_the_colour_of_its_result(tmp_path: Path) -> None:
+    _store(tmp_path / "a", _kept(80, shape="A100"))
+    _store(tmp_path / "b", _kept(60, shape="H100"))
+    found = results_in(tmp_path)
+    chart = _chart(results_page.render("r", found, version="1"))
+    colors = {series["name"]: series["color"] for series in chart["series"] if series.get("name")}
+    assert {(mark["label"], mark["color"]) for mark in chart["marks"]} == {
+        ("TPOT 80 ms", colors["a"]), ("TPOT 60 ms", colors["b"]),
+    }  # fmt: skip
+    assert "bands" not in chart
+    _store(tmp_path / "c", _kept(60, shape="H100"))
+    drawn = _chart(results_page.render("r", results_in(tmp_path), Choice(color="hardware"), version="1"))
+    named = {series["name"]: series["color"] for series in drawn["series"] if series.get("name")}
+    assert named["H100: b"] == named["H100: c"] != named["A100: a"]
+    same = _chart(results_page.render("r", results_in(tmp_path), Choice(names=("b", "c")), version="1"))
+    assert [band["label"] for band in same["bands"]] == ["TPOT within 60 ms"] and "marks" not in same
+
+
+@pytest.mark.parametrize(("x", "y", "labels"), [
+    ("e2e", "all", ("E2E p50 in s", "tokens/s in all")), ("ttft", "gpu", ("TTFT p99 in ms", "tokens/s per GPU")),
+    ("nonsense", "", ("tokens/s of one user (1 / TPOT p50)", "tokens/s per GPU")),
+])  # fmt: skip
+def test_the_axes_are_those_that_were_chosen(server: Server, x: str, y: str, labels: tuple[str, str]) -> None:
+    chart = _chart(_get(server, f"?x={x}&y={y}")[1])
+    assert (chart["x"]["label"], chart["y"]["label"]) == labels
+
+
+def test_a_point_leads_to_the_page_of_its_run(server: Server) -> None:
+    chart = _chart(_get(server, "?r=swept&r=one-run")[1])
+    links = [link for series in chart["series"] for link in series.get("links", ())]
+    assert {"result?r=swept/r4", "result?r=one-run"} <= set(links)
+    for link in links:
+        status, page = _get(server, link)
+        assert status == 200 and "Cannot be shown" not in page
+
+
+def test_what_is_drawn_is_saved_as_one_page_without_the_rest(server: Server) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection.request("GET", f"/{server.word}/share?r=swept")
+    answer = connection.getresponse()
+    page = answer.read().decode()
+    connection.close()
+    assert answer.getheader("Content-Disposition") == 'attachment; filename="results.html"'
+    assert "swept" in page and "one-run" not in page and "href=" not in page.partition("<body>")[2]
+    assert server.word not in page and _chart(page)["series"]
+
+
+def test_a_list_with_a_run_that_goes_on_looks_again(results: Path) -> None:
+    page = results_page.render("results", results_in(results), version="1", served=True)
+    assert 'http-equiv="refresh"' in page
+    grew(results / "going-on", time.time() - 60)
+    assert 'http-equiv="refresh"' not in results_page.render("r", results_in(results), version="1", served=True)
+
+
+@pytest.mark.processes
+def test_a_chart_is_walked_and_enlarged_by_keys_and_pointer(results: Path, tmp_path: Path) -> None:
+    if find() is None:
+        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
+    page = tmp_path / "page.html"
+    page.write_text(results_page.render("results", results_in(results), Choice(names=("swept",)), version="1"))
+    ticks = "[...document.querySelectorAll('figure svg text[text-anchor=middle]')].map(t => t.textContent).join()"
+    hidden = "document.querySelector('.all').hidden"
+    with Browser() as browser:
+        browser.look(width=1400, height=900)
+        browser.open(page)
+        whole = browser.evaluate(ticks)
+        browser.evaluate("document.querySelector('figure svg').focus()")
+        said = []
+        for key in ("ArrowRight", "ArrowRight", "Home", "End"):
+            browser.call("Input.dispatchKeyEvent", type="keyDown", key=key)
+            said.append(browser.evaluate("document.querySelector('.tip').textContent"))
+        assert all("swept" in text for text in said) and said[0] == said[2] != said[1] != said[3]
+        browser.call("Input.dispatchKeyEvent", type="keyDown", key="+")
+        assert browser.evaluate(ticks) != whole and browser.evaluate(hidden) is False
+        browser.call("Input.dispatchKeyEvent", type="keyDown", key="Escape")
+        assert browser.evaluate(ticks) == whole and browser.evaluate(hidden) is True
+        for kind, x in (("mousePressed", 500), ("mouseMoved", 700), ("mouseReleased", 900)):
+            y = browser.evaluate("document.querySelector('figure svg').getBoundingClientRect().top + 100")
+            browser.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+        assert browser.evaluate(ticks) != whole
+        browser.evaluate("document.querySelector('.all').click()")
+        assert browser.evaluate(ticks) == whole and browser.complaints == []
 
 
 @pytest.mark.processes
