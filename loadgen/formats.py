@@ -83,8 +83,8 @@ class FormatRow(NamedTuple):
 
 _TOOLS = "loadgen.interop.tools"
 _EXPORT = "loadgen.interop.export"
-_TRACES = "loadgen.core.workload.trace_formats"
-_DATA = "loadgen.core.workload.data_files"
+_TRACES = "loadgen.interop.traces"
+_DATA = "loadgen.interop.data_sets"
 
 FORMATS: OpenTable[FormatRow] = OpenTable(
     "loadgen.formats",

@@ -1,4 +1,4 @@
-"""Finds and reads data sets that are not JSONL: JSON lists, CSV, Parquet, Arrow, and those of Hugging Face.
+"""Finds data sets that are not JSONL, and those of Hugging Face; the readers are rows of `loadgen.formats`.
 
 Yields each row as a mapping with its place in words; what a row means is for `dataset`. IO: reads files, and asks the
 hub of Hugging Face only where its package is installed and the data set is not in the local cache.
@@ -7,14 +7,11 @@ hub of Hugging Face only where its package is installed and the data set is not 
 from __future__ import annotations
 
 import codecs
-import csv
 import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from loadgen import formats
 from loadgen.core.errors import UserError
@@ -24,8 +21,6 @@ from loadgen.formats import FORMATS, FormatRow
 HUB = "hf:"  # of the name of a data set of Hugging Face: hf:ORG/NAME, hf:ORG/NAME/CONFIG:SPLIT
 SUFFIXES = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".tsv")
 SPLITS = ("train", "test", "validation")  # which is taken where several are there and none is named
-TOGETHER = 1000  # rows of a table that are taken at once
-_CELL_LIMIT = 1 << 30
 _NOT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 
 Placed = tuple[str, Mapping[str, Any]]
@@ -54,105 +49,6 @@ def _format(file: Path, begin: bytes) -> FormatRow | None:
     begin, suffix = begin.removeprefix(codecs.BOM_UTF8).lstrip(), file.suffix.lower()
     rows = formats.having("dataset") if suffix not in (*SUFFIXES, "") else (r for r in FORMATS.own if r.dataset)
     return next((row for row in rows if suffix in row.suffixes or begin.startswith(row.begins or (b"\0\0",))), None)
-
-
-def json_list(file: Path) -> Iterator[Placed]:
-    data = file.read_bytes().removeprefix(codecs.BOM_UTF8)
-    try:
-        rows = msgspec.json.decode(data, type=list[msgspec.Raw])
-    except (ValueError, RecursionError) as error:
-        offset = re.search(r"\(byte (\d+)\)", str(error))
-        line = "" if offset is None else f":{data.count(bytes([10]), 0, int(offset[1])) + 1}"
-        raise UserError(
-            "invalid_syntax", "begins like a JSON list and is none", f"{file}{line}", "one list of objects, or JSONL"
-        ) from None
-    for number, raw in enumerate(rows, 1):
-        try:
-            row = msgspec.json.decode(raw)
-        except (ValueError, RecursionError) as error:
-            raise UserError("invalid_syntax", f"not JSON: {error}", f"{file}: row {number}") from None
-        if not isinstance(row, dict):
-            raise UserError(
-                "wrong_type", "not a JSON object", f"{file}: row {number}", 'objects like {"prompt": "..."}'
-            )
-        yield f"{file}: row {number}", row
-
-
-def cells(file: Path) -> Iterator[Placed]:
-    """Rows of a CSV file under the names of its first line; empty cells are left out, and JSON in a cell is read."""
-    csv.field_size_limit(_CELL_LIMIT)
-    reader = None
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as opened:
-            reader = csv.DictReader(opened, delimiter="\t" if file.suffix.lower() == ".tsv" else ",", strict=True)
-            line = 2
-            for row in reader:
-                if None in row:
-                    what = "more cells than the first line has names"
-                    raise UserError("invalid_syntax", what, f"{file}:{line}", "quote cells with commas")
-                yield f"{file}:{line}", {name: _cell(text) for name, text in row.items() if text}
-                line = reader.line_num + 1
-    except UnicodeDecodeError:
-        raise UserError("wrong_encoding", "not UTF-8", str(file), "save the file as UTF-8") from None
-    except csv.Error as error:
-        where = f"{file}:{reader.line_num}" if reader else str(file)
-        raise UserError(
-            "invalid_syntax", f"not CSV: {error}", where, "cells with commas, quotes or line ends stand in quotes"
-        ) from None
-
-
-def _cell(text: str) -> Any:
-    if text[0] in "[{" or re.fullmatch(r"[0-9]{1,9}", text):
-        try:
-            return msgspec.json.decode(text)
-        except (ValueError, RecursionError):
-            return text
-    return text
-
-
-def parquet(file: Path) -> Iterator[Placed]:
-    return _tables(file, "Parquet")
-
-
-def arrow(file: Path) -> Iterator[Placed]:
-    return _tables(file, "Arrow")
-
-
-def _tables(file: Path, form: str) -> Iterator[Placed]:
-    """Rows of a Parquet file, or of an Arrow file as the package `datasets` keeps them. Nulls are left out."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    number = 0
-    try:
-        for batch in pq.ParquetFile(file).iter_batches(TOGETHER) if form == "Parquet" else _arrow_batches(file):
-            batch.validate(full=True)  # reading a damaged Arrow file would end the process
-            for first in range(0, batch.num_rows, TOGETHER):
-                for row in batch.slice(first, TOGETHER).to_pylist():
-                    number += 1
-                    yield f"{file}: row {number}", _without_nulls(row)
-    except (pa.ArrowException, ValueError, KeyError, OverflowError) as error:  # types and dates that Python has not
-        raise UserError(
-            "damaged_file", f"not {form}: {str(error).partition('.')[0]}", str(file), "is the file whole?"
-        ) from None
-
-
-def _arrow_batches(file: Path) -> Iterator[Any]:
-    import pyarrow as pa
-
-    with pa.memory_map(str(file)) as source:
-        if source.read(6) == b"ARROW1":
-            opened = pa.ipc.open_file(source)
-            yield from (opened.get_batch(number) for number in range(opened.num_record_batches))
-        else:
-            source.seek(0)
-            yield from pa.ipc.open_stream(source)
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
-    return [_without_nulls(part) for part in value] if isinstance(value, list) else value
 
 
 # -- Hugging Face ----------------------------------------------------------------------------------------------------

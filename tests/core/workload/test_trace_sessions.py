@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from refusals import refused
-from test_traces import bailian, captured, mooncake, otlp, shape, span, subagent, tracelab, weka
+from trace_rows import bailian, captured, mooncake, otlp, shape, span, subagent, tracelab, weka
 
 from loadgen.core.errors import Fault, Faults
 from loadgen.core.execution.plan import Settings
