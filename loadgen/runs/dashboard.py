@@ -36,9 +36,10 @@ RECENT_S = 10.0
 TARGETS = 24  # most rows of targets on one screen
 ABOVE, WRAPPED = 14, 4  # lines above the targets; extra lines on a screen narrower than BAR
 BAR = 60  # width of the progress bar, in columns
+WIDE = 70  # columns of a screen with room between figures
 PAGE = 100  # width of the view in a page, in columns
 POINTS = 40  # most points of a trend line, evenly over the run
-LINES_FROM = 90  # columns of a screen with room for trend lines
+LINES_FROM, BESIDE_LINES = 60, 28  # columns of a screen with room for trend lines; those of their names and figures
 KEPT = {None: "", True: "green", False: "bold red"}  # how a figure is shown that keeps its limit, or does not
 LEVELS = "▁▂▃▄▅▆▇█"
 
@@ -329,7 +330,7 @@ def draw(picture: Picture, width: int = 80, height: int = 100) -> Any:
     if picture.server:
         rates.add_row("server", _server_words(picture.server))
     rates.add_row("", "")
-    column, since_title = (20, "since the start") if width >= BAR else (12, "since start")
+    column, since_title = (20, "since the start") if width >= WIDE else (13, "since start")
     rates.add_row("ms, p50 / p99", f"{'last 10 s':<{column}}{since_title}", style="dim")
     for name, latencies in (("TTFT", picture.ttft), ("TPOT", picture.tpot)):
         figures = Text(f"{pair(latencies.recent):<{column}}", style=KEPT[latencies.kept[0]])
@@ -340,16 +341,15 @@ def draw(picture: Picture, width: int = 80, height: int = 100) -> Any:
         shares = f"{format.percent(picture.good_recent):<{column}}{format.percent(picture.good_all)}"
         rates.add_row("within SLO", Text(shares, style=style))
     busy = picture.cpu is not None and picture.cpu > CPU_SHARE
-    generator = (
-        f"CPU {format.percent(picture.cpu)} of a core, send lag p99 {format.milliseconds(picture.send_lag_p99)} ms, "
-    )
-    generator += f"client lag p99 {format.milliseconds(picture.client_lag_p99)} ms"
+    send, client = map(format.milliseconds, (picture.send_lag_p99, picture.client_lag_p99))
+    core = " of a core" if width >= LINES_FROM + len(" of a core") else ""
+    generator = f"CPU {format.percent(picture.cpu)}{core}, lag p99 send {send}, client {client} ms"
     rates.add_row("generator", Text(generator, style="bold red" if busy else ""))
     if picture.errors:
         error_counts = ", ".join(f"{kind} {format.count(count)}" for kind, count in picture.errors[:6])
         rates.add_row("errors", Text(error_counts, style="red"))
     parts.append(rates)
-    lines = _trend_rows(picture) if width >= LINES_FROM else []
+    lines = _trend_rows(picture, width - BESIDE_LINES) if width >= LINES_FROM else []
     if lines:
         parts.append(_grid(lines))
     if picture.nodes:
@@ -382,8 +382,10 @@ def _server_words(server: dict[str, float]) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _trend_rows(picture: Picture) -> list[tuple[str, str, str]]:
-    """A line of bars for each figure over the run so far, with its name and its highest value."""
+def _trend_rows(picture: Picture, columns: int) -> list[tuple[str, str, str]]:
+    """A line of at most `columns` bars for each figure over the run so far, with its name and its highest value."""
+    every = -(-len(picture.trend) // columns)
+    trend = picture.trend[::-1][:: max(every, 1)][::-1]  # the latest is always there
     rows = []
     for name, title, unit in (
         ("ttft", "TTFT p50", " ms"),
@@ -391,7 +393,7 @@ def _trend_rows(picture: Picture) -> list[tuple[str, str, str]]:
         ("tokens", "tokens", "/s"),
         ("waiting", "waiting", ""),
     ):
-        values = [getattr(point, name) for point in picture.trend]
+        values = [getattr(point, name) for point in trend]
         if line := trend_line(values):
             highest = max(value for value in values if value is not None)
             rows.append((title, line, f"to {format.quantity(highest)}{unit}"))

@@ -159,7 +159,7 @@ def test_a_small_screen_shows_the_worst_and_wraps_nothing_that_is_drawn() -> Non
     assert sum("node" in line for line in lines) == 5 and "and 25 more, none of them worse" in lines[-1]
     assert next(line for line in lines if "node" in line).startswith("node29")
     assert sum("━" in line for line in lines) <= 1
-    assert any("last 10 s   since start" in line for line in lines)
+    assert any("last 10 s    since start" in line for line in lines)
 
 
 @pytest.mark.processes
@@ -211,6 +211,28 @@ def test_trend_lines_slo_colours_and_the_servers_queue() -> None:
     assert re.search(r"waiting +▁[▁▂▃▄▅▆▇]+█+ +to 9", text), text
     coloured = console.export_text(styles=True)
     assert re.search(r"\x1b\[1;31m[0-9]", coloured) and re.search(r"\x1b\[32m[0-9]", coloured)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_an_ordinary_terminal_has_trend_and_colour_and_breaks_no_word(width: int) -> None:
+    found = rows(3, 600)
+    slo = Slo(terms=(Term(metric="ttft", limit_ns=S // 1000, quantile=0.95), Term(metric="tpot", limit_ns=S)))
+    view = View(runs.header("r", 600, slo=slo))
+    for second in range(1, 100):
+        now_ns = second * S // 2
+        view.add(found[(found["done_ns"] <= now_ns) & (found["done_ns"] > now_ns - S // 2)])
+        picture = view.picture(second / 2)
+    console = Console(width=width, record=True, file=io.StringIO(), color_system="standard")
+    console.print(draw(picture, width, 24))
+    text = console.export_text(clear=False)
+    lines = text.splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= width
+    for name in ("TTFT p50", "TPOT p50", "tokens"):
+        assert sum(re.match(rf"{name} +[▁▂▃▄▅▆▇█ ]+ to [0-9]", line) is not None for line in lines) == 1, text
+    names = {"TTFT", "TPOT", "within", "generator", "load", "in", "ms,", "tokens", ""}
+    rows_shown = [line for line in lines if line.strip(" ━")]
+    assert {line.split(" ")[0] for line in rows_shown} <= names - {""}, text  # no row goes on in a second line
+    assert re.search(r"\x1b\[1;31m[0-9]", console.export_text(styles=True))
 
 
 @pytest.mark.parametrize(
