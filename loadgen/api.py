@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, get_type_hints
 
 from loadgen import result_kinds
 from loadgen.core.errors import Fault, Faults, UserError, closest, collecting
-from loadgen.core.execution import options as table
-from loadgen.core.execution.options import OPTIONS, RunOptions
 from loadgen.result_kinds import OpenedResult
+from loadgen.shell import run_options as table
+from loadgen.shell.run_options import OPTIONS, RunOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,7 +22,7 @@ from random import Random
 INSTRUMENTED = [  # all else only slows it down
     "loadgen_sdk.dialects", "loadgen_sdk.transport.http1", "loadgen_sdk.transport.target",
     "loadgen_sdk.probe.server_facts", "loadgen.core.workload", "loadgen.contracts", "loadgen.pricing.price_file",
-    "loadgen.core.execution.targets", "loadgen.core.workload.dataset",
+    "loadgen.shell.targets", "loadgen.core.workload.dataset",
     "loadgen.interop", "loadgen.results", "loadgen.core.run_folder",
     "loadgen.core.server_metrics.series", "loadgen.sim.server.request_parser", "loadgen.evidence.archive",
     "loadgen.mlperf.pickle_reader", "loadgen.answers.questions", "loadgen.sim.presets.preset", "loadgen.present",

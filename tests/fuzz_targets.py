@@ -32,7 +32,6 @@ from loadgen import result_kinds
 from loadgen.answers.questions import read_questions
 from loadgen.contracts.load import load_contract
 from loadgen.core.errors import Fault, Faults
-from loadgen.core.execution.targets import load_targets
 from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results import manifest, store
 from loadgen.core.results.capacity import load_capacity
@@ -46,6 +45,7 @@ from loadgen.mlperf import loadgen_log
 from loadgen.mlperf.pickle_reader import read_pickle
 from loadgen.pricing import price_file
 from loadgen.runs.kind import compared
+from loadgen.shell.targets import load_targets
 from loadgen.sim.presets.preset import load_preset
 from loadgen.sim.server.dialect import Refusal
 from loadgen.sim.server.request_parser import RequestRules, parse_request

@@ -11,9 +11,9 @@ import typer
 
 from loadgen.core import units
 from loadgen.core.errors import UserError
-from loadgen.core.execution.options import key_of_file, typed
 from loadgen.shell.options import TARGET, Given, takes
 from loadgen.shell.output import print_answer
+from loadgen.shell.run_options import key_of_file, typed
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings

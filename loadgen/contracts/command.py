@@ -14,10 +14,10 @@ from loadgen import commands
 from loadgen.answers.command import AgainstKey, AgainstModel, other_endpoint
 from loadgen.core import units
 from loadgen.core.errors import OK, Fault, Faults, UserError, collecting
-from loadgen.core.execution.options import typed
 from loadgen.shell import completion
 from loadgen.shell.options import OF_THE_LOAD, Given, takes, typed_again
 from loadgen.shell.output import print_answer, say
+from loadgen.shell.run_options import typed
 
 if TYPE_CHECKING:
     from loadgen.contracts.schema import Checked

@@ -20,10 +20,10 @@ import typer
 from loadgen import result_kinds
 from loadgen.core import format, units
 from loadgen.core.errors import OK, Fault, Faults, UserError, meant
-from loadgen.core.execution.options import typed
 from loadgen.shell import completion
 from loadgen.shell.options import PACKAGED, AcceptSamplePrices, AllowInvalid, Given, new_folder, takes
 from loadgen.shell.output import print_answer, say
+from loadgen.shell.run_options import typed
 
 if TYPE_CHECKING:
     from loadgen.cost.capacity_planning import MeasuredRate

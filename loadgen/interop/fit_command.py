@@ -12,8 +12,8 @@ import typer
 
 from loadgen.core import units
 from loadgen.core.errors import OK
-from loadgen.core.execution.options import typed
 from loadgen.shell.output import print_json, write_file
+from loadgen.shell.run_options import typed
 
 
 def fit(

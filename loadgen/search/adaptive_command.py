@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadgen.core import units
 from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, collecting
-from loadgen.core.execution.options import typed
 from loadgen.shell.options import Given
 from loadgen.shell.output import in_color, say
+from loadgen.shell.run_options import typed
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings

@@ -13,9 +13,9 @@ import typer
 
 from loadgen.core import format, units
 from loadgen.core.errors import Fault, Faults, TargetError, UserError, collecting
-from loadgen.core.execution.options import typed
 from loadgen.shell.options import Given, OneWorkload, new_folder, takes, typed_again
 from loadgen.shell.output import print_report, say
+from loadgen.shell.run_options import typed
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings

@@ -14,11 +14,11 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from loadgen.core.errors import UserError, meant
-from loadgen.core.execution.options import PANELS, Option
 from loadgen.plugins import resolve
 from loadgen.shell import removed
 from loadgen.shell.ending import interrupted
 from loadgen.shell.overview import row
+from loadgen.shell.run_options import PANELS, Option
 
 _OF_NAMES = {"as_json": "Output", "as_markdown": "Output", "as_csv": "Output", "strict": "SLO", "percentile": "SLO"}
 _METAVARS = {

@@ -1,4 +1,4 @@
-"""The table of options (`execution/options.py`) as flags: which command takes which, and what was typed of them."""
+"""The table of options (`shell/run_options.py`) as flags: which command takes which, and what was typed of them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loadgen.core.errors import Fault, Faults, UserError, collecting, meant
-from loadgen.core.execution import options
-from loadgen.core.execution.options import COMMAND_OPTIONS, OPTIONS, PANELS, Option
-from loadgen.shell import completion
+from loadgen.shell import completion, run_options
 from loadgen.shell.repetition import repetition
+from loadgen.shell.run_options import COMMAND_OPTIONS, OPTIONS, PANELS, Option
 
 if TYPE_CHECKING:
     from loadgen.core.execution.events import Hearer
@@ -75,13 +74,13 @@ class Given:
         return self.options.get(name)
 
     def settings(self, *, to_store: bool = False, needs_text: str = "") -> Settings:
-        """`options.settings`, with the command line without its secrets. Raises Faults.
+        """`run_options.settings`, with the command line without its secrets. Raises Faults.
 
         to_store: --out may be an object store. needs_text: for what the answers have to be texts; "": they need not.
         """
         faults: list[Fault] = []
         with collecting(faults):
-            made = options.settings(self.options)
+            made = run_options.settings(self.options)
             if made.store and not to_store:
                 what = "only loadgen run copies its results to a store"
                 raise UserError("unsupported", what, f"--out {made.store}", "give a folder")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from loadgen.core import units
 from loadgen.core.errors import Fault, Faults, UserError, collecting
-from loadgen.core.execution.options import typed
+from loadgen.shell.run_options import typed
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.repeats import Repetition

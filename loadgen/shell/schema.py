@@ -36,7 +36,7 @@ def schema(
 _TYPES = {
     FileKind.contract: ("loadgen.contracts.schema:Contract", "A contract of loadgen"),
     FileKind.prices: ("loadgen.pricing.prices:WrittenPrices", "Prices for loadgen"),
-    FileKind.targets: ("loadgen.core.execution.targets:WrittenTargets", "The targets of a run of loadgen"),
+    FileKind.targets: ("loadgen.shell.targets:WrittenTargets", "The targets of a run of loadgen"),
 }
 """The type of each file, as text, and its title; of a workload file several types make the schema."""
 

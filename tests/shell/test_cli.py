@@ -15,7 +15,6 @@ import pytest
 
 from loadgen.core.errors import OK, USAGE
 from loadgen.core.execution.events import Counters
-from loadgen.core.execution.options import COMMAND_OPTIONS, PANELS
 from loadgen.core.execution.plan import Settings
 from loadgen.core.workload.loading import packaged
 from loadgen.runs.command import next_step
@@ -23,6 +22,7 @@ from loadgen.runs.progress import Progress, Steps, step_words, words
 from loadgen.shell import app as cli
 from loadgen.shell import completion, parsing
 from loadgen.shell.options import PACKAGED
+from loadgen.shell.run_options import COMMAND_OPTIONS, PANELS
 
 
 def ends(arguments: list[str]) -> int:

@@ -15,10 +15,10 @@ from plugin_packages import forgetting, install
 
 from loadgen.commands import COMMANDS
 from loadgen.core.errors import UNSOUND, USAGE
-from loadgen.core.execution.options import COMMAND_OPTIONS
 from loadgen.shell import app as cli
 from loadgen.shell import parsing, removed
 from loadgen.shell.overview import OPTIONS
+from loadgen.shell.run_options import COMMAND_OPTIONS
 
 GROUPS = ["start", "judge", "evidence", "money", "tools"]
 HEAVY = {"numpy", "pyarrow", "pydantic", "msgspec", "rich"}

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from loadgen.core.errors import Faults
-from loadgen.core.execution.options import settings
 from loadgen.shell.app import main
 from loadgen.shell.ending import ending
+from loadgen.shell.run_options import settings
 
 RUN = ["run", "qa", "--url", "sim:h100x8", "-n", "20", "--request-rate", "5", "--seed", "1"]
 

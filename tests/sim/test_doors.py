@@ -18,7 +18,6 @@ from loadgen_sdk.request import Request
 from refusals import refused
 
 from loadgen.core.errors import Fault, Faults
-from loadgen.core.execution.options import settings
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.metrics.summary import Summary
@@ -28,6 +27,7 @@ from loadgen.core.workload import read_flags
 from loadgen.core.workload.loading import of_mapping
 from loadgen.runs import text
 from loadgen.shell.app import main
+from loadgen.shell.run_options import settings
 from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import parse_log

@@ -13,10 +13,10 @@ from loadgen import backends
 from loadgen.backends import BACKENDS
 from loadgen.core.errors import Faults, UserError
 from loadgen.core.execution import backend
-from loadgen.core.execution.options import settings
 from loadgen.core.execution.plan import Endpoint, Settings
 from loadgen.core.results.store import read_run
 from loadgen.plugins import resolve
+from loadgen.shell.run_options import settings
 
 REFERENCES = [
     pytest.param(getattr(row, field), id=f"{row.name}-{field}")

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from loadgen.compare.comparison import ComparedRun, Side, compare
 from loadgen.core.errors import Faults
-from loadgen.core.execution.targets import load_targets
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary, summarize
 from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
 from loadgen.core.results.record import SOURCES
@@ -20,6 +19,7 @@ from loadgen.core.stats.components import components, outliers
 from loadgen.runs import page as html
 from loadgen.runs import text
 from loadgen.shell.parsing import parser
+from loadgen.shell.targets import load_targets
 
 MS, S = 1_000_000, 1_000_000_000
 

@@ -18,7 +18,6 @@ from loadgen.compare.comparison import compare
 from loadgen.compare.inputs import read_sides
 from loadgen.core import run_folder
 from loadgen.core.errors import Fault, Faults
-from loadgen.core.execution.options import settings
 from loadgen.core.execution.plan import Endpoint, Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.execution.step_targets import resolved
@@ -34,6 +33,7 @@ from loadgen.pricing.step_cost import with_steps
 from loadgen.pricing.unit_cost import TASK, offer
 from loadgen.runs import page as html
 from loadgen.runs import text
+from loadgen.shell.run_options import settings
 
 VECTOR = answer({"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 4}})
 RANKS = answer({"results": [{"index": 0, "relevance_score": 0.3}], "usage": {"total_tokens": 7}})

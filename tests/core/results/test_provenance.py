@@ -12,12 +12,12 @@ import pytest
 
 import loadgen
 from loadgen.core.errors import Faults
-from loadgen.core.execution.user_metadata import parse, secrets_of
 from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results import checksums, manifest
 from loadgen.runs import page as html
 from loadgen.runs import text
 from loadgen.shell.app import main
+from loadgen.shell.user_metadata import parse, secrets_of
 
 SIM = "sim:gb300-vm"
 FLAGS = ["qa", "--url", SIM, "--input-tokens", "60", "--output-tokens", "4"]

@@ -472,9 +472,9 @@ def settings(given: Mapping[str, Any]) -> Settings:
     from loadgen_sdk.dialects.quirks import VALUES
     from loadgen_sdk.transport.wire import Tls
 
-    from loadgen.core.execution import targets, user_metadata
     from loadgen.core.execution.plan import Endpoint, Settings
     from loadgen.core.results.object_store import is_url
+    from loadgen.shell import targets, user_metadata
 
     faults: list[Fault] = []
     values: dict[str, Any] = {}

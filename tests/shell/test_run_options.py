@@ -17,11 +17,11 @@ from refusals import refused
 
 import loadgen
 from loadgen.core.errors import Faults
-from loadgen.core.execution.options import COMMAND_OPTIONS, OPTIONS, settings
 from loadgen.core.execution.plan import Settings
 from loadgen.core.workload import read_flags
 from loadgen.core.workload.flags import BY_KEY, FLAGS
 from loadgen.shell import app as cli
+from loadgen.shell.run_options import COMMAND_OPTIONS, OPTIONS, settings
 
 SIM = {"url": "sim:gb300-vm", "concurrency": 2, "num_requests": 20, "input_tokens": 60, "output_tokens": 4, "seed": 1}
 
