@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from browser import Browser, find
 
+from loadgen.contracts.sections import used_share
 from loadgen.shell.app import main
 
 pytestmark = pytest.mark.commands
@@ -120,7 +121,7 @@ def test_a_page_fits_the_screen(browser: Browser, pages: dict[str, Path], kind: 
     browser.open(pages[kind])
     browser.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     assert browser.complaints == [] and browser.requests == []
-    assert browser.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width  # a phone's window grows with what is wide
     assert browser.evaluate(OUTSIDE) == []
     if width >= 1400:  # every column of every table is in sight
         hidden = "[...document.querySelectorAll('.scroll')].map(s => s.scrollWidth - s.clientWidth)"
@@ -187,8 +188,9 @@ def test_the_page_of_a_comparison_has_every_change(pages: dict[str, Path]) -> No
 def test_the_page_of_a_validation_can_be_signed(pages: dict[str, Path]) -> None:
     html = pages["validation"].read_text("utf-8")
     text = words(pages["validation"])
-    parts = ["FAIL: ", "Every promise against its limit", "an-hour-like-any-other: FAIL", "What was measured", "Runs"]
-    places = [text.index(part) for part in [*parts, "What the words mean", "The contract as written", "Signed"]]
+    parts = ["FAIL: ", "What each promise uses of its limit", "an-hour-like-any-other: FAIL", "What was measured"]
+    annex = ["Signed", "Annex", "What the words mean", "Runs", "The contract as written"]
+    places = [text.index(part) for part in [*parts, *annex]]
     assert places == sorted(places)
     assert "Buyer Ann <a@example.com> name, date, signature Vendor Acme" in text
     for run in ("r1", "r2"):
@@ -197,10 +199,43 @@ def test_the_page_of_a_validation_can_be_signed(pages: dict[str, Path]) -> None:
     assert "rate: 8/s" in text  # the contract itself
 
 
-def test_a_promise_is_drawn_on_its_side_of_the_limit(pages: dict[str, Path]) -> None:
-    """Kept promises lie right of the line, broken ones left of it, each within its card."""
+def test_a_bar_ends_before_the_limit_where_the_promise_is_kept(pages: dict[str, Path]) -> None:
+    """From nothing to the used share: what is kept ends left of the line, what is broken beyond it."""
     html = pages["validation"].read_text("utf-8").split('<div class="bars">')[1]
     line = float(re.search(r'<u style="left:([0-9.]+)%', html)[1])  # type: ignore[index]
-    bars = re.findall(r'<i style="left:([0-9.]+)%;width:([0-9.]+)%;background:var\(--(\w+)\)', html.split("Runs")[0])
-    sides = {color: (float(left), float(left) + float(width)) for left, width, color in bars}
-    assert sides["good"][0] >= line - 0.1 and sides["bad"][1] <= line + 0.1
+    bars = re.findall(r'<i style="left:([0-9.]+)%;width:([0-9.]+)%;background:var\(--(\w+)\)', html.split("Signed")[0])
+    assert {float(left) for left, _, _ in bars} == {0.0}
+    ends = {color: [float(width) for _, width, found in bars if found == color] for color in ("good", "bad")}
+    assert 0 <= max(ends["good"]) < line < min(ends["bad"])
+
+
+@pytest.mark.parametrize(
+    ("figure", "limit", "unit", "at_most", "used"),
+    [
+        (250.0, 1000.0, "ms", True, 25.0), (1500.0, 1000.0, "ms", True, 150.0), (0.0, 1.0, "%", True, 0.0),
+        (98.5, 97.0, "%", False, 50.0), (100.0, 97.0, "%", False, 0.0), (91.0, 97.0, "%", False, 300.0),
+        (20.0, 10.0, "/s", False, 50.0), (5.0, 10.0, "/s", False, 200.0),
+        (1.0, 0.0, "%", True, None), (99.0, 100.0, "%", False, None), (0.0, 10.0, "/s", False, None),
+    ],
+)  # fmt: skip
+def test_the_used_share_of_a_promise(figure: float, limit: float, unit: str, at_most: bool, used: float | None) -> None:
+    assert used_share(figure, limit, unit, at_most=at_most) == (None if used is None else pytest.approx(used))
+
+
+@pytest.mark.processes
+def test_what_both_sides_sign_is_one_printed_page(browser: Browser, pages: dict[str, Path]) -> None:
+    """A4 with margins of 12 mm: 186 by 273 mm, 96 pixels an inch. What follows begins on the next one."""
+    browser.look(width=703, height=1032, media="print")
+    browser.open(pages["validation"])
+    bottom = browser.evaluate("document.querySelector('.signed + p').getBoundingClientRect().bottom + scrollY")
+    assert bottom <= 1032
+    assert browser.evaluate("getComputedStyle(document.querySelector('h2#annex')).breakBefore") == "page"
+    browser.look(width=1400)
+
+
+@pytest.mark.processes
+def test_a_phone_shows_every_word_of_the_promises(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.look(width=390)
+    browser.open(pages["validation"])
+    hidden = "[...document.querySelectorAll('.words')].map(t => t.parentNode.scrollWidth - t.parentNode.clientWidth)"
+    assert max(browser.evaluate(hidden)) <= 0

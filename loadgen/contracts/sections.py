@@ -119,12 +119,11 @@ def report(validation: Validation, measured: Measured | None = None) -> Report:
                 description,
                 looks_words(validation),
             ),
-            *([] if measured is None else [_margins(validation, measured.contract)]),
+            *([] if measured is None else [_used(validation, measured.contract)]),
             *(_level(level, shared_notes) for level in validation.levels),
             section("Said of every level", Bullets(shared_notes, "warn")),
-            *([] if measured is None else _delivered(measured)),
             section("What was measured, and from where", _conditions(validation, measured)),
-            *([] if measured is None else _for_the_page(validation, measured)),
+            *([] if measured is None else [_signed(validation), *_annex(validation, measured)]),
         ],
     )
 
@@ -140,54 +139,77 @@ def _level(level: LevelVerdict, shared_notes: Sequence[str]) -> Section:
     )
 
 
-def _delivered(measured: Measured) -> Iterator[Section]:
-    rows = [(run, *row) for run, summary in measured.runs.items() for row in stimulus.rows(summary.stimulus)]
-    yield section("The load that was delivered", Table(("run", *stimulus.HEAD), rows, "words"), page_only=True)
+def _signed(validation: Validation) -> Section:
+    names = {party: validation.metadata.get(party.lower(), "") for party in ("Buyer", "Vendor")}
+    sums = "Of the contract with the SHA-256 above; SHA256SUMS has that of every file."
+    return section("Signed", Signatures(names), Said(sums, "soft"), page_only=True)
+
+
+def _annex(validation: Validation, measured: Measured) -> Iterator[Section]:
+    """What stands behind the signed page; printed, it begins on a page of its own."""
+    yield section("Annex", "What the page above rests on.", id="annex", page_only=True)
+    words = Bullets([f"{word}: {meaning}" for word, meaning in _glossary(validation)])
+    yield section("What the words mean", words, page_only=True)
+    yield _timeline(measured.runs)
     spread = levels_table(list(measured.spread.items()))
     legend = Said(f"{OF_LEVELS}." if spread.rows else "", "soft")
     yield section("How the runs of a level differ", spread, legend, page_only=True)
-
-
-def _for_the_page(validation: Validation, measured: Measured) -> Iterator[Section]:
     found = Table(("", "check", "found", "means"), measured.findings, "words")
     yield section("What the doctor found before the first request", found, page_only=True)
-    yield _timeline(measured.runs)
-    words = Bullets([f"{word}: {meaning}" for word, meaning in _glossary(validation)])
-    yield section("What the words mean", words, page_only=True)
+    rows = [(run, *row) for run, summary in measured.runs.items() for row in stimulus.rows(summary.stimulus)]
+    delivered = Table(("run", *stimulus.HEAD), rows, "words")
+    yield section("The load that was delivered", delivered, folded=True, page_only=True)
     yield section("The contract as written", Quoted(measured.text), folded=True, page_only=True)
-    names = {party: validation.metadata.get(party.lower(), "") for party in ("Buyer", "Vendor")}
-    sums = f"Of the contract with SHA-256 {validation.contract_sha256}; SHA256SUMS has that of every file."
-    yield section("Signed", Signatures(names), Said(sums, "soft"), page_only=True)
 
 
-def _margins(validation: Validation, contract: Contract) -> Section:
-    """A bar per term: how far its figure, with its interval, lies on the kept or on the broken side of its limit."""
+MOST_USED = 150.0  # per cent of what a promise allows; what uses more is drawn there
+
+
+def used_share(figure: float, limit: float, unit: str, *, at_most: bool) -> float | None:
+    """What a figure uses of what its promise allows, in per cent: 100 is the limit, above it the promise is broken.
+
+    Of a promise "at most" the figure over its limit; of a share "at least" what is missing to 100 % over what may be
+    missing; of another figure "at least" the limit over the figure. None where the promise allows nothing.
+    """
+    if at_most:
+        return 100 * figure / limit if limit else None
+    if unit == "%":
+        return 100 * (100 - figure) / (100 - limit) if limit < 100 else None
+    return 100 * limit / figure if figure else None
+
+
+def _used(validation: Validation, contract: Contract) -> Section:
+    """A bar per term: how much of what it allows is used, with the interval of the figure."""
     asked: list[ContractLevel | AnswersAsked] = [*contract.levels]
     asked += [contract.answers] if contract.answers is not None else []
     at_most = {words(term): term.is_at_most for part in asked for term in (*part.must, *part.should)}
     bars = []
     for level in validation.levels:
         for term in level.terms:
-            if term.value is None or not term.limit:
+            if term.value is None or term.limit is None:
                 continue
-            sign = 100 if at_most[term.term] else -100
-            value, *ends = (
-                min(max(sign * (1 - (term.value if figure is None else figure) / term.limit), -100.0), 100.0)
-                for figure in (term.value, term.low, term.high)
-            )
+            figures = [term.value if figure is None else figure for figure in (term.value, term.low, term.high)]
+            used = [
+                min(share, MOST_USED)
+                for figure in figures
+                if (share := used_share(figure, term.limit, term.unit, at_most=at_most[term.term])) is not None
+            ]
+            if len(used) < len(figures):
+                continue
             unit = term.unit if term.unit.startswith("/") else f" {term.unit}".rstrip()
             came_out = f"{format.quantity(term.value)} of {format.quantity(term.limit)}{unit}"
-            segment = (min(0.0, value), max(0.0, value), KIND[term.verdict], term.reason)
-            name = f"{level.name}: {term.term}" + (" (should)" if term.kind == "should" else "")
-            bars.append(Bar(name, f"{came_out}: {term.verdict}", [segment], (min(ends), max(ends))))
+            segment = (0.0, used[0], KIND[term.verdict], term.reason)
+            name = term.term if len(validation.levels) == 1 else f"{level.name}: {term.term}"
+            name += " (should)" if term.kind == "should" else ""
+            bars.append(Bar(name, f"{came_out}: {term.verdict}", [segment], (min(used), max(used))))
     legend = (
-        "Right of the line the promise is kept, left of it broken. The whisker is the interval of the figure; an end "
-        "that the sample does not give is at the figure. What is beyond 100 % is drawn there."
+        "A bar is the used share of what the promise allows; at the dashed line all of it is used, beyond it the "
+        f"promise is broken. The whisker is the interval of the figure. More than {MOST_USED:g} % is drawn there."
         if bars
         else "No term has a figure."
     )
-    drawn = Bars(rows=bars, unit=" % of the limit", line=0.0)
-    return section("Every promise against its limit", drawn, Said(legend, "soft"), page_only=True)
+    drawn = Bars(rows=bars, unit=" % of what is allowed", line=100.0, low=MOST_USED)
+    return section("What each promise uses of its limit", drawn, Said(legend, "soft"), page_only=True)
 
 
 def _conditions(validation: Validation, measured: Measured | None) -> Facts:

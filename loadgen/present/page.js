@@ -452,6 +452,7 @@
   });
   window.addEventListener("afterprint", () => { opened.forEach(d => { d.open = false; }); fitAll(); });
 
+  document.getElementById("print").onclick = () => window.print();
   const button = document.getElementById("theme");
   const themes = ["auto", "light", "dark"];
   let theme = 0;

@@ -254,7 +254,8 @@ class Page:
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><link rel="icon" href="data:,">'
             f"<title>{escape(self._title)}</title>\n<style>{asset('page.css')}</style></head>\n<body><main>\n"
             f'<div class="top"><span>{escape(self._made_by)}</span>'
-            '<button id="theme" type="button">theme: auto</button></div>\n'
+            '<div><button id="print" type="button">print or PDF</button>'
+            '<button id="theme" type="button">theme: auto</button></div></div>\n'
             + "\n".join(self._parts)
             + "\n<noscript><p>The charts need JavaScript, which is in this file; every table is complete without.</p>"
             f'</noscript></main>\n<script type="application/json" id="charts">{data}</script>\n'
