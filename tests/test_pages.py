@@ -88,7 +88,8 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
-# What lies outside its card or the window: letters of charts, and every element but the inside of a table that scrolls.
+# What lies outside its card or the window, or over other words: letters of charts, and every element but the inside
+# of a table that scrolls.
 OUTSIDE = """(() => {
   const out = [];
   for (const figure of document.querySelectorAll("figure")) {
@@ -98,6 +99,15 @@ OUTSIDE = """(() => {
       if (b.width && (b.left < card.left || b.right > card.right || b.top < card.top || b.bottom > card.bottom))
         out.push(figure.querySelector("figcaption").textContent + ": " + text.textContent);
     }
+  }
+  for (const figure of document.querySelectorAll("figure")) {
+    const boxes = [...figure.querySelectorAll("svg text")].map(t => [t.textContent, t.getBoundingClientRect()]);
+    const texts = boxes.filter(([, box]) => box.width);
+    texts.forEach(([a, p], i) => texts.slice(i + 1).forEach(([b, q]) => {
+      const across = Math.min(p.right, q.right) - Math.max(p.left, q.left);
+      const down = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
+      if (across > 2 && down > 4) out.push(figure.querySelector("figcaption").textContent + ": " + a + " over " + b);
+    }));
   }
   for (const node of document.querySelectorAll("main *")) {
     if (node.closest(".scroll") || node.closest("svg") || node.closest(".tip")) continue;

@@ -23,8 +23,12 @@
     return String(Number(value.toPrecision(3)));
   }
   function time(seconds, longest = seconds) {  // every tick of an axis in the unit of its end
-    if (longest >= 7200) return number(seconds / 3600) + " h";
-    if (longest >= 180) return number(seconds / 60) + " min";
+    const parts = (whole, unit) => {  // 1:20 h, 10 min
+      const left = Math.round(seconds / whole * 60) % 60;
+      return Math.floor(seconds / whole + 1 / 120) + (left ? ":" + String(left).padStart(2, "0") : "") + unit;
+    };
+    if (longest >= 7200) return parts(3600, " h");
+    if (longest >= 180) return parts(60, " min");
     return number(seconds) + " s";
   }
   const percent = share => number(share * 100) + " %";
@@ -250,10 +254,15 @@
       draw("line", {x1: left, x2: right, y1: bottom, y2: bottom, class: "axis"}, svg);
       draw("text", {x: left - 6, y: 9, "text-anchor": "start", dx: 6 - left + 4}, svg, spec.y.label || "");
       draw("text", {x: right, y: height - 4, "text-anchor": "end"}, svg, spec.x.label || "");
+      // Boxes of what is written and drawn, which the next label keeps clear of: first the name of the y axis.
+      this.labels = [[0, 0, 4 + (spec.y.label || "").length * 6.4, 12]];
+      for (const mark of spec.marks || []) this.mark(mark);
+      if ((spec.kind || "lines") === "lines") for (const s of shown) if (this.dotted(s)) s.x.forEach((x, i) => {
+        if (s.y[i] !== null && inside(x)) this.labels.push([this.px(x) - 4, this.py(s.y[i]) - 4, this.px(x) + 4, this.py(s.y[i]) + 4]);
+      });
       this.svg = svg.appendChild(this.plot());
       this["paint_" + (spec.kind || "lines")]();
       this.svg = svg;
-      for (const mark of spec.marks || []) this.mark(mark);
       this.brush = draw("rect", {y: top, height: bottom - top, x: left, width: 0, class: "brush"}, svg);
       this.cross = draw("line", {y1: top, y2: bottom, class: "cross", visibility: "hidden"}, svg);
     }
@@ -275,26 +284,37 @@
       if (label) draw("text", {x: this.left + 5, y: Math.max(y1 - 4, this.top + 11)}, this.svg, label);
     }
     mark({x, y, label, color}) {
-      const stroke = `var(--${color || "soft"})`;
+      const stroke = `var(--${color || "soft"})`, wide = (label || "").length * 6.4;
       if (y !== undefined) {
         if (this.y.place(y) > 1 || this.y.place(y) < 0) return;
         const at = this.py(y), under = (this.spec.bands || []).length ? this.top + 25 : 0;  // the names of the bands
         draw("line", {x1: this.left, x2: this.right, y1: at, y2: at, stroke, "stroke-dasharray": "6 4"}, this.svg);
-        if (label) draw("text", {x: this.right - 5, y: at - this.top < 28 ? Math.max(at + 13, under) : at - 4, "text-anchor": "end", style: `fill:${stroke}`}, this.svg, label);
+        if (label) this.write(label, this.right - 5 - wide, at - this.top < 28 ? Math.max(at + 13, under) : at - 4, 0, stroke);
       } else {
         if (this.x.place(x) > 1.001 || this.x.place(x) < 0) return;
         const at = this.px(x), late = at > (this.left + this.right) / 2;
         draw("line", {x1: at, x2: at, y1: this.top, y2: this.bottom, stroke, "stroke-dasharray": "6 4"}, this.svg);
-        if (label) draw("text", {x: at + (late ? -4 : 4), y: this.bottom - 6, "text-anchor": late ? "end" : "start", style: `fill:${stroke}`}, this.svg, label);
+        if (label) this.write(label, late ? at - 4 - wide : at + 4, this.bottom - 6, -12, stroke);
       }
     }
-    label(text, x, y) {  // unless another one is there
+    free(box) { return !this.labels.some(b => box[0] < b[2] && b[0] < box[2] && box[1] < b[3] && b[1] < box[3]); }
+    // A text whose line begins at x; while another is there it moves by `step` pixels up or down, at most five times.
+    write(text, x, y, step, fill) {
+      const box = at => [x, at - 9, x + text.length * 6.4, at + 3];
+      for (let tries = 0; step && tries < 5 && !this.free(box(y)); tries++) y += step;
+      this.labels.push(box(y));
+      draw("text", {x, y, style: `fill:${fill}`}, this.svg, text);
+    }
+    dotted(s) { return s.dots || s.x.length < 3 || s.y.filter(v => v !== null).length < 3; }
+    label(text, x, y) {  // at the first free place about its dot, which is at x, y; nowhere if there is none
       const wide = text.length * 6.4;
-      if (x + wide > this.width) x = Math.max(x - wide - 12, 0);  // on the other side of its dot
-      const box = [x, y, x + wide, y + 11];
-      if (this.labels.some(b => box[0] < b[2] && b[0] < box[2] && box[1] < b[3] && b[1] < box[3])) return;
-      this.labels.push(box);
-      draw("text", {x, y}, this.svg, text);
+      for (const [left, line] of [[x + 6, y - 6], [x + 6, y + 13], [x - 6 - wide, y - 6], [x - 6 - wide, y + 13], [x - wide / 2, y - 9], [x - wide / 2, y + 18]]) {
+        const box = [left, line - 9, left + wide, line + 2];
+        if (left < this.left || left + wide > this.width || line - 9 < 0 || line > this.bottom || !this.free(box)) continue;
+        this.labels.push(box);
+        draw("text", {x: left, y: line}, this.svg, text);
+        return;
+      }
     }
     path(xs, ys, from, to) {
       let d = "", open = false;
@@ -306,7 +326,6 @@
       return d;
     }
     paint_lines() {
-      this.labels = [];
       for (const s of this.shown) {
         const stroke = `var(--${s.color})`;
         const common = {fill: "none", stroke, "stroke-width": s.width || 1.8, "stroke-linejoin": "round", "stroke-linecap": "round"};
@@ -319,15 +338,14 @@
           draw("path", {d: `M${x - 4} ${y1}H${x + 4}M${x - 4} ${y2}H${x + 4}M${x} ${y1}V${y2}`, stroke, "stroke-width": 1.4, "stroke-opacity": 0.8}, this.svg);
         });
         if (solid < s.x.length) draw("path", {...common, d: this.path(s.x, s.y, Math.max(solid - 1, 0), s.x.length), "stroke-dasharray": "2 4", "stroke-opacity": 0.75}, this.svg);
-        const dots = s.dots || s.x.length < 3 || (s.y.filter(v => v !== null).length < 3);
-        if (dots || s.dots === true)
+        if (this.dotted(s))
           s.x.forEach((x, i) => {
             if (s.y[i] === null) return;
             const to = s.links && s.links[i];
             const into = to ? draw("a", {href: to, tabindex: -1, "aria-label": `${s.name || ""} ${(s.labels || [])[i] || ""}`}, this.svg) : this.svg;
             draw("circle", {cx: this.px(x), cy: this.py(s.y[i]), r: to ? 4.4 : 3.4, fill: stroke}, into);
           });
-        (s.labels || []).forEach((label, i) => { if (label && s.y[i] !== null && (!this.zoom || (s.x[i] >= this.zoom[0] && s.x[i] <= this.zoom[1]))) this.label(label, this.px(s.x[i]) + 6, this.py(s.y[i]) - 6); });
+        (s.labels || []).forEach((label, i) => { if (label && s.y[i] !== null && (!this.zoom || (s.x[i] >= this.zoom[0] && s.x[i] <= this.zoom[1]))) this.label(label, this.px(s.x[i]), this.py(s.y[i])); });
       }
     }
     paint_bars() {

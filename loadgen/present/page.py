@@ -48,7 +48,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     carried: float | None = None
     dots: bool = False
     labels: tuple[str, ...] = ()
-    links: tuple[str, ...] = ()  # a place on this page for each point, in clouds and cells
+    links: tuple[str, ...] = ()  # where each point leads: a place on this page, or a file beside it
     low: Sequence[float | None] = ()
     high: Sequence[float | None] = ()
 

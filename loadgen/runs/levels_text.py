@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import msgspec
 
@@ -180,12 +181,18 @@ def measured(curve: SweepCurve) -> Facts:
     )
 
 
+def address(run: str) -> str:
+    """Where a point of a chart leads: to the summary of its run, beside the page; `ui` shows its page there."""
+    return f"{quote(run)}/summary.json"
+
+
 def charts(curve: SweepCurve) -> Iterator[Chart]:
     """Charts: latency over throughput, tokens/s per GPU over per user, throughput and goodput over load."""
     levels = [level for level in curve.levels if level.output_per_s is not None]
     if not levels:
         return
     names = tuple(level.name for level in levels)
+    links = tuple(map(address, names))
     output = [level.output_per_s or 0.0 for level in levels]
     marks = tuple(
         Mark(x=level.output_per_s, label=word, color=color)
@@ -196,7 +203,7 @@ def charts(curve: SweepCurve) -> Iterator[Chart]:
 
     def line(field: str, name: str, color: str, dash: str = "") -> Series:
         values, labels = [getattr(level, field) for level in levels], names if not dash else ()
-        return Series(name=name, x=output, y=values, color=color, dots=True, labels=labels, dash=dash)
+        return Series(name=name, x=output, y=values, color=color, dots=True, labels=labels, dash=dash, links=links)
 
     tokens = Axis(label="output tokens/s", unit="tokens/s", min=0)
     ms = Axis(label="ms, log", unit="ms", log=True)
@@ -209,11 +216,11 @@ def charts(curve: SweepCurve) -> Iterator[Chart]:
         return
     load = Axis(label="requests in flight, log" if names[0].startswith("c") else "requests/s offered, log", log=True)
     tokens = Axis(label="tokens/s", unit="tokens/s", min=0)
-    series = (Series(x=loads, y=output, color="c3", dots=True),)
+    series = (Series(x=loads, y=output, color="c3", dots=True, links=links),)
     yield Chart(title="Output tokens per second against load", x=load, y=tokens, series=series)
     if any(level.goodput is not None for level in levels):
         share = Axis(label="share", format="percent", min=0, max=1)
-        series = (Series(x=loads, y=[level.goodput for level in levels], color="good", dots=True),)
+        series = (Series(x=loads, y=[level.goodput for level in levels], color="good", dots=True, links=links),)
         yield Chart(title="Requests within the SLO against load", x=load, y=share, series=series)
 
 
@@ -229,7 +236,9 @@ def _pareto(levels: list[SweepLevel]) -> Iterator[Chart]:
     def series(chosen: list[SweepLevel], name: str, color: str) -> Series:
         x = [level.per_user or 0.0 for level in chosen]
         y = [level.per_gpu if per_gpu else level.output_per_s for level in chosen]
-        return Series(name=name, x=x, y=y, color=color, dots=True, labels=tuple(level.name for level in chosen))
+        names = tuple(level.name for level in chosen)
+        links = tuple(map(address, names))
+        return Series(name=name, x=x, y=y, color=color, dots=True, labels=names, links=links)
 
     front, rest = [level for level in known_levels if level.front], [level for level in known_levels if not level.front]
     all_series = [series(front, "Pareto front", "c4")] if front else []
@@ -237,7 +246,7 @@ def _pareto(levels: list[SweepLevel]) -> Iterator[Chart]:
     yield Chart(
         title=f"{unit[0].upper()}{unit[1:]} against tokens/s per user",
         note="" if per_gpu else "of all GPUs together: --gpus was not given",
-        x=Axis(label="tokens/s per user (1 / TPOT p50)", unit="tokens/s per user", min=0),
+        x=Axis(label="tokens/s per user (1 / TPOT p50)", unit="tokens/s per user", pad=True),
         y=Axis(label=unit, unit=unit, min=0),
         series=tuple(all_series),
     )

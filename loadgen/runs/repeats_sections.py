@@ -86,12 +86,16 @@ def _charts(repeats: RepeatSummary) -> Iterator[Chart]:
         return
     for one in words.main_figures(repeats):
         low, high = one.low, one.high
+        dots = Series(
+            x=numbers, y=one.values, color="c1", width=0, dots=True, labels=repeats.runs,
+            links=tuple(map(levels_text.address, repeats.runs)),
+        )  # fmt: skip
         yield Chart(
             title=one.name,
             note="shaded: the 95 % interval of the mean",
             x=Axis(label="run", pad=True),
             y=Axis(label=one.unit, unit=one.unit),
-            series=(Series(x=numbers, y=one.values, color="c1", width=0, dots=True, labels=repeats.runs),),
+            series=(dots,),
             bands=() if low is None or high is None else (Band(start=low, end=high, color="good", across=True),),
             marks=(Mark(y=one.mean, label="mean", color="good", fit=True),),
         )

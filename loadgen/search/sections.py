@@ -116,7 +116,7 @@ def _dots(trials: Sequence[TrialResult], x: Sequence[float], y: Sequence[float |
             labels = tuple({"confirm": "confirmation", "sustain": "longer"}.get(trials[i].ask.kind, "") for i in chosen)
             yield Series(
                 name=name, x=[x[i] for i in chosen], y=[y[i] for i in chosen], color=color, width=0, dots=True,
-                labels=labels,
+                labels=labels, links=tuple(levels_text.address(trials[i].folder) for i in chosen),
             )  # fmt: skip
 
 

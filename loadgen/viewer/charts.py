@@ -147,7 +147,7 @@ def _label(level: SweepLevel, result: StoredResult) -> str:
 def _address(level: SweepLevel, result: StoredResult) -> str:
     """The page of a point's run, as `loadgen ui` serves it: of several runs each has its own."""
     name = result.name if len(result.levels) == 1 else f"{result.name}/{level.name}"
-    return f"result?r={quote(name)}"
+    return f"result/{quote(name)}/"
 
 
 def _intervals(drawn: Sequence[StoredResult], painted: dict[str, str], *, per_gpu: bool) -> Iterator[Series]:

@@ -6,6 +6,7 @@ in the same browser can neither guess the one nor forge the other.
 
 from __future__ import annotations
 
+import re
 import secrets
 import sys
 from collections.abc import Callable, Container
@@ -15,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
 import typer
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from loadgen.viewer.charts import Choice
 
 REFRESH_S = 2
+_LEAF = re.compile(r"/(summary\.json|report\.html|verdict\.html)?$")
 
 
 def ui(
@@ -127,6 +129,8 @@ class _Handler(BaseHTTPRequestHandler):
             "": self._list, "result": self._result, "live": self._live, "compare": self._compare,
             "share": self._share,
         }  # fmt: skip
+        if page.startswith("result/"):  # as the links of a result's page lead to its runs
+            page, query = "result", {"r": [_LEAF.sub("", unquote(page.removeprefix("result/")))]}
         if page not in pages:
             return HTTPStatus.NOT_FOUND, "no such page\n"
         try:
@@ -140,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _plain(self, title: str, text: str, *, refresh_s: int = 0) -> str:
         from loadgen.viewer.page import plain
 
-        return plain(title, text, version=version("loadgen"), refresh_s=refresh_s)
+        return plain(title, text, f"/{self.server.word}/", version=version("loadgen"), refresh_s=refresh_s)
 
     def _list(self, query: dict[str, list[str]]) -> str:
         from loadgen.viewer.page import render

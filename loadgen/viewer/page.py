@@ -193,8 +193,8 @@ def _form(
         checked = " checked" if result.name in on else ""
         disabled = "" if result.curve is not None else " disabled"
         box = f'<input type="checkbox" name="r" value="{name}"{checked}{disabled} aria-label="choose {name}">'
-        where = "live" if result.going_on else "result"
-        link = f'{box} <a href="{where}?r={quote(result.name)}">{name}</a>'
+        where = f"live?r={quote(result.name)}" if result.going_on else f"result/{quote(result.name)}/"
+        link = f'{box} <a href="{where}">{name}</a>'
         rows.append((_like(result, drawn), _cells(_row(result), link)))
     hidden = "".join(
         f'<input type="hidden" name="r" value="{escape(name)}">'
@@ -249,9 +249,9 @@ def _of_cells(rows: Sequence[tuple[bool, Sequence[str]]]) -> str:
 GREY = ' class="soft" title="another kind of work than the one that is drawn"'
 
 
-def plain(title: str, text: str, *, version: str, refresh_s: int = 0) -> str:
-    """A page of preformatted text. refresh_s: it asks for itself again after so many seconds."""
+def plain(title: str, text: str, home: str, *, version: str, refresh_s: int = 0) -> str:
+    """A page of preformatted text. home: address of the list. refresh_s: it asks for itself again so often."""
     sheet = page.Page(title, f"loadgen {version} ui")
     again = f'<meta http-equiv="refresh" content="{refresh_s}">' if refresh_s else ""
-    sheet.add(f'{again}<p><a href="./">all results</a></p><h1>{escape(title)}</h1><pre>{escape(text)}</pre>')
+    sheet.add(f'{again}<p><a href="{home}">all results</a></p><h1>{escape(title)}</h1><pre>{escape(text)}</pre>')
     return sheet.render()

@@ -128,7 +128,7 @@ def test_what_is_asked_for_is_drawn_and_listed(results: Path) -> None:
     found = results_in(results)
     assert [result.name for result in results_page.chosen(found, Choice(names=("swept",)))] == ["swept"]
     page = results_page.render("results", found, Choice(names=("swept",)), version="1", wanted="SWEPT", served=True)
-    assert 'value="swept" checked' in page and "result?r=one-run" not in page
+    assert 'value="swept" checked' in page and "result/one-run/" not in page
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_it_is_on_loopback_and_its_pages_answer(server: Server) -> None:
     assert server.address.endswith(f"/{server.word}/")
     status, page = _get(server, "")
     assert status == 200 and "swept" in page
-    for link in set(re.findall(r'href="((?:result|live)\?[^"]*)"', page)):
+    for link in set(re.findall(r'href="((?:result/|live\?)[^"]*)"', page)):
         assert _get(server, unescape(link))[0] == 200
     status, page = _get(server, "compare?r=one-run&r=deep/er/run")
     assert status == 200 and "TTFT" in page
@@ -245,10 +245,23 @@ def test_the_axes_are_those_that_were_chosen(server: Server, x: str, y: str, lab
 def test_a_point_leads_to_the_page_of_its_run(server: Server) -> None:
     chart = _chart(_get(server, "?r=swept&r=one-run")[1])
     links = [link for series in chart["series"] for link in series.get("links", ())]
-    assert {"result?r=swept/r4", "result?r=one-run"} <= set(links)
+    assert {"result/swept/r4/", "result/one-run/"} <= set(links)
     for link in links:
         status, page = _get(server, link)
         assert status == 200 and "Cannot be shown" not in page
+
+
+def test_the_page_of_a_result_leads_to_the_pages_of_its_runs(server: Server) -> None:
+    """As a browser follows a link: relative to the address of the page."""
+    status, page = _get(server, "result/swept/")
+    links = {link for chart in json.loads(re.findall(r'id="charts">(.*?)</script>', page)[0])
+             for series in chart["series"] for link in series.get("links", ())}  # fmt: skip
+    assert status == 200 and links == {"r1/summary.json", "r2/summary.json", "r4/summary.json"}
+    for link in links:
+        status, page = _get(server, f"result/swept/{link}")
+        assert status == 200 and "<h1>" in page and "Cannot be shown" not in page
+    assert "Cannot be shown" in _get(server, "result/../../etc/")[1]
+    assert f'href="/{server.word}/"' in _get(server, "result/nowhere/")[1]
 
 
 def test_what_is_drawn_is_saved_as_one_page_without_the_rest(server: Server) -> None:
