@@ -150,7 +150,7 @@ KINDS: OpenTable[ResultKind] = OpenTable(
             name="repeats", markers=("repeats.json",), schema="loadgen.core.metrics.repeats:RepeatSummary",
         ),
         _row(
-            "mlperf.kind: value headline text page document code runs listed comparable derived held sections",
+            "mlperf.kind: value headline report document code runs listed comparable derived held sections",
             name="mlperf", markers=("mlperf.json",), bundled_as="run", schema="loadgen.mlperf.result:MlperfResult",
             kept=("mlperf_requests.jsonl", "mlperf_queries.parquet"), texts=("mlperf_requests.jsonl",),
         ),
@@ -159,7 +159,7 @@ KINDS: OpenTable[ResultKind] = OpenTable(
             name="accuracy", markers=("mlperf_accuracy.json",), schema="loadgen.mlperf.accuracy:AccuracyResult",
         ),
         _row(
-            "runs.kind: value headline text page document code runs listed comparable derived",
+            "runs.kind: value headline report document code runs listed comparable derived",
             "runs.levels_kind: held",
             name="run", markers=("run.json", "summary.json"), schema="loadgen.core.results.manifest:Header",
             kept=("run.json", "seconds.jsonl", "server.jsonl"),

@@ -37,6 +37,7 @@ from loadgen.mlperf.accuracy import AccuracyMean, AccuracyResult, AccuracyTarget
 from loadgen.plugins import OpenTable
 from loadgen.present import html as as_page
 from loadgen.present import markdown as as_markdown
+from loadgen.present.section import Section
 from loadgen.result_kinds import KINDS, OpenedResult, kind_of, opened
 from loadgen.shell.app import main
 from loadgen.viewer.command import Server
@@ -356,7 +357,9 @@ def test_text_markdown_and_page_say_the_same_figures(made: Path, name: str) -> N
     """Drawings aside, and what stands on a page only."""
     found = opened(made / name)
     report = result_kinds.call(found.row, "report", found.value)
-    shared = replace(report, sections=[one for one in report.sections if not one.page_only])
+    shared = replace(
+        report, sections=[one for one in report.sections if isinstance(one, Section) and not one.page_only]
+    )
     shown = figures(found.text) | figures(report.title)
     assert shown == figures(as_markdown.render(shared)) == figures(of_page(as_page.render(shared)))
     assert len(shown) > 5
@@ -379,6 +382,7 @@ def test_a_verdict_that_was_reported_is_as_it_was_handed_over(results: Path) -> 
 PACKAGE = '''
 """Soak tests of somebody else: one file with the hours that were survived."""
 import json
+from loadgen.present.section import Section
 from loadgen.result_kinds import ListRow, ResultKind
 from loadgen.runs.compared import Side
 

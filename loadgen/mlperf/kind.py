@@ -13,11 +13,10 @@ from loadgen.core import format, run_folder
 from loadgen.core.errors import UserError
 from loadgen.core.run_folder import OpenedRun
 from loadgen.mlperf import run as mlperf
-from loadgen.mlperf import text as report
+from loadgen.mlperf import text as words
 from loadgen.mlperf.result import MlperfResult
-from loadgen.present import html
-from loadgen.present import text as as_text
 from loadgen.present.additions import Addition
+from loadgen.present.section import Report
 from loadgen.result_kinds import RECORDS, HeldLoad, ListRow, Remade
 from loadgen.runs import kind as of_run
 from loadgen.runs.compared import Side
@@ -38,17 +37,11 @@ def value(folder: Path) -> StoredMlperf:
 
 
 def headline(found: StoredMlperf) -> str:
-    return report.sentence(found.result)
+    return words.sentence(found.result)
 
 
-def text(found: StoredMlperf, color: bool) -> str:
-    return (
-        as_text.render(report.report(found.result), color=color) if found.run is None else of_run.text(found.run, color)
-    )
-
-
-def page(found: StoredMlperf) -> str:
-    return html.render(report.report(found.result)) if found.run is None else of_run.page(found.run)
+def report(found: StoredMlperf) -> Report:
+    return words.report(found.result) if found.run is None else of_run.report(found.run)
 
 
 def document(found: StoredMlperf) -> bytes:
@@ -74,9 +67,9 @@ def listed(folder: Path) -> ListRow:
 
 def sections(folder: Path, run: OpenedRun) -> Addition | None:
     if (folder / mlperf.RESULT).is_file():
-        return report.addition(mlperf.read(folder), run.summary.target.gpus)
+        return words.addition(mlperf.read(folder), run.summary.target.gpus)
     if (folder / experiment.PLAN).is_file() and experiment.is_mlperf(experiment.plan_of(folder)):
-        return Addition(warned=(report.warned(),))  # a search for a peak that has none yet
+        return Addition(warned=(words.warned(),))  # a search for a peak that has none yet
     return None
 
 

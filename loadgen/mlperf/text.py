@@ -18,7 +18,6 @@ from loadgen.present.additions import Addition
 from loadgen.present.page import Number
 from loadgen.present.section import (
     Bullets,
-    Quoted,
     Report,
     Said,
     Section,
@@ -30,8 +29,8 @@ from loadgen.present.section import (
 )
 
 
-def report(result: MlperfResult, *, gpus: int | None = None, parts: Iterable[str] = ()) -> Report:
-    """The whole answer. `parts`: lines about each of several targets (`runs.text.parts`)."""
+def report(result: MlperfResult, *, gpus: int | None = None, parts: Iterable[Section] = ()) -> Report:
+    """The whole answer. `parts`: of each of several stages, classes and targets (`runs.text.parts`)."""
     return Report(
         title=f"{result.scenario.capitalize()} · {result.benchmark} · round {result.round}",
         tab=f"mlperf-{result.benchmark}-{result.scenario}",
@@ -39,7 +38,7 @@ def report(result: MlperfResult, *, gpus: int | None = None, parts: Iterable[str
         warned=[*([simulated()] if result.simulated else []), warned(result.disclosure)],
         answer=[Said(sentence(result), "good" if result.valid else "bad", large=True)],
         sections=[
-            *([section("By stage, class and target", Quoted("\n".join(lines)))] if (lines := list(parts)) else []),
+            *parts,
             *sections(result, gpus),
         ],
     )

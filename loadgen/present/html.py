@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from html import escape
 
 from loadgen.present.page import Page
@@ -12,6 +12,7 @@ from loadgen.present.section import (
     Charts,
     Facts,
     Links,
+    PageOnly,
     Part,
     Quoted,
     Report,
@@ -35,9 +36,12 @@ def render(report: Report) -> str:
     return sheet.render()
 
 
-def add(sheet: Page, sections: Sequence[Section]) -> None:
+def add(sheet: Page, sections: Iterable[Section | PageOnly]) -> None:
     """Append sections to a page."""
     for section in sections:
+        if not isinstance(section, Section):
+            add(sheet, section())
+            continue
         if not any(map(_is_there, section.parts)):
             continue
         if section.folded:
@@ -88,7 +92,7 @@ def _parts(sheet: Page, section: Section) -> None:
             case Facts():
                 sheet.facts(**dict(part.rows))
             case Table():
-                sheet.table(part.head, part.rows, part.kind)
+                sheet.table(part.head, part.rows, part.kind, part.ids)
             case Quoted():
                 sheet.add(f"<pre>{escape(part.text)}</pre>")
             case Links():

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from loadgen.present import table
-from loadgen.present.section import Bullets, Facts, Part, Quoted, Report, Said, Section, Table
+from loadgen.present.section import Bullets, Facts, PageOnly, Part, Quoted, Report, Said, Section, Table
 
 
 def render(report: Report) -> str:
@@ -17,9 +17,9 @@ def render(report: Report) -> str:
     return "\n\n".join([*blocks, *of_sections(report.sections)]) + "\n"
 
 
-def of_sections(sections: Sequence[Section]) -> list[str]:
+def of_sections(sections: Sequence[Section | PageOnly]) -> list[str]:
     """The blocks of sections, to be set apart by an empty line; [] where they are empty."""
-    return [block for section in sections for block in _section(section)]
+    return [block for section in sections if isinstance(section, Section) for block in _section(section)]
 
 
 def escape(words: str) -> str:

@@ -47,6 +47,7 @@ class Table:
 
     left: columns that begin with words, the others are figures. kind: "remarks", the last column is a sentence;
     "words", every column is. split: one column for each thing compared, so that those without room may follow below.
+    ids: a place on the page for each row.
     """
 
     head: Sequence[str]
@@ -54,6 +55,7 @@ class Table:
     kind: Literal["", "remarks", "words"] = ""
     left: int = 1
     split: bool = False
+    ids: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,10 @@ def section(
     return Section(head=head, parts=parts, small=small, folded=folded, page_only=page_only, id=id)
 
 
+PageOnly = Callable[[], Iterable[Section]]
+"""Sections that only a page has, and that take work to make: they are made when a page is written."""
+
+
 @dataclass(frozen=True, slots=True)
 class Warned:
     """What a reader has to know before any figure: SIMULATED, INVALID, and what that means here."""
@@ -152,7 +158,7 @@ class Report:
 
     title: str
     made_by: str
-    sections: Sequence[Section]
+    sections: Sequence[Section | PageOnly]
     warned: Sequence[Warned] = ()
     answer: Sequence[Said] = ()
     answer_last: bool = False

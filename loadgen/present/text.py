@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from loadgen.present import table
 from loadgen.present.page import VERDICTS
-from loadgen.present.section import Bullets, Facts, Part, Quoted, Report, Said, Section, Table
+from loadgen.present.section import Bullets, Facts, PageOnly, Part, Quoted, Report, Said, Section, Table
 from loadgen.present.table import WIDTH, wrapped
 
 LABEL = 11  # least width of the names of facts
@@ -31,7 +31,7 @@ def render(report: Report, *, color: bool = False, width: int = WIDTH) -> str:
     return "\n".join(lines) + "\n"
 
 
-def of_sections(sections: Sequence[Section], *, color: bool = False, width: int = WIDTH) -> str:
+def of_sections(sections: Sequence[Section | PageOnly], *, color: bool = False, width: int = WIDTH) -> str:
     """Sections as they stand below another text, ending in a newline; "" where they are empty."""
     lines = _below(sections, painter(color), width, begun=False)
     return "\n".join(lines) + "\n" if lines else ""
@@ -52,11 +52,11 @@ def _warned(word: str, words: str, kind: str, paint: Paint, width: int) -> Itera
     yield from others
 
 
-def _below(sections: Sequence[Section], paint: Paint, width: int, *, begun: bool) -> list[str]:
+def _below(sections: Sequence[Section | PageOnly], paint: Paint, width: int, *, begun: bool) -> list[str]:
     """The lines of sections, with an empty one between them. begun: lines stand above."""
     lines: list[str] = []
     for section in sections:
-        if section.page_only or not (own := _section(section, paint, width)):
+        if not isinstance(section, Section) or section.page_only or not (own := _section(section, paint, width)):
             continue
         lines += [""] * ((begun or bool(lines)) and not section.small)
         lines += [paint(line, "bold") for line in wrapped(section.head, width=width)] + own

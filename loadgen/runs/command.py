@@ -16,7 +16,7 @@ import typer
 from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, collecting
 from loadgen.runs.repeats import finish
 from loadgen.shell.options import DryRun, Given, OneWorkload, Strict, takes, typed_again
-from loadgen.shell.output import in_color, print_answer, print_report, say, write_file
+from loadgen.shell.output import print_answer, print_report, say, write_file
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
@@ -92,7 +92,7 @@ def run(
         if as_json:
             sys.stdout.buffer.write(dump_summary(summary))
         else:
-            print(text.render(summary, color=in_color()), flush=True)
+            print_report(text.report(summary))
             say(f"results in {folder}")
             if is_host_busy(summary.verdict):
                 say(next_step(given.arguments, settings))

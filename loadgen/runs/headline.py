@@ -13,8 +13,11 @@ from loadgen.core.metrics.blocks import Sessions, TaskGoodput
 from loadgen.core.metrics.goodput import TermResult
 from loadgen.core.metrics.headline import headline
 from loadgen.core.metrics.parts import ClassSummary, ModelSummary, StageSummary, TargetSummary
+from loadgen.core.metrics.reasons import STATES
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.metrics.validity import WAITED_SHARE, is_servers_fault
+from loadgen.core.metrics.validity import WAITED_SHARE, is_host_busy, is_servers_fault
+from loadgen.core.server_metrics.energy import EnergyUse
+from loadgen.core.server_metrics.series import Served
 from loadgen.core.stats.quantiles import SUPPORT, Distribution, deciding
 from loadgen.figures import FIGURES, FigureRow
 from loadgen.present.page import Number
@@ -53,15 +56,17 @@ def marks(summary: Summary) -> Iterator[Note]:
     if not summary.verdict.valid and client_limited(summary):
         yield Note("CLIENT-LIMITED", "the load generator could not keep up: these numbers are its own, in part", "bad")
     if not summary.verdict.valid:
-        yield Note("INVALID", "; ".join(summary.verdict.reasons), "bad")
+        kind: Literal["bad", "warn"] = "warn" if is_host_busy(summary.verdict) else "bad"
+        yield Note("INVALID", "; ".join(summary.verdict.reasons), kind)
     for caveat in summary.verdict.caveats:
         yield Note("RESERVATION", caveat, "warn")
     if summary.sustainable.sustained is False:
         yield Note("NOT SUSTAINED", summary.sustainable.why, "warn")
-    if summary.run.state == "interrupted":
-        yield Note("INTERRUPTED", "the user stopped this run: it is reported as far as it got", "warn")
-    if summary.run.state == "cut_off":
-        yield Note("CUT OFF", "this run has no clean end (killed, or still going): reported as far as it got", "warn")
+    if word := _ENDS.get(summary.run.state):
+        yield Note(word, f"{STATES[summary.run.state]}; reported as far as it got", "warn")
+
+
+_ENDS = {"interrupted": "INTERRUPTED", "cut_off": "CUT OFF", "stopped": "ENDED EARLY", "decided": "ENDED EARLY"}
 
 
 def outcome(term: TermResult) -> str:
@@ -139,7 +144,7 @@ def sentence(summary: Summary) -> str:
         return f"SLO missed: {'; '.join(missed)}."
     if goodput.good is None:
         return f"SLO missed: {'; '.join(missed)}."
-    return f"SLO missed: {'; '.join(missed)}; {good_requests} were within every limit."
+    return f"SLO missed: {'; '.join([*missed, f'{good_requests} were within every limit'])}."
 
 
 def _missed_term(term: TermResult) -> str:
@@ -413,3 +418,55 @@ def about_latency(summary: Summary) -> Iterator[str]:
         over = format.duration(summary.stalls.over_ms / 1000)
         share = format.percent(summary.stalls.share)
         yield f"{format.counted(summary.stalls.requests, 'answer')} ({share}) stood still for more than {over}."
+
+
+# -- what the servers say ------------------------------------------------------------------------------------------
+
+
+def energy_says(used: EnergyUse) -> list[str]:
+    """Phrases about the energy of the steady load: the figures per token and request, measured beside declared."""
+    if used.joules is None or used.watts is None:
+        return [used.why or "nothing says what the accelerators used"]
+    error = 0.0 if not used.joules else (used.error_j or 0.0) / used.joules
+    phrases = []
+    if used.joules_per_output_token is not None:
+        phrases.append(f"{format.quantity(used.joules_per_output_token)} J/output token (± {format.percent(error)})")
+    if used.joules_per_request is not None:
+        phrases.append(f"{format.quantity(used.joules_per_request)} J/request")
+    if used.output_tokens_per_s_per_watt is not None:
+        phrases.append(f"{format.quantity(used.output_tokens_per_s_per_watt)} output tokens/s per W")
+    watts = f"{format.quantity(used.watts)} W mean"
+    watts += "" if used.watts_max is None else f", {format.quantity(used.watts_max)} W at most"
+    phrases.append(
+        watts + ("" if used.declared_watts is None else f" ({format.quantity(used.declared_watts)} declared)")
+    )
+    if used.clock_mhz is not None and used.clock_min_mhz is not None:
+        phrases.append(f"clock {used.clock_mhz:,.0f} MHz mean, {used.clock_min_mhz:,.0f} at least")
+    phrases += [f"{reason} at {format.percent(share)} of the readings" for reason, share in used.throttled.items()]
+    if used.memory_used_gib is not None:
+        phrases.append(f"memory {format.quantity(used.memory_used_gib)} GiB at most")
+    if used.host_joules is not None and used.window_s:
+        phrases.append(f"host {format.quantity(used.host_joules / used.window_s)} W")
+    devices = "" if used.devices is None else f", {format.counted(used.devices, 'GPU')}"
+    return [*phrases, f"by {used.source}{devices}"]
+
+
+def server_says(server: Served) -> list[str]:
+    """Phrases about the servers' own metrics. The first compares their count of output tokens with the client's."""
+    phrases = []
+    server_count, client_count = server.output_tokens, server.client_output_tokens
+    if server_count is not None:
+        client_phrase = "the client as many"
+        if client_count is None:
+            client_phrase = "the client's is not known"
+        elif server_count != client_count:
+            client_phrase = f"the client {format.count(client_count)} ({format.difference(client_count, server_count)})"
+        phrases.append(f"{format.counted(server_count, 'output token')} by its own count, {client_phrase}")
+    if server.running_max is not None:
+        phrases.append(f"at most {format.count(server.running_max)} running")
+    if server.waiting_max is not None:
+        phrases.append(f"{format.count(server.waiting_max)} queued")
+    if server.kv_use_max is not None:
+        phrases.append(f"KV cache {format.percent(server.kv_use_max)} full at most")
+    reads, failed = (sum(getattr(page, name) for page in server.pages) for name in ("reads", "failed"))
+    return [*phrases, format.counted(reads, "read") + (f", {format.count(failed)} of them failed" if failed else "")]

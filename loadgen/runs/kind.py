@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,12 +15,13 @@ from loadgen.core.results import store
 from loadgen.core.results.spool import HEAT_EDGES_NS
 from loadgen.core.run_folder import OpenedRun
 from loadgen.present.additions import Addition
-from loadgen.present.section import section
-from loadgen.present.text import of_sections
+from loadgen.present.section import Report
 from loadgen.result_kinds import HISTOGRAMS, RECORDS, ListRow, Remade
 from loadgen.runs import headline as run_headline
-from loadgen.runs import text as text_report
+from loadgen.runs import page_data
+from loadgen.runs import text as words
 from loadgen.runs.compared import ComparedRun, Side
+from loadgen.runs.page_data import Figures
 
 
 class StoredRun(NamedTuple):
@@ -46,28 +48,16 @@ def headline(run: StoredRun) -> str:
     return run_headline.sentence(run.summary)
 
 
-def text(run: StoredRun, color: bool) -> str:
-    return text_report.render(run.summary, color=color) + added(run.additions, color)
-
-
-def added(additions: Iterable[Addition], color: bool) -> str:
-    """What others add to the text of a run; "" where they add nothing."""
-    sections = []
-    for each in additions:
-        disclosed = [f"{one.word}: {one.words}" for one in each.warned]
-        sections += [section("", *disclosed, *each.answer()), *each.sections]
-    return f"\n{below}" if (below := of_sections(sections, color=color)) else ""
-
-
-def page(run: StoredRun) -> str:
-    from loadgen.runs import page as html
-    from loadgen.runs.page_data import figures
-
+def report(run: StoredRun) -> Report:
     if run.stored is None:
-        return html.render(run.summary, additions=run.additions)
-    folder, summary, stored = run.folder, run.summary, run.stored
-    chart_data = figures(*stored, store.heat(folder), HEAT_EDGES_NS)
-    return html.render(summary, stored.header, chart_data, store.server(folder), run.additions)
+        return words.report(run.summary, additions=run.additions)
+    stored = run.stored
+
+    @cache
+    def drawing() -> Figures:
+        return page_data.figures(*stored, store.heat(run.folder), HEAT_EDGES_NS)
+
+    return words.report(run.summary, stored.header, drawing, store.server(run.folder), run.additions)
 
 
 def document(run: StoredRun) -> bytes:

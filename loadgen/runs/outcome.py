@@ -66,6 +66,6 @@ def markdown(named: Named) -> str:
         slo = f", SLO {met_word(summary.goodput.met)}" if summary.goodput.has_slo else ""
         parts.append(f"### loadgen: {name}: {verdict}{slo}\n")
         parts += [f"- {reason}" for reason in summary.verdict.reasons or summary.verdict.caveats]
-        parts += ["", *of_sections([sections.slo(summary.goodput)])]
+        parts += ["", *of_sections([sections.slo(summary)])]
         parts.append(f"\n<details><summary>Report</summary>\n\n```text\n{text.render(summary)}```\n\n</details>\n")
     return "\n".join(parts)

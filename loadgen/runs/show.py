@@ -27,6 +27,7 @@ from loadgen.core.execution.events import (
 from loadgen.core.execution.run_header import bounds_of, forecast_of
 from loadgen.core.metrics.level_figures import figures
 from loadgen.core.schedule.forecast import Forecast, total
+from loadgen.present import text as as_text
 from loadgen.runs import text
 from loadgen.runs.progress import SHORTEST_S, ProgressLine, Steps, step_words
 from loadgen.shell.output import say
@@ -162,7 +163,7 @@ class Show:
             verdict = {"run": summary.run.id, "valid": summary.verdict.valid, "slo_met": summary.goodput.met}
             say(json.dumps({"finished": verdict | figures(summary)}))
         elif self._form != "off" and self._steps is not None and self._steps.spent_s >= SHORTEST_S:
-            say(text.render_levels(self._done).rstrip())
+            say(as_text.of_sections([text.levels(self._done)]).rstrip())
 
     def hear(self, event: RunEvent) -> None:
         match event:

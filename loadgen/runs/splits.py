@@ -1,16 +1,16 @@
-"""Where TTFT and E2E go, and the slowest requests: as text, and as a section of a page with a waterfall. Pure."""
+"""Where TTFT and E2E go, and the slowest requests, on a page with a waterfall. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
 
 from loadgen.core import format
 from loadgen.core.metrics.splits import SlowRequest, Splits
 from loadgen.core.metrics.summary import Summary
-from loadgen.present import table
-from loadgen.present.page import Bar, Chart, Page
-from loadgen.present.table import wrapped
+from loadgen.present.page import Bar
+from loadgen.present.section import Bars, Charts, PageOnly, Said, Section, Table, section
+from loadgen.runs import charts
+from loadgen.runs.page_data import Figures
 
 NEAR = {"p50": "near p50", "p99": "near p99", "slowest": "slowest 1 %"}
 TTFT_PARTS = ("client", "connect", "queue", "prefill", "transfer", "rest")
@@ -19,12 +19,7 @@ WORDS = "queue, prefill, transfer: by the server; rest: network, and what the se
 COLOURS = {"client": "bad", "connect": "warn", "queue": "c2", "prefill": "c1", "decode": "c3", "rest": "soft"}
 
 
-class _Table(NamedTuple):
-    head: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-
-
-def _tables(splits: Splits) -> list[_Table]:
+def _tables(splits: Splits) -> list[Table]:
     """TTFT and E2E: of all requests near p50, near p99 and of the slowest; of each group of them near p99."""
     tables = []
     for metric, head, parts in (
@@ -37,13 +32,13 @@ def _tables(splits: Splits) -> list[_Table]:
                 if group.by == "all" or split.at == "p99":
                     name = NEAR[split.at] if group.by == "all" else f"{group.name}, {NEAR[split.at]}"
                     cells = [format.milliseconds(getattr(split, f"{part}_ms")) for part in (metric, *parts)]
-                    rows.append((f"  {name}", *cells, format.count(split.requests)))
+                    rows.append((name, *cells, format.count(split.requests)))
         if rows:
-            tables.append(_Table(head, rows))
+            tables.append(Table(head, rows))
     return tables
 
 
-def _slow_table(slowest: Sequence[SlowRequest], title: str) -> _Table:
+def _slow_table(slowest: Sequence[SlowRequest], title: str, by: str) -> Table:
     rows = []
     for request in slowest:
         times = (request.ttft_ms, request.queue_ms, request.prefill_ms, request.e2e_ms, request.max_gap_ms)
@@ -57,7 +52,8 @@ def _slow_table(slowest: Sequence[SlowRequest], title: str) -> _Table:
             )
         )  # fmt: skip
     times_head = ("TTFT", "queue", "prefill", "E2E", "largest gap")
-    return _Table((title, "at", *times_head, "prompt", "cached", "in flight", "tokens waiting"), rows)
+    head = (title, "at", *times_head, "prompt", "cached", "in flight", "tokens waiting")
+    return Table(head, rows, ids=[f"slow-{by}-{request.slot}" for request in slowest])
 
 
 def _name(request: SlowRequest) -> str:
@@ -67,49 +63,38 @@ def _name(request: SlowRequest) -> str:
     return f"{name} {request.target}".strip()
 
 
-def split_lines(splits: Splits) -> Iterator[str]:
-    """Where the time goes, as text; nothing where the server gives no account of it."""
-    if not splits.accounted:
-        return
-    for head, rows in _tables(splits):
-        yield from table.text(head, rows)
-        if "queue" in head:
-            yield WORDS
-    yield from wrapped(splits.why)
+def sections(summary: Summary, figures: Callable[[], Figures] | None) -> Iterator[Section | PageOnly]:
+    """Why it was slow: the paragraph, the splits, the slowest requests with their waterfall, and charts of them.
 
-
-def slow_lines(summary: Summary) -> Iterator[str]:
-    """The slowest requests by TTFT, one line each; nothing where the server gives no account of them."""
-    slowest = [request for request in summary.slowest if request.by == "ttft"]
-    if slowest and summary.splits.accounted:
-        yield from table.text(*_slow_table(slowest, "Slowest by TTFT"))
-
-
-def section(sheet: Page, summary: Summary, charts: Iterable[Chart] = ()) -> None:
-    """Why it was slow: the paragraph, the splits, the slowest requests with their waterfall, and `charts` of them."""
-    splits, slowest = summary.splits, summary.slowest
+    Tables stand in a text only where the server gives an account of its time.
+    """
+    splits, why = summary.splits, summary.causes.text
     if not splits.groups:
+        yield section("Why was it slow", why)
         return
-    sheet.section("Why was it slow", id="why")
-    sheet.say(summary.causes.text or "Nothing in the slow requests tells clearly what made them slow.")
-    for head, rows in _tables(splits):
-        sheet.table(head, rows)
-    sheet.say(f"Means over the requests near the quantile, which add up. {WORDS}.", "soft")
-    if splits.why:
-        sheet.say(f"{splits.why[0].upper()}{splits.why[1:]}.", "soft")
-    sheet.add("<h3>The slowest requests</h3>")
+    why = why or "Nothing in the slow requests tells clearly what made them slow."
+    told = bool(splits.accounted)
+    yield section("Why was it slow", why, page_only=not (told or summary.causes.text), id="why")
+    legend = f"Means over the requests near the quantile, which add up. {WORDS}."
+    account = f"{splits.why[:1].upper()}{splits.why[1:]}." if splits.why else ""
+    yield section("", *_tables(splits), Said(legend, "soft"), Said(account, "soft"), page_only=not told)
+    yield from _slowest(summary.slowest, told)
+    if figures is not None:
+        yield lambda: [section("", Charts(tuple(charts.slow(figures(), summary))))]
+
+
+def _slowest(slowest: Sequence[SlowRequest], told: bool) -> Iterator[Section]:
     bars = [Bar(_name(request), format.milliseconds(request.e2e_ms), _waterfall(request)) for request in slowest]
-    sheet.bars(bars, unit=" ms", low=0.0)
-    sheet.say(
+    legend = (
         "From the due instant: the client's lateness (red), waiting for a new connection (yellow), the server's queue, "
         "its prefill, the network and what else came before the first token (grey), then the output. The name is the "
-        "X-Request-Id that was sent, or session and turn: summary.json has both.",
-        "soft",
+        "X-Request-Id that was sent, or session and turn: summary.json has both."
     )
+    drawn = (Bars(rows=bars, unit=" ms", low=0.0), Said(legend, "soft"))
+    yield section("The slowest requests", *drawn, small=True, page_only=True)
     for by, title in (("ttft", "slowest by TTFT"), ("e2e", "slowest by E2E")):
         own = [request for request in slowest if request.by == by]
-        sheet.table(*_slow_table(own, title), ids=[f"slow-{by}-{request.slot}" for request in own])
-    sheet.charts(charts)
+        yield section("", _slow_table(own, title, by), page_only=not (told and by == "ttft"))
 
 
 def _waterfall(request: SlowRequest) -> list[tuple[float, float, str, str]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from loadgen.core import units
 from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, collecting
 from loadgen.shell.options import Given
-from loadgen.shell.output import in_color, say
+from loadgen.shell.output import print_report, say
 from loadgen.shell.run_options import typed
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def perform(given: Given, asked: ContinuousLoad, name: str | None, *, as_json: b
     from loadgen.core.execution.run import execute
     from loadgen.core.metrics.summary import exit_code
     from loadgen.core.run_folder import OpenedRun
-    from loadgen.runs import kind, text
+    from loadgen.runs import kind
     from loadgen.runs.show import shown
 
     faults: list[Fault] = []
@@ -51,10 +51,11 @@ def perform(given: Given, asked: ContinuousLoad, name: str | None, *, as_json: b
     given.make_room(settings.out)
     summary, folder = execute(workload, settings, show.hearers, steering=steering)
     added = kind.additions(folder, OpenedRun(summary, None))
+    found = kind.StoredRun(folder, summary, None, added)
     if as_json:
-        sys.stdout.buffer.write(kind.document(kind.StoredRun(folder, summary, None, added)))
+        sys.stdout.buffer.write(kind.document(found))
     else:
-        print(text.render(summary, color=in_color()), end=kind.added(added, in_color()) or "\n", flush=True)
+        print_report(kind.report(found))
         say(f"results in {folder}")
     codes = [exit_code(summary, strict=False), *(one.code(False) for one in added if one.code is not None)]
     return max(codes) if summary.run.state != "interrupted" else max(*codes, INTERRUPTED)

@@ -11,6 +11,7 @@ import pytest
 
 import loadgen
 from loadgen.core import format
+from loadgen.present import html as as_html
 from loadgen.runs import kind, outcome
 from loadgen.runs.text import render as text
 from loadgen.shell.app import main
@@ -55,7 +56,7 @@ def test_each_figure_of_a_run_is_one_number(tmp_path: Path, load: dict[str, obje
     assert f"{format.rate(output)} output" in shown and f"goodput {format.rate(goodput)}" in shown
     assert f"({format.percent(share)})" in shown
 
-    page = one_line(kind.page(kind.value(folder)))
+    page = one_line(as_html.render(kind.report(kind.value(folder))))
     assert f"Output tokens {format.quantity(output)} /s" in page
     assert f"Completed {format.quantity(completed)} req/s" in page
     assert f"Within the SLO {format.percent(share)}" in page and f"goodput {format.rate(goodput)}" in page

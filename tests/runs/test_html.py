@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import run_page
 import runs
 from browser import Browser, find
 from queueing import fail, rows
@@ -33,11 +34,9 @@ from loadgen.runs import (
     percentile_curves,
 )
 from loadgen.runs import (
-    page as html,
-)
-from loadgen.runs import (
     page_data as run_data,
 )
+from loadgen.runs import text as words
 from loadgen.shell.app import main
 
 S = 1_000_000_000
@@ -48,7 +47,7 @@ def page_of(folder: Path) -> str:
     summary = with_server(store.server(folder), summarize(*stored))
     made = run_data.figures(*stored, store.heat(folder), HEAT_EDGES_NS)
     added = kind.additions(folder, OpenedRun(summary, stored))
-    return html.render(summary, stored.header, made, store.server(folder), added)
+    return run_page.render(summary, stored.header, made, store.server(folder), added)
 
 
 def summary_of(found: np.ndarray, **changed: object) -> Summary:
@@ -94,7 +93,7 @@ SIMULATED = (TargetFacts(simulated=True, url="http://127.0.0.1:1/v1"),)
 def test_marks_that_nobody_may_overlook(found: np.ndarray, changed: dict[str, object], expected: list[str]) -> None:
     summary = summary_of(found, **changed)
     assert [note.word for note in run_headline.marks(summary)] == expected
-    text = html.render(summary)
+    text = run_page.render(summary)
     assert all(f"<b>{word}</b>" in text for word in expected)
 
 
@@ -184,7 +183,7 @@ def test_loads_tokens_and_errors_add_up() -> None:
 
 def test_many_rows_make_no_larger_page() -> None:
     few, many = rows(6, 3000), np.tile(rows(6, 3000), 20)
-    sizes = [len(html.render(summary_of_rows(found), None, run_data.figures(runs.header("r", len(found)), found)))
+    sizes = [len(run_page.render(summary_of_rows(found), None, run_data.figures(runs.header("r", len(found)), found)))
              for found in (few, many)]  # fmt: skip
     assert max(sizes) < 400_000 and sizes[1] < 1.3 * sizes[0]
 
@@ -239,7 +238,7 @@ def test_what_comes_from_outside_cannot_become_markup(tmp_path: Path) -> None:
 
 
 def test_a_run_of_nothing_still_has_a_page(tmp_path: Path) -> None:
-    text = html.render(summary_of_rows(rows(1, 0)), None, run_data.figures(Header(), rows(1, 0)))
+    text = run_page.render(summary_of_rows(rows(1, 0)), None, run_data.figures(Header(), rows(1, 0)))
     assert "INVALID" in text
     assert "there is nothing to draw" in text and "no length is known" in text
     assert "- of memory" not in text and ">-, -" not in text
@@ -251,13 +250,13 @@ def test_several_targets_have_the_table_of_a_rack() -> None:
     found["target"] = np.arange(900) % 3
     nodes = tuple(TargetFacts(name=f"node-{i}", gpus=4) for i in range(3))
     summary = summary_of(found, targets=nodes)
-    spread = {name: cells for name, *cells in html._target_statistics(summary.targets)}
+    spread = {name: cells for name, *cells in words.over_targets(summary.targets)}
     rates = sorted(headline(target).output or 0 for target in summary.targets)
     least, most, mean, median, total = (float(cell.replace(",", "")) for cell in spread["output tokens/s"])
     assert (least, median, most) == pytest.approx(rates, rel=0.01)
     assert mean == pytest.approx(sum(rates) / 3, rel=0.01) and total == pytest.approx(sum(rates), rel=0.01)
     assert spread["TTFT p50, ms"][-1] == "-", "times of targets do not add up"
-    text = html.render(summary)
+    text = run_page.render(summary)
     assert all(node.name in text for node in nodes) and "over the targets" in text
 
 

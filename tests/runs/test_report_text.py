@@ -13,11 +13,16 @@ from loadgen.core import format
 from loadgen.core.metrics.summary import Summary, load_summary
 from loadgen.core.metrics.validity import is_host_busy, verdict
 from loadgen.core.results.manifest import ReasonCode
+from loadgen.present import text as as_text
 from loadgen.present.table import WIDTH
 from loadgen.runs import text
 
 RAG, API = (load_summary((DATA / f"summary_example_{name}.json").read_bytes()) for name in ("rag_gpus", "qa_api"))
 replace = msgspec.structs.replace
+
+
+def shown_levels(summaries: list[Summary]) -> str:
+    return as_text.of_sections([text.levels(summaries)])
 
 
 @pytest.mark.parametrize("summary", [RAG, API], ids=["rag", "api"])
@@ -60,23 +65,21 @@ def test_a_valid_run_reads_as_one() -> None:
     assert lines[0] == "https://gb300.example.net (trtllm) · meta-llama/Llama-2-70b-chat-hf · poisson 20/s"
     assert lines[-1] == "VALID: the measurement is sound"
     assert "Requests   1,500 scheduled, 1,500 ok, 0 failed (+ 200 of warm-up, not counted)" in lines
-    head = next(line for line in lines if line.startswith("Latency"))
+    head = lines[lines.index("Latency") + 1]
     ttft = next(line for line in lines if line.startswith("TTFT"))
-    assert head.split()[2:] == ["mean", "p50", "p90", "p95", "p99", "max", "samples"]
-    assert ttft.split() == ["TTFT", "190", "178", "281", "317", "425", "535", "1,500"]
+    assert head.split() == ["ms", "mean", "p50", "p90", "p95", "p99", "p99.9", "max", "samples"]
+    assert ttft.split() == ["TTFT", "190", "178", "281", "317", "425", "~476", "535", "1,500"]
     assert head.index("p99") + 3 == ttft.index("425") + 3  # columns end together
-    assert not any("~" in line for line in lines)
+    assert [line for line in lines if line.startswith("~")] == ["~ rests on too few samples; needed: p99.9 6,636"]
 
 
 def test_an_invalid_run_says_so_last_and_why() -> None:
     shown = text.render(API)
-    assert shown.endswith(
-        "INVALID: do not rely on these numbers\n  - 13 of 320 requests failed or were lost (4.1 %), limit 1.0 %\n"
-    )
-    assert "  http_429         8  HTTP 429: Rate limit reached for requests\n" in shown
-    assert "TTFT p99 at most 1,000 ms  falls on a failed one  26 of 320 over  MISSED" in shown
+    assert shown.endswith("INVALID: 13 of 320 requests failed or were lost (4.1 %), limit 1.0 %\n")
+    assert re.search(r"^http_429 +8  HTTP 429: Rate limit reached for requests$", shown, flags=re.M)
+    assert re.search(r"^TTFT p99 at most 1,000 ms +falls on a failed one +26 of 320  MISSED$", shown, flags=re.M)
     assert "No inter-token latency is given: events carry 4.00 tokens on average" in shown
-    assert "~ rests on too few samples; needed: p99 662\n" in shown
+    assert "~ rests on too few samples; needed: p99 662, p99.9 6,636\n" in shown
     assert re.search(r"^TTFT .*  ~1,652  ", shown, flags=re.M)
 
 
@@ -100,8 +103,9 @@ def test_a_busy_host_is_told_in_plain_words_and_not_in_red(remedy: dict[str, Any
 
 def test_a_simulation_is_named_in_the_first_word() -> None:
     simulated = replace(RAG, target=replace(RAG.target, simulated=True, name="embedded simulation"))
-    first = text.render(simulated).splitlines()[0]
-    assert first.startswith("SIMULATED, not a real server: embedded simulation at https://gb300.example.net")
+    first, second, *_ = text.render(simulated).splitlines()
+    assert first.startswith("SIMULATED: a model of a server answered, no real one")
+    assert second.startswith("embedded simulation at https://gb300.example.net")
 
 
 @pytest.mark.parametrize(("state", "words"), [("interrupted", "interrupted by the user"), ("cut_off", "no clean end")])
@@ -118,16 +122,16 @@ def test_an_error_text_cannot_move_the_cursor_or_the_margin() -> None:
 
 
 def test_levels_are_one_line_each() -> None:
-    head, *levels, units, note = text.render_levels([RAG, API]).splitlines()
+    head, *levels, units, note = shown_levels([RAG, API]).splitlines()
     assert [line.split("  ")[0] for line in levels] == ["poisson 20/s", "16 in flight"]
     assert levels[1].endswith("INVALID")
     assert head.index("TTFT p99") + len("TTFT p99") == levels[1].index("~1,652") + len("~1,652")
     whole = replace(RAG, load=replace(RAG.load, steady_completed_rps=None))
     assert units.endswith("requests/s and output tokens/s while load was offered")
-    assert "else of the whole run" in text.render_levels([RAG, whole])
+    assert "else of the whole run" in " ".join(shown_levels([RAG, whole]).split())
     assert note.startswith("~")
     simulated = replace(RAG, target=replace(RAG.target, simulated=True))
-    assert text.render_levels([API, simulated]).startswith("SIMULATED")
+    assert shown_levels([API, simulated]).startswith("SIMULATED")
 
 
 @pytest.mark.parametrize(

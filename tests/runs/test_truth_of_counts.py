@@ -12,9 +12,10 @@ from servers import shared
 import loadgen
 from loadgen.core.metrics.summary import Summary, exit_code
 from loadgen.core.server_metrics.series import Served
+from loadgen.present import html as as_html
 from loadgen.runs import kind, outcome
+from loadgen.runs.headline import server_says
 from loadgen.runs.text import render as text
-from loadgen.runs.text import server_says
 from loadgen.sim.server.options import Options
 
 pytestmark = pytest.mark.processes
@@ -44,7 +45,7 @@ def everywhere(out: Path, summary: Summary) -> dict[str, str]:
     junit = "\n".join(case.text for case in outcome.cases([("r", summary)]))
     places = {
         "text": text(summary),
-        "page": kind.page(kind.value(out)),
+        "page": as_html.render(kind.report(kind.value(out))),
         "JSON": (out / "summary.json").read_text(),
         "JUnit": junit,
     }
@@ -109,7 +110,7 @@ def test_an_invalid_run_does_not_hide_that_requests_failed(tmp_path: Path) -> No
     validity, *terms = outcome.cases([("r", summary)])
     assert [validity.outcome, *(term.outcome for term in terms)] == ["error", "failed", "failed"]
     assert "SLO MISSED" in " ".join(text(summary).split())
-    assert "The SLO is missed all the same" in kind.page(kind.value(tmp_path / "r"))
+    assert "The SLO is missed all the same" in as_html.render(kind.report(kind.value(tmp_path / "r")))
 
 
 def test_a_server_that_stalls_and_so_makes_us_drop_has_missed(tmp_path: Path) -> None:

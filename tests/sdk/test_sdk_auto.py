@@ -73,7 +73,6 @@ def test_azure_clients_too() -> None:
             azure_endpoint=server.url.removesuffix("/v1"), api_key="k-1234567", api_version="2024-10-21"
         )
         own.chat.completions.create(model="deployed", messages=[])
-        own.close()
     assert [one.model for one in told] == ["deployed"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import subprocess
@@ -43,8 +42,6 @@ def test_the_examples_run(
         for name, found in list(names.items()):
             if name.startswith("test_"):
                 found(loadgen_run)
-        names.clear()
-        gc.collect()  # their sockets go here, not in the middle of another test
 
 
 @pytest.mark.early

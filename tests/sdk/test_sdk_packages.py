@@ -277,7 +277,6 @@ def test_batches_of_files() -> None:
         own.batches.create(input_file_id="file_1", endpoint="/v1/chat/completions", completion_window="24h")
         for _ in range(2):
             own.batches.retrieve("batch_1")
-        plain.close()
     assert [(one.finish_reason, one.input_tokens, one.output_tokens) for one in told] == [
         ("validating", None, None), ("completed", 900, 300), ("completed", None, None),
     ]  # fmt: skip

@@ -8,6 +8,7 @@ from pathlib import Path
 import make_figures
 import places
 import pytest
+import run_page
 from make_examples import EXAMPLES
 from msgspec.structs import replace
 from plugin_packages import forgetting, install
@@ -18,7 +19,7 @@ from loadgen.core.slo import Slo, Term
 from loadgen.core.workload.slo_fields import stop_rule
 from loadgen.figures import FIGURES, PLACES
 from loadgen.plugins import none, resolve
-from loadgen.runs import page, text
+from loadgen.runs import text
 
 
 def test_every_row_resolves_and_stands_in_the_summary() -> None:
@@ -50,7 +51,7 @@ def test_a_figure_of_another_package_stands_in_every_place(tmp_path: Path, monke
         assert found.count == summary.requests.ok
         assert found.p50 is not None and registry.figure(summary, "figures.thinking_ms.p50") == found.p50
         assert load_summary(dump_summary(summary)) == summary
-        assert "Time to think" in text.render(summary) and "Time to think" in page.render(summary)
+        assert "Time to think" in text.render(summary) and "Time to think" in run_page.render(summary)
         assert "figures.thinking_ms.p50" in registry.shown()
         known = registry.metric("figures.thinking_ms.p50")
         assert known is not None and (known.name, known.unit, known.better) == ("Time to think p50", "ms", -1)

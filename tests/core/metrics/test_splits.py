@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import run_page
 from counted_rows import CountedRows
 
 import loadgen
@@ -16,7 +17,6 @@ from loadgen.core.metrics.splits import slowest
 from loadgen.core.metrics.summary import Summary, summarize
 from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
 from loadgen.core.results.record import ROW
-from loadgen.runs import page as html
 
 MS = 1_000_000
 PARTS = ("client_ms", "connect_ms", "queue_ms", "prefill_ms", "transfer_ms", "rest_ms")
@@ -159,8 +159,8 @@ def test_a_simulated_run_is_split_exactly_and_shown(tmp_path: Path) -> None:
         assert split.rest_ms == pytest.approx(0, abs=1e-5) and split.client_ms == 0
         assert (split.queue_ms or 0) + (split.prefill_ms or 0) == pytest.approx(split.ttft_ms, abs=1e-5)
     text = str(run)
-    assert "TTFT goes into, ms" in text and "Slowest by TTFT" in text
-    why = html.render(run.summary).split('id="why"')[1].split("<h2")[0]
+    assert "TTFT goes into, ms" in text and "slowest by TTFT" in text
+    why = run_page.render(run.summary).split('id="why"')[1].split("<h2")[0]
     assert "TTFT goes into, ms" in why and "slowest by E2E" in why
     assert why.count("prefill ") == 10 and why.count("decode ") == 10  # in the waterfall of each of the ten
 

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import places
 import pytest
+import run_page
 from frozen import differences
 from loadgen_sdk.request import Completion
 from loadgen_sdk.transport.exchange import Exchange
@@ -43,7 +44,7 @@ from loadgen.core.results.record import FINISH_REASONS, KINDS, SOURCES, STATUSES
 from loadgen.core.results.spool import Timeline
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.quantiles import Histogram, Values
-from loadgen.runs import page, text
+from loadgen.runs import text
 
 MS = 1_000_000
 STOP = FINISH_REASONS.index("stop")
@@ -692,4 +693,4 @@ def test_the_headline_goodput_is_the_offered_rate_times_the_share() -> None:
         assert shown.steady and shown.goodput == pytest.approx(offered * summary.goodput.share)
         assert shown.requests == summary.load.steady_completed_rps != summary.load.completed_rps
         said = format.rate(shown.goodput)
-        assert f"goodput {said}" in text.render(summary) and f"goodput {said}" in page.render(summary)
+        assert f"goodput {said}" in text.render(summary) and f"goodput {said}" in run_page.render(summary)

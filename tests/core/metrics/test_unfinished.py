@@ -144,7 +144,7 @@ def test_above_one_percent_no_term_is_met_and_the_verdict_names_the_flag() -> No
     assert summary.goodput.has_slo and summary.verdict.valid and exit_code(summary) == OK
     assert says(summary.verdict.warning_codes, "unfinished_undecided", timeout_s=600)
     printed = text.render(summary)
-    assert "SLO        UNDECIDED" in printed and "MISSED" not in printed
+    assert "SLO UNDECIDED" in printed and "MISSED" not in printed
     assert run_headline.sentence(summary).startswith("SLO undecided: 11 of 1,011 requests were unfinished")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import run_page
 from canned import Heard, answer, events, serving
 from refusals import refused
 
@@ -31,7 +32,6 @@ from loadgen.pricing import price_file
 from loadgen.pricing.evidence import Evidence
 from loadgen.pricing.step_cost import with_steps
 from loadgen.pricing.unit_cost import TASK, offer
-from loadgen.runs import page as html
 from loadgen.runs import text
 from loadgen.shell.run_options import settings
 
@@ -120,7 +120,7 @@ def test_each_step_asks_its_own_endpoint_and_the_question_stays_the_same(
     assert priced.steps["rank"].code == "no_price"
     shown = text.render(summary)
     assert "search, before rank" in shown and "rerank ranker r" in shown
-    assert "Steps of a task" in html.render(summary)
+    assert "Steps of a task" in run_page.render(summary)
 
 
 @pytest.mark.processes

@@ -212,7 +212,7 @@ def test_the_energy_of_a_run_is_in_summary_report_and_contract(tmp_path: Path) -
     assert used.watts == pytest.approx(700, abs=used.error_j / used.window_s)
     tokens = run.summary.tokens.steady_output_per_s
     assert tokens and used.joules_per_output_token == pytest.approx(used.watts / tokens)
-    shown = text.render(run.summary)
+    shown = " ".join(text.render(run.summary).split())
     assert "J/output token" in shown and "(750 declared)" in shown
     stored = json.loads((tmp_path / "run" / "summary.json").read_bytes())
     assert stored["energy"]["joules"] == used.joules

@@ -1,0 +1,24 @@
+"""The page of a run, from its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.results.manifest import Header
+from loadgen.core.server_metrics.series import MetricSample
+from loadgen.present import html
+from loadgen.present.additions import Addition
+from loadgen.runs import text
+from loadgen.runs.page_data import Figures
+
+
+def render(
+    summary: Summary,
+    header: Header | None = None,
+    figures: Figures | None = None,
+    said: Sequence[MetricSample] = (),
+    additions: Sequence[Addition] = (),
+) -> str:
+    data = figures
+    return html.render(text.report(summary, header, None if data is None else lambda: data, said, additions))
