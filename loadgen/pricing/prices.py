@@ -174,6 +174,11 @@ class PerToken(_Priced):
     per_million_output: Amount
     per_million_cached: Amount | None = None  # prompt tokens from the provider's prefix cache
 
+    @property
+    def per_million(self) -> tuple[Decimal, Decimal, Decimal]:
+        """Of input, cached input and output tokens, as `token_costs` takes them; without a cached price 0."""
+        return self.per_million_input, self.per_million_cached or Decimal(0), self.per_million_output
+
 
 Price = Rented | Owned | PerToken
 

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 
+from loadgen_sdk.prices import token_costs
+
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.parts import StepSummary
 from loadgen.pricing.prices import PerToken, Price, Prices, find
-from loadgen.pricing.unit_cost import HOUR_S, MILLION, TASK, Offer, StepCost, hourly, machines
+from loadgen.pricing.unit_cost import HOUR_S, TASK, Offer, StepCost, hourly, machines
 
 
 def with_steps(offer: Offer, prices: Prices) -> Offer:
@@ -55,9 +57,8 @@ def _by_token(price: PerToken, steps: Sequence[StepSummary]) -> Decimal:
         return Decimal(sum(getattr(step.tokens, name) or 0 for step in steps for name in names))
 
     cached = total("cached") if price.per_million_cached is not None else Decimal(0)
-    amount = (total("input", "failed_input") - cached) * price.per_million_input
-    amount += total("output", "failed_output") * price.per_million_output
-    return (amount + cached * (price.per_million_cached or 0)) / MILLION
+    tokens = (total("input", "failed_input") - cached, cached, total("output", "failed_output"))
+    return sum(token_costs(tokens, price.per_million), Decimal(0))
 
 
 def _by_the_hour(price: Price, gpus: int | None, tasks_per_s: Decimal | None) -> StepCost:

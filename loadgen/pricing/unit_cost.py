@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from decimal import ROUND_HALF_EVEN, Decimal
 
 import msgspec
+from loadgen_sdk.prices import token_costs
 
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.blocks import Sessions
@@ -311,10 +312,11 @@ def cost(
         return None
     amounts: dict[str, Decimal] = {}
     if isinstance(price, PerToken):
-        amounts[INPUT] = basis.input_tokens * price.per_million_input / MILLION / count
-        amounts[ANSWER] = basis.output_tokens * price.per_million_output / MILLION / count
+        tokens = (basis.input_tokens, basis.cached_tokens, basis.output_tokens)
+        fresh, cached, answer = token_costs(tokens, price.per_million)
+        amounts = {INPUT: fresh / count, ANSWER: answer / count}
         if basis.cached_tokens and price.per_million_cached is not None:
-            amounts[CACHED] = basis.cached_tokens * price.per_million_cached / MILLION / count
+            amounts[CACHED] = cached / count
     else:
         if not rate or gpus is None:
             return None

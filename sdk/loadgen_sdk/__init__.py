@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .version import __version__  # noqa: F401 - public
+
 if TYPE_CHECKING:
     from .app.auto import auto as auto
     from .app.blocking import BlockingClient as BlockingClient
+    from .app.budget import Budget as Budget
     from .app.client import Client as Client
     from .app.client import Event as Event
+    from .app.fallback import Fallback as Fallback
     from .app.instrumentation import instrument as instrument
     from .app.labels import labelled as labelled
     from .app.measurement import Attempt as Attempt
     from .app.measurement import Choice as Choice
     from .app.measurement import Content as Content
     from .app.measurement import Measurement as Measurement
-    from .app.measurement import TokenPrice as TokenPrice
     from .app.measurement import latest_measurement as latest_measurement
     from .app.measurement import measurement_of as measurement_of
     from .app.retry import Retry as Retry
@@ -30,11 +33,14 @@ if TYPE_CHECKING:
     from .app.throttle import priority as priority
     from .app.trace_recorder import ShapeRecorder as ShapeRecorder
     from .app.trace_recorder import record_shape as record_shape
+    from .errors import BudgetExceeded as BudgetExceeded
     from .errors import ClientError as ClientError
     from .errors import RequestFailed as RequestFailed
     from .errors import TargetUnusable as TargetUnusable
     from .errors import ThrottleTimeout as ThrottleTimeout
     from .errors import WrongUse as WrongUse
+    from .prices import TokenPrice as TokenPrice
+    from .prices import read_prices as read_prices
     from .request import Completion as Completion
     from .request import Failure as Failure
     from .request import Request as Request
@@ -42,20 +48,21 @@ if TYPE_CHECKING:
     from .transport.target import Target as Target
     from .transport.wire import Tls as Tls
 
-__version__ = "0.1.0"  # of sdk/pyproject.toml and of the generator: one version for both
-
 _NAMES_BY_MODULE = {
     "app.auto": "auto",
     "app.blocking": "BlockingClient",
+    "app.budget": "Budget",
     "app.client": "Client Event",
+    "app.fallback": "Fallback",
     "app.instrumentation": "instrument",
     "app.labels": "labelled",
-    "app.measurement": "Attempt Choice Content Measurement TokenPrice latest_measurement measurement_of",
+    "app.measurement": "Attempt Choice Content Measurement latest_measurement measurement_of",
     "app.retry": "Retry",
     "app.telemetry": "OpenTelemetry Prometheus",
     "app.throttle": "Permit Throttle priority",
     "app.trace_recorder": "ShapeRecorder record_shape",
-    "errors": "ClientError RequestFailed TargetUnusable ThrottleTimeout WrongUse",
+    "errors": "BudgetExceeded ClientError RequestFailed TargetUnusable ThrottleTimeout WrongUse",
+    "prices": "TokenPrice read_prices",
     "request": "Completion Failure Request Usage",
     "transport.target": "Target",
     "transport.wire": "Tls",

@@ -4,12 +4,14 @@
     ├── TargetUnusable              URL, key or model do not work at all (found before any load)
     ├── ThrottleTimeout             a call waited longer for its Throttle than it may (also a TimeoutError)
     ├── WrongUse                    an invalid argument: raised when it is given, never during a call
+    ├── BudgetExceeded              a call would cost more than is left of its budget
     └── RequestFailed               one request failed; carries a Failure(kind, text, http_status)
 
 Kinds (metrics.md): network `dns connect tls reset`; time `timeout_total timeout_stall`; errors reported by the server
 `http_4xx http_429 http_5xx error_event`; the body `truncated empty no_finish_reason malformed`. For `http_4xx` the
 code is in `http_status`. The generator adds two kinds for slots that were never sent, `in_flight_cap` and
 `previous_turn_failed`, and `abandoned` for what a user of the load did not wait for.
+`over_budget` is of a call of an application alone.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ KINDS = (
     "worker_died",
     "unfinished",
     "abandoned",
+    "over_budget",
 )
 """The index of a kind is its code in a record. Append only, because stored runs hold these codes."""
 
@@ -124,6 +127,17 @@ class ThrottleTimeout(ClientError, TimeoutError):
     def __init__(self, what: str, hint: str = "") -> None:
         super().__init__(f"{what}; {hint}" if hint else what)
         self.hint = hint
+
+
+class BudgetExceeded(ClientError):
+    """A call may cost more than is left of its Budget: nothing was sent. `limit` and `spent`: in its currency."""
+
+    def __init__(self, what: str, limit: float, spent: float) -> None:
+        super().__init__(what, limit, spent)
+        self.what, self.limit, self.spent = what, limit, spent
+
+    def __str__(self) -> str:
+        return self.what
 
 
 def refuse_unknown(given: Iterable[str], known: type, what: str) -> None:

@@ -58,4 +58,4 @@ def test_the_examples_are_typed(tmp_path: Path) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 10
+    assert len(EXAMPLES) == 13

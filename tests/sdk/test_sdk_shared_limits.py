@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import shutil
-import socket
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,26 +83,6 @@ def test_a_place_that_is_given_up_and_a_grant_that_nobody_fetches() -> None:
     assert gate.enter(S + 1, "d", 60, 0) == 2 * S
     gate.cancel("c")  # it was granted meanwhile, and gives it back
     assert isinstance(gate.enter(S + 2, "d", 60, 0), Grant)
-
-
-@pytest.fixture(scope="module")
-def redis_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    redis, program = pytest.importorskip("redis"), shutil.which("redis-server")
-    if program is None:
-        pytest.skip("there is no redis-server")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [program, "--port", str(port), "--save", "", "--dir", str(tmp_path_factory.mktemp("redis"))]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        retry = redis.retry.Retry(redis.backoff.ConstantBackoff(0.01), 500)
-        with redis.Redis.from_url(f"redis://127.0.0.1:{port}", retry=retry,
-                                  retry_on_error=[redis.ConnectionError]) as client:  # fmt: skip
-            client.ping()
-        yield f"redis://127.0.0.1:{port}/0"
-    finally:
-        server.terminate()
-        server.wait()
 
 
 def stores(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Limits], Store]:

@@ -176,6 +176,31 @@ def test_a_span_under_the_one_it_was_made_in() -> None:
     assert span.status.status_code is StatusCode.UNSET
 
 
+def test_calls_inside_agents_tools_and_workflows() -> None:
+    seen = Seen()
+    otel = seen.observer
+    with pytest.raises(LookupError), otel.workflow("checkout"), otel.agent("planner", id="a1", conversation="c9"):
+        call(events(*CHAT_EVENTS), otel)
+        with otel.tool("search", call_id="t1") as span:
+            span.set_attribute("own", 1)
+            raise LookupError(SECRET)
+    chat, tool, agent, workflow = seen.spans
+    assert [one.name for one in (chat, tool, agent, workflow)] == [
+        "chat m", "execute_tool search", "invoke_agent planner", "invoke_workflow checkout",
+    ]  # fmt: skip
+    assert chat.parent == tool.parent == agent.context and agent.parent == workflow.context
+    assert dict(agent.attributes) == {
+        "gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "planner", "gen_ai.agent.id": "a1",
+        "gen_ai.conversation.id": "c9", "error.type": "LookupError",
+    }  # fmt: skip
+    assert tool.attributes["gen_ai.tool.call.id"] == "t1" and tool.attributes["own"] == 1
+    assert {one.kind for one in (tool, agent, workflow)} == {SpanKind.INTERNAL}
+    assert all(one.status.status_code is StatusCode.ERROR and SECRET not in one.to_json() for one in (tool, agent))
+    durations = {f"gen_ai.{name}.duration" for name in ("execute_tool", "invoke_agent", "invoke_workflow")}
+    assert durations < set(seen.metrics())
+    assert chat.instrumentation_scope.version and "opentelemetry.io/schemas" in chat.instrumentation_scope.schema_url
+
+
 def test_failures_say_their_kind_and_never_the_text() -> None:
     seen = Seen()
     call(REFUSED, seen.observer)

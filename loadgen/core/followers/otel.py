@@ -18,6 +18,7 @@ from time import monotonic_ns, time_ns
 from typing import Any
 
 import numpy as np
+from loadgen_sdk.app.agent_spans import SCHEMA_URL, SECONDS
 
 from loadgen.core.errors import UserError, not_installed
 from loadgen.core.followers.reader_process import ReaderProcess
@@ -106,7 +107,7 @@ class Run:
         self.header, self._trace = header, TraceContext(header.run)
         self._start_unix_ns = time_ns() - (monotonic_ns() - start_ns)
         self.resource = Resource.create({"service.name": "loadgen", "service.version": header.version})
-        self._scope = InstrumentationScope("loadgen", header.version)
+        self._scope = InstrumentationScope("loadgen", header.version, SCHEMA_URL)
         self.operation = "chat" if header.api == "chat" else "text_completion"
 
     def attributes(self, target: int) -> dict[str, Any]:
@@ -162,13 +163,13 @@ class Metrics:
     """The histograms of the conventions for GenAI clients, and what a load adds: sent late, in flight, offered."""
 
     def __init__(self, run: Run, exporter: Any) -> None:
-        from loadgen_sdk.app.telemetry import SECONDS, TOKENS, TPOT_SECONDS
+        from loadgen_sdk.app.telemetry import TOKENS, TPOT_SECONDS
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
         reader = PeriodicExportingMetricReader(exporter, 5_000, TIMEOUT_S * 1e3)
         self.provider = MeterProvider([reader], run.resource, shutdown_on_exit=False)
-        meter = self.provider.get_meter("loadgen", run.header.version)
+        meter = self.provider.get_meter("loadgen", run.header.version, SCHEMA_URL)
 
         def histogram(name: str, unit: str, bounds: tuple[float, ...]) -> Any:
             return meter.create_histogram(name, unit, explicit_bucket_boundaries_advisory=bounds)

@@ -19,10 +19,12 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import WrongUse
+from ..prices import Prices
+from .budget import Given
 from .call import Switch
 from .finishing import later
 from .labels import Labels
-from .measurement import Measurement, Prices
+from .measurement import Measurement
 from .packages import LITELLM, OPTIONS, PACKAGES, Options, install, measured_litellm
 from .policy import Observer, Observers, make_policy
 from .retry import Retry
@@ -32,8 +34,8 @@ from .trace_recorder import ShapeRecorder
 NAMES = ("openai", "anthropic", "litellm")
 VARIABLE = "LOADGEN_SDK_AUTO"
 
-_REPLACED = ("chat", "beta", "completions", "responses", "embeddings", "batches", "messages", "with_raw_response",
-             "with_streaming_response", "copy", "with_options", "max_retries", "_process_response",
+_REPLACED = ("chat", "beta", "completions", "responses", "embeddings", "batches", "messages", "images", "audio",
+             "with_raw_response", "with_streaming_response", "copy", "with_options", "max_retries", "_process_response",
              OPTIONS)  # fmt: skip
 """The attributes of a client that `install` sets."""
 
@@ -127,6 +129,7 @@ def auto(
     ask_usage: bool | None = None,
     keep_content: bool = False,
     labels: Labels | None = None,
+    budget: Given = None,
 ) -> Auto:
     """Measure every client of openai and anthropic that is made from now on, and LiteLLM's functions.
 
@@ -135,7 +138,7 @@ def auto(
     """
     if all(sys.modules.get(name) is None and importlib.util.find_spec(name) is None for name in NAMES):
         raise WrongUse("not_installed", f"auto() measures clients of {', '.join(NAMES)}: none of them is installed")
-    policy = make_policy(on_measurement, prices, throttle, retry, record, keep_content, labels)
+    policy = make_policy(on_measurement, prices, throttle, retry, record, keep_content, labels, budget)
     if _active and _active[0].running:
         raise WrongUse("conflict", "auto() is on already", "stop() the first one, or give it every observer")
     _active[:] = [Auto(Options(policy, ask_usage, Switch()))]

@@ -17,9 +17,12 @@ from typing import Any
 
 import msgspec
 
+from ..prices import price_of
 from ..request import NEVER, Failure, Usage
+from .budget import BudgetHold
 from .labels import Labels
 from .measurement import (
+    TEXT,
     WRITING,
     Api,
     Attempt,
@@ -28,7 +31,6 @@ from .measurement import (
     Measurement,
     Status,
     parameters_of,
-    price_of,
     without_server_text,
 )
 from .policy import Policy
@@ -40,6 +42,7 @@ from .trace_recorder import CallShape
 log = logging.getLogger("loadgen_sdk")
 
 NO_HEADERS: dict[str, str] = {}
+NEVER_ARRIVED = ("dns", "connect", "tls", "over_budget")
 REFUSED = (429, 503)  # statuses by which a server asks for a pause
 
 
@@ -112,6 +115,7 @@ class Call:
     """
 
     permit: Permit | None = None
+    hold: BudgetHold | None = None  # of the budget
     attempt_started = NEVER
     reported = False
     _head: Any = NO_HEADERS  # of the last response, as the HTTP library has it
@@ -137,7 +141,7 @@ class Call:
             self._context = copy_context()
             if policy.follows_calls:
                 self.spans = policy.begin(self)
-        if policy.record is not None:
+        if policy.record is not None and api in TEXT:
             self._shape = policy.record.begin(self.started, arguments)
         if policy.retry is not None:
             policy.retry.begun()
@@ -161,12 +165,8 @@ class Call:
 
     def throttle_arguments(self, max_wait_s: float | None) -> dict[str, Any]:
         """The keyword arguments for `Throttle.acquire`."""
-        throttle, tokens = self.policy.throttle, (0, 0)
-        if throttle is not None and throttle.counts_tokens:
-            try:
-                tokens = estimated_tokens(self._arguments, writes=self.api in WRITING)
-            except Exception:  # a message of a kind that nobody has thought of must not fail the call
-                log.exception("the tokens of a call are not estimated")
+        throttle = self.policy.throttle
+        tokens = self._estimated_tokens() if throttle is not None and throttle.counts_tokens else (0, 0)
         return {
             "key": self.setting.key or str(self._arguments.get("api_key") or ""),
             "model": self.model,
@@ -174,6 +174,33 @@ class Call:
             "output_tokens": tokens[1],
             "max_wait_s": max_wait_s,
         }
+
+    def _estimated_tokens(self) -> tuple[int, int]:
+        try:
+            return estimated_tokens(self._arguments, writes=self.api in WRITING)
+        except Exception:  # a message of a kind that nobody has thought of must not fail the call
+            log.exception("the tokens of a call are not estimated")
+            return 0, 0
+
+    @property
+    def is_budgeted(self) -> bool:
+        """Whether a budget holds for it. Not for batches of files: they have prices of their own."""
+        return self.policy.budget is not None and self.api != "batches"
+
+    def estimated_cost(self) -> float | None:
+        """What it may cost; None without a price for its model."""
+        if (price := price_of(self.policy.prices, self.model)) is None:
+            return None
+        tokens, output = self._estimated_tokens()
+        return price.cost(tokens - output, output)
+
+    def _settle(self, cost: float | None, failure: Failure | None) -> None:
+        """What was booked becomes what it cost. Not known: 0 if it was refused or never arrived, else the estimate."""
+        if self.hold is not None:
+            unpaid = failure is not None and (failure.http_status >= 400 or failure.kind in NEVER_ARRIVED)
+            if cost is not None or unpaid:
+                self.hold.settle(cost or 0.0)
+            self.hold = None
 
     def head_received(self, headers: Any, *, refused: bool = False) -> None:
         """The head of a response has arrived. Its headers are read when they are needed."""
@@ -199,8 +226,10 @@ class Call:
                 server_says=should_retry(read),
                 delivered=final,
             )
-        if wait_s is not None or refused:
+        if wait_s is not None or refused or failure.kind == "over_budget":
             self._give_back(0 if refused else None)
+        if wait_s is not None:
+            self._settle(None, failure)
         self._attempt_ended(at, self._public(failure, code), wait_s or 0.0)
         return wait_s
 
@@ -225,6 +254,8 @@ class Call:
         """Nothing was sent, as the arguments were wrong: there was no call, and nobody is told of one."""
         self.reported = True
         self._give_back(0)
+        if self.hold is not None:
+            self.hold.settle(0.0)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -246,6 +277,7 @@ class Call:
                 cost = price.cost(input_tokens, output_tokens, cached or 0)
         if self.permit is not None:
             self._give_back(total, output_tokens)
+        self._settle(cost, failure)
         if not counted and streamed:
             output_tokens = len(instants)
         measurement = Measurement(

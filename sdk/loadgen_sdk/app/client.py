@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 from functools import partial
 from time import monotonic_ns
@@ -16,17 +16,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..dialects.quirks import QUIRKS, SERVERS, Api, Quirk, names
 from ..dialects.reader import Flow
-from ..errors import ClientError, RequestFailed, ThrottleTimeout, WrongUse, refuse_unknown
+from ..errors import BudgetExceeded, ClientError, RequestFailed, ThrottleTimeout, WrongUse, refuse_unknown
+from ..prices import Prices
 from ..request import Completion, Failure, Request
 from ..transport.exchange import Exchange
 from ..transport.pool import STALL_TIMEOUT_NS, TIMEOUT_NS, Pool, SendingOptions
 from ..transport.proxy import proxy_for
 from ..transport.target import Target
 from ..transport.wire import Tls
+from .budget import Given
 from .call import Call, Observed, Setting
+from .fallback import Fallback, checked_fallback, failure_of_client
 from .finishing import collecting, later
 from .labels import Labels
-from .measurement import Choice, Prices, Status
+from .measurement import Choice, Status
 from .policy import Observers, make_policy
 from .retry import Retry
 from .throttle import Throttle
@@ -90,9 +93,11 @@ class ClientOptions(SendingOptions, total=False):
     record: ShapeRecorder | None
     keep_content: bool
     labels: Labels | None
+    budget: Given
+    fallback: Fallback | None
 
 
-POLICY = ("on_measurement", "prices", "throttle", "retry", "record", "keep_content", "labels")
+POLICY = ("on_measurement", "prices", "throttle", "retry", "record", "keep_content", "labels", "budget")
 DEFAULTS: dict[str, Any] = dict.fromkeys(ClientOptions.__annotations__) | {
     "api": "chat", "server": "auto", "stream": True, "headers": (), "timeout_ns": TIMEOUT_NS,
     "stall_timeout_ns": STALL_TIMEOUT_NS, "continuous_usage": False, "ahead": False, "sources": (),
@@ -114,10 +119,11 @@ class Client:
 
     `target` is a URL, or a parsed Target. With a URL, texts and headers are kept by default. If model or server are
     not given, a probe finds them when the client opens. `stream` and `complete` are throttled, retried and measured by
-    `on_measurement`, `prices`, `throttle`, `retry`, `record`, `keep_content` and `labels` (see `instrument`). timeout_s
-    and stall_timeout_s limit a call, and the time between two of its events; `timeout_ns` and `stall_timeout_ns` are
-    the same in nanoseconds. proxy: "http://HOST:PORT"; None: as HTTP_PROXY, HTTPS_PROXY and NO_PROXY say; "": none. All
-    other parameters are those of `Pool`.
+    `on_measurement`, `prices`, `throttle`, `retry`, `record`, `keep_content`, `labels`, `budget` and `fallback` (see
+    `instrument`; the Client in a `fallback` is closed by its owner). timeout_s and stall_timeout_s limit a call, and
+    the time between two of its events; `timeout_ns` and `stall_timeout_ns` are the same in nanoseconds. proxy:
+    "http://HOST:PORT"; None: as HTTP_PROXY, HTTPS_PROXY and NO_PROXY say; "": none. All other parameters are those of
+    `Pool`.
     """
 
     def __init__(self, target: Target | str, **options: Unpack[ClientOptions]) -> None:
@@ -160,6 +166,7 @@ class Client:
         self._pool = self._make_pool(model=self.model, quirk=self.quirk)
         self._exchanges: set[Exchange] = set()  # of the calls in flight
         self._closed = False
+        self._fallback = checked_fallback(given["fallback"], type, self)
 
     @property
     def in_flight(self) -> int:
@@ -215,12 +222,26 @@ class Client:
         Raises RequestFailed when the request is not ok, after the events that did arrive. A failure before the first
         event is retried as `retry` allows. Leaving the loop ends the request and its connection.
         """
-        async with aclosing(self._attempts(as_request(request), labels, with_events=True)) as items:
-            async for item in items:
-                if isinstance(item, Event):
-                    yield item
-                elif (failure := item.failure) is not None:
-                    raise RequestFailed(failure.kind, failure.text, failure.http_status)
+        asked, fallback, delivered = as_request(request), self._fallback, False
+        if fallback is None or fallback.circuit.admits(monotonic_ns()):
+            try:
+                async with aclosing(self._attempts(asked, labels, with_events=True)) as items:
+                    async for item in items:
+                        if isinstance(item, Event):
+                            delivered = True
+                            yield item
+                        elif (failure := item.failure) is not None:
+                            raise RequestFailed(failure.kind, failure.text, failure.http_status)
+            except BaseException as error:
+                if fallback is None or not fallback.takes_over(error, failure_of_client, delivered):
+                    raise
+            else:
+                if fallback is not None:
+                    fallback.circuit.answered()
+                return
+        async with aclosing(fallback.client.stream(asked, labels=labels)) as events:
+            async for event in events:
+                yield event
 
     async def complete(
         self, request: Askable, *, labels: Labels | None = None, raise_on_failure: bool = False
@@ -231,12 +252,20 @@ class Client:
         answer, because no output was delivered. Raised in any case: TargetUnusable when the client cannot be opened,
         ThrottleTimeout, WrongUse for what cannot be asked, ClientError when the client is closed.
         """
-        items = [item async for item in self._attempts(as_request(request), labels, with_events=False)]
-        completion = items[-1]
-        assert isinstance(completion, Completion)
+        asked, fallback = as_request(request), self._fallback
+        if fallback is None:
+            completion = await self._complete(asked, labels)
+        else:
+            send = partial(self._complete, asked, labels)
+            completion = await fallback.completed(send, partial(fallback.client.complete, asked, labels=labels))
         if raise_on_failure and (failure := completion.failure) is not None:
             raise RequestFailed(failure.kind, failure.text, failure.http_status)
         return completion
+
+    async def _complete(self, request: Request, labels: Labels | None) -> Completion:
+        items = [item async for item in self._attempts(request, labels, with_events=False)]
+        assert isinstance(items[-1], Completion)
+        return items[-1]
 
     # -- the life of a call --------------------------------------------------------------------------------------
 
@@ -312,11 +341,15 @@ class Client:
             if self.policy.throttle is not None:
                 call.permit = await self.policy.throttle.acquire(**call.throttle_arguments(self.timeout_s))
                 self._check_usable()
+            if self.policy.budget is not None:
+                booked = self.policy.budget.booker(False)(call.estimated_cost(), call.model)
+                call.hold = await booked if isinstance(booked, Awaitable) else booked
         except BaseException as error:
             if call.permit is not None:
                 call.permit.done(0)
             failed = isinstance(error, Exception)
-            kind = "timeout_total" if isinstance(error, ThrottleTimeout) else "connect"
+            kinds = {ThrottleTimeout: "timeout_total", BudgetExceeded: "over_budget"}
+            kind = kinds.get(type(error), "connect")
             failure = Failure(kind, self.target.redact(str(error))) if failed else _CALLER_LEFT
             call.report("failed" if failed else "cancelled", failure, Observed(), done=monotonic_ns())
             raise

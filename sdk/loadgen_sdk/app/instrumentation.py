@@ -10,9 +10,13 @@ import copy
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
+import msgspec
+
 from ..errors import WrongUse
+from ..prices import Prices
+from .budget import Given
+from .fallback import Fallback, checked_fallback
 from .labels import Labels
-from .measurement import Prices
 from .packages import OPTIONS, Options, install, measured_litellm, measured_router, package_of
 from .policy import Observers, Policy, make_policy
 from .retry import Retry
@@ -33,6 +37,8 @@ def instrument(
     ask_usage: bool | None = None,
     keep_content: bool = False,
     labels: Labels | None = None,
+    budget: Given = None,
+    fallback: Fallback | None = None,
 ) -> C:
     """A copy of `client` whose calls are measured. `client` itself is not changed; both share its connections.
 
@@ -49,12 +55,17 @@ def instrument(
     client's own `max_retries`, which is set to 0. record: from `record_shape`. ask_usage: requests a token count for
     streams (`stream_options`); the extra event with the count is not passed to the application. None: when there are
     prices. keep_content: store texts in the measurement. labels: of every call; see also `labelled`.
+    budget: "50 USD/day", or a Budget; a call above it raises BudgetExceeded, before it is sent.
+    fallback: a second endpoint.
 
     Raises WrongUse when `client` is not such a client or an argument is invalid.
     """
-    policy = make_policy(on_measurement, prices, throttle, retry, record, keep_content, labels)
+    policy = make_policy(on_measurement, prices, throttle, retry, record, keep_content, labels, budget)
     options = _merged(vars(client).get(OPTIONS) if hasattr(client, "__dict__") else None, Options(policy, ask_usage))
     if isinstance(client, ModuleType) and client.__name__ == "litellm":
+        if fallback is not None:
+            hint = "LiteLLM's Router has fallbacks of its own"
+            raise WrongUse("unsupported", "LiteLLM with a fallback of loadgen_sdk", hint)
         result: Any = ModuleType("litellm", client.__doc__)
 
         def other(name: str) -> Any:
@@ -68,6 +79,12 @@ def instrument(
         vars(result)[OPTIONS] = options
         return cast(C, result)
     package_of(client)
+    if (second := checked_fallback(fallback, package_of, client)) is not None:
+        if OPTIONS not in vars(second.client):  # as the first one, but for its throttle
+            own = msgspec.structs.replace(options.policy, throttle=None)
+            other, second.client = second.client, copy.copy(second.client)
+            install(second.client, other, Options(own, options.ask_usage))
+        options = options._replace(fallback=second)
     result = copy.copy(client)
     install(result, client, options)
     return cast(C, result)
@@ -78,7 +95,7 @@ def _merged(inner: Options | None, given: Options) -> Options:
     if inner is None:
         return given
     old, new = inner.policy, given.policy
-    for name in ("throttle", "retry", "record"):
+    for name in ("throttle", "retry", "record", "budget"):
         first, second = getattr(old, name), getattr(new, name)
         if first is not None and second is not None and first is not second:
             raise WrongUse("conflict", f"this client has a {name} already, and gets another one", f"give {name} once")
@@ -90,5 +107,6 @@ def _merged(inner: Options | None, given: Options) -> Options:
         record=old.record if new.record is None else new.record,
         keep_content=old.keep_content or new.keep_content,
         labels={**old.labels, **new.labels},
+        budget=new.budget or old.budget,
     )
-    return Options(policy, inner.ask_usage if given.ask_usage is None else given.ask_usage)
+    return Options(policy, inner.ask_usage if given.ask_usage is None else given.ask_usage, fallback=inner.fallback)

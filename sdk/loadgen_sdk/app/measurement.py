@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import math
 import sys
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from contextvars import Context, ContextVar
@@ -19,37 +17,14 @@ from typing import Any, Literal
 import msgspec
 
 from .. import measures
-from ..errors import WrongUse
+from ..prices import warn_once
 from ..request import NEVER, Failure
 
-Api = Literal["chat", "completions", "responses", "messages", "embeddings", "rerank", "batches"]
+Api = Literal["chat", "completions", "responses", "messages", "embeddings", "rerank", "batches", "images", "speech",
+              "transcriptions"]  # fmt: skip
 WRITING = frozenset(("chat", "completions", "responses", "messages"))  # the APIs whose answers are written
+TEXT = WRITING | {"embeddings", "rerank"}  # those whose prompts are text, of which traces keep the shape
 Status = Literal["ok", "failed", "cancelled", "abandoned"]
-
-
-class TokenPrice(msgspec.Struct, frozen=True):
-    """The price of a million tokens, in any currency. `cached` None: the same as `input`.
-
-    Raises WrongUse for a price that is negative or not a finite number.
-    """
-
-    input: float
-    output: float
-    cached: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("input", "output", "cached"):
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (number and 0 <= value < math.inf) and not (name == "cached" and value is None):
-                raise WrongUse(
-                    "out_of_range", f"the {name} price is {value!r}", "give the price of a million tokens, 0 or more"
-                )
-
-    def cost(self, input: int, output: int, cached: int = 0) -> float:
-        """The cost of one call; `cached` of the `input` tokens came from the server's cache."""
-        cached_price = self.input if self.cached is None else self.cached
-        return ((input - cached) * self.input + cached * cached_price + output * self.output) / 1e6
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,9 +190,6 @@ def without_server_text(failure: Failure, code: str = "") -> Failure:
     return Failure(failure.kind, code, failure.http_status)
 
 
-Prices = TokenPrice | Mapping[str, TokenPrice] | None
-"""One price for all models, or prices by model name. The answering model comes first, then the requested one."""
-
 _latest: ContextVar[Measurement | None] = ContextVar("loadgen_sdk_measurement", default=None)
 
 
@@ -305,40 +277,10 @@ def take_latest(context: Context) -> None:
     _latest.set(context.get(_latest))
 
 
-def checked_prices(prices: Prices) -> Prices:
-    """`prices`, checked. Raises WrongUse when they are neither a TokenPrice nor a mapping of names to them."""
-    if prices is None or isinstance(prices, TokenPrice):
-        return prices
-    hint = "give TokenPrice(input=…, output=…), or a mapping of model names to them"
-    if not isinstance(prices, Mapping):
-        raise WrongUse("wrong_type", f"prices is a {type(prices).__name__}", hint)
-    for model, price in prices.items():
-        if not isinstance(model, str) or not isinstance(price, TokenPrice):
-            raise WrongUse("wrong_type", f"the price of {model!r} is a {type(price).__name__}", hint)
-    return prices
-
-
-def price_of(prices: Prices, *models: str) -> TokenPrice | None:
-    """The price of the first of `models` that has one, else None with a warning, once per process and model."""
-    if prices is None or isinstance(prices, TokenPrice):
-        return prices
-    for model in models:
-        if model in prices:
-            return prices[model]
-    known = ", ".join(sorted(prices)) or "none"
-    _warn_once(f"no price for the model {models[-1]!r}: its cost is None (known: {known})")
-    return None
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    warnings.warn(text, stacklevel=4)
-
-
 def warn_uncounted(model: str) -> None:
     """Prices are given, and the server counted no tokens: say so, once per process and model."""
     text = f"the server sent no token counts for the model {model!r}: its cost is None"
-    _warn_once(f"{text}; for streams, ask_usage=True requests them")
+    warn_once(f"{text}; for streams, ask_usage=True requests them")
 
 
 def _ms(ns: int | None) -> float | None:

@@ -21,12 +21,12 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
-from ..errors import ThrottleTimeout
+from ..errors import BudgetExceeded, ThrottleTimeout
 from ..request import NEVER, Failure
 from . import event_loop
 from .call import NO_HEADERS, Call, Observed, Setting, all_current
 from .finishing import collecting, later
-from .measurement import Api, Status, attach, warn_uncounted
+from .measurement import TEXT, Api, Status, attach, warn_uncounted
 from .output_tracker import OutputTracker
 from .steps import Steps, runner
 
@@ -105,9 +105,13 @@ class ObservedCall:
         retry_count = request_headers.get("x-stainless-retry-count", "")
         self.hidden_retries = int(retry_count) if retry_count.isdecimal() else 0
         headers = getattr(getattr(error, "response", None), "headers", None) or NO_HEADERS
-        failure = _failure_of(error)
+        failure = failure_of(error)
         wait_s = self.call.attempt_failed(
-            failure, headers, at=monotonic_ns(), code=_code_of(error), final=isinstance(error, ThrottleTimeout)
+            failure,
+            headers,
+            at=monotonic_ns(),
+            code=_code_of(error),
+            final=isinstance(error, ThrottleTimeout | BudgetExceeded),
         )
         if wait_s is None:
             status: Status = "failed" if isinstance(error, Exception) else "cancelled"
@@ -158,7 +162,7 @@ class ObservedCall:
             self.abandoned()
             return
         status: Status = "failed" if isinstance(error, Exception) else "cancelled"
-        self._report(status, _failure_of(error), self.get_stream(), _code_of(error))
+        self._report(status, failure_of(error), self.get_stream(), _code_of(error))
 
     def abandoned(self) -> None:
         """The application stopped reading. The call is ok if a finish reason has come, else abandoned."""
@@ -185,7 +189,7 @@ class ObservedCall:
         call, tracker = self.call, self.tracker
         instants, usage = tracker.instants, tracker.usage()
         uncounted = usage.input is None or usage.output is None
-        if uncounted and status == "ok" and call.policy.prices is not None and call.api != "batches":
+        if uncounted and status == "ok" and call.policy.prices is not None and call.api in TEXT:
             warn_uncounted(call.model)
         first_event_tokens = tracker.first_event_tokens if self.streamed else usage.output or 0  # all came at once
         observed = Observed(
@@ -212,11 +216,14 @@ def _no_stream() -> None:
     return None
 
 
-def _failure_of(error: BaseException) -> Failure:
+def failure_of(error: BaseException) -> Failure:
+    """What an exception of a package's call says."""
     if not isinstance(error, Exception):
         return Failure("interrupted", type(error).__name__)
     if isinstance(error, ThrottleTimeout):
         return Failure("timeout_total", str(error))
+    if isinstance(error, BudgetExceeded):
+        return Failure("over_budget", str(error))
     from ..transport.openai_client import kind_of  # it maps the exceptions of the package
 
     kind, text, status = kind_of(error)
@@ -276,6 +283,8 @@ def measured(
             log.exception("a call is not measured")
             return None
 
+    budget = setting.policy.budget
+    book = None if budget is None else budget.booker(blocking)
     acquire = None if throttle is None else throttle.acquire_blocking if blocking else throttle.acquire
 
     def steps(*args: Any, **kwargs: Any) -> Steps[Any]:
@@ -291,6 +300,8 @@ def measured(
                 if acquire is not None:
                     arguments = observed.throttle_arguments(kwargs.get("timeout", _NOT_GIVEN))
                     observed.call.permit = yield partial(acquire, **arguments)
+                if book is not None and observed.call.is_budgeted:
+                    observed.call.hold = yield partial(book, observed.call.estimated_cost(), observed.call.model)
                 with observed:
                     answer = yield partial(method, *args, **kwargs)
                 result = (yield answer.parse) if observed.raw_asked else answer

@@ -36,7 +36,8 @@ class OutputTracker:
     @property
     def observe(self) -> Callable[[Any, int], None]:
         """Takes one event of a stream, and the instant of its arrival."""
-        observers = {"responses": self._observe_event, "messages": self._observe_block}
+        observers = {"responses": self._observe_event, "messages": self._observe_block,
+                     "images": self._observe_media, "transcriptions": self._observe_media}  # fmt: skip
         return observers.get(self._api, self._observe_chunk)
 
     def whole(self, answer: Any, at: int) -> None:
@@ -117,6 +118,19 @@ class OutputTracker:
         except Exception:
             pass
 
+    def _observe_media(self, event: Any, at: int) -> None:
+        """One event of images (partial pictures, then the whole one) or of transcriptions (pieces of text)."""
+        try:
+            self.instants.append(at)
+            self.end = at
+            if self.first_answer < 0:
+                self.first_answer = at
+            self._usage = getattr(event, "usage", None) or self._usage
+            if event.type.endswith((".completed", ".done")):
+                self.finish_reason = "completed"
+        except Exception:
+            pass
+
     def _observe_block(self, event: Any, at: int) -> None:
         """One event of Anthropic's messages."""
         try:
@@ -191,7 +205,7 @@ class OutputTracker:
 
 _CHAT_USAGE = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
 _RESPONSE_USAGE = ("input_tokens", "output_tokens", "input_tokens_details", "output_tokens_details")
-_USAGE = {"responses": _RESPONSE_USAGE, "batches": _RESPONSE_USAGE}
+_USAGE = dict.fromkeys(("responses", "batches", "images", "transcriptions"), _RESPONSE_USAGE)
 _MESSAGES_INPUT = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _counted_batches: set[str] = set()  # whose tokens have been told: an application asks again and again
 

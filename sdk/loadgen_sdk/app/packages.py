@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 from ..errors import WrongUse
 from .call import ALWAYS_ON, Setting, Switch
+from .fallback import Fallback
 from .measurement import Api
-from .observed_call import head_arrived, measured, seconds_of
+from .observed_call import failure_of, head_arrived, measured, seconds_of
 from .policy import Policy
 from .steps import Steps, runner
 
@@ -28,6 +29,7 @@ class Options(NamedTuple):
     policy: Policy
     ask_usage: bool | None
     switch: Switch = ALWAYS_ON
+    fallback: Fallback | None = None
 
 
 class Package(NamedTuple):
@@ -44,7 +46,9 @@ PACKAGES = (
     Package(
         "openai", "OpenAI", "AsyncOpenAI", ("OpenAI", "AsyncOpenAI", "AzureOpenAI", "AsyncAzureOpenAI"),
         (("chat.completions", "chat"), ("beta.chat.completions", "chat"), ("completions", "completions"),
-         ("responses", "responses"), ("embeddings", "embeddings"), ("batches", "batches")),
+         ("responses", "responses"), ("embeddings", "embeddings"), ("batches", "batches"), ("images", "images"),
+         ("audio.speech", "speech"), ("audio.transcriptions", "transcriptions"),
+         ("audio.translations", "transcriptions")),
     ),
     Package(
         "anthropic", "Anthropic", "AsyncAnthropic", ("Anthropic", "AsyncAnthropic"),
@@ -65,8 +69,8 @@ LITELLM: tuple[tuple[str, Api, bool, tuple[str, str]], ...] = (
 """The functions of LiteLLM: name, API, whether it blocks, and the arguments that are given by place."""
 
 OPTIONS = "_loadgen_sdk_options"  # the attribute by which an instrumented client is known
-_METHODS = ("create", "parse")  # `stream` of openai goes through `create`
-_BATCH_METHODS = ("create", "retrieve")
+_CREATE = ("create", "parse")  # `stream` of openai goes through `create`
+_METHODS = {"batches": ("create", "retrieve"), "images": ("generate", "edit", "create_variation")}
 _VARIANTS = ("with_raw_response", "with_streaming_response")
 
 
@@ -109,7 +113,7 @@ def install(result: Any, client: Any, options: Options) -> None:
     for path, api in package.resources:
         resource = functools.reduce(lambda owner, name: getattr(owner, name, None), path.split("."), result)
         if resource is not None:
-            _wrap(resource, api, setting, blocking)
+            _wrap(resource, api, setting, blocking, path, options.fallback)
     for name in _VARIANTS:
         attributes[name] = type(getattr(client, name))(result)
     make_copy = type(result).copy
@@ -126,10 +130,13 @@ def asks_usage(options: Options) -> bool:
     return options.policy.prices is not None if options.ask_usage is None else options.ask_usage
 
 
-def _wrap(resource: Any, api: Api, setting: Setting, blocking: bool) -> None:
-    for name in _BATCH_METHODS if api == "batches" else _METHODS:
+def _wrap(resource: Any, api: Api, setting: Setting, blocking: bool, path: str, fallback: Fallback | None) -> None:
+    for name in _METHODS.get(api, _CREATE):
         if (method := getattr(resource, name, None)) is not None:
-            setattr(resource, name, measured(_bound_late(resource, name, method), api, setting, blocking))
+            send = measured(_bound_late(resource, name, method), api, setting, blocking)
+            if fallback is not None and api != "batches":
+                send = fallback.covering(send, path, name, blocking, failure_of)
+            setattr(resource, name, send)
     if api == "messages" and hasattr(resource, "stream"):
         twin = copy.copy(resource)  # `stream` of anthropic does not go through `create`
         twin._post = measured(twin._post, api, setting, blocking, _sent_by_post)

@@ -17,9 +17,11 @@ from typing import Any
 import msgspec
 
 from ..errors import WrongUse
+from ..prices import Prices, TokenPrice, checked_prices
+from .budget import Budget, Given, checked_budget
 from .finishing import later
 from .labels import Labels, checked_labels, current_labels, usable_labels
-from .measurement import Measurement, Prices, checked_prices, tell_latest
+from .measurement import Measurement, tell_latest
 from .retry import Retry
 from .throttle import Throttle
 from .trace_recorder import CallShape, ShapeRecorder
@@ -42,6 +44,7 @@ class Policy(msgspec.Struct, frozen=True):
     record: ShapeRecorder | None = None
     keep_content: bool = False
     labels: dict[str, str] = {}
+    budget: Budget | None = None
     follows_calls: bool = False  # an observer follows calls from their start (spans); set here
 
     def __post_init__(self) -> None:
@@ -114,6 +117,7 @@ def make_policy(
     record: ShapeRecorder | None,
     keep_content: bool,
     labels: Labels | None = None,
+    budget: Given = None,
 ) -> Policy:
     """A Policy of these settings, checked. Raises WrongUse for an argument of the wrong type."""
     observers = (on_measurement,) if callable(on_measurement) else tuple(on_measurement or ())
@@ -128,4 +132,7 @@ def make_policy(
         raise WrongUse("wrong_type", f"retry is a {type(retry).__name__}", "give Retry(attempts=3)")
     if record is not None and not hasattr(record, "begin"):
         raise WrongUse("wrong_type", f"record is a {type(record).__name__}", 'give record_shape("traffic.jsonl")')
-    return Policy(observers, checked_prices(prices), throttle, retry, record, keep_content, checked_labels(labels))
+    prices, own_labels = checked_prices(prices), checked_labels(labels)
+    named = () if prices is None else (prices,) if isinstance(prices, TokenPrice) else prices.values()
+    money = checked_budget(budget, {price.currency for price in named}, priced=prices is not None)
+    return Policy(observers, prices, throttle, retry, record, keep_content, own_labels, money)

@@ -12,7 +12,9 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Protocol, TypeVar
@@ -52,14 +54,8 @@ class FileStore:
     """One file per key and model (`PATH.NAME`), which a process locks while it reads and writes it."""
 
     def __init__(self, path: str | os.PathLike[str], limits: Limits) -> None:
-        self._path, self._limits = Path(path).absolute(), limits
+        self._path, self._limits = writable(path), limits
         self.errors: tuple[type[Exception], ...] = (OSError,)
-        if not self._path.parent.is_dir() or not os.access(self._path.parent, os.W_OK):
-            raise WrongUse(
-                "unwritable_file",
-                f"cannot write to {self._path.parent}",
-                "give a path in a folder that all processes can write",
-            )
 
     def __str__(self) -> str:
         return str(self._path)
@@ -81,8 +77,7 @@ class FileStore:
         self._step(name, lambda gate, now: gate.pause(now, pause_ns))
 
     def _step(self, name: str, step: Callable[[SharedGate, int], T]) -> T:
-        with open(os.open(f"{self._path}.{name}", os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
-            self._lock(file.fileno())  # closing the file gives the lock back
+        with locked_file(f"{self._path}.{name}") as file:
             gate, now = SharedGate(self._limits), monotonic_ns()
             if old := file.read():
                 try:
@@ -97,16 +92,30 @@ class FileStore:
             file.truncate(len(new))
             return answer
 
-    def _lock(self, descriptor: int) -> None:
+
+def writable(path: str | os.PathLike[str]) -> Path:
+    """The path of a file that processes share. Raises WrongUse for a folder that cannot be written."""
+    found = Path(path).absolute()
+    if not found.parent.is_dir() or not os.access(found.parent, os.W_OK):
+        hint = "give a path in a folder that all processes can write"
+        raise WrongUse("unwritable_file", f"cannot write to {found.parent}", hint)
+    return found
+
+
+@contextmanager
+def locked_file(path: str) -> Iterator[FileIO]:
+    """The file, made if it is not there, locked against other processes. Raises OSError."""
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
         deadline = time.monotonic() + LOCK_WAIT_S
         while True:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)  # closing the file gives the lock back
+                break
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"another process has locked it for {LOCK_WAIT_S} s") from None
                 time.sleep(LOCK_POLL_S)
+        yield file
 
 
 class RedisStore:
@@ -114,24 +123,9 @@ class RedisStore:
     trip a step. Redis forgets a state that nobody needs."""
 
     def __init__(self, url: str, limits: Limits, kept_ns: int) -> None:
-        try:
-            import redis
-        except ImportError:
-            raise WrongUse(
-                "not_installed", "limits shared through Redis need the package redis", "pip install redis"
-            ) from None
-        address, _, self._name = url.partition("#")
-        try:
-            self._redis: Any = redis.Redis.from_url(
-                address, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
-            )
-        except ValueError as error:
-            raise WrongUse(
-                "invalid_url", f"shared={redacted(url)!r}: {error}", 'shared="redis://HOST:6379/0#NAME"'
-            ) from None
+        self._redis, self._name, self.errors = redis_client(url, "limits")
         self._script = self._redis.register_script(SCRIPT)
         self._where, self._rules, self._kept_ms = redacted(url), _rules(limits), max(1, kept_ns // 1_000_000)
-        self.errors: tuple[type[Exception], ...] = (redis.RedisError, OSError)
 
     def __str__(self) -> str:
         return self._where
@@ -153,6 +147,26 @@ class RedisStore:
     def _step(self, name: str, *arguments: Any) -> Any:
         step, *rest = arguments
         return self._script(keys=[f"loadgen_sdk:{self._name}:{name}"], args=[step, self._rules, self._kept_ms, *rest])
+
+
+def is_redis(where: Any) -> bool:
+    return isinstance(where, str) and where.startswith(("redis://", "rediss://", "unix://"))
+
+
+def redis_client(url: str, what: str) -> tuple[Any, str, tuple[type[Exception], ...]]:
+    """A client of the package redis for `shared=`, the NAME behind #, and its errors. Raises WrongUse."""
+    try:
+        import redis
+    except ImportError:
+        problem = f"{what} shared through Redis: the package redis is missing"
+        raise WrongUse("not_installed", problem, "pip install redis") from None
+    address, _, name = url.partition("#")
+    try:
+        client = redis.Redis.from_url(address, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S)
+    except ValueError as error:
+        problem = f"shared={redacted(url)!r}: {error}"
+        raise WrongUse("invalid_url", problem, 'shared="redis://HOST:6379/0#NAME"') from None
+    return client, name, (redis.RedisError, OSError)
 
 
 def _rules(limits: Limits) -> str:
@@ -177,9 +191,7 @@ class SharedLimits:
     process keeps the limits by itself and asks again a little later."""
 
     def __init__(self, where: Any, limits: Limits, kept_ns: int) -> None:
-        url = where if isinstance(where, str) else ""
-        is_redis = url.startswith(("redis://", "rediss://", "unix://"))
-        self._store: Store = RedisStore(url, limits, kept_ns) if is_redis else FileStore(where, limits)
+        self._store: Store = RedisStore(where, limits, kept_ns) if is_redis(where) else FileStore(where, limits)
         self._down_until = 0
         self._warned = False
 

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .. import measures
 from ..errors import WrongUse
 from ..request import NEVER
+from ..version import __version__
+from .agent_spans import AGENT, OPERATIONS, SCHEMA_URL, SECONDS, TOOL, WORKFLOW, Operation, operation_span
 from .finishing import flush, later
 from .measurement import Choice, Measurement
 
@@ -34,13 +36,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("loadgen_sdk")
 
 MOST_UNCOUNTED = 100  # calls that wait to be counted by Prometheus
-SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864)
 TPOT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-"""Bucket bounds. The first two are those of the conventions; the third begins where fast servers are."""
+"""Bucket bounds. The first are those of the conventions; the second begin where fast servers are."""
 
 _OPERATIONS = {"chat": "chat", "completions": "text_completion", "responses": "chat", "messages": "chat",
-               "embeddings": "embeddings", "batches": "batches"}  # fmt: skip
+               "embeddings": "embeddings", "batches": "batches",
+               "images": "generate_content", "speech": "generate_content",
+               "transcriptions": "generate_content"}  # fmt: skip
 _PARAMETERS = {
     "temperature": "gen_ai.request.temperature",
     "top_p": "gen_ai.request.top_p",
@@ -87,9 +90,9 @@ class OpenTelemetry:
             raise WrongUse(
                 "not_installed", "opentelemetry-api is not installed", "pip install opentelemetry-api"
             ) from None
-        meter = metrics.get_meter("loadgen_sdk", meter_provider=meter_provider)
+        meter = metrics.get_meter("loadgen_sdk", __version__, meter_provider, SCHEMA_URL)
         self._trace = trace
-        self._tracer = trace.get_tracer("loadgen_sdk", tracer_provider=tracer_provider) if spans else None
+        self._tracer = trace.get_tracer("loadgen_sdk", __version__, tracer_provider, SCHEMA_URL) if spans else None
         self._provider, self._content = provider, content
         self._said: set[str] = set()  # of other instrumentations
         self._metric_labels = _label_names(metric_labels, "metric_labels")
@@ -108,6 +111,31 @@ class OpenTelemetry:
         self._tpot = histogram(
             "loadgen.client.time_per_output_token", "s", "Per output token after the first event.", TPOT_SECONDS
         )
+        self._durations = {
+            one.name: histogram(one.metric, "s", f"Duration of {one.name}.", one.bounds) for one in OPERATIONS
+        }
+
+    def workflow(self, name: str) -> AbstractContextManager[Any]:
+        """`with telemetry.workflow("checkout"):` a span `invoke_workflow NAME` around several agents and calls."""
+        return self._around(WORKFLOW, name, {})
+
+    def agent(
+        self, name: str, *, id: str | None = None, conversation: str | None = None, model: str | None = None
+    ) -> AbstractContextManager[Any]:
+        """`with telemetry.agent("planner"):` a span `invoke_agent NAME` around the calls and tools of an agent that
+        runs in this process."""
+        more = {"gen_ai.agent.id": id, "gen_ai.conversation.id": conversation, "gen_ai.request.model": model}
+        return self._around(AGENT, name, {**more, "gen_ai.provider.name": self._provider})
+
+    def tool(self, name: str, *, call_id: str | None = None, type: str = "function") -> AbstractContextManager[Any]:
+        """`with telemetry.tool("search", call_id=call.id):` a span `execute_tool NAME` around a tool that an answer
+        asked for. Its arguments and its result are not written."""
+        return self._around(TOOL, name, {"gen_ai.tool.call.id": call_id, "gen_ai.tool.type": type})
+
+    def _around(self, operation: Operation, name: str, attributes: dict[str, Any]) -> AbstractContextManager[Any]:
+        """What these three give yields the span, for attributes of one's own. An exception goes through: the span has
+        its class, never its text."""
+        return operation_span(self._trace, self._tracer, self._durations, operation, name, attributes)
 
     def begin_call(self, call: Call) -> CallSpan | None:
         """Start the span of a call. What is returned comes back to `__call__`."""

@@ -1,0 +1,3 @@
+"""The version of this package and of the generator: one for both."""
+
+__version__ = "0.1.0"

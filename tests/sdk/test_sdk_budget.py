@@ -1,0 +1,218 @@
+"""A budget stops: what is booked, settled and refused, in one process and over several; and prices from a file."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import openai
+import places
+import pytest
+from canned import CHAT, CHAT_EVENTS, answer, events, serving
+from loadgen_sdk import (
+    Budget,
+    BudgetExceeded,
+    Client,
+    Measurement,
+    Retry,
+    TokenPrice,
+    WrongUse,
+    auto,
+    instrument,
+    read_prices,
+)
+from loadgen_sdk.app.budget import FileLedger, Ledger, MemoryLedger, RedisLedger, Sum
+from loadgen_sdk.app.finishing import flush
+from loadgen_sdk.prices import token_costs
+from refusals import refused
+
+from loadgen.pricing.price_file import load_prices
+from loadgen.pricing.prices import PerToken
+
+PRICE = TokenPrice(input=1000.0, output=10_000.0)  # CHAT has 9 and 3 tokens: 0.039
+ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+
+
+def ledgers(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Ledger]:
+    if where == "memory":
+        only = MemoryLedger()
+        return lambda: only
+    if where == "file":
+        return lambda: FileLedger(tmp_path / "ledger")
+    address = request.getfixturevalue("redis_address")
+    return lambda: RedisLedger(f"{address}#{tmp_path.name}")
+
+
+@pytest.mark.parametrize("where", ["memory", "file", pytest.param("redis", marks=pytest.mark.processes)])
+def test_a_ledger_adds_until_the_limit(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    ledger = ledgers(where, request, tmp_path)
+    assert ledger().add("2026-11-23", 0.75, 1.0) == Sum(0.75, booked=True)
+    assert ledger().add("2026-11-23", 0.5, 1.0) == Sum(0.75, booked=False)
+    assert ledger().add("2026-11-23", 0.25, 1.0) == Sum(1.0, booked=True)
+    assert ledger().add("2026-11-23", -0.5, float("inf")) == Sum(0.5, booked=True)
+    assert ledger().add("2026-11-24", 0.5, 1.0) == Sum(0.5, booked=True)  # a new day
+    ledger().add("2026-11-23", 9.0, float("inf"))  # settled after midnight: of the old day
+    assert ledger().add("2026-11-24", 0.5, 1.0) == Sum(1.0, booked=True)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_calls_are_settled_by_what_they_cost_and_stopped_before_they_are_sent(shared: bool, tmp_path: Path) -> None:
+    budget, told = Budget("0.1 USD/day", shared=tmp_path / "ledger" if shared else None), list[Measurement]()
+    with serving(answer(CHAT)) as server, openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as own:
+        client = instrument(own, told.append, prices=PRICE, budget=budget, retry=Retry(3))
+        for _ in range(2):
+            client.chat.completions.create(**ASK)
+        assert budget.spent == pytest.approx(0.078)
+        with pytest.raises(BudgetExceeded, match=r"0\.078 of 0\.1 USD/day is spent") as stopped:
+            client.chat.completions.create(**ASK)
+        assert len(server.heard) == 2
+    assert (stopped.value.limit, stopped.value.spent) == (0.1, pytest.approx(0.078))
+    assert [one.status for one in told] == ["ok", "ok", "failed"] and len(told[2].attempts) == 0
+    assert told[2].failure is not None and told[2].failure.kind == "over_budget"
+    if shared:
+        assert '"spent":0.078' in (tmp_path / "ledger").read_text()
+
+
+def test_a_stream_in_an_event_loop(tmp_path: Path) -> None:
+    budget = Budget("1 USD", shared=tmp_path / "ledger")
+
+    async def go() -> None:
+        with serving(events(*CHAT_EVENTS)) as server:
+            async with openai.AsyncOpenAI(base_url=server.url, api_key="k", max_retries=0) as own:
+                client = instrument(own, prices=PRICE, budget=budget)
+                stream = await client.chat.completions.create(**ASK, stream=True)
+                during = budget.spent
+                async for _ in stream:
+                    pass
+                assert during > 0.03
+
+    asyncio.run(go())
+    assert flush()
+    assert budget.spent == pytest.approx(0.039)
+
+
+def test_the_projects_own_client() -> None:
+    async def go() -> None:
+        with serving(events(*CHAT_EVENTS)) as server:
+            options: dict[str, Any] = {"model": "m", "server": "generic", "prices": PRICE}
+            async with Client(server.url, budget="3 USD/hour", **options) as client:
+                await client.complete("Hello")
+                assert client.policy.budget is not None and client.policy.budget.spent == pytest.approx(0.039)
+                with pytest.raises(BudgetExceeded):
+                    await client.complete("Hello " * 20_000)
+            assert len(server.heard) == 1
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(("status", "spent"), [("429 Too Many Requests", 0.0), ("400 Bad Request", 0.0)])
+def test_what_the_server_refuses_costs_nothing(status: str, spent: float) -> None:
+    budget = Budget("1 USD/month")
+    said = answer({"error": {}}, status)
+    with serving(said) as server, openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as own:
+        client = instrument(own, prices=PRICE, budget=budget, retry=Retry(2, first_s=0.001))
+        with pytest.raises(openai.APIStatusError):
+            client.chat.completions.create(**ASK)
+    assert budget.spent == spent
+
+
+def test_an_answer_without_counts_costs_its_estimate() -> None:
+    budget = Budget("1 USD")
+    said = answer({**CHAT, "usage": None})
+    with serving(said) as server, openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as own:
+        client = instrument(own, prices=PRICE, budget=budget)
+        with pytest.warns(UserWarning, match="no token counts"):
+            client.chat.completions.create(**{**ASK, "model": "uncounted"})
+    assert budget.spent == pytest.approx(0.032)  # 2 tokens of prompt, and the output limit of 3
+
+
+def test_a_model_without_a_price_is_refused() -> None:
+    with serving(answer(CHAT)) as server, openai.OpenAI(base_url=server.url, api_key="k") as own:
+        client = instrument(own, prices={"other": PRICE}, budget="1 USD/day")
+        with pytest.warns(UserWarning, match="no price"), pytest.raises(BudgetExceeded, match="has no price"):
+            client.chat.completions.create(**ASK)
+        assert not server.heard
+
+
+def spend(path: str, amount: float, calls: int) -> None:
+    budget = Budget("1 USD/month", shared=path)
+    for _ in range(calls):
+        try:
+            budget.book(amount, "m")
+        except BudgetExceeded:
+            return
+
+
+@pytest.mark.processes
+def test_processes_keep_one_sum(tmp_path: Path) -> None:
+    path, fork = str(tmp_path / "ledger"), multiprocessing.get_context("spawn")
+    processes = [fork.Process(target=spend, args=(path, 1 / 64, 40)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert Budget("1 USD/month", shared=path).spent == 1.0
+
+
+def test_a_store_that_fails_is_said_once_and_the_process_goes_on(tmp_path: Path, caplog: Any) -> None:
+    (tmp_path / "ledger").write_text("not a ledger")
+    budget = Budget("1 USD", shared=tmp_path / "ledger")
+    budget.book(0.75, "m").settle(0.5)
+    assert budget.spent == 0.5 and caplog.text.count("is not shared") == 1
+    with pytest.raises(BudgetExceeded):
+        budget.book(0.75, "m")
+
+
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (lambda: Budget("50"), "invalid_value"),
+        (lambda: Budget("50 USD/year"), "invalid_value"),
+        (lambda: instrument(openai.OpenAI(api_key="k"), budget="50 USD/day"), "missing_option"),
+        (lambda: auto(budget=3, prices=PRICE), "wrong_type"),  # type: ignore[arg-type]
+        (
+            lambda: instrument(openai.OpenAI(api_key="k"), budget="5 EUR", prices=TokenPrice(1, 2, currency="USD")),
+            "conflict",
+        ),
+        (lambda: Budget("5 EUR", shared="/no/such/folder/ledger"), "unwritable_file"),
+    ],
+)
+def test_what_is_no_budget(make: Callable[[], object], code: str) -> None:
+    with refused(WrongUse, code):
+        make()
+
+
+def test_the_prices_of_a_file_are_those_of_the_generator(tmp_path: Path) -> None:
+    file = places.ROOT / "docs" / "prices.example.yaml"
+    theirs = [price for price in load_prices(file).entries if isinstance(price, PerToken)]
+    ours = read_prices(file)
+    assert theirs and len(ours) == len(theirs)
+    for price in theirs:
+        mine = ours[price.model]
+        assert (mine.currency, mine.input, mine.output) == (
+            "USD", float(price.per_million_input), float(price.per_million_output),
+        )  # fmt: skip
+        exact = sum(token_costs((Decimal(900), Decimal(100), Decimal(50)), price.per_million), Decimal(0))
+        if price.per_million_cached is not None:
+            assert mine.cost(1000, 50, 100) == pytest.approx(float(exact), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (None, "unreadable_file"),
+        ("currency: USD\n", "missing_option"),
+        ("per_token: 3\n", "invalid_value"),
+        ("per_token:\n" + 2 * "- {model: m, per_million_input: 1, per_million_output: 2}\n", "conflict"),
+    ],
+)
+def test_what_is_no_price_file(text: str | None, code: str, tmp_path: Path) -> None:
+    file = tmp_path / "prices.yaml"
+    if text is not None:
+        file.write_text(text)
+    with refused(WrongUse, code):
+        read_prices(file)

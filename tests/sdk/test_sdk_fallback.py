@@ -1,0 +1,150 @@
+"""A second endpoint takes over: when, with whose limits, and what the circuit breaker does between the two."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from canned import CHAT, CHAT_EVENTS, answer, cut, events, serving
+from loadgen_sdk import (
+    Client,
+    Fallback,
+    Measurement,
+    RequestFailed,
+    Retry,
+    Throttle,
+    ThrottleTimeout,
+    TokenPrice,
+    WrongUse,
+    instrument,
+)
+from loadgen_sdk.app.fallback import Circuit
+from refusals import refused
+
+ASK: dict[str, Any] = {"model": "large", "messages": [{"role": "user", "content": "Hello"}]}
+BUSY = answer({"error": {}}, "503 Service Unavailable")
+WRONG = answer({"error": {}}, "400 Bad Request")
+
+
+def blocking(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=url, api_key="k", max_retries=0)
+
+
+def test_a_circuit_opens_rests_and_tries_with_one_call() -> None:
+    circuit = Circuit(failures=2, rest_ns=100)
+    for now in (0, 1):
+        assert circuit.admits(now)
+        circuit.failed(now)
+    assert not circuit.admits(100) and circuit.admits(101)
+    assert not circuit.admits(102)  # the one that tries is under way
+    circuit.failed(103)
+    assert not circuit.admits(202) and circuit.admits(203)
+    circuit.undone()  # cancelled: the next one tries
+    assert circuit.admits(204)
+    circuit.answered()
+    assert circuit.admits(205) and circuit.admits(206)
+
+
+def test_the_second_endpoint_answers_and_after_failures_is_asked_at_once() -> None:
+    told = list[Measurement]()
+    with serving(BUSY) as first, serving(answer(CHAT)) as second:
+        with blocking(first.url) as one, blocking(second.url) as two:
+            behind = Fallback(two, model={"large": "small"}, failures=2, rest_s=1000)
+            price = TokenPrice(1, 2)
+            client = instrument(one, told.append, prices=price, retry=Retry(2, first_s=0.001), fallback=behind)
+            for _ in range(3):
+                assert client.chat.completions.create(**ASK).choices[0].message.content
+        assert len(first.heard) == 4  # two calls of two attempts, then none
+        assert [heard.body["model"] for heard in second.heard] == ["small"] * 3
+    assert [(one.model, one.status) for one in told] == [
+        ("large", "failed"), ("small", "ok"), ("large", "failed"), ("small", "ok"), ("small", "ok"),
+    ]  # fmt: skip
+    assert all(one.cost is not None for one in told if one.status == "ok")
+
+
+def test_what_another_endpoint_would_refuse_as_well_is_not_sent_to_it() -> None:
+    with serving(WRONG) as first, serving(answer(CHAT)) as second:
+        with blocking(first.url) as one, blocking(second.url) as two:
+            client = instrument(one, fallback=Fallback(two, failures=1))
+            for _ in range(2):
+                with pytest.raises(openai.BadRequestError):
+                    client.chat.completions.create(**ASK)
+        assert len(first.heard) == 2 and not second.heard
+
+
+def test_its_own_limits_and_a_throttle_that_gives_no_permit() -> None:
+    async def go() -> None:
+        with serving(answer(CHAT)) as first, serving(answer(CHAT)) as second:
+            async with (
+                openai.AsyncOpenAI(base_url=first.url, api_key="k", max_retries=0) as one,
+                openai.AsyncOpenAI(base_url=second.url, api_key="k", max_retries=0) as two,
+            ):
+                limits = {"requests": "1/h", "max_wait_s": 0.01}
+                small = instrument(two, throttle=Throttle(**limits))
+                client = instrument(one, throttle=Throttle(**limits), fallback=Fallback(small))
+                for _ in range(2):
+                    await client.chat.completions.create(**ASK)
+                with pytest.raises(ThrottleTimeout):
+                    await client.chat.completions.create(**ASK)
+            assert (len(first.heard), len(second.heard)) == (1, 1)
+
+    asyncio.run(go())
+
+
+def test_streams_and_raw_responses_fall_back_until_something_was_delivered() -> None:
+    with serving(BUSY) as first, serving(events(*CHAT_EVENTS)) as second:
+        with blocking(first.url) as one, blocking(second.url) as two:
+            client = instrument(one, fallback=Fallback(two))
+            assert len(list(client.chat.completions.create(**ASK, stream=True))) == len(CHAT_EVENTS)
+            raw = client.chat.completions.with_raw_response.create(**ASK, stream=True)
+            assert len(list(raw.parse())) == len(CHAT_EVENTS)
+        assert len(second.heard) == 2
+    with serving(cut(events(*CHAT_EVENTS, done=False))) as first, serving(events(*CHAT_EVENTS)) as second:
+        with blocking(first.url) as one, blocking(second.url) as two:
+            client = instrument(one, fallback=Fallback(two))
+            with pytest.raises(Exception, match=r"incomplete|closed|peer|disconnect|Connection"):
+                list(client.chat.completions.create(**ASK, stream=True))
+        assert not second.heard
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_projects_own_client(stream: bool) -> None:
+    options: dict[str, Any] = {"model": "m", "server": "generic"}
+
+    async def text(client: Client) -> str:
+        if stream:
+            return "".join([event.text async for event in client.stream("Hello")])
+        return (await client.complete("Hello")).text or ""
+
+    async def go() -> None:
+        with serving(BUSY) as first, serving(events(*CHAT_EVENTS)) as second, serving(WRONG) as wrong:
+            async with Client(second.url, **options) as other:
+                async with Client(first.url, fallback=Fallback(other, failures=2, rest_s=1000), **options) as client:
+                    assert [await text(client) for _ in range(3)] == [await text(other)] * 3
+                assert len(first.heard) == 2
+                async with Client(wrong.url, fallback=Fallback(other), **options) as client:
+                    with pytest.raises(RequestFailed, match="http_4xx"):
+                        await client.complete("Hello", raise_on_failure=True)
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (lambda: Fallback(None, failures=0), "out_of_range"),
+        (lambda: Fallback(None, rest_s=-1), "out_of_range"),
+        (lambda: instrument(openai.OpenAI(api_key="k"), fallback=3), "wrong_type"),  # type: ignore[arg-type]
+        (lambda: instrument(openai.OpenAI(api_key="k"), fallback=Fallback(openai.AsyncOpenAI(api_key="k"))),
+         "wrong_type"),
+        (lambda: instrument(openai.OpenAI(api_key="k"), fallback=Fallback(anthropic.Anthropic(api_key="k"))),
+         "wrong_type"),
+    ],
+)  # fmt: skip
+def test_what_is_no_fallback(make: Callable[[], object], code: str) -> None:
+    with refused(WrongUse, code):
+        make()

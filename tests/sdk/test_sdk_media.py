@@ -1,0 +1,97 @@
+"""Pictures and sounds that an application has made or read: measured, throttled and budgeted as its other calls."""
+
+from __future__ import annotations
+
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from canned import answer, events, running
+from loadgen_sdk import Budget, Measurement, OpenTelemetry, TokenPrice, auto, instrument, record_shape
+
+USAGE = {"input_tokens": 12, "output_tokens": 4160, "total_tokens": 4172,
+         "input_tokens_details": {"text_tokens": 12, "image_tokens": 0}}  # fmt: skip
+PICTURE = {"created": 1, "data": [{"b64_json": "aGVsbG8="}], "usage": USAGE}
+COUNTED = {"type": "tokens", "input_tokens": 14, "output_tokens": 5, "total_tokens": 19}
+HEARD = {"text": "Hello there.", "usage": COUNTED}
+SOUND = b"RIFF....WAVE"
+PARTS = (
+    {"type": "image_generation.partial_image", "b64_json": "aGU=", "partial_image_index": 0},
+    {"type": "image_generation.completed", "b64_json": "aGVsbG8=", "usage": USAGE},
+)
+SPOKEN = (
+    {"type": "transcript.text.delta", "delta": "Hello"},
+    {"type": "transcript.text.delta", "delta": " there."},
+    {"type": "transcript.text.done", "text": "Hello there.", "usage": COUNTED},
+)
+ANSWERS = {
+    ("images", False): answer(PICTURE),
+    ("images", True): events(*PARTS, done=False),
+    ("transcriptions", False): answer(HEARD),
+    ("transcriptions", True): events(*SPOKEN),
+    ("speech", False): b"HTTP/1.1 200 OK\r\nContent-Type: audio/wav\r\nContent-Length: 12\r\n\r\n" + SOUND,
+}
+
+
+def use(client: Any, api: str, stream: bool) -> Any:
+    more = {"stream": True} if stream else {}
+    if api == "images":
+        return client.images.generate(model="pictures", prompt="A cat", **more)
+    if api == "speech":
+        return client.audio.speech.create(model="voices", voice="alloy", input="Hello there.")
+    return client.audio.transcriptions.create(model="ears", file=("a.wav", SOUND), **more)
+
+
+def handler(said: bytes) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):  # canned.serving reads JSON; transcriptions send a form
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.wfile.write(said)
+            self.close_connection = True
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    return Handler
+
+
+@pytest.mark.parametrize(("api", "stream"), ANSWERS)
+def test_each_is_measured_and_the_answer_is_the_same(api: str, stream: bool, tmp_path: Path) -> None:
+    told, budget = list[Measurement](), Budget("1 USD/day")
+    with (
+        running(handler(ANSWERS[api, stream])) as url,
+        record_shape(tmp_path / "shapes.jsonl") as shape,
+        openai.OpenAI(base_url=url, api_key="k", max_retries=0) as own,
+    ):
+        plain = use(own, api, stream)
+        observers = (told.append, OpenTelemetry())
+        client = instrument(own, observers, prices=TokenPrice(5.0, 40.0), budget=budget, record=shape)
+        ours = use(client, api, stream)
+        if stream:
+            assert [one.model_dump() for one in ours] == [one.model_dump() for one in plain]
+        elif api == "speech":
+            assert ours.content == plain.content == SOUND
+        else:
+            assert ours == plain
+    (measured,) = told
+    assert (measured.api, measured.status, measured.streamed) == (api, "ok", stream)
+    if api == "images":
+        assert (measured.input_tokens, measured.output_tokens) == (12, 4160)
+        assert measured.cost == budget.spent == pytest.approx((12 * 5 + 4160 * 40) / 1e6)
+    if api == "transcriptions":
+        assert (measured.input_tokens, measured.output_tokens) == (14, 5)
+    assert len(measured.instants) == (len(PARTS if api == "images" else SPOKEN) if stream else 0)
+    assert not (tmp_path / "shapes.jsonl").read_text()  # a load of texts cannot repeat it
+
+
+def test_auto_measures_them_and_gives_them_back() -> None:
+    told = list[Measurement]()
+    with (
+        running(handler(ANSWERS["images", False])) as url,
+        auto(told.append),
+        openai.OpenAI(base_url=url, api_key="k", max_retries=0) as client,
+    ):
+        use(client, "images", stream=False)
+    assert [one.api for one in told] == ["images"] and "audio" not in vars(client) and "images" not in vars(client)
