@@ -83,6 +83,7 @@ class FormatRow(NamedTuple):
 
 _TOOLS = "loadgen.interop.tools"
 _EXPORT = "loadgen.interop.export"
+_REPORT = "loadgen.interop.benchmark_report"
 _TRACES = "loadgen.interop.traces"
 _DATA = "loadgen.interop.data_sets"
 
@@ -131,7 +132,7 @@ FORMATS: OpenTable[FormatRow] = OpenTable(
             "From sent, the wait to be sent apart (schedule_delay). TPOT is (last - first) / (n - 1). ITL is pooled. "
             "Percentiles are interpolated",
             files=("summary_lifecycle_metrics.json",),
-            fits=f"{_TOOLS}:is_inference_perf", read=f"{_TOOLS}:inference_perf",
+            fits=f"{_TOOLS}:is_inference_perf", read=f"{_TOOLS}:inference_perf", write=f"{_EXPORT}:inference_perf",
         ),
         FormatRow(
             "genai-bench", "genai-bench",
@@ -144,6 +145,11 @@ FORMATS: OpenTable[FormatRow] = OpenTable(
             "stay in. No gaps between events",
             files=("result_summary.json",),
             fits=f"{_TOOLS}:is_endpoints", read=f"{_TOOLS}:endpoints", write=f"{_EXPORT}:mlcommons",
+        ),
+        FormatRow(
+            "llm-d", "llm-d Benchmark Report",
+            "As the tool that made the figures, which the report names; written here: as in docs/metrics.md",
+            fits=f"{_REPORT}:fits", read=f"{_REPORT}:read", write=f"{_REPORT}:write",
         ),
         # trackers
         FormatRow("mlflow", "MLflow", send="loadgen.interop.trackers:mlflow"),

@@ -236,6 +236,61 @@ def guidellm(summary: Summary, stored: RunRows) -> dict[str, Any]:
     }
 
 
+def inference_perf(summary: Summary, stored: RunRows) -> dict[str, Any]:
+    """`summary_lifecycle_metrics.json`. Latencies in s."""
+    source = ExportSource(summary, stored, "inference-perf")
+
+    def block(values: NDArray[np.float64]) -> dict[str, float] | None:
+        """As theirs: interpolated percentiles; None without a value."""
+        values = values[~np.isnan(values)]
+        if len(values) == 0:
+            return None
+        places = {"p0.1": 0.1, "p1": 1, "p5": 5, "p10": 10, "p25": 25, "median": 50, "p75": 75, "p90": 90, "p95": 95,
+                  "p99": 99, "p99.9": 99.9}  # fmt: skip
+        percentiles = dict(zip(places, np.percentile(values, list(places.values())).tolist(), strict=True))
+        return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max()), **percentiles}
+
+    def seconds(metric: str) -> dict[str, float] | None:
+        stats = source.stats(metric)
+        named = {"p50": "median", "p99_9": "p99.9"}
+        return {named.get(k, k): v / 1e3 for k, v in stats.items() if k not in ("count", "std")} or None
+
+    delay = (source.columns["sent_ns"] - source.columns["due_ns"])[source.columns["sent_ns"] >= 0] / 1e9
+    output = source.column("output_tokens").astype(np.float64)
+    normalized = None
+    if source.samples is not None:
+        normalized = block(np.where(output > 0, source.samples.e2e.values / 1e9 / np.maximum(output, 1), np.nan))
+    tokens, duration = summary.tokens, summary.window.duration_s
+    return {
+        "benchmark_time_seconds": duration,
+        "load_summary": {
+            "count": summary.requests.scheduled,
+            "schedule_delay": block(delay),
+            "requested_rate": source.stage.rate if source.stage is not None and not source.lanes else None,
+        },
+        "successes": {
+            "count": summary.requests.ok,
+            "latency": {
+                "request_latency": seconds("e2e"),
+                "normalized_time_per_output_token": normalized,
+                "time_per_output_token": seconds("tpot"),
+                "time_to_first_token": seconds("ttft"),
+                "inter_token_latency": seconds("itl"),
+            },
+            "throughput": {
+                "input_tokens_per_sec": tokens.input_per_s,
+                "output_tokens_per_sec": tokens.output_per_s,
+                "total_tokens_per_sec": tokens.total_per_s,
+                "requests_per_sec": summary.load.completed_rps,
+            },
+            "prompt_tokens": {"total": tokens.input, **(block(source.column("input_tokens").astype(float)) or {})},
+            "output_len": block(output),
+        },
+        "failures": {"count": source.failed, "by_label": {k: e.count for k, e in summary.requests.by_error.items()}},
+        "loadgen": source.note,
+    }
+
+
 _PERCENTILES = (99.9, 99.0, 97.0, 95.0, 90.0, 80.0, 75.0, 50.0, 25.0, 10.0, 5.0, 1.0)
 _BUCKETS = 30
 

@@ -12,6 +12,7 @@ import numpy as np
 import places
 import pytest
 import runs
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from queueing import fail, rows
@@ -22,7 +23,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.metrics.summary import summarize
 from loadgen.core.results import store
 from loadgen.formats import COUNTS
-from loadgen.interop import export, other_definitions, reader
+from loadgen.interop import benchmark_report, export, other_definitions, reader
 from loadgen.interop import text as other_tools
 from loadgen.interop.other_definitions import Pooled, WeightedValues
 from loadgen.mlperf import loadgen_log
@@ -184,7 +185,13 @@ def test_weighted_samples_are_those_of_repeated_values() -> None:
 
 # -- there and back ------------------------------------------------------------------------------------------------
 
-NAMES = {"vllm": "vllm bench serve", "aiperf": "AIPerf", "guidellm": "GuideLLM", "mlcommons": "mlcommons/endpoints"}
+NAMES = {
+    "vllm": "vllm bench serve",
+    "aiperf": "AIPerf",
+    "guidellm": "GuideLLM",
+    "inference_perf": "inference-perf",
+    "mlcommons": "mlcommons/endpoints",
+}
 
 
 @pytest.mark.parametrize(("form", "tool"), NAMES.items())
@@ -215,6 +222,7 @@ def keys(value: Any) -> set[str]:
     [
         ("vllm", "vllm_bench_serve.json", {"queue_times", "rtfx", "max_output_tokens_per_s"}),
         ("aiperf", "aiperf_profile_export.json", {"aiperf_version"}),
+        ("inference_perf", "inference_perf_summary_lifecycle_metrics.json", set()),
         ("mlcommons", "mlcommons_endpoints_result_summary.json", set()),
     ],
 )
@@ -222,11 +230,52 @@ def test_exports_have_the_fields_of_real_files(tmp_path: Path, form: str, file: 
     stored = store.read_run(runs.write(tmp_path / "r", rows(3, 700)))
     made = getattr(export, form)(summarize(*stored), stored)
     assert keys(VALUES[file]) - set(made) == lacking
+    if form == "inference_perf":
+        theirs = VALUES[file]["successes"]
+        assert keys(theirs["latency"]) == keys(made["successes"]["latency"])
+        for name, block in theirs["latency"].items():
+            assert set(block) <= set(made["successes"]["latency"][name])
+        assert keys(VALUES[file]["load_summary"]) <= set(made["load_summary"])
     if form == "mlcommons":
         for block in ("ttft", "tpot", "latency", "output_sequence_lengths"):
             assert set(made[block]) == set(VALUES[file][block])
             assert sum(made[block]["histogram"]["counts"]) == 700
         assert set(made["ttft"]["percentiles"]) == set(VALUES[file]["ttft"]["percentiles"])
+
+
+def test_the_benchmark_report_of_llm_d_is_taken_by_its_own_code_and_reads_back(tmp_path: Path) -> None:
+    found = rows(3, 700)
+    fail(found, 0.1)
+    stored = store.read_run(runs.write(tmp_path / "r", found))
+    summary = summarize(*stored)
+    made = json.dumps(benchmark_report.write(summary, stored), allow_nan=False)
+    back = reader.parse_result(made.encode())
+    assert (back.tool, back.model, back.version) == ("llm-d Benchmark Report", summary.target.model, "0.2.1")
+    for path, figure in (
+        ("ttft_ms.p99", summary.ttft_ms.p99), ("ttft_ms.p99_9", summary.ttft_ms.p99_9),
+        ("tpot_ms.p50", summary.tpot_ms.p50), ("e2e_ms.mean", summary.e2e_ms.mean),
+        ("tokens.output_per_s", summary.tokens.output_per_s), ("load.completed_rps", summary.load.completed_rps),
+        ("requests.ok", summary.requests.ok), ("requests.failed", summary.requests.failed),
+    ):  # fmt: skip
+        assert back.figures[path] == pytest.approx(figure), path
+    theirs = pytest.importorskip("llmd_benchmark_report.schema_v0_2")  # forbids what it does not know
+    report = theirs.BenchmarkReportV02(**json.loads(made))
+    assert report.results.request_performance.aggregate.requests.failures == summary.requests.failed
+    assert report.scenario.load.native.config["valid"] is summary.verdict.valid
+
+
+def test_a_benchmark_report_of_llm_d_is_read_in_yaml(tmp_path: Path) -> None:
+    package = pytest.importorskip("llmd_benchmark_report")
+    example = Path(package.__file__).parent / "br_v0_2_example.yaml"
+    found = reader.read_result(example)
+    said = yaml.safe_load(example.read_text())["results"]["request_performance"]["aggregate"]
+    scale = {"s": 1e3, "ms": 1.0}[said["latency"]["time_to_first_token"]["units"]]
+    assert found.figures["ttft_ms.p99"] == pytest.approx(said["latency"]["time_to_first_token"]["p99"] * scale)
+    assert found.figures["requests.scheduled"] == said["requests"]["total"]
+    assert found.model == "Qwen/Qwen3-0.6B" and found.notes
+    (tmp_path / "cut.yaml").write_text(example.read_text()[:4000] + "request_performance: [")
+    with refused(UserError, "wrong_format"):
+        reader.read_result(tmp_path / "cut.yaml")
 
 
 def test_early_stopping_percentiles_are_at_or_above_the_plain_ones(tmp_path: Path) -> None:
@@ -262,7 +311,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert exits("compare", str(folder), str(out)) == 0
     assert "figures only, defined otherwise" in capsys.readouterr().out
     assert exits("export", str(folder), "--as", "excel") == 2
-    assert "known: vllm, aiperf, guidellm, mlcommons, csv" in capsys.readouterr().err
+    assert "known: vllm, aiperf, guidellm, inference-perf, mlcommons, llm-d, csv" in capsys.readouterr().err
     assert exits("export", str(tmp_path), "--as", "csv") == 2
 
 
