@@ -37,6 +37,7 @@ from loadgen.core.results import checksums, store
 from loadgen.core.workload import placed
 from loadgen.preflight.target_checks import FAULT, WARNING, Finding
 from loadgen.present import html, junit
+from loadgen.present import text as as_text
 from loadgen.present.section import Report
 
 if TYPE_CHECKING:
@@ -393,7 +394,7 @@ def _preflight(settings: Settings, folder: Path, say: Callable[[str], None]) -> 
             ] + of_host
         all_findings += findings
         if bad := [finding for finding in findings if finding.state in (FAULT, WARNING)]:
-            say(target_checks.render(title, bad).rstrip())
+            say(as_text.render(target_checks.report(title, bad)).rstrip())
     (folder / DOCTOR).write_bytes(format.document(reports))
     return all_findings
 

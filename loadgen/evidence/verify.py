@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import hashlib
 import tempfile
-from collections import Counter
 from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -28,10 +27,7 @@ from loadgen.core.results.record import SCHEMA_MINOR
 from loadgen.evidence import archive, remake, signature
 from loadgen.evidence.archive import MANIFEST, RESULT, SIGNATURE, SUMS, Manifest
 from loadgen.evidence.differences import Mismatch, MismatchCode, compare
-from loadgen.present.table import wrapped
 
-INDENT = 12
-SHOWN = 20  # differences in the text; all are in the JSON
 CHANGED: dict[int, dict[str, tuple[str, ...]]] = {
     1: {
         # withheld figures, the steady window, what makes a run valid; what an interval needs before it decides
@@ -272,53 +268,3 @@ def _again(folder: Path, manifest: Manifest) -> tuple[list[Made], dict[str, str]
         if file.as_posix() not in known and not remake.is_kept(PurePosixPath(file.as_posix())):
             not_made[file.as_posix()] = "nothing here makes it: its hash alone was looked at"
     return made, not_made, found
-
-
-# -- words -------------------------------------------------------------------------------------------------------------
-
-
-def text(found: Verification) -> str:
-    """What was checked and what came out, as text for people."""
-    manifest, made = found.manifest, found.made
-    by_basis = Counter(one.basis for one in made)
-    sources = ", ".join(f"{count} from {basis}" for basis, count in by_basis.items()) or "none"
-    given, redefined = sum(one.given for one in made), sum(one.redefined for one in made)
-    rows = [
-        ("bundle", f"{found.bundle}: {manifest.kind} {manifest.name}, by loadgen {manifest.version}, {manifest.made}"),
-        ("hashes", f"of {format.counted(found.files, 'file')}"),
-        ("made again", f"{sum(one.same for one in made):,} values and lines of {len(made)} files: {sources}"),
-        *([("as stored", f"{given:,} values that nothing kept gives, like what a trial was asked")] if given else []),
-        *([("as stored", _redefined(found))] if redefined else []),
-        *(("not made", f"{name}: {why}") for name, why in found.not_made.items()),
-        *(("left out", f"{name}: {why}") for name, why in manifest.left_out.items()),
-        *(("DIFFERS", difference.text) for difference in found.differences[:SHOWN]),
-        *([("", f"and {more:,} more: --json has all")] if (more := len(found.differences) - SHOWN) > 0 else []),
-        ("signature", _SIGNATURES[found.signature].format(key=found.signed_by)),
-    ]
-    lines = [line for head, words in rows for line in wrapped(words, f"{head:<{INDENT}}", " " * INDENT)]
-    return "\n".join([*lines, "", _ENDS[found.verified]]) + "\n"
-
-
-def _redefined(found: Verification) -> str:
-    files = ", ".join(one.file for one in found.made if one.redefined)
-    return (
-        f"what has other definitions today ({SCHEMA_MINOR}, there {found.manifest.definitions}), in {files}: loadgen "
-        f"{found.manifest.version} can make it again"
-    )
-
-
-_ENDS = {
-    "all": "VERIFIED: what was kept gives all that is said",
-    "part": "VERIFIED IN PART: what could be made again is as it was said; what was not is named above",
-    "no": "NOT VERIFIED: see above",
-}
-
-
-_SIGNATURES = {
-    "none": "none: this check guards against accident, not against forgery. Whoever changes a record can make all that "
-    "follows from it anew, hashes included",
-    "broken": "BROKEN: it does not fit the files",
-    "other key": "of another key than the one given: {key}",
-    "some key": "sound, by {key}; whose key that is was not asked (--signed-by KEY.pub)",
-    "given key": "sound, by the key given: {key}",
-}

@@ -27,9 +27,9 @@ def verify(
 
     Example: loadgen verify poc.zip
     """
-    from loadgen.evidence.verify import text
+    from loadgen.evidence.text import report
     from loadgen.evidence.verify import verify as check
 
     found = check(bundle, signed_by=signed_by, with_plugins=with_plugins)
-    print_answer(found, text(found), as_json=as_json)
+    print_answer(found, report(found), as_json=as_json)
     return {"all": OK, "part": UNSOUND, "no": SLO_MISSED}[found.verified]

@@ -34,7 +34,7 @@ def doctor(
     Example: loadgen doctor --url http://HOST:8000
     """
     from loadgen.preflight import doctor as checks
-    from loadgen.preflight.target_checks import render
+    from loadgen.preflight.target_checks import report
 
     if given["url"] is None:
         return _of_this_host(seconds, as_json=as_json)
@@ -44,7 +44,7 @@ def doctor(
             "unsupported", "this command takes one endpoint", "--url", "several: loadgen run, or one address for all"
         )
     title, findings = checks.run(settings)
-    print_answer({"title": title, "findings": findings}, render(title, findings), as_json=as_json)
+    print_answer({"title": title, "findings": findings}, report(title, findings), as_json=as_json)
     return UNSOUND if checks.failed(findings) else OK
 
 
@@ -54,5 +54,5 @@ def _of_this_host(seconds: float, *, as_json: bool) -> int:
     for finding in plugin_checks.findings():
         say(f"{finding.check} {finding.found}: {finding.meaning}")
     answer = selfcheck.run(seconds, say=say)
-    print_answer(answer, f"{selfcheck.render(answer)}\n", as_json=as_json)
+    print_answer(answer, selfcheck.report(answer), as_json=as_json)
     return OK if answer.sound else UNSOUND

@@ -26,6 +26,7 @@ from loadgen.core import format
 from loadgen.core.metrics.summary import Summary, summarize
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.stats.quantiles import element
+from loadgen.present.section import Bullets, Report, section
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -254,18 +255,18 @@ def sentence(sound_level: SoundLevel) -> str:
     return f"{answer} or more: the search ended there" if sound_level.limit == "steps" else answer
 
 
-def render(result: SelfcheckResult) -> str:
-    """The results as text for people."""
+def report(result: SelfcheckResult) -> Report:
+    """What one worker of this host can carry."""
+    read_by = {
+        "python": "Sockets are read by Python: installed with a C compiler, a worker carries more (docs/hot-path.md).",
+        "compiled": "Sockets are read by compiled code.",
+    }
     cores = format.counted(result.cpus, "core")
-    lines = [f"One worker on this host ({cores}, shared with the endpoint in these steps) can carry:"]
-    lines += [f"  {sentence(sound_level)}" for sound_level in result.levels]
-    if result.hot_path == "python":
-        lines.append(
-            "Sockets are read by Python: installed with a C compiler, a worker carries more (docs/hot-path.md)."
-        )
-    elif result.hot_path:
-        lines.append("Sockets are read by compiled code.")
-    return "\n".join(lines)
+    return Report(
+        title=f"One worker on this host ({cores}, shared with the endpoint in these steps) can carry:",
+        made_by="loadgen doctor",
+        sections=[section("", Bullets([*map(sentence, result.levels)]), read_by.get(result.hot_path, ""))],
+    )
 
 
 # -- the steps themselves ------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ not be observed is reported as unknown.
 from __future__ import annotations
 
 import re
-import textwrap
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -18,6 +18,7 @@ from loadgen_sdk.dialects.quirks import QUIRKS, Quirk
 from loadgen_sdk.probe.probe import HttpAnswer, ProbeResult
 
 from loadgen.core import format
+from loadgen.present.section import Kind, Report, Said, Table, section
 
 State = Literal["ok", "note", "warning", "fault", "unknown"]
 OK: State = "ok"
@@ -34,7 +35,6 @@ QUICK_MS = 1.0  # time per event below which several events can share an arrival
 SKEW_S = 2.0  # difference of two wall clocks; a Date header has whole seconds
 CERTIFICATE_DAYS = 14
 LATE_MS = 500.0  # time to the first token of a short question on an idle server that prefill alone does not explain
-WIDTH = 110
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -354,18 +354,27 @@ def stamps(trial: Trial) -> Finding:
     return Finding("stamps", NOTE, "arrivals are stamped by the reader's own clock", meaning)
 
 
-def render(title: str, findings: Sequence[Finding]) -> str:
-    """The findings as text for a terminal, ending in a newline."""
-    check_width = max((len(finding.check) for finding in findings), default=0)
-    lines = [title, ""]
-    for finding in findings:
-        label = f"{finding.state:<8} {finding.check:<{check_width}}  "
-        indent = " " * len(label)
-        wrapped = textwrap.TextWrapper(WIDTH, label, indent, break_long_words=False)
-        for sentence in (finding.found, finding.meaning, f"-> {finding.advice}" if finding.advice else ""):
-            lines += wrapped.wrap(sentence)
-            wrapped.initial_indent = indent
-    counts = {state: sum(finding.state == state for finding in findings) for state in (FAULT, WARNING, UNKNOWN, NOTE)}
-    plurals = {state: "" if count == 1 or state == UNKNOWN else "s" for state, count in counts.items()}
-    words = [f"{count} {state}{plurals[state]}" for state, count in counts.items() if count]
-    return "\n".join([*lines, "", ", ".join(words) or "nothing stands in the way"]) + "\n"
+def report(title: str, findings: Sequence[Finding]) -> Report:
+    """The findings: what each is, what it means, and what to do."""
+    counts = Counter(finding.state for finding in findings)
+    words = [_counted(counts[state], state) for state in (FAULT, WARNING, UNKNOWN, NOTE) if counts[state]]
+    kind: Kind = "bad" if counts[FAULT] else "warn" if words else "good"
+    rows = [
+        (
+            finding.state,
+            finding.check,
+            f"{finding.found}: {finding.meaning}" + f" -> {finding.advice}" * bool(finding.advice),
+        )
+        for finding in findings
+    ]
+    return Report(
+        title=title,
+        made_by="loadgen doctor",
+        answer=[Said(", ".join(words) or "nothing stands in the way", kind)],
+        answer_last=True,
+        sections=[section("", Table(("", "check", "found, and what it means"), rows, "words"))],
+    )
+
+
+def _counted(count: int, state: str) -> str:
+    return f"{count} {state}" if state == UNKNOWN else format.counted(count, state)

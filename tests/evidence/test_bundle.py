@@ -18,6 +18,8 @@ from loadgen.core.errors import UserError
 from loadgen.core.results.record import SCHEMA_MINOR
 from loadgen.evidence import archive, verify
 from loadgen.evidence.differences import compare
+from loadgen.evidence.text import report
+from loadgen.present import text as as_text
 from loadgen.shell.app import main
 
 pytestmark = pytest.mark.commands
@@ -84,7 +86,7 @@ def test_every_derived_file_comes_out_again(made: Path, tmp_path: Path, kind: st
     assert (found.verified, found.differences, found.not_made) == ("all", (), {})
     assert files <= {one.file for one in found.made} and all(one.same for one in found.made)
     assert found.manifest.kind == ("run" if kind == "mlperf" else kind)
-    assert "against accident, not against forgery" in " ".join(verify.text(found).split())
+    assert "against accident, not against forgery" in " ".join(as_text.render(report(found)).split())
 
 
 # -- a change is found and named ---------------------------------------------------------------------------------------
@@ -354,7 +356,7 @@ def test_an_older_result_is_held_to_the_definitions_of_its_time(tmp_path: Path, 
     found = verify.verify(path)
     assert (found.verified, found.differences, found.manifest.definitions) == ("part", (), 0)
     assert left in {one.file for one in found.made if one.redefined}
-    assert "VERIFIED IN PART" in verify.text(found)
+    assert "VERIFIED IN PART" in as_text.render(report(found))
     prefix = "steady/r1/" if kind == "contract" else "p00-15.9889/" if kind == "search" else ""
     again = verify.verify(changed(path, f"result/{prefix}summary.json", NUMBER))
     assert again.differences[0].at == "ttft_ms.p99"
@@ -390,7 +392,7 @@ def test_a_signature_is_that_of_a_key(made: Path, tmp_path: Path, keys: tuple[Pa
     verify.bundle(made / "run", path, key=own)
     found = verify.verify(path)
     assert (found.verified, found.signature) == ("all", "some key") and found.signed_by.startswith("ED25519 SHA256:")
-    assert "whose key that is was not asked" in " ".join(verify.text(found).split())
+    assert "whose key that is was not asked" in " ".join(as_text.render(report(found)).split())
     given = verify.verify(path, signed_by=own.with_suffix(".pub"))
     assert (given.verified, given.signature) == ("all", "given key")
     wrong = verify.verify(path, signed_by=other.with_suffix(".pub"))

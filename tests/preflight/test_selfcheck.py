@@ -10,6 +10,7 @@ from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.results.record import ROW
 from loadgen.preflight import selfcheck
 from loadgen.preflight.selfcheck import TOLERANCE_NS, SelfcheckResult, Step
+from loadgen.present import text as as_text
 from loadgen.sim.server.send_log import LoggedRequest, SentRequests
 
 MS = 1_000_000
@@ -147,5 +148,5 @@ def test_the_answer_survives_json() -> None:
     found = SelfcheckResult(seconds=3.0, cpus=2, steps=steps, levels=(selfcheck.level("spread", steps),))
     assert msgspec.json.decode(msgspec.json.encode(found), type=SelfcheckResult) == found
     assert found.sound
-    assert "about 100" in selfcheck.render(found)
+    assert "about 100" in as_text.render(selfcheck.report(found))
     assert "busy" in selfcheck.line(steps[1])
