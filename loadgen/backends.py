@@ -25,7 +25,7 @@ class BackendRow(NamedTuple):
     is for targets that no HTTP reaches; without it the load is sent over HTTP.
 
     Of who sends over HTTP. flag: the field of the settings that asks for it; "": nothing has to.
-    senders: (its value) a context manager of `core.execution.backend.Senders`.
+    senders: (settings) a context manager of `core.execution.backend.Senders`.
     """
 
     name: str

@@ -4,6 +4,8 @@ Shares and worker processes are the same as on one machine. This is the only mod
 
 Ray places the actors and carries the calls; no request passes through it. The job contains API keys. So it is sent in
 arguments small enough to go with the call itself, never through Ray's object store, which may be written to disk.
+
+A node that is lost before the load is left out, and all workers are placed again on what is there.
 """
 
 from __future__ import annotations
@@ -12,66 +14,146 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import pickle
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic, monotonic_ns, sleep
 from typing import Any
 
-from loadgen.cluster import clock_sync, node_facts, ray_agent
+from loadgen.cluster import clock_sync, lease, node_facts, placement, ray_agent
 from loadgen.cluster.node_facts import NodeFacts
+from loadgen.cluster.placement import ClusterNode
 from loadgen.cluster.ray_agent import Copy, RayAgent
 from loadgen.core import format
 from loadgen.core.errors import Fault, Faults, TargetError, UserError
 from loadgen.core.execution import resource_limits, stop_signals
 from loadgen.core.execution.backends import merge, worker
 from loadgen.core.execution.events import LoadStarted, RunningLoad, Tell, WorkersPlaced
-from loadgen.core.execution.plan import Plan
+from loadgen.core.execution.plan import Job, Plan, Settings
 from loadgen.core.execution.share import Share
 from loadgen.core.execution.shared_counters import SharedCounters
 from loadgen.core.results import manifest
 
 POLL_S = 0.5  # between two requests for new data; if a node is lost, the data up to the last answer is on disk here
 LOST_S = 8.0  # time without an answer after which a node counts as lost, whatever Ray reports
-PLACED_S = 20.0  # longest time to place the actors when enough CPUs are free
 BEGUN_S = 60.0  # longest time for an actor to start, with its imports
+REACHED_S = 3.0  # longest wait for the raylet of a node to accept a connection
+ANSWER_S = 10.0  # longest wait for the lease of another driver to say whose it is
+FREED_S = 15.0  # longest wait for Ray to end the lease of a driver that has ended
+JOINED_S = 30.0  # longest wait for a node where all are lost
 RELEASED_S = 3.0  # longest wait for the cluster to count the CPUs of a run that ended as free
 EXCHANGES = 20  # of clock readings with each worker
 HEAD_START_NS = 700_000_000  # from the choice of the start instant to that instant
 PIECE_BYTES = 64 << 10  # of a pickled job: Ray sends arguments of up to 100 KB with the call
 
 
-@contextlib.contextmanager
-def connected(address: str) -> Iterator[RayCluster]:
-    """Connect to a Ray cluster while inside. Raises UserError if there is none.
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """This process and a cluster. A command keeps it, and the lease, until its process ends: from trial to trial.
 
-    `address`: `auto` (the cluster of this machine, or RAY_ADDRESS), or host:port of the head node. If the caller is
+    `opened`: by us. `placed`: node id -> place of the nodes of the last run, `lost`: of those that were lost since the
+    first one.
+    """
+
+    address: str
+    opened: bool
+    lease: Any
+    placed: dict[str, str] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+
+    def close(self) -> None:
+        import ray
+
+        with contextlib.suppress(Exception):
+            ray.kill(self.lease, no_restart=True)
+        if self.opened:
+            ray.shutdown()
+
+
+_of_command: dict[str, _Connection] = {}
+"""By its address the connection of the command of this process: one at most."""
+
+
+@contextlib.contextmanager
+def connected(settings: Settings) -> Iterator[RayCluster]:
+    """Connect to the Ray cluster of these settings while inside. Raises UserError if there is none, or it is in use.
+
+    The address is `auto` (the cluster of this machine, or RAY_ADDRESS), or host:port of the head node. If the caller is
     already connected to a cluster, that one is used and stays connected.
     """
+    address = settings.ray or "auto"
+    typed = settings.command[:1] == ("loadgen",)  # its process ends with it, and Ray then closes what it opened
+    if typed:  # what the raylets have to say is in their log files; read when Ray is imported
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^")
     try:
-        import ray
+        import ray  # noqa: F401
     except ImportError:
         raise UserError(
             "not_installed", "Ray is not installed here", f"--ray {address}", "pip install 'loadgen[ray]'", key="ray"
         ) from None
-    opened_here = not ray.is_initialized()
-    if opened_here:
-        _check_reachable(address)
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, namespace="loadgen")
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            what = " ".join(str(error).split())[:300]
-            hint = "start one: ray start --head; the same Ray and Python on every node and here"
-            raise UserError("no_cluster", f"no Ray cluster to join: {what}", f"--ray {address}", hint) from None
-    cluster = RayCluster(address)
+    connection = _of_command.get(address) or _connect(address, settings.command)
+    if typed:
+        _of_command[address] = connection
+    cluster = RayCluster(connection)
     try:
         yield cluster
     finally:
         cluster.leave()
-        if opened_here:
+        if address not in _of_command:
+            connection.close()
+
+
+def _connect(address: str, command: Sequence[str]) -> _Connection:
+    import ray
+
+    opened = not ray.is_initialized()
+    if opened:
+        _check_reachable(address)
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, namespace=lease.NAMESPACE)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            what = " ".join(str(error).split())[:300]
+            hint = "start one: ray start --head; the same Ray and Python on every node and here"
+            raise UserError("no_cluster", f"no Ray cluster to join: {what}", f"--ray {address}", hint) from None
+    try:
+        return _Connection(address, opened, take_lease(command, f"--ray {address}"))
+    except BaseException:
+        if opened:
             ray.shutdown()
+        raise
+
+
+def take_lease(command: Sequence[str], where: str) -> Any:
+    """The actor that holds the cluster for this process. Raises UserError if another one has it."""
+    import ray
+    from ray.exceptions import RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    options = {
+        "name": lease.NAME,
+        "namespace": lease.NAMESPACE,
+        "num_cpus": 0,
+        "max_restarts": 0,
+        "scheduling_strategy": here,
+    }
+    given_up_at = monotonic() + FREED_S
+    while True:
+        with contextlib.suppress(ValueError):  # another one has the name
+            return ray.remote(lease.Lease).options(**options).remote(lease.holder(command))
+        who = "a command that does not answer"
+        try:
+            other = ray.get_actor(lease.NAME, namespace=lease.NAMESPACE)
+            who = ray.get(other.holder.remote(), timeout=ANSWER_S)
+        except (ValueError, RayError):  # it has ended, or ends
+            if monotonic() < given_up_at:
+                sleep(0.2)
+                continue
+        hint = "wait until it has ended, or end it: two loads from the same machines measure each other"
+        raise UserError("cluster_in_use", f"the cluster is in use by {who}", where, hint)
 
 
 def _check_reachable(address: str) -> None:
@@ -94,9 +176,7 @@ class _Member:
     """The driver's view of one worker. `heard_at`, `lost_at`: monotonic time, s."""
 
     i: int
-    node_id: str
-    node: str
-    address: str
+    node: ClusterNode
     actor: Any
     copy: Copy
     ready: asyncio.Future[None]
@@ -111,16 +191,16 @@ class _Member:
 
     @property
     def where(self) -> str:
-        return f"{self.node} ({self.address})"
+        return self.node.where
 
 
 @dataclass(slots=True, eq=False)
 class RayCluster:
     """A Ray cluster that this process is connected to. Call `place`, then `run`, once each."""
 
-    address: str
+    _connection: _Connection
     _members: list[_Member] = field(default_factory=list)
-    _placement_group: Any = None
+    _lost: list[str] = field(default_factory=list)  # places of the nodes that were lost since the last run
     _free_before: int = 0  # CPUs, when the workers were not placed yet
 
     @property
@@ -130,47 +210,27 @@ class RayCluster:
 
         return int(ray.available_resources().get("CPU", 0))
 
-    def refuse_too_many(self, workers: int) -> None:
-        """Raises UserError if there are fewer free CPUs than workers."""
-        import ray
-
-        nodes = [node for node in ray.nodes() if node["Alive"]]
-        total = int(sum(node["Resources"].get("CPU", 0) for node in nodes))
-        free = self.cores
-        if workers > free:
-            busy = "" if free == total else f", {total - free} of {total} are taken by others"
-            needy, hosts = format.counted(workers, "worker needs", "workers need"), format.counted(len(nodes), "node")
-            what = f"{needy} a CPU each; the cluster has {free} free on {hosts}{busy}"
-            hint = f"--workers {free}, or --workers auto" if free else "add nodes: ray start --address=HEAD:6379"
-            raise UserError("resource_limit", what, f"--workers {workers} --ray {self.address}", hint)
-
     # -- before the clock starts -----------------------------------------------------------------------------------
 
     async def place(self, plan: Plan) -> list[str]:
         """Create an actor for each worker and check its node; returns notes for the header.
 
-        Raises Faults with the problems of all nodes.
+        Raises Faults with the problems of all nodes, UserError for more workers than CPUs, and TargetError where nodes
+        were there and none is left.
         """
-        import ray
+        return await self._placed(plan)
 
-        job, workers = plan.job, plan.job.settings.workers
-        self.refuse_too_many(workers)
-        self._free_before = self.cores
-        placement = await asyncio.to_thread(self._spread, workers)
-        actor_class = ray.remote(RayAgent)
-        for i, (node_id, node, address) in enumerate(placement):
-            strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-                self._placement_group, placement_group_bundle_index=i
-            )
-            options = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": strategy}
-            actor = actor_class.options(**options).remote()
-            ready = asyncio.get_running_loop().create_future()
-            self._members.append(_Member(i, node_id, node, address, actor, Copy(job.folder, i), ready))
+    async def _placed(self, plan: Plan) -> list[str]:
+        job = plan.job
         files, packages = node_facts.files_of(job), [one.package for one in job.plugins]
         local_facts = await asyncio.to_thread(node_facts.own_facts, files, packages)
+        while True:
+            self._create(job, await self._room(job.settings.workers))
+            answers = await asyncio.gather(*(self._facts(member, files, packages) for member in self._members))
+            if not (any(isinstance(answer, Fault) for answer in answers) and await self._nodes_died()):
+                break
         faults: list[Fault] = []
         known: list[tuple[_Member, NodeFacts]] = []
-        answers = await asyncio.gather(*(self._facts(member, files, packages) for member in self._members))
         for member, answer in zip(self._members, answers, strict=True):
             if isinstance(answer, Fault):
                 faults.append(answer)
@@ -180,35 +240,89 @@ class RayCluster:
         if not faults:
             faults += _limit_faults(plan, known)
         elsewhere = node_facts.elsewhere(local_facts, [(member.where, facts) for member, facts in known])
-        faults += node_facts.unreachable(job, elsewhere, f"--ray {self.address}")
+        faults += node_facts.unreachable(job, elsewhere, f"--ray {self._connection.address}")
         if faults:
             raise Faults(list({str(fault): fault for fault in faults}.values()))
         return list(node_facts.notes(job, elsewhere))
 
-    def _spread(self, workers: int) -> list[tuple[str, str, str]]:
-        """Reserve a CPU for each worker, spread over the nodes; returns id, name and address of each worker's node."""
-        import ray
-        from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+    async def _room(self, workers: int) -> list[ClusterNode]:
+        """The nodes that answer and have a CPU free. What was lost since the last run is said.
 
-        nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
-        usable = sum(node["Resources"].get("CPU", 0) >= 1 for node in nodes.values())
-        for strategy, patience_s in (("STRICT_SPREAD", 3.0), ("SPREAD", PLACED_S)):
-            if strategy == "STRICT_SPREAD" and workers > usable:
-                continue
-            group = placement_group([{"CPU": 1}] * workers, strategy=strategy)
-            if group.wait(timeout_seconds=patience_s):
-                self._placement_group = group
-                node_ids = placement_group_table(group)["bundles_to_node_id"]
-                placed_nodes = [nodes[node_ids[i]] for i in range(workers)]
-                return [
-                    (node["NodeID"], node["NodeManagerHostname"], node["NodeManagerAddress"]) for node in placed_nodes
-                ]
-            remove_placement_group(group)
-        asked = format.counted(workers, "worker")
-        what = f"no room for {asked} within {PLACED_S:g} s: free CPUs are not whole, or taken meanwhile"
-        raise UserError(
-            "resource_limit", what, f"--workers {workers} --ray {self.address}", "fewer workers, or wait: `ray status`"
-        )
+        Raises UserError if there are fewer CPUs than workers, but where nodes were lost: those left take all workers.
+        """
+        connection, given_up_at = self._connection, monotonic() + JOINED_S
+        while True:
+            living = await self._living()
+            self._name_lost(connection.placed.keys() - {node.id for node in living})
+            room = [node for node in living if node.cpus]
+            if sum(node.cpus for node in room) >= workers or (room and connection.lost):
+                return room
+            if not connection.lost:
+                raise self._too_many(workers, living)
+            if monotonic() > given_up_at:
+                what = f"no node is left to send the load: lost {', '.join(connection.lost.values())}"
+                hint = "start nodes again: ray start --address=HEAD:6379; `ray status` shows the cluster"
+                raise TargetError("node_lost", what, f"--ray {connection.address}", hint)
+            await asyncio.sleep(POLL_S)
+
+    async def _living(self) -> list[ClusterNode]:
+        """The nodes whose raylet accepts a connection: Ray itself takes up to half a minute to see that one is gone."""
+        import ray
+
+        listed = ray.nodes()
+        free = ray._private.state.available_resources_per_node()
+        found = placement.nodes(listed, free)
+        answer = await asyncio.gather(*(_answers(node) for node in found))
+        return [node for node, there in zip(found, answer, strict=True) if there]
+
+    def _name_lost(self, ids: Collection[str]) -> None:
+        placed, lost = self._connection.placed, self._connection.lost
+        for id in ids:
+            lost[id] = placed.pop(id)
+            self._lost.append(lost[id])
+
+    async def _nodes_died(self) -> bool:
+        """Whether the node of a worker does not answer any more. Those nodes are left out from now on, and all actors
+        ended."""
+        placed = {member.node.id: member.node for member in self._members}
+        answer = await asyncio.gather(*(_answers(node) for node in placed.values()))
+        lost = [id for id, there in zip(placed, answer, strict=True) if not there]
+        self._name_lost(lost)
+        if lost:
+            await self._end_agents([member for member in self._members if member.node.id not in lost])
+            self._end_actors()
+        return bool(lost)
+
+    def _too_many(self, workers: int, nodes: Sequence[ClusterNode]) -> UserError:
+        free, total = sum(node.cpus for node in nodes), sum(node.total for node in nodes)
+        busy = "" if free == total else f", {total - free} of {total} are taken by others"
+        needy, hosts = format.counted(workers, "worker needs", "workers need"), format.counted(len(nodes), "node")
+        what = f"{needy} a CPU each; the cluster has {free} free on {hosts}{busy}"
+        hint = f"--workers {free}, or --workers auto" if free else "add nodes: ray start --address=HEAD:6379"
+        return UserError("resource_limit", what, f"--workers {workers} --ray {self._connection.address}", hint)
+
+    def _create(self, job: Job, room: Sequence[ClusterNode]) -> None:
+        """An actor for each worker. Where there are more workers than CPUs, those that have none of their own ask for
+        none."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        self._free_before = self._free_before or sum(node.cpus for node in room)
+        by_id = {node.id: node for node in room}
+        left = {node.id: node.cpus for node in room}
+        actor_class = ray.remote(RayAgent)
+        self._members = []
+        for i, id in enumerate(placement.shared_out(job.settings.workers, left.copy())):
+            options = {
+                "num_cpus": min(left[id], 1),
+                "max_restarts": 0,
+                "scheduling_strategy": NodeAffinitySchedulingStrategy(id, soft=False),
+            }
+            left[id] -= options["num_cpus"]
+            ready = asyncio.get_running_loop().create_future()
+            actor = actor_class.options(**options).remote()
+            self._members.append(_Member(i, by_id[id], actor, Copy(job.folder, i), ready))
+        self._connection.placed = {member.node.id: member.where for member in self._members}
 
     async def _facts(self, member: _Member, files: Sequence[str], packages: Sequence[str]) -> NodeFacts | Fault:
         try:
@@ -232,17 +346,16 @@ class RayCluster:
 
     async def run(self, plan: Plan, tell: Tell) -> Share:
         """As `local.run`, on the placed actors."""
-        job, members = plan.job, self._members
-        counters = SharedCounters(job.folder / "spool" / worker.BOARD, len(members))
+        job = plan.job
+        counters = SharedCounters(job.folder / "spool" / worker.BOARD, job.settings.workers)
         data = pickle.dumps(job)
         pieces = [data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES)]
         followers: list[asyncio.Task[Share | None]] = []
         try:
             with stop_signals.ending_start(lambda: self._pass_on(signal.SIGKILL)):
-                await asyncio.gather(*(self._start_worker(member, pieces) for member in members))
-                followers = [asyncio.create_task(self._follow(member, counters)) for member in members]
-                await asyncio.gather(*(member.ready for member in members))
-                await asyncio.gather(*(self._compare_clocks(member) for member in members))
+                while not await self._ready(pieces, counters, followers):
+                    await self._placed(plan)
+            members = self._members
             with stop_signals.calling(self._pass_on):
                 tell(WorkersPlaced(self._header()))
                 start_ns = monotonic_ns() + HEAD_START_NS
@@ -257,13 +370,30 @@ class RayCluster:
                 await asyncio.gather(*(self._measure_drift(member) for member in members if not member.lost))
             return replace(total, notes=tuple(self._notes(start_ns, late_ns)), cluster=self._header())
         finally:
-            for task in followers:
-                task.cancel()
-            await asyncio.gather(*followers, return_exceptions=True)
+            await _cancelled(followers)
             counters.close()
-            with contextlib.suppress(Exception):
-                living = [member.actor.end.remote() for member in members if not member.lost]
-                await asyncio.wait_for(asyncio.gather(*living, return_exceptions=True), 5.0)
+            await self._end_agents([member for member in self._members if not member.lost])
+
+    async def _ready(
+        self, pieces: Sequence[bytes], counters: SharedCounters, followers: list[asyncio.Task[Share | None]]
+    ) -> bool:
+        """Start the workers, follow them and compare clocks; False if a node was lost meanwhile.
+
+        Raises TargetError for a worker that could not start on a node that is there.
+        """
+        members = self._members
+        try:
+            await asyncio.gather(*(self._start_worker(member, pieces) for member in members))
+            followers += [asyncio.create_task(self._follow(member, counters)) for member in members]
+            await asyncio.gather(*(member.ready for member in members))
+            await asyncio.gather(*(self._compare_clocks(member) for member in members))
+        except TargetError:
+            await _cancelled(followers)
+            followers.clear()
+            if not await self._nodes_died():
+                raise
+            return False
+        return True
 
     async def _start_worker(self, member: _Member, pieces: Sequence[bytes]) -> None:
         try:
@@ -365,15 +495,16 @@ class RayCluster:
     def _header(self) -> manifest.Cluster:
         drifts = [abs(member.drift_ns) for member in self._members if member.drift_ns is not None]
         return manifest.Cluster(
-            address=self.address,
-            nodes=len({member.node_id for member in self._members}),
+            address=self._connection.address,
+            nodes=len({member.node.id for member in self._members}),
             start_bound_ms=round(max(member.offset.bound_ns for member in self._members) / 1e6, 4),
             drift_ms=round(max(drifts) / 1e6, 4) if drifts else None,
+            lost=tuple(self._lost),
             workers=tuple(
                 manifest.Placed(
                     worker=member.i,
-                    node=member.node,
-                    address=member.address,
+                    node=member.node.name,
+                    address=member.node.address,
                     offset_ms=round(member.offset.ns / 1e6, 4),
                     bound_ms=round(member.offset.bound_ns / 1e6, 4),
                     lost=bool(member.lost),
@@ -385,6 +516,8 @@ class RayCluster:
 
     def _notes(self, start_ns: int, late_ns: int) -> Iterator[str]:
         cluster = self._header()
+        for where in self._lost:
+            yield f"{where} was lost before the load: all workers were on the nodes that were left"
         limit = clock_sync.TOLERATED_NS / 1e6
         if cluster.start_bound_ms > limit:
             yield f"the common start is sure only within ±{cluster.start_bound_ms:.1f} ms, limit {limit:g} ms"
@@ -406,18 +539,43 @@ class RayCluster:
                     "after its last answer"
                 )
 
-    def leave(self) -> None:
-        """End the actors and release the CPUs that were reserved for them: the next run may need them."""
+    async def _end_agents(self, members: Sequence[_Member]) -> None:
+        """End their workers, and take away what they have on their nodes."""
+        with contextlib.suppress(Exception):
+            ended = [member.actor.end.remote() for member in members]
+            await asyncio.wait_for(asyncio.gather(*ended, return_exceptions=True), 5.0)
+
+    def _end_actors(self) -> None:
         import ray
 
         with contextlib.suppress(Exception):
             for member in self._members:
                 ray.kill(member.actor, no_restart=True)
-            if self._placement_group is not None:
-                ray.util.remove_placement_group(self._placement_group)
-                given_up_at = monotonic() + RELEASED_S
-                while self.cores < self._free_before and monotonic() < given_up_at:
-                    sleep(0.05)
+
+    def leave(self) -> None:
+        """End the actors and wait for the CPUs that they had: the next run may need them."""
+        self._end_actors()
+        with contextlib.suppress(Exception):
+            given_up_at = monotonic() + RELEASED_S
+            while self._members and self.cores < self._free_before and monotonic() < given_up_at:
+                sleep(0.05)
+
+
+async def _answers(node: ClusterNode) -> bool:
+    """Whether the raylet of a node accepts a connection."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(node.address, node.port), REACHED_S)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _limit_faults(plan: Plan, known: Sequence[tuple[_Member, NodeFacts]]) -> Iterator[Fault]:

@@ -68,6 +68,8 @@ Code = Literal[
     "cannot_listen",  # the address to listen on is taken, or not of this host
     "unusable_source",  # nothing can be sent from the local address that is given
     "no_cluster",  # no Ray cluster answers at the address
+    "cluster_in_use",  # another command loads from the cluster
+    "node_lost",  # no node of the cluster is left to send the load
     "nodes_differ",  # nodes of the cluster differ in a file or a version
     "process_failed",  # a worker or the simulated server did not start, or was lost before the load
     # the target, beside the codes of the SDK

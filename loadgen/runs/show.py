@@ -277,6 +277,8 @@ class Show:
         nodes = ", ".join(dict.fromkeys(f"{worker.node} ({worker.address})" for worker in cluster.workers))
         workers, hosts = format.counted(len(cluster.workers), "worker"), format.counted(cluster.nodes, "node")
         say(f"cluster: {workers} on {hosts}: {nodes}")
+        for where in cluster.lost:
+            say(f"note: {where} was lost before the load: all workers are on the nodes that are left")
         say(f"start: common to all workers within ±{cluster.start_bound_ms:.3f} ms, by exchanges with their clocks")
 
 

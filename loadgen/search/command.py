@@ -307,7 +307,7 @@ def perform(
         if not load_search.told:
             raise
         say(str(error))
-        load_search.stop("gone")
+        load_search.stop("nodes" if error.code == "node_lost" else "gone")
     except (KeyboardInterrupt, Interrupted):
         load_search.stop("interrupted")
     answer = trial_runner.finish(load_search)

@@ -269,7 +269,15 @@ def outputs(
     return files if found is None else files | {capacity.FILE: capacity.dump(found)}
 
 
-MORE = {"": "", "interrupted": "", "gone": "", "invalid": "", "probes": " --max-probes N", "time": " --max-time TIME"}
+MORE = {
+    "": "",
+    "interrupted": "",
+    "gone": "",
+    "nodes": "",
+    "invalid": "",
+    "probes": " --max-probes N",
+    "time": " --max-time TIME",
+}
 
 
 def going_on(answer: SearchAnswer, resume: str) -> str:

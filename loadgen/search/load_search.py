@@ -79,8 +79,8 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     "none").
 
     reason: "" not finished; "found" precise and confirmed; "none" as above; "highest" the highest load allowed holds;
-    "unconfirmed" the confirmations failed; "probes", "time", "invalid", "gone" (no endpoint any more), "interrupted":
-    the search stopped with what it knew then.
+    "unconfirmed" the confirmations failed; "probes", "time", "invalid", "gone" (no endpoint any more), "nodes" (no
+    load machine any more), "interrupted": the search stopped with what it knew then.
     """
 
     load: float | None
@@ -150,7 +150,7 @@ def capacity_of(answer: SearchAnswer, told: Iterable[TrialResult]) -> tuple[floa
 
 def exit_code(answer: SearchAnswer) -> int:
     """The exit code of a search."""
-    unsound = dict.fromkeys(("invalid", "gone", "probes", "time"), UNSOUND)
+    unsound = dict.fromkeys(("invalid", "gone", "nodes", "probes", "time"), UNSOUND)
     return (unsound | {"found": OK, "highest": OK, "interrupted": INTERRUPTED}).get(answer.reason, SLO_MISSED)
 
 

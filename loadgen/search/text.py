@@ -27,6 +27,7 @@ ENDINGS = {
     "time": "stopped: the time allowed is used up",
     "invalid": "stopped: a probe was not a valid measurement",
     "gone": "stopped: the endpoint could not be reached any more",
+    "nodes": "stopped: no node of the cluster was left to send the load",
     "interrupted": "interrupted",
 }
 

@@ -1,14 +1,13 @@
 """A cluster: the same load on nodes as on one machine, a common start, a lost node, and what is refused before a start.
 
 One real Ray cluster of three nodes on this machine, in one test, so that there is never a second one beside it: its
-parts are the functions before it, and the last of them takes a node away.
+parts are the functions before it, and the last of them take nodes away.
 """
 
 from __future__ import annotations
 
-import shutil
+import os
 import sys
-import tempfile
 import threading
 import urllib.request
 from collections import Counter
@@ -24,10 +23,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 from loadgen_sdk import compiled
 from loadgen_sdk.transport.target import Target
+from ray_nodes import kill, started
 from refusals import refused
 from runs import says, when_started
 
-from loadgen.cluster import clock_sync, node_facts, ray_agent
+from loadgen.cluster import clock_sync, node_facts, placement, ray_agent
+from loadgen.cluster import ray as cluster
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run
 from loadgen.core.execution.events import RunEvent, RunPlanned
@@ -188,10 +189,8 @@ def test_a_place_that_cannot_be_written_is_told_before_the_first_request(url: st
 
 
 def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from loadgen.cluster import ray as cluster
-
     monkeypatch.setitem(sys.modules, "ray", None)
-    with refused(UserError, "not_installed", "ray") as caught, cluster.connected("auto"):
+    with refused(UserError, "not_installed", "ray") as caught, cluster.connected(Settings(ray="auto")):
         pass
     assert "pip install 'loadgen[ray]'" in caught.value.hint
 
@@ -201,10 +200,8 @@ def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
     [("127.0.0.1:9", ""), ("ray://host:10001", "ray job submit"), ("host", "HOST:6379")],
 )
 def test_an_address_without_a_cluster_is_told_at_once(address: str, hint: str) -> None:
-    from loadgen.cluster import ray as cluster
-
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'loadgen[ray]'")
-    with refused(UserError, "no_cluster") as caught, cluster.connected(address):
+    with refused(UserError, "no_cluster") as caught, cluster.connected(Settings(ray=address)):
         pass
     assert hint in caught.value.hint
 
@@ -257,29 +254,46 @@ def test_a_loopback_address_is_another_server_on_another_machine(
     assert len([*node_facts.notes(job, elsewhere)]) == notes
 
 
+# -- a place for each worker -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("workers", "cpus", "shares"),
+    [
+        (3, (8, 8, 2), (1, 1, 1)),  # a node each before any has two
+        (9, (8, 8, 2), (4, 4, 1)),  # then by size
+        (18, (8, 8, 2), (8, 8, 2)),
+        (2, (1, 4, 2), (0, 1, 1)),  # the largest first
+        (5, (1, 1), (3, 2)),  # a node was lost: more workers than CPUs
+    ],
+)
+def test_workers_are_shared_out_by_the_size_of_nodes(
+    workers: int, cpus: tuple[int, ...], shares: tuple[int, ...]
+) -> None:
+    names = [str(i) for i in range(len(cpus))]
+    placed = Counter(placement.shared_out(workers, dict(zip(names, cpus, strict=True))))
+    assert tuple(placed[name] for name in names) == shares
+
+
+def test_nodes_have_names_that_differ() -> None:
+    def node(id: str, host: str, address: str, *, alive: bool = True) -> dict[str, Any]:
+        return {"NodeID": id, "NodeManagerHostname": host, "NodeManagerAddress": address, "NodeManagerPort": 1,
+                "Alive": alive, "Resources": {"CPU": 4.0}}  # fmt: skip
+
+    listed = [node("a" * 9, "vm", "10.0.0.1"), node("b" * 9, "vm", "10.0.0.2"), node("c" * 9, "vm", "10.0.0.2")]
+    found = placement.nodes([*listed, node("d", "vm", "10.0.0.1", alive=False)], {"a" * 9: {"CPU": 2.5}})
+    assert [one.where for one in found] == ["vm (10.0.0.1)", "vm #bbbbbb (10.0.0.2)", "vm #cccccc (10.0.0.2)"]
+    assert [(one.cpus, one.total) for one in found] == [(2, 4), (0, 4), (0, 4)]
+
+
 # -- a real cluster --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def nodes() -> Iterator[Any]:
-    """Three nodes of a CPU each, one of them without the compiled part; torn down whatever happens."""
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'loadgen[ray]'")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        from ray.cluster_utils import Cluster
-
-        scratch = tempfile.mkdtemp(prefix="lg", dir="/tmp")  # short: sockets lie in it
-        patch.setenv("TMPDIR", scratch)  # of the nodes, and so of their workers
-        (Path(scratch) / "ray").mkdir()
-        small = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80_000_000}
-        made = Cluster(initialize_head=True, head_node_args=small | {"temp_dir": f"{scratch}/ray"})
-        try:
-            made.add_node(**small)
-            made.add_node(**small, env_vars={compiled.PURE: "1"})
-            yield made
-        finally:
-            made.shutdown()
-            shutil.rmtree(scratch, ignore_errors=True)
+    """Three nodes of a CPU each, one of them without the compiled part."""
+    with started({}, {compiled.PURE: "1"}) as made:
+        yield made
 
 
 def told(nodes: Any, url: str | None, out: Path, workers: int = 3, **more: Any) -> Settings:
@@ -331,14 +345,13 @@ def _what_cannot_be_is_told_before_the_first_request(tmp_path: Path, nodes: Any)
 
 def _a_lost_node_leaves_what_it_had_finished(tmp_path: Path, nodes: Any) -> None:
     """Killed outright in the middle of a run: its records up to then are here, and the rest of its slots are lost."""
-    victim = list(nodes.worker_nodes)[-1]
 
-    def kill(_: object) -> None:
-        threading.Timer(2.0, nodes.remove_node, (victim,), {"allow_graceful": False}).start()
+    def kill_soon(_: object) -> None:
+        threading.Timer(2.0, kill, (nodes,)).start()
 
     with embedded.start(QUICK) as server:
         asked = told(nodes, server.url, tmp_path / "out")
-        summary, out = run.execute(workload(tmp_path, request_rate="60", duration="4s"), asked, when_started(kill))
+        summary, out = run.execute(workload(tmp_path, request_rate="60", duration="4s"), asked, when_started(kill_soon))
         received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
     told_of = manifest.decode((out / "run.json").read_bytes())
     assert told_of.cluster is not None
@@ -377,6 +390,33 @@ def _a_search_ends_its_trials_early_there_too(tmp_path: Path, nodes: Any) -> Non
             assert (header.state, result.spent_s < 30) == ("decided", True)
 
 
+def _a_node_lost_before_the_load_is_left_out(tmp_path: Path, nodes: Any) -> None:
+    """Killed when its worker has its place and does not run yet: the other node takes all workers."""
+    gone: list[str] = []
+
+    def hear(event: RunEvent) -> None:
+        if isinstance(event, RunPlanned) and not gone:
+            gone.append(kill(nodes))
+
+    with embedded.start(QUICK) as server:
+        asked = told(nodes, server.url, tmp_path / "out", workers=2)
+        summary, out = run.execute(workload(tmp_path, request_rate="40", num_requests="40"), asked, (hear,))
+    header = manifest.decode((out / "run.json").read_bytes())
+    assert header.cluster is not None and header.cluster.nodes == 1 and len(header.cluster.workers) == 2
+    assert summary.requests.ok == summary.requests.scheduled == 40
+    (note,) = [note for note in header.notes if "was lost before the load" in note]
+    assert gone[0][:6] in note, "the nodes are one machine: their names differ by their id"
+
+
+def _one_command_at_a_time(nodes: Any) -> None:
+    with cluster.connected(Settings(ray=nodes.address, command=("loadgen.run",))):
+        with refused(UserError, "cluster_in_use", "--ray") as caught:
+            cluster.take_lease(("loadgen", "search"), f"--ray {nodes.address}")
+        assert f"(process {os.getpid()}), loadgen.run, since 20" in caught.value.what
+    with cluster.connected(Settings(ray=nodes.address)):
+        pass  # given back
+
+
 def _no_key_is_written_by_ray(nodes: Any) -> None:
     """After all that ran before on this cluster."""
     folder = Path(nodes.head_node.get_session_dir_path())
@@ -386,9 +426,9 @@ def _no_key_is_written_by_ray(nodes: Any) -> None:
 
 
 def _nothing_is_left_on_the_nodes(nodes: Any) -> None:
-    """But for what a killed one could not take away."""
+    """But for what the two killed ones could not take away."""
     scratch = Path(nodes.head_node.get_temp_dir_path()).parent
-    assert len(list(scratch.glob("loadgen-*-w*"))) <= 1
+    assert len(list(scratch.glob("loadgen-*-w*"))) <= 2
 
 
 @pytest.mark.early
@@ -405,7 +445,9 @@ def test_on_a_real_cluster(tmp_path: Path, nodes: Any) -> None:
     ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")  # as a program inside a cluster has it
     try:
         _what_cannot_be_is_told_before_the_first_request(folder("refused"), nodes)
+        _one_command_at_a_time(nodes)
         _a_lost_node_leaves_what_it_had_finished(folder("lost"), nodes)
+        _a_node_lost_before_the_load_is_left_out(folder("before"), nodes)
     finally:
         ray.shutdown()
     _no_key_is_written_by_ray(nodes)

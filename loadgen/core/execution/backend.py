@@ -51,5 +51,5 @@ def serving(settings: Settings) -> Iterator[Settings]:
 def senders(settings: Settings) -> Iterator[Senders]:
     """Who sends the load, while inside."""
     row = next(row for row in BACKENDS.own if row.senders and (not row.flag or getattr(settings, row.flag) is not None))
-    with BACKENDS.function(row, row.senders)(getattr(settings, row.flag) if row.flag else None) as found:
+    with BACKENDS.function(row, row.senders)(settings) as found:
         yield found

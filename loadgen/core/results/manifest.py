@@ -164,6 +164,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     start_bound_ms: float = 0.0
     drift_ms: float | None = None
     workers: tuple[Placed, ...] = ()
+    lost: tuple[str, ...] = ()  # nodes that were lost before the load, since the last run of the command
 
 
 class ReasonCode(msgspec.Struct, frozen=True, kw_only=True):

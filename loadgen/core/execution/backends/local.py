@@ -20,7 +20,7 @@ from loadgen.core.errors import TargetError
 from loadgen.core.execution import driver, stop_signals
 from loadgen.core.execution.backends import merge, worker
 from loadgen.core.execution.events import LoadStarted, RunningLoad, Tell
-from loadgen.core.execution.plan import Plan
+from loadgen.core.execution.plan import Plan, Settings
 from loadgen.core.execution.share import Share
 from loadgen.core.execution.shared_counters import SharedCounters
 
@@ -38,7 +38,7 @@ class ThisMachine:
 
 
 @contextlib.contextmanager
-def here(flag: None) -> Iterator[ThisMachine]:
+def here(settings: Settings) -> Iterator[ThisMachine]:
     """As senders of a run (`backend.Senders`)."""
     yield ThisMachine()
 

@@ -1,0 +1,159 @@
+"""A node of a cluster is killed in each phase of each command: it is named, and the others go on where that is sound.
+
+Every case is a typed command, on one cluster of three nodes of a CPU each; a new node then takes the place of the
+killed one. `pytest -m kills -n 0 tests/cluster/test_lost_nodes.py`: a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import Any, NamedTuple
+
+import pytest
+from ray_nodes import SMALL, kill, started
+
+from loadgen.core import run_folder
+from loadgen.sim.server.embedded import Embedded, start
+from loadgen.sim.server.options import Options
+
+pytestmark = [pytest.mark.optional, pytest.mark.kills, pytest.mark.processes]
+
+WORKLOAD = """
+name: lost
+requests: {input_tokens: 60, output_tokens: 30}
+"""
+CONTRACT = """
+name: lost
+horizon: 1s
+levels:
+  - {name: a, workload: w.yaml, rate: 40/s, duration: 6s, warmup: 0, grace: 1s, must: [{ttft: {limit: 5s, at: p90}}]}
+  - {name: b, workload: w.yaml, rate: 60/s, duration: 6s, warmup: 0, grace: 1s, must: [{ttft: {limit: 5s, at: p90}}]}
+"""
+COMMANDS = {
+    "run": "run w.yaml --request-rate 40/s -d 6s --warmup 0 --grace 1s --repeat 2",
+    "sweep": "sweep w.yaml --request-rate 40,60 -d 6s --warmup 0 --grace 1s",
+    "search": "search w.yaml --slo ttft:1s:p90 --low 40 --high 60 --max-probes 3 -d 6s --grace 1s",
+    "validate": "validate c.yaml --repeat 1",
+    "mlperf": "mlperf server --target-qps 20 --min-duration 8 --dataset data.jsonl",
+}
+
+
+def has_agents() -> bool:
+    """Whether an actor has been started for a worker, on whatever node."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (folder / "cmdline").read_bytes().startswith(b"ray::RayAgent"):
+                return True
+    return False
+
+
+class Case(NamedTuple):
+    """Where a command is when the node is killed, and whether it goes on without it."""
+
+    begun: Callable[[Path], bool]
+    sound: bool
+
+
+PHASES = {
+    "placing": Case(lambda out: has_agents(), True),  # actors start
+    "starting": Case(lambda out: any(out.rglob("run.json")), True),  # workers start
+    "load": Case(lambda out: any(path.stat().st_size for path in out.rglob("w0.rows")), False),
+    "between": Case(lambda out: any(out.rglob("summary.json")), True),  # after the first of several runs
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with started({}, {}, {}, head_cpus=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Embedded]:
+    with start(Options(ttft="300ms", itl="1ms")) as made:
+        yield made
+
+
+def begin(folder: Path, endpoint: Embedded, address: str, words: str) -> subprocess.Popen[str]:
+    (folder / "w.yaml").write_text(WORKLOAD)
+    (folder / "c.yaml").write_text(CONTRACT)
+    (folder / "data.jsonl").write_text("".join(json.dumps({"prompt": f"{i} " * 20}) + "\n" for i in range(100)))
+    flags = ["--url", endpoint.url, "--out", str(folder / "out"), "--server-metrics", "off", "--energy", "off"]
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "loadgen", *words.split(), *flags, "--ray", address, "--workers", "3"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder,
+    )  # fmt: skip
+
+
+def wait(over: Callable[[], bool], at_most_s: float) -> None:
+    deadline = monotonic() + at_most_s
+    while not over() and monotonic() < deadline:
+        select.select([], [], [], 0.02)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_node_is_killed(tmp_path: Path, cluster: Any, endpoint: Embedded, command: str, phase: str) -> None:
+    if (command, phase) == ("mlperf", "between"):
+        return  # of one run; its search is that of `search`
+    process = begin(tmp_path, endpoint, cluster.address, COMMANDS[command])
+    wait(lambda: PHASES[phase].begun(tmp_path / "out") or process.poll() is not None, 60.0)
+    try:
+        gone = kill(cluster)
+        said, _ = process.communicate(timeout=180)
+    finally:
+        process.kill()
+        cluster.add_node(**SMALL)
+    print(said)  # for the table of docs/reliability.md
+    print(f"{command}, {phase}: exit {process.returncode}")
+    assert "Traceback" not in said and "raylet" not in said and "bug" not in said, said
+    assert f"#{gone[:6]}" in said, "it is named"
+    assert "the same loadgen in the Python" not in said
+    runs = [run_folder.open_run(path.parent).summary for path in (tmp_path / "out").rglob("run.json")]
+    lost = [summary.requests.lost for summary in runs]
+    if PHASES[phase].sound:
+        assert not any(lost)
+        assert "was lost before the load" in said
+        assert process.returncode in (0, 1, 3), said  # 1, 3: a busy host's senders are late
+    else:
+        assert any(lost)
+        assert process.returncode == 3, said
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_every_node_is_killed_between_two_probes(tmp_path: Path, cluster: Any, endpoint: Embedded, joins: bool) -> None:
+    """A new node is taken in; without one the search ends, and goes on where it was told to."""
+    process = begin(tmp_path, endpoint, cluster.address, COMMANDS["search"])
+    wait(lambda: PHASES["between"].begun(tmp_path / "out") or process.poll() is not None, 60.0)
+    try:
+        for _ in range(3):
+            kill(cluster)
+        if joins:
+            cluster.add_node(**SMALL)
+        said, _ = process.communicate(timeout=180)
+    finally:
+        process.kill()
+        for _ in range(3 - len(cluster.worker_nodes)):
+            cluster.add_node(**SMALL)
+    print(said)
+    print(f"joins {joins}: exit {process.returncode}")
+    assert "Traceback" not in said and "raylet" not in said, said
+    if joins:
+        assert "3 workers on 1 node" in said, said
+        return
+    assert process.returncode == 3, said
+    assert "no node is left to send the load: lost vm #" in said, said
+    command = said.partition("go on with: ")[2].splitlines()[0].removeprefix("loadgen ")
+    again = subprocess.run(
+        [sys.executable, "-P", "-m", "loadgen", *command.split()],
+        capture_output=True, text=True, cwd=tmp_path, check=False, timeout=180,
+    )  # fmt: skip
+    print(again.stderr, again.stdout)
+    assert "going on with" in again.stderr and again.returncode in (0, 1, 3), again.stderr
