@@ -15,14 +15,14 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCES = ("sdk/loadgen_sdk/_compiled.c", "loadgen_sdk/_compiled.c", "loadgen/sim/engine/_replica.c")
-"""From the root of a wheel: the generator's holds the first and the last, the SDK's the second."""
+SOURCES = ("sdk/loadgen_sdk/_compiled.c", "../loadgen_sdk/_compiled.c", "loadgen/sim/engine/_replica.c")
+"""From the root of a wheel: the generator's holds the first and the last, that of sdk/wire the second."""
 HARDENED = ("-fstack-protector-strong", "-D_FORTIFY_SOURCE=2", "-Wl,-z,relro,-z,now,-z,noexecstack")
 """What is read comes from servers that nobody vouches for."""
 
 
 class CompiledHook(BuildHookInterface):  # type: ignore[type-arg]
-    """The build hook of both wheels: of the generator and of the SDK."""
+    """The build hook of two wheels: of the generator and of the SDK's wire."""
 
     PLUGIN_NAME = "custom"
 
@@ -43,7 +43,7 @@ class CompiledHook(BuildHookInterface):  # type: ignore[type-arg]
                 platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
                 build_data["pure_python"] = False
                 build_data["tag"] = f"cp311-abi3-{platform}"
-                inside = source.relative_to(self.root).as_posix().removeprefix("sdk/")
+                inside = os.path.relpath(source, self.root).removeprefix("sdk/").removeprefix("../")
                 build_data["force_include"][str(library)] = f"{inside.rpartition('/')[0]}/{name}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:

@@ -22,10 +22,11 @@ from loadgen_sdk.dialects.reader import Flow
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.fetch import Fetcher
 from loadgen_sdk.probe.probe import HttpAnswer, ProbeResult
+from loadgen_sdk.redaction import redact
 from loadgen_sdk.request import Completion, Request
 from loadgen_sdk.transport.http1 import merged
 from loadgen_sdk.transport.pool import Pool
-from loadgen_sdk.transport.target import Target, header_secrets, redact
+from loadgen_sdk.transport.target import Target, header_secrets
 
 from loadgen.core import seeds
 from loadgen.core.execution import backend, probing, resource_limits

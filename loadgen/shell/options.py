@@ -282,7 +282,7 @@ def _parameter(name: str, option: Option) -> inspect.Parameter:
 
 
 def _without_secrets(arguments: Sequence[str], key: str | None) -> list[str]:
-    from loadgen_sdk.transport.target import redact
+    from loadgen_sdk.redaction import redact
 
     safe: list[str] = ["loadgen", *arguments]
     for i, argument in enumerate(safe):

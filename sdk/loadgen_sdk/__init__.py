@@ -78,7 +78,13 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f"{__name__}.{module}"), name)
+    try:
+        found = import_module(f"{__name__}.{module}")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(f"{__name__}."):
+            raise
+        raise ImportError(f"{__name__}.{name} is in loadgen-wire: pip install 'loadgen-sdk[client]'") from None
+    value = getattr(found, name)
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""The SDK installs alone, with little, and together with the generator: both wheels hold the same package."""
+"""The SDK installs alone, with its wire, and with the generator, whose wheel holds what the two others hold."""
 
 from __future__ import annotations
 
@@ -21,16 +21,21 @@ NEEDS = [need for need in OWN["dependencies"] if "python_version" not in need]  
 WHOLE = tomllib.loads((places.ROOT / "pyproject.toml").read_text())["project"]
 
 USE_OF_EVERYTHING = """
-import asyncio, sys
+import asyncio, importlib.util, sys
 import loadgen_sdk
+HAS_WIRE = importlib.util.find_spec("loadgen_sdk.transport") is not None
 for name in loadgen_sdk.__all__:
-    getattr(loadgen_sdk, name)
+    try:
+        getattr(loadgen_sdk, name)
+    except ImportError as error:
+        assert not HAS_WIRE and name in {"Client", "BlockingClient", "Event", "Target", "Tls"}, name
+        assert "pip install 'loadgen-sdk[client]'" in str(error)
 
 async def main():
     for kept_by in ("gate", "asyncio-throttle"):
         throttle = loadgen_sdk.Throttle(requests="10/s", kept_by=kept_by)
         (await throttle.acquire(model="m")).done()
-    loadgen_sdk.Client("http://127.0.0.1:9", model="m", server="vllm").close()
+    HAS_WIRE and loadgen_sdk.Client("http://127.0.0.1:9", model="m", server="vllm").close()
     for make, words in ((loadgen_sdk.OpenTelemetry, "opentelemetry-api"), (loadgen_sdk.Prometheus, "prometheus-client"),
                         (loadgen_sdk.auto, "none of them is installed"),
                         (lambda: loadgen_sdk.instrument(object()), "no OpenAI client"),
@@ -52,9 +57,13 @@ def test_both_distributions_agree() -> None:
     assert loadgen_sdk.__version__ == WHOLE["version"]
     assert {*NEEDS} <= {*WHOLE["dependencies"]}
     assert (OWN["requires-python"], WHOLE["requires-python"]) == (">=3.10", ">=3.11")
+    wire = tomllib.loads((ROOT / "sdk" / "wire" / "pyproject.toml").read_text())["project"]
+    assert {*wire["dependencies"]} <= {"loadgen-sdk", *NEEDS} and OWN["optional-dependencies"]["client"] == [
+        wire["name"]
+    ]
     extras = {need for needs in OWN["optional-dependencies"].values() for need in needs}
     optional = {need for needs in WHOLE["optional-dependencies"].values() for need in needs}
-    assert extras <= {*WHOLE["dependencies"], *optional}
+    assert extras - {wire["name"]} <= {*WHOLE["dependencies"], *optional}
 
 
 def only_what_it_needs(folder: Path) -> None:
@@ -84,17 +93,21 @@ def test_it_works_with_its_own_dependencies_alone(tmp_path: Path) -> None:
 def test_the_wheels_hold_the_same_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build = pytest.importorskip("hatchling.build", reason="builds wheels: pip install hatchling")
     contents = []
-    for name, folder in (("sdk", ROOT / "sdk"), ("root", ROOT)):
+    for name, folder in (("sdk", ROOT / "sdk"), ("wire", ROOT / "sdk" / "wire"), ("root", ROOT)):
         monkeypatch.chdir(folder)
         (tmp_path / name).mkdir()
         wheel = zipfile.ZipFile(tmp_path / name / build.build_wheel(str(tmp_path / name)))
         wheel.extractall(tmp_path / name / "installed")
         contents.append({file: wheel.read(file) for file in wheel.namelist() if file.startswith("loadgen_sdk/")})
-        assert "loadgen_sdk_auto.pth" in wheel.namelist()
-    assert contents[0] == contents[1] and "loadgen_sdk/py.typed" in contents[0]
+        assert ("loadgen_sdk_auto.pth" in wheel.namelist()) == (name != "wire")
+    sdk, wire, root = contents
+    assert not {*sdk} & {*wire} and {**sdk, **wire} == root and "loadgen_sdk/py.typed" in sdk
+    assert {file.split("/")[1] for file in wire} <= {"transport", "probe", "_compiled.c", "_compiled.abi3.so"}
     only_what_it_needs(tmp_path)
     alone, whole = tmp_path / "sdk" / "installed", tmp_path / "root" / "installed"
-    for folders in ((alone,), (whole,), (alone, whole)):
+    shutil.copytree(tmp_path / "wire" / "installed", tmp_path / "both")
+    shutil.copytree(alone, tmp_path / "both", dirs_exist_ok=True)
+    for folders in ((alone,), (tmp_path / "both",), (whole,), (alone, whole)[::-1]):
         assert use(tmp_path, *folders) == loadgen_sdk.__version__
 
 

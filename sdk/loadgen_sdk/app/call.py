@@ -71,7 +71,7 @@ class Setting(msgspec.Struct):
     switch: Switch = ALWAYS_ON
 
     def redact(self, text: str) -> str:
-        from ..transport.target import redact, shown
+        from ..redaction import redact, shown
 
         return shown(redact(text, (*self.url_secrets, self.key)))
 

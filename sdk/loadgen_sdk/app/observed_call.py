@@ -224,7 +224,7 @@ def failure_of(error: BaseException) -> Failure:
         return Failure("timeout_total", str(error))
     if isinstance(error, BudgetExceeded):
         return Failure("over_budget", str(error))
-    from ..transport.openai_client import kind_of  # it maps the exceptions of the package
+    from ..dialects.package_errors import kind_of  # it maps the exceptions of the package
 
     kind, text, status = kind_of(error)
     names = {type(cause).__name__ for cause in (error, error.__cause__)}

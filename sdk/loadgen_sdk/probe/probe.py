@@ -23,9 +23,10 @@ from ..dialects.server_account import HEADER, NO_ACCOUNT, server_account
 from ..dialects.sse import Decoder, EventTooLarge
 from ..errors import Code, TargetUnusable
 from ..python310 import timeout
+from ..redaction import shown
 from ..request import Request, Usage
 from ..transport.http1 import CREDENTIALS, merged
-from ..transport.target import Target, header_secrets, shown
+from ..transport.target import Target, header_secrets
 from .server_facts import ServerFacts, server_facts
 
 SIMULATION = "loadgen-sim"  # name of the project's simulated server in its `server` header

@@ -17,17 +17,13 @@ import msgspec
 
 from ..dialects.quirks import Api
 from ..errors import TargetUnusable
+from ..redaction import HIDDEN, redact, shown
 
-HIDDEN = "***"
-SHORTEST_SECRET = 4  # shorter ones are hidden in URLs only: replacing them in texts would garble the texts
 _SHOWN_QUERY = frozenset(("api-version",))
 _AZURE_HOSTS = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
 _ENDPOINTS = ("/chat/completions", "/completions", "/responses", "/embeddings", "/rerank", "/models")
 _DEPLOYMENT = re.compile(r"^(?P<root>.*?)/openai/deployments/(?P<name>[^/]+)$")
 _VERSION = re.compile(r"/v\d+(?:alpha|beta)?\d*$")
-_LOOKS_SECRET = re.compile(
-    r"(?i)(\b(?:bearer|basic)\s+|\b(?:x-)?api[-_]key[\"']?\s*[:=]\s*[\"']?)[\w+/=.~*-]{4,}|\b(?:sk|pk|nvapi|hf)[-_][\w*-]{8,}"
-)
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,31 +186,6 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         The secrets of this URL, the given ones and everything that looks like a key are hidden.
         """
         return shown(redact(text, (*self.secrets, *_spellings(secret for secret in more if secret))))
-
-
-def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """`text` with every one of `secrets` (of 4 characters and more) and everything that looks like a key hidden.
-
-    The beginning of a secret at the end of the text (or of a quotation there) is hidden too: the text may have been cut
-    in the middle of it.
-    """
-    for secret in sorted(set(secrets), key=len, reverse=True):
-        if len(secret) >= SHORTEST_SECRET:
-            text = text.replace(secret, HIDDEN)
-            quoted = text.rstrip("'\"")
-            ends = (n for n in range(len(secret) - 1, SHORTEST_SECRET - 1, -1) if quoted.endswith(secret[:n]))
-            if length := next(ends, 0):
-                text = quoted[:-length] + HIDDEN + text[len(quoted) :]
-    return _LOOKS_SECRET.sub(lambda match: (match.group(1) or "") + HIDDEN, text)
-
-
-def shown(text: str) -> str:
-    """`text` on one line, with the characters that steer a terminal (escape, bidi) written as `\\x1b` and `\\u202e`."""
-    text = re.sub(r"[\r\n\t]+", " ", text)
-    return _STEERING.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
-
-
-_STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def header_secrets(headers: Iterable[tuple[str, str]]) -> tuple[str, ...]:
