@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, collecting
+from loadgen.runs.builds import Github, Junit, kept_by_build
 from loadgen.runs.repeats import finish
 from loadgen.shell.options import DryRun, Given, OneWorkload, Strict, takes, typed_again
-from loadgen.shell.output import print_answer, print_report, say, write_file
+from loadgen.shell.output import print_answer, print_report, say
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
@@ -33,10 +32,8 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of the table.")] = False,
     strict: Strict = False,
     dry_run: DryRun = False,
-    junit: Annotated[Path | None, typer.Option("--junit", help="Write verdict and SLO as JUnit XML too.")] = None,
-    github: Annotated[
-        bool, typer.Option("--github", help="Add a summary to the page of this GitHub step ($GITHUB_STEP_SUMMARY).")
-    ] = False,
+    junit: Junit = None,
+    github: Github = False,
 ) -> int:
     """Drive a workload at an endpoint; print latencies, throughput, goodput and a verdict.
 
@@ -57,24 +54,14 @@ def run(
             check_empty(settings.out)
     with collecting(faults):
         workloads = _levels(given, workload)
-    page = os.environ.get("GITHUB_STEP_SUMMARY")
-    if github and not page:
-        faults.append(
-            UserError(
-                "unset_variable",
-                "this is no step of a GitHub workflow",
-                "--github",
-                "GITHUB_STEP_SUMMARY is not set",
-                key="GITHUB_STEP_SUMMARY",
-            )
-        )
+    with collecting(faults):
+        kept = kept_by_build(junit, github=github, strict=strict)
     if faults:
         raise Faults(faults)
     from loadgen.core.execution.run import execute
     from loadgen.core.metrics.summary import dump_summary, exit_code
     from loadgen.core.metrics.validity import is_host_busy
-    from loadgen.present.junit import render
-    from loadgen.runs import outcome, text
+    from loadgen.runs import text
     from loadgen.runs.show import print_plans, shown
 
     if dry_run:
@@ -96,10 +83,7 @@ def run(
             say(f"results in {folder}")
             if is_host_busy(summary.verdict):
                 say(next_step(given.arguments, settings))
-    if junit is not None:
-        write_file(junit, render("loadgen run", outcome.cases(named, strict=strict)), "--junit")
-    if github and page:
-        write_file(Path(page), outcome.markdown(named), "--github", add=True)
+    kept.write("loadgen run", named)
     codes = [exit_code(summary, strict=strict) for _, summary in named]
     return max(codes) if whole else max(*codes, INTERRUPTED)
 

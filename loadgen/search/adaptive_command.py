@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadgen.core import units
 from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, collecting
+from loadgen.runs.builds import KeptByBuild
 from loadgen.shell.options import Given
 from loadgen.shell.output import print_report, say
 from loadgen.shell.run_options import typed
@@ -20,7 +21,10 @@ WINDOW, SUSTAINED = "60s", "20m"
 
 
 class ContinuousLoad(NamedTuple):
-    """What the flags of a search say to a load that finds its own limit. `terms`: of its SLO."""
+    """What the flags of a search say to a load that finds its own limit. `terms`: of its SLO.
+
+    kept: what a build keeps of it. dry_run: only its first lines are wanted.
+    """
 
     closed: bool
     terms: tuple[str, ...]
@@ -28,16 +32,19 @@ class ContinuousLoad(NamedTuple):
     high: float | None
     window: str | None
     max_time: str | None
+    kept: KeptByBuild
+    dry_run: bool
 
 
 def perform(given: Given, asked: ContinuousLoad, name: str | None, *, as_json: bool) -> int:
     """Run it, print what was found, and return the exit code. Raises Faults."""
     from loadgen.core.execution.folder_names import check_empty
     from loadgen.core.execution.run import execute
+    from loadgen.core.execution.steering import words
     from loadgen.core.metrics.summary import exit_code
     from loadgen.core.run_folder import OpenedRun
     from loadgen.runs import kind
-    from loadgen.runs.show import shown
+    from loadgen.runs.show import print_plans, shown
 
     faults: list[Fault] = []
     with collecting(faults):
@@ -47,6 +54,9 @@ def perform(given: Given, asked: ContinuousLoad, name: str | None, *, as_json: b
     if faults:
         raise Faults(faults)
     workload, steering = prepared(given, asked, name, settings)
+    if asked.dry_run:
+        print(f"load: {words(steering.plan)}")
+        return print_plans([workload], settings, given.budget())
     show = shown(given)
     given.make_room(settings.out)
     summary, folder = execute(workload, settings, show.hearers, steering=steering)
@@ -57,7 +67,9 @@ def perform(given: Given, asked: ContinuousLoad, name: str | None, *, as_json: b
     else:
         print_report(kind.report(found))
         say(f"results in {folder}")
-    codes = [exit_code(summary, strict=False), *(one.code(False) for one in added if one.code is not None)]
+    asked.kept.write("loadgen search", [(summary.run.workload, summary)])
+    strict = asked.kept.strict
+    codes = [exit_code(summary, strict=strict), *(one.code(strict) for one in added if one.code is not None)]
     return max(codes) if summary.run.state != "interrupted" else max(*codes, INTERRUPTED)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,8 @@ import typer
 
 from loadgen.core import format, units
 from loadgen.core.errors import Fault, Faults, TargetError, UserError, collecting
-from loadgen.shell.options import Given, OneWorkload, new_folder, takes, typed_again
+from loadgen.runs.builds import Github, Junit, kept_by_build
+from loadgen.shell.options import DryRun, Given, OneWorkload, Strict, new_folder, takes, typed_again
 from loadgen.shell.output import print_report, say
 from loadgen.shell.run_options import typed
 
@@ -97,11 +98,16 @@ def search(
     sustain: Sustain = None,
     run_spread: RunSpread = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print search.json instead of the table.")] = False,
+    strict: Strict = False,
+    dry_run: DryRun = False,
+    junit: Junit = None,
+    github: Github = False,
 ) -> int:
     """Find the highest rate (or concurrency) at which every SLO term holds at its percentile, with an interval.
 
     Exit: 0 found, 1 no load holds or not confirmed, 2 wrong usage, 3 a probe was not valid or the search was stopped
-    by --max-time or --max-probes, 130 interrupted. With --continuous as those of a run.
+    by --max-time or --max-probes, 130 interrupted. With --continuous as those of a run; it
+    alone takes --strict, --dry-run, --junit and --github.
 
     Example: loadgen search rag --url http://HOST:8000 --slo ttft:2s --slo tpot:50ms -d 5m
     """
@@ -116,16 +122,17 @@ def search(
     own_workload = (workload, given["trace"], given["dataset"], given["input_tokens"]) != (None,) * 4
     if resume is not None and not own_workload and (command := experiment.plan_of(resume).command):
         return given.call(typed_again(command[1:], given.arguments))
-    faults: list[Fault] = []
-    trial_ns, longest_s = 0, None
+    faults, trial_ns, longest_s = list[Fault](), 0, None
     closed = over == "concurrency"
     first_load = start or low or 1.0
     terms = _terms(given["slo"] or (), percentile)
     at_first_load: Any = {"concurrency": max(1, round(first_load))} if closed else {"request_rate": first_load}
-    probes = {"--low": low, "--resume": resume, "--sustain": sustain, "--run-spread": run_spread}
-    _check_kind(over, window, {flag for flag, value in probes.items() if value is not None}, continuous=continuous)
+    of_probes = {"--low": low, "--resume": resume, "--sustain": sustain, "--run-spread": run_spread}
+    of_one_run = {"--window": window, "--strict": strict, "--dry-run": dry_run, "--junit": junit, "--github": github}
+    _check_kind(over, of_probes, of_one_run, continuous=continuous)
     if continuous:
-        asked = adaptive_command.ContinuousLoad(closed, terms, first_load, high, window, max_time)
+        kept = kept_by_build(junit, github=github, strict=strict)
+        asked = adaptive_command.ContinuousLoad(closed, terms, first_load, high, window, max_time, kept, dry_run)
         return adaptive_command.perform(given, asked, workload, as_json=as_json)
     with collecting(faults):
         settings = given.settings()
@@ -135,9 +142,8 @@ def search(
         checked = given.workload(workload, slo=terms, warmup=0, duration=length, **at_first_load)
         slo_of_workload = checked.slo
         if slo_of_workload is None:
-            raise UserError(
-                "no_slo", "no SLO to search under", workload or "loadgen search", "give --slo ttft:2s --slo tpot:200ms"
-            )
+            hint = "give --slo ttft:2s --slo tpot:200ms"
+            raise UserError("no_slo", "no SLO to search under", workload or "loadgen search", hint)
     with collecting(faults):
         trial_ns = typed("--duration", length, partial(units.duration_ns, bare="s")) or 0
     with collecting(faults):
@@ -207,14 +213,15 @@ def _judged(slo: Slo, settings: Settings) -> Slo:
     return judged
 
 
-def _check_kind(over: str, window: str | None, of_probes: set[str], *, continuous: bool) -> None:
-    """Raises UserError for flags that do not fit the kind of search. `of_probes`: given flags of a search by probes."""
+def _check_kind(
+    over: str, of_probes: Mapping[str, object], of_one_run: Mapping[str, object], *, continuous: bool
+) -> None:
+    """Raises UserError for flags that do not fit the kind of search: those of a search by probes, and of one run."""
     if over not in ("rate", "concurrency"):
         raise UserError("unknown_name", f"nothing to search over: {over!r}", "--over", "known: rate, concurrency")
-    if window is not None and not continuous:
-        raise UserError("no_effect", "there are steps in one run only", f"--window {window}", "add --continuous")
-    if continuous and of_probes:
-        flag = min(of_probes)
+    if not continuous and (flag := next((flag for flag, value in of_one_run.items() if value), "")):
+        raise UserError("no_effect", "it is of a search in one run", flag, "add --continuous")
+    if continuous and (flag := next((flag for flag, value in of_probes.items() if value is not None), "")):
         raise UserError("conflict", "it is of a search by probes", flag, f"leave out {flag} or --continuous")
 
 

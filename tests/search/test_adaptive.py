@@ -332,8 +332,26 @@ def test_what_an_adaptive_run_cannot_have_is_said(
 def test_conversations_and_loads_without_an_slo_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert ends("search", "agentic", "--continuous", "--url", "sim:gb300-vm", "--slo", "ttft:2s") == 2
     assert "conversations" in capsys.readouterr().err
-    assert ends("search", "qa", "--window", "10s") == 2
-    assert "--continuous" in capsys.readouterr().err
+    for flag in (("--window", "10s"), ("--strict",), ("--dry-run",), ("--junit", "x.xml"), ("--github",)):
+        assert ends("search", "qa", *flag) == 2
+        error = capsys.readouterr().err
+        assert f"--> {flag[0]}" in error and "--continuous" in error
+
+
+def test_a_continuous_search_serves_builds_as_a_run_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    short = (*SIM, "--start", "4", "--seed", "2", "-d", "20", "--max-time", "60s", "-o", str(out))
+    assert ends(*short, "--dry-run") == 0 and not out.exists()
+    assert "from 4/s up" in capsys.readouterr().out
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    assert ends(*short, "--github") == 2 and not out.exists()
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "page.md"))
+    code = ends(*short, "--strict", "--junit", str(tmp_path / "j.xml"), "--github")
+    assert (code, ends("report", str(out), "--strict", "--no-html")) == (code, code)
+    assert "the measurement is valid" in (tmp_path / "j.xml").read_text()
+    assert "TTFT p90 at most 200 ms" in (tmp_path / "page.md").read_text()
 
 
 def test_the_first_lines_say_how_the_load_will_grow() -> None:

@@ -1,0 +1,45 @@
+"""What a build server keeps of runs: a JUnit file, and a summary on the page of a GitHub step. IO."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from loadgen.core.errors import UserError
+from loadgen.runs.outcome import Named
+from loadgen.shell.output import write_file
+
+Junit = Annotated[Path | None, typer.Option("--junit", help="Write verdict and SLO as JUnit XML too.")]
+Github = Annotated[
+    bool, typer.Option("--github", help="Add a summary to the page of this GitHub step ($GITHUB_STEP_SUMMARY).")
+]
+
+
+class KeptByBuild(NamedTuple):
+    """Where the outcome of runs is written besides. `strict`: a term that is not decided is an error."""
+
+    junit: Path | None
+    page: Path | None
+    strict: bool
+
+    def write(self, command: str, named: Named) -> None:
+        """Raises UserError for a file that cannot be written."""
+        from loadgen.present.junit import render
+        from loadgen.runs import outcome
+
+        if self.junit is not None:
+            write_file(self.junit, render(command, outcome.cases(named, strict=self.strict)), "--junit")
+        if self.page is not None:
+            write_file(self.page, outcome.markdown(named), "--github", add=True)
+
+
+def kept_by_build(junit: Path | None, *, github: bool, strict: bool) -> KeptByBuild:
+    """What the flags ask for. Raises UserError where this is no step of a GitHub workflow."""
+    page = os.environ.get("GITHUB_STEP_SUMMARY") if github else None
+    if github and not page:
+        what, hint = "this is no step of a GitHub workflow", "GITHUB_STEP_SUMMARY is not set"
+        raise UserError("unset_variable", what, "--github", hint, key="GITHUB_STEP_SUMMARY")
+    return KeptByBuild(junit, Path(page) if page else None, strict)
