@@ -38,7 +38,7 @@ from loadgen.present.section import (
     simulated,
 )
 from loadgen.runs import headline as run_headline
-from loadgen.runs import nodes, page, sections, splits, stimulus
+from loadgen.runs import nodes, page, recovery, sections, splits, stimulus
 from loadgen.runs.page_data import Figures
 
 QUANTILES = ("p50", "p90", "p95", "p99", "p99_9")
@@ -277,6 +277,7 @@ def _latency(summary: Summary, figures: Callable[[], Figures] | None) -> Iterato
     about = (Said(sentence, "soft") for sentence in run_headline.about_latency(summary))
     yield section("Latency", _distributions(rows), _needed(needs), *about, id="latency")
     yield sections.slo(summary)
+    yield recovery.spikes(summary.recovery)
     yield from page.curves(summary, figures)
 
 

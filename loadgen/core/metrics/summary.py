@@ -17,6 +17,7 @@ from loadgen.core.metrics import (
     blocks,
     causes,
     drift,
+    recovery,
     splits,
     steps,
     stimulus,
@@ -42,6 +43,7 @@ from loadgen.core.metrics.parts import (
     shared,
     whole_target,
 )
+from loadgen.core.metrics.recovery import Recovery
 from loadgen.core.metrics.splits import SlowRequest, Splits
 from loadgen.core.metrics.stimulus import StimulusCheck
 from loadgen.core.metrics.sustainable import Sustainable
@@ -162,6 +164,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     cache_asked: float | None = None  # beside tokens.cached_share: what the workload asked for with `cache`
     drift: Drift = Drift()
     sustainable: Sustainable = Sustainable()
+    recovery: tuple[Recovery, ...] = ()  # one for each spike, where there is an SLO and all rows were kept
     splits: Splits = Splits()
     slowest: tuple[SlowRequest, ...] = ()
     causes: Explanation = Explanation()
@@ -335,6 +338,7 @@ def _of_rows(
         }
     return {
         "sustainable": sustainable.of_rows(measured, others, inside, header),
+        "recovery": recovery.of_rows(measured, header),
         "splits": splits.of_rows(measured, header),
         "slowest": splits.slowest(measured, others, header),
         "between": between.of_rows(measured, inside.steady, header),

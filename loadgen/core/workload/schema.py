@@ -27,6 +27,7 @@ from pydantic import (
 
 from loadgen.core import units
 from loadgen.core.limits import ValidityLimits
+from loadgen.core.workload import spikes
 from loadgen.core.workload.fields import (
     Delay,
     Duration,
@@ -51,7 +52,7 @@ from loadgen.core.workload.fields import (
 )
 from loadgen.core.workload.slo_fields import WorkloadSlo, WrittenStopRule
 from loadgen.core.workload.tasks import Task
-from loadgen.core.workload.yaml_marks import Map
+from loadgen.core.workload.yaml_marks import Map, Seq
 
 TIMEOUT_NS = 600 * units.NS_PER_S  # the default of the openai client
 MOST_LANES = 1_000_000
@@ -358,11 +359,13 @@ class Stage(Part):
 
     @classmethod
     def keys(cls) -> list[str]:
-        return [*super().keys(), "warmup"]
+        return [*super().keys(), "warmup", "spike"]
 
     @classmethod
     def unwrap(cls, data: Any) -> Any:
         """Accept `warmup: true` as another spelling of `measured: false`."""
+        if isinstance(data, Map) and isinstance(data.get("spike"), units.Wrong):
+            raise data["spike"]
         if not isinstance(data, Map) or "warmup" not in data:
             return data
         if "measured" in data:
@@ -375,7 +378,11 @@ class Stage(Part):
     @classmethod
     def as_written(cls, schema: dict[str, Any]) -> dict[str, Any]:
         schema["properties"]["warmup"] = {"type": "boolean", "description": "true: the same as measured: false"}
-        return {**schema, "not": {"required": ["measured", "warmup"]}}
+        words = "so many times the load of the stage before: in place of arrival, duration and count"
+        schema["properties"]["spike"] = {"type": "string", "pattern": spikes.SPIKE_PATTERN, "description": words}
+        schema["required"].remove("arrival")
+        one = [{"required": [key]} for key in ("arrival", "spike")]
+        return {**schema, "not": {"required": ["measured", "warmup"]}, "oneOf": one}
 
 
 # -------------------------------------------------------------------------------------------------------------- classes
@@ -552,6 +559,9 @@ class Written(Part):
             _no_part_outside(data)
             if "trace" in data:
                 return _with_trace(data)
+            if isinstance(data.get("stages"), Seq):
+                data = data.renamed({})
+                data["stages"] = spikes.written_out(data["stages"])
         if not isinstance(data, Map) or "classes" not in data:
             return data
         if "requests" in data:
