@@ -119,6 +119,8 @@ class _Walk:
     def _key(self, at: str, is_stored: bool, is_made: bool, stored: Any, again: Any) -> None:
         if is_stored and is_made:
             self.value(at, stored, again)
+        elif is_stored and any(fnmatchcase(at, pattern) for pattern in self.leave):
+            self.left.append(at)
         elif is_stored:
             self.found.append(Mismatch(file=self.file, at=at, code="extra", what="is a field that nothing gives"))
         elif not self.older:

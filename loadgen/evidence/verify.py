@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from loadgen import plugins
-from loadgen.core import format
+from loadgen.core import format, run_folder
 from loadgen.core.errors import UserError
 from loadgen.core.execution.run_header import version
 from loadgen.core.results import checksums
@@ -27,6 +27,7 @@ from loadgen.core.results.record import SCHEMA_MINOR
 from loadgen.evidence import archive, remake, signature
 from loadgen.evidence.archive import MANIFEST, RESULT, SIGNATURE, SUMS, Manifest
 from loadgen.evidence.differences import Mismatch, MismatchCode, compare
+from loadgen.figures import FIGURES
 
 CHANGED: dict[int, dict[str, tuple[str, ...]]] = {
     1: {
@@ -250,7 +251,11 @@ def _again(folder: Path, manifest: Manifest) -> tuple[list[Made], dict[str, str]
             found.append(Mismatch(file=name, code="missing", what="is missing"))
         else:
             changed = tuple(place for places in newer_definitions for place in places.get(stored.name, ()))
-            came = compare(name, stored.read_bytes(), one.data, leave=(*changed, *one.leave), older=older)
+            strange = _of_other_packages(stored)
+            for place, package in strange.items():
+                not_made[f"{one.name}: {place}"] = f"defined by {package}, which is not loaded here: --plugins"
+            leave = (*changed, *one.leave, *strange)
+            came = compare(name, stored.read_bytes(), one.data, leave=leave, older=older)
             redefined = sum(any(fnmatchcase(place, pattern) for pattern in changed) for place in came.left)
             made.append(
                 Made(
@@ -258,7 +263,7 @@ def _again(folder: Path, manifest: Manifest) -> tuple[list[Made], dict[str, str]
                     basis=one.basis,
                     same=came.same,
                     differs=len(came.differences),
-                    given=len(came.left) - redefined,
+                    given=len(set(came.left) - strange.keys()) - redefined,
                     redefined=redefined,
                 )
             )
@@ -268,3 +273,19 @@ def _again(folder: Path, manifest: Manifest) -> tuple[list[Made], dict[str, str]
         if file.as_posix() not in known and not remake.is_kept(PurePosixPath(file.as_posix())):
             not_made[file.as_posix()] = "nothing here makes it: its hash alone was looked at"
     return made, not_made, found
+
+
+def _of_other_packages(file: Path) -> dict[str, str]:
+    """Places of the figures in a summary whose packages the run names and that are not loaded here, each with its
+    package."""
+    header = file.with_name("run.json")
+    if file.name != run_folder.SUMMARY or not header.is_file():
+        return {}
+    here = {row.name for row in FIGURES.here()}
+    return {
+        f"figures.{field}": f"{one.package} {one.version}"
+        for one in decode(header.read_bytes(), str(header)).plugins
+        if one.table == FIGURES.group and one.name not in here
+        for field in (one.name, f"{one.name}_ms")
+        if f'"{field}"'.encode() in file.read_bytes()
+    }

@@ -13,10 +13,12 @@ from make_examples import EXAMPLES
 from msgspec.structs import replace
 from plugin_packages import forgetting, install
 
+import loadgen
 from loadgen.core.metrics import registry
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary, summarize
 from loadgen.core.slo import Slo, Term
 from loadgen.core.workload.slo_fields import stop_rule
+from loadgen.evidence import verify
 from loadgen.figures import FIGURES, PLACES
 from loadgen.plugins import none, resolve
 from loadgen.runs import text
@@ -63,6 +65,24 @@ def test_a_figure_of_another_package_stands_in_every_place(tmp_path: Path, monke
     assert replace(summary, figures={}) == before
     with none():
         assert "thinking_ms" in text.render(summary), "a result is readable where the package is not"
+
+
+def test_a_bundle_names_the_package_whose_figure_it_cannot_make_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("LOADGEN_PLUGINS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with forgetting(FIGURES, "thinking"):
+        install(tmp_path, "thinking", {"thinking": MODULE}, {"loadgen.figures": {"thinking": "thinking:ROW"}})
+        loadgen.run("qa", url="sim:gb300-vm", request_rate=20, num_requests=50, seed=1, out=tmp_path / "r")
+        verify.bundle(tmp_path / "r", tmp_path / "b.zip")
+        whole = verify.verify(tmp_path / "b.zip", with_plugins=True)
+        assert (whole.verified, whole.not_made) == ("all", {})
+    without = verify.verify(tmp_path / "b.zip")
+    assert (without.verified, without.differences) == ("part", ())
+    assert list(without.not_made) == ["summary.json: figures.thinking_ms"]
+    assert "thinking 1.0, which is not loaded here" in without.not_made["summary.json: figures.thinking_ms"]
 
 
 MODULE = """
