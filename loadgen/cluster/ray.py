@@ -43,6 +43,8 @@ BEGUN_S = 60.0  # longest time for an actor to start, with its imports
 REACHED_S = 3.0  # longest wait for the raylet of a node to accept a connection
 ANSWER_S = 10.0  # longest wait for the lease of another driver to say whose it is
 FREED_S = 15.0  # longest wait for Ray to end the lease of a driver that has ended
+SEEN_S = 2.0  # from the death of an actor to that of its raylet, where the node died
+ATTEMPTS = 3  # to start the workers, where one does not answer on a node that does
 JOINED_S = 30.0  # longest wait for a node where all are lost
 RELEASED_S = 3.0  # longest wait for the cluster to count the CPUs of a run that ended as free
 EXCHANGES = 20  # of clock readings with each worker
@@ -171,6 +173,10 @@ def _check_reachable(address: str) -> None:
         raise UserError("no_cluster", f"no Ray cluster answers: {error}", f"--ray {address}", hint) from None
 
 
+class _LostError(TargetError):
+    """A worker does not answer before the load."""
+
+
 @dataclass(slots=True, eq=False)
 class _Member:
     """The driver's view of one worker. `heard_at`, `lost_at`: monotonic time, s."""
@@ -229,6 +235,7 @@ class RayCluster:
             answers = await asyncio.gather(*(self._facts(member, files, packages) for member in self._members))
             if not (any(isinstance(answer, Fault) for answer in answers) and await self._nodes_died()):
                 break
+            await self._end()
         faults: list[Fault] = []
         known: list[tuple[_Member, NodeFacts]] = []
         for member, answer in zip(self._members, answers, strict=True):
@@ -282,15 +289,16 @@ class RayCluster:
             self._lost.append(lost[id])
 
     async def _nodes_died(self) -> bool:
-        """Whether the node of a worker does not answer any more. Those nodes are left out from now on, and all actors
-        ended."""
+        """Whether the node of a worker does not answer any more. Those are left out from now on."""
         placed = {member.node.id: member.node for member in self._members}
-        answer = await asyncio.gather(*(_answers(node) for node in placed.values()))
-        lost = [id for id, there in zip(placed, answer, strict=True) if not there]
+        given_up_at = monotonic() + SEEN_S
+        while True:
+            answer = await asyncio.gather(*(_answers(node) for node in placed.values()))
+            lost = [id for id, there in zip(placed, answer, strict=True) if not there]
+            if lost or monotonic() > given_up_at:
+                break
+            await asyncio.sleep(POLL_S)
         self._name_lost(lost)
-        if lost:
-            await self._end_agents([member for member in self._members if member.node.id not in lost])
-            self._end_actors()
         return bool(lost)
 
     def _too_many(self, workers: int, nodes: Sequence[ClusterNode]) -> UserError:
@@ -353,8 +361,15 @@ class RayCluster:
         followers: list[asyncio.Task[Share | None]] = []
         try:
             with stop_signals.ending_start(lambda: self._pass_on(signal.SIGKILL)):
-                while not await self._ready(pieces, counters, followers):
-                    await self._placed(plan)
+                for left in reversed(range(ATTEMPTS)):
+                    try:
+                        followers += await self._ready(pieces, counters)
+                        break
+                    except _LostError:
+                        if not await self._nodes_died() and not left:
+                            raise
+                        await self._end()
+                        await self._placed(plan)
             members = self._members
             with stop_signals.calling(self._pass_on):
                 tell(WorkersPlaced(self._header()))
@@ -374,32 +389,27 @@ class RayCluster:
             counters.close()
             await self._end_agents([member for member in self._members if not member.lost])
 
-    async def _ready(
-        self, pieces: Sequence[bytes], counters: SharedCounters, followers: list[asyncio.Task[Share | None]]
-    ) -> bool:
-        """Start the workers, follow them and compare clocks; False if a node was lost meanwhile.
+    async def _ready(self, pieces: Sequence[bytes], counters: SharedCounters) -> list[asyncio.Task[Share | None]]:
+        """Start the workers, follow them and compare clocks.
 
-        Raises TargetError for a worker that could not start on a node that is there.
+        Raises _LostError, and another TargetError for a worker that refuses.
         """
-        members = self._members
+        members, followers = self._members, []
         try:
             await asyncio.gather(*(self._start_worker(member, pieces) for member in members))
-            followers += [asyncio.create_task(self._follow(member, counters)) for member in members]
+            followers = [asyncio.create_task(self._follow(member, counters)) for member in members]
             await asyncio.gather(*(member.ready for member in members))
             await asyncio.gather(*(self._compare_clocks(member) for member in members))
-        except TargetError:
+        except BaseException:
             await _cancelled(followers)
-            followers.clear()
-            if not await self._nodes_died():
-                raise
-            return False
-        return True
+            raise
+        return followers
 
     async def _start_worker(self, member: _Member, pieces: Sequence[bytes]) -> None:
         try:
             await asyncio.wait_for(member.actor.start.remote(member.i, len(self._members), *pieces), BEGUN_S)
         except Exception as error:  # see _facts
-            raise TargetError(
+            raise _LostError(
                 "process_failed", f"a worker could not be started: {type(error).__name__}", member.where
             ) from None
 
@@ -412,7 +422,7 @@ class RayCluster:
                 taken = await self._take(member)
                 if taken is None:
                     if not member.ready.done():
-                        raise TargetError("process_failed", f"{member.lost} before the start", member.where)
+                        raise _LostError("process_failed", f"{member.lost} before the start", member.where)
                     return None
                 member.copy.add(taken.pieces)
                 counters.paste(member.i, taken.board)
@@ -469,13 +479,13 @@ class RayCluster:
             member.actor.signal.remote(int(number))
 
     async def _compare_clocks(self, member: _Member) -> None:
-        """Measure the clock offset of a worker. Raises TargetError if it is lost before the start."""
+        """Measure the clock offset of a worker. Raises _LostError if it is lost before the start."""
         try:
             member.offset = await asyncio.wait_for(self._offset(member), LOST_S)
             member.niceness = await asyncio.wait_for(member.actor.niceness.remote(), LOST_S)
         except Exception as error:
             what = f"worker {member.i} was lost before the start: {type(error).__name__}"
-            raise TargetError("process_failed", what, member.where) from None
+            raise _LostError("process_failed", what, member.where) from None
 
     async def _measure_drift(self, member: _Member) -> None:
         with contextlib.suppress(Exception):
@@ -544,6 +554,11 @@ class RayCluster:
         with contextlib.suppress(Exception):
             ended = [member.actor.end.remote() for member in members]
             await asyncio.wait_for(asyncio.gather(*ended, return_exceptions=True), 5.0)
+
+    async def _end(self) -> None:
+        """End the workers and their actors: they are placed again."""
+        await self._end_agents([member for member in self._members if not member.lost])
+        self._end_actors()
 
     def _end_actors(self) -> None:
         import ray

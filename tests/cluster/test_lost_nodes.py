@@ -41,7 +41,7 @@ COMMANDS = {
     "sweep": "sweep w.yaml --request-rate 40,60 -d 6s --warmup 0 --grace 1s",
     "search": "search w.yaml --slo ttft:1s:p90 --low 40 --high 60 --max-probes 3 -d 6s --grace 1s",
     "validate": "validate c.yaml --repeat 1",
-    "mlperf": "mlperf server --target-qps 20 --min-duration 8 --dataset data.jsonl",
+    "mlperf": "mlperf server -b llama2-70b --target-qps 20 --min-duration 8 --dataset data.jsonl",
 }
 
 
