@@ -155,6 +155,32 @@ def test_the_points_of_the_slowest_requests_lead_to_their_rows(browser: Browser,
     assert browser.evaluate("document.querySelector('tr:target').id") == links[0].removeprefix("#")
 
 
+@pytest.mark.processes
+def test_the_page_of_a_run_says_first_what_it_is_worth_and_folds_what_is_long(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    """VALID, the five figures, TTFT and TPOT over time, the table, why it was slow; then what unfolds."""
+    browser.look(width=1400, height=900)
+    browser.open(pages["run"])
+    assert browser.evaluate("document.querySelector('.mark').textContent").startswith("VALID")
+    tops = browser.evaluate(
+        "[...document.querySelectorAll('.mark,.five,figure,#latency,#why,#slowest')].filter(n => n.offsetParent)"
+        ".map(n => [n.id || n.className || n.dataset.chart, n.getBoundingClientRect().top])"
+    )
+    tops.sort(key=lambda one: one[1])
+    order = [name for name, _ in tops]
+    assert order[0] == "mark good" and order.index("five") < order.index("0") < order.index("latency")
+    assert order.index("latency") < order.index("why") < order.index("slowest")
+    assert dict(tops)["slowest"] < 2500
+    titles = browser.evaluate("[...document.querySelectorAll('figure')].slice(0, 2).map(f => f.textContent)")
+    assert titles[0].startswith("Time to first token") and titles[1].startswith("Time per output token")
+    links = browser.evaluate("[...document.querySelectorAll('nav a')].map(a => a.getAttribute('href'))")
+    assert len(links) >= 6 and browser.evaluate(f"{json.dumps(links)}.every(a => document.querySelector(a))")
+    assert not browser.evaluate("document.querySelector('#curves').open")
+    browser.evaluate("location.hash = 'curves'; new Promise(done => setTimeout(done, 50))")
+    assert browser.evaluate("document.querySelector('#curves').open")
+
+
 def words(page: Path) -> str:
     """The page as a reader sees it, without its style and script."""
     body = page.read_text("utf-8").split("<main>")[1].split("<script")[0]

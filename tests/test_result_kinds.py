@@ -265,7 +265,7 @@ def test_ui_shows_every_kind_that_is_listed(made: Path, address: str) -> None:
 
     listed = page("")
     for name in ("answers", "size", "repeats", "swept-twice", "contract", "accuracy", "official"):
-        assert f"result?r={quote(name)}" in listed
+        assert f"result/{quote(name)}/" in listed
         shown = page(f"result?r={quote(name)}")
         assert "Cannot be shown" not in shown
         own = opened(made / name)

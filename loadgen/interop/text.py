@@ -76,6 +76,7 @@ def of_our_run(others: Sequence[ToolFigures]) -> tuple[Section, ...]:
             "How other tools would have reported this very run",
             Said(ANOTHER if rows else ""),
             Table(head, rows),
+            folded=True,
             page_only=True,
             id="others",
         ),

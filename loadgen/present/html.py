@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from loadgen.present.page import Page
@@ -27,25 +27,42 @@ from loadgen.present.section import (
 def render(report: Report) -> str:
     """The text of the whole file."""
     sheet = Page(report.tab or report.title, report.made_by)
-    for one in report.warned:
+    for one in (*([report.verdict] if report.verdict is not None else []), *report.warned):
         sheet.mark(one.word, one.words, one.kind)
     sheet.heading(report.title)
     for said in report.answer:
         sheet.say(said.words, f"sentence {said.kind}".rstrip())
-    add(sheet, report.sections)
+    sections = list(_made(report.sections))
+    _contents(sheet, sections)
+    add(sheet, sections)
     return sheet.render()
+
+
+def _made(sections: Iterable[Section | PageOnly]) -> Iterator[Section]:
+    """The sections that have something to show, with those that are made when a page is."""
+    for section in sections:
+        if not isinstance(section, Section):
+            yield from _made(section())
+        elif not section.text_only and any(map(_is_there, section.parts)):
+            yield section
+
+
+LONG_FROM = 6  # sections with a place of their own: a page that has as many gets contents
+
+
+def _contents(sheet: Page, sections: Sequence[Section]) -> None:
+    """Links to the sections of a long page; one that is folded unfolds."""
+    places = [(section.id, section.head) for section in sections if section.id and section.head]
+    if len(places) >= LONG_FROM:
+        links = " · ".join(f'<a href="#{escape(id)}">{escape(head)}</a>' for id, head in places)
+        sheet.add(f'<nav class="soft" aria-label="contents">{links}</nav>')
 
 
 def add(sheet: Page, sections: Iterable[Section | PageOnly]) -> None:
     """Append sections to a page."""
-    for section in sections:
-        if not isinstance(section, Section):
-            add(sheet, section())
-            continue
-        if not any(map(_is_there, section.parts)):
-            continue
+    for section in _made(sections):
         if section.folded:
-            with sheet.details(section.head):
+            with sheet.details(section.head or str(section.folded), id=section.id):
                 _parts(sheet, section)
             continue
         if section.head and section.small:

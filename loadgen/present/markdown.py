@@ -14,6 +14,8 @@ def render(report: Report) -> str:
     blocks = [f"**{one.word}**: {escape(one.words)}" for one in report.warned]
     blocks.append(f"### {escape(report.title)}")
     blocks += [f"**{escape(said.words)}**" for said in report.answer]
+    if report.verdict is not None:
+        blocks.append(f"**{escape(f'{report.verdict.word}: {report.verdict.words}')}**")
     return "\n\n".join([*blocks, *of_sections(report.sections)]) + "\n"
 
 

@@ -470,6 +470,14 @@
   });
   window.addEventListener("afterprint", () => { opened.forEach(d => { d.open = false; }); fitAll(); });
 
+  // A link to a place that is folded away, or in something that is, unfolds it.
+  const unfold = () => {
+    const place = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    for (let node = place; node; node = node.parentElement) if (node.tagName === "DETAILS") node.open = true;
+    if (place) place.scrollIntoView();
+  };
+  window.addEventListener("hashchange", unfold);
+  unfold();
   document.getElementById("print").onclick = () => window.print();
   const button = document.getElementById("theme");
   const themes = ["auto", "light", "dark"];

@@ -129,8 +129,8 @@ class Page:
         """Append the title of the page."""
         self.add(f"<h1>{escape(title)}</h1>")
 
-    def mark(self, word: str, text: str, kind: Literal["bad", "warn"] = "warn") -> None:
-        """Append a large box that warns the reader: `word` in bold, then `text`."""
+    def mark(self, word: str, text: str, kind: Literal["good", "bad", "warn"] = "warn") -> None:
+        """Append a large box with what the reader has to know first: `word` in bold, then `text`."""
         self.add(f'<div class="mark {kind}" role="note"><b>{escape(word)}</b>{escape(text)}</div>')
 
     def tiles(self, numbers: Sequence[Number]) -> None:
@@ -180,9 +180,10 @@ class Page:
             self.add(f'<ul class="said {kind}">{items}</ul>')
 
     @contextmanager
-    def details(self, summary: str) -> Iterator[None]:
+    def details(self, summary: str, *, id: str = "") -> Iterator[None]:
         """What is appended inside unfolds under `summary`."""
-        self.add(f"<details><summary>{escape(summary)}</summary>")
+        place = f' id="{escape(id)}"' if id else ""
+        self.add(f"<details{place}><summary>{escape(summary)}</summary>")
         yield
         self.add("</details>")
 

@@ -115,23 +115,31 @@ Part = str | Said | Bullets | Facts | Table | Quoted | Links | Signatures | Tile
 class Section:
     """A head and the parts below it; where the parts are empty the head is left out too. Made by `section`.
 
-    small: it belongs to the section before. folded: a page shows it when asked. page_only: text and Markdown leave it
-    out. id: a place on the page.
+    small: it belongs to the section before. folded: a page shows it when asked, under its head or these
+    words. page_only: text and Markdown leave it
+    out; text_only: a page does. id: a place on the page.
     """
 
     head: str
     parts: tuple[Part, ...]
     small: bool = False
-    folded: bool = False
+    folded: bool | str = False
     page_only: bool = False
+    text_only: bool = False
     id: str = ""
 
 
 def section(
-    head: str, *parts: Part, small: bool = False, folded: bool = False, page_only: bool = False, id: str = ""
+    head: str,
+    *parts: Part,
+    small: bool = False,
+    folded: bool | str = False,
+    page_only: bool = False,
+    text_only: bool = False,
+    id: str = "",
 ) -> Section:
     """A section; without a head it is what stands first, or goes on with the one before."""
-    return Section(head=head, parts=parts, small=small, folded=folded, page_only=page_only, id=id)
+    return Section(head=head, parts=parts, small=small, folded=folded, page_only=page_only, text_only=text_only, id=id)
 
 
 PageOnly = Callable[[], Iterable[Section]]
@@ -144,7 +152,7 @@ class Warned:
 
     word: str
     words: str
-    kind: Literal["bad", "warn"] = "warn"
+    kind: Literal["good", "bad", "warn"] = "warn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +161,8 @@ class Report:
 
     title: of page and Markdown, and of a text that does not begin with its answer. answer_last: a text says it at its
     end, since what stands above is long. made_by: the command and its version, at the top of a page. tab: the name of
-    the page in a browser, where it is not the title.
+    the page in a browser, where it is not the title. verdict: whether the measurement is sound: first on a
+    page, behind the answer in a text.
     """
 
     title: str
@@ -162,6 +171,7 @@ class Report:
     warned: Sequence[Warned] = ()
     answer: Sequence[Said] = ()
     answer_last: bool = False
+    verdict: Warned | None = None
     tab: str = ""
 
 

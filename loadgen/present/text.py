@@ -28,6 +28,9 @@ def render(report: Report, *, color: bool = False, width: int = WIDTH) -> str:
         lines += [paint(line, "bold") for line in wrapped(report.title, width=width)]
     lines += _below(report.sections, paint, width, begun=True)
     lines += ["", *answer] if answer and report.answer_last else []
+    if report.verdict is not None:
+        words = f"{report.verdict.word}: {report.verdict.words}"
+        lines += [paint(line, report.verdict.kind) for line in wrapped(words, width=width)]
     return "\n".join(lines) + "\n"
 
 

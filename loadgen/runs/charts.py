@@ -116,21 +116,17 @@ def bands(figures: Figures) -> tuple[Band, ...]:
     return tuple(stage_bands)
 
 
-def over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
-    """Load, output tokens, requests in flight, TTFT, TPOT and gaps between events over time, with the stages marked."""
-
-    def lines(title: str, bins: Bins, y: Axis, note: str = "", marks: tuple[Mark, ...] = ()) -> Chart:
-        centres = _centres(bins, figures.length_s)
-        series = tuple(
-            Series(name=name if len(bins.series) > 1 else "", x=centres, y=values, color=color, dash=dash)
-            for (name, values), (color, dash) in zip(bins.series.items(), _styles(bins), strict=False)
-        )
-        return _lines_over_time(figures, title, y, series, note=note, marks=marks)
-
+def over_time(figures: Figures) -> Iterator[Chart]:
+    """Load, output tokens and requests in flight over time, with the stages marked."""
     each = f"per {figures.load.width_s:g} s: due by the timetable, sent, ended ok"
-    yield lines("Offered against delivered load", figures.load, Axis(label="requests/s", unit="/s", min=0), each)
-    yield lines("Output tokens per second", figures.output, Axis(label="tokens/s", unit="tokens/s", min=0))
-    yield lines("Requests in flight", figures.in_flight, Axis(label="requests", min=0))
+    load, tokens = Axis(label="requests/s", unit="/s", min=0), Axis(label="tokens/s", unit="tokens/s", min=0)
+    yield _binned(figures, "Offered against delivered load", figures.load, load, each)
+    yield _binned(figures, "Output tokens per second", figures.output, tokens)
+    yield _binned(figures, "Requests in flight", figures.in_flight, Axis(label="requests", min=0))
+
+
+def latency_over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
+    """TTFT and TPOT over time, with their limits."""
     for title, name, bins, basis in (
         ("Time to first token", "ttft", figures.ttft, "by due instant"),
         ("Time per output token", "tpot", figures.tpot, "by the instant of the last token"),
@@ -143,9 +139,22 @@ def over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
             for t in summary.goodput.slo
             if t.metric == name and t.limit_ms < 3 * max(values)
         )
-        yield lines(title, bins, _ms_axis(values), f"per {bins.width_s:g} s, {basis}", limits)
+        yield _binned(figures, title, bins, _ms_axis(values), f"per {bins.width_s:g} s, {basis}", limits)
+
+
+def gaps_over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
+    """The gaps between events over time."""
     if figures.gaps and "inter_chunk" not in summary.unsound:
         yield _gap_heat_chart(figures)
+
+
+def _binned(figures: Figures, title: str, bins: Bins, y: Axis, note: str = "", marks: tuple[Mark, ...] = ()) -> Chart:
+    centres = _centres(bins, figures.length_s)
+    series = tuple(
+        Series(name=name if len(bins.series) > 1 else "", x=centres, y=values, color=color, dash=dash)
+        for (name, values), (color, dash) in zip(bins.series.items(), _styles(bins), strict=False)
+    )
+    return _lines_over_time(figures, title, y, series, note=note, marks=marks)
 
 
 def server(figures: Figures, curves_by_metric: Mapping[str, served.MetricCurve]) -> Iterator[Chart]:

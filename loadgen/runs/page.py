@@ -25,38 +25,54 @@ Drawing = Callable[[], Figures] | None
 """Makes the data of charts; None: only the summary was kept."""
 
 
-def _drawn(figures: Drawing, make: Callable[[Figures], Iterable[Chart]]) -> Iterator[PageOnly]:
-    """Charts that go on with the section before."""
+def _drawn(figures: Drawing, make: Callable[[Figures], Iterable[Chart]], head: str, id: str) -> Iterator[PageOnly]:
+    """Charts that unfold under a head of their own."""
     if figures is not None:
-        yield lambda: [section("", Charts(tuple(make(figures()))))]
+        yield lambda: [section(head, Charts(tuple(make(figures()))), folded=True, id=id)]
+
+
+def first_look(summary: Summary, figures: Drawing) -> Iterator[PageOnly]:
+    """TTFT and TPOT over time, with their limits."""
+    if figures is not None:
+        yield lambda: [section("", Charts(tuple(charts.latency_over_time(figures(), summary))))]
 
 
 def curves(summary: Summary, figures: Drawing) -> Iterator[PageOnly]:
-    yield from _drawn(figures, lambda data: charts.curves(data, summary))
+    yield from _drawn(figures, lambda data: charts.curves(data, summary), "Percentile curves", "curves")
 
 
 def client(summary: Summary, figures: Drawing) -> Iterator[PageOnly]:
-    yield from _drawn(figures, lambda data: charts.client(data, summary))
+    head = "The load generator itself, over time"
+    yield from _drawn(figures, lambda data: charts.client(data, summary), head, "client-time")
 
 
 def over_time(summary: Summary, figures: Drawing) -> Iterator[Section | PageOnly]:
     if figures is None:
         return
-    head, data = "Over time", figures
+    head, data = "Load and throughput over time", figures
     if summary.window.whole.duration_s is None:
         yield section(head, "No request left a record: there is nothing to draw.", page_only=True, id="time")
     else:
-        yield lambda: [section(head, Charts(tuple(charts.over_time(data(), summary))), id="time")]
+        yield lambda: [
+            section(
+                head,
+                Charts((*charts.over_time(data()), *charts.gaps_over_time(data(), summary))),
+                folded=True,
+                id="time",
+            )
+        ]
 
 
 def server(served: Served, figures: Drawing, said: Sequence[MetricSample]) -> Iterator[Section | PageOnly]:
-    yield from _drawn(figures, lambda data: charts.server(data, series.curves(said)))
+    head = "The server's own metrics over time"
+    yield from _drawn(figures, lambda data: charts.server(data, series.curves(said)), head, "server-time")
     rows = [(source.url, format.count(source.reads), format.count(source.failed)) for source in served.pages]
     words = (
         "Read about once a second over a connection of its own, by a process of its own. Every series of the pages is "
         f"in {series.FILE}."
     )
-    yield section("", Table(("metrics page", "reads", "failed"), rows), Said(words, "soft"), page_only=True)
+    pages = Table(("metrics page", "reads", "failed"), rows)
+    yield section("The metrics pages that were read", pages, Said(words, "soft"), folded=True, page_only=True)
 
 
 def energy(used: EnergyUse) -> Section:
@@ -70,7 +86,7 @@ def delivered(summary: Summary, figures: Drawing) -> Iterator[Section | PageOnly
     if figures is None:
         return
     rows = Table(stimulus.HEAD, stimulus.rows(summary.stimulus), "words")
-    yield section("The load that was delivered", rows, page_only=True, id="delivered")
+    yield section("The load that was delivered", rows, folded=True, page_only=True, id="delivered")
     data = figures
     yield lambda: [_lengths(summary, data())]
 
@@ -78,7 +94,7 @@ def delivered(summary: Summary, figures: Drawing) -> Iterator[Section | PageOnly
 def _lengths(summary: Summary, figures: Figures) -> Section:
     head, tokens = "Lengths and cache", summary.tokens
     if tokens.output is None:
-        return section(head, "No request came back whole: no length is known.", id="lengths")
+        return section(head, "No request came back whole: no length is known.", folded=True, id="lengths")
     sentences = [f"{format.count(tokens.input)} prompt tokens and {format.count(tokens.output)} output tokens in all."]
     counters = {"server": "the server", "tokenizer": "the model's tokenizer"}
     counters |= {"estimate": "an estimate", "events": "events"}
@@ -100,7 +116,7 @@ def _lengths(summary: Summary, figures: Figures) -> Section:
     for subject, cloud in (("prompts have", figures.ttft_by_input), ("answers have", figures.e2e_by_output)):
         if cloud.count > 1 and cloud.x[0] == cloud.x[1]:
             sentences.append(f"All {subject} {format.counted(round(cloud.x[0]), 'token')}.")
-    return section(head, " ".join(sentences), Charts(tuple(charts.lengths(figures))), id="lengths")
+    return section(head, " ".join(sentences), Charts(tuple(charts.lengths(figures))), folded=True, id="lengths")
 
 
 def errors(summary: Summary, figures: Drawing) -> Iterator[Section | PageOnly]:
@@ -112,15 +128,16 @@ def errors(summary: Summary, figures: Drawing) -> Iterator[Section | PageOnly]:
             unfinished = f"{format.count(requests.unfinished)} unfinished when the drain ended"
             of_all = format.counted(requests.scheduled, "request")
             said = f"{format.count(requests.ok)} of {of_all} are ok, {unfinished}"
-        yield section("Errors", f"None: {said}.", page_only=True, id="errors")
-    yield from _drawn(figures, charts.errors)
+        yield section("", f"Errors: none: {said}.", page_only=True)
+    if requests.by_error:
+        yield from _drawn(figures, charts.errors, "Errors over time", "errors-time")
 
 
 def end(summary: Summary, header: Header | None) -> Iterator[Section]:
     """What the words mean, and how to do it again."""
     run, fingerprints = summary.run, summary.fingerprints
     host, limits = run.host, summary.verdict.limits
-    yield section("Definitions", Table(("metric", "is"), DEFINITIONS, "words"), folded=True, page_only=True)
+    yield section("Definitions", Table(("metric", "is"), DEFINITIONS, "words"), folded=True, page_only=True, id="words")
     again = facts(
         Seed="" if run.seed is None else str(run.seed),
         Schedule="" if run.schedule_seed is None else f"seed {run.schedule_seed}",
@@ -146,7 +163,7 @@ def end(summary: Summary, header: Header | None) -> Iterator[Section]:
         f"{format.percent(limits.event_error_share)} of ITL p50; error of TPOT "
         f"{format.percent(limits.tpot_error_share)} of TPOT p50",
     )
-    yield section("How to reproduce", Quoted(shlex.join(run.command)), again, page_only=True, id="again")
+    yield section("How to reproduce", Quoted(shlex.join(run.command)), again, folded=True, page_only=True, id="again")
     source = header.source_text if header is not None else ""
     yield section(f"Workload file, {run.workload}", Quoted(source), folded=True, page_only=True)
     note = (

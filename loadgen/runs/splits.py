@@ -78,12 +78,12 @@ def sections(summary: Summary, figures: Callable[[], Figures] | None) -> Iterato
     legend = f"Means over the requests near the quantile, which add up. {WORDS}."
     account = f"{splits.why[:1].upper()}{splits.why[1:]}." if splits.why else ""
     yield section("", *_tables(splits), Said(legend, "soft"), Said(account, "soft"), page_only=not told)
-    yield from _slowest(summary.slowest, told)
-    if figures is not None:
-        yield lambda: [section("", Charts(tuple(charts.slow(figures(), summary))))]
+    yield from _slowest(summary, told, figures)
 
 
-def _slowest(slowest: Sequence[SlowRequest], told: bool) -> Iterator[Section]:
+def _slowest(summary: Summary, told: bool, figures: Callable[[], Figures] | None) -> Iterator[Section | PageOnly]:
+    """The slowest requests: all of them where a page is asked, in a text those by TTFT."""
+    slowest = summary.slowest
     bars = [Bar(_name(request), format.milliseconds(request.e2e_ms), _waterfall(request)) for request in slowest]
     legend = (
         "From the due instant: the client's lateness (red), waiting for a new connection (yellow), the server's queue, "
@@ -91,10 +91,19 @@ def _slowest(slowest: Sequence[SlowRequest], told: bool) -> Iterator[Section]:
         "X-Request-Id that was sent, or session and turn: summary.json has both."
     )
     drawn = (Bars(rows=bars, unit=" ms", low=0.0), Said(legend, "soft"))
-    yield section("The slowest requests", *drawn, small=True, page_only=True)
-    for by, title in (("ttft", "slowest by TTFT"), ("e2e", "slowest by E2E")):
-        own = [request for request in slowest if request.by == by]
-        yield section("", _slow_table(own, title, by), page_only=not (told and by == "ttft"))
+    by_ttft, by_e2e = (
+        _slow_table([request for request in slowest if request.by == by], title, by)
+        for by, title in (("ttft", "slowest by TTFT"), ("e2e", "slowest by E2E"))
+    )
+    if told:
+        yield section("", by_ttft, text_only=True)
+    head = "The slowest requests"
+
+    def whole() -> list[Section]:
+        clouds = () if figures is None else tuple(charts.slow(figures(), summary))
+        return [section(head, *drawn, by_ttft, by_e2e, Charts(clouds), folded=True, page_only=True, id="slowest")]
+
+    yield whole
 
 
 def _waterfall(request: SlowRequest) -> list[tuple[float, float, str, str]]:

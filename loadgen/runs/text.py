@@ -77,8 +77,11 @@ def report(
         ],
         answer=[*_answer(summary), *(one for addition in additions for one in addition.answer())],
         answer_last=True,
+        verdict=_verdict(summary),
         sections=[
-            section("", Tiles(numbers), _facts(summary)),
+            section("", Tiles(numbers), page_only=True),
+            *page.first_look(summary, figures),
+            section("", _facts(summary), folded="What was run, against what"),
             section("Warnings", Bullets(summary.verdict.warnings, "warn"), small=True),
             *(one for addition in additions for one in addition.sections),
             *_latency(summary, figures),
@@ -148,11 +151,9 @@ def _answer(summary: Summary) -> Iterator[Said]:
     doubtful = busy or summary.goodput.undecided or bool(verdict.caveats)
     bad = summary.goodput.met is False or not (verdict.valid or busy)
     yield Said(run_headline.sentence(summary), "bad" if bad else "warn" if doubtful else "good", large=True)
-    if verdict.valid and verdict.caveats:
-        yield Said(f"VALID, with a reservation: {'; '.join(verdict.caveats)}", "warn")
-    elif verdict.valid:
-        yield Said("VALID: the measurement is sound", "good")
-    elif busy:
+    if verdict.valid:
+        return
+    if busy:
         yield Said(f"INVALID: this host was too busy to measure with: {'; '.join(verdict.reasons)}", "warn")
         yield Said(
             f"measured: {format.count(requests.ok)} of {format.counted(requests.scheduled, 'request')} were answered, "
@@ -161,6 +162,15 @@ def _answer(summary: Summary) -> Iterator[Said]:
         yield Said("not measured: latencies, and what rests on them; they say as much of this host as of the server")
     else:
         yield Said(f"INVALID: {'; '.join(verdict.reasons)}", "bad")
+
+
+def _verdict(summary: Summary) -> Warned | None:
+    """That the measurement is sound; of one that is not the answer says it, with the reasons."""
+    if not summary.verdict.valid:
+        return None
+    if caveats := summary.verdict.caveats:
+        return Warned("VALID, with a reservation", "; ".join(caveats))
+    return Warned("VALID", "the measurement is sound", "good")
 
 
 def _facts(summary: Summary) -> Facts:
@@ -293,7 +303,8 @@ def _needed(needs: str) -> Said:
 
 def _client(summary: Summary, figures: Callable[[], Figures] | None) -> Iterator[Section | PageOnly]:
     used = f"{', '.join(run_headline.client_use(summary))}."
-    yield section("The load generator itself", used, _distributions(run_headline.own_times(summary)), id="client")
+    times = _distributions(run_headline.own_times(summary))
+    yield section("The load generator itself", used, times, folded=True, id="client")
     yield from page.client(summary, figures)
 
 
@@ -305,7 +316,7 @@ def _server(
 ) -> Iterator[Section | PageOnly]:
     if summary.server is not None:
         words = f"{', '.join(run_headline.server_says(summary.server))}."
-        yield section("What the server says of itself", words, id="server")
+        yield section("What the server says of itself", words, folded=True, id="server")
         yield from page.server(summary.server, figures, said)
     if summary.energy is not None:
         words = f"{', '.join(run_headline.energy_says(summary.energy))}."
@@ -351,14 +362,14 @@ def parts(summary: Summary) -> Iterator[Section]:
             for stage in summary.stages
         )
         rows = _table("stage", zip(names, summary.stages, strict=True))
-        yield section("Stages", rows, page_only=not several, id="stages")
+        yield section("Stages", rows, page_only=not several, folded=not several, id="stages")
     if summary.classes:
         yield _classes(summary)
     if summary.targets:
         yield _targets(summary)
     if said := nodes.sentences(summary.between):
         rows = Table(nodes.head(summary.between), nodes.rows(summary.between))
-        yield section("Between nodes", rows, *said, id="nodes")
+        yield section("Between nodes", rows, *said, folded=True, id="nodes")
 
 
 def _classes(summary: Summary) -> Section:
