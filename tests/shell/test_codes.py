@@ -27,7 +27,7 @@ MATCHING = {"match", "fullmatch", "search", "findall", "finditer", "sub", "split
 FOREIGN = {
     "loadgen/shell/wrong_usage.py": "pydantic, under typer, begins the message of a wrong choice with words of its own",
     "loadgen/core/workload/dataset.py": "msgspec says the byte of a JSON error in its message only",
-    "loadgen/core/workload/data_files.py": "msgspec says the byte of a JSON error in its message; pyarrow: as below",
+    "loadgen/interop/data_sets.py": "msgspec says the byte of a JSON error in its message; pyarrow: as below",
     "loadgen/core/results/parquet.py": "pyarrow: the first sentence of its message is shown",
     "loadgen/sim/presets/preset.py": "msgspec says the path of a wrong value in its message only",
     "loadgen/core/workload/messages.py": "pydantic: the noun and the known keys of a union travel as its message",
