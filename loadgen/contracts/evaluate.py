@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.contracts import steady_samples as steady
+from loadgen.contracts import steady_state
 from loadgen.contracts.schema import KINDS, LATENCIES, OF_TASKS, Promise
 from loadgen.contracts.steady_samples import MARGIN, QUEUED, Missing, RecordedRun, Shortage, SteadySample, Timed
 from loadgen.core import format
@@ -22,7 +23,7 @@ from loadgen.core.errors import Fault, Faults
 from loadgen.core.metrics import outcomes, windows
 from loadgen.core.metrics.columns import OK, Columns
 from loadgen.core.metrics.windows import Span
-from loadgen.core.stats import intervals, quantile_interval, steady_state
+from loadgen.core.stats import intervals, quantile_interval
 from loadgen.core.stats.intervals import Bounds
 from loadgen.core.stats.quantile_interval import Series
 from loadgen.core.stats.quantiles import element

@@ -1,6 +1,6 @@
 """Selects the steady part of a level's samples, and says why that part may not represent a load that continues.
 
-Pure. Samples are in order of due instants. `stats/steady_state.py` finds the end of the start-up and how long queueing
+Pure. Samples are in order of due instants. `steady_state.py` finds the end of the start-up and how long queueing
 keeps requests correlated; this module turns both into a caveat in words and an upper bound.
 """
 
@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.contracts import steady_state
 from loadgen.core import format
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import outcomes, tasks, windows
@@ -23,7 +24,7 @@ from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import Header
 from loadgen.core.slo import Slo, Term
-from loadgen.core.stats import intervals, quantile_interval, steady_state
+from loadgen.core.stats import intervals, quantile_interval
 from loadgen.core.stats.quantile_interval import Series
 from loadgen.core.stats.quantiles import Histogram, support
 

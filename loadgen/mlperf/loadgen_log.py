@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from loadgen.core.errors import UserError, of_reading
-from loadgen.core.stats.loadgen_spread import PERCENTILES, LoadGenSpread
 from loadgen.core.stats.quantiles import QUANTILES
 from loadgen.formats import ForeignResult, ToolFile
+from loadgen.mlperf.loadgen_spread import PERCENTILES, LoadGenSpread
 
 SUMMARY = "mlperf_log_summary.txt"
 MARK = ":::MLLOG "

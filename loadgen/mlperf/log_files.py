@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from loadgen.core.stats.loadgen_spread import PERCENTILES, LoadGenSpread
 from loadgen.mlperf import dataset, rules
+from loadgen.mlperf.loadgen_spread import PERCENTILES, LoadGenSpread
 from loadgen.mlperf.result import DISCLOSURE, UNRESOLVED, Check, MlperfResult
 from loadgen.mlperf.rules import Test
 

@@ -30,11 +30,11 @@ from loadgen.core.requests import build as build_prompts
 from loadgen.core.requests import prompts
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results import checksums
-from loadgen.core.stats.loadgen_spread import PERCENTILES
 from loadgen.core.workload import FromFile
 from loadgen.mlperf import dataset, rules, run
 from loadgen.mlperf import result as mlperf
 from loadgen.mlperf.loadgen_log import LoadGenLog, read_log
+from loadgen.mlperf.loadgen_spread import PERCENTILES
 from loadgen.mlperf.result import MlperfResult
 from loadgen.mlperf.rules import Test
 from loadgen.mlperf.run import Data

@@ -18,8 +18,8 @@ from loadgen.core import format
 from loadgen.core.errors import OK, SLO_MISSED, UNSOUND
 from loadgen.core.results.record import STATUS
 from loadgen.core.stats.early_stopping import needed
-from loadgen.core.stats.loadgen_spread import PERCENTILES, LoadGenSpread
 from loadgen.core.stats.quantiles import index
+from loadgen.mlperf.loadgen_spread import PERCENTILES, LoadGenSpread
 from loadgen.mlperf.rules import Test
 
 DISCLOSURE = (

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from loadgen.core import format
 from loadgen.core.metrics import blocks
 from loadgen.core.slo import promise
-from loadgen.core.stats.loadgen_spread import PERCENTILES
+from loadgen.mlperf.loadgen_spread import PERCENTILES
 from loadgen.mlperf.log_files import checker_text
 from loadgen.mlperf.result import DISCLOSURE, MlperfResult
 from loadgen.present.additions import Addition

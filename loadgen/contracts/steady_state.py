@@ -2,7 +2,7 @@
 
 Pure. A promise is about a load that continues, but a run begins with an empty server and ends with one that empties.
 MSER finds the end of the start-up, and the correlation of neighbours gives the number of independent observations; both
-are in `intervals.py`.
+are in `core/stats/intervals.py`.
 """
 
 from __future__ import annotations
