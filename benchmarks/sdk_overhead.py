@@ -3,7 +3,9 @@
 The transport is a stub inside the process, so that only the client's own work is timed; both sides alternate, and the
 smallest of many rounds counts: the machine's other work only ever adds.
 
-    python benchmarks/sdk_overhead.py [--throttle-seconds 10]
+    python benchmarks/sdk_overhead.py [--throttle-seconds 10] [--instructions 100]
+
+Instructions are counted by valgrind, which other work on the machine does not change: some two minutes.
 """
 
 from __future__ import annotations
@@ -398,11 +400,42 @@ def added_us(rounds: int) -> list[tuple[str, float | None, float, float | None]]
     return found
 
 
+COUNTED = """
+import sys
+sys.path.insert(0, {folder!r})
+import sdk_overhead as own
+blocking, _ = own.clients()
+ours = own.instrument(blocking, [].append, prices=own.TokenPrice(1, 2))
+for side in (blocking, ours):  # both sides are warm
+    own.per_call(side.chat.completions.create)()
+create = (ours if {ours} else blocking).chat.completions.create
+for _ in range({calls}):
+    create(model="m", messages=[{{"role": "user", "content": "Hello there, how are you?"}}])
+"""
+
+
+def instructions(calls: int) -> list[tuple[str, float]]:
+    """Machine instructions of one call of openai, with `instrument` and without: so many more calls in one process."""
+
+    def counted(ours: bool, made: int) -> int:
+        code = COUNTED.format(folder=os.path.dirname(os.path.abspath(__file__)), ours=ours, calls=made)
+        command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        ran = subprocess.run(
+            [*command, sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+        )
+        return int(ran.stderr.rpartition("refs:")[2].split()[0].replace(",", ""))
+
+    of = [(counted(ours, 2 * calls) - counted(ours, calls)) / calls for ours in (False, True)]
+    return [("bare openai", of[0]), ("with instrument", of[1]), ("added", of[1] - of[0])]
+
+
 def main() -> int:
     parser = rig.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--imports", type=int, default=7, help="starts of an interpreter, for each import")
     parser.add_argument("--throttle-seconds", type=float, default=0, help="also measure the rates of throttles")
+    parser.add_argument("--instructions", type=int, default=0, help="also count those of so many calls, by valgrind")
     given = rig.given(parser, rounds=2, imports=1, throttle_seconds=0.1)
     gc.collect()
     gc.freeze()
@@ -417,6 +450,9 @@ def main() -> int:
     statements += ["from loadgen_sdk import instrument", "import loadgen", "import openai"]
     imports = {statement: import_ms(statement, given.imports) for statement in statements}
     print(rig.table(["statement", "ms"], [[f"`{name}`", f"{ms:.1f}"] for name, ms in imports.items()]))
+    if given.instructions:
+        thousands = [[name, f"{count / 1e3:,.0f}"] for name, count in instructions(given.instructions)]
+        print("\n" + rig.table(["thousand instructions a call", ""], thousands))
     over = any(limit is not None and added > limit for _, _, added, limit in found)
     over |= imports["import loadgen_sdk"] > IMPORT_LIMIT * imports["import msgspec"]
     if given.throttle_seconds:
