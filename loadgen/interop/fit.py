@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,18 @@ NO_RATE = 1e-6  # requests per second of an hour without any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClassFit:
+    """The requests of one label of the trace, or of the labels that are too rare for laws of their own."""
+
+    name: str
+    requests: int
+    input_tokens: tuple[Fit, ...]
+    output_tokens: tuple[Fit, ...]
+    reused: float
+    prefixes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFit:
     """What was fitted. Lists of fits: the chosen one first, then the others."""
 
@@ -39,6 +52,7 @@ class TraceFit:
     reused: float  # share of prompt tokens that an endless cache would know
     prefixes: int  # beginnings that several prompts have
     sessions: int
+    classes: tuple[ClassFit, ...] = ()  # where the trace has labels: all its requests, by label
 
     @property
     def by_the_hour(self) -> bool:
@@ -81,7 +95,43 @@ def fit(trace: Trace) -> TraceFit:
         reused=reused,
         prefixes=prefixes,
         sessions=int(trace.session.max()) + 1,
+        classes=_classes(trace),
     )
+
+
+def _classes(trace: Trace) -> tuple[ClassFit, ...]:
+    """A class for each label of at least LEAST requests; the requests of the others are one class. () where that is
+    one class."""
+    counts = {label: int((trace.label == label).sum()) for label in range(-1, len(trace.labels))}
+    rare = [label for label, count in counts.items() if label < 0 or count < LEAST]
+    merged = np.where(np.isin(trace.label, rare), -1, trace.label)
+    numbers = [label for label in counts if (merged == label).any()]
+    if len(numbers) < 2:
+        return ()
+    found = []
+    taken: set[str] = set()
+    for number in numbers:
+        part = replace(trace, label=merged).of_label(number)
+        name = _class_name("other" if number < 0 else trace.labels[number], taken)
+        reused, prefixes = _reused(part)
+        lengths = (_chosen_first(fitting.lengths(tokens)) for tokens in (part.input_tokens, part.output_tokens))
+        read, write = lengths
+        found.append(
+            ClassFit(
+                name=name, requests=len(part), input_tokens=read, output_tokens=write, reused=reused, prefixes=prefixes
+            )
+        )
+    return tuple(found)
+
+
+def _class_name(label: str, taken: set[str]) -> str:
+    """A label as the name of a class: letters, digits and dashes, and no two alike."""
+    plain = re.sub(r"[^A-Za-z0-9]+", "-", label).strip("-")[:40] or "label"
+    name, number = plain, 2
+    while name in taken:
+        name, number = f"{plain}-{number}", number + 1
+    taken.add(name)
+    return name
 
 
 def as_yaml(fitted: TraceFit, name: str) -> str:
@@ -89,12 +139,14 @@ def as_yaml(fitted: TraceFit, name: str) -> str:
 
     lines = [
         f"name: {json.dumps(name)}",
-        "requests:",
-        f"  input_tokens: {_law(fitted.input_tokens[0])}",
-        f"  output_tokens: {_law(fitted.output_tokens[0])}",
     ]
-    if fitted.prefixes:
-        lines += [f"  prefixes: {fitted.prefixes}", f"  cache: {{hit_rate: {fitted.reused * 100:.3g}%}}"]
+    if fitted.classes:
+        lines.append("classes:")
+        for part in fitted.classes:
+            share = part.requests / len(fitted.trace) * 100
+            lines += [f"  {part.name}:", f"    weight: {share:.6g}%", "    requests:", *_requests(part, 6)]
+    else:
+        lines += ["requests:", *_requests(fitted, 2)]
     lines.append("stages:")
     gap = fitted.gaps[0]
     for hour, (rate, length_ns) in enumerate(zip(fitted.rates, fitted.stage_ns, strict=True)):
@@ -105,6 +157,13 @@ def as_yaml(fitted: TraceFit, name: str) -> str:
         named = f"name: hour-{hour:02d}, " if fitted.by_the_hour else ""
         lines.append(f"  - {{{named}arrival: {law}, duration: {math.ceil(length_ns / 1e6) / 1000:.10g}s}}")
     return "\n".join(lines) + "\n"
+
+
+def _requests(part: TraceFit | ClassFit, indent: int) -> list[str]:
+    keys = [f"input_tokens: {_law(part.input_tokens[0])}", f"output_tokens: {_law(part.output_tokens[0])}"]
+    if part.prefixes:
+        keys += [f"prefixes: {part.prefixes}", f"cache: {{hit_rate: {part.reused * 100:.3g}%}}"]
+    return [" " * indent + key for key in keys]
 
 
 def _law(chosen: Fit) -> str:

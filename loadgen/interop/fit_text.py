@@ -24,6 +24,7 @@ def words(fitted: TraceFit) -> list[str]:
         *_compared(fitted.input_tokens),
         f"{'output tokens':{WIDTH}}{_length(fitted.output_tokens[0])}",
         *_compared(fitted.output_tokens),
+        *_classes(fitted),
     ]
     return [*lines, *(f"{'not kept':{WIDTH}}{lost}" for lost in _lost(fitted))]
 
@@ -52,6 +53,7 @@ def data(fitted: TraceFit, workload: str) -> dict[str, Any]:
         "rank_correlation": fitted.correlation,
         "reused_share": fitted.reused,
         "sessions": fitted.sessions,
+        "classes": [{"name": part.name, "requests": part.requests} for part in fitted.classes],
         "workload": workload,
     }  # fmt: skip
 
@@ -70,6 +72,16 @@ def _length(fit: Fit) -> str:
     if fit.law == "empirical":
         return f"empirical, {len(fit.parameters['values'])} values of the trace: no law fits"
     return ", ".join([fit.law, *(f"{name} {value:g}" for name, value in fit.parameters.items())])
+
+
+def _classes(fitted: TraceFit) -> list[str]:
+    """A line for each label of the trace."""
+    names = ["classes", *[""] * len(fitted.classes)]
+    return [
+        f"{name:{WIDTH}}{part.name}: {format.counted(part.requests, 'request')}, "
+        f"input {_length(part.input_tokens[0])}; output {_length(part.output_tokens[0])}"
+        for name, part in zip(names, fitted.classes, strict=False)
+    ]
 
 
 def _compared(fits: Sequence[Fit]) -> list[str]:

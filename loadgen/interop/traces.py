@@ -142,7 +142,9 @@ def _sdk_shape_row(row: dict[str, Any]) -> TraceRow:
     microseconds = (time_ns(row.get("timestamp"), 1e6) + 500) // 1000
     block = float(row["block_size"]) if _is_number(row.get("block_size")) else 0.0
     session, pause_ns = str(row.get("session_id") or ""), _length_ns(row, "delay", 1e6)
-    return _row(row, microseconds * 1000, block=block, session=session, pause_ns=pause_ns)
+    labels = row.get("labels")
+    label = " ".join(str(value) for _, value in sorted(labels.items())) if isinstance(labels, dict) else ""
+    return _row(row, microseconds * 1000, block=block, session=session, pause_ns=pause_ns, label=label)
 
 
 def _bailian_row(chats: dict[str, str], row: dict[str, Any]) -> TraceRow:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loadgen_sdk import Measurement, record_shape
 from refusals import refused
 
+import loadgen
 from loadgen.core.errors import Fault
 from loadgen.core.requests import tokenizer as tokens
 from loadgen.core.requests.build import build
@@ -17,7 +19,7 @@ from loadgen.core.stats import fitting
 from loadgen.core.workload import load
 from loadgen.core.workload.loading import of_mapping
 from loadgen.core.workload.traces import read_trace
-from loadgen.interop import fit
+from loadgen.interop import fit, fit_text
 from loadgen.shell import app as cli
 
 
@@ -107,6 +109,34 @@ def test_rates_that_change_are_stages_and_lengths_of_no_law_are_values(tmp_path:
     assert [stage.name for stage in load(str(tmp_path / "w.yaml")).stages] == ["hour-00", "hour-01", "hour-02"]
     steady = {**hours, "stages": [{"arrival": {"gamma": {"rate": "20/min", "burstiness": 0.5}}, "duration": "6h"}]}
     assert not fit.fit(read_trace(trace_of(tmp_path / "s.csv", steady, 4))).by_the_hour  # bursts alone are no change
+
+
+def test_an_applications_labels_become_classes_with_laws_of_their_own(tmp_path: Path) -> None:
+    """Recorded by the SDK, fitted, and run: the classes of the run are the features of the application."""
+
+    def told(at: int, feature: str) -> Measurement:
+        return Measurement(
+            api="chat", streamed=True, status="ok", started=at, started_unix_ns=at + 10**18, done=at + 10**6,
+            output_tokens=7, token_source="server", labels={"feature": feature},
+        )  # fmt: skip
+
+    with record_shape(tmp_path / "traffic.jsonl", labels=("feature",)) as shape:
+        for number in range(90):
+            feature = "search" if number % 3 else "Chat (beta)"
+            words = "word " * (40 if number % 3 else 400)
+            arguments = {"messages": [{"role": "user", "content": f"{number} {words}"}]}
+            shape.end(shape.begin(number * 10**8, arguments), told(number * 10**8, feature))
+        rare = shape.begin(91 * 10**8, {"messages": [{"role": "user", "content": "Hello"}]})
+        shape.end(rare, told(91 * 10**8, "rare"))
+    fitted = fit.fit(read_trace(tmp_path / "traffic.jsonl"))
+    assert sorted((part.name, part.requests) for part in fitted.classes) == [
+        ("Chat-beta", 30), ("other", 1), ("search", 60),
+    ]  # fmt: skip
+    (tmp_path / "w.yaml").write_text(fit.as_yaml(fitted, "t"))
+    assert any("search: 60 requests" in line for line in fit_text.words(fitted))
+    result = loadgen.run(str(tmp_path / "w.yaml"), url="sim:gb300-vm", out=str(tmp_path / "out"))
+    ran = {part.name: part.requests.ok for part in result.summary.classes}
+    assert ran["search"] > ran["Chat-beta"] > ran["other"] - 1
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,6 +41,7 @@ class TraceRow(NamedTuple):
     group: str = ""  # the whole session, where the trace names it beside its parts; "": as `session`
     took_ns: int = -1  # from the request to the end of its answer; -1: not told, as is the next
     pause_ns: int = -1  # from the end of the answer before in this session
+    label: str = ""  # the kind of request that it is, by what its application called it
 
 
 class TraceColumns(NamedTuple):

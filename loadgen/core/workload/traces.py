@@ -53,6 +53,8 @@ class Trace:
     group: Ints  # number of the session that it belongs to with its sub-agents, -1 if none
     took_ns: Ints  # from the request to the end of its answer; -1 if not told, as is the next
     pause_ns: Ints  # from the end of the answer before in its session
+    label: Ints  # number of the kind of request in `labels`, -1 if the trace does not name one
+    labels: tuple[str, ...] = ()
     skipped: int = 0  # rows without output tokens, which are left out
     bad_rows: int = 0  # rows left out because something is wrong with them
     first_bad: str = ""  # what is wrong with the first of them, and where
@@ -75,6 +77,14 @@ class Trace:
         """Mean requests per second of the whole trace; infinite if all requests arrive at once."""
         return len(self) * 1e9 / self.end_ns if self.end_ns else math.inf
 
+    def of_label(self, label: int) -> Trace:
+        """The requests of one kind, at their instants. -1: those of none."""
+        order = np.flatnonzero(self.label == label)
+        hashes, starts = _reordered(self.hashes, self.starts, order)
+        names = ("due_ns", "input_tokens", "output_tokens", "session", "group", "took_ns", "pause_ns", "label")
+        columns = {name: getattr(self, name)[order] for name in names}
+        return replace(self, hashes=hashes, starts=starts, **columns)
+
     def within(self, begin_ns: int, end_ns: int | None) -> Trace:
         """The requests that came in this time, counted from the first arrival. Raises UserError if there are none."""
         first = int(np.searchsorted(self.due_ns, begin_ns))
@@ -94,6 +104,7 @@ class Trace:
             group=self.group[kept],
             took_ns=self.took_ns[kept],
             pause_ns=self.pause_ns[kept],
+            label=self.label[kept],
             starts=self.starts[first : last + 1],
         )
 
@@ -208,10 +219,11 @@ class _Index:
     def __init__(self, path: Path, skip_bad: bool, *, in_order: bool) -> None:
         self.path, self._skip_bad, self._in_order = path, skip_bad, in_order
         self._at, self._read, self._write = array("q"), array("i"), array("i")
-        self._session, self._group, self._took, self._pause = (_Told(-1) for _ in range(4))
+        self._session, self._group, self._took, self._pause, self._label = (_Told(-1) for _ in range(5))
         self._block = _Told(0, "d")
-        self._told = (self._session, self._group, self._block, self._took, self._pause)
+        self._told = (self._session, self._group, self._block, self._took, self._pause, self._label)
         self._sessions: dict[str, int] = {}
+        self._labels: dict[str, int] = {}
         self._groups: dict[str, int] = {}
         self._starts: array[int] | None = None
         self._hashes = array("q")
@@ -222,7 +234,7 @@ class _Index:
 
     def add(self, row: TraceRow) -> None:
         """Add a row that was checked by itself. Raises Wrong where its time does not fit those before it."""
-        at_ns, input_tokens, output_tokens, hashes, block, session, group, took_ns, pause_ns = row
+        at_ns, input_tokens, output_tokens, hashes, block, session, group, took_ns, pause_ns, label = row
         group = group or session
         if self._first_ns is None:
             self._first_ns = self._latest_ns = at_ns
@@ -245,6 +257,7 @@ class _Index:
         self._block.add(block, before)
         self._took.add(took_ns, before)
         self._pause.add(pause_ns, before)
+        self._label.add(self._labels.setdefault(label, len(self._labels)) if label else -1, before)
         if hashes and self._starts is None:
             self._starts = array("q", [0]) * (before + 1)
         if self._starts is not None:
@@ -311,13 +324,13 @@ class _Index:
             raise UserError("empty_file", f"no requests in the trace{reason}", str(self.path), trace_formats.known())
         n = len(self._at)
         at_ns, read, write = (_view(column) for column in (self._at, self._read, self._write))
-        session, group, block, took, pause = (told.of(n) for told in self._told)
+        session, group, block, took, pause, label = (told.of(n) for told in self._told)
         starts = np.broadcast_to(np.int64(0), n + 1) if self._starts is None else _view(self._starts)
         hashes = _view(self._hashes)
         if (at_ns[1:] < at_ns[:-1]).any():
             order = np.argsort(at_ns, kind="stable")
-            columns = (at_ns, read, write, session, block, group, took, pause)
-            at_ns, read, write, session, block, group, took, pause = (column[order] for column in columns)
+            columns = (at_ns, read, write, session, block, group, took, pause, label)
+            at_ns, read, write, session, block, group, took, pause, label = (column[order] for column in columns)
             hashes, starts = _reordered(hashes, starts, order)
         at_ns -= at_ns[0]
         return Trace(
@@ -330,6 +343,8 @@ class _Index:
             group=group,
             took_ns=took,
             pause_ns=pause,
+            label=label,
+            labels=tuple(self._labels),
             hashes=hashes,
             starts=starts,
             tokens_of=_tokens_of(hashes, starts, read, block),
