@@ -5,7 +5,7 @@ smallest of many rounds counts: the machine's other work only ever adds.
 
     python benchmarks/sdk_overhead.py [--throttle-seconds 10] [--instructions 100]
 
-Instructions are counted by valgrind, which other work on the machine does not change. That takes minutes on a quiet one.
+Instructions are counted by valgrind: other work on the machine does not change them. It takes minutes.
 """
 
 from __future__ import annotations
