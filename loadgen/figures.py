@@ -167,6 +167,17 @@ FIGURES = FigureTable(
             block="",
         ),
         FigureRow(
+            name="e2e_per_token",
+            words="E2E per token",
+            meaning="normalised TPOT: E2E / n, n output tokens as the server counts them; the wait for the first token "
+            "is inside. None where n is 0 or not known",
+            values=f"{_COLUMNS}:e2e_per_token",
+            least=f"{_OUTCOMES}:least_e2e_per_token",
+            needs="tokens",
+            guards=("counts_contradict",),
+            shown=("slo", "requests"),
+        ),
+        FigureRow(
             name="itl",
             words="ITL",
             meaning="inter-token latency: the gaps between events, when every event carries one token; else it is not "

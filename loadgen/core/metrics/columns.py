@@ -253,6 +253,10 @@ def tpot_mlperf(columns: Columns) -> NDArray[np.int64]:
     return _divide(np.where(columns["due_ns"] < 0, UNDEFINED, span), columns["output_tokens"].astype(np.int64) - 1)
 
 
+def e2e_per_token(columns: Columns) -> NDArray[np.int64]:
+    return _divide(e2e(columns), columns["output_tokens"].astype(np.int64))
+
+
 def connect(columns: Columns) -> NDArray[np.int64]:
     """From the due instant until a new connection was ready; 0 on one that was open before."""
     due, ready = columns["due_ns"], columns["ready_ns"]

@@ -97,6 +97,13 @@ def least_tpot_mlperf(columns: Columns) -> NDArray[np.int64]:
     return _least_per_token(columns, 1)
 
 
+def least_e2e_per_token(columns: Columns) -> NDArray[np.int64]:
+    """The time up to the end over all tokens that were asked for."""
+    asked = columns["asked_output"].astype(np.int64)
+    values: NDArray[np.int64] = np.where(asked > 0, least_e2e(columns) // np.maximum(asked, 1), 0)
+    return values
+
+
 def is_counted(columns: Columns, slo: Slo | None) -> NDArray[np.bool_]:
     """Which requests an SLO counts, as good or as a miss: all but cancelled ones, and of the unfinished ones those that
     are over a term already.

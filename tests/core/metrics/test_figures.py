@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import make_figures
+import numpy as np
 import places
 import pytest
 import run_page
@@ -14,8 +15,10 @@ from msgspec.structs import replace
 from plugin_packages import forgetting, install
 
 import loadgen
-from loadgen.core.metrics import registry
+from loadgen.core.metrics import columns, outcomes, registry
+from loadgen.core.metrics.columns import UNDEFINED, Columns
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary, summarize
+from loadgen.core.results.record import ROW
 from loadgen.core.slo import Slo, Term
 from loadgen.core.workload.slo_fields import stop_rule
 from loadgen.evidence import verify
@@ -45,7 +48,7 @@ def test_a_figure_of_another_package_stands_in_every_place(tmp_path: Path, monke
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     header, rows, *rest = EXAMPLES["summary_example_qa_api.json"]()
     before = summarize(header, rows, *rest)
-    assert before.figures == {}
+    assert "thinking_ms" not in before.figures
     with forgetting(FIGURES, "thinking"):
         install(tmp_path, "thinking", {"thinking": MODULE}, {"loadgen.figures": {"thinking": "thinking:ROW"}})
         summary = summarize(header, rows, *rest)
@@ -62,7 +65,7 @@ def test_a_figure_of_another_package_stands_in_every_place(tmp_path: Path, monke
         (term,) = promised.goodput.slo
         assert term.met is False and term.promise.startswith("Time to think p99")
         assert [row.name for row in FIGURES.at("prometheus")][-1] == "thinking"
-    assert replace(summary, figures={}) == before
+    assert replace(summary, figures=before.figures) == before
     with none():
         assert "thinking_ms" in text.render(summary), "a result is readable where the package is not"
 
@@ -111,3 +114,12 @@ def test_no_other_file_names_the_figure() -> None:
         "contracts/steady_samples.py",  # which latencies include queueing
     }
     assert naming <= allowed
+
+
+def test_normalised_tpot_is_e2e_over_output_tokens_and_none_without_any() -> None:
+    rows = np.zeros(3, ROW)
+    rows["due_ns"], rows["end_ns"], rows["done_ns"] = 5, 2_000_005, 2_000_005
+    rows["output_tokens"] = [4, 0, -1]
+    assert columns.e2e_per_token(Columns(rows)).tolist() == [500_000, UNDEFINED, UNDEFINED]
+    rows["asked_output"] = [8, 0, -1]
+    assert outcomes.least_e2e_per_token(Columns(rows)).tolist() == [250_000, 0, 0]
