@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,6 @@ SLOW = 7  # the number of the endpoint that is slower than the others
 KILLED = 3
 BEGIN_S, COMMAND_S = 60.0, 180.0
 LOADGEN = [sys.executable, "-P", "-m", "loadgen"]
-QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
 def address(number: int) -> str:
@@ -43,7 +43,8 @@ def endpoint(number: int) -> subprocess.Popen[bytes]:
     """`loadgen sim` of one endpoint of the rack, in a process of its own."""
     times = ["--ttft", "900ms"] if number == SLOW else ["--ttft", "normal:300ms,10ms"]
     words = ["sim", "--host", address(number), "--port", str(PORT), *times, "--itl", "1ms", "--stream-interval", "16"]
-    return subprocess.Popen([*LOADGEN, *words], stdin=subprocess.DEVNULL, **QUIET)
+    none = subprocess.DEVNULL
+    return subprocess.Popen([*LOADGEN, *words], stdin=none, stdout=none, stderr=none)
 
 
 def listening(number: int) -> bool:
@@ -68,7 +69,7 @@ def rack(endpoints: int) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
         for number in range(1, endpoints + 1):
             started[number] = endpoint(number)
         for number in started:
-            wait(lambda number=number: listening(number), f"endpoint {number} does not listen")
+            wait(partial(listening, number), f"endpoint {number} does not listen")
         yield started
     finally:
         for process in started.values():
