@@ -91,9 +91,9 @@ def test_few_requests_explain_nothing() -> None:
     assert explain([], Header()) == Explanation()
 
 
-def test_the_paragraph_is_under_the_verdict(tmp_path: Path) -> None:
+def test_the_paragraph_stands_above_the_verdict(tmp_path: Path) -> None:
     """More than four GPUs serve: the queue grows from the beginning."""
     run = loadgen.run("rag", url="sim:gb300-vm", request_rate=100, duration="60s", warmup=0, seed=1, out=tmp_path / "r")
     assert run.summary.causes.causes[0].code == "queue"
-    below = " ".join(str(run).split("VALID", 1)[1].split())
-    assert "Why it was slow (likely)" in below and "queue, which grew" in below
+    above = " ".join(str(run).rsplit("VALID", 1)[0].split())
+    assert "Why it was slow (likely)" in above and "queue, which grew" in above
