@@ -1,6 +1,14 @@
-"""`python -m loadgen`: the command line where its script is not on the path."""
+"""The script `loadgen`, and `python -m loadgen`: a Ctrl-C while modules are read is heard first."""
 
-from loadgen.shell.app import main
+from loadgen.shell import at_once
+
+
+def main() -> None:
+    at_once.hear()
+    from loadgen.shell import app
+
+    app.main()
+
 
 if __name__ == "__main__":
     main()

@@ -315,7 +315,9 @@ def perform(
             raise
         say(str(error))
         load_search.stop("nodes" if error.code == "node_lost" else "gone")
-    except (KeyboardInterrupt, Interrupted):
+    except (KeyboardInterrupt, Interrupted) as broken_off:
+        if isinstance(broken_off, KeyboardInterrupt) and not load_search.told:  # before any load: nothing is left
+            raise
         load_search.stop("interrupted")
     answer = trial_runner.finish(load_search)
     if silent:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from loadgen.core.errors import OK, USAGE, UserError
-from loadgen.shell import streams
+from loadgen.shell import at_once, streams
 from loadgen.shell.ending import ending
 from loadgen.shell.overview import first_words, overview, version
 
@@ -18,6 +20,8 @@ COLLECT_AFTER = 200_000  # new objects, not 700: imports make many that stay; a 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point: exits with one of the codes of `loadgen.core.errors`."""
     gc.set_threshold(COLLECT_AFTER)
+    if arguments is None:
+        atexit.register(at_once.ignore)  # the first to be registered is the last to be called
     streams.prepare()
 
     if os.environ.get("_LOADGEN_COMPLETE") == "complete_bash" and os.environ.get("COMP_CWORD") == "1":
@@ -45,5 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     code = ending(call)
     if arguments is None:  # the process ends here; its interpreter would look at all that is left several times
+        with suppress(OSError):  # Python tries again at its end, and says why it cannot
+            sys.stdout.flush()
+        at_once.hear()
         gc.freeze()
     sys.exit(code)

@@ -15,11 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from loadgen.core.errors import BUG, INTERRUPTED, USAGE, Code, Fault, Faults, UserError
+from loadgen.shell import at_once
 
 
 def ending(call: Callable[[], int]) -> int:
     """Run `call` and turn each of the three endings (expected, interrupted, bug) into an exit code."""
-    _interrupt_by("SIGTERM", "SIGHUP")
+    _interrupt_by_signals()
     try:
         return call()
     except (Fault, Faults) as fault:
@@ -27,13 +28,11 @@ def ending(call: Callable[[], int]) -> int:
         return fault.exit_code
     except KeyboardInterrupt:
         return interrupted()
-    except OSError as error:
-        if error.errno not in _OF_THE_HOST:
-            return _bug(error)
-        print(_of_the_host(error), file=sys.stderr)
-        return USAGE
     except Exception as error:
-        return _bug(error)
+        if (refused := _refusal(error)) is None:
+            return _bug(error)
+        print(refused, file=sys.stderr)
+        return USAGE
 
 
 def interrupted() -> int:
@@ -42,12 +41,12 @@ def interrupted() -> int:
     return INTERRUPTED
 
 
-def _interrupt_by(*names: str) -> None:
+def _interrupt_by_signals() -> None:
     """Each of these signals is a Ctrl-C. One that the shell has set to be ignored (`nohup`) stays ignored."""
     if threading.current_thread() is not threading.main_thread():
         return
-    for number in (getattr(signal, name) for name in names if hasattr(signal, name)):
-        if signal.getsignal(number) is signal.SIG_DFL:
+    for number in at_once.NUMBERS:
+        if signal.getsignal(number) in (signal.SIG_DFL, at_once.end):
             signal.signal(number, signal.default_int_handler)
 
 
@@ -55,10 +54,29 @@ _OF_THE_HOST = {
     getattr(errno, name)
     for name in (
         "EACCES", "EDQUOT", "EEXIST", "EFBIG", "EIO", "EISDIR", "ELOOP", "EMFILE", "ENAMETOOLONG", "ENFILE", "ENODEV",
-        "ENOENT", "ENOMEM", "ENOSPC", "ENOTDIR", "EPERM", "EROFS",
+        "ENOENT", "ENOMEM", "ENOSPC", "ENOTDIR", "EPERM", "EROFS", "ESTALE",
     )
 }  # fmt: skip
 """What a file system or a limit of the host refuses: no bug, and nothing that loadgen could mend."""
+
+
+def _refusal(error: BaseException) -> UserError | None:
+    """What the host refused, where it is the host that an error comes from."""
+    if isinstance(error, OSError) and error.errno in _OF_THE_HOST:
+        return _of_the_host(error)
+    if isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY):
+        hint = "give it more memory (ulimit -v, the control group), or a shorter load or smaller files"
+        return UserError("resource_limit", "the host refused: no memory is left", "", hint)
+    earlier = error.__cause__ or error.__context__
+    while earlier is not None:  # an event loop that lacks a descriptor fails once more while it is closed
+        if isinstance(earlier, OSError) and earlier.errno in (errno.EMFILE, errno.ENFILE):
+            return _of_the_host(earlier)
+        earlier = earlier.__cause__ or earlier.__context__
+    return None
+
+
+_NO_MEMORY = ("failed to map segment", "cannot allocate memory", "can't start new thread")
+"""What the loader of libraries and the maker of threads say of it, as ImportError and RuntimeError."""
 
 
 def _of_the_host(error: OSError) -> UserError:

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from copy import copy
 from typing import Any
 
+from typer import Abort
 from typer.core import TyperCommand, TyperGroup
 
 from loadgen.core.errors import UserError, meant
 from loadgen.plugins import resolve
 from loadgen.shell import removed
-from loadgen.shell.ending import interrupted
 from loadgen.shell.overview import row
 from loadgen.shell.run_options import PANELS, Option
 
@@ -89,11 +89,17 @@ class Group(TyperGroup):
 
     order: tuple[str, ...] = ()
 
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except KeyboardInterrupt:
+            raise Abort from None
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:  # typer would end without a word
-            return interrupted()
+            raise Abort from None
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         found = super().get_command(ctx, cmd_name)

@@ -36,7 +36,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.core.errors import Fault, Faults, UserError
+from loadgen.core.errors import UserError
 from loadgen.core.results import manifest
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.files import replace as replace  # noqa: PLC0414 - other rooms call `store.replace`
@@ -231,7 +231,7 @@ def _is_large(merged: Path) -> bool:
 
 @contextlib.contextmanager
 def nothing_left(folder: Path) -> Iterator[None]:
-    """While inside, a Fault (target down) or a Ctrl-C before any run has started removes what was created.
+    """While inside, whatever ends the command before any run has started removes what was created.
 
     A folder that had content before is left as it is.
     """
@@ -239,7 +239,7 @@ def nothing_left(folder: Path) -> Iterator[None]:
     was_empty = not existed or (folder.is_dir() and not any(folder.iterdir()))
     try:
         yield
-    except (Fault, Faults, KeyboardInterrupt):
+    except BaseException:
         if was_empty and not any(folder.rglob("run.json")):
             shutil.rmtree(folder, ignore_errors=True)
             if existed:

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -92,7 +93,8 @@ def main() -> int:
         return serve(msgspec.json.decode(line, type=Options), 0)
     except (Fault, Faults, OSError) as error:
         code = "host_refused" if isinstance(error, OSError) else codes(error)[0]
-        print(msgspec.json.encode({"error": str(error), "code": code}).decode(), flush=True)
+        with suppress(BrokenPipeError):  # who started it has ended
+            print(msgspec.json.encode({"error": str(error), "code": code}).decode(), flush=True)
         return 2
 
 

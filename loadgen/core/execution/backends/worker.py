@@ -139,6 +139,8 @@ def _run_worker() -> None:
             sys.exit(fault.exit_code)
         except ConnectionAbortedError:
             return
+        except OSError as error:  # a disk that fails: the command meets it too, and says what to do
+            sys.exit(f"worker {i}: {error}")
     _write_line(json.dumps(asdict(share)).encode() + b"\n")
 
 

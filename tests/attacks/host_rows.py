@@ -1,0 +1,173 @@
+"""Disks, limits and processors that fail under a command."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import select
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from signal import SIGCONT, SIGTSTP
+from tempfile import mkdtemp
+
+from scene import NOTHING, RECORDED, WHOLE, Row, Scene
+
+RUN = "run w.yaml --url {url} --request-rate 60/s -n 150 --warmup 0 --server-metrics off --energy off --out out"
+WORKERS = f"{RUN} --workers 2"
+CLOSED = RUN.replace("--request-rate 60/s", "-c 100")
+
+
+class Host:
+    """What host.c makes of the host of one command."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._folder = Path(mkdtemp(dir=scene.folder))
+        self.env = {"LD_PRELOAD": _built(), "ATTACK": str(self._folder), "ATTACK_BELOW": str(scene.out)}
+
+    def tell(self, name: str, text: object) -> None:
+        (self._folder / f".{name}").write_text(str(text))
+        (self._folder / f".{name}").rename(self._folder / name)
+
+    def untell(self, name: str) -> None:
+        (self._folder / name).rename(self._folder / f"was-{name}")
+
+
+def hostile(scene: Scene) -> Host:
+    return Host(scene)
+
+
+@cache
+def _built() -> str:
+    library = Path(mkdtemp(prefix="loadgen-attack-")) / "host.so"
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-O1", Path(__file__).with_name("host.c"), "-o", library, "-ldl"], check=True
+    )
+    return str(library)
+
+
+def disk(command: str, name: str, value: int) -> Callable[[Scene], None]:
+    def do(scene: Scene) -> None:
+        attack = Host(scene)
+        scene.go(command, attack.env)
+        scene.loading()
+        attack.tell(name, value)
+
+    return do
+
+
+def limited(command: str, what: int, most: int) -> Callable[[Scene], None]:
+    return lambda scene: scene.go(command, limits={what: most})
+
+
+def pinned(scene: Scene) -> None:
+    """All threads of the command and of its workers go to one core, then to another."""
+    cores = sorted(os.sched_getaffinity(0))
+    scene.go(WORKERS)
+    scene.loading()
+    for core in (cores[0], cores[-1]):
+        for pid in scene.family():
+            for thread in Path(f"/proc/{pid}/task").glob("*"):
+                try:
+                    os.sched_setaffinity(int(thread.name), {core})
+                except ProcessLookupError:
+                    pass
+        select.select([], [], [], 0.3)
+
+
+def suspended(scene: Scene) -> None:
+    """Ctrl-Z, and `fg` after a second."""
+    scene.go(RUN)
+    scene.loading()
+    scene.strike(SIGTSTP)
+    select.select([], [], [], 1.0)
+    scene.strike(SIGCONT)
+
+
+def rows() -> list[Row]:
+    start, load = "from the start", "under load"
+    mib = 1 << 20
+    return [
+        Row(
+            "disk-readonly",
+            "the disk becomes read-only",
+            RUN,
+            load,
+            (2,),
+            "kept",
+            RECORDED,
+            disk(RUN, "errno", errno.EROFS),
+            True,
+        ),
+        Row(
+            "disk-broken",
+            "the disk fails (EIO)",
+            WORKERS,
+            load,
+            (2,),
+            "kept",
+            RECORDED,
+            disk(WORKERS, "errno", errno.EIO),
+        ),
+        Row(
+            "disk-full",
+            "the disk is full",
+            WORKERS,
+            load,
+            (2,),
+            "make room",
+            RECORDED,
+            disk(WORKERS, "errno", errno.ENOSPC),
+        ),
+        Row(
+            "disk-stale",
+            "the disk of another host is gone (ESTALE)",
+            RUN,
+            load,
+            (2,),
+            "kept",
+            RECORDED,
+            disk(RUN, "errno", errno.ESTALE),
+        ),
+        Row("disk-slow", "each write takes 200 ms", RUN, load, (0, 3), "", WHOLE, disk(RUN, "slow", 200)),
+        Row(
+            "disk-slow-workers", "each write takes 200 ms", WORKERS, load, (0, 3), "", WHOLE, disk(WORKERS, "slow", 200)
+        ),
+        Row(
+            "files-12",
+            "12 open files (`ulimit -n`)",
+            RUN,
+            start,
+            (2,),
+            "ulimit -n",
+            NOTHING,
+            limited(RUN, resource.RLIMIT_NOFILE, 12),
+            True,
+        ),
+        Row(
+            "files-40",
+            "40 open files",
+            CLOSED,
+            start,
+            (2,),
+            "ulimit",
+            NOTHING,
+            limited(CLOSED, resource.RLIMIT_NOFILE, 40),
+        ),
+        Row(
+            "memory-400",
+            "400 MiB of memory",
+            WORKERS,
+            start,
+            (2,),
+            "memory",
+            RECORDED,
+            limited(WORKERS, resource.RLIMIT_AS, 400 * mib),
+        ),
+        Row(
+            "core-away", "all threads are moved to one core, then to another", WORKERS, load, (0, 3), "", WHOLE, pinned
+        ),
+        Row("ctrl-z", "Ctrl-Z, then `fg`", RUN, load, (0, 3), "", WHOLE, suspended),
+    ]

@@ -1,0 +1,214 @@
+"""Certificates, proxies, names and addresses that fail or change, before and under load."""
+
+from __future__ import annotations
+
+import datetime
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import trustme
+from host_rows import hostile
+from relay import Relay
+from scene import NOTHING, WHOLE, Row, Scene
+
+RUN = "run w.yaml --url {url} --request-rate 60/s -n 150 --warmup 0 --server-metrics off --energy off --out out"
+TLS = f"{RUN} --cacert ca.pem"
+BAD_GATEWAY = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 15\r\nConnection: close\r\n\r\n<html>no</html>"
+YESTERDAY = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+
+
+def papers(folder: Path, authority: trustme.CA, *names: str, expired: bool = False) -> Callable[[ssl.SSLContext], None]:
+    """What gives a context a certificate of these names."""
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    return authority.issue_cert(*names, not_after=YESTERDAY if expired else None).configure_cert
+
+
+def certificate(name: str, **how: bool) -> Callable[[Scene], None]:
+    """One that is not what it should be, from the start."""
+
+    def do(scene: Scene) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        papers(scene.folder, trustme.CA(), name, **how)(context)
+        with Relay(scene.url, tls=context) as relay:
+            scene.url = f"https://127.0.0.1:{relay.port}"
+            scene.go(TLS)
+            scene.ended()
+
+    return do
+
+
+def rotated(same_authority: bool, **how: bool) -> Callable[[Scene], None]:
+    """The server gets another certificate in mid-run, and its connections break, as when it is started anew."""
+
+    def do(scene: Scene) -> None:
+        authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        papers(scene.folder, authority, "127.0.0.1")(context)
+        with Relay(scene.url, tls=context) as relay:
+            scene.url = f"https://127.0.0.1:{relay.port}"
+            scene.go(TLS)
+            scene.loading()
+            later = authority if same_authority else trustme.CA()
+            later.issue_cert("127.0.0.1", not_after=YESTERDAY if how else None).configure_cert(context)
+            relay.drop()
+            scene.ended()
+
+    return do
+
+
+def behind(change: Callable[[Relay], object], env: dict[str, str] | None = None) -> Callable[[Scene], None]:
+    """A relay that changes under load."""
+
+    def do(scene: Scene) -> None:
+        with Relay(scene.url) as relay:
+            scene.url = f"http://127.0.0.1:{relay.port}"
+            scene.go(RUN, env)
+            scene.loading()
+            change(relay)
+            scene.ended()
+
+    return do
+
+
+def _fails(relay: Relay) -> None:
+    relay.instead = BAD_GATEWAY
+    relay.drop()
+
+
+def _holds(relay: Relay) -> None:
+    relay.hold = 4096
+
+
+def named(under_load: str | None) -> Callable[[Scene], None]:
+    """A name whose address changes (to this one) under load, when the old one no longer answers. "": no address at all,
+    None: none from the start.
+    """
+
+    def do(scene: Scene) -> None:
+        with Relay(scene.url, hosts=("127.0.0.1", "127.0.0.2")) as relay:
+            scene.url = f"http://moves.test:{relay.port}"
+            attack = hostile(scene)
+            if under_load is not None:
+                attack.tell("address", "127.0.0.1")
+            scene.go(RUN, attack.env)
+            scene.loading()
+            if under_load:
+                attack.tell("address", under_load)
+                relay.close("127.0.0.1")
+                relay.drop()
+            elif under_load == "":
+                attack.untell("address")
+            scene.ended()
+
+    return do
+
+
+def over_ipv6(scene: Scene) -> None:
+    with Relay(scene.url, hosts=("::1",)) as relay:
+        scene.url = f"http://[::1]:{relay.port}"
+        scene.go(RUN)
+        scene.ended()
+
+
+def ipv6_first(scene: Scene) -> None:
+    """`localhost` is ::1 first where the host has IPv6; the server listens on 127.0.0.1 alone."""
+    scene.url = scene.url.replace("127.0.0.1", "localhost")
+    scene.go(RUN)
+
+
+def rows() -> list[Row]:
+    start, load = "before the load", "under load"
+    return [
+        Row(
+            "tls-expired",
+            "certificate expired",
+            TLS,
+            start,
+            (3,),
+            "expired",
+            NOTHING,
+            certificate("127.0.0.1", expired=True),
+            True,
+        ),
+        Row(
+            "tls-name", "certificate of another name", TLS, start, (3,), "mismatch", NOTHING, certificate("other.test")
+        ),
+        Row(
+            "tls-rotated",
+            "new certificate of the same authority, connections break",
+            TLS,
+            load,
+            (0, 3),
+            "truncated",
+            WHOLE,
+            rotated(True),
+        ),
+        Row(
+            "tls-stranger",
+            "new certificate of a strange authority, connections break",
+            TLS,
+            load,
+            (3,),
+            "tls",
+            WHOLE,
+            rotated(False),
+            True,
+        ),
+        Row(
+            "tls-expires",
+            "new certificate has expired, connections break",
+            TLS,
+            load,
+            (3,),
+            "expired",
+            WHOLE,
+            rotated(True, expired=True),
+        ),
+        Row("proxy-502", "the proxy answers 502 from then on", RUN, load, (3,), "http_5xx", WHOLE, behind(_fails)),
+        Row(
+            "proxy-drops",
+            "the proxy breaks all connections once",
+            RUN,
+            load,
+            (0, 3),
+            "truncated",
+            WHOLE,
+            behind(Relay.drop),
+        ),
+        Row(
+            "proxy-holds", "the proxy holds answers back, 4 KiB at a time", RUN, load, (0, 3), "", WHOLE, behind(_holds)
+        ),
+        Row(
+            "proxy-named",
+            "`HTTP_PROXY` names a dead proxy",
+            RUN,
+            start,
+            (0, 3),
+            "",
+            WHOLE,
+            behind(lambda _: None, {"HTTP_PROXY": "http://127.0.0.1:1", "http_proxy": "http://127.0.0.1:1"}),
+        ),
+        Row("dns-none", "the name has no address", RUN, start, (3,), "resolve", NOTHING, named(None)),
+        Row("dns-gone", "the name loses its address", RUN, load, (0, 3), "", WHOLE, named("")),
+        Row(
+            "dns-moves",
+            "the name moves to another address, the old one is dead",
+            RUN,
+            load,
+            (3,),
+            "",
+            WHOLE,
+            named("127.0.0.2"),
+        ),
+        Row("ipv6", "the server has IPv6 alone", RUN, start, (0, 3), "", WHOLE, over_ipv6),
+        Row(
+            "ipv6-dead",
+            "the first address of the name, an IPv6 one, is dead",
+            RUN,
+            start,
+            (0, 3),
+            "",
+            WHOLE,
+            ipv6_first,
+        ),
+    ]

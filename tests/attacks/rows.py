@@ -1,0 +1,10 @@
+"""The table of attacks; `python tests/make_attacks.py` writes it into docs/reliability.md."""
+
+from __future__ import annotations
+
+import host_rows
+import network_rows
+import signal_rows
+from scene import Row
+
+ROWS: list[Row] = [*signal_rows.rows(), *network_rows.rows(), *host_rows.rows()]

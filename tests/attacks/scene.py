@@ -1,0 +1,206 @@
+"""What every attack stands on: a command as a terminal starts it, the instants of attacks, and what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import monotonic
+from typing import NamedTuple
+
+from loadgen.core import run_folder
+
+WAIT_S = 120.0
+SCENERY = {"said", "address", "was-address", "ca.pem"}
+WORKLOAD = "name: w\nrequests: {input_tokens: 20, output_tokens: 30}\n"
+STARTED = """
+import json, os, resource, signal, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # who runs the tests may ignore them; a terminal does not
+    signal.signal(number, signal.SIG_DFL)
+for what, most in json.loads(sys.argv[1]):
+    resource.setrlimit(what, (most, most))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class Row(NamedTuple):
+    """One attack.
+
+    name: what `pytest -m attacks -k` takes. codes: the exit codes, one of which it is. words: what is said. left: what
+    is on disk afterwards, a key of LEFT. always: cheap enough for every run of the tests.
+    """
+
+    name: str
+    attack: str
+    command: str
+    phase: str
+    codes: tuple[int, ...]
+    words: str
+    left: str
+    do: Callable[[Scene], object]
+    always: bool = False
+
+
+class Scene:
+    """One command in a folder of its own. `url`: a simulated server; `{url}` in a command stands for it."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder, self.url, self.out = folder, url, folder / "out"
+        (folder / "w.yaml").write_text(WORKLOAD)
+        self.before: set[Path] = set()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def go(self, command: str, env: Mapping[str, str] | None = None, limits: Mapping[int, int] | None = None) -> None:
+        """Start a command as the leader of a process group, as a shell with a terminal does."""
+        self.before = set(self.folder.rglob("*"))
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "AZURE_"))}
+
+        with open(self.folder / "said", "wb") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-S", "-c", STARTED, json.dumps(list((limits or {}).items())),
+                 sys.executable, "-P", "-m", "loadgen", *command.format(url=self.url).split()],
+                stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, cwd=self.folder,
+                env=clean | dict(env or {}), process_group=0,
+            )  # fmt: skip
+
+    def strike(self, *numbers: int) -> None:
+        """Signals to the whole group, as Ctrl-C in a terminal sends them."""
+        assert self.process is not None
+        for number in numbers:
+            try:
+                os.killpg(self.process.pid, number)
+            except ProcessLookupError:
+                pass
+            select.select([], [], [], 0.05)
+
+    def said(self) -> str:
+        return (self.folder / "said").read_text("utf-8", "replace")
+
+    def until(self, there: Callable[[], object]) -> None:
+        """Wait for an instant, or for the end of the command."""
+        assert self.process is not None
+        last = monotonic() + WAIT_S
+        while not there() and self.process.poll() is None:
+            assert monotonic() < last, f"the command did not get so far: {self.said()}"
+            select.select([], [], [], 0.003)
+
+    def heard(self) -> None:
+        """Until its first line has run: it hears SIGHUP."""
+        self.until(lambda: self._status("SigCgt:") >> (signal.SIGHUP - 1) & 1)
+
+    def computing(self) -> None:
+        """Until it has read its modules of arithmetic."""
+        self.until(lambda: "_multiarray_umath" in self._proc("maps"))
+
+    def loading(self, least: int = 1) -> None:
+        """Until requests have records."""
+        self.until(lambda: sum(file.stat().st_size for file in self.out.rglob("spool/w*.rows")) >= least)
+
+    def _status(self, name: str) -> int:
+        return int(next((line.split()[1] for line in self._proc("status").splitlines() if name in line), "0"), 16)
+
+    def _proc(self, name: str) -> str:
+        assert self.process is not None
+        try:
+            return Path(f"/proc/{self.process.pid}/{name}").read_text()
+        except OSError:
+            return ""
+
+    def ended(self) -> int:
+        assert self.process is not None
+        try:
+            return self.process.wait(WAIT_S)
+        finally:
+            self.strike(signal.SIGKILL)
+
+    def group(self) -> list[int]:
+        """The processes of the group that still are."""
+        assert self.process is not None
+        found = []
+        for entry in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = entry.read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[2]) == self.process.pid and fields[0] != "Z":
+                found.append(int(entry.parent.name))
+        return found
+
+    def family(self) -> list[int]:
+        """The command and its children, which may have a group of their own."""
+        assert self.process is not None
+        return [self.process.pid, *children(self.process.pid)]
+
+    def new(self) -> set[Path]:
+        return {path for path in self.folder.rglob("*") if path.name not in SCENERY} - self.before
+
+
+def _runs(scene: Scene) -> None:
+    found = [path.parent for path in scene.out.rglob("run.json")]
+    assert found, scene.said()
+    for run in found:
+        requests = run_folder.open_run(run).summary.requests
+        parts = ("ok", "failed", "dropped", "cancelled", "unfinished", "lost")
+        assert sum(getattr(requests, part) for part in parts) == requests.scheduled
+
+
+def _nothing(scene: Scene) -> None:
+    assert not (new := scene.new()), sorted(new)
+
+
+def _whole(scene: Scene) -> None:
+    _runs(scene)
+    assert (scene.out / "SHA256SUMS").exists()
+
+
+def children(parent: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent:
+            found.append(int(entry.parent.name))
+    return found
+
+
+NOTHING, RECORDED, WHOLE = "nothing", "what was recorded", "a whole result"
+LEFT: dict[str, Callable[[Scene], None]] = {NOTHING: _nothing, RECORDED: _runs, WHOLE: _whole}
+
+
+def check(row: Row, scene: Scene) -> None:
+    """Carry out an attack and hold its row against what came out."""
+    row.do(scene)
+    code, said = scene.ended(), scene.said()
+    assert code in row.codes and row.words in said, f"exit {code}: {said}"
+    assert "Traceback" not in said and "bug in loadgen" not in said, said
+    last = monotonic() + 15
+    while scene.group():
+        assert monotonic() < last, f"processes are left: {scene.group()}"
+        select.select([], [], [], 0.02)
+    LEFT[row.left](scene)
+
+
+def words(codes: tuple[int, ...]) -> str:
+    return " or ".join(map(str, codes))
+
+
+def table(rows: list[Row]) -> str:
+    """The rows as they stand in docs/reliability.md."""
+    lines = [
+        "| attack | command | when | exit | says | left on disk | `pytest -m attacks -k` |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        typed = row.command.replace("|", "\\|")
+        says = f"`{row.words}`" if row.words else ""
+        lines.append(
+            f"| {row.attack} | `{typed}` | {row.phase} | {words(row.codes)} | {says} | {row.left} | `{row.name}` |"
+        )
+    return "\n".join(lines)

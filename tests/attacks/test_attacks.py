@@ -1,0 +1,45 @@
+"""What a shell, a network, a host and a stranger do to a command in the middle of its work: one row, one attack.
+
+CI carries out the cheap rows; `pytest -m attacks` carries out all, `pytest -m attacks -k NAME` one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import make_attacks
+import pytest
+from rows import ROWS
+from scene import Row, Scene, check
+
+from loadgen.sim.server.embedded import Embedded, start
+from loadgen.sim.server.options import Options
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Embedded]:
+    with start(Options(ttft="5ms", itl="2ms")) as made:
+        yield made
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS if row.always])
+def test_some_attacks(row: Row, tmp_path: Path, endpoint: Embedded) -> None:
+    check(row, Scene(tmp_path, endpoint.url))
+
+
+@pytest.mark.optional
+@pytest.mark.processes
+@pytest.mark.attacks
+@pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS])
+def test_all_attacks(row: Row, tmp_path: Path, endpoint: Embedded) -> None:
+    check(row, Scene(tmp_path, endpoint.url))
+
+
+def test_every_row_has_its_own_name_and_stands_in_the_page() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    assert make_attacks.PAGE.read_text("utf-8") == make_attacks.page(), "python tests/make_attacks.py"

@@ -1,0 +1,29 @@
+"""Writes the table of attacks in `docs/reliability.md` from the rows of tests/attacks, and from nothing else.
+
+`python tests/make_attacks.py` writes it again; `attacks/test_attacks.py` checks that it is what it would write.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+sys.path[:0] = [str(TESTS / "attacks"), str(TESTS)]
+
+from rows import ROWS  # noqa: E402
+from scene import table  # noqa: E402
+
+PAGE = TESTS.parent / "docs" / "reliability.md"
+BEGIN = "<!-- attacks: made by tests/make_attacks.py from tests/attacks -->"
+END = "<!-- end of the attacks -->"
+
+
+def page() -> str:
+    """The page with the table as it should be."""
+    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{table(ROWS)}\n\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
