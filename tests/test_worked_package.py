@@ -230,7 +230,7 @@ def test_a_worker_with_another_version_refuses_the_run(acme: Path) -> None:
 
 TRIALS = {
     "server": (r'"transformers"', {"sdk/loadgen_sdk/dialects/quirks.py"}),
-    "format": (r"inference_perf\b", {"loadgen/formats.py", "loadgen/interop/tools.py"}),
+    "format": (r"genai_bench\b", {"loadgen/formats.py", "loadgen/interop/tools.py"}),
     "command": (r"preflight\.command|def doctor\(", {"loadgen/commands.py", "loadgen/preflight/command.py"}),
     "kind of result": (
         r"accuracy_kind|class AccuracyResult\b",

@@ -65,6 +65,9 @@ def report(
     """
     run = summary.run
     numbers: Sequence[Number] = run_headline.five(summary)
+    added = [one for addition in additions for one in addition.answer()]
+    verdict = _verdict(summary)  # what others say of the run comes behind it, and is the last word
+    before = () if verdict is None else (Said(f"{verdict.word}: {verdict.words}", verdict.kind),)
     for addition in additions:
         numbers = numbers if addition.numbers is None else addition.numbers(numbers)
     return Report(
@@ -75,9 +78,9 @@ def report(
             *(Warned(*note) for note in run_headline.marks(summary)),
             *(one for addition in additions for one in addition.warned),
         ],
-        answer=[*_answer(summary), *(one for addition in additions for one in addition.answer())],
+        answer=[*_answer(summary), *(before if added else ()), *added],
         answer_last=True,
-        verdict=_verdict(summary),
+        verdict=None if added else verdict,
         sections=[
             section("", Tiles(numbers), page_only=True),
             *page.first_look(summary, figures),

@@ -188,7 +188,7 @@ def test_the_page_of_a_run_says_what_its_text_says(
     assert _exit(["report", str(tmp_path / "o")]) == 0
     reported = capsys.readouterr().out  # parts of the rack stand in the run's own text there
     assert set(told.partition("MLPerf-style result, unofficial")[2].splitlines()) <= set(reported.splitlines())
-    assert reported.splitlines()[-1] == told.splitlines()[-1]
+    assert told.splitlines()[-1] in reported.splitlines() and "VALID" not in reported.splitlines()[-1]
     page = html.unescape((tmp_path / "o" / "report.html").read_text())
     (rate,) = re.findall(r"^Tokens/s +([0-9,.]+)", told, re.M)
     (tile,) = re.findall(r"<dt>Output tokens</dt><dd>([0-9,.]+) ", page)

@@ -22,7 +22,7 @@ from loadgen.shell.run_options import COMMAND_OPTIONS
 
 GROUPS = ["start", "judge", "evidence", "money", "tools"]
 HEAVY = {"numpy", "pyarrow", "pydantic", "msgspec", "rich"}
-SHELL = {"loadgen.shell", *(f"loadgen.shell.{name}" for name in ("app", "ending", "overview", "streams"))}
+SHELL = {"loadgen.shell", *(f"loadgen.shell.{name}" for name in ("app", "at_once", "ending", "overview", "streams"))}
 
 
 @pytest.mark.parametrize("row", COMMANDS.own, ids=lambda row: row.name)
