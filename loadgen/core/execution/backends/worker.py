@@ -137,7 +137,7 @@ def _run_worker() -> None:
             said = {name: getattr(fault, name) for name in ("code", "what", "where", "hint", "key")}
             _write_line(json.dumps(said).encode() + b"\n")
             sys.exit(fault.exit_code)
-        except ConnectionAbortedError:
+        except (ConnectionAbortedError, KeyboardInterrupt):  # the second: stopped before its load had begun
             return
         except OSError as error:  # a disk that fails: the command meets it too, and says what to do
             sys.exit(f"worker {i}: {error}")
