@@ -268,12 +268,12 @@ def test_a_benchmark_report_of_llm_d_is_read_in_yaml(tmp_path: Path) -> None:
     package = pytest.importorskip("llmd_benchmark_report")
     example = Path(package.__file__).parent / "br_v0_2_example.yaml"
     found = reader.read_result(example)
-    said = yaml.safe_load(example.read_text())["results"]["request_performance"]["aggregate"]
+    said = yaml.safe_load(example.read_text("utf-8"))["results"]["request_performance"]["aggregate"]
     scale = {"s": 1e3, "ms": 1.0}[said["latency"]["time_to_first_token"]["units"]]
     assert found.figures["ttft_ms.p99"] == pytest.approx(said["latency"]["time_to_first_token"]["p99"] * scale)
     assert found.figures["requests.scheduled"] == said["requests"]["total"]
     assert found.model == "Qwen/Qwen3-0.6B" and found.notes
-    (tmp_path / "cut.yaml").write_text(example.read_text()[:4000] + "request_performance: [")
+    (tmp_path / "cut.yaml").write_text(example.read_text("utf-8")[:4000] + "request_performance: [", "utf-8")
     with refused(UserError, "wrong_format"):
         reader.read_result(tmp_path / "cut.yaml")
 

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
+from loadgen_sdk.prices import warn_once
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +29,9 @@ def redis_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         server.terminate()
         server.wait()
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_said_before() -> None:
+    """What a process says once, each test hears."""
+    warn_once.cache_clear()

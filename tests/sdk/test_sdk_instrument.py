@@ -42,7 +42,6 @@ from loadgen_sdk import (
 )
 from loadgen_sdk.app.finishing import flush
 from loadgen_sdk.app.measurement import attach
-from loadgen_sdk.prices import warn_once
 from refusals import refused
 
 PROMPT = "the secret prompt"
@@ -518,7 +517,6 @@ def test_a_blocking_client_inside_a_loop_is_warned_of_once() -> None:
 
 def test_a_model_without_a_price_costs_nobody_knows_what() -> None:
     told: Told = []
-    warn_once.cache_clear()  # once a process, which other tests share
     with (
         serving(SAID["chat", False]) as server,
         pytest.warns(UserWarning, match="no price for the model 'm': its cost is None \\(known: other\\)"),
@@ -699,7 +697,6 @@ def test_prices_ask_for_the_counts_they_need(way: str) -> None:
 
 def test_prices_without_counts_are_warned_of() -> None:
     told: Told = []
-    warn_once.cache_clear()
     said = events(*CHAT_EVENTS[:-1])
     with (
         serving(said) as server,

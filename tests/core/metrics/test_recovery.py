@@ -141,5 +141,5 @@ def test_a_simulated_server_that_is_overrun_comes_back(tmp_path: Path, capsys: p
     assert "poisson 60/s poisson 10/s 20.0 s held again after" in shown
     with pytest.raises(SystemExit):
         main(["report", str(tmp_path / "r")])
-    page = (tmp_path / "r" / "report.html").read_text()
+    page = (tmp_path / "r" / "report.html").read_text("utf-8")
     assert "After a spike" in page and "held again after" in page
