@@ -48,7 +48,7 @@ def handler(said: bytes) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):  # canned.serving reads JSON; transcriptions send a form
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
-            self.wfile.write(said)
+            self.wfile.write(said.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
             self.close_connection = True
 
         def log_message(self, *_: object) -> None:
