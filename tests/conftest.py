@@ -63,8 +63,12 @@ sys.addaudithook(_watch)
 @pytest.hookimpl(tryfirst=True)
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Half as many again as there are cores: many tests wait for processes, and others run meanwhile."""
-    return max((os.cpu_count() or 1) * 3 // 2, 1)
+    """Half as many again as there are cores: many tests wait for processes, and others run meanwhile.
+
+    Not `os.cpu_count()`: it says what PYTHON_CPU_COUNT claims.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(cores * 3 // 2, 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
