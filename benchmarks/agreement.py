@@ -198,7 +198,7 @@ def of_run(case: Case, name: str) -> Iterator[Said]:
     yield Said("completed", f"{name}: cost", float(rates["request"]))
 
 
-def of_search(case: Case, name: str, shown: dict[str, list[str]]) -> Iterator[Said]:
+def of_search(case: Case, name: str, shown: dict[str, dict[str, str]]) -> Iterator[Said]:
     """What each place says of a search. `shown`: the rows of `ui`."""
     unit = r"(?: requests| conversations| tasks)?/s"
     text = told(case, "report", name, "--html", f"{name}.html")
@@ -221,10 +221,10 @@ def of_search(case: Case, name: str, shown: dict[str, list[str]]) -> Iterator[Sa
     yield in_text("capacity", "search: page, its sentence", rf"by search: {NUMBER}{unit}", page)
     yield in_text("tokens/s", "search: page", rf"^Output tokens\n{NUMBER}\n", page)
     row = shown[name]
-    yield in_text("capacity", "search: ui", rf"{NUMBER}{unit}", row[2])
-    yield in_text("tokens/s", "search: ui", f"^{NUMBER}", row[7])
-    yield in_text("ttft p99", "search: ui", f"^{NUMBER}", row[8])
-    yield in_text("tpot p99", "search: ui", f"^{NUMBER}", row[9])
+    yield in_text("capacity", "search: ui", rf"{NUMBER}{unit}", row["outcome"])
+    yield in_text("tokens/s", "search: ui", f"^{NUMBER}", row["tokens/s"])
+    yield in_text("ttft p99", "search: ui", f"^{NUMBER}", row["TTFT p99"])
+    yield in_text("tpot p99", "search: ui", f"^{NUMBER}", row["TPOT p99"])
     side = json.loads(told(case, "compare", name, "r1", "--json"))["comparison"]
     yield in_text("capacity", "search: compare", rf"at its capacity, {NUMBER} ", "\n".join(side["notes"]))
     before = {one["metric"]: one["before"] for one in side["differences"]}
@@ -258,8 +258,8 @@ def of_money(case: Case, name: str, rate: float) -> Iterator[Said]:
     yield Said("USD per 1,000 at capacity", "size: JSON, times the share used", each)
 
 
-def ui_rows(case: Case) -> dict[str, list[str]]:
-    """The table of `loadgen ui`, by name of result."""
+def ui_rows(case: Case) -> dict[str, dict[str, str]]:
+    """The table of `loadgen ui`: name of a result -> head of a column -> cell."""
     serving = started(case, "ui", ".")
     try:
         assert serving.stdout is not None
@@ -268,10 +268,11 @@ def ui_rows(case: Case) -> dict[str, list[str]]:
     finally:
         serving.terminate()
         serving.wait()
-    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in re.findall(r"<tr.*?</tr>", page, re.DOTALL)]
-    rows = [[" ".join(plain(cell).split()) for cell in row] for row in cells if len(row) > 9]
-    first = len(rows[0]) - 11  # cells before the name
-    return {row[first]: row[first:] for row in rows}
+    (table,) = re.findall(r'<table class="results">.*?</table>', page, re.DOTALL)
+    heads = [plain(cell) for cell in re.findall(r"<th[^>]*>(.*?)</th>", table, re.DOTALL)]
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in re.findall(r"<tr.*?</tr>", table, re.DOTALL)]
+    rows = [dict(zip(heads, (" ".join(plain(cell).split()) for cell in row), strict=True)) for row in cells if row]
+    return {row["result"]: row for row in rows}
 
 
 # -- cut short ---------------------------------------------------------------------------------------------------------

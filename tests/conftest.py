@@ -60,7 +60,6 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
 sys.addaudithook(_watch)
 
 
-@pytest.hookimpl(tryfirst=True)
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Half as many again as there are cores: many tests wait for processes, and others run meanwhile.
@@ -77,6 +76,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: (not item.get_closest_marker("early"), not item.get_closest_marker("processes")))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     global _unmarked  # noqa: PLW0603 - an audit hook has no other way to know the test
     _unmarked = "" if item.get_closest_marker("processes") else item.nodeid
