@@ -29,9 +29,11 @@ def calling(stop: Callable[[int], object]) -> Iterator[None]:
     try:
         yield
     finally:
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, before)  # the loop restores Python's own handlers first
         for number, handler in before.items():
             loop.remove_signal_handler(number)
             signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """Every kind of fault under every kind of load: each slot has one record, of the right kind, and nothing is left.
 
-A kind of fault is a fault of the simulated server and the way of asking that it strikes. A cell is a kind under one
-load (open, closed, sessions), with one or two workers, through our wire or the openai package. CI runs a part of the
-cells; `pytest -m matrix` runs all of them.
+A kind of fault is a fault of the simulated server and the way of asking that it strikes. A cell is a few kinds under
+one load (open, closed, sessions), with one or two workers, through our wire or the openai package. CI runs a part of
+the cells; `pytest -m matrix` runs all of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from loadgen.sim.server.faults import NAMES
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import LoggedRequest, parse_log
 
-TOKENS, SHARE = 8, 0.2
+TOKENS, SHARE = 8, 0.14  # the share of requests that each fault of a cell strikes
 STALL_MS = 500
 HELD_UP = 200  # answers of the endpoint: two seconds where nothing else runs
 AT = {
@@ -78,6 +78,21 @@ KINDS_OF_FAULT = [
 ]
 
 
+def groups() -> Iterator[tuple[tuple[str, ...], str]]:
+    """Faults that strike side by side in one cell, and how it is asked. Stalls are alone: they need short limits."""
+    for asked in ASKED:
+        faults = [fault for fault, how in KINDS_OF_FAULT if how == asked]
+        stalls = [fault for fault in faults if fault.startswith("stall")]
+        others = [fault for fault in faults if fault not in stalls]
+        yield from ((tuple(few), asked) for few in (stalls, *(others[i::13] for i in range(13))))
+
+
+GROUPS = [
+    pytest.param(*group, id=f"{'+'.join(group[0])}-{group[1]}", marks=[pytest.mark.early] * (i % 14 == 0))
+    for i, group in enumerate(groups())
+]
+
+
 def expected(one: LoggedRequest, asked: str, client: str) -> str:
     """The kind of failure of a request that has this fault in its last try; "" for one that is ok all the same.
 
@@ -108,19 +123,20 @@ def test_there_are_a_hundred_kinds_of_fault() -> None:
     assert len(KINDS_OF_FAULT) * len(CELLS) >= 1200
 
 
+def test_each_kind_of_fault_is_in_one_group() -> None:
+    assert sorted((fault, asked) for faults, asked in groups() for fault in faults) == sorted(KINDS_OF_FAULT)
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize(("fault", "asked"), KINDS_OF_FAULT)
-def test_some_cells(tmp_path: Path, fault: str, asked: str) -> None:
-    """Two of three loads by our wire, so that a fault meets each of them in one way of asking or another; every second
-    kind by the openai package too, and every sixth with two workers."""
-    number = KINDS_OF_FAULT.index((fault, asked))
+@pytest.mark.parametrize(("faults", "asked"), GROUPS)
+def test_some_cells(tmp_path: Path, faults: tuple[str, ...], asked: str) -> None:
+    """Every load by our wire, one by the openai package too, and every third group with two workers."""
+    number = list(groups()).index((faults, asked))
     loads = list(LOADS)
-    cells = [Cell(loads[(number + i) % 3], 1, "wire") for i in range(2)]
-    if number % 2 == 0:
-        cells.append(Cell(loads[number // 2 % 3], 1, "openai"))
-    if number % 6 == 1:
-        cells.append(Cell(loads[number // 6 % 3], 2, ("wire", "openai")[number // 18 % 2]))
-    check(tmp_path, fault, asked, cells)
+    cells = [Cell(load, 1, "wire") for load in loads] + [Cell(loads[number % 3], 1, "openai")]
+    if number % 3 == 1:
+        cells.append(Cell(loads[number // 3 % 3], 2, ("wire", "openai")[number // 9 % 2]))
+    check(tmp_path, faults, asked, cells)
 
 
 @pytest.mark.optional
@@ -128,28 +144,32 @@ def test_some_cells(tmp_path: Path, fault: str, asked: str) -> None:
 @pytest.mark.matrix
 @pytest.mark.parametrize(("fault", "asked"), KINDS_OF_FAULT)
 def test_all_cells(tmp_path: Path, fault: str, asked: str) -> None:
-    check(tmp_path, fault, asked, CELLS)
+    check(tmp_path, (fault,), asked, CELLS)
 
 
-def check(folder: Path, fault: str, asked: str, cells: list[Cell]) -> None:
-    with start(Options(ttft="4ms", itl="0.5ms", log_bodies=True, **after_the_probe(f"{fault}:{SHARE}"))) as endpoint:
+def check(folder: Path, faults: tuple[str, ...], asked: str, cells: list[Cell]) -> None:
+    plan = ",".join(f"{fault}:{SHARE}" for fault in faults)
+    struck: set[str] = set()
+    with start(Options(ttft="4ms", itl="0.5ms", log_bodies=True, **after_the_probe(plan))) as endpoint:
         known: Known = {}
         if not (runs := folder.parent / "warm").exists():  # the first run of a process keeps a pipe for its event loops
             runs.mkdir()
             for client in ("wire", "openai"):  # and the package is imported under no load
-                execute(runs, endpoint.url, {}, "", "chat", CELLS[0]._replace(client=client))
+                execute(
+                    runs, endpoint.url, known, faults[0].startswith("stall"), asked, CELLS[0]._replace(client=client)
+                )
         for cell in cells:
-            one_cell(folder / "-".join(map(str, cell)), endpoint.url, known, fault, asked, cell)
+            struck |= one_cell(folder / "-".join(map(str, cell)), endpoint.url, known, faults, asked, cell)
+    assert struck == {fault.partition("@")[0] for fault in faults}
 
 
 def execute(
-    folder: Path, url: str, known: Known, fault: str, asked: str, cell: Cell, hear: Hearer = lambda _: None
+    folder: Path, url: str, known: Known, stalls: bool, asked: str, cell: Cell, hear: Hearer = lambda _: None
 ) -> tuple[Summary, NDArray[np.void]]:
     flags, more = LOADS[cell.load]
     file = folder / "w.yaml"
     file.write_text(f"name: t\nrequests:\n  input_tokens: 20\n  output_tokens: {TOKENS}\n{more}")
-    stalls = fault.startswith("stall")  # else no limit is near, on however busy a machine
-    times = {
+    times = {  # no limit is near, on however busy a machine, but for stalls
         "stall_timeout": f"{STALL_MS}ms" if stalls else "60s",
         "timeout": "3s" if stalls and asked == "whole" else "60s",
     }
@@ -162,7 +182,9 @@ def execute(
     return summary, store.read_run(out).rows
 
 
-def one_cell(folder: Path, url: str, known: Known, fault: str, asked: str, cell: Cell) -> None:
+def one_cell(folder: Path, url: str, known: Known, faults: tuple[str, ...], asked: str, cell: Cell) -> set[str]:
+    """The names of the faults that struck, also those of a try that was made again."""
+    stalls = faults[0].startswith("stall")
     folder.mkdir()
     read(url, "/_log")
     ours = in_use()
@@ -173,7 +195,7 @@ def one_cell(folder: Path, url: str, known: Known, fault: str, asked: str, cell:
             starts.append(event.start_ns)
 
     with answered(url) as answers:
-        summary, rows = execute(folder, url, known, fault, asked, cell, hear)
+        summary, rows = execute(folder, url, known, stalls, asked, cell, hear)
     assert in_use() - ours == Counter(), "a process or a descriptor is left"
     assert wait_for_no_connection(url), "connections are left"
 
@@ -207,6 +229,7 @@ def one_cell(folder: Path, url: str, known: Known, fault: str, asked: str, cell:
     assert (healthy["output_tokens"] == TOKENS).all()
     due, end = (np.searchsorted(answers, start_ns + healthy[at]) for at in ("due_ns", "end_ns"))
     assert (end - due).max() < HELD_UP, "a healthy request was held up"
+    return {one.fault.partition("@")[0] for one in log if one.fault}
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import select
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -149,6 +150,21 @@ def test_other_signals_are_one_ctrl_c(tmp_path: Path, endpoint: Embedded, number
     assert stored.header.state == "interrupted"
     assert set(outcomes(stored.rows)) == {("ok", ""), ("cancelled", "interrupted")}
     assert (tmp_path / "out" / "summary.json").exists()
+
+
+@pytest.mark.processes
+def test_signals_behind_the_load_disturb_no_worker(tmp_path: Path, endpoint: Embedded) -> None:
+    """A worker is interrupted again and again until it is gone; it still says what its share came to."""
+    process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "100", "-n", "4000", "--workers", "2")
+    rows_written(tmp_path, 10)
+    pids = [pid for pid in children(process.pid) if "backends.worker" in Path(f"/proc/{pid}/cmdline").read_text()]
+    while process.poll() is None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGINT)
+        select.select([], [], [], 0.0005)
+    code, _, err = ended(process)
+    assert (code, "Traceback" in err, "died" in err) == (130, False, False), err
 
 
 @pytest.mark.processes

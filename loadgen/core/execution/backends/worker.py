@@ -24,6 +24,7 @@ from time import monotonic_ns
 
 from loadgen.core import child_process
 from loadgen.core.errors import Fault, TargetError
+from loadgen.core.execution import stop_signals
 from loadgen.core.execution.driver import Driver, work
 from loadgen.core.execution.plan import Job, build_plan
 from loadgen.core.execution.share import Share
@@ -106,7 +107,13 @@ def _run_worker() -> None:
         return start_ns
 
     def begun(driver: Driver) -> None:
-        """Publish counters regularly; stop when standard input ends, because the parent process has then ended."""
+        """Publish counters regularly; stop when standard input ends, because the parent process has then ended.
+
+        From here on no signal ends this process before it has said what its share came to, also not behind the load.
+        """
+        for number in stop_signals.NUMBERS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda *_: driver.stop())
         loop = asyncio.get_running_loop()
         counters = SharedCounters(job.folder / "spool" / BOARD, workers)
         reported = False
