@@ -145,6 +145,11 @@ KINDS: OpenTable[ResultKind] = OpenTable(
             schema="loadgen.search.experiment:ExperimentPlan", kept=("plan.json",),
         ),
         _row(
+            "search.grid_kind: value headline report document code runs listed derived",
+            name="grid", markers=("grid.json",), leaves_page=True, schema="loadgen.search.grid:GridPlan",
+            kept=("grid.json",),
+        ),
+        _row(
             "runs.repeats_kind: value headline report runs listed comparable derived",
             "runs.levels_kind: document code",
             name="repeats", markers=("repeats.json",), schema="loadgen.core.metrics.repeats:RepeatSummary",

@@ -55,7 +55,7 @@ MADE = {
     "raw": "run", "sample": "run", "histogram": "run", "sweep": "sweep", "search": "search", "contract": "validation",
     "mlperf": "mlperf", "official": "mlperf", "repeats": "repeats", "swept-twice": "repeats", "answers": "answers",
     "accuracy": "accuracy", "size": "size", "levels": "runs", "guidellm": "other tool", "vllm.json": "other tool",
-    "calls.jsonl": "calls",
+    "calls.jsonl": "calls", "grid": "grid",
 }  # fmt: skip
 
 
@@ -72,6 +72,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("results")
     for name in ("raw", "sample", "histogram", "sweep", "search", "contract", "mlperf"):
         places.unpack(name, root)
+    exits("sweep", "qa", *SIM, "-c", "1,2", "-n", "30", "--isl", "100,200", "--osl", "20", "-o", root / "grid")
     (root / "official" / "ours").mkdir(parents=True)
     for name in ("mlperf.json", "mlperf_log_summary.txt", "mlperf_log_detail.txt"):
         shutil.copy(root / "mlperf" / name, root / "official" / name)
@@ -139,6 +140,7 @@ OWNERS = {  # a file that names a marker -> why
     "mlperf/run.py": "writes it",
     "mlperf/accuracy_run.py": "writes it",
     "search/experiment.py": "writes it, and writes over no run",
+    "search/grid.py": "writes it",
     "search/adaptive_run.py": "writes it, and reads the header of the run",
     "sim/virtual_backend.py": "writes those of a run",
     "preflight/selfcheck.py": "writes the header of its own run",

@@ -116,7 +116,8 @@ def validate(
     show = shown(given)
     repeats = {level.level.name: how.at_least if how else level.level.repeats for level in checked_contract.levels}
     if extend is None:
-        show.expect([one.workload for one in checked_contract.levels for _ in range(repeats[one.level.name])], settings)
+        expected = (one for one in checked_contract.levels for _ in range(repeats[one.level.name]))
+        show.expect([(one.workload, settings) for one in expected])
         given.make_room(settings.out)
     execute = given.execute(show.hearers)
     runs = (how or Repetition(count=level.level.repeats) for level in checked_contract.levels)

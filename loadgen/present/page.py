@@ -158,16 +158,18 @@ class Page:
         rows: Sequence[Sequence[str]],
         kind: Literal["", "words", "remarks"] = "",
         ids: Sequence[str] = (),
+        shades: Sequence[Sequence[float]] = (),
     ) -> None:
         """Append a table of plain-text cells; nothing without rows.
 
         `kind`: "words", every cell is a sentence, which wraps; "remarks", the last column is. `ids`: of the rows, for
-        links to them.
+        links to them. `shades`: from 0 to 1 for each cell, how deep it is coloured.
         """
         if rows:
             heads = "".join(f"<th>{escape(cell)}</th>" for cell in head)
             marks = [f' id="{escape(id)}"' for id in ids] or [""] * len(rows)
-            cells = ("".join(map(_cell, row)) for row in rows)
+            depths = shades or [[0.0] * len(head)] * len(rows)
+            cells = ("".join(map(_cell, row, of_row)) for row, of_row in zip(rows, depths, strict=True))
             body = "".join(f"<tr{mark}>{row}</tr>" for mark, row in zip(marks, cells, strict=True))
             body = _UNITS.sub("\\1\u00a0\\2", body) if kind else body  # a number stays with its unit
             rows_html = f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody>"
@@ -284,9 +286,11 @@ VERDICTS = {word: kind for kind, words in _WORDS.items() for word in words}
 _UNITS = re.compile(r"([0-9]) (ms|s|min|h|%)(?![\w])")
 
 
-def _cell(text: str) -> str:
-    """A cell; one that starts with ~ is uncertain, one that is a verdict has its colour."""
+def _cell(text: str, depth: float = 0.0) -> str:
+    """A cell; one that starts with ~ is uncertain, one that is a verdict has its colour. depth: of its background."""
     html = escape(text)
+    if depth:
+        return f'<td style="background:color-mix(in srgb,var(--c3) {depth * 60:.0f}%,transparent)">{html}</td>'
     if kind := VERDICTS.get(re.split("[:,]", text)[0]):
         return f'<td class="{kind}"><b>{html}</b></td>'
     return f'<td class="unsure">{html}</td>' if text.startswith("~") else f"<td>{html}</td>"

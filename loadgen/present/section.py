@@ -47,7 +47,7 @@ class Table:
 
     left: columns that begin with words, the others are figures. kind: "remarks", the last column is a sentence;
     "words", every column is. split: one column for each thing compared, so that those without room may follow below.
-    ids: a place on the page for each row.
+    ids: a place on the page for each row. shades: from 0 to 1 for each cell of each row, how deep a page colours it.
     """
 
     head: Sequence[str]
@@ -56,6 +56,7 @@ class Table:
     left: int = 1
     split: bool = False
     ids: Sequence[str] = ()
+    shades: Sequence[Sequence[float]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,9 +67,9 @@ def run(
     if dry_run:
         if how is not None:
             say(f"runs: {how.words}")
-        return print_plans(workloads.values(), settings, given.budget())
+        return print_plans([(workload, settings) for workload in workloads.values()], given.budget())
     show = shown(given)
-    show.expect([*workloads.values()] * (1 if how is None else how.at_least), settings)
+    show.expect([(workload, settings) for workload in workloads.values()] * (1 if how is None else how.at_least))
     given.make_room(settings.out)
     if how is not None or len(workloads) > 1:
         named, whole = _several(given, workloads, settings, how, show, as_json=as_json)

@@ -50,6 +50,7 @@ class SweepLevel(msgspec.Struct, frozen=True, kw_only=True):
     front: bool = False  # no other level gives more per GPU and more per user
     at_once: bool = False  # closed loop: all lanes began in one instant
     full: bool = True  # closed loop: for some time all lanes were at work
+    total_per_gpu: float | None = None  # input and output tokens/s; null without --gpus
 
 
 class SweepCurve(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +140,7 @@ def _began_at_once(stages: Sequence[StageSummary]) -> bool:
 
 def _level(called: str, summary: Summary) -> SweepLevel:
     load = summary.load
-    output = headline(summary).output
+    output, total = headline(summary).output, headline(summary).total
     lanes = next((stage.concurrency for stage in summary.stages if stage.measured), None)
     gpus, tpot = summary.target.gpus, summary.tpot_ms.p50
     shown = (("ttft", summary.ttft_ms), ("tpot", summary.tpot_ms), ("e2e", summary.e2e_ms))
@@ -167,6 +168,7 @@ def _level(called: str, summary: Summary) -> SweepLevel:
         simulated=summary.target.simulated,
         at_once=_began_at_once(summary.stages),
         full=lanes is None or summary.window.steady.duration_s is not None,
+        total_per_gpu=per_gpu(total, gpus),
     )
 
 

@@ -40,7 +40,7 @@ def level_ms(level: SweepLevel, name: str) -> str:
 def _row(curve: SweepCurve, level: SweepLevel) -> tuple[str, ...]:
     return (
         level.load or level.name,
-        _verdict(level),
+        verdict(level),
         format.count(level.ok),
         format.quantity(level.requests_per_s),
         format.quantity(level.output_per_s),
@@ -48,11 +48,11 @@ def _row(curve: SweepCurve, level: SweepLevel) -> tuple[str, ...]:
         format.quantity(level.per_user),
         *(level_ms(level, name) for name in ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "e2e_p50")),
         format.percent(level.goodput),
-        ", ".join(_remarks(curve, level)),
+        ", ".join(remarks(curve, level)),
     )
 
 
-def _verdict(level: SweepLevel) -> str:
+def verdict(level: SweepLevel) -> str:
     """Whether the level is a sound measurement, and of a sound one whether it met the SLO, if there is one."""
     if not level.valid:
         return "INVALID"
@@ -61,7 +61,7 @@ def _verdict(level: SweepLevel) -> str:
     return met_word(level.slo_met)
 
 
-def _remarks(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
+def remarks(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
     if level.state != "finished":
         yield STATES.get(level.state, level.state).partition(":")[0]
     if not level.full:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from loadgen.pricing.budget import Budget
     from loadgen.shell.options import Given
 
+PlannedRun = tuple["Workload", "Settings"]
+"""A run that is to come."""
 LONG_S = 60.0  # of a run: from here on it is said before what it will send
 
 
@@ -49,7 +51,7 @@ def shown(given: Given, *, quiet: bool = False) -> Show:
     return Show(given["progress"], quiet=quiet, budget=given.budget(), followers=given.followers())
 
 
-def print_plans(workloads: Iterable[Workload], settings: Settings, budget: Budget | None) -> int:
+def print_plans(planned: Iterable[PlannedRun], budget: Budget | None) -> int:
     """Print what would be sent and, where there are prices, what it would cost; for --dry-run.
 
     Raises UserError where all of it goes over the limit of money, and Faults where the target takes no such requests.
@@ -58,9 +60,9 @@ def print_plans(workloads: Iterable[Workload], settings: Settings, budget: Budge
 
     refused: dict[str, Fault] = {}
     loads = []
-    for workload in workloads:
+    for workload, settings in planned:
         described = describe(workload, settings)
-        loads.append(described.load)
+        loads.append((described.load, settings))
         print(described.text)
         if budget is not None:
             cost = budget.cost(described.load, _targets(settings))
@@ -73,7 +75,7 @@ def print_plans(workloads: Iterable[Workload], settings: Settings, budget: Budge
             refused.setdefault(str(described.refused), described.refused)
     if refused:
         raise Faults(list(refused.values()))
-    if budget is not None and (cost := _cost_of_all(budget, loads, settings)) is not None:
+    if budget is not None and (cost := _cost_of_all(budget, loads)) is not None:
         if len(loads) > 1:
             print(f"cost of all {len(loads)} runs: about {_money(budget, cost, settings)}")
         if not settings.virtual:
@@ -85,9 +87,9 @@ def _money(budget: Budget, cost: Decimal, settings: Settings) -> str:
     return f"{budget.words(cost)}{' on a real server: virtual time costs nothing' if settings.virtual else ''}"
 
 
-def _cost_of_all(budget: Budget, loads: Sequence[Forecast], settings: Settings) -> Decimal | None:
+def _cost_of_all(budget: Budget, loads: Sequence[tuple[Forecast, Settings]]) -> Decimal | None:
     """What several loads cost together; None where it is not known of each before its target was probed."""
-    costs = [budget.cost(load, _targets(settings)) for load in loads]
+    costs = [budget.cost(load, _targets(settings)) for load, settings in loads]
     return None if None in costs else sum(filter(None, costs), Decimal())
 
 
@@ -125,7 +127,7 @@ class Show:
         self._done: list[Summary] = []
         self._printed: set[str] = set()
 
-    def expect(self, workloads: Sequence[Workload], settings: Settings) -> None:
+    def expect(self, planned: Sequence[PlannedRun]) -> None:
         """Say what several runs will send and cost together, before the first; nothing of runs in virtual time.
 
         Raises UserError where together they go over the limit of money. What a closed loop will cost is known only when
@@ -133,11 +135,11 @@ class Show:
         """
         from loadgen.core.execution.run_header import describe
 
-        if settings.virtual or len(workloads) < 2:
+        if len(planned) < 2 or planned[0][1].virtual:
             return
-        loads = [describe(workload, settings).load for workload in workloads]
-        whole = total(loads)
-        cost = None if self._budget is None else _cost_of_all(self._budget, loads, settings)
+        loads = [(describe(workload, settings).load, settings) for workload, settings in planned]
+        whole = total([load for load, _ in loads])
+        cost = None if self._budget is None else _cost_of_all(self._budget, loads)
         money = ""
         if self._budget is not None and cost is not None:
             self._budget.admit(cost, f"these {len(loads)} runs")

@@ -56,7 +56,7 @@ def perform(given: Given, asked: ContinuousLoad, name: str | None, *, as_json: b
     workload, steering = prepared(given, asked, name, settings)
     if asked.dry_run:
         print(f"load: {words(steering.plan)}")
-        return print_plans([workload], settings, given.budget())
+        return print_plans([(workload, settings)], given.budget())
     show = shown(given)
     given.make_room(settings.out)
     summary, folder = execute(workload, settings, show.hearers, steering=steering)

@@ -160,12 +160,7 @@ def begin(folder: Path, plan: ExperimentPlan) -> list[TrialResult]:
     """
     path = folder / PLAN
     if path.is_file():
-        before = _read(path)
-        differs = [name for name in _WORDS if getattr(before, name) != getattr(plan, name)]
-        if differs:
-            words = ", ".join(dict.fromkeys(_WORDS[name] for name in differs))
-            what = f"another {before.by} was begun here, with other {words}{_flags(before, plan)}"
-            raise UserError("mismatch", what, str(folder), "give the same command again, or another --out")
+        refuse_other(_read(path), plan, folder)
     elif folder.exists() and ((folder / "run.json").exists() or any(entry.is_dir() for entry in folder.iterdir())):
         raise UserError("mismatch", f"the folder holds runs, and no {plan.by}", str(folder), "give another --out")
     folder.mkdir(parents=True, exist_ok=True)
@@ -173,6 +168,15 @@ def begin(folder: Path, plan: ExperimentPlan) -> list[TrialResult]:
     if not path.is_file():
         store.replace(path, format.document(plan))
     return told(folder)
+
+
+def refuse_other(before: ExperimentPlan, plan: ExperimentPlan, folder: Path) -> None:
+    """Raises UserError unless what was begun in a folder is what is asked for now."""
+    differs = [name for name in _WORDS if getattr(before, name) != getattr(plan, name)]
+    if differs:
+        words = ", ".join(dict.fromkeys(_WORDS[name] for name in differs))
+        what = f"another {before.by} was begun here, with other {words}{_flags(before, plan)}"
+        raise UserError("mismatch", what, str(folder), "give the same command again, or another --out")
 
 
 def _flags(before: ExperimentPlan, plan: ExperimentPlan) -> str:
@@ -190,11 +194,11 @@ def _read(path: Path) -> ExperimentPlan:
     return decoded(path.read_bytes(), ExperimentPlan, str(path), "the plan of a search or sweep", schema=SCHEMA)
 
 
-def told(folder: Path) -> list[TrialResult]:
+def told(folder: Path, *, invalid_too: bool = False) -> list[TrialResult]:
     """The results of the runs so far, in their order.
 
     Left out, and so run again, is what says nothing: an incomplete line and all lines after it, a trial that was not
-    valid, and a run whose folder is gone.
+    valid (unless `invalid_too`), and a run whose folder is gone.
     """
     path = folder / TOLD
     lines = path.read_bytes().splitlines() if path.is_file() else []
@@ -202,7 +206,7 @@ def told(folder: Path) -> list[TrialResult]:
     return [
         result
         for result in results.values()
-        if result.outcome != "invalid" and (folder / result.folder / run_folder.SUMMARY).is_file()
+        if (invalid_too or result.outcome != "invalid") and (folder / result.folder / run_folder.SUMMARY).is_file()
     ]
 
 

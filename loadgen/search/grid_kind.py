@@ -1,0 +1,65 @@
+"""A grid of sweeps: its cells with their levels, judged by their records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from loadgen.core import format
+from loadgen.core.metrics.validity import exit_code
+from loadgen.present import html, markdown
+from loadgen.present.section import Report
+from loadgen.result_kinds import RECORDS, ListRow, Remade
+from loadgen.search import grid, grid_text
+from loadgen.search.grid import GridResult
+
+
+def value(folder: Path) -> GridResult:
+    """Raises UserError where no run is there yet."""
+    return grid.result(folder)
+
+
+def headline(found: GridResult) -> str:
+    return grid_text.headline(found)
+
+
+def report(found: GridResult) -> Report:
+    return grid_text.report(found)
+
+
+def document(found: GridResult) -> bytes:
+    return format.document(found)
+
+
+def code(found: GridResult, strict: bool) -> int:
+    every = (level for one in found.cells for level in one.curve.levels)
+    return max(
+        exit_code(
+            interrupted=False,
+            valid=level.valid,
+            slo_met=level.slo_met,
+            undecided=level.slo_undecided,
+            strict=strict,
+        )
+        for level in every
+    )
+
+
+def runs(folder: Path) -> list[Path]:
+    return [run for _, found in grid.runs_of(folder) for run in found]
+
+
+def listed(folder: Path) -> ListRow:
+    """Its cells are of different work: the list draws none of them; the page of the grid does."""
+    plan, found = grid.read(folder), list(grid.runs_of(folder))
+    done = sum(bool(runs) for _, runs in found)
+    levels = sum(len(runs) for _, runs in found)
+    word = f"{done} of {format.counted(len(found), 'cell')}, {format.counted(levels, 'level')}"
+    simulated = plan.of.target.startswith("sim:")
+    return ListRow(word=word, about=plan.of.workload, target=plan.of.target, simulated=simulated)
+
+
+def derived(folder: Path) -> Iterator[Remade]:
+    said = report(value(folder))
+    yield Remade("grid.md", markdown.render(said).encode(), RECORDS)
+    yield Remade("report.html", html.render(said).encode(), RECORDS)

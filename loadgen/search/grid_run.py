@@ -1,0 +1,179 @@
+"""Carries out a grid: a sweep for every pair of lengths and every target, one after the other, in one folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from loadgen.core import format, seeds
+from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, closest, collecting
+from loadgen.core.results import checksums, store
+from loadgen.core.workload.flags import of_the_load
+from loadgen.core.workload.overrides import placed
+from loadgen.present import html, markdown
+from loadgen.search import grid, grid_text, sweep_run
+from loadgen.search import sweep as levels
+from loadgen.search.experiment import ExperimentPlan, refuse_other
+from loadgen.search.grid import GridCell, GridPlan
+from loadgen.search.sweep_run import KINDS, Sweep
+from loadgen.shell.options import Given
+from loadgen.shell.output import print_answer, say
+
+if TYPE_CHECKING:
+    from loadgen.core.execution.plan import Settings
+    from loadgen.core.workload import Workload
+    from loadgen.runs.show import PlannedRun, Show
+    from loadgen.search.sweep import Kind
+
+AXES = ("input_tokens", "output_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class CellSweep:
+    """One cell as it was asked for: its workload at each load, against its target. A plain sweep has one without name.
+
+    shared: the flags that no axis of a grid changes.
+    """
+
+    cell: GridCell
+    name: str
+    kind: Kind
+    loads: dict[float, Workload]
+    settings: Settings
+    shared: dict[str, str]
+
+    @property
+    def workload(self) -> Workload:
+        return next(iter(self.loads.values()))
+
+    @property
+    def planned(self) -> list[PlannedRun]:
+        return [(workload, self.settings) for workload in self.loads.values()]
+
+    def asked(self, parent: Path, show: Show) -> Sweep:
+        folder = parent / self.cell.name
+        settings = replace(self.settings, out=folder, leave_out_first_round=self.kind == "concurrency")
+        lengths = zip(AXES, (self.cell.isl, self.cell.osl), strict=True)
+        flags = self.shared | {axis: str(length) for axis, length in lengths if length is not None}
+        return Sweep(self.name, self.loads, self.kind, flags, settings, folder, show)
+
+
+def sweeps(given: Given, workload: str | None, target: str | None) -> list[CellSweep]:
+    """The sweeps that are asked for; one, without a name, where nothing is varied but the load. Raises Faults."""
+    concurrency, request_rate = given["concurrency"], given["request_rate"]
+    kind: Kind = "concurrency" if concurrency is not None else "request_rate"
+    faults: list[Fault] = []
+    targets: dict[str, Settings] = {}
+    loads: tuple[float, ...] = ()
+    cells: list[GridCell] = []
+    with collecting(faults):
+        targets = _targets(given, target)
+    with collecting(faults):
+        if (concurrency is None) == (request_rate is None):
+            hint = "either --concurrency 1,2,4,...,64 or --request-rate 1,2,4,...,64"
+            raise UserError("missing_option", "one kind of levels is needed", "loadgen sweep", hint)
+        loads = levels.grid(given[kind], f"--{kind.replace('_', '-')}", kind)
+    is_grid = target is not None or any("," in str(given[axis] or "") for axis in AXES)
+    varied = AXES if is_grid else ()
+    with collecting(faults):
+        isl, osl = (given[axis] if axis in varied else None for axis in AXES)
+        cells = grid.cells(isl, osl, [*targets] if target is not None else [])
+        if len(cells) * len(loads) > grid.MOST:
+            what = f"{len(cells)} cells of {len(loads)} levels are too many"
+            raise UserError("too_large", what, "loadgen sweep", f"at most {grid.MOST:,} runs")
+    found = of_the_load(given.options)
+    shared = {name: str(value) for name, value in found.items() if name not in (*KINDS, *varied)}
+    made = []
+    for cell in cells if targets or is_grid else [GridCell()]:
+        own = {axis: str(length) for axis, length in zip(AXES, (cell.isl, cell.osl), strict=True) if length is not None}
+        at_loads: dict[float, Workload] = {}
+        with collecting(faults):
+            for amount in loads:
+                at_loads[amount] = sweep_run.level(given, workload, kind, amount, **own)
+        if faults:
+            break
+        name = workload or str(given["trace"] or given["dataset"])
+        made.append(CellSweep(cell, name, kind, at_loads, targets[cell.target], shared))
+    if faults:
+        raise Faults(faults)
+    return made
+
+
+def _targets(given: Given, asked: str | None) -> dict[str, Settings]:
+    """The settings for each target by its name; "" where none is named. Raises Fault or Faults."""
+    if asked is None:
+        return {"": given.settings()}
+    names = [part.strip() for part in asked.split(",")]
+    if len(set(names)) < len(names) or not all(names):
+        raise UserError("duplicate", "each target once, by a name", f"--target {asked}", "--target a,b")
+    if given["targets"] is None:
+        if given["url"]:
+            raise UserError("conflict", "--url and --target exclude each other", f"--target {asked}", "leave out --url")
+        return {name: replace(given, options={**given.options, "url": [name]}).settings() for name in names}
+    settings = given.settings()
+    known = {endpoint.name: endpoint for endpoint in settings.endpoints}
+    if unknown := next((name for name in names if name not in known), None):
+        hint = closest(unknown, [*known]) or f"known: {', '.join(known)}"
+        raise UserError("unknown_name", f"no target is called {unknown}", f"--target {asked}", hint)
+    return {name: replace(settings, targets=(known[name],), url=known[name].url) for name in names}
+
+
+def carry_out(
+    parent: Path, cells: Sequence[CellSweep], asked: Sequence[Sweep], *, as_json: bool, as_markdown: bool, strict: bool
+) -> int:
+    """Run what is not in the folder yet, cell by cell; write and print the result. The exit code."""
+    plan = _begin(parent, cells)
+    seed = plan.of.seed
+    say(f"grid: {format.counted(len(cells), 'cell')} of {format.counted(len(cells[0].loads), 'level')}, seed {seed}")
+    interrupted = False
+    for number, (cell, one) in enumerate(zip(cells, asked, strict=True), 1):
+        say(f"cell {number} of {len(cells)}: {cell.cell.words}")
+        own = {
+            amount: placed(workload.model_copy(update={"seed": seed}), cell.cell.name)
+            for amount, workload in one.grid.items()
+        }
+        _, interrupted = sweep_run.carry_out(replace(one, grid=own))
+        if interrupted:
+            break
+    found = grid.result(parent) if any(runs for _, runs in grid.runs_of(parent)) else None
+    if found is None:
+        return INTERRUPTED
+    said = grid_text.report(found)
+    store.replace(parent / "grid.md", markdown.render(said).encode(), shared=True)
+    store.replace(parent / "report.html", html.render(said).encode(), shared=True)
+    checksums.write(parent)
+    print_answer(found, said, as_json=as_json, as_markdown=as_markdown)
+    say(f"results in {parent}, page: {parent / 'report.html'}, table: {parent / 'grid.md'}")
+    codes = [sweep_run.code(one.curve, interrupted, strict=strict) for one in found.cells]
+    return INTERRUPTED if interrupted else max(codes)
+
+
+def _begin(parent: Path, cells: Sequence[CellSweep]) -> GridPlan:
+    """Write what is asked for, with the cells that an earlier command has made. Raises UserError for another grid."""
+    first = cells[0]
+    before = grid.read(parent) if grid.is_grid(parent) else None
+    if before is None and any(entry.is_dir() for entry in parent.iterdir()):
+        raise UserError("mismatch", "the folder holds runs, and no grid", str(parent), "give another --out")
+    of = ExperimentPlan(
+        by="sweep",
+        kind=first.kind,
+        workload=first.name,
+        source_text=first.workload.source_text,
+        target="" if first.cell.target else first.settings.shown,
+        flags=first.shared,
+        metadata=dict(first.settings.metadata),
+        seed=first.workload.seed,
+    )
+    old = () if before is None else before.cells
+    if before is not None:
+        refuse_other(before.of, of, parent)
+    if of.seed is None:
+        of = msgspec.structs.replace(of, seed=seeds.fresh() if before is None else before.of.seed)
+    plan = GridPlan(of=of, cells=(*old, *(one.cell for one in cells if one.cell not in old)))
+    checksums.begin(parent)
+    store.replace(parent / grid.FILE, format.document(plan))
+    return plan

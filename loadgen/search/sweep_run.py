@@ -1,0 +1,143 @@
+"""Carries out a sweep: one workload at each load of a grid, in one folder, which the same command takes up again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loadgen.core import format
+from loadgen.core.errors import INTERRUPTED, OK, UNSOUND, UserError
+from loadgen.shell.output import say
+
+if TYPE_CHECKING:
+    from loadgen.core.execution.plan import Settings
+    from loadgen.core.workload import Workload
+    from loadgen.runs.levels import SweepCurve
+    from loadgen.runs.show import PlannedRun, Show
+    from loadgen.search.sweep import Kind
+    from loadgen.shell.options import Given
+
+KINDS = ("concurrency", "request_rate")
+PER_LANE = 5  # minimum requests per lane of a closed-loop level
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What was asked for: a workload at each load of the grid, in one folder."""
+
+    name: str
+    grid: dict[float, Workload]
+    kind: Kind
+    flags: dict[str, str]
+    settings: Settings
+    folder: Path
+    show: Show
+
+    def left(self, *, again: bool) -> list[PlannedRun]:
+        """The runs that are not in the folder yet; `again`: all."""
+        from loadgen.core import run_folder
+        from loadgen.search import sweep as levels
+
+        return [
+            (workload, self.settings)
+            for amount, workload in self.grid.items()
+            if again or not run_folder.is_run(self.folder / levels.name(self.kind, amount))
+        ]
+
+
+def level(given: Given, name: str | None, kind: Kind, amount: float, **other: Any) -> Workload:
+    """The workload at one level. A closed loop without a given length gets at least PER_LANE requests per lane.
+
+    other: options with other values than those typed.
+    """
+
+    def at_level(**changed: str) -> Workload:
+        return given.workload(name, **other | dict.fromkeys(KINDS) | {kind: f"{amount:g}"} | changed)
+
+    workload = at_level()
+    count = next((stage.count for stage in workload.stages if stage.measured), None)
+    if kind == "request_rate" or count is None:
+        return workload
+    if given["num_requests"] is not None and count < amount:
+        what = f"{count:,} requests are fewer than {amount:,.0f} lanes: so many would never be in flight"
+        raise UserError(
+            "out_of_range", what, f"--num-requests {count}", f"--num-requests {PER_LANE * amount:g}, or leave it out"
+        )
+    if given["num_requests"] is None and given["duration"] is None and count < PER_LANE * amount:
+        return at_level(num_requests=f"{PER_LANE * amount:g}")
+    return workload
+
+
+def carry_out(asked: Sweep) -> tuple[SweepCurve | None, bool]:
+    """Run the levels that are not in the folder yet; write its files. The curve, and whether the user stopped it."""
+    from loadgen.core import run_folder
+    from loadgen.core.results import checksums, store
+    from loadgen.core.slo import Slo
+    from loadgen.present import html, markdown
+    from loadgen.runs.levels import bound_why
+    from loadgen.runs.levels_text import report
+    from loadgen.search import experiment, trials
+    from loadgen.search import sweep as levels
+    from loadgen.search.load_search import NextTrial
+    from loadgen.search.watch import Goal
+
+    grid, parent = asked.grid, asked.folder
+    first_workload = next(iter(grid.values()))
+    seed = experiment.seed_of(parent, first_workload.seed)
+    plan = experiment.ExperimentPlan(
+        by="sweep",
+        kind=asked.kind,
+        workload=asked.name,
+        source_text=first_workload.source_text,
+        target=asked.settings.shown,
+        metadata=dict(asked.settings.metadata),
+        flags=asked.flags,
+        seed=seed,
+    )
+    trials_done = experiment.begin(parent, plan)
+    say(f"seed: {seed}")
+    folders_done = {trial.folder for trial in trials_done}
+    if folders_done:
+        count = sum(levels.name(asked.kind, amount) in folders_done for amount in grid)
+        say(f"going on with {parent}: {count} of {format.counted(len(grid), 'level')} are done")
+    trial_runner = trials.Trials(
+        folder=parent,
+        goal=Goal(slo=first_workload.slo or Slo(terms=())),
+        make=lambda ask: grid[ask.load],
+        settings=asked.settings,
+        seed=seed,
+        seeded=False,
+        watched=False,
+        name=lambda ask: levels.name(asked.kind, ask.load),
+        hearers=asked.show.hearers,
+    )
+    interrupted = False
+    to_do = {level: amount for amount in grid if (level := levels.name(asked.kind, amount)) not in folders_done}
+    asked.show.begin(len(to_do))
+    try:
+        for level, amount in to_do.items():
+            asked.show.step(f"level {level}")
+            trial_number = max((trial.ask.number for trial in trials_done), default=-1) + 1
+            trials_done.append(
+                trial_runner.run(NextTrial(number=trial_number, load=amount, kind="level", early_under=False))
+            )
+            asked.show.finished(run_folder.kept_summary(parent / level))
+    except trials.Interrupted:
+        interrupted = True
+    if not run_folder.runs_in(parent):
+        return None, interrupted
+    curve, judged, answer = experiment.swept(parent, trials_done)
+    experiment.finish(parent, judged, answer, workload=first_workload, bound_why=bound_why(curve))
+    said = report(curve)
+    store.replace(parent / "sweep.md", markdown.render(said).encode(), shared=True)
+    store.replace(parent / "report.html", html.render(said).encode(), shared=True)
+    checksums.write(parent)
+    return curve, interrupted
+
+
+def code(curve: SweepCurve, interrupted: bool, *, strict: bool) -> int:
+    if interrupted:
+        return INTERRUPTED
+    undecided = strict and any(level.slo_undecided for level in curve.levels)
+    return UNSOUND if undecided or not any(level.valid for level in curve.levels) else OK
