@@ -87,8 +87,11 @@ class FigureTable(OpenTable[FigureRow]):
         return next((row for row in self.here() if row.name == name), None)
 
     def at(self, place: Place) -> tuple[FigureRow, ...]:
-        """The rows that are shown at a place."""
-        return tuple(row for row in self.here() if place in row.shown)
+        """The rows that are shown at a place; of other packages, only a time per request can be limited."""
+        found = [row for row in self.here() if place in row.shown]
+        if place in ("slo", "contract"):
+            found = [row for row in found if row in self.own or (row.values and row.unit == "ms")]
+        return tuple(found)
 
     def values(self, name: str) -> Any:
         """The function of a figure that has a value per request. Raises KeyError for a name of none."""
@@ -310,6 +313,12 @@ def needs(name: str) -> str:
     """What an answer must have for a figure; "" for a name of none."""
     row = FIGURES.called(name)
     return "" if row is None else row.needs
+
+
+def per_request(name: str) -> bool:
+    """Whether a figure has a value per request, and its row is here."""
+    row = FIGURES.called(name)
+    return row is not None and bool(row.values)
 
 
 def guarded(code: str) -> tuple[str, ...]:

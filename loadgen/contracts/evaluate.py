@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from loadgen.contracts import steady_samples as steady
 from loadgen.contracts import steady_state
-from loadgen.contracts.schema import KINDS, LATENCIES, OF_TASKS, Promise
+from loadgen.contracts.schema import OF_TASKS, Promise, kind_of
 from loadgen.contracts.steady_samples import MARGIN, QUEUED, Missing, RecordedRun, Shortage, SteadySample, Timed
 from loadgen.core import format
 from loadgen.core.errors import Fault, Faults
 from loadgen.core.metrics import outcomes, windows
 from loadgen.core.metrics.columns import OK, Columns
 from loadgen.core.metrics.windows import Span
+from loadgen.core.slo import not_here
 from loadgen.core.stats import intervals, quantile_interval
 from loadgen.core.stats.intervals import Bounds
 from loadgen.core.stats.quantile_interval import Series
@@ -98,8 +99,8 @@ class Evaluator:
 
     def _figure(self, term: Promise) -> Held:
         self._refuse_withheld(term)
-        evaluated = FIGURES[term.kind](self, term)
-        evaluated = evaluated._replace(found=Bounds(*map(KINDS[term.kind].limit.in_unit, evaluated.found)))
+        evaluated = FIGURES.get(term.kind, Evaluator.own_latency)(self, term)
+        evaluated = evaluated._replace(found=Bounds(*map(kind_of(term.kind).limit.in_unit, evaluated.found)))
         if evaluated.length_s:
             return evaluated
         timed = [steady.figures(columns, "e2e") for columns in self._columns]
@@ -132,7 +133,7 @@ class Evaluator:
         return Held(self._differing_runs(ratio.bounds, *of_runs), self._ok_requests())
 
     def steady_rate(self, term: Promise) -> Held:
-        per_gpu = "gpus" in KINDS[term.kind].needs
+        per_gpu = "gpus" in kind_of(term.kind).needs
         bounds, caveat = self._rate(_COUNTED[OF_TASKS.get(term.kind, term.kind)])
         return Held(_scaled(bounds, 1 / self._gpus()) if per_gpu else bounds, self._ok_requests(), caveat)
 
@@ -143,8 +144,10 @@ class Evaluator:
             summary = run.summary
             terms = () if run.header.slo is None else run.header.slo.terms
             of_slo = [one.metric for one in terms if one.metric not in POOLED]
-            needs_slo = not {"slo", "task_slo"}.isdisjoint(KINDS[term.kind].needs)
+            needs_slo = not {"slo", "task_slo"}.isdisjoint(kind_of(term.kind).needs)
             of_term = term.of or OF_TASKS.get(term.kind, term.kind)
+            if needs_slo and run.header.slo and (lacking := not_here([run.header.slo])):
+                raise Missing("; ".join(lacking.values()))
             for name in of_slo if needs_slo else [_REST_ON.get(of_term, of_term)]:
                 if name in summary.unsound:
                     raise Missing(f"withheld in {run.folder}: {summary.unsound[name]}")
@@ -534,7 +537,6 @@ _REST_ON = dict.fromkeys(("output_per_gpu", "tokens_per_gpu", "token"), "tokens"
 """What a term is of -> the family of figures that it rests on, where the names differ: see `Summary.unsound`."""
 
 FIGURES: dict[str, Callable[[Evaluator, Promise], Held]] = {
-    **dict.fromkeys(LATENCIES, Evaluator.own_latency),
     **dict.fromkeys(POOLED, Evaluator.pooled_gaps),
     **dict.fromkeys(_COUNTED, Evaluator.steady_rate),
     "errors": Evaluator.errors,
@@ -550,4 +552,4 @@ FIGURES: dict[str, Callable[[Evaluator, Promise], Held]] = {
     "between_nodes": Evaluator.between_nodes,
     "against": Evaluator.against,
 }
-"""Keyword -> how its figure is computed."""
+"""Keyword -> how its figure is computed; of a figure of requests, ours or not, by `own_latency`."""

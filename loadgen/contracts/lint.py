@@ -16,16 +16,16 @@ from typing import Protocol
 from loadgen.contracts import planning
 from loadgen.contracts.schema import (
     ANSWER_KINDS,
-    KINDS,
     OF_TASKS,
     SHARES_OF_ANSWERS,
-    TIMES,
     AnswersAsked,
     Contract,
     ContractLevel,
     Draft,
     Planned,
     Promise,
+    is_time,
+    kind_of,
     time_words,
     words,
 )
@@ -206,7 +206,7 @@ def _check_contradictions(draft: Draft, plan: Planned | None, report: _FaultRepo
             report.fault("no_effect", loc, what, "a should is stricter than its must; leave it out, or swap the two")
         if plan is not None and term.kind in ("requests", "good_requests", "tasks", "good_tasks"):
             _check_offered_rate(term, loc, plan, report)
-    latencies = [one for one in draft.terms if one[2].kind in TIMES]
+    latencies = [one for one in draft.terms if is_time(one[2].kind)]
     for kind, place, term in latencies:
         for other in (other for other_kind, _, other in latencies if other_kind == kind and other.limit < term.limit):
             what = ""
@@ -256,7 +256,7 @@ def _check_classes(draft: Draft, plan: Planned | None, report: _FaultReport) -> 
         elif term.kind == "task_cost" and not all(part.is_session for part in parts):
             what = f"{words(term)}: single requests beside the tasks are paid from the same machines"
             report.fault("unsupported", loc, what, "cost: what a thousand good requests cost")
-        elif "task_slo" in KINDS[term.kind].needs and not any(part.slo and part.slo.task for part in parts):
+        elif "task_slo" in kind_of(term.kind).needs and not any(part.slo and part.slo.task for part in parts):
             what = f"{words(term)}: nothing says when a task is good"
             report.fault("no_slo", loc, what, "slo: {task: {within: 90s, wait: 2s}}")
         elif (
@@ -283,7 +283,7 @@ def _check_missing(draft: Draft, report: _FaultReport, *, has_slo: bool, has_gpu
     }  # fmt: skip
     for kind, place, term in draft.terms:
         loc: Where = ("levels", draft.index, kind, place)
-        for need in KINDS[term.kind].needs if not term.class_name else ():
+        for need in kind_of(term.kind).needs if not term.class_name else ():
             lacks, code, what, hint = missing.get(need, (False, "no_figure", "", ""))
             if lacks:
                 report.fault(code, loc, f"{words(term)}: {what}", hint)
@@ -374,7 +374,7 @@ def _too_few(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str
 
 def _too_short(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str] | None:
     """What is wrong, and the hint, where the load over all repeats is too short for what comes back rarely."""
-    if plan.duration_ns is None or term.kind not in (*TIMES, "goodput", "task_goodput"):
+    if plan.duration_ns is None or not (is_time(term.kind) or term.kind in ("goodput", "task_goodput")):
         return None  # of a closed loop by count, how long it takes is known only after the run
     length_s, repeats = plan.duration_ns / 1e9 * plan.level.repeats, plan.level.repeats
     confidence, asked_ns = contract.confidence, contract.horizon_ns

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -20,6 +21,8 @@ from pydantic import (
     Field,
     PlainValidator,
     Strict,
+    TypeAdapter,
+    ValidationInfo,
     create_model,
 )
 
@@ -47,7 +50,6 @@ from loadgen.core.workload.slo_fields import checked_slo
 from loadgen.core.workload.yaml_marks import Map, read_yaml
 from loadgen.figures import FIGURES, POOLED
 
-Of: Any = Literal[tuple(row.name for row in FIGURES.own if "contract" in row.shown and row.values)]
 OfAnswers = Literal["rouge1", "rouge2", "rougeL", "exact", "choice", "json"]
 _EXAMPLE = (
     "the smallest contract: name, and levels: [{name: load, workload: qa, rate: 10/s, requests: 700, must: [...]}]"
@@ -75,15 +77,15 @@ class Promise(NamedTuple):
 
     @property
     def unit(self) -> str:
-        return self.currency or ALL_KINDS[self.kind].limit.unit
+        return self.currency or kind_of(self.kind).limit.unit
 
     @property
     def limit_in_unit(self) -> float:
-        return ALL_KINDS[self.kind].limit.in_unit(self.limit)
+        return kind_of(self.kind).limit.in_unit(self.limit)
 
     @property
     def is_at_most(self) -> bool:
-        return ALL_KINDS[self.kind].limit.at_most
+        return kind_of(self.kind).limit.at_most
 
 
 class Limit(NamedTuple):
@@ -161,7 +163,12 @@ _TOKENS = Limit("tokens", Whole, False, "tokens", float, format.count)
 _MONEY = Limit("limit", _Money, True, "", float, str)
 _ENERGY = Limit("limit", Annotated[tuple[float, str], BeforeValidator(_joules)], True, "J", float, format.quantity)
 
-LATENCIES = tuple(row.name for row in FIGURES.own if "contract" in row.shown)
+
+def latencies(*, foreign: bool = True) -> tuple[str, ...]:
+    """The figures of requests that a term may be about, those of other packages behind ours."""
+    return tuple(row.name for row in FIGURES.at("contract") if foreign or row in FIGURES.own)
+
+
 OF_TASKS = {
     "task_time": "e2e",
     "task_wait": "ttft",
@@ -172,13 +179,13 @@ OF_TASKS = {
     "task_cost": "cost",
 }
 """Term about conversations and tasks as a whole -> what it is of the row that `metrics.tasks.as_rows` makes of each."""
-OF_CLASS = {*LATENCIES, "errors", "goodput", *OF_TASKS} - {*POOLED, "task_cost"}
-"""The terms that may be about one class alone; which part of the machines a class pays is not known."""
-TIMES = (*LATENCIES, "task_time", "task_wait", "task_longest_wait")  # at a percentile
+_NOT_OF_CLASS = {*POOLED, "task_cost"}
+"""Times, shares and terms of tasks may be about one class alone, but for these: which part of the machines a class pays
+is not known."""
 
+# a time is at most `limit` at a percentile; failed and dropped requests are over every limit
+_LATENCY = Kind(_TIME, "{kind} at {at} within {limit}", at=0.99)
 KINDS = {
-    # a time is at most `limit` at a percentile; failed and dropped requests are over every limit
-    **{name: Kind(_TIME, "{kind} at {at} within {limit}", at=0.99) for name in LATENCIES},
     # share of requests that are not ok (failed, dropped at the in-flight cap, lost)
     "errors": Kind(_AT_MOST, "{kind} at most {limit}"),
     # share of requests that meet every limit of the `slo`
@@ -211,7 +218,7 @@ KINDS = {
     # a latency as a share of that at another level: a warm cache against a cold one
     "against": Kind(_AT_MOST, "{of} at {at} at most {limit} of that of {level}", 0.5, ("level", "of"), ("level",)),
 }
-"""Keyword -> what it means. How its figure is computed: `evaluate.FIGURES`."""
+"""Keyword of a term, beside the figures of requests (`latencies`) -> what it means. `evaluate.FIGURES` computes it."""
 
 _REFERENCE, _AGAINST = (Kind(_AT_LEAST, "{kind} at least {limit}", needs=(need,)) for need in ("reference", "against"))
 ANSWER_KINDS = {
@@ -227,28 +234,43 @@ ANSWER_KINDS = {
 """Keyword of a term about answers -> what it means. The names, but for `within`, are those of docs/answers.md."""
 
 SHARES_OF_ANSWERS = ("exact", "choice", "json", "equal")  # each answer is one or not
-ALL_KINDS = KINDS | ANSWER_KINDS
+
+
+def kind_of(name: str) -> Kind:
+    """What a keyword means: a figure of requests, of another package too, is a time at a percentile."""
+    return KINDS.get(name) or ANSWER_KINDS.get(name) or _LATENCY
+
+
+def is_time(name: str) -> bool:
+    """Whether a term is a time at a percentile."""
+    return kind_of(name).limit is _TIME
+
+
+def _may_be_of_class(name: str) -> bool:
+    return name in ANSWER_KINDS or (
+        name not in _NOT_OF_CLASS and (name not in KINDS or name in (*OF_TASKS, "errors", "goodput"))
+    )
 
 
 def words(term: Promise) -> str:
     """A term in words: `ttft at p99 within 2.0 s`."""
-    kind = ALL_KINDS[term.kind]
+    kind = kind_of(term.kind)
     written = {"limit": kind.limit.words(term.limit), "window": format.duration(term.window_ns / 1e9), "at": term.at}
     of_class = f" for class {term.class_name}" if term.class_name else ""
     return kind.words.format(**term._asdict() | written) + of_class
 
 
-def _model(name: str, kind: Kind) -> type[Tagged]:
-    """The shape of a term in the file."""
+def _model(name: str, kind: Kind, of: Any) -> type[Tagged]:
+    """The shape of a term in the file. `of`: the type of what it compares."""
     parts: dict[str, Any] = {
-        "of": (OfAnswers if name in ANSWER_KINDS else Of, ...),
+        "of": (of, ...),
         "level": (str, ...), "window_ns": (_Time, Field(validation_alias="window")),
         "quantile": (Quantile, Field(kind.at, validation_alias="at")),
         "limit": (kind.limit.type, Field(validation_alias=kind.limit.key)),
     }  # fmt: skip
     at = () if kind.at is None else ("quantile",)
     order = (*kind.takes, *at, "limit") if kind.takes else ("limit", *at)
-    if name in OF_CLASS or name in ANSWER_KINDS:
+    if _may_be_of_class(name):
         parts["class_name"] = (str, Field("", validation_alias="class"))
         order = (*order, "class_name")
     model = create_model(name, __base__=Tagged, **{part: parts[part] for part in order})
@@ -265,14 +287,38 @@ def _term(written: Any) -> Any:
     return Promise(kind=written.tag, **values)
 
 
+def _one_of(noun: str, kinds: Mapping[str, Kind], of: Any) -> Any:
+    return Annotated[one_of(noun, *(_model(*one, of) for one in kinds.items())), AfterValidator(_term)]
+
+
+@cache
+def _terms(figures: tuple[str, ...]) -> TypeAdapter[Promise]:
+    """The terms as they are written, where these figures can be promised."""
+    of: Any = Literal[tuple(name for name in figures if name not in POOLED)]
+    return TypeAdapter(_one_of("term", dict.fromkeys(figures, _LATENCY) | KINDS, of))
+
+
+def written_promise(value: Any, info: ValidationInfo) -> Promise:
+    """A term from what a file says; figures of other packages are looked at here, not when this module is imported."""
+    stored = info.context.figures if isinstance(info.context, Source) else ()
+    figures = tuple(dict.fromkeys((*latencies(), *stored)))
+    return _terms(figures).validate_python(value, context=info.context)
+
+
+class _TermSchema:
+    """For the JSON Schema: a term as it is written; other packages may add to it."""
+
+    @staticmethod
+    def __get_pydantic_json_schema__(core_schema: Any, handler: Any) -> Any:
+        return handler(_terms(latencies(foreign=False)).core_schema)
+
+
 if TYPE_CHECKING:
     WrittenPromise = Promise
     WrittenOfAnswers = Promise
 else:
-    WrittenPromise, WrittenOfAnswers = (
-        Annotated[one_of(noun, *(_model(*one) for one in kinds.items())), AfterValidator(_term)]
-        for noun, kinds in (("term", KINDS), ("term about answers", ANSWER_KINDS))
-    )
+    WrittenPromise = Annotated[Promise, PlainValidator(written_promise), _TermSchema()]
+    WrittenOfAnswers = _one_of("term about answers", ANSWER_KINDS, OfAnswers)
 
 # -------------------------------------------------------------------------------------------------------------- levels
 
@@ -402,10 +448,13 @@ class Draft:
     terms: tuple[tuple[str, int, Promise], ...]
 
 
-def parse(text: str, label: str, env: Mapping[str, str] = os.environ) -> Contract:
-    """Parse the text of a contract that was checked before its runs. Checks shape and units only. Raises Faults."""
+def parse(text: str, label: str, env: Mapping[str, str] = os.environ, figures: tuple[str, ...] = ()) -> Contract:
+    """Parse the text of a contract that was checked before its runs. Checks shape and units only. Raises Faults.
+
+    `figures`: of other packages that its runs used; the packages need not be here.
+    """
     document, faults = read_document(text, label, env)
-    source = Source(file=label, folder=Path(), faults=faults)
+    source = Source(file=label, folder=Path(), faults=faults, figures=figures)
     contract = validated(Contract, document, source)
     if contract is None or source.faults:
         raise Faults(in_order(source.faults))

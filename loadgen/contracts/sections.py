@@ -73,7 +73,6 @@ MEANING = {
     INCONCLUSIVE: "at least one promise could be neither shown nor refuted: neither a pass nor a failure",
 }
 TERMS = {
-    **{row.name: row.meaning for row in FIGURES.own if "contract" in row.shown},
     "goodput": "share of requests that meet every limit of the contract's slo",
     "good_requests": "requests per second that meet every limit of the contract's slo",
     "task time": "time from the instant a task or conversation was due to the end of its last answer",
@@ -272,7 +271,8 @@ def _glossary(validation: Validation) -> Iterator[tuple[str, str]]:
         "the load generator was the limit, or the run was not valid",
     )
     yield "must, should", "the verdict is that of the must terms; should terms are told and decide nothing"
-    for glossary, of_answers in ((TERMS, False), (OF_ANSWERS, True)):
+    figures = {row.name: row.meaning for row in FIGURES.at("contract")}
+    for glossary, of_answers in ((figures | TERMS, False), (OF_ANSWERS, True)):
         levels = [level for level in validation.levels if (level.name == "answers") is of_answers]
         term_texts = " ".join(term.term for level in levels for term in level.terms)
         yield from ((word, meaning) for word, meaning in glossary.items() if re.search(rf"\b{word}\b", term_texts))

@@ -23,12 +23,13 @@ from loadgen.core.metrics.columns import CANCELLED, DROPPED, OK, UNFINISHED, Col
 from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import Header
-from loadgen.core.slo import Slo, Term
+from loadgen.core.slo import Slo, Term, absent
 from loadgen.core.stats import intervals, quantile_interval
 from loadgen.core.stats.quantile_interval import Series
 from loadgen.core.stats.quantiles import Histogram, support
+from loadgen.figures import FIGURES
 
-QUEUED = ("ttft", "ttft_from_sent", "first_answer", "e2e")  # latencies that include queueing time
+QUEUED = ("ttft", "ttft_from_sent", "first_answer", "e2e")  # latencies that include queueing time; ours
 NO_WAIT = 0.05  # share of the median E2E: with p99 TTFT below it, E2E is not dominated by queueing
 LOOKS = dict.fromkeys(QUEUED, 2 * intervals.BATCHES) | {"e2e": intervals.BATCHES * 5 // 4}
 """How many independent looks at the queue are needed before batches represent a load that continues.
@@ -165,8 +166,11 @@ def figures(
 ) -> Timed:
     """A metric in ns of every counted request that has it, with due instants; infinite for requests that are not ok.
 
+    Raises Missing for a figure whose package is not here.
     `limit_ns`: the limit that the figure is held against, if there is one: see `counted`.
     """
+    if why := absent(metric):
+        raise Missing(why)
     ok = columns.where(OK)
     values = columns.measure(metric)
     slo = None if limit_ns is None else Slo(terms=(Term(metric=metric, limit_ns=limit_ns),))
@@ -290,10 +294,11 @@ def settle(
         )
         distinct_looks = sum(steady_state.looks(*one, stay_ns) for one, stay_ns in zip(settled, stays_ns, strict=True))
         unseen = tail(min(seen, stays[0]), stays, p, confidence, what)
-        of_queue = [unseen, _too_few_looks(distinct_looks, LOOKS[metric], length_s, settled, stays_ns)]
+        least_looks = LOOKS.get(metric, LOOKS[QUEUED[0]])
+        of_queue = [unseen, _too_few_looks(distinct_looks, least_looks, length_s, settled, stays_ns)]
         # without queueing no least number: the batches just vary
-        least_looks = 0.0 if _never_queued(runs) else LOOKS[metric] * 0.75
-        is_met = distinct_looks >= max(intervals.unseen(p, confidence), least_looks)  # the worst case, in so many looks
+        nearly = 0.0 if _never_queued(runs) else least_looks * 0.75
+        is_met = distinct_looks >= max(intervals.unseen(p, confidence), nearly)  # the worst case, in so many looks
         if of_queue[1] and not unseen and not any(of_time) and is_met:
             settled_with_stay = zip(settled, stays_ns, strict=True)
             sample = sample._replace(
@@ -398,8 +403,9 @@ def together(values: Series, p: float, confidence: float, length_s: float) -> Sh
 
 
 def waits(runs: Sequence[RecordedRun], metric: str) -> bool:
-    """Whether queueing time is a relevant part of the metric."""
-    return metric in QUEUED and not (metric == "e2e" and _never_queued(runs))
+    """Whether queueing time is a relevant part of the metric. Of a figure of another package it is taken to be one."""
+    is_queued = metric in QUEUED or FIGURES.find(metric, foreign=False) is None
+    return is_queued and not (metric == "e2e" and _never_queued(runs))
 
 
 def _never_queued(runs: Sequence[RecordedRun]) -> bool:

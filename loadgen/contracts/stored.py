@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -26,6 +27,7 @@ from loadgen.core.results import checksums, manifest, store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.core.stats.intervals import Bounds
+from loadgen.figures import FIGURES
 from loadgen.preflight.target_checks import Finding
 
 if TYPE_CHECKING:
@@ -100,10 +102,20 @@ def read(folder: Path) -> tuple[Contract, ValidationFacts]:
     """What a validation keeps beside its runs. Raises UserError or Faults for files that are none of one."""
     resolved = folder / RESOLVED
     file = resolved if resolved.is_file() else folder / CONTRACT
-    contract = schema.parse(schema.text_of(file, str(file)), str(file))
+    contract = schema.parse(schema.text_of(file, str(file)), str(file), figures=_figures_of_others(folder))
     place = folder / PLACE
     what = "a file of a validation"
     return contract, manifest.decoded(place.read_bytes(), ValidationFacts, str(place), what, _USE_ORIGINAL)
+
+
+def _figures_of_others(folder: Path) -> tuple[str, ...]:
+    """The figures of other packages that the runs of a validation used."""
+    found: dict[str, None] = {}
+    for file in sorted(folder.glob("*/r*/run.json")):
+        with suppress(UserError):  # whoever reads the run says what is wrong with it
+            used = manifest.decode(file.read_bytes(), str(file)).plugins
+            found |= {one.name: None for one in used if one.table == FIGURES.group}
+    return tuple(found)
 
 
 def judge(folder: Path, contract: Contract, facts: ValidationFacts) -> Validation:

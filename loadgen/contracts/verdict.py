@@ -17,7 +17,7 @@ import msgspec
 
 from loadgen.contracts.evaluate import Evaluator, Held, MeasuredLevel, Money
 from loadgen.contracts.planning import JUDGED_HERE
-from loadgen.contracts.schema import KINDS, OF_TASKS, AnswersAsked, Contract, ContractLevel, Promise, words
+from loadgen.contracts.schema import OF_TASKS, AnswersAsked, Contract, ContractLevel, Promise, kind_of, words
 from loadgen.contracts.steady_samples import MARGIN, Missing, RecordedRun
 from loadgen.core import errors as codes
 from loadgen.core import format
@@ -333,7 +333,7 @@ def _not_as_asked(run: RecordedRun, term: Promise) -> str:
     if shortened:
         return f"{run.folder} is {shortened[0]}"
     of_slo = () if run.header.slo is None else run.header.slo.terms
-    rests_on = {term.of or term.kind} | ({one.metric for one in of_slo} if "slo" in KINDS[term.kind].needs else set())
+    rests_on = {term.of or term.kind} | ({one.metric for one in of_slo} if "slo" in kind_of(term.kind).needs else set())
     without = summary.tpot_no_span + summary.tpot_no_output
     if "tpot" in rests_on and without > NO_SPAN_SHARE * summary.requests.ok:
         return (

@@ -4,9 +4,11 @@ them. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
-from loadgen.figures import FIGURES, words
+from loadgen.figures import FIGURES
 
 METRIC_ALIASES = {
     "time_to_first_token": "ttft",
@@ -18,13 +20,19 @@ METRIC_ALIASES = {
 }
 
 
+NOT_HERE = "a package that is not loaded here"
+
+
 def metrics() -> tuple[str, ...]:
     """The figures that a term may limit: one value per request each."""
     return tuple(row.name for row in FIGURES.at("slo"))
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True):
-    """One SLO term: `metric` (one of `metrics`) is at most `limit_ns` at `quantile` (0.99 is p99)."""
+    """One SLO term: `metric` is at most `limit_ns` at `quantile` (0.99 is p99).
+
+    `metric`: one of `metrics`; of a stored term it may be that of a package that is not here.
+    """
 
     metric: str
     limit_ns: int
@@ -32,7 +40,7 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """A stored term may be damaged."""
-        if FIGURES.called(self.metric) is None:
+        if not self.metric.isidentifier():
             raise ValueError(f"no SLO is of {self.metric!r}")
         if not 0 < self.quantile < 1:
             raise ValueError(f"no quantile: {self.quantile!r}")
@@ -56,6 +64,16 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
     task: TaskTerm | None = None
 
 
+def not_here(slos: Iterable[Slo]) -> dict[str, str]:
+    """The figures of terms whose package is not here, with why nothing can be said of them."""
+    return {term.metric: absent(term.metric) for slo in slos for term in slo.terms if absent(term.metric)}
+
+
+def absent(metric: str) -> str:
+    """Why nothing can be said of a figure whose package is not here; "" where it is."""
+    return "" if FIGURES.called(metric) else f"figure {metric} is defined by {NOT_HERE}"
+
+
 class StopRule(msgspec.Struct, frozen=True, kw_only=True):
     """When a run ends early: by a share of errors, or a latency at a quantile, of the requests that ended last."""
 
@@ -73,7 +91,8 @@ class StopRule(msgspec.Struct, frozen=True, kw_only=True):
 
 def name(metric: str, quantile: float) -> str:
     """What a term limits, for readers: `TTFT p99`."""
-    return f"{words(metric)} p{quantile * 100:g}"
+    row = FIGURES.called(metric)
+    return f"{row.words if row else f'figure {metric} of {NOT_HERE}'} p{quantile * 100:g}"
 
 
 def promise(metric: str, quantile: float, limit_ms: float) -> str:

@@ -36,7 +36,7 @@ from loadgen.core.results.record import FINISH, KINDS, SOURCES, STATUSES
 from loadgen.core.stats.amounts import Amounts, TimeCurve
 from loadgen.core.stats.quantiles import Distribution, Histogram, Values
 from loadgen.core.units import LONGEST_NS
-from loadgen.figures import FIGURES, POOLED
+from loadgen.figures import FIGURES, per_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -202,7 +202,7 @@ class Cell:
         self.count("unfinished_over", (columns.where(UNFINISHED) & outcomes.is_counted(columns, slo)).sum())
         self.count("good", outcomes.meets(columns, slo).sum())
         for i, term in enumerate(slo.terms):
-            if term.metric not in POOLED:
+            if per_request(term.metric):
                 values = defined(columns.measure(term.metric)[ok])
                 self.count(f"term{i}", len(values))
                 self.count(f"term{i}_over", (values > term.limit_ns).sum())
@@ -351,7 +351,7 @@ class Accumulator:
         self._slo = header.slo
         self._turns = header.turns
         slos = [self._slo, *(plan.slo for plan in header.classes)]
-        slo_metrics = [term.metric for slo in slos if slo for term in slo.terms if term.metric not in POOLED]
+        slo_metrics = [term.metric for slo in slos if slo for term in slo.terms if per_request(term.metric)]
         self._part_metrics = tuple(dict.fromkeys((*SHOWN, *slo_metrics)))
         several = len(header.targets) if len(header.targets) > 1 else 0
         self.stages = [Cell(self._slo, exact=exact) for _ in self._plans]

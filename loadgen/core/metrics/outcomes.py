@@ -18,7 +18,7 @@ from loadgen.core.metrics.columns import (
     Columns,
 )
 from loadgen.core.slo import Slo, Term
-from loadgen.figures import FIGURES, POOLED, needs
+from loadgen.figures import FIGURES, needs, per_request
 
 
 def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
@@ -29,10 +29,8 @@ def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
     was open at the cut. False where nothing is known, and for terms on pooled gaps.
     """
     cut = columns.where(UNFINISHED) & (columns["sent_ns"] >= 0)
-    if term.metric in POOLED or not cut.any():
-        return np.zeros(len(columns), bool)
     row = FIGURES.called(term.metric)
-    if row is None or not row.least:
+    if row is None or not row.least or not cut.any():
         return np.zeros(len(columns), bool)
     over: NDArray[np.bool_] = cut & (FIGURES.function(row, row.least)(columns) > term.limit_ns)
     return over & ~columns.for_values if row.needs else over
@@ -121,13 +119,13 @@ def is_undecided(unfinished: int, counted: int) -> bool:
 
 
 def meets(columns: Columns, slo: Slo) -> NDArray[np.bool_]:
-    """Which requests are ok and within every term that has a value per request: a mask of the length of the columns.
+    """Which requests are ok and within every term with a value per request here: a mask of the length of the columns.
 
     A request too short to have a TPOT does not miss that term, nor does one that asked for no tokens miss any but E2E.
     """
     good = columns.where(OK)
     for term in slo.terms:
-        if term.metric not in POOLED:
+        if per_request(term.metric):
             values = columns.measure(term.metric)
             excused = (values == UNDEFINED) & (columns.for_values | (needs(term.metric) == "tokens"))
             good &= excused | ((values != UNDEFINED) & (values <= term.limit_ns))

@@ -63,6 +63,7 @@ from loadgen.core.server_metrics import hardware
 from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.server_metrics.hardware import SeenHardware
 from loadgen.core.server_metrics.series import Served
+from loadgen.core.slo import not_here
 from loadgen.core.stats.quantiles import Distribution, Histogram, of_gaps, pooled
 from loadgen.figures import FIGURES
 
@@ -228,7 +229,7 @@ def build(
     samples |= {"inter_chunk": own_gaps.distribution(), "event_error": errors.distribution()}
     unsure_share = 1 - int(errors.counts[0]) / errors.count if errors.count else None
     guarded = {**samples, "gap_error": of_gaps(errors)}
-    unsound = validity.withheld(header.limits, guarded, unsure_share, seconds, inside) | validity.contradicted(measured)
+    unsound = validity.withheld(header.limits, guarded, unsure_share, seconds, inside) | _unknown(header, measured)
     itl_absent = blocks.itl_absent(measured, samples["inter_chunk"])
     undecided = {**({"itl": f"there is no ITL: {itl_absent}"} if itl_absent else {}), **unsound}
     arrival = ", then ".join(plans[i].arrival for i in chosen if plans[i].arrival)
@@ -294,6 +295,12 @@ def build(
     signs = _signs(everything, header, missed=missed, is_counted="tokens" not in unsound)
     delivered = stimulus.checks(header, summary, signs, measured.columns)
     return msgspec.structs.replace(summary, verdict=validity.of(header, summary, signs, seconds), stimulus=delivered)
+
+
+def _unknown(header: Header, measured: Cell) -> dict[str, str]:
+    """Metrics of which nothing can be said, however sure the stamps are -> why."""
+    slos = [header.slo, *(plan.slo for plan in header.classes)]
+    return validity.contradicted(measured) | not_here(filter(None, slos))
 
 
 def _signs(everything: CellPair, header: Header, *, missed: bool, is_counted: bool) -> Signs:

@@ -35,12 +35,14 @@ from loadgen.core.workload.yaml_marks import Map, child, where
 class Source:
     """The validation context of a file: its name, its folder, and the faults that pydantic cannot express.
 
+    `figures`: of a stored file, those of other packages that it may name though their packages are not here.
     Values built in Python have no such context: their durations are integer ns and their rates floats.
     """
 
     file: str
     folder: Path
     faults: list[Fault] = field(default_factory=list)
+    figures: tuple[str, ...] = ()
 
 
 class Part(BaseModel):

@@ -102,7 +102,7 @@ class _WrittenSlo(Part):
         return schema
 
     def checked(self) -> Slo:
-        written = {name: term for name in metrics() if (term := getattr(self, name, None))}
+        written = {name: term for name, term in self if isinstance(term, WrittenTerm)}
         terms = [Term(metric=m, limit_ns=t.limit_ns, quantile=t.quantile or self.at) for m, t in written.items()]
         task = None
         if self.task is not None:
@@ -132,7 +132,8 @@ def checked_slo(value: Any, info: ValidationInfo) -> Slo | None:
     if not isinstance(info.context, Source):  # of a checked workload, dumped
         return msgspec.convert(value, Slo)
     faults_before = len(info.context.faults)
-    written = written_slo(metrics()).model_validate(value, context=info.context)
+    figures = tuple(dict.fromkeys((*metrics(), *info.context.figures)))
+    written = written_slo(figures).model_validate(value, context=info.context)
     return written.checked() if len(info.context.faults) == faults_before else None  # the fault is in the list already
 
 

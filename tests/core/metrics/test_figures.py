@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import make_figures
@@ -21,10 +23,12 @@ from loadgen.core.metrics.summary import Summary, dump_summary, load_summary, su
 from loadgen.core.results.record import ROW
 from loadgen.core.slo import Slo, Term
 from loadgen.core.workload.slo_fields import stop_rule
-from loadgen.evidence import verify
+from loadgen.evidence.verify import bundle
 from loadgen.figures import FIGURES, PLACES
 from loadgen.plugins import none, resolve
 from loadgen.runs import text
+from loadgen.runs.outcome import cases
+from loadgen.shell.app import main
 
 
 def test_every_row_resolves_and_stands_in_the_summary() -> None:
@@ -64,35 +68,108 @@ def test_a_figure_of_another_package_stands_in_every_place(tmp_path: Path, monke
         promised = summarize(replace(header, slo=Slo(terms=(Term(metric="thinking", limit_ns=1),))), rows, *rest)
         (term,) = promised.goodput.slo
         assert term.met is False and term.promise.startswith("Time to think p99")
+        assert [case.name for case in cases([("r", promised)])][1] == "Time to think p99 at most 1e-06 ms"
         assert [row.name for row in FIGURES.at("prometheus")][-1] == "thinking"
     assert replace(summary, figures=before.figures) == before
     with none():
         assert "thinking_ms" in text.render(summary), "a result is readable where the package is not"
 
 
-def test_a_bundle_names_the_package_whose_figure_it_cannot_make_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def thinking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("LOADGEN_PLUGINS", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with forgetting(FIGURES, "thinking"):
         install(tmp_path, "thinking", {"thinking": MODULE}, {"loadgen.figures": {"thinking": "thinking:ROW"}})
-        loadgen.run("qa", url="sim:gb300-vm", request_rate=20, num_requests=50, seed=1, out=tmp_path / "r")
-        verify.bundle(tmp_path / "r", tmp_path / "b.zip")
-        whole = verify.verify(tmp_path / "b.zip", with_plugins=True)
-        assert (whole.verified, whole.not_made) == ("all", {})
-    without = verify.verify(tmp_path / "b.zip")
-    assert (without.verified, without.differences) == ("part", ())
-    assert list(without.not_made) == ["summary.json: figures.thinking_ms"]
-    assert "thinking 1.0, which is not loaded here" in without.not_made["summary.json: figures.thinking_ms"]
+        yield
+
+
+def ends(*typed: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(one) for one in typed])
+    return int(ended.value.code or 0)
+
+
+def test_a_bundle_names_the_package_whose_figure_it_cannot_make_again(
+    thinking: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loadgen.run("qa", url="sim:gb300-vm", request_rate=20, num_requests=50, seed=1, out=tmp_path / "r")
+    bundle(tmp_path / "r", tmp_path / "b.zip")
+    capsys.readouterr()
+    assert ends("verify", tmp_path / "b.zip", "--plugins", "--json") == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert (whole["verified"], whole["not_made"]) == ("all", {})
+    ends("verify", tmp_path / "b.zip", "--json")
+    without = json.loads(capsys.readouterr().out)
+    assert (without["verified"], without["differences"]) == ("part", [])
+    assert list(without["not_made"]) == ["summary.json: figures.thinking_ms"]
+    assert "thinking 1.0, which is not loaded here" in without["not_made"]["summary.json: figures.thinking_ms"]
+
+
+def test_a_stored_term_opens_without_the_package_of_its_figure(
+    thinking: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was judged stays as it was; what is made again of the records is undecided, and says why."""
+    folder = tmp_path / "r"
+    slo = ("--slo", "ttft:2s:p50", "--slo", "thinking:2s:p50")
+    assert ends("run", "qa", "--url", "sim:gb300-vm", "-n", 50, "--request-rate", 20, "-o", folder, *slo) == 0
+    capsys.readouterr()
+    with none():
+        stored = load_summary((folder / "summary.json").read_bytes())
+        (judged,) = (term for term in stored.goodput.slo if term.metric == "thinking")
+        assert judged.met is True
+        assert judged.promise == "figure thinking of a package that is not loaded here p50 at most 2,000 ms"
+        assert ends("report", folder) == 0
+        assert "figure thinking of a package that is not loaded here p50" in " ".join(capsys.readouterr().out.split())
+        goodput = loadgen.load(folder).summary.goodput
+    (made_again,) = (term for term in goodput.slo if term.metric == "thinking")
+    assert made_again.met is goodput.met is goodput.good is None
+    assert made_again.undecided == "figure thinking is defined by a package that is not loaded here"
+    with pytest.raises(ValueError, match="no SLO"):
+        Term(metric="../thinking", limit_ns=1)
+
+
+CONTRACT = """
+name: thoughtful
+horizon: 30s
+slo: {thinking: 1s}
+levels:
+  - name: steady
+    workload: qa
+    rate: 8/s
+    requests: 1500
+    must: [thinking: {limit: LIMIT, at: p50}]
+    should: [goodput: 90%, drift: {of: thinking, at: p50, limit: 20%, window: 60s}]
+"""
+
+
+@pytest.mark.commands
+@pytest.mark.parametrize(("limit", "code"), [("50ms", 0), ("500us", 1)])
+def test_a_contract_promises_a_figure_of_another_package(
+    thinking: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: str, code: int
+) -> None:
+    (tmp_path / "c.yaml").write_text(CONTRACT.replace("LIMIT", limit))
+    out = tmp_path / "v"
+    assert ends("validate", tmp_path / "c.yaml", "--url", "sim:gb300-vm", "--seed", 1, "-o", out) == code
+    shown = capsys.readouterr().out
+    assert "thinking at p50 within" in shown and "thinking at p50 in the last" in shown
+    assert "thinking: first answer - first token" in (out / "verdict.html").read_text("utf-8")
+    assert "thinking at p50 within" in (out / "junit.xml").read_text("utf-8")
+    with none():
+        assert ends("report", out) == 3
+        shown = capsys.readouterr().out
+        assert "thinking at p50 within" in shown
+        assert "figure thinking is defined by a package that is not loaded here" in shown
+        assert ends("validate", tmp_path / "c.yaml", "--url", "sim:gb300-vm", "--dry-run") == 2
+        assert 'unknown term "thinking"' in capsys.readouterr().err
 
 
 MODULE = """
 from loadgen.figures import FigureRow
 ROW = FigureRow(
     "thinking", "Time to think", "first answer - first token", values="thinking:thinking", compared=("p50",),
-    shown=("slo", "latency", "requests", "prometheus"),
+    shown=("slo", "contract", "latency", "requests", "prometheus"),
 )
 def thinking(columns):
     return columns["first_answer_ns"] - columns["first_token_ns"] + 1_000_000
