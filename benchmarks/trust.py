@@ -17,8 +17,10 @@ queue. Each kind changes in its own way:
                                                                    some load that wanders over 90 s
 
 validate: promises 10 % below the truth, for TPOT, E2E and TTFT at p50, p95 and p99, in runs of 150, 600 and 2,400 s.
-Printed: of so many validations, the wrong PASSes of the worst term; limit 6 of 200. Beside it, the promises 10 % above
-the truth of 2,400 s: the PASSes of the best term, and the wrong FAILs of the worst.
+Runs of 2,400 s are under the usual horizon of 12 minutes. It lets shorter ones decide nothing, so their contracts sign
+the horizon that they can see (40 s, 2 min 42 s). Printed: of so many validations, the wrong PASSes of the worst term;
+limit 6 of 200, but for a kind whose changes come back less often than was signed: its figure is in brackets. Beside it,
+the promises 10 % above the truth of 2,400 s: the PASSes of the best term, and the wrong FAILs of the worst.
 family: as validate, of 600 and 2,400 s, each on a server of its own, drawn from a seed (benchmarks/drawn.py): the wrong
 PASSes of the worst term; limit 3 % of the family and 6 % of each member of it.
 extend: validations of 150 and 600 s that are extended three times by as much, as `validate --extend` judges them: the
@@ -52,8 +54,8 @@ from queueing import run
 from loadgen.compare import comparison
 from loadgen.contracts import verdict
 from loadgen.contracts.evaluate import MeasuredLevel
-from loadgen.contracts.schema import parse
-from loadgen.contracts.steady_samples import latencies
+from loadgen.contracts.schema import HORIZON_NS, Contract, parse
+from loadgen.contracts.steady_samples import NEARLY, latencies
 from loadgen.core.metrics import sustainable
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.metrics.summary import summarize
@@ -72,6 +74,7 @@ KINDS = (
     "bimodal", "levels400", "replica90",
 )  # fmt: skip
 LENGTHS_S = (150, 600, 2400)
+COMES_BACK_S = {"onoff300": 300, "rare": 600, "spells": 600, "levels400": 1200, "replica90": 300}  # the others sooner
 TERMS = tuple((metric, at) for metric in ("tpot", "e2e", "ttft") for at in (50, 95, 99))
 WRONG_PASSES = 6 / 200
 WRONG_OF_A_MEMBER = 6 / 100
@@ -174,6 +177,11 @@ def truths(kind: str, number: int = 0, length_s: float = TRUTH_S) -> dict[tuple[
     return {(metric, at): float(ordered[metric][index(len(ordered[metric]), at / 100)]) for metric, at in TERMS}
 
 
+def signed_s(length_s: float) -> float:
+    """The horizon of a contract for a load of this length: the usual one, or what the load can see."""
+    return min(intervals.recurrence(length_s) * 0.99 / NEARLY, HORIZON_NS / S)
+
+
 def validated(
     kind: str, truth: dict[tuple[str, int], float], off: float, length_s: float, seeds: range
 ) -> Counter[str]:
@@ -181,7 +189,7 @@ def validated(
     terms = ", ".join(
         f"{{{metric}: {{limit: {round(value * off)}ns, at: p{at}}}}}" for (metric, at), value in truth.items()
     )
-    contract = parse(f"name: trust\nlevels:\n  - {{name: a, workload: qa, must: [{terms}]}}\n", "trust", {})
+    contract = promised(terms, length_s)
     counts: Counter[str] = Counter()
     for seed in seeds:
         one = run(rows(kind, seed, length_s, number=seed))
@@ -189,6 +197,11 @@ def validated(
         for (metric, at), term in zip(truth, level.terms, strict=True):
             counts[f"{metric} p{at} {term.verdict}"] += 1
     return counts
+
+
+def promised(terms: str, length_s: float) -> Contract:
+    horizon = f"horizon: {signed_s(length_s):.1f}s"
+    return parse(f"name: trust\n{horizon}\nlevels:\n  - {{name: a, workload: qa, must: [{terms}]}}\n", "trust", {})
 
 
 def worst(counts: Counter[str], word: str) -> tuple[int, str]:
@@ -206,8 +219,12 @@ def validate_rows(kinds: list[str], seeds: range) -> Iterator[bool]:
         cells, good = "", True
         for length_s in LENGTHS_S:
             count, term = worst(validated(kind, truth, 0.9, length_s, seeds), verdict.PASS)
-            good &= count <= len(seeds) * WRONG_PASSES
-            cells += f"{f'{count} {term if count else str()}'.strip():>16}"
+            told = f"{count} {term if count else ''}".strip()
+            if COMES_BACK_S.get(kind, 0) > signed_s(length_s) and length_s < LENGTHS_S[-1]:
+                told = f"({told})"
+            else:
+                good &= count <= len(seeds) * WRONG_PASSES
+            cells += f"{told:>16}"
         above = validated(kind, truth, 1.1, LENGTHS_S[-1], seeds[: max(len(seeds) // 4, 5)])
         asked = max(len(seeds) // 4, 5)
         passes, fails = worst(above, verdict.PASS), worst(above, verdict.FAIL)
@@ -271,7 +288,7 @@ def extended(
     terms = ", ".join(
         f"{{{metric}: {{limit: {round(value * off)}ns, at: p{at}}}}}" for (metric, at), value in truth.items()
     )
-    contract = parse(f"name: trust\nlevels:\n  - {{name: a, workload: qa, must: [{terms}]}}\n", "trust", {})
+    contract = promised(terms, length_s)
     looks = [{"a": runs} for runs in range(1, EXTENSIONS + 2)]
     by_rule: Counter[str] = Counter()
     careless: Counter[str] = Counter()

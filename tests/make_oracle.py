@@ -193,6 +193,7 @@ WRONG = [
 
 CONTRACT = """\
 name: carried
+horizon: 12s
 slo: {ttft: 1s, tpot: 60ms}
 levels:
   - name: steady

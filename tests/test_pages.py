@@ -22,6 +22,7 @@ SIMULATED = ["--url", "sim:gb300-vm", "--seed", "1", "--gpus", "4"]
 CONTRACT = """\
 name: Answers that people read along
 description: A chat service of one virtual machine.
+horizon: 12s
 slo: {ttft: 1s, tpot: 50ms}
 levels:
   - name: an-hour-like-any-other

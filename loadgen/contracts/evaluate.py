@@ -76,7 +76,7 @@ class Evaluator:
         measured: Mapping[str, MeasuredLevel],
         level: MeasuredLevel,
         money: Money | None,
-        horizon_s: float | None = None,
+        horizon_s: float,
     ) -> None:
         self.confidence, self.measured, self.runs, self.money = confidence, measured, level.runs, money
         self.horizon_s = horizon_s
@@ -231,7 +231,7 @@ class Evaluator:
         per_run = [run.gaps.quantile(p) for run in self.runs]
         bounds = intervals.replications(per_run, self.confidence).bounds
         length_s = steady.load_length_s([steady.figures(columns, "e2e")[0] for columns in self._columns])
-        short = steady.too_short(length_s, p, self.confidence, self.horizon_s, f"{term.kind} p{p * 100:g}")
+        short = steady.too_short(length_s, self.confidence, self.horizon_s, f"{term.kind} p{p * 100:g}")
         bounds = bounds._replace(high=math.inf) if short else bounds
         return Held(bounds, self._ok_requests(), short.sentence(), _known(short))
 

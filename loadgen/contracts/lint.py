@@ -29,7 +29,7 @@ from loadgen.contracts.schema import (
     time_words,
     words,
 )
-from loadgen.contracts.steady_samples import NEARLY, horizon_s
+from loadgen.contracts.steady_samples import NEARLY
 from loadgen.core import format
 from loadgen.core.errors import Code, Fault, Faults, UserError, meant
 from loadgen.core.limits import FEWEST_ANSWERS
@@ -377,8 +377,7 @@ def _too_short(term: Promise, plan: Planned, contract: Contract) -> tuple[str, s
     if plan.duration_ns is None or not (is_time(term.kind) or term.kind in ("goodput", "task_goodput")):
         return None  # of a closed loop by count, how long it takes is known only after the run
     length_s, repeats = plan.duration_ns / 1e9 * plan.level.repeats, plan.level.repeats
-    confidence, asked_ns = contract.confidence, contract.horizon_ns
-    horizon = horizon_s(term.quantile or term.limit, None if asked_ns is None else asked_ns / 1e9)
+    confidence, horizon = contract.confidence, contract.horizon_ns / 1e9
     needed_s = intervals.length_for(horizon, confidence)
     if length_s >= NEARLY * needed_s:
         return None
@@ -390,7 +389,7 @@ def _too_short(term: Promise, plan: Planned, contract: Contract) -> tuple[str, s
     starts_s = needed(term, confidence) / planning.each(term, plan) * length_s / repeats / (plan.starts or math.inf)
     each_s = math.ceil(max(needed_s, starts_s) / repeats)
     seen_s = math.floor(intervals.recurrence(length_s, confidence) * 10) / 10
-    hint = f"duration: {each_s}s or more; or a lower percentile; or, to promise less, horizon: {seen_s:g}s"
+    hint = f"duration: {each_s}s or more; or, to promise less, horizon: {seen_s:g}s"
     return what, hint
 
 

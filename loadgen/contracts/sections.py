@@ -23,6 +23,7 @@ from loadgen.contracts.verdict import (
     NeededLoad,
     Validation,
     confidence_words,
+    horizon_words,
     looks_words,
 )
 from loadgen.core import format
@@ -117,6 +118,7 @@ def report(validation: Validation, measured: Measured | None = None) -> Report:
                 f"{validation.verdict} means: {MEANING[validation.verdict]}.",
                 description,
                 looks_words(validation),
+                horizon_words(validation),
             ),
             *([] if measured is None else [_used(validation, measured.contract)]),
             *(_level(level, shared_notes) for level in validation.levels),
@@ -225,12 +227,16 @@ def _conditions(validation: Validation, measured: Measured | None) -> Facts:
         Region=validation.region,
         **format.said(validation.metadata),
         When=f"{validation.started} to {validation.ended}".replace("T", " "),
-        Confidence=confidence_words(validation),
+        Confidence=(confidence_words(validation), _horizon(validation)),
         Client=(host.name, host.cpu, f"{host.cpus} CPUs" if host.cpus else "", host.kernel),
         Clock=host.clock,
         Made_by=(f"loadgen {validation.version}", f"Python {host.python}" if host.python else ""),
         Contract=f"SHA-256 {validation.contract_sha256}",
     )
+
+
+def _horizon(validation: Validation) -> str:
+    return "" if validation.horizon_s is None else f"for what comes back within {format.duration(validation.horizon_s)}"
 
 
 def _timeline(runs: Mapping[str, Summary]) -> Section:

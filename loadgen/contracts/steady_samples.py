@@ -42,8 +42,6 @@ LEAST_LOOKS = 6
 """How many independent looks at the server any latency needs: with fewer, batches of time do not represent a load that
 continues. benchmarks/trust.py finds the wrong PASS verdicts.
 """
-SPELL_S = 6.0  # a state that makes a percentile is taken to come in spells of this length ...
-LONGEST_HORIZON_S = 600.0  # ... and to come back within this time; a contract's `horizon` replaces both
 MARGIN = 1.1  # an estimate of the load that would do is of what varies
 NEARLY = 0.9  # share of a length that counts as that length: a load ends with its last request, not with its time
 
@@ -238,17 +236,8 @@ def supported(values: Series, p: float, what: str, length_s: float) -> None:
         raise Missing(what, _enough_s(length_s, least, n) - length_s)
 
 
-def horizon_s(p: float, asked_s: float | None = None) -> float:
-    """The time within which what makes a percentile has to come back, so that a load can show it; or what is asked.
-
-    The slowest share 1 - p of a server that changes comes in spells: of SPELL_S, once in SPELL_S / (1 - p).
-    """
-    return asked_s if asked_s is not None else min(SPELL_S / (1 - p), LONGEST_HORIZON_S)
-
-
-def too_short(length_s: float, p: float, confidence: float, asked_s: float | None, what: str) -> Shortage:
-    """Why a load of this length, over all runs, cannot show that a latency stays low, if it cannot."""
-    horizon = horizon_s(p, asked_s)
+def too_short(length_s: float, confidence: float, horizon: float, what: str) -> Shortage:
+    """Why a load of this length, over all runs, cannot show that a latency stays low, if it cannot. `horizon` in s."""
     enough_s = intervals.length_for(horizon, intervals.at_next_look(confidence))
     if length_s >= NEARLY * intervals.length_for(horizon, confidence):
         return Shortage(enough_s=enough_s)
@@ -271,7 +260,7 @@ def settle(
     p: float,
     confidence: float,
     what: str,
-    asked_horizon_s: float | None = None,
+    horizon_s: float,
 ) -> SteadySample:
     """The steady part of the samples, and the reason why it cannot show that a promise is kept, if there is one."""
     parts = [steady_state.part(*one, _mean_stay_s(run) * 1e9) for run, one in zip(runs, timed, strict=True)]
@@ -283,7 +272,7 @@ def settle(
     if not all(part.settled for part in parts):
         lengths = [float(due[-1] - due[0]) / 1e9 for due, _ in timed if len(due)]
         return sample._replace(short=unsettled(max(lengths, default=0.0)))
-    of_time = [too_short(length_s, p, confidence, asked_horizon_s, what), _too_few_states(sample.looks, length_s)]
+    of_time = [too_short(length_s, confidence, horizon_s, what), _too_few_states(sample.looks, length_s)]
     of_queue = []
     stays = looks(runs) if waits(runs, metric) else None
     if stays is not None:

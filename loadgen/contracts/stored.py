@@ -142,6 +142,7 @@ def judge(folder: Path, contract: Contract, facts: ValidationFacts) -> Validatio
         verdict=verdict.together([level.verdict for level in level_verdicts]),
         sentence=verdict.sentence(level_verdicts),
         confidence=contract.confidence,
+        horizon_s=contract.horizon_ns / 1e9,
         looks=max(len(facts.looks), 1),
         target=facts.target,
         model=target.model,

@@ -17,7 +17,16 @@ import msgspec
 
 from loadgen.contracts.evaluate import Evaluator, Held, MeasuredLevel, Money
 from loadgen.contracts.planning import JUDGED_HERE
-from loadgen.contracts.schema import OF_TASKS, AnswersAsked, Contract, ContractLevel, Promise, kind_of, words
+from loadgen.contracts.schema import (
+    HORIZON_NS,
+    OF_TASKS,
+    AnswersAsked,
+    Contract,
+    ContractLevel,
+    Promise,
+    kind_of,
+    words,
+)
 from loadgen.contracts.steady_samples import MARGIN, Missing, RecordedRun
 from loadgen.core import errors as codes
 from loadgen.core import format
@@ -95,6 +104,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     sentence: str
     confidence: float
+    horizon_s: float | None = None  # that the contract signs or takes; None in verdicts of older versions
     looks: int = 1  # how often the records were judged: once, and once more after each extension
     target: str
     model: str
@@ -147,6 +157,16 @@ def looks_words(validation: Validation) -> str:
         f"extended: judged {validation.looks} times, and a term that was decided stays so. This time {last} of "
         "confidence were asked for, so that all looks together err in no more than "
         f"{(1 - validation.confidence) * 100:g} %"
+    )
+
+
+def horizon_words(validation: Validation) -> str:
+    """What a contract does not look for that signs less than the usual horizon; "" where it signs no less."""
+    if validation.horizon_s is None or validation.horizon_s >= HORIZON_NS / 1e9:
+        return ""
+    return (
+        f"signed: what comes back within {format.duration(validation.horizon_s)} (usual: "
+        f"{format.duration(HORIZON_NS / 1e9)}); slow spells of minutes that come back less often were not looked for"
     )
 
 
@@ -269,11 +289,10 @@ def _judge_level(
 ) -> LevelVerdict:
     level_runs = measured.get(level.name, MeasuredLevel(trouble="it was not run"))
     blocked = _blocking_reason(level, level_runs)
-    horizon_s = None if contract.horizon_ns is None else contract.horizon_ns / 1e9
     offered = level_runs
     if fewer := _dropped(level_runs.runs):
         offered = replace(level_runs, runs=tuple(run.without_dropped() for run in level_runs.runs))
-    evaluator = Evaluator(contract.confidence, measured, offered, money, horizon_s)
+    evaluator = Evaluator(contract.confidence, measured, offered, money, contract.horizon_ns / 1e9)
     terms = _judge_terms(evaluator.held, contract.confidence, level, level.name, blocked)
     terms = tuple(
         _doubted(judged, term, level_runs.runs) for judged, (_, term) in zip(terms, _promises(level), strict=True)

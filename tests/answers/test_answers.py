@@ -244,7 +244,7 @@ answers:
 
 
 def _contract(folder: Path, *terms: str, more: str = "") -> Path:
-    (folder / "c.yaml").write_text(CONTRACT + "".join(f"    - {term}\n" for term in terms) + more)
+    (folder / "c.yaml").write_text(CONTRACT + "".join(f"    - {term}\n" for term in terms) + more + "horizon: 12s\n")
     return folder / "c.yaml"
 
 

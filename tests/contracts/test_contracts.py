@@ -106,7 +106,7 @@ def test_everything_wrong_is_told_at_once_with_its_place(tmp_path: Path) -> None
         for fault in raised.value.faults
     ]
     assert told == WHERE.strip().splitlines()
-    assert "duration: 2214s or more" in next(f.hint for f in raised.value.faults if f.code == "too_few")
+    assert "duration: 2656s or more" in next(f.hint for f in raised.value.faults if f.code == "too_few")
 
 
 LEVEL = "name: c\nlevels:\n  - name: a\n    workload: qa\n"
@@ -225,8 +225,8 @@ SLO = Slo(terms=(Term(metric="ttft", limit_ns=10**9), Term(metric="tpot", limit_
 def judged(term: str, found: Any = None, **more: Any) -> Judgement:
     """The verdict on one must term of a level whose run is this one, or has these rows."""
     trouble, level = more.pop("trouble", ""), more.pop("level", "")
-    horizon = f"horizon: {more.pop('horizon')}\n" if "horizon" in more else ""
-    text = f"name: c\n{horizon}levels:\n  - {{name: load, workload: qa, {level} must: [{term}]}}\n"
+    horizon = more.pop("horizon", "12s")  # so that terms are judged by what the records hold
+    text = f"name: c\nhorizon: {horizon}\nlevels:\n  - {{name: load, workload: qa, {level} must: [{term}]}}\n"
     contract = parse(text, "c.yaml", {})
     energy = more.pop("energy", None)
     if isinstance(found, np.ndarray):
@@ -432,7 +432,8 @@ def test_windows_in_which_requests_failed_are_compared_or_said_to_have_nothing()
 
 
 def test_repeats_give_pooled_gaps_an_interval() -> None:
-    text = "name: c\nlevels:\n  - {name: load, workload: qa, repeats: 3, must: [{itl: {limit: 16ms, at: p50}}]}\n"
+    level = "{name: load, workload: qa, repeats: 3, must: [{itl: {limit: 16ms, at: p50}}]}"
+    text = f"name: c\nhorizon: 12s\nlevels:\n  - {level}\n"
     contract = parse(text, "c.yaml", {})
     three = tuple(run(rows(seed, 800, 8.0), slo=SLO) for seed in (1, 2, 3))
     (level,) = judge.levels(contract, {"load": MeasuredLevel(runs=three)})
@@ -446,7 +447,9 @@ def test_ten_percent_off_is_told_right_over_forty_seeds() -> None:
 
     def verdicts(off: float) -> list[str]:
         terms = ", ".join(f"{{{name}: {{limit: {value * off:.4f}ms, at: p50}}}}" for name, value in truth.items())
-        contract = parse(f"name: c\nlevels:\n  - {{name: load, workload: qa, must: [{terms}]}}\n", "c.yaml", {})
+        contract = parse(
+            f"name: c\nhorizon: 12s\nlevels:\n  - {{name: load, workload: qa, must: [{terms}]}}\n", "c.yaml", {}
+        )
         return [term.verdict for one in seen for term in judge.levels(contract, {"load": one})[0].terms]
 
     too_strict, kept = verdicts(0.9), verdicts(1.1)
@@ -527,7 +530,7 @@ def test_a_rate_is_of_the_load_after_the_first_answers() -> None:
 def test_near_saturation_a_short_load_passes_nothing_that_a_queue_makes(rate: float, requests: int) -> None:
     """94 % load: three minutes are a few looks at a queue that lasts for minutes."""
     terms = "{e2e: {limit: 3114ms, at: p50}}, {ttft: {limit: 643ms, at: p50}}"
-    text = f"name: c\nlevels:\n  - {{name: a, workload: qa, must: [{terms}]}}"
+    text = f"name: c\nhorizon: 12s\nlevels:\n  - {{name: a, workload: qa, must: [{terms}]}}"
     contract = parse(text, "c.yaml", {})
     for seed in (42, 47, 54, 56, 84, 86, 88, 90, 94):  # those that looked like a load of 87 %
         (level,) = judge.levels(contract, {"a": MeasuredLevel(runs=(run(rows(seed, requests, rate)),))})
@@ -553,7 +556,7 @@ def test_what_changes_every_few_minutes_is_not_passed_by_a_short_load(
     """A promise 10 % below the truth (the slow speed), for TPOT and for E2E, in runs of two minutes."""
     for metric, truth in (("tpot", 11 * by), ("e2e", 11 * 0.199 * by * 1e3)):
         term = f"{{{metric}: {{limit: {truth * 0.9:.3f}ms, at: {at}}}}}"
-        told = [judged(term, switching(seed, 120, fast_s, slow_s, by)) for seed in range(12)]
+        told = [judged(term, switching(seed, 120, fast_s, slow_s, by), horizon="2m") for seed in range(12)]
         assert PASS not in {one.verdict for one in told}
         reasons = [one.reason for one in told if one.verdict == INCONCLUSIVE]
         assert metric == "e2e" or any("sees what comes back within 3" in reason for reason in reasons)
@@ -567,6 +570,19 @@ def test_a_pass_says_for_what_it_holds() -> None:
     assert f" {kept.looks:,} " in kept.reason
     for term in ("{errors: 1%}", "{requests: 7/s}", "{goodput: 60%}"):
         assert judged(term, GOOD).horizon_s is not None, term
+
+
+def test_a_short_load_passes_only_what_the_contract_signs() -> None:
+    """Six minutes decide nothing of a server that may be slow for minutes; less may be promised, and is then said."""
+    term = "{tpot: {limit: 12.4ms, at: p50}}"
+    short = judged(term, GOOD, horizon="12m")
+    assert (short.verdict, short.code) == (INCONCLUSIVE, "one_sided")
+    assert "sees what comes back within 1 min 40 s; tpot p50 needs 12 min 00 s" in short.reason
+    length_s = (GOOD["due_ns"][-1] - GOOD["due_ns"][0]) / 1e9
+    needed_s = intervals.length_for(720, intervals.at_next_look(0.95))
+    assert short.missing_s == pytest.approx(needed_s - length_s, rel=0.2)
+    assert judged(term, GOOD, horizon="90s").verdict == PASS
+    assert parse("name: c\nlevels:\n  - {name: load, workload: qa}\n", "c", {}).horizon_ns == 720 * 10**9
 
 
 def test_a_rate_of_which_nothing_ended_under_load_is_undecided() -> None:
@@ -669,6 +685,7 @@ def test_intervals_of_samples() -> None:
 
 CARRIED = """\
 name: carried
+horizon: 12s
 slo: {ttft: 1s, tpot: 60ms}
 levels:
   - name: steady
@@ -693,6 +710,11 @@ def test_a_contract_in_virtual_time(tmp_path: Path, limit: str, verdict: str, co
     found, folder = carry(tmp_path, CARRIED.replace("LIMIT", limit), url="sim:gb300-vm")
     assert (found.verdict, judge.exit_code(found)) == (verdict, code), found.sentence
     assert found.simulated
+    assert found.horizon_s == 12
+    for shown in (as_text.render(sections.report(found)), (folder / "verdict.html").read_text()):
+        unfolded = " ".join(shown.split())
+        assert "signed: what comes back within 12.0 s (usual: 12 min 00 s)" in unfolded
+        assert "were not looked for" in unfolded
     assert verify(folder) == {}
     assert again(folder) == found, "the verdict is a function of what is stored"
     suite = ElementTree.parse(folder / "junit.xml").getroot().find("testsuite")
@@ -1072,10 +1094,10 @@ def test_what_is_enough_at_one_look_is_weighed_at_the_next() -> None:
     """A load that meets what comes back every 10 s with 97.5 % certainty misses it at the next confidence."""
     p, horizon_s = 0.95, 10.0
     length_s = intervals.length_for(horizon_s, 0.95)
-    now = steady_samples.too_short(length_s, p, 0.95, horizon_s, "ttft p95")
+    now = steady_samples.too_short(length_s, 0.95, horizon_s, "ttft p95")
     assert not now
     assert now.enough_s > length_s
-    assert not steady_samples.too_short(now.enough_s, p, 0.975, horizon_s, "ttft p95")
+    assert not steady_samples.too_short(now.enough_s, 0.975, horizon_s, "ttft p95")
     short = steady_samples.tail(40.0, (50.0, 600.0), p, 0.95, "ttft p95")
     longer = short.enough_s / 600
     assert not steady_samples.tail(40.0 * longer, (50.0 * longer, short.enough_s), p, 0.975, "ttft p95")

@@ -167,6 +167,7 @@ def test_the_pause_is_waited_for_and_can_be_broken_off() -> None:
 
 CONTRACT = """\
 name: twice
+horizon: 12s
 levels:
   - {name: load, workload: qa, rate: 8/s, requests: 1200, repeats: 2, apart: 30m,
      must: [{tpot: {limit: 60ms, at: p50}}]}
@@ -178,7 +179,7 @@ def test_a_contract_repeats_its_levels_apart(tmp_path: Path) -> None:
     checked = load_contract(tmp_path / "c.yaml", env={})
     said: list[str] = []
     found, folder = validation.run(
-        checked, Settings(url="sim:gb300-vm"), tmp_path / "out", perform=execution.execute, say=said.append
+        checked, Settings(url="sim:gb300-vm"), tmp_path / "out", perform=execution.execute, say=said.append, seed=3
     )
     assert found.levels[0].runs == ("load/r1", "load/r2") and found.verdict == "PASS", found.levels[0].terms
     assert any("nothing to wait for" in line for line in said)
