@@ -26,8 +26,9 @@ def doctor(
 ) -> int:
     """Check reachability, TLS, key, model, token counts, forced lengths, streaming, metrics pages, and this host.
 
-    About a dozen small requests. Without a target: how many events/s and requests/s one worker on this host carries
-    before its numbers stop being sound, in half a minute, against an endpoint of our own.
+    About a dozen small requests, ten more where events come together. Without a target: how many events/s and
+    requests/s one worker on this host carries before its numbers stop being sound, in half a minute, against an
+    endpoint of our own.
 
     Exit: 0 a load can run (read the warnings), 2 wrong usage, 3 it cannot, or no step was sound.
 

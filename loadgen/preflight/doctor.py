@@ -1,4 +1,4 @@
-"""The preflight: examines a target and this host before a load, with about a dozen requests.
+"""The preflight: examines a target and this host before a load, with about a dozen requests, or two.
 
 IO only; `target_checks.py` and `host_checks.py` judge the answers. It does not stop at the first fault: it examines
 what still can be examined and leaves out the rest.
@@ -103,7 +103,7 @@ async def _examine_target(settings: Settings, report: Callable[[Finding], None])
     if settings.stream and (first := target_checks.first_token([trials.forced, trials.free])):
         report(first)
     if settings.stream:
-        report(target_checks.streaming(trials.forced if not trials.forced.failure else trials.free))
+        report(target_checks.streaming(*await _answers(settings, probe_result, trials)))
     report(target_checks.cache(trials.again, round(PROMPTS[1] * (probe_result.token_ratio or 1))))
     report(target_checks.keep_alive(trials.reused))
     report(target_checks.stamps(trials.free))
@@ -173,6 +173,20 @@ async def _trials(settings: Settings, probe_result: ProbeResult, long_prompt: st
     return _Trials(forced, free[0], free[1], any(trial.reused for trial in free), tried)
 
 
+async def _answers(settings: Settings, probe_result: ProbeResult, trials: _Trials) -> tuple[list[Trial], list[Trial]]:
+    """A long answer; where its events came together, more of them in turns with short ones, until one's come singly."""
+    shorts: list[Trial] = []
+    longs = [trials.forced if not trials.forced.failure else trials.free]
+    is_exact = not trials.forced.failure
+    quirk = msgspec.structs.replace(probe_result.quirk, forces=FORCING) if trials.tried else probe_result.quirk
+    while target_checks.lumped(longs[-1]) and len(shorts) < target_checks.PAIRS:
+        questions = [(QUESTION, 1, False), (QUESTION, TRIAL_TOKENS, is_exact)]
+        short, long = await _send_trials(settings, probe_result, quirk, questions)
+        shorts.append(short)
+        longs.append(long)
+    return longs, shorts
+
+
 async def _answer_of_values(settings: Settings, probe_result: ProbeResult) -> Finding:
     """One text to embed, or a query with one document, twice: whether numbers come, and how soon."""
     trials = await _send_trials(settings, probe_result, probe_result.quirk, [(QUESTION, 1, False)] * 2)
@@ -206,6 +220,11 @@ async def _send_trial(settings: Settings, client: Pool, text: str, max_tokens: i
     instants: list[int] = []
     body, sink = client.prepare(request), lambda _text, _reasoning, at: instants.append(at)
     client.send(request, body, monotonic_ns(), future.set_result, Flow(), sink=sink)
+    late_ms = 0.0
+    while not future.done():
+        started_ns = monotonic_ns()
+        await asyncio.wait((future,), timeout=0.001)
+        late_ms = max(late_ms, (monotonic_ns() - started_ns) / 1e6 - 1.0)
     completion = await future
     failed = completion.failure
     failure = _redacted(settings, client.target.redact(f"{failed.kind}: {failed.text}")) if failed is not None else ""
@@ -216,6 +235,7 @@ async def _send_trial(settings: Settings, client: Pool, text: str, max_tokens: i
         cached=completion.usage.cached,
         instants_ns=tuple(instants),
         sent_ns=completion.sent,
+        late_ms=late_ms,
         head_ns=completion.first_byte,
         reused=completion.reused,
         kernel_stamp=completion.kernel_stamp,

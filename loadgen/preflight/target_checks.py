@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from itertools import pairwise
+from statistics import median
 from typing import Literal
 
 import msgspec
@@ -32,6 +34,9 @@ AGREEMENT = 0.02  # relative, of two token counts of the same text; as in the va
 BUNDLED = 1.5  # tokens per event, or events per arrival, above which gaps are not gaps between tokens
 LUMP = 8  # events per arrival from which a stream was buffered, at any token rate
 QUICK_MS = 1.0  # time per event below which several events can share an arrival by chance
+PAIRS = 5  # short and long answers that are compared where events came together
+HELD = 0.1  # part of the time of an answer by which a buffer delays its first event
+QUIET_MS = 2.0  # lateness of a timer below which a host is not busy, and length of an answer that came at once
 SKEW_S = 2.0  # difference of two wall clocks; a Date header has whole seconds
 CERTIFICATE_DAYS = 14
 LATE_MS = 500.0  # time to the first token of a short question on an idle server that prefill alone does not explain
@@ -60,6 +65,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     cached: int | None = None
     instants_ns: tuple[int, ...] = ()
     sent_ns: int = 0
+    late_ms: float = 0.0  # the most that a 1 ms timer of this process was late meanwhile
     head_ns: int = 0  # arrival of the response head
     reused: bool = False
     kernel_stamp: bool = False
@@ -204,28 +210,80 @@ def forced(quirk: Quirk, with_force: Trial, free: Trial, tried: str = "") -> Fin
     return Finding("length", OK, words, "every answer has exactly the length that the workload asks for")
 
 
-def streaming(trial: Trial) -> Finding:
-    """Whether tokens arrive one by one, judged by their counts and arrival instants."""
+def lumped(trial: Trial) -> bool:
+    """Whether the events of an answer came several at a time: by a buffer, or because a host was late with its work."""
+    events, arrivals = len(trial.instants_ns), _arrivals(trial)
+    if trial.failure or events < 2 or events / arrivals <= BUNDLED or _per_event(trial) > BUNDLED:
+        return False
+    return arrivals <= events // LUMP or _span_ms(trial) / events >= QUICK_MS
+
+
+def streaming(longs: Sequence[Trial], shorts: Sequence[Trial] = ()) -> Finding:
+    """Whether tokens arrive one by one, judged by the counts and arrival instants of answers to one question.
+
+    `longs`: answers of many tokens, to the first of which the words refer; `shorts`: answers of one token, asked for
+    in turns with all longs but the first. A host that is busy bundles events too, of the server or of ours. But a
+    buffer lets no event through early, so that one long answer whose events came singly shows that there is none; and
+    the longer the answer, the later a buffer passes its first event on, whereas a busy host delays short ones as well.
+    What shows neither is not called a buffer.
+    """
+    trial = next((one for one in longs if not lumped(one)), longs[0])
     events = len(trial.instants_ns)
     if trial.failure or events < 2:
         tokens = "? tokens" if trial.output is None else format.counted(trial.output, "token")
         words = trial.failure or f"{format.counted(events, 'output event')} for {tokens}"
         meaning = "there is nothing between a first and a last token: no TPOT, no ITL, and TTFT is the whole answer"
         return Finding("streaming", WARNING, words, meaning, "check that nothing in between waits for the whole answer")
-    arrivals = 1 + sum(later > before for before, later in zip(trial.instants_ns, trial.instants_ns[1:], strict=False))
-    span_ms = (trial.instants_ns[-1] - trial.instants_ns[0]) / 1e6
-    words = f"{format.counted(events, 'event')} in {arrivals} arrivals over {format.quantity(span_ms)} ms"
-    per_event = trial.output / events if trial.output else None
-    if per_event is not None:
+    span = format.quantity(_span_ms(trial))
+    words = f"{format.counted(events, 'event')} in {_arrivals(trial)} arrivals over {span} ms"
+    if trial.output:
         words = f"{format.counted(trial.output, 'token')} in {words}"
-    if per_event is not None and per_event > BUNDLED:
+    if (per_event := _per_event(trial)) > BUNDLED:
         meaning = f"about {per_event:.1f} tokens per event: gaps are not inter-token latency, and ITL is left out"
         return Finding("streaming", WARNING, words, meaning, "for ITL set the server's stream interval to 1")
-    in_a_lump = events >= LUMP and arrivals <= events // LUMP
-    if events / arrivals > BUNDLED and (in_a_lump or span_ms / events >= QUICK_MS):
-        meaning = "events arrive together: something holds them back, so gaps are its rhythm, and TTFT may be late"
+    if not lumped(trial):
+        return Finding("streaming", OK, words, "token by token: TTFT, TPOT and ITL mean what they say")
+    if held := _held(longs[1:], shorts):
+        words += f"; the first comes {format.quantity(held)} ms later than that of an answer of one token"
+        meaning = "something holds answers back until enough is there: gaps are its rhythm, and TTFT is late"
         return Finding("streaming", WARNING, words, meaning, "look for a buffering proxy (nginx: proxy_buffering off)")
-    return Finding("streaming", OK, words, "token by token: TTFT, TPOT and ITL mean what they say")
+    if min(one.late_ms for one in longs) < QUIET_MS and max(map(_span_ms, longs)) < QUIET_MS:
+        meaning = "whole answers come at once though this host was not late: there are no gaps between tokens"
+        return Finding(
+            "streaming", WARNING, words, meaning, "see what makes or holds whole answers before they are sent"
+        )
+    words += f"; this host was up to {format.quantity(max(one.late_ms for one in longs))} ms late"
+    meaning = "cannot tell whether something holds events back or a host is too busy to send or read them one by one"
+    return Finding(
+        "streaming", UNKNOWN, words, meaning, "ask again when this host and the server have nothing else to do"
+    )
+
+
+def _arrivals(trial: Trial) -> int:
+    return 1 + sum(later > before for before, later in pairwise(trial.instants_ns))
+
+
+def _span_ms(trial: Trial) -> float:
+    return (trial.instants_ns[-1] - trial.instants_ns[0]) / 1e6
+
+
+def _per_event(trial: Trial) -> float:
+    return trial.output / len(trial.instants_ns) if trial.output and trial.instants_ns else 1.0
+
+
+def _held(longs: Sequence[Trial], shorts: Sequence[Trial]) -> float:
+    """By how many ms the first event of a long answer comes later than that of a short one; 0.0 where not clear.
+
+    Clear: each of the longs is later than each of the shorts (by chance once in 252 times, of five each), by a fair
+    part of the time in which the long answer is made.
+    """
+    waits = [(trial.instants_ns[0] - trial.sent_ns) / 1e6 for trial in longs if trial.instants_ns]
+    short_waits = [(trial.instants_ns[0] - trial.sent_ns) / 1e6 for trial in shorts if trial.instants_ns]
+    if min(len(waits), len(short_waits)) < PAIRS or min(waits) <= max(short_waits):
+        return 0.0
+    whole = median((trial.instants_ns[-1] - trial.sent_ns) / 1e6 for trial in longs if trial.instants_ns)
+    later = median(waits) - median(short_waits)
+    return later if later >= HELD * (whole - median(short_waits)) else 0.0
 
 
 def first_token(trials: Sequence[Trial]) -> Finding | None:

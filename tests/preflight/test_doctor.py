@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from signal import SIGCONT, SIGSTOP
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -13,6 +21,7 @@ from loadgen_sdk.dialects.quirks import QUIRKS
 from loadgen_sdk.probe.probe import HttpAnswer
 from loadgen_sdk.transport.wire import Tls
 from refusals import refused
+from relay import Relay
 
 from loadgen.core.errors import UserError
 from loadgen.core.execution.plan import Settings
@@ -23,6 +32,7 @@ from loadgen.present import text as as_text
 from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
 
+SBIN = f"{os.environ['PATH']}:/usr/sbin"
 KEY = "sk-very-secret-key-1234"
 FAST = {"ttft": "1ms", "itl": "0.2ms"}
 
@@ -65,7 +75,6 @@ def test_an_openai_like_endpoint_cannot_force_lengths(tmp_path: Path) -> None:
     ("options", "check", "words"),
     [
         (Options(stream_interval=8, **FAST), "streaming", "tokens per event"),
-        (Options(flood=True, ttft="1ms"), "streaming", "arrive together"),
         (Options(faults="connection_close", **FAST), "keep-alive", "closed after each answer"),
         (Options(faults="slow_first_byte@600ms", **FAST), "first token", "not even the head comes sooner"),
         (Options(ttft="600ms", itl="0.2ms"), "first token", "the head comes at once"),
@@ -75,6 +84,93 @@ def test_faulty_endpoints(options: Options, check: str, words: str) -> None:
     found = examined(options)[check]
     assert found.state == WARNING
     assert words in f"{found.found} {found.meaning}"
+
+
+def streaming(url: str) -> Finding:
+    found = asyncio.run(doctor.examine(Settings(url=url)))
+    return next(one for one in found if one.check == "streaming")
+
+
+@pytest.mark.processes
+def test_an_answer_that_comes_at_once_is_no_stream() -> None:
+    """On a quiet host it is a warning; who reads late cannot tell."""
+    with start(Options(flood=True, ttft="1ms")) as server:
+        found = streaming(server.url)
+    assert found.state in (WARNING, UNKNOWN) and "proxy" not in found.advice, found
+
+
+@pytest.mark.processes
+def test_a_busy_host_is_not_taken_for_a_buffer() -> None:
+    """The stream itself is sound: events come together since server and client get the cores late."""
+    spin = [sys.executable, "-S", "-c", "while True: pass"]
+    with start(Options(ttft="5ms", itl="2ms")) as server:
+        others = [subprocess.Popen(spin) for _ in range(2 * (os.cpu_count() or 1))]
+        try:
+            found = streaming(server.url)
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
+    assert found.state in (OK, UNKNOWN), found
+
+
+@pytest.mark.processes
+def test_a_server_that_is_held_up_is_not_taken_for_a_buffer() -> None:
+    with start(Options(ttft="5ms", itl="2ms")) as server:
+        asked = Thread(target=lambda: said.append(streaming(server.url)))
+        said: list[Finding] = []
+        asked.start()
+        while asked.is_alive():
+            os.kill(server.pid, SIGSTOP)
+            asked.join(0.04)
+            os.kill(server.pid, SIGCONT)
+            asked.join(0.005)
+    assert [one.state for one in said] in ([OK], [UNKNOWN]), said
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("hold", [4096, 1 << 20])
+def test_a_relay_that_holds_answers_back_is_found(hold: int) -> None:
+    with start(Options(ttft="5ms", itl="5ms")) as server, Relay(server.url) as relay:
+        relay.hold = hold
+        found = streaming(f"http://127.0.0.1:{relay.port}")
+    assert found.state == WARNING and "proxy" in found.advice, found
+
+
+NGINX = """
+daemon off; master_process off; pid {folder}/pid; error_log {folder}/error;
+events {{}}
+http {{
+    access_log off; client_body_temp_path {folder}/1; proxy_temp_path {folder}/2; fastcgi_temp_path {folder}/3;
+    uwsgi_temp_path {folder}/4; scgi_temp_path {folder}/5;
+    server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass {url}; proxy_buffering on; }} }}
+}}
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(shutil.which("nginx", path=SBIN) is None, reason="nginx is not installed")
+@pytest.mark.parametrize(
+    ("faults", "state"),
+    [("close_delimited", WARNING), ("", OK)],  # nginx holds what ends with its connection, and passes chunks on at once
+)
+def test_nginx_that_buffers(tmp_path: Path, faults: str, state: str) -> None:
+    with start(Options(ttft="5ms", itl="10ms", faults=faults)) as server, socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        taken.close()
+        (tmp_path / "conf").write_text(NGINX.format(folder=tmp_path, port=port, url=server.url))
+        binary = shutil.which("nginx", path=SBIN)
+        nginx = subprocess.Popen([binary, "-c", tmp_path / "conf", "-e", tmp_path / "error"])
+        try:
+            while not (tmp_path / "pid").exists():  # written when it listens
+                assert nginx.poll() is None, (tmp_path / "error").read_text()
+                select.select([], [], [], 0.01)
+            found = streaming(f"http://127.0.0.1:{port}")
+        finally:
+            nginx.terminate()
+            nginx.wait()
+    assert found.state == state and ("proxy" in found.advice) == (state == WARNING), found
 
 
 @pytest.mark.processes
@@ -121,6 +217,21 @@ def test_a_preset_in_virtual_time_is_named_and_not_connected_to() -> None:
         doctor.run(Settings(url="sim:nope"))
 
 
+MS = 1_000_000
+TOGETHER = Trial(output=4, instants_ns=(5, 5, 5, 9 * MS))
+
+
+def in_turns(pairs: int, by_ms: float, jitter_ms: float = 0.0) -> tuple[list[Trial], list[Trial]]:
+    """Answers of 64 tokens in 4 arrivals over 300 ms, the first of which comes later than that of a short one."""
+
+    def trial(first_ms: float, tokens: int) -> Trial:
+        instants = [int((first_ms + 100 * (n // 16)) * MS) for n in range(tokens)]
+        return Trial(output=tokens, instants_ns=tuple(instants), late_ms=jitter_ms)
+
+    shorts = [trial(20 + n + jitter_ms * (n % 2), 1) for n in range(pairs)]
+    return [trial(99, 64), *(trial(25 + n + by_ms, 64) for n in range(pairs))], shorts
+
+
 VLLM, GENERIC = QUIRKS["vllm"], QUIRKS["generic"]
 
 
@@ -143,11 +254,17 @@ VLLM, GENERIC = QUIRKS["vllm"], QUIRKS["generic"]
             NOTE,
             "--extra-body",
         ),
-        (target_checks.streaming(Trial(output=64, instants_ns=(5,))), WARNING, "TTFT is the whole answer"),
-        (target_checks.streaming(Trial(output=16, instants_ns=(5,) * 8 + (6,) * 8)), WARNING, "proxy"),
-        (target_checks.streaming(Trial(output=4, instants_ns=(5, 5, 5, 9_000_000))), WARNING, "proxy"),
-        (target_checks.streaming(Trial(output=4, instants_ns=(5, 5, 5, 6))), OK, "token by token"),
-        (target_checks.streaming(Trial(output=None, instants_ns=(5, 6, 7, 8))), OK, "token by token"),
+        (target_checks.streaming([Trial(output=64, instants_ns=(5,))]), WARNING, "TTFT is the whole answer"),
+        (target_checks.streaming([Trial(output=4, instants_ns=(5, 5, 5, 6))]), OK, "token by token"),
+        (target_checks.streaming([Trial(output=None, instants_ns=(5, 6, 7, 8))]), OK, "token by token"),
+        (target_checks.streaming([TOGETHER]), UNKNOWN, "cannot tell"),
+        (target_checks.streaming([TOGETHER, Trial(output=4, instants_ns=(5, 6, 7, 8))]), OK, "token by token"),
+        (target_checks.streaming([Trial(output=64, instants_ns=(5,) * 64)]), WARNING, "at once"),
+        (target_checks.streaming([Trial(output=64, instants_ns=(5,) * 64, late_ms=9)]), UNKNOWN, "9.00 ms late"),
+        (target_checks.streaming(*in_turns(4, by_ms=50)), UNKNOWN, "cannot tell"),  # too few to be sure
+        (target_checks.streaming(*in_turns(5, by_ms=50)), WARNING, "proxy"),
+        (target_checks.streaming(*in_turns(5, by_ms=2)), UNKNOWN, "cannot tell"),  # sure, and next to nothing
+        (target_checks.streaming(*in_turns(5, by_ms=50, jitter_ms=60)), UNKNOWN, "cannot tell"),  # a busy host
         (target_checks.cache(Trial(cached=None), 256), UNKNOWN, "does not say"),
         (target_checks.cache(Trial(cached=240), 256), NOTE, "240 of about 256"),
         (target_checks.auth(True, 200, 200), NOTE, "without the key"),
