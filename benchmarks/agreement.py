@@ -7,7 +7,8 @@ For each workload on a simulated GB300 VM (SIMULATED, virtual time; the workload
 
 - **One result, every place.** A search, and a run at the load that it found: the JSON of each is the reference; text,
   page, `ui`, JUnit, `cost`, `size` and `compare` have to print the same value, to the digits that they print.
-  Prometheus is not asked: its histograms know no p99, and a run in virtual time serves nothing.
+  A run in virtual time serves nothing to Prometheus; one on a real endpoint is scraped until it ends, and its counters
+  and the buckets of its histograms have to hold the figures of its JSON.
 - **Cut short.** The same search stopped by time, by SIGTERM and by SIGKILL claims no capacity, and `cost` and `size`
   exit 3; each of them resumed has to end with the very capacity of the one that was left alone.
 - **Other ways to the same load.** Runs with other seeds give the interval of one run more; the search's own run, the
@@ -25,6 +26,7 @@ import json
 import math
 import re
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -33,6 +35,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -275,6 +278,58 @@ def ui_rows(case: Case) -> dict[str, dict[str, str]]:
     return {row["result"]: row for row in rows}
 
 
+def of_prometheus(case: Case, rate: float) -> Iterator[Said]:
+    """What a run in real time says of itself, and what was scraped last before it ended."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    more = (
+        "--request-rate",
+        f"{rate:.6g}",
+        "--warmup",
+        "0",
+        "--seed",
+        "99",
+        "--prometheus",
+        f":{port}",
+        "--progress",
+        "off",
+    )
+    running = started(case, *case.run("scraped", *more))
+    page = ""
+    while running.poll() is None:
+        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            page = answer.read().decode()
+        time.sleep(0.2)
+    running.communicate()
+    summary = summary_of(case, "scraped")
+    late = 3 * rate  # what ended after the last page: records are read once a second
+    ok, tokens = summary["requests"]["ok"], summary["tokens"]["output"]
+    for name, value, row in (
+        ("requests ok", ok, 'requests_total{status="ok"}'),
+        ("tokens", tokens, "output_tokens_total"),
+    ):
+        yield Said(name, "scraped: JSON", value)
+        seen = in_text(name, "scraped: Prometheus", rf"^loadgen_{re.escape(row)} {NUMBER}", page).value
+        yield Said(name, "scraped: Prometheus", seen, seen, seen + late * value / ok)
+    for metric in ("ttft", "tpot"):
+        p99 = summary[f"{metric}_ms"]["p99"]
+        mark = "withheld: the client was too busy" if p99 is None else ""
+        yield Said(f"{metric} p99, its bucket", "scraped: JSON", p99, mark=mark)
+        low, high = bucket(page, f"loadgen_{metric}_seconds", 0.99)
+        yield Said(f"{metric} p99, its bucket", "scraped: Prometheus", high * 1e3, low * 1e3, high * 1e3, mark)
+
+
+def bucket(page: str, name: str, p: float) -> tuple[float, float]:
+    """The ends of the bucket of a histogram that holds a quantile."""
+    found = re.findall(rf'^{name}_bucket\{{le="([^"]+)"\}} ([\d.e+]+)', page, re.MULTILINE)
+    low, total = 0.0, float(found[-1][1])
+    for edge, count in found:
+        if float(count) >= p * total:
+            return low, float(edge)
+        low = float(edge)
+    return math.nan, math.nan
+
+
 # -- cut short ---------------------------------------------------------------------------------------------------------
 
 
@@ -409,8 +464,7 @@ def measured(case: Case) -> Iterator[Pair]:
         yield from held(cut_short(case, spent))
     yield from held(same_load(case, rate))
     yield from held(other_capacities(case))
-    if case.simulated:
-        yield from held(contract(case, rate))
+    yield from held(contract(case, rate) if case.simulated else of_prometheus(case, rate))
 
 
 def line(pair: Pair) -> str:

@@ -27,11 +27,14 @@ extend: validations of 150 and 600 s that are extended three times by as much, a
 wrong PASSes of the worst term, as above, over all four looks; limit 10 of 200. Beside it those of who looks each time
 at the contract's own confidence and stops at the first PASS, and the right PASSes of the best term.
 compare: pairs of equal servers, three runs of 300 s a side: pairs with any "better" or "worse"; limit 7 %. Beside it,
-how many of the pairs 15 % apart are found (TPOT p50).
+how many of the pairs 15 % apart are found (TPOT p50). Then pairs of each member of the family, each pair a server of
+its own; limit 7 % of all of them.
 search: a server of which each start bears another load (0.4, 1 and 2 % apart): the 95 % intervals that cover the
-truth; limit 90 of 100.
+truth; limit 90 of 100. Then searches on servers of the family, whose capacity is what their slowness leaves of it in
+each trial of 600 s.
 sustained: a rack of 72 replicas whose TTFT and requests in flight wander and do not grow: racks called growing, limit
-3 %. Beside it, how many are found in which one replica's double.
+3 %. Beside it, how many are found in which one replica's double. Then racks of which each replica is a member of the
+family, in the second half of loads of 600 and 2,400 s.
 starved: a starved load generator against a log of the truth (benchmarks/starved.py).
 """
 
@@ -40,8 +43,9 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from itertools import count
 
 import drawn
 import numpy as np
@@ -65,6 +69,7 @@ from loadgen.core.stats import intervals, trend
 from loadgen.core.stats.quantiles import index
 from loadgen.runs.compared import ComparedRun, Side
 from loadgen.search import load_search
+from loadgen.search.load_search import SearchAnswer
 
 RATE = 5.0
 TOKENS = 100
@@ -325,10 +330,16 @@ def extend_rows(kinds: list[str], seeds: range) -> Iterator[bool]:
             yield good
 
 
-def side(name: str, kind: str, seeds: range, length_s: float, slower: float = 1.0) -> Side:
+def of(count: int, all_of_them: int) -> str:
+    """A share with its 95 % interval."""
+    low, high = intervals.wilson(count / all_of_them, all_of_them, 0.95)
+    return f"{count / all_of_them:.1%} [{low:.1%}, {high:.1%}]"
+
+
+def side(name: str, kind: str, seeds: range, length_s: float, slower: float = 1.0, number: int = 0) -> Side:
     runs = []
     for seed in seeds:
-        made = rows(kind, seed, length_s, slower=slower)
+        made = rows(kind, seed, length_s, slower=slower, number=number)
         header = Header(
             run=f"{name}{seed}",
             state="finished",
@@ -340,46 +351,66 @@ def side(name: str, kind: str, seeds: range, length_s: float, slower: float = 1.
     return Side(name=name, runs=tuple(runs))
 
 
-def compare_rows(kinds: list[str], pairs: int, length_s: float = 300.0, repeats: int = REPEATS) -> Iterator[bool]:
+def compare_rows(
+    kinds: list[str], members: list[str], pairs: int, length_s: float = 300.0, repeats: int = REPEATS
+) -> Iterator[bool]:
     print(
         f"\ncompare: {pairs} pairs of equal servers, {repeats} runs of {length_s:g} s a side (limit {FALSE_ALARMS:.0%})"
     )
-    print(f"{'server':<12}{'false alarms':>14}{'15 % slower found':>20}{'found from (median)':>22}")
-    for kind in kinds:
+    print(f"{'server':<14}{'false alarms':>30}{'15 % slower found':>20}{'found from (median)':>22}")
+    of_family = total = 0
+    for kind in (*kinds, *members):
         alarms = found = 0
         words: Counter[str] = Counter()
         reach = []
         for pair in range(pairs):
             first = 1 + 2 * repeats * pair
-            before = side("A", kind, range(first, first + repeats), length_s)
+            number = pair + 1 if kind in members else 0
+            before = side("A", kind, range(first, first + repeats), length_s, number=number)
             seeds = range(first + repeats, first + 2 * repeats)
-            same = comparison.compare([before, side("B", kind, seeds, length_s)])
+            same = comparison.compare([before, side("B", kind, seeds, length_s, number=number)])
             wrong = [one.metric for one in same.differences if one.word in ("better", "worse")]
             words.update(wrong)
             alarms += bool(wrong)
             if pair < pairs // 2:
-                shifted = comparison.compare([before, side("B", kind, seeds, length_s, 1.15)])
+                shifted = comparison.compare([before, side("B", kind, seeds, length_s, 1.15, number)])
                 (tpot,) = (one for one in shifted.differences if one.metric == "tpot_ms.p50")
                 found += tpot.word == "worse"
                 if tpot.detectable is not None:
                     reach.append(tpot.detectable)
-        good = alarms <= pairs * FALSE_ALARMS
+        good = kind in members or alarms <= pairs * FALSE_ALARMS
+        of_family, total = of_family + alarms * (kind in members), total + pairs * (kind in members)
         most = f"   OVER {words.most_common(3)}" if not good else ""
         smallest = f"{np.median(reach):.1%}" if reach else "-"
-        print(f"{kind:<12}{alarms / pairs:>14.1%}{f'{found} of {pairs // 2}':>20}{smallest:>22}{most}", flush=True)
+        print(f"{kind:<14}{of(alarms, pairs):>30}{f'{found} of {pairs // 2}':>20}{smallest:>22}{most}", flush=True)
+        yield good
+    if total:
+        good = of_family <= total * FALSE_ALARMS
+        print(f"{'all of them':<14}{of(of_family, total):>30}{'' if good else '   OVER'}", flush=True)
         yield good
 
 
-def searched(seed: int, spread: float) -> tuple[bool, load_search.SearchAnswer]:
-    """A search on a server whose starts bear `spread` more or less; whether its interval covers the middle."""
+def capacities(member: str, number: int, draw: np.random.Generator, length_s: float = 600.0) -> Iterator[float]:
+    """What each trial leaves of the capacity of a server of the family, over what it is on average."""
+    due = np.arange(0, length_s, 1.0)
+    one = drawn.server(member, number)
+    long = np.arange(0, FAMILY_TRUTH_S, 1.0)
+    average = float(np.mean(1 / drawn.slowness(one, long, np.random.default_rng([number, 5]), steady=True)))
+    while True:
+        yield float(np.mean(1 / drawn.slowness(one, due, draw, steady=False))) / average
+
+
+def searched(seed: int, starts: Callable[[np.random.Generator], Iterator[float]]) -> tuple[bool, SearchAnswer]:
+    """A search on a server whose capacity each start changes by a factor; whether its interval covers the middle."""
     draw = np.random.default_rng([seed, 77])
     truth = 100.0
     low = truth / 4 ** float(draw.uniform(0.2, 0.8))
     search = load_search.LoadSearch(low=low, high=4 * low, run_spread=None)
+    factors = starts(draw)
     while (ask := search.ask()) is not None:
         n = ask.load * 600
         offered = ask.load * math.exp(draw.normal(0, 1 / math.sqrt(n)))
-        holds = offered < truth * math.exp(draw.normal(0, spread))
+        holds = offered < truth * next(factors)
         search.tell(
             load_search.TrialResult(
                 ask=ask, outcome="under" if holds else "over", early=False, spent_s=600.0, offered=offered,
@@ -390,19 +421,24 @@ def searched(seed: int, spread: float) -> tuple[bool, load_search.SearchAnswer]:
     return answer.interval is not None and answer.interval.low <= truth <= answer.interval.high, answer
 
 
-def search_rows(seeds: range) -> Iterator[bool]:
+def spread_by(spread: float) -> Callable[[np.random.Generator], Iterator[float]]:
+    return lambda draw: (math.exp(draw.normal(0, spread)) for _ in count())
+
+
+def search_rows(members: list[str], seeds: range) -> Iterator[bool]:
     print(f"\nsearch: 95 % intervals of {len(seeds)} searches that cover the truth (limit {COVERED:.0%})")
-    print(f"{'spread of starts':<18}{'covered':>10}{'half width':>12}{'trials':>8}")
-    for spread in SPREADS:
-        results = [searched(seed, spread) for seed in seeds]
+    print(f"{'server':<22}{'covered':>10}{'half width':>12}{'trials':>8}")
+    for name in (*SPREADS, *members):
+        results = []
+        for seed in seeds:
+            starts = partial(capacities, name, seed) if isinstance(name, str) else spread_by(name)
+            results.append(searched(seed, starts))
         covered = sum(covers for covers, _ in results)
         widths = [one.interval.half_width / one.interval.value for _, one in results if one.interval is not None]
         good = covered >= COVERED * len(seeds)
-        trials = np.mean([one.probes for _, one in results])
-        print(
-            f"{spread:<18.1%}{f'{covered}':>10}{np.median(widths):>12.2%}{trials:>8.1f}{'' if good else '   OVER'}",
-            flush=True,
-        )
+        server = name if isinstance(name, str) else f"starts {name:.1%} apart"
+        width, trials = f"{np.median(widths):.2%}", f"{np.mean([one.probes for _, one in results]):.1f}"
+        print(f"{server:<22}{covered:>10}{width:>12}{trials:>8}{'' if good else '   OVER'}", flush=True)
         yield good
 
 
@@ -417,6 +453,35 @@ def wandering(draw: np.random.Generator, series: int, length_s: float, tau_s: fl
         value = keep * value + math.sqrt(1 - keep * keep) * draw.normal(0, 1, series)
         values[:, i] = value
     return [*(1 + 0.15 * values.reshape(series, sustainable.BLOCKS, inside).mean(axis=2))]
+
+
+def of_members(member: str, rack: int, length_s: float) -> list[NDArray[np.float64]]:
+    """TTFT and requests in flight of a rack, each replica a server of the family: block means of the second half."""
+    due = np.arange(0, length_s, 1.0)
+    series = []
+    for replica in range(2 * REPLICAS):
+        number = rack * 2 * REPLICAS + replica
+        draw = np.random.default_rng([number, 11])
+        values = drawn.slowness(drawn.server(member, number), due, draw, steady=False) * draw.lognormal(
+            0, 0.05, len(due)
+        )
+        half = values[len(values) // 2 :]
+        series.append(
+            half[: len(half) // sustainable.BLOCKS * sustainable.BLOCKS].reshape(sustainable.BLOCKS, -1).mean(1)
+        )
+    return series
+
+
+def sustained_of_family(members: list[str], racks: int) -> Iterator[bool]:
+    print(f"{'replicas':<14}{'load':>14}{'called growing':>24}")
+    for member in members:
+        for length_s in (600, 2400):
+            false = sum(
+                any(one.grows for one in trend.of(of_members(member, rack, length_s)) if one) for rack in range(racks)
+            )
+            good = false <= GROWING * racks
+            print(f"{member:<14}{f'{length_s} s':>14}{of(false, racks):>24}{'' if good else '   OVER'}", flush=True)
+            yield good
 
 
 def sustained_rows(racks: int) -> Iterator[bool]:
@@ -464,19 +529,20 @@ def main() -> int:
     seeds = given.seeds
     kinds, parts = given.kinds.split(","), given.only.split(",")
     good = True
+    members = [kind for kind in kinds if kind in drawn.MEMBERS] or [*drawn.MEMBERS]
+    kinds = [kind for kind in kinds if kind not in members]
     if "validate" in parts:
         good &= all([*validate_rows(kinds, range(given.first, given.first + seeds))])
     if "family" in parts:
-        members = [kind for kind in kinds if kind in drawn.MEMBERS] or [*drawn.MEMBERS]
         good &= all([*family_rows(members, range(given.first, given.first + given.members))])
     if "extend" in parts:
         good &= all([*extend_rows(kinds, range(given.first, given.first + seeds))])
     if "compare" in parts:
-        good &= all([*compare_rows(kinds, seeds)])
+        good &= all([*compare_rows(kinds, members, seeds)])
     if "search" in parts:
-        good &= all([*search_rows(range(1, 1 + given.searches))])
+        good &= all([*search_rows(members, range(1, 1 + given.searches))])
     if "sustained" in parts:
-        good &= all([*sustained_rows(seeds)])
+        good &= all([*sustained_rows(seeds), *sustained_of_family(members, seeds)])
     if "starved" in parts:
         good &= all([*starved_rows(given.every)])
     return 0 if good or given.smoke else 1
