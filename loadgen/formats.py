@@ -59,7 +59,8 @@ class FormatRow(NamedTuple):
 
     A trace. trace: (the first line of JSONL, an object) its `core.workload.trace_formats.TraceFormat`, or None.
     columns: of a table in CSV or Parquet, in small letters: of time, input and output tokens. time: (text) ns.
-    in_seconds: whole numbers in the column of time are seconds, not milliseconds.
+    in_seconds: whole numbers in the column of time are seconds, not milliseconds. session, took: columns that such a
+    table may have beside these: the name of the conversation, and the seconds until its answer ended.
 
     A data set. suffixes, begins: of the files, as names and as bytes. dataset: (path) each row with its place in words.
     """
@@ -76,6 +77,8 @@ class FormatRow(NamedTuple):
     columns: tuple[str, ...] = ()
     time: str = ""
     in_seconds: bool = False
+    session: str = ""
+    took: str = ""
     suffixes: tuple[str, ...] = ()
     begins: tuple[bytes, ...] = ()
     dataset: str = ""
@@ -166,7 +169,7 @@ FORMATS: OpenTable[FormatRow] = OpenTable(
         FormatRow("azure", "Azure LLM inference", columns=("timestamp", "contexttokens", "generatedtokens"),
                   time=f"{_TRACES}:utc_date_ns"),
         FormatRow("burstgpt", "BurstGPT", columns=("timestamp", "request tokens", "response tokens"),
-                  time=f"{_TRACES}:seconds_ns", in_seconds=True),
+                  time=f"{_TRACES}:seconds_ns", in_seconds=True, session="session id", took="elapsed time"),
         FormatRow("lengths", "timestamp,input_length,output_length",
                   columns=("timestamp", "input_length", "output_length"), time=f"{_TRACES}:seconds_ns"),
         # data sets that are not JSONL; csv is also what records are written as

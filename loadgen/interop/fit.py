@@ -198,13 +198,7 @@ def _step_ns(due_ns: NDArray[np.int64]) -> int:
 
 
 def _reused(trace: Trace) -> tuple[float, int]:
-    if not len(trace.hashes):
-        return 0.0, 0
-    begin, end = int(trace.starts[0]), int(trace.starts[-1])
-    known, counts = np.unique(trace.hashes[begin:end], return_counts=True)
-    tokens = np.array([trace.tokens_of[number] for number in known.tolist()])
-    share = float((tokens * (counts - 1)).sum()) / float(trace.input_tokens.sum(dtype=np.int64))
-    share = min(share, 1.0)
+    share = trace.reused_share() or 0.0
     if share < 0.01:
         return share, 0
     with_hashes = np.diff(trace.starts) > 0

@@ -18,11 +18,13 @@ import numpy as np
 from loadgen.core.format import shortened
 from loadgen.core.units import MOST_TOKENS, Wrong
 from loadgen.core.workload.trace_formats import (
+    LATEST_NS,
     TraceColumns,
     TraceFormat,
     TraceRow,
     each,
     json_object,
+    length_of_time_ns,
     number,
     token_count,
 )
@@ -30,7 +32,6 @@ from loadgen.core.workload.trace_formats import (
 BAILIAN_BLOCK = 16
 TRACELAB_BLOCK = 512  # tokens per block of the prefixes that TraceLab counts
 _ID_BITS = (1 << 48) - 1
-_LATEST_NS = 9e18  # 285 years: what 64 bits hold
 
 
 def shape_trace(first: Mapping[str, Any]) -> TraceFormat | None:
@@ -44,12 +45,14 @@ def bailian(first: Mapping[str, Any]) -> TraceFormat | None:
 
 
 def mooncake(first: Mapping[str, Any]) -> TraceFormat | None:
-    """Mooncake uses whole milliseconds; a fraction means seconds."""
-    if not {"timestamp", "input_length", "output_length"} <= first.keys():
+    """Mooncake uses whole milliseconds; a fraction means seconds. AIPerf's rows of sessions may have no timestamp."""
+    if not {"input_length", "output_length"} <= first.keys() or not first.keys() & {"timestamp", "session_id"}:
         return None
-    scale = 1e9 if isinstance(first["timestamp"], float) and not first["timestamp"].is_integer() else 1e6
+    at = first.get("timestamp")
+    scale = 1e9 if isinstance(at, float) and not at.is_integer() else 1e6
     together = functools.partial(_mooncake_together, scale)
-    return TraceFormat("Mooncake", each(functools.partial(_mooncake_row, scale)), together=together)
+    rows = each(functools.partial(_mooncake_row, scale, {}))
+    return TraceFormat("Mooncake", rows, in_order="session_id" not in first, together=together)
 
 
 def weka(first: Mapping[str, Any]) -> TraceFormat | None:
@@ -103,7 +106,7 @@ def _mooncake_together(scale: float, lines: Sequence[str]) -> TraceColumns | Non
         return None
     if (
         len(rows) != len(lines)
-        or latest_ns > _LATEST_NS
+        or latest_ns > LATEST_NS
         or read.min() < 1
         or write.min() < 0
         or max(read.max(), write.max()) > MOST_TOKENS
@@ -118,13 +121,16 @@ def _mooncake_together(scale: float, lines: Sequence[str]) -> TraceColumns | Non
 _PLAIN_ROWS = msgspec.json.Decoder(list[_PlainRow])
 
 
-def _mooncake_row(scale: float, row: dict[str, Any]) -> TraceRow:
-    return _row(
-        row,
-        time_ns(row.get("timestamp"), scale),
-        session=str(row.get("session_id") or ""),
-        pause_ns=_length_ns(row, "delay", 1e6),
-    )
+def _mooncake_row(scale: float, begun: dict[str, int], row: dict[str, Any]) -> TraceRow:
+    """begun: of each session, the instant of its last row that has one; a row without stands right after it."""
+    session, pause_ns = str(row.get("session_id") or ""), _length_ns(row, "delay", 1e6)
+    timed = not session or row.get("timestamp") is not None
+    if timed:
+        at_ns = time_ns(row.get("timestamp"), scale)
+    else:
+        at_ns, pause_ns = begun.get(session, 0), max(pause_ns, 0)
+    begun[session] = at_ns
+    return _row(row, at_ns, session=session, pause_ns=pause_ns, timed=timed)
 
 
 def _row(row: dict[str, Any], at_ns: int, **more: Any) -> TraceRow:
@@ -363,7 +369,7 @@ def _is_number(value: Any) -> bool:
 
 
 def time_ns(value: Any, scale: float) -> int:
-    if not isinstance(value, int | float) or not _is_number(value) or abs(value) * scale > _LATEST_NS:
+    if not isinstance(value, int | float) or not _is_number(value) or abs(value) * scale > LATEST_NS:
         raise Wrong("invalid_value", f"timestamp is {shortened(value)}", "a number", "timestamp")
     return int(value) * int(scale) + round((value - int(value)) * scale)
 
@@ -371,11 +377,7 @@ def time_ns(value: Any, scale: float) -> int:
 def _length_ns(row: dict[str, Any], name: str, scale: float) -> int:
     """A length of time of a row; -1 where it is not told."""
     value = row.get(name)
-    if value is None:
-        return -1
-    if not isinstance(value, int | float) or not _is_number(value) or not 0 <= value * scale < _LATEST_NS:
-        raise Wrong("invalid_value", f"{name} is {shortened(value)}", "a length of time, zero or more", name)
-    return round(value * scale)
+    return -1 if value is None else length_of_time_ns(value, name, scale)
 
 
 def seconds_ns(text: str) -> int:
@@ -410,6 +412,6 @@ def utc_date_ns(text: str) -> int:
         date = date.replace(tzinfo=datetime.UTC)
     since_epoch = date - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
     at_ns = (since_epoch.days * 86_400 + since_epoch.seconds) * 10**9 + int((digits + "000000000")[:9])
-    if abs(at_ns) > _LATEST_NS:
+    if abs(at_ns) > LATEST_NS:
         raise Wrong("invalid_value", f"timestamp is {text!r}", _DATE_HINT, "timestamp")
     return at_ns

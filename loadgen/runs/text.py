@@ -258,8 +258,10 @@ def sustained(found: Sustainable) -> str:
 def _tokens(summary: Summary) -> Iterator[str]:
     tokens, chunks = summary.tokens, summary.chunks
     asked_share = "" if summary.cache_asked is None else f", {format.percent(summary.cache_asked)} asked for"
-    cached = f" ({format.percent(tokens.cached_share)} cached{asked_share})" if tokens.cached_share is not None else ""
-    yield f"{format.count(tokens.input)} in{cached}"
+    bound = "" if summary.cache_bound is None else f"{format.percent(summary.cache_bound)} came before in the trace"
+    cached = "" if tokens.cached_share is None else f"{format.percent(tokens.cached_share)} cached{asked_share}"
+    said = ", ".join(filter(None, (cached, bound)))
+    yield f"{format.count(tokens.input)} in{f' ({said})' if said else ''}"
     differs = tokens.asked_output not in (None, tokens.output)
     yield f"{format.count(tokens.output)} out" + (f" of {format.count(tokens.asked_output)} asked" if differs else "")
     if chunks is not None:

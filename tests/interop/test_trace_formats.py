@@ -14,7 +14,8 @@ from refusals import refused
 from trace_rows import bailian, call, captured, mooncake, otlp, shape, span, subagent, tracelab, weka, written
 
 from loadgen.core.errors import Fault, Faults
-from loadgen.core.workload import trace_formats, traces
+from loadgen.core.schedule import arrivals
+from loadgen.core.workload import of_trace, read_flags, trace_formats, trace_sessions, traces
 
 MS, S = 1_000_000, 1_000_000_000
 
@@ -109,6 +110,56 @@ def test_sessions_and_blocks_of_agents(tmp_path: Path) -> None:
     assert rounds.blocks(2) == rounds.blocks(0) and rounds.session.tolist() == [0, 1, 0]
     talks = traces.read_trace(written(tmp_path / "s", *FILES["spans.jsonl"][0]))
     assert talks.session.tolist() == [0, 0]
+
+
+def test_sessions_and_ends_of_burstgpt(tmp_path: Path) -> None:
+    head = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    lines = (
+        "5,s-1,2.5,ChatGPT,472,18,490,Conversation log", "6,,1,GPT-4,30,9,39,API log",
+        "9,s-1,,ChatGPT,90,0,90,Conversation log", "12.5,s-1,4,ChatGPT,500,20,520,Conversation log",
+    )  # fmt: skip
+    trace = traces.read_trace(written(tmp_path / "burst.csv", head, *lines))
+    assert trace.session.tolist() == [0, -1, 0] and trace.took_ns.tolist() == [2_500 * MS, S, 4 * S]
+    sessions = trace_sessions.sessions_of(trace)
+    assert sessions.sizes.tolist() == [2, 1]
+    assert sessions.graph(0) == (((), (0,)), (0, 5 * S)), "12.5 s is 5 s after the end of the answer at 7.5 s"
+    columns = {
+        "Timestamp": [5.0, 6.0, 9.0, 12.5], "Session ID": ["s-1", None, "s-1", "s-1"],
+        "Elapsed time": [2.5, 1.0, None, 4.0],
+        "Request tokens": [472, 30, 90, 500], "Response tokens": [18, 9, 0, 20],
+    }  # fmt: skip
+    table = traces.read_trace(parquet(tmp_path / "burst.parquet", **columns))
+    for name in ("due_ns", "session", "group", "took_ns", "input_tokens"):
+        assert getattr(table, name).tolist() == getattr(trace, name).tolist(), name
+    bad = written(tmp_path / "bad.csv", head, "5,s-1,-2,ChatGPT,472,18,490,Conversation log")
+    with pytest.raises(Faults) as found:
+        traces.read_trace(bad)
+    assert [fault.what for fault in found.value.faults] == ["elapsed time is -2"]
+
+
+def test_rows_of_sessions_without_timestamps(tmp_path: Path) -> None:
+    """As AIPerf writes them: the first turn may say when it begins, the others how long they wait."""
+
+    def row(session: str, **more: Any) -> dict[str, Any]:
+        return {"session_id": session, "input_length": 300, "output_length": 40, **more}
+
+    file = written(
+        tmp_path / "aiperf.jsonl", row("b", timestamp=2000), row("b", delay=1500, hash_ids=[1, 2]), row("b"),
+        row("a"), row("a", delay=250.5),
+    )  # fmt: skip
+    trace = traces.read_trace(file)
+    assert (trace.format, len(trace), trace.untimed) == ("Mooncake", 5, 4)
+    sessions = trace_sessions.sessions_of(trace)
+    assert sessions.due_ns.tolist() == [0, 2 * S] and sessions.sizes.tolist() == [2, 3]
+    assert sessions.graph(0).pauses == (0, 250_500_000) and sessions.graph(1).pauses == (0, 1500 * MS, 0)
+    assert sessions.graph(1).waits == ((), (0,), (1,))
+    with pytest.raises(Faults, match="4 of 5 rows have no timestamp"):
+        of_trace(file)
+    stages = arrivals.build(of_trace(file, read_flags(trace_replay="sessions")), 1).stages
+    assert [stage.offsets.tolist() for stage in stages] == [[0, 2 * S]]
+    nothing = written(tmp_path / "bad.jsonl", row("a"), {"input_length": 3, "output_length": 4})
+    with refused(Faults, "invalid_value", "timestamp"):
+        traces.read_trace(nothing)
 
 
 def parquet(path: Path, **columns: Any) -> Path:

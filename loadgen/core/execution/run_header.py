@@ -35,6 +35,7 @@ from loadgen.core.requests.build import build
 from loadgen.core.requests.mix import MixPrompts
 from loadgen.core.requests.prompts import Prompts, SyntheticPrompts
 from loadgen.core.requests.task_graphs import TaskGraphs
+from loadgen.core.requests.trace_prompts import TracePrompts
 from loadgen.core.results import manifest
 from loadgen.core.results.record import SCHEMA_MINOR
 from loadgen.core.schedule import arrivals
@@ -44,6 +45,7 @@ from loadgen.core.schedule.timetable import Schedule
 from loadgen.core.slo import Slo
 from loadgen.core.workload import (
     Closed,
+    FromTrace,
     Gamma,
     Mix,
     Ramp,
@@ -111,6 +113,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         cache_reset=settings.reset_cache,
         chunks=_chunk_reuse(plan),
         cache_asked=getattr(workload.requests, "cache", None),
+        cache_bound=_cache_bound(plan),
         shares_prompts=any(map(_shares_prompts, parts(workload.requests).values())),
         max_in_flight=workload.max_in_flight,
         grace_s=workload.drain_ns / 1e9,
@@ -156,6 +159,14 @@ def _chunk_reuse(plan: Plan) -> manifest.ChunkReuse | None:
     if found is None:
         return None
     return manifest.ChunkReuse(requests=requests, reused_share=found[0], leading_share=found[1])
+
+
+def _cache_bound(plan: Plan) -> float | None:
+    asked = plan.job.workload.requests
+    if not isinstance(plan.requests, TracePrompts) or not isinstance(asked, FromTrace):
+        return None
+    slots = plan.timetable.slots if asked.replay == "instants" else None  # rows of sessions are sent by session
+    return plan.requests.trace.reused_share(slots)
 
 
 def noted(header: manifest.Header, words: dict[str, manifest.ReasonCode]) -> manifest.Header:

@@ -163,6 +163,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     cache_reset: bool = False  # the servers' prefix caches were emptied before the load
     chunks: ChunkReuse | None = None  # what prompts with retrieved chunks share; null: there are none
     cache_asked: float | None = None  # beside tokens.cached_share: what the workload asked for with `cache`
+    cache_bound: float | None = None  # of a replayed trace: what a prefix cache without end would have known of it
     drift: Drift = Drift()
     sustainable: Sustainable = Sustainable()
     recovery: tuple[Recovery, ...] = ()  # one for each spike, where there is an SLO and all rows were kept
@@ -283,6 +284,7 @@ def build(
         cache_reset=header.cache_reset,
         chunks=header.chunks,
         cache_asked=header.cache_asked,
+        cache_bound=header.cache_bound,
         drift=drift.of_blocks(
             accumulator.blocks, accumulator.block_ns, inside.steady, blocks.tokens_over_time(measured, own_timeline)
         ),

@@ -226,6 +226,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     cache_reset: bool = False  # the servers' prefix caches were emptied between the probe and the load
     chunks: ChunkReuse | None = None  # what the prompts of a workload with retrieved chunks share; null: it has none
     cache_asked: float | None = None  # share of prompt tokens that the servers' caches were to know; null: not asked
+    cache_bound: float | None = None  # share of a trace's prompt tokens that came before in it; null: not told
     max_in_flight: int | None = None
     grace_s: float | None = None  # how long the drain may last: as asked with `grace`, else as `timeout`
     timeout_s: float | None = None

@@ -38,10 +38,13 @@ LENGTHS = {"output_tokens": True, "max_tokens": False, "max_completion_tokens": 
 PASSED: dict[str, tuple[str, Any]] = {
     "chat_template_kwargs": ("an object", dict),
     "frequency_penalty": ("a number", float),
+    "guided_json": ("an object or a text", dict | str),
     "logit_bias": ("an object", dict),
     "min_p": ("a number", float),
+    "min_tokens": ("an integer", int),
     "parallel_tool_calls": ("true or false", bool),
     "presence_penalty": ("a number", float),
+    "priority": ("an integer", int),
     "reasoning_effort": ("a text", str),
     "response_format": ("an object", dict),
     "seed": ("an integer", int),

@@ -42,22 +42,26 @@ def read(path: Path, take: Take) -> str:
             if "hash_ids" in names:
                 problem, hint = "hash_ids in Parquet are not read", "write the trace as JSONL, which keeps its prefixes"
                 raise UserError("unsupported", problem, str(path), hint)
-            columns = [names[column] for column in found.columns]
+            told = [column for column in (found.session, found.took) if column in names]
+            columns = [names[column] for column in (*found.columns, *told)]
             kinds = [file.schema_arrow.field(column).type for column in columns]
             for column, kind in zip(columns, kinds, strict=True):
+                if column.strip().lower() == found.session:
+                    continue
                 if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind)):
                     problem, hint = f"the column {column} holds {kind}", "numbers, or dates for the time"
                     raise UserError("wrong_type", problem, str(path), hint, key=column)
             whole_ns = 1_000_000_000 if found.in_seconds else 1_000_000
-            _take_all(file.iter_batches(BATCH, columns=columns), columns, whole_ns, take)
+            places = [columns.index(names[one]) if one in told else -1 for one in (found.session, found.took)]
+            _take_all(file.iter_batches(BATCH, columns=columns), columns, whole_ns, places, take)
             return found.tool
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # the last: a damaged name of a column
         problem = f"the Parquet file is cut short or damaged: {str(error).splitlines()[0]}"
         raise UserError("damaged_file", problem, str(path), "copy it again") from None
 
 
-def _take_all(batches: Iterator[Any], columns: list[str], whole_ns: int, take: Take) -> None:
-    """`whole_ns`: of 1 in a column of whole numbers."""
+def _take_all(batches: Iterator[Any], columns: list[str], whole_ns: int, told: Sequence[int], take: Take) -> None:
+    """`whole_ns`: of 1 in a column of whole numbers. told: the places of session and length of time, -1 for none."""
     number, first_ns, latest_ns = 1, None, -(2**63)
     for batch in batches:
         at_ns, timed = _times(batch.column(0), whole_ns)
@@ -85,9 +89,21 @@ def _take_all(batches: Iterator[Any], columns: list[str], whole_ns: int, take: T
             )
             _, code, column, problem = next(reason for reason in reasons if not reason[0])
             faults.append((number + row, Wrong(code, problem, "", column)))
-        if not take(TraceColumns(at_ns[kept], read[kept], write[kept]), len(bad), faults):
+        sessions, took_ns = _told(batch, told, kept)
+        rows = TraceColumns(at_ns[kept], read[kept], write[kept], sessions=sessions, took_ns=took_ns)
+        if not take(rows, len(bad), faults):
             return
         number += len(kept)
+
+
+def _told(batch: Any, places: Sequence[int], kept: NDArray[np.bool_]) -> tuple[list[str], list[int]]:
+    """Sessions and lengths of time of the rows that are kept; what a row does not tell is "" or -1."""
+    session, took = places
+    rows = np.flatnonzero(kept)
+    names = [] if session < 0 else batch.column(session).take(rows).to_pylist()
+    seconds = [] if took < 0 else batch.column(took).take(rows).to_pylist()
+    lengths = [round(value * 1e9) if value is not None and 0 <= value < 9e9 else -1 for value in seconds]
+    return ["" if name is None else str(name) for name in names], lengths
 
 
 def _no_count(column: str, least: int) -> str:

@@ -42,16 +42,22 @@ class TraceRow(NamedTuple):
     took_ns: int = -1  # from the request to the end of its answer; -1: not told, as is the next
     pause_ns: int = -1  # from the end of the answer before in this session
     label: str = ""  # the kind of request that it is, by what its application called it
+    timed: bool = True  # False: the trace says only what it waits for in its session, and `at_ns` is its start
 
 
 class TraceColumns(NamedTuple):
-    """Many requests at once. `hashes`: of one request after the other, as many as `hash_counts` says."""
+    """Many requests at once. `hashes`: of one request after the other, as many as `hash_counts` says.
+
+    sessions, took_ns: of each request as in `TraceRow`, or empty where the trace does not tell them.
+    """
 
     at_ns: NDArray[np.int64]
     input_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
     hashes: Sequence[int] = ()
     hash_counts: Sequence[int] = ()
+    sessions: Sequence[str] = ()
+    took_ns: Sequence[int] = ()
 
 
 class TraceFormat(NamedTuple):
@@ -93,8 +99,9 @@ def of_csv(header: str) -> TraceFormat | None:
     if (found := of_columns(columns)) is None:
         return None
     places = [columns.index(column) for column in found.columns]
+    places += [columns.index(column) if column in columns else -1 for column in (found.session, found.took)]
     parse_time = FORMATS.function(found, found.time)
-    return TraceFormat(found.tool, functools.partial(_csv_row, found.columns, places, len(columns), parse_time))
+    return TraceFormat(found.tool, functools.partial(_csv_row, found, places, len(columns), parse_time))
 
 
 def json_object(line: str) -> dict[str, Any]:
@@ -113,7 +120,7 @@ def each(parse: Callable[[dict[str, Any]], TraceRow]) -> Callable[[str], Sequenc
 
 
 def _csv_row(
-    names: Sequence[str], places: list[int], fields: int, parse_time: Callable[[str], int], line: str
+    found: FormatRow, places: list[int], fields: int, parse_time: Callable[[str], int], line: str
 ) -> Sequence[TraceRow]:
     try:
         values = next(csv.reader([line]))
@@ -121,9 +128,11 @@ def _csv_row(
         raise Wrong("invalid_syntax", f"not CSV: {error}", "") from None
     if len(values) < fields:
         raise Wrong("missing_value", f"{len(values)} fields, the first line names {fields}", "")
-    at, read, write = (values[place].strip() for place in places)
-    input_tokens = token_count(number(read), names[1], 1)
-    return (TraceRow(parse_time(at), input_tokens, token_count(number(write), names[2], 0)),)
+    at, read, write, session, took = (values[place].strip() if place >= 0 else "" for place in places)
+    input_tokens = token_count(number(read), found.columns[1], 1)
+    output_tokens = token_count(number(write), found.columns[2], 0)
+    took_ns = length_of_time_ns(number(took), found.took) if took else -1
+    return (TraceRow(parse_time(at), input_tokens, output_tokens, session=session, took_ns=took_ns),)
 
 
 def number(text: str) -> int | float | str:
@@ -133,6 +142,17 @@ def number(text: str) -> int | float | str:
     except ValueError:
         return text
     return text if not math.isfinite(value) else int(value) if value.is_integer() else value
+
+
+def length_of_time_ns(value: Any, name: str, scale: float = 1e9) -> int:
+    """ns of a number in units of `scale` ns. Raises Wrong."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or not 0 <= value * scale < LATEST_NS:
+        raise Wrong("invalid_value", f"{name} is {shortened(value)}", "a length of time, zero or more", name)
+    return round(value * scale)
+
+
+LATEST_NS = 9e18  # 285 years: what 64 bits hold
 
 
 def token_count(value: Any, name: str, least: int) -> int:

@@ -127,6 +127,14 @@ def sessions_of(trace: Trace) -> TraceSessions:
 
 
 def starts_of(by: FromTrace | Replay) -> Trace | TraceSessions:
-    """What starts when a trace is replayed: its requests, or its sessions. Both have `due_ns` and `end_ns`."""
+    """What starts when a trace is replayed: its requests, or its sessions. Both have `due_ns` and `end_ns`.
+
+    Raises UserError where the trace does not tell when they did.
+    """
     trace = replayed(by)
+    if trace.untimed and by.replay != "sessions":
+        problem = (
+            f"{trace.untimed:,} of {len(trace):,} rows have no timestamp, but the pause before them in their session"
+        )
+        raise UserError("unsupported", problem, str(trace.path), "--set trace_replay=sessions")
     return sessions_of(trace) if by.replay == "sessions" else trace

@@ -55,6 +55,7 @@ class Trace:
     pause_ns: Ints  # from the end of the answer before in its session
     label: Ints  # number of the kind of request in `labels`, -1 if the trace does not name one
     labels: tuple[str, ...] = ()
+    untimed: int = 0  # rows that only say what they wait for
     skipped: int = 0  # rows without output tokens, which are left out
     bad_rows: int = 0  # rows left out because something is wrong with them
     first_bad: str = ""  # what is wrong with the first of them, and where
@@ -65,6 +66,18 @@ class Trace:
     def blocks(self, index: int) -> Sequence[int]:
         found: list[int] = self.hashes[int(self.starts[index]) : int(self.starts[index + 1])].tolist()
         return found
+
+    def reused_share(self, first: int | None = None) -> float | None:
+        """Share of the prompt tokens of the first requests (None: of all) that earlier ones of them have, by hashes.
+
+        That is what a prefix cache without end would know. None without hashes.
+        """
+        last = len(self) if first is None else min(first, len(self))
+        known, counts = np.unique(self.hashes[int(self.starts[0]) : int(self.starts[last])], return_counts=True)
+        if not len(known):
+            return None
+        tokens = np.array([self.tokens_of[number] for number in known.tolist()])
+        return min(1.0, float((tokens * (counts - 1)).sum()) / float(self.input_tokens[:last].sum(dtype=np.int64)))
 
     @property
     def end_ns(self) -> int:
@@ -229,12 +242,12 @@ class _Index:
         self._hashes = array("q")
         self._first_ns: int | None = None
         self._latest_ns = 0
-        self._skipped = self._bad = 0
+        self._skipped = self._bad = self._untimed = 0
         self._faults: list[Fault] = []
 
     def add(self, row: TraceRow) -> None:
         """Add a row that was checked by itself. Raises Wrong where its time does not fit those before it."""
-        at_ns, input_tokens, output_tokens, hashes, block, session, group, took_ns, pause_ns, label = row
+        at_ns, input_tokens, output_tokens, hashes, block, session, group, took_ns, pause_ns, label, timed = row
         group = group or session
         if self._first_ns is None:
             self._first_ns = self._latest_ns = at_ns
@@ -249,10 +262,11 @@ class _Index:
             self._skipped += 1
             return
         before = len(self._at)
+        self._untimed += not timed
         self._at.append(at_ns)
         self._read.append(input_tokens)
         self._write.append(output_tokens)
-        self._session.add(self._sessions.setdefault(session, len(self._sessions)) if session else -1, before)
+        self._session.add(self._number(session), before)
         self._group.add(self._groups.setdefault(group, len(self._groups)) if group else -1, before)
         self._block.add(block, before)
         self._took.add(took_ns, before)
@@ -264,6 +278,10 @@ class _Index:
             self._hashes.extend(hashes)
             self._starts.append(len(self._hashes))
 
+    def _number(self, session: str) -> int:
+        """Of a session by its name, -1 without one."""
+        return self._sessions.setdefault(session, len(self._sessions)) if session else -1
+
     def follows(self, at_ns: Ints) -> bool:
         """Whether these times go on from those so far, so that `add_columns` may take them."""
         first_ns = int(at_ns[0]) if self._first_ns is None else self._first_ns
@@ -272,7 +290,7 @@ class _Index:
 
     def add_columns(self, columns: TraceColumns) -> None:
         """Add rows that were checked, and that follow those so far."""
-        at_ns, read, write, hashes, hash_counts = columns
+        at_ns, read, write, hashes, hash_counts, sessions, took_ns = columns
         if not len(at_ns):
             return
         answered = write > 0
@@ -287,8 +305,18 @@ class _Index:
         for column, values in ((self._at, at_ns), (self._read, read), (self._write, write)):
             column.frombytes(values[answered].astype(np.dtype(column.typecode)).tobytes())
         added = len(self._at) - before
+        named = {
+            column: [value for value, kept in zip(values, answered.tolist(), strict=True) if kept]
+            for column, values in ((self._session, [self._number(name) for name in sessions]), (self._took, took_ns))
+            if len(values)
+        }
+        if self._session in named:
+            named[self._group] = named[self._session]
         for told in self._told:
-            told.skip(added)
+            if told not in named:
+                told.skip(added)
+            for place, value in enumerate(named.get(told, ())):
+                told.add(value, before + place)
         if hashes and self._starts is None:
             self._starts = array("q", [0]) * (before + 1)
         if self._starts is not None:
@@ -348,6 +376,7 @@ class _Index:
             hashes=hashes,
             starts=starts,
             tokens_of=_tokens_of(hashes, starts, read, block),
+            untimed=self._untimed,
             skipped=self._skipped,
             bad_rows=self._bad,
             first_bad=f"{self._faults[0].where}: {self._faults[0].what}" if self._faults else "",
