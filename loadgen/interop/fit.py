@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from loadgen.core.errors import UserError
 from loadgen.core.stats import fitting
 from loadgen.core.stats.fitting import Fit
 from loadgen.core.workload.traces import Trace
+from loadgen.interop.fit_conversations import TalkFit, Talks, chosen_first, talks
+from loadgen.interop.fit_conversations import fit as conversations_of
 
 LEAST = 20  # requests: below, a fit says nothing
 HOUR_NS = units.UNIT_NS["h"]
@@ -27,10 +29,15 @@ NO_RATE = 1e-6  # requests per second of an hour without any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassFit:
-    """The requests of one label of the trace, or of the labels that are too rare for laws of their own."""
+    """Requests of one kind: of one label of the trace, or of those too rare for laws of their own; conversations apart.
+
+    starts: its conversations, or its requests, which stand alone. talk: the laws of conversations.
+    """
 
     name: str
     requests: int
+    starts: int
+    talk: TalkFit | None = None
     input_tokens: tuple[Fit, ...]
     output_tokens: tuple[Fit, ...]
     reused: float
@@ -52,7 +59,9 @@ class TraceFit:
     reused: float  # share of prompt tokens that an endless cache would know
     prefixes: int  # beginnings that several prompts have
     sessions: int
-    classes: tuple[ClassFit, ...] = ()  # where the trace has labels: all its requests, by label
+    conversations: int = 0  # of several requests, that are kept
+    lost: str = ""  # why conversations are not kept
+    classes: tuple[ClassFit, ...] = ()  # where the trace has labels or conversations: all its requests, by kind
 
     @property
     def by_the_hour(self) -> bool:
@@ -66,6 +75,10 @@ def fit(trace: Trace) -> TraceFit:
         raise UserError(
             "too_few", f"nothing can be fitted to {problem}", str(trace.path), f"a trace of {LEAST} requests or more"
         )
+    whole_trace, found = trace, talks(trace)
+    trace = trace.chosen(found.starts)  # rates are of what starts
+    if len(trace) < LEAST or not trace.end_ns:
+        raise UserError("too_few", f"nothing can be fitted to {len(trace)} starts", str(trace.path), "a longer trace")
     hour = trace.due_ns // HOUR_NS
     counts = np.bincount(hour)
     spans_ns = np.full(len(counts), HOUR_NS)
@@ -81,47 +94,71 @@ def fit(trace: Trace) -> TraceFit:
     else:
         within = _gaps(trace, np.zeros_like(hour), np.array([len(trace) / trace.end_ns]))
         rates, stage_ns = (trace.rate,), (trace.end_ns,)
-    reused, prefixes = _reused(trace)
+    reused, prefixes = _reused(whole_trace)
     step_ns = _step_ns(trace.due_ns)
+    started, trace = trace, whole_trace
     return TraceFit(
         trace=trace,
         rates=rates,
         stage_ns=stage_ns,
-        gaps=tuple(fitting.gaps(within, step_ns * trace.rate / 1e9)),
-        input_tokens=_chosen_first(fitting.lengths(trace.input_tokens)),
-        output_tokens=_chosen_first(fitting.lengths(trace.output_tokens)),
+        gaps=tuple(fitting.gaps(within, step_ns * started.rate / 1e9)),
+        input_tokens=chosen_first(fitting.lengths(trace.input_tokens)),
+        output_tokens=chosen_first(fitting.lengths(trace.output_tokens)),
         step_ns=step_ns,
         correlation=fitting.rank_correlation(trace.input_tokens, trace.output_tokens),
         reused=reused,
         prefixes=prefixes,
         sessions=int(trace.session.max()) + 1,
-        classes=_classes(trace),
+        conversations=len(np.unique(trace.session[found.row])),
+        lost=found.lost,
+        classes=_classes(trace, found),
     )
 
 
-def _classes(trace: Trace) -> tuple[ClassFit, ...]:
-    """A class for each label of at least LEAST requests; the requests of the others are one class. () where that is
-    one class."""
-    counts = {label: int((trace.label == label).sum()) for label in range(-1, len(trace.labels))}
-    rare = [label for label, count in counts.items() if label < 0 or count < LEAST]
-    merged = np.where(np.isin(trace.label, rare), -1, trace.label)
-    numbers = [label for label in counts if (merged == label).any()]
-    if len(numbers) < 2:
+def _classes(trace: Trace, found: Talks) -> tuple[ClassFit, ...]:
+    """A class for each label of at least LEAST requests; the requests of the others are one class. What is of
+    conversations is a class beside what stands alone. () where all of it is one class of requests that stand alone."""
+    label = np.array(trace.label)
+    if len(found.row):  # a conversation is of the label that it begins with
+        for row, before in zip(found.row.tolist(), found.before.tolist(), strict=True):
+            label[row] = label[before]
+    counts = {number: int((label == number).sum()) for number in range(-1, len(trace.labels))}
+    rare = [number for number, count in counts.items() if number < 0 or count < LEAST]
+    merged = np.where(np.isin(label, rare), -1, label)
+    kinds = [(number, talk) for number in counts for talk in (False, True)]
+    rows = {kind: (merged == kind[0]) & (found.talks == kind[1]) for kind in kinds}
+    rows = {kind: chosen for kind, chosen in rows.items() if chosen.any()}
+    if [talk for _, talk in rows] == [False]:
         return ()
-    found = []
     taken: set[str] = set()
-    for number in numbers:
-        part = replace(trace, label=merged).of_label(number)
-        name = _class_name("other" if number < 0 else trace.labels[number], taken)
-        reused, prefixes = _reused(part)
-        lengths = (_chosen_first(fitting.lengths(tokens)) for tokens in (part.input_tokens, part.output_tokens))
-        read, write = lengths
-        found.append(
-            ClassFit(
-                name=name, requests=len(part), input_tokens=read, output_tokens=write, reused=reused, prefixes=prefixes
-            )
-        )
-    return tuple(found)
+    several = len({number for number, _ in rows}) > 1
+    return tuple(
+        _class(trace, found, chosen, _class_name(_words(trace, number, talk, several=several), taken), talk=talk)
+        for (number, talk), chosen in rows.items()
+    )
+
+
+def _words(trace: Trace, number: int, talk: bool, *, several: bool) -> str:
+    """What a kind of requests is called. several: by labels."""
+    if not several:
+        return "conversations" if talk else "single"
+    label = "other" if number < 0 else trace.labels[number]
+    return f"{label} conversations" if talk else label
+
+
+def _class(trace: Trace, found: Talks, rows: NDArray[np.bool_], name: str, *, talk: bool) -> ClassFit:
+    part = trace.chosen(np.flatnonzero(rows))
+    reused, prefixes = _reused(part)
+    return ClassFit(
+        name=name,
+        requests=len(part),
+        starts=int(rows[found.starts].sum()),
+        talk=conversations_of(trace, found, rows) if talk else None,
+        input_tokens=chosen_first(fitting.lengths(part.input_tokens)),
+        output_tokens=chosen_first(fitting.lengths(part.output_tokens)),
+        reused=reused,
+        prefixes=prefixes,
+    )
 
 
 def _class_name(label: str, taken: set[str]) -> str:
@@ -140,10 +177,12 @@ def as_yaml(fitted: TraceFit, name: str) -> str:
     lines = [
         f"name: {json.dumps(name)}",
     ]
-    if fitted.classes:
+    if len(fitted.classes) == 1:
+        lines += ["requests:", *_requests(fitted.classes[0], 2)]
+    elif fitted.classes:
         lines.append("classes:")
         for part in fitted.classes:
-            share = part.requests / len(fitted.trace) * 100
+            share = part.starts / sum(one.starts for one in fitted.classes) * 100
             lines += [f"  {part.name}:", f"    weight: {share:.6g}%", "    requests:", *_requests(part, 6)]
     else:
         lines += ["requests:", *_requests(fitted, 2)]
@@ -160,6 +199,13 @@ def as_yaml(fitted: TraceFit, name: str) -> str:
 
 
 def _requests(part: TraceFit | ClassFit, indent: int) -> list[str]:
+    talk = part.talk if isinstance(part, ClassFit) else None
+    if talk is not None:
+        output = f"output_tokens: {_law(part.output_tokens[0])}"
+        first = f"first: {{input_tokens: {_law(talk.first[0])}, {output}}}"
+        more = f"turns: {_law(talk.later[0])}, input_tokens: {_law(talk.added[0])}, {output}"
+        later = f"later: {{after: first, {more}, think_time: {_delay(talk.think_ms[0])}}}"
+        return [" " * indent + "steps:", *(" " * (indent + 2) + step for step in (first, later))]
     keys = [f"input_tokens: {_law(part.input_tokens[0])}", f"output_tokens: {_law(part.output_tokens[0])}"]
     if part.prefixes:
         keys += [f"prefixes: {part.prefixes}", f"cache: {{hit_rate: {part.reused * 100:.3g}%}}"]
@@ -170,18 +216,22 @@ def _law(chosen: Fit) -> str:
     return json.dumps(chosen.parameters["value"]) if chosen.law == "fixed" else _flow({chosen.law: chosen.parameters})
 
 
+def _delay(chosen: Fit) -> str:
+    """A law of whole ms as one of durations."""
+
+    def timed(value: Any) -> Any:
+        return [f"{one}ms" for one in value] if isinstance(value, list) else f"{value:g}ms"
+
+    plain = ("sigma", "weights")
+    values = {name: value if name in plain else timed(value) for name, value in chosen.parameters.items()}
+    return json.dumps(values["value"]) if chosen.law == "fixed" else _flow({chosen.law: values})
+
+
 def _flow(value: Any) -> str:
     """A mapping as YAML writes it in one line."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_flow(inner)}" for key, inner in value.items()) + "}"
     return f"{value:g}" if isinstance(value, float) else json.dumps(value)
-
-
-def _chosen_first(fits: list[Fit]) -> tuple[Fit, ...]:
-    """The nearest law, if it fits; else the values of the trace themselves."""
-    if fits[0].fits or len(fits) == 1:
-        return tuple(fits)
-    return (fits[-1], *fits[:-1])
 
 
 def _gaps(trace: Trace, part: NDArray[np.int64], rate_per_ns: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from loadgen.core import format
 from loadgen.core.stats.fitting import Fit
-from loadgen.interop.fit import TraceFit
+from loadgen.interop.fit import ClassFit, TraceFit
 
 WIDTH = 14
 
@@ -53,7 +53,12 @@ def data(fitted: TraceFit, workload: str) -> dict[str, Any]:
         "rank_correlation": fitted.correlation,
         "reused_share": fitted.reused,
         "sessions": fitted.sessions,
-        "classes": [{"name": part.name, "requests": part.requests} for part in fitted.classes],
+        "conversations": fitted.conversations,
+        "conversations_lost": fitted.lost,
+        "classes": [
+            {"name": part.name, "requests": part.requests, "starts": part.starts, "talk": part.talk is not None}
+            for part in fitted.classes
+        ],
         "workload": workload,
     }  # fmt: skip
 
@@ -62,7 +67,8 @@ def _arrivals(fitted: TraceFit) -> str:
     gap = fitted.gaps[0]
     law = "poisson" if gap.law == "poisson" else f"gamma, burstiness {gap.parameters['burstiness']:g}"
     if not fitted.by_the_hour:
-        return f"{law}, {fitted.rates[0]:.4g}/s all the time"
+        of = " of conversations and single requests" if fitted.conversations else ""
+        return f"{law}, {fitted.rates[0]:.4g}/s{of} all the time"
     return (
         f"{law}, a rate for each of {len(fitted.rates)} hours, {min(fitted.rates):.4g}/s to {max(fitted.rates):.4g}/s"
     )
@@ -75,13 +81,24 @@ def _length(fit: Fit) -> str:
 
 
 def _classes(fitted: TraceFit) -> list[str]:
-    """A line for each label of the trace."""
+    """A line for each kind of request."""
     names = ["classes", *[""] * len(fitted.classes)]
     return [
-        f"{name:{WIDTH}}{part.name}: {format.counted(part.requests, 'request')}, "
-        f"input {_length(part.input_tokens[0])}; output {_length(part.output_tokens[0])}"
+        f"{name:{WIDTH}}{part.name}: {format.counted(part.requests, 'request')}, {_lengths(part)}"
         for name, part in zip(names, fitted.classes, strict=False)
     ]
+
+
+def _lengths(part: ClassFit) -> str:
+    output = f"output {_length(part.output_tokens[0])}"
+    if part.talk is None:
+        return f"input {_length(part.input_tokens[0])}; {output}"
+    talk = part.talk
+    pause = f"pause in ms {_length(talk.think_ms[0])}"
+    return (
+        f"of {format.counted(part.starts, 'conversation')}; first input {_length(talk.first[0])}; requests after it "
+        f"{_length(talk.later[0])}; each adds {_length(talk.added[0])}; {output}; {pause}"
+    )
 
 
 def _compared(fits: Sequence[Fit]) -> list[str]:
@@ -113,8 +130,8 @@ def _lost(fitted: TraceFit) -> list[str]:
             f"which prompts share what: {fitted.reused * 100:.0f} % of prompt tokens came before, and the workload "
             "asks for that share of the cache"
         )
-    if fitted.sessions:
-        found.append(f"{format.counted(fitted.sessions, 'conversation')}: every request stands alone")
+    if fitted.lost:
+        found.append(f"{format.counted(fitted.sessions, 'conversation')}: every request stands alone: {fitted.lost}")
     if fitted.trace.bad_rows:
         found.append(f"{format.counted(fitted.trace.bad_rows, 'bad row')}, the first {fitted.trace.first_bad}")
     return found

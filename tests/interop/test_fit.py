@@ -169,3 +169,94 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     with refused(Fault, "too_few"):
         path.write_text("".join(json.dumps({**row, "timestamp": 0}) + "\n" for row in rows))
         fit.fit(read_trace(path))
+
+
+def talk(session: int, sizes: int, begin_s: float, *, took: bool = True, grow: int = 40) -> list[dict[str, object]]:
+    """A conversation as Mooncake's rows: 200 tokens, answers of 30, later messages of `grow`, pauses of 2 s."""
+    rows = []
+    for turn in range(sizes):
+        pause = {"delay": 2000.0} if took and turn else {}
+        at, read = round((begin_s + 3 * turn) * 1000), 200 + (session % 7) + turn * (30 + grow)
+        lengths = {"input_length": read, "output_length": 30}
+        rows.append({"timestamp": at, "session_id": f"s{session}", **lengths, **pause})
+    return rows
+
+
+def test_conversations_are_kept_as_laws(tmp_path: Path) -> None:
+    def fitted(name: str, talks: list[list[dict[str, object]]]) -> fit.TraceFit:
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for rows in talks for row in rows))
+        return fit.fit(read_trace(tmp_path / name))
+
+    begins = list(enumerate(np.cumsum(np.random.default_rng(7).exponential(1.0, 120)).tolist()))
+    found = fitted("mixed.jsonl", [talk(n, (1, 3, 5)[n * 7 // 5 % 3], at) for n, at in begins])
+    assert found.conversations == 80 and not found.lost
+    assert found.rates[0] == pytest.approx(120 / begins[-1][1], rel=0.05), "of starts, not of requests"
+    single, talks = found.classes
+    assert (single.name, single.starts) == ("single", 40)
+    assert (talks.name, talks.starts, talks.requests) == ("conversations", 80, 320)
+    assert talks.talk is not None
+    assert sorted(set(talks.talk.later[0].parameters.get("values", (2, 4)))) == [2, 4]
+    assert talks.talk.added[0].parameters == {"value": 40} and talks.talk.think_ms[0].parameters == {"value": 2000}
+    (tmp_path / "w.yaml").write_text(fit.as_yaml(found, "t"))
+    result = loadgen.run(str(tmp_path / "w.yaml"), url="sim:gb300-vm", seed=1, out=str(tmp_path / "out"))
+    by_name = {part.name: part for part in result.summary.classes}
+    assert by_name["conversations"].requests.ok > 3 * by_name["single"].requests.ok
+    assert any("80 conversations" in line for line in fit_text.words(found))
+    assert fit_text.data(found, "")["conversations"] == 80
+
+    only = fitted("only.jsonl", [talk(n, 3, at) for n, at in begins])
+    assert [part.name for part in only.classes] == ["conversations"] and "classes:" not in fit.as_yaml(only, "t")
+    for name, why, talks_of in (
+        ("untold", "does not say when answers ended", [talk(n, 3, at, took=False) for n, at in begins]),
+        ("shrink", "do not hold what was said", [talk(n, 3, at, grow=-60) for n, at in begins]),
+        ("few", "2 of several requests are too few", [talk(n, 1 + (n < 2), at) for n, at in begins]),
+    ):
+        lost = fitted(f"{name}.jsonl", talks_of)
+        assert why in lost.lost and not lost.conversations and not lost.classes
+        assert any(why in line for line in fit_text.words(lost)), "what is lost is said"
+
+
+@pytest.mark.commands
+def test_recorded_traffic_sizes_what_it_replays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Record, fit, sweep, size, validate, as it is typed."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "traffic.jsonl"
+    begins = np.cumsum(np.random.default_rng(3).exponential(0.5, 60)).tolist()
+    with record_shape(file, labels=("feature",)) as shape:
+        for number, begin in enumerate(begins):
+            feature = "support" if number % 2 else "search"
+            messages: list[dict[str, str]] = []
+            at = round(begin * 1e9)
+            for turn in range(3 if feature == "support" else 1):
+                messages = [*messages, {"role": "user", "content": f"{number} {turn} " + "word " * (60 + number % 9)}]
+                seen = shape.begin(at, {"messages": messages})
+                done = at + 10**9
+                told = Measurement(
+                    api="chat", streamed=True, status="ok", started=at, started_unix_ns=at + 10**18, done=done,
+                    output_tokens=20, token_source="server", labels={"feature": feature},
+                )  # fmt: skip
+                shape.end(seen, told)
+                messages = [*messages, {"role": "assistant", "content": "answer " * 20}]
+                at = done + 2 * 10**9
+
+    def typed(*words: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ending:
+            cli.main([str(word) for word in words])
+        return (int(ending.value.code or 0), *capsys.readouterr())
+
+    workload = tmp_path / "traffic.yaml"
+    assert typed("fit", file, "-o", workload)[0] == 0
+    assert "support-conversations:" in workload.read_text()
+    levels = ("--request-rate", "2,4", "-d", "60s", "--slo", "ttft:2s", "-o", "swept")
+    assert typed("sweep", workload, "--url", "sim:gb300-vm", *levels)[0] == 0
+    code, out, err = typed("size", workload, "swept", "--rate", "40", "--json")
+    assert code == 0 and json.loads(out), err
+    (tmp_path / "contract.yaml").write_text(
+        "name: traffic\nhorizon: 5s\nslo: {ttft: 2s}\nlevels:\n  - name: recorded\n    workload: traffic.yaml\n"
+        "    rate: 4/s\n    duration: 60s\n"
+        "    must: [{ttft: {limit: 2s, at: p90}}]\n"
+    )
+    code, out, err = typed("validate", tmp_path / "contract.yaml", "--url", "sim:gb300-vm", "-o", tmp_path / "v")
+    assert code == 0 and "PASS" in out, err

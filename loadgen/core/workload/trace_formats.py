@@ -149,7 +149,8 @@ def length_of_time_ns(value: Any, name: str, scale: float = 1e9) -> int:
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not is_number or not 0 <= value * scale < LATEST_NS:
         raise Wrong("invalid_value", f"{name} is {shortened(value)}", "a length of time, zero or more", name)
-    return round(value * scale)
+    ns: int = round(value * scale)
+    return ns
 
 
 LATEST_NS = 9e18  # 285 years: what 64 bits hold

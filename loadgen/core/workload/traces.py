@@ -90,9 +90,8 @@ class Trace:
         """Mean requests per second of the whole trace; infinite if all requests arrive at once."""
         return len(self) * 1e9 / self.end_ns if self.end_ns else math.inf
 
-    def of_label(self, label: int) -> Trace:
-        """The requests of one kind, at their instants. -1: those of none."""
-        order = np.flatnonzero(self.label == label)
+    def chosen(self, order: Ints) -> Trace:
+        """Some of the requests, by their numbers, at their instants."""
         hashes, starts = _reordered(self.hashes, self.starts, order)
         names = ("due_ns", "input_tokens", "output_tokens", "session", "group", "took_ns", "pause_ns", "label")
         columns = {name: getattr(self, name)[order] for name in names}
