@@ -281,10 +281,7 @@ def build(
         stages=tuple(of_stage(i) for i in range(len(header.stages))),
         hardware=hardware.of_samples(server_samples),
         rack=rack_of(by_part["targets"], whole["tokens"].output_per_s) if interchangeable(header.targets) else None,
-        cache_reset=header.cache_reset,
-        chunks=header.chunks,
-        cache_asked=header.cache_asked,
-        cache_bound=header.cache_bound,
+        **{name: getattr(header, name) for name in ("cache_reset", "chunks", "cache_asked", "cache_bound")},
         drift=drift.of_blocks(
             accumulator.blocks, accumulator.block_ns, inside.steady, blocks.tokens_over_time(measured, own_timeline)
         ),
