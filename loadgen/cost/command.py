@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
@@ -35,8 +36,14 @@ def cost(
         typer.Option("--gpus", metavar="DIR=N", help="GPUs of a result that recorded none; of a single one just N."),
     ] = None,
     utilization: Annotated[
-        str, typer.Option("--utilization", help="Share of the paid GPU-hours that is used: 0.4 or 40%.")
+        str,
+        typer.Option(
+            "--utilization", help="Share of the paid GPU-hours that is used: 0.4, 40%, or of a day's: 14h@10%,10h@70%."
+        ),
     ] = "1",
+    as_of: Annotated[
+        str | None, typer.Option("--as-of", metavar="DAY", help="With the prices that were valid then: 2026-06-30.")
+    ] = None,
     currency: Annotated[
         str | None, typer.Option("--currency", help="Of the figures; the price file has the exchange rates.")
     ] = None,
@@ -67,7 +74,9 @@ def cost(
     share = _share(utilization)
     for folder in folders:
         say_changed(folder)
-    book = price_file.load_prices(prices, accept_sample=accept_sample_prices, currency=currency)
+    book = price_file.load_prices(
+        prices, accept_sample=accept_sample_prices, currency=currency, as_of=None if as_of is None else _day(as_of)
+    )
     evidence = inputs.read_evidence(folders, allow_invalid=allow_invalid)
     _check_names(chosen, [result.name for result in evidence], "--price")
     _check_names(gpu_counts, [result.name for result in evidence], "--gpus")
@@ -124,7 +133,34 @@ def _gpu_counts(texts_by_name: dict[str, str]) -> dict[str, int]:
     return {name: int(text) for name, text in texts_by_name.items()}
 
 
+def _day(text: str) -> date:
+    try:
+        day = date.fromisoformat(text)
+    except ValueError:
+        raise UserError("invalid_value", f'"{text}" is not a day', "--as-of", "like 2026-06-30") from None
+    if day > date.today():
+        raise UserError("out_of_range", f"{day} is in the future", "--as-of", "a day up to today")
+    return day
+
+
 def _share(text: str) -> Decimal:
+    """A share, or the mean of the shares of a day's hours: 14h@10%,10h@70%."""
+    if "@" not in text:
+        return _share_of_hours(text)
+    hours, used = Decimal(0), Decimal(0)
+    for part in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,2}(?:\.[0-9]{1,2})?)h@(.+)", part.strip())
+        if match is None:
+            raise UserError("invalid_value", f'"{part}" is no part of a day', "--utilization", "like 14h@10%,10h@70%")
+        idle = match[2].strip() in ("0", "0%")
+        hours, used = hours + Decimal(match[1]), used + Decimal(match[1]) * (0 if idle else _share_of_hours(match[2]))
+    if hours != 24 or not used:
+        hint = "hours that add up to 24, some of them in use: 14h@10%,10h@70%"
+        raise UserError("invalid_value", f'"{text}" is of {hours:f} hours', "--utilization", hint)
+    return used / 24
+
+
+def _share_of_hours(text: str) -> Decimal:
     match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?|\.[0-9]{1,6}) ?(%?)", text.strip())
     value = Decimal(match[1]) / (100 if match[2] else 1) if match else Decimal(0)
     if not 0 < value <= 1:

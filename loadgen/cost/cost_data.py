@@ -14,6 +14,7 @@ from typing import Any
 
 from loadgen.core import format
 from loadgen.core.results.manifest import ReasonCode
+from loadgen.cost.by_year import by_year
 from loadgen.cost.comparison import OfferComparison, has_lower_bound
 from loadgen.pricing.prices import Owned, Rented
 from loadgen.pricing.reasons import texts
@@ -86,7 +87,7 @@ def _plain(value: Any) -> Any:
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, Decimal):  # at most 12 decimal places, without an exponent
         return f"{round(value, 12).normalize():f}"
-    return list(value) if isinstance(value, tuple) else value
+    return list(map(_plain, value)) if isinstance(value, tuple) else value
 
 
 def _offer_json(offer: Offer, differences: Sequence[ReasonCode]) -> dict[str, Any]:
@@ -135,6 +136,7 @@ def _offer_json(offer: Offer, differences: Sequence[ReasonCode]) -> dict[str, An
         "power": None
         if power is None
         else _fields(power, "watts", "joules_per_output_token", "output_tokens_per_s_per_mw", "kwh"),
+        "by_year": None if (years := by_year(offer)) is None else _fields(years, "paid", "total", "present"),
         "measured_energy": None
         if offer.measured is None
         else _fields(offer.measured, "watts", "joules_per_output_token", "joules_per_request", "error", "money"),

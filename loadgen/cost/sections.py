@@ -16,7 +16,7 @@ from loadgen.present.section import Bars, Bullets, Charts, Report, Said, Section
 from loadgen.pricing.reasons import texts
 from loadgen.pricing.unit_cost import PARTS, Offer
 
-COLORS = dict(zip(PARTS, page.COLORS, strict=True))
+COLORS = dict(zip(PARTS, (*page.COLORS, "warn"), strict=True))
 
 
 def report(comparison: OfferComparison) -> Report:
@@ -49,6 +49,7 @@ def _sections(comparison: OfferComparison) -> Iterator[Section]:
     yield section("Classes", of_classes, Said(shared, "soft"))
     yield section("Steps of a task", words.steps(comparison))
     yield section("Energy", words.power(comparison), words.measured_energy(comparison))
+    yield section("By year", words.by_year(comparison), Said(words.BY_YEAR, "soft"))
     yield section(ratio, Bullets(pairs))
     swings = words.swings(comparison)
     how = "Each input alone: a capacity over its interval, by 10 % where nobody said how sure it is."

@@ -11,6 +11,8 @@ from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
 from loadgen.core import format
 from loadgen.core.format import NONE
+from loadgen.cost.by_year import YEARS
+from loadgen.cost.by_year import by_year as years_of
 from loadgen.cost.comparison import OfferComparison, has_lower_bound, slo_words
 from loadgen.present.section import Table, Warned
 from loadgen.pricing.prices import Owned, PerToken, dated
@@ -39,7 +41,7 @@ PART_NAMES = {
     "input": "input tokens",
     "cached_input": "cached input tokens",
 }
-PART_NAMES |= {"output": "output tokens", "egress": "egress"}
+PART_NAMES |= {"output": "output tokens", "egress": "egress", "cache_write": "input tokens, written to a cache"}
 
 
 def money(amount: Decimal | None, digits: int = DIGITS) -> str:
@@ -99,6 +101,7 @@ def priced(offer: Offer) -> str:
     price = offer.price
     if isinstance(price, PerToken):
         cached = f", {price.per_million_cached:f} cached" if price.per_million_cached is not None else ""
+        cached += f", {price.per_million_cache_write:f} written" if price.per_million_cache_write is not None else ""
         words = (
             f"{price.model}: {price.per_million_input:f} input{cached}, {price.per_million_output:f} output per million"
         )
@@ -112,6 +115,23 @@ def priced(offer: Offer) -> str:
             words += f", paid at {offer.utilization:%} utilization".replace(".000000", "")
     where = f" in {price.region}" if price.region else ""
     return f"{price.provider}{where} {words}; {dated(price)}"
+
+
+BY_YEAR = (
+    "What is paid in each year at the measured rate, all hours times the utilization: machines that were bought in the "
+    "first year and when their years are over. Worth now: with the discount of a price."
+)
+
+
+def by_year(comparison: OfferComparison) -> Table:
+    """A row for each offer: what it costs in each year, in all, and what that is worth at the start."""
+    rows = []
+    for name, offer in zip(marked_names(comparison), comparison.offers, strict=True):
+        if (years := years_of(offer)) is not None:
+            amounts = (*years.paid, years.total, years.present)
+            rows.append((name, *(NONE if amount is None else f"{round(amount):,}" for amount in amounts)))
+    head = (comparison.prices.currency, *(f"year {year}" for year in range(1, YEARS + 1)), "in all", "worth now")
+    return Table(head, rows)
 
 
 def measured(offer: Offer) -> str:

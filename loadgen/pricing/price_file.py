@@ -34,6 +34,7 @@ from loadgen.pricing.prices import (
 )
 
 Loc = tuple[str | int, ...]
+Located = tuple[tuple[str, int], Price]
 _Report = Callable[[Code, str, Loc, str], None]  # of a fault: its problem, where, and the hint
 
 SAMPLE = Path(__file__).parent.parent / "data" / "prices_sample.yaml"
@@ -57,10 +58,12 @@ def load_prices(
     accept_sample: bool = False,
     currency: str | None = None,
     today: date | None = None,
+    as_of: date | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> Prices:
     """The prices of a source (None: the packaged sample), in its own currency or converted to `currency`.
 
+    as_of: those that were valid at this day: of one offer the latest up to it. None: the latest.
     Raises Faults with everything that is wrong, by line, and UserError for a sample that was not accepted.
     """
     file = SAMPLE if path is None else path
@@ -70,7 +73,7 @@ def load_prices(
         raise UserError("missing_option", "no prices were given", "--prices", hint + "--accept-sample-prices")
     row, asked = source_of(str(file))
     text = PRICES.function(row, row.read)(asked)
-    return parse(text, label, accept_sample=accept_sample, currency=currency, today=today, env=env)
+    return parse(text, label, accept_sample=accept_sample, currency=currency, today=today, as_of=as_of, env=env)
 
 
 def text_of(file: str) -> str:
@@ -85,6 +88,7 @@ def parse(
     accept_sample: bool = False,
     currency: str | None = None,
     today: date | None = None,
+    as_of: date | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> Prices:
     """The prices in the text of a price file, as `load_prices`. Pure but for the defaults of `today` and `env`."""
@@ -109,7 +113,11 @@ def parse(
         raise UserError(
             "invalid_value", f'"{target_currency}" is not a currency', "--currency", "three capital letters, like USD"
         )
-    entries, exchange_words, faults = _exchanged(written, document, label, target_currency)
+    valid = _valid_at(list(_located_prices(written)), as_of)
+    if not valid and as_of is not None and any(_located_prices(written)):
+        hint = "an earlier price with its as_of, or a later day"
+        raise UserError("no_price", f"no price in the file was valid on {as_of}", f"--as-of {as_of}", hint)
+    entries, exchange_words, faults = _exchanged(written, valid, document, label, target_currency)
     faults += list(_implausible(entries, document, label, target_currency))
     if faults:
         raise Faults(in_order(faults))
@@ -145,6 +153,22 @@ def _located_prices(written: WrittenPrices) -> Iterator[tuple[tuple[str, int], P
             yield (key, index), price
 
 
+def _valid_at(located: Sequence[Located], day: date | None) -> list[Located]:
+    """Of each offer its latest price, up to a day; one without a date is older than any other."""
+
+    def since(price: Price) -> date:
+        return date.min if price.as_of == UNDATED else first_day(price.as_of)
+
+    latest: dict[tuple[str, ...], Located] = {}
+    for loc, price in located:
+        if day is not None and since(price) > day:
+            continue
+        before = latest.get(_identity(price))
+        if before is None or since(before[1]) < since(price):
+            latest[_identity(price)] = (loc, price)
+    return [one for one in located if one in latest.values()]
+
+
 def _consistency_faults(written: WrittenPrices, document: Map, label: str, today: date) -> list[Fault]:
     """Faults that pydantic cannot see: future dates, keys that exclude each other, one offer priced twice."""
     faults: list[Fault] = []
@@ -164,16 +188,17 @@ def _consistency_faults(written: WrittenPrices, document: Map, label: str, today
             _check_energy(price, price.energy, loc, report)
     first_of: dict[tuple[str, ...], tuple[str, int]] = {}
     for loc, price in _located_prices(written):
-        first = first_of.setdefault(_identity(price), loc)
+        first = first_of.setdefault((*_identity(price), price.as_of), loc)
         if first != loc:
             line = locate(document, first)[0].line
             problem = f"two prices for {_identity(price)[2] or _identity(price)[1]}"
-            hint = f"the first is on line {line}; keep one, or tell them apart by region or commitment"
+            hint = f"the first is on line {line}; keep one, or tell them apart by region, commitment or as_of"
             report("duplicate", f"{problem} of {price.provider}", loc, hint)
-    first_by_name: dict[str, tuple[str, int]] = {}
+    first_by_name: dict[str, tuple[tuple[str, int], tuple[str, ...]]] = {}
     for loc, price in _located_prices(written):
-        if price.name and first_by_name.setdefault(price.name, loc) != loc:
-            line = locate(document, first_by_name[price.name])[0].line
+        first_named, offer = first_by_name.setdefault(price.name, (loc, _identity(price)))
+        if price.name and offer != _identity(price):
+            line = locate(document, first_named)[0].line
             report(
                 "duplicate", f'the name "{price.name}" is given twice', (*loc, "name"), f"the first is on line {line}"
             )
@@ -232,14 +257,13 @@ def _identity(price: Price) -> tuple[str, ...]:
 
 
 _MONEY = (
-    "per_hour", "per_gpu_hour", "per_million_input", "per_million_output", "per_million_cached", "egress_per_gb",
-    "capital",
+    "per_hour", "per_gpu_hour", "per_million_input", "per_million_output", "per_million_cached",
+    "per_million_cache_write", "egress_per_gb", "capital", "storage_per_month", "support_per_month",
 )  # fmt: skip
-Located = tuple[tuple[str, int], Price]
 
 
 def _exchanged(
-    written: WrittenPrices, document: Map, label: str, currency: str
+    written: WrittenPrices, located: Sequence[Located], document: Map, label: str, currency: str
 ) -> tuple[list[Located], tuple[str, ...], list[Fault]]:
     """Every price in `currency`, the rates used in words, and a fault for each price without a rate."""
     faults: list[Fault] = []
@@ -250,7 +274,7 @@ def _exchanged(
             faults.append(UserError("duplicate", what, at, "keep one"))
     entries: list[Located] = []
     used_rates: dict[str, None] = {}
-    for loc, price in _located_prices(written):
+    for loc, price in located:
         own = price.currency or written.currency
         if own == currency:
             entries.append((loc, price))
@@ -296,7 +320,7 @@ def _amounts_to_check(price: Price) -> Iterator[tuple[str, tuple[str, ...], Deci
     if isinstance(price, Owned):
         yield "capital_per_gpu", ("capital",), round(price.capital / price.gpus, 2), "a GPU's part of the capital"
     if isinstance(price, PerToken):
-        for key in ("per_million_input", "per_million_output", "per_million_cached"):
+        for key in ("per_million_input", "per_million_output", "per_million_cached", "per_million_cache_write"):
             if (amount := getattr(price, key)) is not None:
                 yield "per_million", (key,), amount, "a million tokens"
     elif price.energy is not None and price.energy.per_kwh is not None:

@@ -132,7 +132,14 @@ class _Priced(Part):
     egress_per_gb: Amount | None = None  # per 1e9 bytes that leave the provider
 
 
-class Rented(_Priced):
+class _Machines(_Priced):
+    """What one machine (one GPU, where it is sold by the GPU) costs each month beside its own price."""
+
+    storage_per_month: Amount | None = None  # disks, images, results
+    support_per_month: Amount | None = None  # a contract with the provider
+
+
+class Rented(_Machines):
     """Machines by the hour. `per_hour` is a whole machine's price, `per_gpu_hour` one GPU's; exactly one is given."""
 
     synonyms: ClassVar[dict[str, str]] = {"usd_per_gpu_hour": "per_gpu_hour", "usd_per_hour": "per_hour"}
@@ -147,9 +154,10 @@ class Rented(_Priced):
     why_missing: str = ""  # of an entry that only records that its price is missing: what was looked at
 
 
-class Owned(_Priced):
+class Owned(_Machines):
     """Machines that were bought. The hourly price is the capital written off evenly over `years` of 8,760 hours, staff
     (`staff_share` of the capital each year: people, space, support) and what of the power `energy.counted` puts there.
+    With a `discount` the capital is an annuity at that interest instead.
     """
 
     provider: Text = "own"
@@ -160,6 +168,7 @@ class Owned(_Priced):
     years: Annotated[Decimal, BeforeValidator(_number), _between("0.5", "20", "a time of writing off, in years")]
     staff_share: Annotated[Decimal, BeforeValidator(_number), _between("0", "1", "a share of the capital per year")]
     energy: Energy
+    discount: Annotated[Decimal, BeforeValidator(_number), _between("0.001", "1", "an interest per year")] | None = None
 
 
 class PerToken(_Priced):
@@ -173,11 +182,13 @@ class PerToken(_Priced):
     per_million_input: Amount
     per_million_output: Amount
     per_million_cached: Amount | None = None  # prompt tokens from the provider's prefix cache
+    per_million_cache_write: Amount | None = None  # with it, all prompt tokens that did not come from it
 
     @property
     def per_million(self) -> tuple[Decimal, Decimal, Decimal]:
         """Of input, cached input and output tokens, as `token_costs` takes them; without a cached price 0."""
-        return self.per_million_input, self.per_million_cached or Decimal(0), self.per_million_output
+        fresh = self.per_million_cache_write or self.per_million_input
+        return fresh, self.per_million_cached or Decimal(0), self.per_million_output
 
 
 Price = Rented | Owned | PerToken

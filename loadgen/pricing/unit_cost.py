@@ -30,10 +30,12 @@ UNITS = (REQUEST, GOOD, TASK, OUTPUT, TOTAL)
 
 # The parts of a cost.
 MACHINES, ENERGY, INPUT, CACHED, ANSWER, EGRESS = "machines", "energy", "input", "cached_input", "output", "egress"
-PARTS = (MACHINES, ENERGY, INPUT, CACHED, ANSWER, EGRESS)
+WRITTEN = "cache_write"
+PARTS = (MACHINES, ENERGY, INPUT, CACHED, ANSWER, EGRESS, WRITTEN)
 BY_TIME = (MACHINES, ENERGY)  # these depend on the rate, and so have its interval; the others on counts
 
 HOURS_PER_YEAR = 8760
+MONTHS_PER_YEAR = 12
 SMALLEST = Decimal("1e-12")
 MILLION, GIGA, KILO, HOUR_S = Decimal(10**6), Decimal(10**9), Decimal(1000), Decimal(3600)
 AWAY = 0.1  # relative distance from the capacity at which requests may have another size and mix
@@ -273,12 +275,14 @@ def hourly(price: Rented | Owned) -> dict[str, Decimal]:
     """The parts of the hourly price of one machine (of one GPU, where it is sold by the GPU)."""
     parts: dict[str, Decimal] = {}
     if isinstance(price, Owned):
-        parts["capital"] = price.capital / (price.years * HOURS_PER_YEAR)
+        parts["capital"] = _capital_per_year(price) / HOURS_PER_YEAR
         parts["staff"] = price.capital * price.staff_share / HOURS_PER_YEAR
     elif price.per_hour is not None:
         parts["rent"] = price.per_hour
     elif price.per_gpu_hour is not None:
         parts["rent"] = price.per_gpu_hour * (price.gpus or 1)
+    for part, per_month in (("storage", price.storage_per_month), ("support", price.support_per_month)):
+        parts[part] = (per_month or Decimal(0)) * MONTHS_PER_YEAR / HOURS_PER_YEAR
     energy = price.energy
     if energy is not None and energy.per_kwh is not None:
         if energy.counted == "hourly":
@@ -286,6 +290,13 @@ def hourly(price: Rented | Owned) -> dict[str, Decimal]:
         elif energy.counted == "by_load" and energy.idle_watts is not None:
             parts["idle power"] = energy.idle_watts / KILO * energy.pue * energy.per_kwh
     return {part: amount for part, amount in parts.items() if amount}
+
+
+def _capital_per_year(price: Owned) -> Decimal:
+    """The capital written off evenly, or, with a discount r, as an annuity: capital x r / (1 - (1 + r) ^ -years)."""
+    if price.discount is None:
+        return price.capital / price.years
+    return price.capital * price.discount / (1 - (1 + price.discount) ** -price.years)
 
 
 def energy_per_hour(energy: Energy | None) -> Decimal:
@@ -314,7 +325,7 @@ def cost(
     if isinstance(price, PerToken):
         tokens = (basis.input_tokens, basis.cached_tokens, basis.output_tokens)
         fresh, cached, answer = token_costs(tokens, price.per_million)
-        amounts = {INPUT: fresh / count, ANSWER: answer / count}
+        amounts = {WRITTEN if price.per_million_cache_write else INPUT: fresh / count, ANSWER: answer / count}
         if basis.cached_tokens and price.per_million_cached is not None:
             amounts[CACHED] = cached / count
     else:
@@ -462,6 +473,8 @@ def _notes(evidence: Evidence, basis: Basis, price: Price, gpus: int | None) -> 
     if not isinstance(price, PerToken) and gpus is not None:
         yield from _machine_notes(evidence, basis, price, gpus)
     if isinstance(price, PerToken):
+        if price.per_million_cache_write is not None:
+            yield note("all_written")
         if not basis.cached_known and price.per_million_cached is not None:
             yield note("cached_unknown")
         failed = sum(summary.requests.failed + summary.requests.lost for summary in evidence.summaries)

@@ -32,8 +32,10 @@ from loadgen.core.results.capacity import dump as dump_capacity
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.stats.quantiles import Distribution
-from loadgen.cost import comparison, inputs
+from loadgen.cost import comparison, cost_data, inputs
 from loadgen.cost import text as report
+from loadgen.cost.by_year import by_year
+from loadgen.cost.command import _share as share_of
 from loadgen.cost.command import cost as command
 from loadgen.cost.comparison import OfferComparison, compare_offers, differences
 from loadgen.cost.sections import report as sections_of
@@ -737,3 +739,57 @@ def test_many_offers_fit_the_terminal():
     tables = [line for line in text.splitlines() if line.startswith(("USD per", "1,000 requests", "total"))]
     assert len(tables) > 3 and all(len(line) <= 100 for line in tables)
     assert all(sum(f"number-{i}" in line for line in tables) == 2 for i in range(9))
+
+
+def test_what_goes_into_a_cache_is_billed_as_written():
+    plain = "per_token: provider: P, model: m, per_million_input: 1, per_million_output: 5, per_million_cached: 0.1"
+    one, other = priced(GPUS, f"{plain}, per_million_cache_write: 1.25"), priced(GPUS, plain)
+    written, fresh = one.costs[REQUEST], other.costs[REQUEST]
+    assert written and fresh
+    assert written.parts["cache_write"] == fresh.parts["input"] * Decimal("1.25") and "input" not in written.parts
+    assert {name: amount for name, amount in written.parts.items() if name != "cache_write"} == {
+        name: amount for name, amount in fresh.parts.items() if name != "input"
+    }
+    assert "all_written" in noted(one) and "all_written" not in noted(other)
+
+
+BOUGHT = "owned: shape: s, gpu: G, gpus: 4, capital: 87600, years: 2, staff_share: 0.1, "
+BOUGHT += "energy: {watts: 8000, pue: 1.25, per_kwh: 0.1, counted: hourly}"
+
+
+def test_storage_support_and_the_interest_on_capital():
+    """73 a month is 0.1 an hour; 87,600 over two years at 10 % is 50,474.29 a year."""
+    one = priced(GPUS, f"{BOUGHT}, storage_per_month: 73, support_per_month: 146, discount: 0.1")
+    assert (one.hourly["storage"], one.hourly["support"]) == (Decimal("0.1"), Decimal("0.2"))
+    assert float(one.hourly["capital"] * 8760) == pytest.approx(50474.29, abs=0.01)
+    rented = priced(GPUS, rent("10", storage_per_month="73"))
+    assert rented.hourly == {"rent": 10, "storage": Decimal("0.1")}
+
+
+def test_money_by_the_year_is_what_is_paid_then():
+    """Running: 8,760 of staff and 8,760 of power; machines again in the years 3 and 5."""
+    years = by_year(priced(GPUS, BOUGHT))
+    assert years is not None and [round(amount) for amount in years.paid] == [105120, 17520, 105120, 17520, 105120]
+    assert years.present is None
+    worth = by_year(priced(GPUS, f"{BOUGHT}, discount: 0.25"), 2)
+    assert worth is not None and worth.present is not None
+    assert float(worth.present) == pytest.approx(87600 + 17520 / 1.25 + 17520 / 1.5625)
+    capacity = knee(2.0)
+    rented = by_year(priced(GPUS, rent("10"), capacity=capacity, utilization="0.5"))
+    assert rented is not None and set(map(round, rented.paid)) == {87600}, "rented at all hours, used or not"
+    found = two(priced(GPUS, rent("10"), name="a"), priced(GPUS, rent("20"), name="b"))
+    assert re.search(r"b +175,200 +175,200 +175,200 +175,200 +175,200 +876,000", printed(found))
+    assert json.loads(cost_data.render_json(found))["offers"][0]["by_year"]["total"] == "438000"
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("0.4", "0.4"), ("40%", "0.4"), ("14h@10%,10h@70%", "0.35"), ("12h@0%, 12h@1", "0.5")]
+)
+def test_a_utilization_is_a_share_or_a_day(text: str, share: str):
+    assert share_of(text) == Decimal(share)
+
+
+@pytest.mark.parametrize("text", ["0", "110%", "12h@50%", "24h@0%", "25h@10%", "x@1", "12h@2,12h@1"])
+def test_what_is_no_utilization(text: str):
+    with pytest.raises(UserError):
+        share_of(text)

@@ -235,3 +235,19 @@ def test_two_providers_of_one_shape_are_a_choice_of_the_user():
     with refused(UserError, "ambiguous") as caught:
         prices.find(book, TargetFacts(shape="gb300"))
     assert "Azure gb300 (prices.yaml:4:5" in caught.value.hint
+
+
+def test_of_one_offer_the_price_of_the_day_counts():
+    row = "  - {{provider: P, model: m, per_million_input: {}, per_million_output: 1, as_of: {}, source: s, name: {}}}"
+    lines = [row.format(*one) for one in ((3, "2026-01", "n"), (2, "2026-06-15", "n"), (9, "undated", "n"))]
+    text = "\n".join(["currency: USD", "per_token:", *lines])
+
+    def paid(day: str | None) -> list[float]:
+        book = parse(text, as_of=None if day is None else date.fromisoformat(day))
+        return [float(price.per_million_input) for price in book.entries]  # type: ignore[union-attr]
+
+    assert paid(None) == [2] and paid("2026-06-15") == [2] and paid("2026-06-14") == [3] and paid("2025-12-31") == [9]
+    dated = text.replace("as_of: undated", "as_of: 2026-03")
+    with pytest.raises(UserError, match="no price in the file was valid on 2025-01-01"):
+        parse(dated, as_of=date(2025, 1, 1))
+    assert [fault.code for fault in faults_of(dated.replace("2026-03", "2026-01"))] == ["duplicate"]
