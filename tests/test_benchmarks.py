@@ -12,11 +12,16 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks"
-PARTS = {"contenders", "drawn", "ours", "rig", "scale_ray", "tree"}  # what scripts share
-SCRIPTS = {file.stem for file in FOLDER.glob("*.py")} - PARTS
+PARTS = {"contenders", "drawn", "gpu/engines", "gpu/page", "ours", "rig", "scale_ray", "tree"}  # what scripts share
+SCRIPTS = {str(file.relative_to(FOLDER).with_suffix("")) for file in FOLDER.rglob("*.py")} - PARTS
 SEEN = re.compile(r"\b(?:[0-9a-f]{7,12}|\d+\.\d+\.\d+)\+?, 20\d\d-\d\d-\d\d\b")
 # pages that only say what a script does
-WITHOUT_FIGURES = {"reliability.md": {"soak"}, "report.md": {"dashboard"}, "summary.md": {"causes"}}
+WITHOUT_FIGURES = {
+    "reliability.md": {"soak"},
+    "servers.md": {"gpu/weights"},
+    "report.md": {"dashboard"},
+    "summary.md": {"causes"},
+}
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("results/*/*.md")]
 
 
@@ -25,6 +30,7 @@ def test_a_script_starts_and_has_a_smallest_form(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.syspath_prepend((FOLDER / script).parent)
     monkeypatch.setattr(sys, "argv", [f"{script}.py", "--help"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(FOLDER / f"{script}.py"), run_name="__main__")
@@ -37,9 +43,9 @@ def test_a_script_starts_and_has_a_smallest_form(
 def test_a_figure_names_its_script_the_tree_and_the_day(page: Path) -> None:
     """A paragraph or a row of a table that names a script says when its figures were seen, unless it has none."""
     for block in re.split(r"\n\n|\n(?=\|)", page.read_text("utf-8")):
-        named = set(re.findall(r"benchmarks/(\w+)\.py", block))
+        named = set(re.findall(r"benchmarks/([\w/]+)\.py", block))
         assert named <= SCRIPTS, f"{page.name} names what is not in benchmarks/: {named - SCRIPTS}"
-        bare = set(re.findall(r"`(?:python )?(\w+)\.py", block)) & SCRIPTS
+        bare = set(re.findall(r"`(?:python )?([\w/]+)\.py", block)) & SCRIPTS
         assert not bare, f"{page.name} names scripts without their folder: {bare}"
         if named - WITHOUT_FIGURES.get(page.name, set()) and not block.startswith("    "):
             assert SEEN.search(block), f"{page.name}: no tree and day (`rig.py` prints both): {block}"
@@ -47,5 +53,5 @@ def test_a_figure_names_its_script_the_tree_and_the_day(page: Path) -> None:
 
 def test_the_table_of_the_benchmarks_has_every_script() -> None:
     text = (FOLDER / "README.md").read_text("utf-8")
-    assert set(re.findall(r"^\| `(\w+)\.py`", text, re.MULTILINE)) == SCRIPTS
+    assert set(re.findall(r"^\| `([\w/]+)\.py`", text, re.MULTILINE)) == SCRIPTS
     assert {name for name in PARTS if f"`{name}.py`" in text} == PARTS

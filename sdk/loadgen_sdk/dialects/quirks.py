@@ -207,7 +207,8 @@ _ROWS = (
             "input_tokens": ("dynamo_frontend_input_sequence_tokens_sum",),
             "cached_tokens": ("dynamo_frontend_cached_tokens_sum",),
         },
-        on_unknown_field="400", on_unknown_model="404", cached_told="always", timing_told="`nvext.timing`, when asked",
+        on_unknown_field="400", on_unknown_model="404", cached_told="where the engine tells",
+        timing_told="`nvext.timing`, when asked",
     ),
     Quirk(  # it has no min_tokens
         name="llamacpp", title="llama.cpp llama-server",

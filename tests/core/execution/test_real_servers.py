@@ -1,94 +1,78 @@
-"""Real servers, an optional suite: `LOADGEN_SERVERS=DIR pytest -m real_servers`.
-
-DIR holds one executable script per server: `serve_NAME.sh PORT`, which serves an OpenAI-compatible API at that port of
-127.0.0.1 until it is ended, and `NAME.model`, a file with the name of its model, if the server does not list just one.
-"""
+"""Real servers, an optional suite: `LOADGEN_SERVERS=DIR pytest -n 0 -m real_servers`. Its rows: `real_servers.py`."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import select
 import signal
-import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loadgen_sdk.dialects.quirks import QUIRKS
+from pyarrow import parquet
+from real_servers import BY_NAME, HOME, ROWS, Started, lacks, started
 from test_run import rows_written
 
-SERVERS = Path(os.environ.get("LOADGEN_SERVERS", "/nonexistent"))
-SCRIPTS = sorted(SERVERS.glob("serve_*.sh"))
+LOADGEN = [sys.executable, "-P", "-m", "loadgen"]
 LOAD = ("--isl", "50", "--osl", "20", "--warmup", "0", "--timeout", "60s")
+FEW = ("-n", "8", "-c", "2", "--osl", "16", "--warmup", "0", "--timeout", "120s")
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Look up a word.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+    },
+}
+SCHEMA = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
 
-pytestmark = [
-    pytest.mark.optional, pytest.mark.processes, pytest.mark.real_servers,
-    pytest.mark.skipif(not SCRIPTS, reason="LOADGEN_SERVERS names no folder with serve_NAME.sh"),
-]  # fmt: skip
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-    return port
-
-
-class Server:
-    """A server that can be killed and started again at its port."""
-
-    def __init__(self, script: Path) -> None:
-        self._script, self._port = script, free_port()
-        self.url = f"http://127.0.0.1:{self._port}"
-        named = SERVERS / f"{script.stem.removeprefix('serve_')}.model"
-        self.model = ["--model", named.read_text().strip()] if named.exists() else []
-        self.start()
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(
-            [str(self._script), str(self._port)], cwd=SERVERS, start_new_session=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        for _ in range(300):
-            try:
-                with urllib.request.urlopen(self.url + "/v1/models", timeout=2) as answer:
-                    if self.model or json.loads(answer.read()).get("data"):
-                        return
-            except urllib.error.HTTPError:
-                if self.model:  # it serves, and cannot say what
-                    return
-            except (OSError, ValueError):
-                pass
-            assert self._process.poll() is None, f"{self._script} ended"
-            select.select([], [], [], 1)
-        self.kill()
-        raise AssertionError(f"{self._script} lists no model")
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+pytestmark = [pytest.mark.optional, pytest.mark.processes, pytest.mark.real_servers]
 
 
-@pytest.fixture(scope="module", params=SCRIPTS, ids=lambda script: script.stem.removeprefix("serve_"))
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    made = Server(request.param)
-    try:
+@pytest.fixture(scope="module", params=ROWS, ids=lambda row: row.name)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    if missing := lacks(request.param) or (request.param.behind and lacks(BY_NAME[request.param.behind])):
+        pytest.skip(f"{request.param.name}: {missing}")
+    with started(request.param, tmp_path_factory.mktemp("server")) as made:
         yield made
-    finally:
-        made.kill()
 
 
-def run(server: Server, out: Path, *flags: str) -> subprocess.Popen[str]:
-    model = [] if "--model" in flags else server.model
-    command = [sys.executable, "-P", "-m", "loadgen", "run", "qa", "--url", server.url, *model, *LOAD, *flags]
-    command += ["-o", str(out)]
+def needs(server: Started, word: str) -> None:
+    if word not in server.row.can:
+        pytest.skip(f"{server.row.name} cannot: {word}")
+
+
+def target(server: Started, others: tuple[str, ...] = ()) -> list[str]:
+    return [
+        "--url",
+        server.url,
+        "--tokenizer",
+        str(HOME / "model/tokenizer.json"),
+        *(() if "--model" in others else server.flags),
+    ]
+
+
+def begun(server: Started, out: Path, *flags: str) -> subprocess.Popen[str]:
+    command = [*LOADGEN, "run", "qa", *target(server, flags), *LOAD, *flags, "-o", str(out)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def said(*words: str, codes: tuple[int, ...] = (0, 1, 3)) -> str:
+    """What `loadgen WORDS` prints, which has to end with one of these codes."""
+    done = subprocess.run([*LOADGEN, *words], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode in codes, f"{done.returncode}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+def ran(server: Started, out: Path, workload: str, *flags: str, codes: tuple[int, ...] = (0, 1, 3)) -> dict[str, Any]:
+    """The summary of a run."""
+    said("run", workload, *target(server), *flags, "--progress", "off", "-o", str(out), codes=codes)
+    found: dict[str, Any] = json.loads((out / "summary.json").read_bytes())
+    return found
 
 
 def requests(out: Path) -> dict[str, Any]:
@@ -98,43 +82,139 @@ def requests(out: Path) -> dict[str, Any]:
     return counts
 
 
-def test_a_whole_run(server: Server, tmp_path: Path) -> None:
-    process = run(server, tmp_path / "out", "-c", "4", "-n", "24")
-    _, err = process.communicate(timeout=300)
-    assert process.returncode in (0, 1, 3), err
-    assert requests(tmp_path / "out")["ok"] == 24, err
+def rows(out: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = parquet.read_table(out / "requests").to_pylist()
+    return found
 
 
-PRECISIONS = [SERVERS / f"serve_transformers_{name}.sh" for name in ("float32", "bfloat16")]
+def test_doctor_knows_it(server: Started) -> None:
+    if "limits" in server.row.can:
+        pytest.skip("it refuses so many questions")
+    told = json.loads(said("doctor", *target(server), "--json", codes=(0, 1)))
+    found = {finding["check"]: finding for finding in told["findings"]}
+    assert found["make"]["found"].startswith(QUIRKS[server.row.kind].title) or server.row.kind == "generic"
+    assert found["model"]["state"] in ("ok", "note")
+    if "exact" in server.row.can:
+        assert found["length"]["state"] == "ok", found["length"]
+    assert not [finding for finding in told["findings"] if finding["state"] == "problem"]
 
 
-@pytest.mark.skipif(not all(script.exists() for script in PRECISIONS), reason="no server in two precisions")
-def test_two_precisions_of_one_model_are_told_apart(tmp_path: Path) -> None:
-    """The answers in float32 are the references: bfloat16 loses against them, float32 itself does not."""
-    exact, rounded = (Server(script) for script in PRECISIONS)
-    try:
-        rows = [{"prompt": f"Write about river and stone, number {i}.", "max_tokens": 48} for i in range(60)]
-
-        def answers(name: str, url: str, *flags: str) -> int:
-            data = tmp_path / f"{name}.jsonl"
-            data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-            command = [sys.executable, "-P", "-m", "loadgen", "answers", str(data), "--url", url, *exact.model, *flags]
-            command += ["-c", "4", "-o", str(tmp_path / name)]
-            return subprocess.run(command, check=False, timeout=600).returncode
-
-        assert answers("references", exact.url, "--keep-content") == 0
-        texts = [json.loads(line)["a"] for line in (tmp_path / "references/texts.jsonl").read_text().splitlines()]
-        rows = [{**row, "reference": text} for row, text in zip(rows, texts, strict=True) if text]
-        other = ("--against", exact.url, *(["--against-model", exact.model[1]] if exact.model else []))
-        assert answers("rounded", rounded.url, *other, "--within", "10%") == 1
-        assert answers("same", exact.url, *other, "--within", "10%") == 0
-    finally:
-        exact.kill()
-        rounded.kill()
+def test_a_whole_run(server: Started, tmp_path: Path) -> None:
+    """Every request answered, and answers as long as asked where the server can be made to."""
+    if "limits" in server.row.can:
+        ran(server, tmp_path / "out", "qa", *LOAD, "--request-rate", "40", "-n", "60", codes=(1, 3))
+        counts = requests(tmp_path / "out")
+        assert counts["ok"] >= 5 and counts["by_error"]["http_5xx"]["count"] == counts["failed"] > 0
+        return
+    found = ran(server, tmp_path / "out", "qa", *LOAD, "-c", "4", "-n", "24")
+    assert requests(tmp_path / "out")["ok"] == 24
+    assert found["tokens"]["sources"]["output"] == {"server": 24}
+    if "exact" in server.row.can:
+        assert found["tokens"]["output"] == 24 * 20
+        assert {row["finish_reason"] for row in rows(tmp_path / "out")} == {"length"}
 
 
-def test_a_cancel_drains_and_reports(server: Server, tmp_path: Path) -> None:
-    process = run(server, tmp_path / "out", "-c", "4", "-n", "100000")
+@pytest.mark.parametrize("profile", ["qa", "rag", "summarization", "agentic", "coding-agent"])
+def test_each_profile(server: Started, tmp_path: Path, profile: str) -> None:
+    """Also the long contexts of agents; their prefixes come from the cache where the server has one."""
+    needs(server, "profiles")
+    few = {"agentic": ("-n", "2", *FEW[2:]), "coding-agent": ("-n", "1", "-c", "1", "--warmup", "0")}.get(profile, FEW)
+    found = ran(server, tmp_path / "out", profile, *few)
+    assert requests(tmp_path / "out")["failed"] == 0
+    if profile == "agentic" and "cached" in server.row.can:
+        later = [row for row in rows(tmp_path / "out") if row["turn"] > 0]
+        assert later
+        for row in later:  # the conversation before it was in the cache, save a last block
+            assert 0.4 * row["input_tokens"] < row["cached_tokens"] <= row["input_tokens"], row
+        assert found["tokens"]["cached"] == sum(row["cached_tokens"] for row in rows(tmp_path / "out"))
+
+
+def buckets(out: Path, name: str) -> tuple[dict[float, float], dict[float, float]]:
+    """Upper limit of each bucket in seconds -> how many were at most that, before the load and after it."""
+    read: dict[tuple[str, str], list[float]] = {}
+    for line in (out / "server.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        if row.get("name") == f"{name}_bucket":
+            read.setdefault((row["page"], row["labels"]), []).append(row["value"])
+    before, after = dict[float, float](), dict[float, float]()
+    for (_, labels), values in read.items():
+        limit = float(labels.split('le="')[1].split('"')[0])
+        before[limit] = before.get(limit, 0.0) + values[0]
+        after[limit] = after.get(limit, 0.0) + values[-1]
+    return before, after
+
+
+def around_the_middle(before: dict[float, float], after: dict[float, float]) -> tuple[float, float]:
+    """Seconds within which a middle may lie that is right to a bucket: that of the histogram's and its neighbours."""
+    limits = sorted(after)
+    counts = [after[limit] - before.get(limit, 0.0) for limit in limits]
+    middle = next(i for i, count in enumerate(counts) if count >= counts[-1] / 2)
+    return (limits[middle - 2] if middle > 1 else 0.0), limits[min(middle + 1, len(limits) - 1)]
+
+
+def test_what_it_counts_itself(server: Started, tmp_path: Path) -> None:
+    """Tokens are those of its own counters, TTFT and TPOT those of its histograms, of the same requests."""
+    needs(server, "counters")
+    ran(server, tmp_path / "first", "qa", *LOAD, "-c", "1", "-n", "1")  # a counter is on the page when it has counted
+    found = ran(server, tmp_path / "out", "agentic", "-n", "6", *FEW[2:])
+    theirs = found["server"]
+    ours = {f"{part}_tokens": found["tokens"][part] for part in ("input", "output", "cached")}
+    if server.row.kind == "llamacpp":  # it counts the prompt tokens that it computed
+        ours["input_tokens"] -= ours["cached_tokens"]
+    told = {name for name in ours if theirs[name] is not None and ours[name] is not None}
+    assert {name: theirs[name] for name in told} == {name: ours[name] for name in told}
+    assert theirs["input_tokens"] and theirs["output_tokens"]
+    for metric, histogram in server.row.histograms:
+        low, high = around_the_middle(*buckets(tmp_path / "out", histogram))
+        assert low <= found[metric]["p50"] / 1e3 <= high, metric
+
+
+def test_tools_in_a_stream(server: Started, tmp_path: Path) -> None:
+    needs(server, "tools")
+    data = tmp_path / "tools.jsonl"
+    asked = {"messages": [{"role": "user", "content": "Look up river."}], "max_tokens": 24, "tools": [TOOL]}
+    choices: list[dict[str, Any]] = [{}] if server.row.kind != "llamacpp" else [{}, {"tool_choice": "required"}]
+    data.write_text("".join(json.dumps(asked | choice) + "\n" for choice in choices for _ in range(3)))
+    ran(server, tmp_path / "out", "qa", "--dataset", str(data), "-c", "2", "-n", str(3 * len(choices)), "--warmup", "0")
+    assert requests(tmp_path / "out")["failed"] == 0
+    assert all(row["output_tokens"] > 0 and row["output_events"] > 0 for row in rows(tmp_path / "out"))
+
+
+def test_structured_output(server: Started, tmp_path: Path) -> None:
+    needs(server, "schema")
+    data = tmp_path / "schema.jsonl"
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+    asked = {"messages": [{"role": "user", "content": "Is it?"}], "max_tokens": 40, "response_format": form}
+    data.write_text((json.dumps(asked) + "\n") * 4)
+    said("answers", str(data), *target(server), "--keep-content", "-c", "2", "-o", str(tmp_path / "out"))
+    texts = [json.loads(line)["a"] for line in (tmp_path / "out/texts.jsonl").read_text().splitlines()]
+    assert [type(json.loads(text)["yes"]) for text in texts] == [bool] * 4
+
+
+def test_a_search(server: Started, tmp_path: Path) -> None:
+    """Short probes: it ends, with a load or with the reason why there is none."""
+    needs(server, "exact")
+    words = ["search", "qa", *target(server), "--isl", "20", "--osl", "8", "--over", "concurrency", "--low", "1"]
+    words += ["--high", "8", "-d", "4s", "--max-probes", "4", "--no-sustain", "--slo", "ttft:2s:p50"]
+    said(*words, "-o", str(tmp_path / "out"))
+    assert (tmp_path / "out/probes.jsonl").read_text()
+
+
+def test_a_contract_is_planned(server: Started, tmp_path: Path) -> None:
+    said("validate", "chatbot", *target(server), "--dry-run")
+
+
+def test_an_overload_is_explained(server: Started, tmp_path: Path) -> None:
+    """Far more than it answers at once: the later requests wait, and the report says for what."""
+    needs(server, "slots")
+    flags = ("--isl", "20", "--osl", "24", "--request-rate", "200", "-n", "240", "--warmup", "0", "--timeout", "200s")
+    found = ran(server, tmp_path / "out", "qa", *flags, "--server-timing")
+    assert requests(tmp_path / "out")["failed"] == 0
+    assert [cause["code"] for cause in found["causes"]["causes"]] == ["queue"], found["causes"]
+
+
+def test_a_cancel_drains_and_reports(server: Started, tmp_path: Path) -> None:
+    process = begun(server, tmp_path / "out", "-c", "4", "-n", "4000")
     rows_written(tmp_path, 4)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
@@ -143,16 +223,16 @@ def test_a_cancel_drains_and_reports(server: Server, tmp_path: Path) -> None:
     assert counts["ok"] >= 4
 
 
-def test_a_wrong_model_is_refused_or_said(server: Server, tmp_path: Path) -> None:
-    process = run(server, tmp_path / "out", "-c", "1", "-n", "2", "--model", "no-such-model-anywhere")
+def test_a_wrong_model_is_refused_or_said(server: Started, tmp_path: Path) -> None:
+    process = begun(server, tmp_path / "out", "-c", "1", "-n", "2", "--model", "no-such-model-anywhere")
     _, err = process.communicate(timeout=120)
     assert "bug" not in err and "Traceback" not in err
     assert process.returncode == 3 or "answers to any model name" in err, err
 
 
-def test_an_overflow_is_counted(server: Server, tmp_path: Path) -> None:
+def test_an_overflow_is_counted(server: Started, tmp_path: Path) -> None:
     """Prompts that no model of these tests can take: each is refused, or cut by the server; none hangs."""
-    process = run(server, tmp_path / "out", "-c", "2", "-n", "4", "--isl", "300000", "--timeout", "90s")
+    process = begun(server, tmp_path / "out", "-c", "2", "-n", "4", "--isl", "60000", "--timeout", "90s")
     _, err = process.communicate(timeout=400)
     assert process.returncode in (0, 1, 2, 3), err
     assert "bug" not in err
@@ -160,8 +240,10 @@ def test_an_overflow_is_counted(server: Server, tmp_path: Path) -> None:
         assert requests(tmp_path / "out")["scheduled"] == 4
 
 
-def test_a_server_that_is_killed_and_comes_back(server: Server, tmp_path: Path) -> None:
-    process = run(server, tmp_path / "out", "--request-rate", "10", "-d", "60s", "--set", "on_target_failure=continue")
+def test_a_server_that_is_killed_and_comes_back(server: Started, tmp_path: Path) -> None:
+    process = begun(
+        server, tmp_path / "out", "--request-rate", "10", "-d", "20s", "--set", "on_target_failure=continue"
+    )
     rows_written(tmp_path, 20)
     server.kill()
     server.start()
@@ -169,3 +251,28 @@ def test_a_server_that_is_killed_and_comes_back(server: Server, tmp_path: Path) 
     counts = requests(tmp_path / "out")
     assert counts["ok"] > 0 and counts["failed"] > 0, err
     assert set(counts["by_error"]) <= {"connect", "reset", "truncated", "http_5xx", "http_4xx", "timeout_total"}
+
+
+def test_two_precisions_of_one_model_are_told_apart(tmp_path: Path) -> None:
+    """The answers in float32 are the references: bfloat16 loses against them, float32 itself does not."""
+    row = BY_NAME["transformers"]
+    if missing := lacks(row):
+        pytest.skip(missing)
+
+    def as_(precision: str) -> Any:
+        return started(row._replace(start=(f"{row.start[0]} --dtype {precision}",)), tmp_path / precision)
+
+    with as_("float32") as exact, as_("bfloat16") as rounded:
+        asked = [{"prompt": f"Write about river and stone, number {i}.", "max_tokens": 48} for i in range(60)]
+
+        def answers(name: str, url: str, *flags: str) -> int:
+            data = tmp_path / f"{name}.jsonl"
+            data.write_text("".join(json.dumps(row) + "\n" for row in asked))
+            command = [*LOADGEN, "answers", str(data), "--url", url, *flags, "-c", "4", "-o", str(tmp_path / name)]
+            return subprocess.run(command, check=False, timeout=600).returncode
+
+        assert answers("references", exact.url, "--keep-content") == 0
+        texts = [json.loads(line)["a"] for line in (tmp_path / "references/texts.jsonl").read_text().splitlines()]
+        asked = [{**row, "reference": text} for row, text in zip(asked, texts, strict=True) if text]
+        assert answers("rounded", rounded.url, "--against", exact.url, "--within", "10%") == 1
+        assert answers("same", exact.url, "--against", exact.url, "--within", "10%") == 0
