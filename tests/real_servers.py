@@ -180,7 +180,7 @@ ROWS = (
         install=("python3 -m venv {home}/guidellm", "{bin}/pip install guidellm"),
         start=(
             "{bin}/guidellm mock-server --host 127.0.0.1 --port {port} --model tiny --ttft-ms 60 --itl-ms 5"
-            " --processor {model}",
+            " --output-tokens 20",
         ),
     ),
     Row(
