@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
@@ -13,6 +14,9 @@ from pathlib import Path
 import pytest
 from browser import Browser, find
 
+from loadgen.answers import folder as answers
+from loadgen.answers.comparison import AnswersResult, judge, score
+from loadgen.answers.questions import AnswerKey
 from loadgen.contracts.sections import used_share
 from loadgen.shell.app import main
 
@@ -59,6 +63,24 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     goal = ["--slo", "tpot:60ms:p95", "--slo", "ttft:2s:p95", "--low", "15", "--high", "120", "-d", "12s"]
     assert call("search", "rag", *SIMULATED, *goal, "--precision", "0.1", "--out", at / "search") == 0
     assert call("report", at / "search") == 0
+    assert (
+        call("run", "qa", *SIMULATED, "--request-rate", "20", "-d", "20s", "--repeat", "3", "--out", at / "repeats")
+        == 0
+    )
+    assert call("report", at / "repeats") == 0
+    shutil.copytree(at / "search", at / "bought")
+    paid = [f"{at / 'search'}=Azure ND128isr_GB300_v6 1 year", f"{at / 'bought'}=own dgx-h200"]
+    under = ["--prices", prices, "--price", paid[0], "--price", paid[1], "--gpus-per-machine", "4"]
+    assert call("size", "rag", at / "search", at / "bought", "--users", "5000", *under, "--out", at / "size") == 0
+    keys = [AnswerKey(reference=f"the answer is {n}") for n in range(200)]
+    told = [[f"the answer is {n}" if n % every else "no idea" for n in range(200)] for every in (10, 12)]
+    judged = judge(score(keys, *told), 0.02)
+    result = AnswersResult(
+        dataset="q.jsonl", url="http://a", model="fp4", against="http://b", against_model="bf16", prompts=200, failed=0,
+        loss=0.02, parts=judged,
+    )  # fmt: skip
+    answers.write(at / "answers", result, score(keys, *told))
+    call("report", at / "answers")
     (at / "contract.yaml").write_text(CONTRACT)
     parties = ["--metadata", "buyer=Ann <a@example.com>", "--metadata", "vendor=Acme"]
     contract = [at / "contract.yaml", "--url", "sim:gb300-vm", "--seed", "1"]
@@ -73,12 +95,15 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "sweep": at / "sweep" / "report.html",
         "compare": at / "compare.html",
         "cost": at / "cost.html",
+        "repeats": at / "repeats" / "report.html",
+        "size": at / "size" / "report.html",
+        "answers": at / "answers" / "report.html",
         "search": at / "search" / "report.html",
         "validation": at / "poc" / "verdict.html",
     }
 
 
-KINDS = ("run", "mlperf", "sweep", "compare", "cost", "search", "validation")
+KINDS = ("run", "mlperf", "sweep", "compare", "cost", "search", "validation", "repeats", "size", "answers")
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +162,65 @@ def test_a_page_fits_the_screen(browser: Browser, pages: dict[str, Path], kind: 
     if width >= 1400:  # every column of every table is in sight
         hidden = "[...document.querySelectorAll('.scroll')].map(s => s.scrollWidth - s.clientWidth)"
         assert max(browser.evaluate(hidden), default=0) <= 0
+
+
+# Words whose colour is too near to what is behind them: WCAG's contrast of 4.5.
+FAINT = """(() => {
+  const light = color => {
+    const linear = v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    const [r, g, b] = color.match(/[0-9.]+/g).map(v => linear(v / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = node => {
+    for (; node; node = node.parentElement) {
+      const color = getComputedStyle(node).backgroundColor;
+      if (color.startsWith("rgb(")) return color;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  return [...document.querySelectorAll("h1,h2,h3,p,li,td,th,dt,dd,.mark,.bars span")].filter(node => {
+    const [a, b] = [light(getComputedStyle(node).color), light(behind(node))].sort((x, y) => x - y);
+    return node.offsetParent && node.textContent.trim() && (b + 0.05) / (a + 0.05) < 4.5;
+  }).map(node => node.textContent.slice(0, 60));
+})()"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("kind", ["repeats", "size", "cost", "answers", "mlperf"])
+def test_every_word_is_seen_by_day_and_by_night(
+    browser: Browser, pages: dict[str, Path], kind: str, dark: bool
+) -> None:
+    browser.look(width=1400, height=900, dark=dark)
+    browser.open(pages[kind])
+    assert browser.evaluate(FAINT) == []
+    browser.look(width=1400)
+
+
+def test_sizing_and_cost_say_money_hours_and_what_they_rest_on(pages: dict[str, Path]) -> None:
+    size, cost = words(pages["size"]), words(pages["cost"])
+    order = ["a month", "The sources side by side", "USD a month", "GPU-hours paid a month", "Own hardware beside rent"]
+    places = [size.index(part) for part in [*order, "What it rests on", "Evidence"]]
+    assert places == sorted(places)
+    assert re.search(r"c4: USD [0-9.]+ per 1,000 good requests .*? 4 GPUs at 56.00 an hour", cost)
+    assert cost.index("per 1,000 good requests") < cost.index("Cost by unit") < cost.index("What it rests on")
+    assert "Own hardware beside rent" not in cost  # both are rented
+
+
+@pytest.mark.processes
+def test_what_the_other_pages_draw(browser: Browser, pages: dict[str, Path]) -> None:
+    """A bar for each score and its line, one for each limit, one tick for each run."""
+    browser.look(width=1400)
+    browser.open(pages["answers"])
+    assert browser.evaluate("document.querySelectorAll('.bars u').length") == 4
+    browser.open(pages["mlperf"])
+    assert browser.evaluate("document.querySelectorAll('#mlperf ~ .bars u').length") == 2
+    browser.open(pages["repeats"])
+    assert browser.evaluate("document.querySelector('.mark').textContent").startswith("VALID")
+    ticks = browser.evaluate("[...document.querySelectorAll('figure svg')][0].textContent")
+    assert "1.5" not in ticks and "r3" in ticks
+    links = browser.evaluate("[...document.querySelectorAll('svg a, p a')].map(a => a.getAttribute('href'))")
+    assert links and all((pages["repeats"].parent / link).is_file() for link in links)
 
 
 @pytest.mark.processes

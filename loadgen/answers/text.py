@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from loadgen.answers.comparison import AnswersResult, Change, Score, ScoredGroup
 from loadgen.answers.scores import NAMES
 from loadgen.core import format
-from loadgen.present.section import Bullets, Kind, Report, Said, Section, Table, facts, section, simulated
+from loadgen.present.page import Bar
+from loadgen.present.section import Bars, Bullets, Kind, Report, Said, Section, Table, facts, section, simulated
 
 KIND: dict[bool | None, Kind] = {True: "good", False: "bad", None: "warn"}
 WORDS = {True: "yes", False: "no", None: "undecided"}
@@ -76,10 +77,37 @@ def _part(part: ScoredGroup, result: AnswersResult) -> Section:
     name = f"class {part.group}" if part.group else "all prompts"
     return section(
         name if len(result.parts) > 1 else "Scores",
+        _bars(part, result),
         Table(head, rows),
         Table(("A and B", "prompts", "mean"), alike),
         "" if rows or alike else nothing,
     )
+
+
+def _bars(part: ScoredGroup, result: AnswersResult) -> Bars:
+    """Of two endpoints what A has of each score of B, with the line that was asked for; of one its scores."""
+    known = [change for change in part.changes if change.ratio is not None]
+    if not result.against:
+        scores = [score for score in part.scores if score.metric != "agreement"]
+        rows = [Bar(NAMES[one.metric], _score(one), *_span(one.mean, one.low, one.high, "c1")) for one in scores]
+        return Bars(rows=rows, low=0.0, unit=" %")
+    rows = [
+        Bar(NAMES[one.metric], _change(one), *_span(one.ratio, one.low, one.high, _COLOR[one.within])) for one in known
+    ]
+    line = None if result.loss is None else 100 * (1 - result.loss)
+    title = "Scores of A, in % of those of B" + ("" if line is None else f": at least {line:g} %, the dotted line")
+    return Bars(rows=rows, title=title if rows else "", low=0.0, line=line, unit=" %")
+
+
+_COLOR = {True: "good", False: "bad", None: "warn"}
+
+
+def _span(
+    mid: float | None, low: float | None, high: float | None, color: str
+) -> tuple[list[tuple[float, float, str, str]], tuple[float, float] | None]:
+    """A segment from 0 and its whisker, of shares as percent."""
+    ends = None if low is None or high is None else (100 * low, 100 * high)
+    return [(0.0, 100 * (mid or 0.0), color, f"{100 * (mid or 0.0):.1f} %")], ends
 
 
 def _score(score: Score | None) -> str:

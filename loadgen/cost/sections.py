@@ -13,6 +13,7 @@ from loadgen.cost.text import PART_NAMES, PER, money
 from loadgen.present import page
 from loadgen.present.page import Axis, Bar, Chart, Mark, Series
 from loadgen.present.section import Bars, Bullets, Charts, Report, Said, Section, section
+from loadgen.pricing.prices import Owned
 from loadgen.pricing.reasons import texts
 from loadgen.pricing.unit_cost import PARTS, Offer
 
@@ -27,7 +28,8 @@ def report(comparison: OfferComparison) -> Report:
         tab=f"What a request costs ({currency})",
         made_by="loadgen cost",
         warned=list(words.warned(comparison)),
-        sections=[section("", words.about_prices(comparison)), *_offers(comparison), *_sections(comparison)],
+        answer=[Said(sentence, large=True) for sentence in words.answer(comparison)],
+        sections=list(_sections(comparison)),
     )
 
 
@@ -35,13 +37,18 @@ def _offers(comparison: OfferComparison) -> Iterator[Section]:
     for offer, differences in zip(comparison.offers, comparison.against_first, strict=True):
         unlike = [f"NOT COMPARABLE with the first: {'; '.join(texts(differences))}"] if differences else []
         against = Bullets([*offer.notes, *unlike], "warn")
-        yield section(offer.name, words.priced(offer), Said(words.measured(offer), "soft"), against)
+        yield section(offer.name, words.priced(offer), Said(words.measured(offer), "soft"), against, small=True)
 
 
 def _sections(comparison: OfferComparison) -> Iterator[Section]:
     (ratio, pairs), (break_even, sentences) = words.ratios(comparison), words.break_evens(comparison)
+    owned = [offer.name for offer in comparison.offers if isinstance(offer.price, Owned)]
+    others = [offer.name for offer in comparison.offers if not isinstance(offer.price, Owned)]
+    caveat = Said(words.own_beside_rent(owned, others), "warn")
+    yield section("What it is made of", _cost_bars(comparison), words.parts(comparison), caveat)
     yield section("Cost by unit", words.costs(comparison), Bullets(list(words.explained(comparison))))
-    yield section("What it is made of", _cost_bars(comparison), words.parts(comparison))
+    yield section("What it rests on", words.about_prices(comparison))
+    yield from _offers(comparison)
     of_classes = words.classes(comparison)
     shared = (
         "A class pays for its own tokens, or for the machines by its share of all tokens." if of_classes.rows else ""

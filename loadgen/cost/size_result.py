@@ -16,7 +16,7 @@ from loadgen.cost.capacity_planning import MeasuredRate, needed, one_load
 from loadgen.cost.comparison import slo_words
 from loadgen.cost.sizing import Money, Need, Size
 from loadgen.pricing.evidence import Evidence, notes
-from loadgen.pricing.prices import dated
+from loadgen.pricing.prices import Owned, dated
 from loadgen.pricing.reasons import note, texts
 
 SCHEMA = 1
@@ -24,12 +24,16 @@ FILE = "size.json"
 
 
 class PriceUsed(msgspec.Struct, frozen=True, kw_only=True):
-    """The price of a source. `dated`: its commitment, date and source in words; `rented`: it is paid by the hour."""
+    """The price of a source. `dated`: its commitment, date and source in words; `rented`: it is paid by the hour.
+
+    `owned`: that hour is a purchase spread over years, with what the price file adds to it.
+    """
 
     name: str
     as_of: str
     dated: str = ""
     rented: bool = False
+    owned: bool = False
 
 
 class SizedSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +100,13 @@ def _source(size: Size, evidence: Evidence | None, need: Need) -> SizedSource:
     price = None
     if size.price is not None:
         paid = hasattr(size.price, "gpu")
-        price = PriceUsed(name=size.price.name, as_of=size.price.as_of, dated=dated(size.price), rented=paid)
+        price = PriceUsed(
+            name=size.price.name,
+            as_of=size.price.as_of,
+            dated=dated(size.price),
+            rented=paid,
+            owned=isinstance(size.price, Owned),
+        )
     same = {field.name: getattr(size, field.name) for field in fields(size) if field.name != "price"}
     return SizedSource(
         **same,

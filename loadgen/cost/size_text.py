@@ -9,10 +9,23 @@ import math
 from collections.abc import Callable, Iterator
 
 from loadgen.core import format
-from loadgen.cost.size_result import PriceUsed, SizedSource, Sizing
-from loadgen.cost.sizing import Money, Need
+from loadgen.cost.size_result import SizedSource, Sizing
+from loadgen.cost.sizing import HOURS_PER_MONTH, Money, Need
+from loadgen.cost.text import own_beside_rent
 from loadgen.present.page import Bar, Number
-from loadgen.present.section import Bars, Bullets, Report, Said, Table, Tiles, Warned, section, simulated
+from loadgen.present.section import (
+    Bars,
+    Bullets,
+    Report,
+    Said,
+    Section,
+    Table,
+    Tiles,
+    Warned,
+    facts,
+    section,
+    simulated,
+)
 
 UNLIKE = "measured under different SLOs, as said below: not like with like"
 
@@ -26,9 +39,14 @@ def report(found: Sizing) -> Report:
     if of := [size.source.name for size in sizes if size.estimate]:
         how = "from published figures: another mix of lengths, other limits, no interval"
         warned.append(Warned("AN ESTIMATE", f"{how}: {', '.join(of)}"))
+    priced = any(size.price is not None and size.price.rented for size in sizes)
     unlike = len({size.slo for size in sizes if size.slo}) > 1
     tiles = Tiles(list(_tiles(sizes[0], found.currency)) if len(sizes) == 1 else ())
-    bars = Bars(rows=list(_bars(found)), unit=" machines", legend={"carry the load": "c1", "to spare": "c6"})
+    legend = {"carry the load": "c1", "to spare": "c6"}
+    bars = Bars(rows=list(_bars(found)), title="Machines", number=_whole, legend=legend)
+    paid = Bars(rows=list(_paid_bars(found)), title=f"{found.currency} a month", low=0.0, number=_whole, legend=legend)
+    owned = [size.source.name for size in sizes if size.price is not None and size.price.owned]
+    rented = [size.source.name for size in sizes if size.price is not None and not size.price.owned]
     return Report(
         title=f"{found.workload} · {load}",
         tab=f"{found.workload}: machines for {load}",
@@ -37,8 +55,15 @@ def report(found: Sizing) -> Report:
         answer=[Said(f"{answer(size, found.need, found.currency)}.", large=True) for size in sizes],
         sections=[
             section("", tiles, Said(f"Beware: {UNLIKE}." if unlike else "", "warn")),
-            section("The sources side by side" if len(sizes) > 1 else "Figures", _columns(found), bars),
-            section("What it rests on", *(part for size in sizes for part in _rests_on(size, found.need))),
+            section(
+                "The sources side by side" if len(sizes) > 1 else "Figures",
+                bars if bars.rows else "",
+                paid if paid.rows else "",
+                _columns(found),
+                Said(own_beside_rent(owned, rented), "warn"),
+            ),
+            section("What it rests on", Said(_HOURS if priced else "", "soft")),
+            *(_rests_on(size, found.need) for size in sizes),
             section("Remarks", Bullets(found.remarks)),
         ],
     )
@@ -94,21 +119,22 @@ def _columns(found: Sizing) -> Table:
     noun = sizes[0].source.kind
     rows: list[tuple[str, Callable[[SizedSource], str]]] = [
         ("machines, spare ones too", lambda size: format.spanned(size.machines, size.low, size.high, format.count)),
-        ("carrying the load", lambda size: format.count(size.carrying)),
+        ("of them for the load itself", lambda size: format.count(size.carrying)),
         *_racks(need),
         ("GPUs", lambda size: format.count(None if size.machines is None else size.machines * size.gpus_per_machine)),
-        ("used of what all carry", lambda size: format.percent(size.used)),
-        (f"load, {noun} per second", lambda size: format.quantity(size.demand_per_s)),
-        (f"one machine carries, {noun} per second", _rate),
+        ("share of their capacity in use", lambda size: format.percent(size.used)),
+        (f"{noun} per second to serve", lambda size: format.quantity(size.demand_per_s)),
+        (f"{noun} per second that one machine serves", _rate),
         (
             f"{sizes[0].source.answer} takes",
             lambda size: format.duration(size.response_s) if size.response_s else "-",
         ),
+        ("GPU-hours paid a month", lambda size: format.count(_hours(size))),
         (f"{currency} per month", lambda size: _amount(size.per_month)),
         (f"{currency} per 1,000 {noun}", lambda size: _small(size.per_thousand)),
     ]
     priced = any(size.price is not None for size in sizes)
-    shown = rows if priced else rows[:-2]
+    shown = rows if priced else rows[:-3]
     head, cells = ("", *(size.source.name for size in sizes)), [(name, *map(cell, sizes)) for name, cell in shown]
     return Table(head, cells, split=True)
 
@@ -136,15 +162,19 @@ def _small(money: Money | None) -> str:
     return format.spanned(money.mid, money.low, money.high, lambda value: format.quantity(float(value)))
 
 
-def _rests_on(size: SizedSource, need: Need) -> Iterator[Said | Bullets]:
+def _rests_on(size: SizedSource, need: Need) -> Section:
+    """What was measured, how users become a rate, the price, and what speaks against the figure."""
     source = size.source
     gpus = format.counted(source.gpus, "GPU")
     at = f"{format.quantity(source.rate.mid)} {source.noun}/s on {gpus}"
-    slo = f"; SLO: {size.slo}" if size.slo else ""
-    folder = "" if source.folder == source.name else f"; {source.folder}"
-    yield Said(f"{source.name}: {source.basis}, {at}{slo}{folder}")
-    yield Bullets(list(_assumed(size, need, gpus)))
-    yield Bullets((), "warn") if size.estimate else Bullets(size.notes, "warn")
+    known = facts(
+        Measured=f"{at}, {source.basis}",
+        SLO=size.slo,
+        Evidence=source.folder,
+        Price="" if size.price is None else f"{size.price.name}, {size.price.dated}",
+    )
+    against = Bullets((), "warn") if size.estimate else Bullets(size.notes, "warn")
+    return section(source.name, known, Bullets(list(_assumed(size, need, gpus))), against, small=True)
 
 
 def _assumed(size: SizedSource, need: Need, gpus: str) -> Iterator[str]:
@@ -160,28 +190,50 @@ def _assumed(size: SizedSource, need: Need, gpus: str) -> Iterator[str]:
             "in front of them as free; so is the interval, since what one measurement has wrong it has wrong of all"
         )
     if need.spare and size.machines is not None and size.used is not None:
-        up = f"with all up they are used to {format.percent(size.used)}"
-        yield f"with {need.spare} lost the others carry all of it; {up}"
+        up = f"with none lost they run at {format.percent(size.used)} of their capacity"
+        yield f"with {need.spare} lost the others still serve all of it; {up}"
     if size.estimate:
         yield (
             "published tokens per second over the output tokens of this workload: another mix of lengths and other "
             "limits. Measure before you buy: loadgen search"
         )
-    if size.price is not None:
-        yield f"price: {size.price.name}, {size.price.dated}{_paid(size.price, need)}"
+    if size.price is not None and need.hours_per_day != 24:
+        yield f"the load is there {need.hours_per_day:g} hours a day"
 
 
-def _paid(price: PriceUsed, need: Need) -> str:
-    day = "" if need.hours_per_day == 24 else f" The load is there {need.hours_per_day:g} hours a day."
-    return f". A month has 730 hours, and machines are paid in all of them.{day}" if price.rented else f".{day}"
+_HOURS = f"A month has {HOURS_PER_MONTH} hours, and machines are paid in all of them."
+
+
+def _hours(size: SizedSource) -> int | None:
+    """The GPU-hours of a month that are paid, used or not; None where nothing is paid by the hour."""
+    if size.price is None or not size.price.rented or size.machines is None:
+        return None
+    return size.machines * size.gpus_per_machine * int(HOURS_PER_MONTH)
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _paid_bars(found: Sizing) -> Iterator[Bar]:
+    """What each source costs a month, and what of it the spare machines cost."""
+    for size in found.sizes:
+        if size.per_month is None:
+            continue
+        whole, count = float(size.per_month.mid), size.machines
+        spare = 0.0 if count is None or size.price is None else whole * found.need.spare / count
+        parts = [(0.0, whole - spare, "c1", "carry the load"), (whole - spare, whole, "c6", "to spare")]
+        low, high = size.per_month.low, size.per_month.high
+        ends = None if low is None or high is None else (float(low), float(high))
+        yield Bar(size.source.name, f"{found.currency} {_whole(whole)}", parts, ends)
 
 
 def _tiles(size: SizedSource, currency: str) -> Iterator[Number]:
     interval = "" if size.low is None or size.low == size.high else f"{size.low} to {size.high} by the interval"
     yield Number("Machines", format.count(size.machines), "", interval)
-    yield Number("Carrying the load", format.count(size.carrying), "", "without the spare ones")
-    yield Number("Used", format.percent(size.used), "", "of what all carry")
-    yield Number("One machine carries", _rate(size), "/s", size.source.kind)
+    yield Number("For the load itself", format.count(size.carrying), "", "without the spare ones")
+    yield Number("In use", format.percent(size.used), "", "of the capacity of all machines")
+    yield Number("One machine serves", _rate(size), "/s", size.source.kind)
     if size.per_month is not None:
         yield Number("A month", _amount(size.per_month), currency, f"{_small(size.per_thousand)} per 1,000")
 

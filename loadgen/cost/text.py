@@ -6,7 +6,7 @@ printing, such that the printed parts add up to the printed total.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
 from loadgen.core import format
@@ -87,6 +87,33 @@ def warned(comparison: OfferComparison) -> Iterator[Warned]:
         yield Warned("A LOWER BOUND", f"all that is known of the capacity of {', '.join(bounds)}; costs at most")
     if comparison.prices.sample:
         yield Warned("SAMPLE PRICES", f"nobody's offer ({comparison.prices.file}). {comparison.prices.notes}")
+
+
+def own_beside_rent(owned: Sequence[str], rented: Sequence[str]) -> str:
+    """The caveat of hardware that was bought beside what is rented or paid by the token; "" for one of them alone."""
+    if not owned or not rented:
+        return ""
+    return (
+        f"Own hardware beside rent: an hour of {', '.join(owned)} is its purchase over the years of the price file, "
+        f"with the power, people and space that the file names. {', '.join(rented)} can be given back and includes "
+        "what the provider adds. The two compare only where the owned machines are in use for all those years."
+    )
+
+
+def answer(comparison: OfferComparison) -> Iterator[str]:
+    """What each offer costs, in one sentence: the compared unit, and an hour of the machines that it rests on."""
+    currency, (by, name) = comparison.prices.currency, PER[comparison.unit]
+    for shown, offer in zip(marked_names(comparison), comparison.offers, strict=True):
+        cost = offer.costs[comparison.unit]
+        if cost is None:
+            yield f"{shown}: no cost per {name} is known."
+            continue
+        bounds = f" {ends(cost, by)}" if _has_width(cost) else ""
+        hourly = sum(offer.hourly.values(), Decimal(0))
+        gpus = ""
+        if offer.gpus_paid is not None:
+            gpus = f", {float(offer.gpus_paid):,g} GPUs at {money(hourly)} an hour"
+        yield f"{shown}: {currency} {money(cost.total * by)}{bounds} per {name} ({standing(offer)}){gpus}."
 
 
 def about_prices(comparison: OfferComparison) -> str:

@@ -15,8 +15,9 @@ from loadgen.mlperf.loadgen_spread import PERCENTILES
 from loadgen.mlperf.log_files import checker_text
 from loadgen.mlperf.result import DISCLOSURE, MlperfResult
 from loadgen.present.additions import Addition
-from loadgen.present.page import Number
+from loadgen.present.page import Bar, Number
 from loadgen.present.section import (
+    Bars,
     Bullets,
     Report,
     Said,
@@ -70,11 +71,12 @@ def sections(result: MlperfResult, gpus: int | None) -> tuple[Section, ...]:
         section("MLPerf-style result, unofficial", said, _latencies(result), id="mlperf"),
         section(
             "Limits and early stopping",
+            Bars(rows=list(_used(result)), unit=" %", line=100.0, low=0.0, title="Used of each limit"),
             limits(result) if result.checks else "Offline has no limit on latency, and so no early stopping.",
             Said(f"{checker_text(result)}.", "soft"),
         ),
         section("Result", Said(_standing(result), "good" if result.valid else "bad", large=True), Bullets(reasons)),
-        section("Notes", Bullets(result.notes)),
+        section("Notes", Bullets(result.notes), id="mlperf-notes"),
     )
 
 
@@ -146,6 +148,16 @@ def limits(result: MlperfResult) -> Table:
             )
         )
     return Table(head, rows)
+
+
+def _used(result: MlperfResult) -> Iterator[Bar]:
+    """The share of each limit that the run used."""
+    for check in result.checks:
+        if check.value_ns is not None:
+            used = 100 * check.value_ns / check.limit_ns
+            text = f"{used:,.1f} % of the limit"
+            color = "good" if check.met else "bad"
+            yield Bar(promise(check.metric, 0.99, check.limit_ns / 1e6), text, [(0.0, used, color, text)])
 
 
 def _latencies(result: MlperfResult) -> Table:

@@ -38,12 +38,16 @@
   }
   const FORMATS = {time, percent, nines, number, count: number};
   const format = axis => FORMATS[axis.format || "number"];
+  function tickWords(spec, ticks) {  // with as many digits as tell one tick from the next
+    const plain = !spec.format && Math.abs(ticks.at(-1)) < 1e6;
+    return ticks.map(tick => plain ? tick.toLocaleString("en", {maximumFractionDigits: 12}) : format(spec)(tick, ticks.at(-1)));
+  }
 
   // ---- axes ----
-  function linearTicks(low, high, most) {
+  function linearTicks(low, high, most, whole) {
     const raw = (high - low) / Math.max(most, 1) || 1;
     const power = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 2.5, 5, 10].map(f => f * power).find(s => s >= raw * 0.999);
+    const step = whole && raw < 1 ? 1 : [1, 2, ...(whole ? [] : [2.5]), 5, 10].map(f => f * power).find(s => s >= raw * 0.999);
     const ticks = [];
     for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) ticks.push(Number((i * step).toPrecision(12)));
     return ticks;
@@ -86,7 +90,7 @@
     }
     if (high <= low) { const pad = Math.abs(low) * 0.05 || 1; high = low + pad; if (spec.min === undefined) low -= pad; }
     else if (spec.pad) { const pad = (high - low) * 0.05; if (spec.min === undefined) low = Math.max(low - pad, low >= 0 ? 0 : -Infinity); if (spec.max === undefined) high += pad; }
-    const ticks = spec.format === "nines" ? ninesTicks(low, high) : spec.format === "time" ? timeTicks(low, high, most) : linearTicks(low, high, most);
+    const ticks = spec.format === "nines" ? ninesTicks(low, high) : spec.format === "time" ? timeTicks(low, high, most) : linearTicks(low, high, most, spec.whole);
     if (spec.max === undefined && spec.format !== "nines" && spec.format !== "time" && ticks.length > 1) {
       const step = ticks[1] - ticks[0];
       const top = Math.ceil(high / step - 1e-6) * step;
@@ -229,7 +233,7 @@
       for (const band of spec.bands || []) { if (band.across) ys.push(band.from, band.to); }
       if (spec.stack) for (let i = 0; i < (shown[0] ? shown[0].y.length : 0); i++) ys.push(shown.reduce((sum, s) => sum + (s.y[i] || 0), 0));
       this.y = axis(spec.y, ys, Math.max(3, Math.floor(height / 48)));
-      const words = this.y.ticks.map(format(spec.y));
+      const words = tickWords(spec.y, this.y.ticks);
       const left = this.left = 10 + 6.6 * Math.max(3, ...words.map(w => w.length));
       const right = this.right = width - 10, top = this.top = 18, bottom = this.bottom = height - 36;
       const [min, max] = this.zoom || [spec.x.min, spec.x.max];

@@ -31,6 +31,7 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     min: float | None = None
     max: float | None = None
     pad: bool = False
+    whole: bool = False  # it counts: no tick between two whole numbers
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -277,8 +278,8 @@ def asset(name: str) -> str:
 
 
 _WORDS = {
-    "good": ("PASS", "met", "VALID", "better", "passed", "held"),
-    "bad": ("FAIL", "FAILED", "MISSED", "INVALID", "worse", "missed", "fault"),
+    "good": ("PASS", "met", "VALID", "better", "passed", "passes", "held"),
+    "bad": ("FAIL", "FAILED", "MISSED", "INVALID", "worse", "missed", "fault", "fails"),
     "warn": ("INCONCLUSIVE", "UNDECIDED", "undecided", "not valid", "warning"),
 }
 VERDICTS = {word: kind for kind, words in _WORDS.items() for word in words}

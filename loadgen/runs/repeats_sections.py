@@ -9,6 +9,7 @@ from loadgen.core.metrics.repeats import RepeatedFigure, RepeatSummary
 from loadgen.present.page import Axis, Band, Chart, Mark, Number, Series
 from loadgen.present.section import (
     Charts,
+    Links,
     Report,
     Said,
     Section,
@@ -61,15 +62,16 @@ def report_of_levels(levels: Sequence[tuple[str, RepeatSummary]], runs: SweepCur
 
 
 def _report(what: str, answer: Said, runs: SweepCurve, made: Mapping[str, RepeatSummary], *sections: Section) -> Report:
-    warned = [simulated()] if any(one.simulated for one in made.values()) else []
-    if not all(one.valid for one in made.values()):
-        warned.append(Warned("INVALID", words.NOT_VALID, "bad"))
+    valid = all(one.valid for one in made.values())
     seeds = {run: seed for one in made.values() for run, seed in zip(one.runs, one.seeds, strict=True)}
     return Report(
         title=" · ".join(filter(None, (runs.workload, runs.model, what))),
         tab=f"{runs.workload}: {what}",
         made_by=f"loadgen {runs.version} report of repeats",
-        warned=warned,
+        verdict=Warned("VALID", "every run is a sound measurement", "good")
+        if valid
+        else Warned("INVALID", words.NOT_VALID, "bad"),
+        warned=[simulated()] if any(one.simulated for one in made.values()) else [],
         answer=[answer],
         sections=[*sections, _runs(runs, seeds)],
     )
@@ -92,8 +94,8 @@ def _charts(repeats: RepeatSummary) -> Iterator[Chart]:
         )  # fmt: skip
         yield Chart(
             title=one.name,
-            note="shaded: the 95 % interval of the mean",
-            x=Axis(label="run", pad=True),
+            note=f"a point for each run; shaded: the {repeats.confidence:.0%} interval of the mean".replace("%", " %"),
+            x=Axis(label="run", min=0.5, max=len(numbers) + 0.5, whole=True),
             y=Axis(label=one.unit, unit=one.unit),
             series=(dots,),
             bands=() if low is None or high is None else (Band(start=low, end=high, color="good", across=True),),
@@ -115,7 +117,9 @@ def _runs(runs: SweepCurve, seeds: Mapping[str, int | None]) -> Section:
             *(levels_text.level_ms(level, name) for name in cells),
             format.percent(level.goodput),
         )
-        for level in runs.levels
+        for level in sorted(runs.levels, key=lambda level: list(seeds).index(level.name) if level.name in seeds else -1)
     ]
-    legend = "Latencies in ms; ~: too few samples. Each run has a page of its own: loadgen report on its folder."
-    return section("Runs", Table((*head, "within SLO"), rows), Said(legend, "soft"))
+    pages = Links("The summary of each run", [(run, levels_text.address(run)) for run in seeds])
+    return section(
+        "Runs", Table((*head, "within SLO"), rows), Said("Latencies in ms; ~: too few samples.", "soft"), pages
+    )

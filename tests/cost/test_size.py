@@ -153,8 +153,8 @@ def test_a_workload_that_was_edited_is_searched_anew(folder: Path) -> None:
 def test_the_figures_have_units_and_the_slo_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _called("rag", "vm", "--users", "5000") == 0
     out = capsys.readouterr().out
-    assert "load, requests per second" in out and "19.9 requests/s on" in out
-    assert "SLO: TTFT p" in " ".join(out.split())
+    assert "requests per second to serve" in out and "19.9 requests/s on" in out
+    assert "SLO TTFT p" in " ".join(out.split())
 
 
 def test_a_run_at_one_load_says_no_more_than_that_this_load_was_carried(
