@@ -45,10 +45,10 @@ def salt_number(salt: str) -> int:
 
 
 def words(seed: int | None, salt: str) -> str:
-    """The seed as text, with the salt where it is not that of the seed: what `--seed` and `--salt` take."""
+    """The flags that repeat a run: its seed, and its salt where it is not that of the seed."""
     if seed is None:
-        return "seed: not known"
-    return f"seed: {seed}" + ("" if salt == salt_of(seed, None) else f"  salt: {salt}")
+        return "a seed that is not known"
+    return f"--seed {seed}" + ("" if salt == salt_of(seed, None) else f" --salt {salt}")
 
 
 def own(seed: int, *names: str | int) -> int:

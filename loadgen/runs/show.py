@@ -267,7 +267,7 @@ class Show:
             self._say_once(f"server metrics: {', '.join(header.server_pages) or 'none'}")
         for note in header.notes:
             self._say_once(f"note: {note}")
-        say(f"{seeds.words(header.seed, header.salt)}  results: {plan.job.folder}")
+        say(f"repeat with {seeds.words(header.seed, header.salt)}  results: {plan.job.folder}")
 
     def _say_once(self, line: str) -> None:
         """Print a line that is equal for every level only once."""

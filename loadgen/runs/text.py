@@ -93,6 +93,7 @@ def report(
             *_server(summary, figures, said),
             *page.delivered(summary, figures),
             *_errors(summary.requests),
+            *_finishes(summary.requests),
             *page.errors(summary, figures),
             *parts(summary),
             *_client(summary, figures),
@@ -335,6 +336,12 @@ def _errors(requests: RequestCounts) -> Iterator[Section]:
     ]
     if rows:
         yield section("Errors", Table(("kind", "requests", "first words about it"), rows, "remarks"), id="errors")
+
+
+def _finishes(requests: RequestCounts) -> Iterator[Section]:
+    rows = [(reason, format.count(n), format.percent(n / requests.ok)) for reason, n in requests.by_finish.items()]
+    said = "Of the ok requests, as the server gave it. length: the asked length, or a limit, was reached."
+    yield section("How answers ended", Table(("finish reason", "requests", "share"), rows), *([said] if rows else []))
 
 
 def _of_server(words: str) -> str:

@@ -294,7 +294,7 @@ def perform(
     elif (target_count := len(trial_runner.settings.endpoints)) > 1:
         say(f"load over {format.counted(target_count, 'target')}: every rate is that of all of them together")
     say(f"search in {trial_runner.folder}: {', '.join(trial_runner.goal.names)}")
-    say(f"seed: {trial_runner.seed}")
+    say(f"repeat with --seed {trial_runner.seed}")
     if not trial_runner.settings.virtual and (left := load_search.most_probes - len(earlier_trials)) > 0:
         whole = min(left * trial_s, load_search.most_s or math.inf)
         length = format.duration(trial_s)

@@ -128,7 +128,8 @@ def carry_out(
     """Run what is not in the folder yet, cell by cell; write and print the result. The exit code."""
     plan = _begin(parent, cells)
     seed = plan.of.seed
-    say(f"grid: {format.counted(len(cells), 'cell')} of {format.counted(len(cells[0].loads), 'level')}, seed {seed}")
+    size = f"{format.counted(len(cells), 'cell')} of {format.counted(len(cells[0].loads), 'level')}"
+    say(f"grid: {size}, repeat with --seed {seed}")
     interrupted = False
     for number, (cell, one) in enumerate(zip(cells, asked, strict=True), 1):
         say(f"cell {number} of {len(cells)}: {cell.cell.words}")

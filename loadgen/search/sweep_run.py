@@ -96,7 +96,7 @@ def carry_out(asked: Sweep) -> tuple[SweepCurve | None, bool]:
         seed=seed,
     )
     trials_done = experiment.begin(parent, plan)
-    say(f"seed: {seed}")
+    say(f"repeat with --seed {seed}")
     folders_done = {trial.folder for trial in trials_done}
     if folders_done:
         count = sum(levels.name(asked.kind, amount) in folders_done for amount in grid)

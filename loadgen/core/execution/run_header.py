@@ -434,7 +434,7 @@ def describe(workload: Workload, settings: Settings) -> Described:
     salt = seeds.salt_of(seed, workload.salt)
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
     requests = build(workload, seed, seeds.salt_number(salt), tokenizer, api=settings.api)
-    lines = [f"workload: {workload.name}", f"target: {settings.shown}", seeds.words(seed, salt)]
+    lines = [f"workload: {workload.name}", f"target: {settings.shown}", f"repeat with {seeds.words(seed, salt)}"]
     for index in range(len(timetable.stages)):
         stage = _stage_plan(workload, timetable, index)
         bounds = bounds_of(stage, timetable, index, workload)

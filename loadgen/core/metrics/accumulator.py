@@ -32,7 +32,7 @@ from loadgen.core.metrics.drift import BLOCKS, FIRST_NS, SHOWN, BlockSamples
 from loadgen.core.metrics.tasks import TaskColumns
 from loadgen.core.metrics.windows import first_round, last_round
 from loadgen.core.results.manifest import StagePlan
-from loadgen.core.results.record import FINISH, KINDS, SOURCES, STATUSES
+from loadgen.core.results.record import FINISH, FINISH_REASONS, KINDS, SOURCES, STATUSES
 from loadgen.core.stats.amounts import Amounts, TimeCurve
 from loadgen.core.stats.quantiles import Distribution, Histogram, Values
 from loadgen.core.units import LONGEST_NS
@@ -189,6 +189,7 @@ class Cell:
         self._add_times(columns, sent, open_loop)
         self._add_tokens(columns, ok)
         self._add_errors(columns, texts)
+        self._add_finishes(columns)
         with_output = ok & ~columns.for_values
         self.count("output_source_unasked", (ok & columns.for_values).sum())
         self.count("tpot_undefined", (columns.measure("tpot")[with_output] == UNDEFINED).sum())
@@ -266,6 +267,12 @@ class Cell:
             of_them = columns[f"{side}_source"][ok if side == "input" else with_output]
             for code, count in enumerate(np.bincount(of_them, minlength=len(SOURCES)).tolist()):
                 self.count(f"{side}_source_{SOURCES[code] or 'none'}", count)
+
+    def _add_finishes(self, columns: Columns) -> None:
+        of_ok = columns["finish_reason"][columns.where(OK)]
+        for code, count in enumerate(np.bincount(of_ok, minlength=len(FINISH_REASONS)).tolist()):
+            if count:
+                self.count(f"finish_{FINISH_REASONS[code] or 'none'}", count)
 
     def _add_errors(self, columns: Columns, texts: Sequence[str]) -> None:
         for kind in np.flatnonzero(np.bincount(columns["kind"])).tolist():

@@ -126,7 +126,7 @@ def _paths() -> set[str]:
         ("requests", RequestCounts),
         ("client", ClientUse),
     )
-    not_numbers = ("sources", "by_error", "arrival", "slo", "met")
+    not_numbers = ("sources", "by_error", "by_finish", "arrival", "slo", "met")
     block_paths = {
         f"{name}.{field}"
         for name, block in struct_types

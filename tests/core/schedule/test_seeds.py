@@ -103,7 +103,7 @@ def test_levels_of_one_seed_send_different_prompts(
     ]
     alone = run(tmp_path / "alone", seed=3, salt=two.salt, concurrency=2)
     assert alone.summary.fingerprints.prompts == two.fingerprints.prompts
-    assert f"salt: {two.salt}" in capsys.readouterr().err
+    assert f"--salt {two.salt}" in capsys.readouterr().err
 
 
 def test_a_sweep_without_a_seed_is_repeated_by_the_one_that_it_drew(
@@ -112,7 +112,7 @@ def test_a_sweep_without_a_seed_is_repeated_by_the_one_that_it_drew(
     flags = ["qa", "--url", SIM, "-c", "1,2", "-n", "20", "--input-tokens", "60", "--output-tokens", "4"]
     ends("sweep", *flags, "-o", str(tmp_path / "a"))
     seed = experiment._read(tmp_path / "a" / experiment.PLAN).seed
-    assert f"seed: {seed}" in capsys.readouterr().err.splitlines()
+    assert f"repeat with --seed {seed}" in capsys.readouterr().err.splitlines()
     ends("sweep", *flags, "--seed", str(seed), "-o", str(tmp_path / "b"))
     first, again = ([h.fingerprints for h in headers(tmp_path / name)] for name in "ab")
     assert first == again and len(first) == 2
@@ -122,7 +122,7 @@ def test_a_search_prints_and_stores_the_seed_that_it_drew(tmp_path: Path, capsys
     flags = ["qa", "--url", SIM, "--slo", "ttft:2s", "--max-probes", "2", "-d", "5s", "--start", "2"]
     ends("search", *flags, "-o", str(tmp_path / "a"))
     seed = experiment._read(tmp_path / "a" / experiment.PLAN).seed
-    assert f"seed: {seed}" in capsys.readouterr().err.splitlines()
+    assert f"repeat with --seed {seed}" in capsys.readouterr().err.splitlines()
     assert experiment.seed_of(tmp_path / "a", None) == seed
     ends("search", *flags, "--seed", str(seed), "-o", str(tmp_path / "b"))
     first, again = (headers(tmp_path / name) for name in "ab")
@@ -159,5 +159,6 @@ def test_a_salt_that_changes_nothing_or_is_no_word_is_refused(tmp_path: Path) ->
 def test_a_dry_run_says_the_salt_that_is_not_of_the_seed() -> None:
     from loadgen.core.execution.plan import Settings
 
-    assert "seed: 3\n" in describe(load("qa", overrides=read_flags(seed=3)), Settings())[0]
-    assert "seed: 3  salt: blue\n" in describe(load("qa", overrides=read_flags(seed=3, salt="blue")), Settings())[0]
+    assert "repeat with --seed 3\n" in describe(load("qa", overrides=read_flags(seed=3)), Settings())[0]
+    salted = load("qa", overrides=read_flags(seed=3, salt="blue"))
+    assert "repeat with --seed 3 --salt blue\n" in describe(salted, Settings())[0]

@@ -1,0 +1,31 @@
+"""How answers ended: counted from the records, of the run and of each part of it, in text and page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import runs
+from queueing import rows
+
+from loadgen.core import run_folder
+from loadgen.core.results.record import FINISH, STATUSES
+from loadgen.present import html as as_page
+from loadgen.present import text as as_text
+from loadgen.runs import kind
+
+
+def test_finish_reasons_of_ok_requests_are_a_table(tmp_path: Path) -> None:
+    found = rows(1, 200)
+    found["finish_reason"] = FINISH["length"]
+    found["finish_reason"][:40] = FINISH["stop"]
+    found["finish_reason"][40:43] = FINISH["content_filter"]
+    found["finish_reason"][50:55] = FINISH[""]
+    found["status"][0] = STATUSES.index("failed")
+    folder = runs.write(tmp_path / "r", found)
+    requests = run_folder.open_run(folder).summary.requests
+    assert list(requests.by_finish.items()) == [("length", 152), ("stop", 39), ("none", 5), ("content_filter", 3)]
+    assert sum(requests.by_finish.values()) == requests.ok
+    said = kind.report(kind.value(folder))
+    lines = [" ".join(line.split()) for line in as_text.render(said).splitlines()]
+    assert "How answers ended" in lines and "stop 39 19.6 %" in lines
+    assert "<td>content_filter</td><td>3</td><td>1.5 %</td>" in as_page.render(said)
