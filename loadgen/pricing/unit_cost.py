@@ -371,7 +371,7 @@ def offer(evidence: Evidence, price: Price, name: str, at: str, *, gpus: int | N
             "no_price", what, at, "supply per_million_cached (equal to per_million_input where there is no discount)"
         )
     if not is_per_token and not rate_basis.rates[REQUEST]:
-        what = "the run has no steady rate: nothing ended while load was offered"
+        what = "the run has no steady rate: nothing ended while all measured load was offered, and only that"
         raise UserError("no_figure", what, evidence.folder, "a longer run: --duration, --num-requests")
     paid = None if isinstance(price, PerToken) or gpus is None else machines(price, gpus)
     return Offer(

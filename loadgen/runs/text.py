@@ -223,6 +223,8 @@ def _load(summary: Summary) -> Iterator[str]:
     completed = f"completed {format.rate(headline(summary).requests)}"
     if load.steady_completed_rps is not None:
         completed += f" while load was offered ({format.rate(load.completed_rps)} whole run)"
+    else:
+        completed += " whole run"
     yield completed
     yield f"in flight {format.quantity(load.in_flight_mean)} mean, {format.count(load.in_flight_max)} at most"
     if load.gap_variation is not None:
@@ -275,7 +277,7 @@ def _tokens(summary: Summary) -> Iterator[str]:
 def _rates(summary: Summary) -> Iterator[str]:
     shown, tokens = headline(summary), summary.tokens
     yield f"{format.rate(shown.output)} output"
-    yield f"{format.rate(shown.total)} input + output" + " while load was offered" * shown.steady
+    yield f"{format.rate(shown.total)} input + output {shown.window}"
     if shown.steady:
         yield f"whole run {format.rate(tokens.output_per_s)} output"
         yield f"{format.rate(tokens.total_per_s)} input + output"

@@ -51,10 +51,12 @@ def headline(answer: SearchAnswer, results: Sequence[TrialResult], names: Sequen
     `names`: of the terms of its goal.
     """
     terms, ended = ", ".join(names), ENDINGS.get(answer.reason, answer.reason)
-    if capacity_of(answer, results)[0] is None:
+    load, state = capacity_of(answer, results)
+    if load is None:
         return f"No load is known that holds within the SLO ({terms}). The search ended: {ended}."
     said = capacity(answer, results, unit)
-    return f"Highest load within the SLO ({terms}), by search: {said}. The search ended: {ended}."
+    unknown = f" Whether it is sustained is not known: {answer.sustained_why}." if state == "confirmed" else ""
+    return f"Highest load within the SLO ({terms}), by search: {said}.{unknown} The search ended: {ended}."
 
 
 def capacity(answer: SearchAnswer, results: Sequence[TrialResult], unit: str) -> str:

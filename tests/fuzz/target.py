@@ -1,0 +1,96 @@
+"""The functions in C that read what servers send, held against their twins in Python on inputs that libFuzzer makes.
+
+    .ci/fuzzed VENV/bin/python [SECONDS]        builds what this needs, and starts it
+
+With `leaks` in place of seconds it looks for memory that is kept; that needs Python's own allocator.
+
+The first byte says whether there is a template, and where plain_run begins. The rest is what a server sent.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import _fuzz
+from loadgen_sdk import _compiled as compiled
+from loadgen_sdk.dialects import reader, sse
+from loadgen_sdk.transport import http1, plain
+
+BEFORE, AFTER = b'{"choices":[{"delta":{"content":"', b'"}}]}'
+EVENT = b"data: " + BEFORE + b"word" + AFTER + b"\n\n"
+CHUNK = b"%x\r\n%s\r\n" % (len(EVENT), EVENT)
+TWO = b"%x\r\n%s\r\n" % (2 * len(EVENT), 2 * EVENT)
+SEEDS = (
+    CHUNK, TWO, CHUNK + TWO, CHUNK[:-1], b"0" + CHUNK, CHUNK.replace(b"word", b'wo"d'),
+    CHUNK.replace(b"word", b"\xff\\"), b"0\r\n\r\n", b"\r\n", b"fffffffff\r\n", b"7fffffff\r\n", b"5\r\n: hi\n\r\n", b"9\r\ndata: x\n\n\r\n", b"zz\r\n",
+    b"e\r\ndata: [DONE]\n\n\r\n", b"14\r\nevent: x\ndata: y\n\n\r\n",
+)  # fmt: skip
+WORDS = (BEFORE, AFTER, b"data: ", b"\n\n", b"\r\n", b"\r\n\r\n", b"0\r\n", b"[DONE]", b"event: ", b"ffffffff")
+
+
+def plainly(events: list[object]) -> list[object]:
+    """Plain events as the number 1 each."""
+    found: list[object] = []
+    for event in events:
+        many = event if isinstance(event, int) else reader.pure_plain_run([event], 0, BEFORE, AFTER)[1]
+        found += [1] * many or [event]
+    return found
+
+
+def twins(data: bytes) -> None:
+    """Raises AssertionError where C and Python say different things of an input."""
+    first, data = (data[0], data[1:]) if data else (0, b"")
+    template = (BEFORE, AFTER) if first & 1 else (b"", b"")
+    chunks, events, used = compiled.whole_chunks(data, *template)
+    response, decoder = http1.Response(), sse.Decoder()
+    response.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    decoder.started = True
+    bodies = response.feed(data[:used])
+    assert (len(bodies), response.between_chunks, response.missing) == (chunks, True, 0)
+    expected = decoder.feed(b"".join(bodies))
+    assert decoder.between_events
+    assert plainly(events) == plainly(expected)
+    assert template[0] or events == expected
+    if template[0] and b";" not in data and not data.startswith(b"0"):
+        assert used >= plain.plain_chunks(data, BEFORE, AFTER)[2]
+    lines = [len(line) + 1 if line[:1] == b"#" else line for line in data.split(b"\x00")]
+    start = first >> 1
+    assert compiled.plain_run(lines, start, BEFORE, AFTER) == reader.pure_plain_run(lines, start, BEFORE, AFTER)
+
+
+def leaves_nothing(rounds: int = 300) -> None:
+    """Raises AssertionError where the module keeps memory. All of it is Python's, whose blocks are counted."""
+    inputs = [bytes([first]) + seed for seed in SEEDS for first in (0, 1, 3)]
+    for data in inputs:
+        twins(data)
+    before = sys.getallocatedblocks()
+    for _ in range(rounds):
+        for data in inputs:
+            compiled.whole_chunks(data, BEFORE, AFTER)
+            compiled.plain_run([data, 3, EVENT], 0, BEFORE, AFTER)
+    assert sys.getallocatedblocks() - before < rounds, "blocks are kept"
+
+
+def main() -> None:
+    seconds = sys.argv[1]
+    if seconds == "leaks":
+        leaves_nothing()
+        print("fuzzed: no memory is kept")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Path(folder, "corpus")
+        corpus.mkdir()
+        for i, seed in enumerate(SEEDS):
+            for first in (0, 1, 3):
+                (corpus / f"{i}-{first}").write_bytes(bytes([first]) + seed)
+        words = ("".join(f"\\x{byte:02x}" for byte in word) for word in WORDS)
+        Path(folder, "words").write_text("".join(f'"{word}"\n' for word in words))
+        flags = [f"-max_total_time={seconds}", f"-dict={folder}/words", "-max_len=4096", "-detect_leaks=0"]
+        _fuzz.run(["fuzz", *flags, f"-artifact_prefix={os.environ.get('FOUND', folder)}/", str(corpus)], twins)
+
+
+if __name__ == "__main__":
+    main()
