@@ -34,7 +34,8 @@ truth; limit 90 of 100. Then searches on servers of the family, whose capacity i
 each trial of 600 s.
 sustained: a rack of 72 replicas whose TTFT and requests in flight wander and do not grow: racks called growing, limit
 3 %. Beside it, how many are found in which one replica's double. Then racks of which each replica is a member of the
-family, in the second half of loads of 600 and 2,400 s.
+family, in the second half of loads of 600 and 2,400 s; a swing and a slow growth do grow there: their figures are in
+brackets, and no limit is set.
 starved: a starved load generator against a log of the truth (benchmarks/starved.py).
 """
 
@@ -79,7 +80,14 @@ KINDS = (
     "bimodal", "levels400", "replica90",
 )  # fmt: skip
 LENGTHS_S = (150, 600, 2400)
-COMES_BACK_S = {"onoff300": 300, "rare": 600, "spells": 600, "levels400": 1200, "replica90": 300}  # the others sooner
+COMES_BACK_S = {
+    "ar60": 300,
+    "onoff300": 300,
+    "rare": 600,
+    "spells": 600,
+    "levels400": 1200,
+    "replica90": 300,
+}  # the others sooner
 TERMS = tuple((metric, at) for metric in ("tpot", "e2e", "ttft") for at in (50, 95, 99))
 WRONG_PASSES = 6 / 200
 WRONG_OF_A_MEMBER = 6 / 100
@@ -391,13 +399,13 @@ def compare_rows(
 
 
 def capacities(member: str, number: int, draw: np.random.Generator, length_s: float = 600.0) -> Iterator[float]:
-    """What each trial leaves of the capacity of a server of the family, over what it is on average."""
-    due = np.arange(0, length_s, 1.0)
+    """What a server of the family bears in one trial after the other, over what it bears on average."""
     one = drawn.server(member, number)
+    path = drawn.slowness(one, np.arange(0, 60 * length_s, 1.0), draw, steady=False)
     long = np.arange(0, FAMILY_TRUTH_S, 1.0)
     average = float(np.mean(1 / drawn.slowness(one, long, np.random.default_rng([number, 5]), steady=True)))
-    while True:
-        yield float(np.mean(1 / drawn.slowness(one, due, draw, steady=False))) / average
+    for trial in np.split(path, 60):
+        yield float(np.mean(1 / trial)) / average
 
 
 def searched(seed: int, starts: Callable[[np.random.Generator], Iterator[float]]) -> tuple[bool, SearchAnswer]:
@@ -473,14 +481,16 @@ def of_members(member: str, rack: int, length_s: float) -> list[NDArray[np.float
 
 
 def sustained_of_family(members: list[str], racks: int) -> Iterator[bool]:
-    print(f"{'replicas':<14}{'load':>14}{'called growing':>24}")
+    print(f"{'replicas':<14}{'load':>14}{'called growing':>26}")
     for member in members:
         for length_s in (600, 2400):
             false = sum(
                 any(one.grows for one in trend.of(of_members(member, rack, length_s)) if one) for rack in range(racks)
             )
-            good = false <= GROWING * racks
-            print(f"{member:<14}{f'{length_s} s':>14}{of(false, racks):>24}{'' if good else '   OVER'}", flush=True)
+            grows = member in ("diurnal", "autoscaling")
+            good = grows or false <= GROWING * racks
+            told = f"({of(false, racks)})" if grows else of(false, racks)
+            print(f"{member:<14}{f'{length_s} s':>14}{told:>26}{'' if good else '   OVER'}", flush=True)
             yield good
 
 

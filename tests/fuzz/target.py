@@ -24,10 +24,16 @@ EVENT = b"data: " + BEFORE + b"word" + AFTER + b"\n\n"
 CHUNK = b"%x\r\n%s\r\n" % (len(EVENT), EVENT)
 TWO = b"%x\r\n%s\r\n" % (2 * len(EVENT), 2 * EVENT)
 SEEDS = (
-    CHUNK, TWO, CHUNK + TWO, CHUNK[:-1], b"0" + CHUNK, CHUNK.replace(b"word", b'wo"d'),
-    CHUNK.replace(b"word", b"\xff\\"), b"0\r\n\r\n", b"\r\n", b"fffffffff\r\n", b"7fffffff\r\n", b"5\r\n: hi\n\r\n", b"9\r\ndata: x\n\n\r\n", b"zz\r\n",
-    b"e\r\ndata: [DONE]\n\n\r\n", b"14\r\nevent: x\ndata: y\n\n\r\n",
-)  # fmt: skip
+    CHUNK,
+    TWO,
+    CHUNK + TWO,
+    CHUNK[:-1],
+    b"0" + CHUNK,
+    CHUNK.replace(b"word", b'wo"d'),
+    CHUNK.replace(b"word", b"\xff\\"),
+    *(b"0\r\n\r\n", b"\r\n", b"fffffffff\r\n", b"7fffffff\r\n", b"zz\r\n", b"5\r\n: hi\n\r\n"),
+    *(b"9\r\ndata: x\n\n\r\n", b"e\r\ndata: [DONE]\n\n\r\n", b"14\r\nevent: x\ndata: y\n\n\r\n"),
+)
 WORDS = (BEFORE, AFTER, b"data: ", b"\n\n", b"\r\n", b"\r\n\r\n", b"0\r\n", b"[DONE]", b"event: ", b"ffffffff")
 
 
