@@ -163,7 +163,7 @@ def test_the_recipe_passes_as_typed_and_fails_on_a_slower_server(
         (tmp_path / "results" / "new").rename(tmp_path / "results" / f"new{code}")
 
 
-TEMPLATES = ("ci/github/action.yml", "ci/gitlab/loadgen.yml")
+TEMPLATES = ("action.yml", "ci/gitlab/loadgen.yml")
 
 
 @pytest.mark.processes
@@ -208,7 +208,7 @@ def test_the_templates_work_on_equal_slower_and_missed(template: str, tmp_path: 
     assert ends(*save) == 0
     assert build("sim:gb300-vm", "ttft:2s", "main") == 0
     assert build(slower_preset(tmp_path), "ttft:2s", "main") == 1
-    if "github" in template:
+    if "runs" in content:
         (tmp_path / "page").write_text("")
         assert build("sim:gb300-vm", "ttft:1ms", "main") == 1, "the SLO is missed"
         assert "TTFT p99" in (tmp_path / "page").read_text(), "and compared all the same"
