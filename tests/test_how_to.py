@@ -1,0 +1,58 @@
+"""The commands of docs/how-to.md, typed in their order in one folder, as a reader types them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from servers import shared
+
+from loadgen.shell import app as cli
+
+pytestmark = [pytest.mark.commands, pytest.mark.processes]
+
+ROOT = Path(__file__).parent.parent
+FILES = {
+    "contracts": ROOT / "contracts",
+    "docs": ROOT / "docs",
+    "prices.yaml": ROOT / "docs/prices.example.yaml",
+    "trace.jsonl": ROOT / "tests/data/oracle/trace.jsonl",
+    "vllm-result.json": ROOT / "tests/data/rivals/vllm_bench_serve.json",
+}
+SHORTER = {"search": ["-d", "20s", "--low", "40", "--high", "120", "--no-sustain"], "validate": ["--duration", "1m"]}
+CODES = {
+    "validate contracts/rag.yaml --url sim:gb300-vm --seed 1 -o poc": 3,  # a minute shows nothing of four hours
+}
+
+
+def commands(page: Path) -> list[list[str]]:
+    return [shlex.split(line)[1:] for line in page.read_text("utf-8").splitlines() if line.startswith("    loadgen ")]
+
+
+def test_every_command_ends_as_its_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Loads in virtual time are those of the page, but for the length of probes; those over HTTP take a second."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, file in FILES.items():
+        (tmp_path / name).symlink_to(file)
+    urls = [shared(number=number).url for number in range(2)]
+    (tmp_path / "targets.yaml").write_text("".join(f"- {{name: vm-{i}, url: '{url}'}}\n" for i, url in enumerate(urls)))
+    (tmp_path / "our-folder").symlink_to("before/r1")
+    found = commands(ROOT / "docs/how-to.md")
+    assert len(found) > 12
+    for words in found:
+        typed, code = [*words, *SHORTER.get(words[0], [])], CODES.get(" ".join(words), 0)
+        over_http = any(word.startswith("http://") or word == "--targets" for word in words)
+        if over_http:
+            short = {"5m": "1s", "8h": "1s", "500": "40", "100": "40"}
+            typed = [short.get(word, re.sub("^http://.*", urls[0], word)) for word in typed]
+        with pytest.raises(SystemExit) as left:
+            cli.main(typed)
+        said = "".join(capsys.readouterr())
+        # a busy host's senders are late, and a run of a second says so
+        assert left.value.code in ((code, 3) if over_http else (code,)), f"{' '.join(typed)}\n{said}"
+        assert words[0] != "sweep" or "INVALID" not in said, said
