@@ -399,3 +399,12 @@ def test_the_commit_of_a_snapshot_is_in_the_fingerprint(tmp_path, monkeypatch):
         assert f"at {commit}, split train" in dataset.read_rows("hf:some/sums").notes[0]
     assert found["one", 2, "test"] == found["one", 1, "test"], "the same file of the same commit"
     assert len(set(found.values())) == 4, "by commit and content, not by name"
+
+
+def test_what_servers_take_beside_the_api_is_sent_and_the_model_is_not() -> None:
+    row = b'{"prompt": "a", "priority": 2, "min_tokens": 5, "guided_json": {"type": "object"}, "model": "other"}'
+    parsed = dataset.parse_row(row)
+    assert parsed.extra == {"priority": 2, "min_tokens": 5, "guided_json": {"type": "object"}}
+    assert parsed.ignored == ("model",)
+    with pytest.raises(dataset.BadRow, match="priority"):
+        dataset.parse_row(b'{"prompt": "a", "priority": "high"}')
