@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import rig
 
@@ -93,7 +93,7 @@ def engine(rate: str, length: str) -> None:
     from loadgen.sim.virtual_backend import SimulatedSystem
 
     workload = loading.load("qa", read_flags(request_rate=rate, duration=length, warmup=0))
-    prompts = build(workload, 1, 1, load_tokenizer(), 0, "chat")
+    prompts: Any = build(workload, 1, 1, load_tokenizer(), 0, "chat")
     sizes = request_lengths.of_workload(workload.requests, prompts, 0)
     preset = load_preset("gb300-rack")
     system = SimulatedSystem(costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing)

@@ -14,8 +14,8 @@ from loadgen.core.schedule.chains import Singles
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.sim.engine.replica import NEVER, Replica
 from loadgen.sim.engine.routing import Route
-from loadgen.sim.request_lengths import Drawn, Sizes
-from loadgen.sim.virtual_rows import FLIGHT, Flights
+from loadgen.sim.request_lengths import DrawnAtOnce, Sizes
+from loadgen.sim.virtual_rows import FLIGHT, LONG, Flights
 
 
 def carried(
@@ -38,27 +38,28 @@ def carried(
     end_ns = NEVER if horizon is None or drain_ns >= NEVER else horizon + drain_ns
     number = np.concatenate([span.first_chain + np.arange(len(span.offsets)) for span in spans])
     due = np.concatenate([(span.start_ns or 0) + span.offsets for span in spans])
-    at = np.array([next_replica() for _ in range(len(number))], np.int64)
-    drawn = sizes if isinstance(sizes, Drawn) else None
-    lengths = () if drawn is None else drawn.of_many(number)
-    sent, stretches = [], Flights().stretches
+    at = np.fromiter((next_replica() for _ in range(len(number))), np.int16, len(number))
+    known = sizes if isinstance(sizes, DrawnAtOnce) else None
+    lengths = () if known is None else known.of_many(number)
+    columns: dict[str, Any] = {name: np.empty(len(number), np.int64 if name in LONG else np.int32) for name in FLIGHT}
+    filled, stretches = 0, Flights().stretches
     for index, replica in enumerate(replicas):
         own = at == index
-        columns = [np.ascontiguousarray(column[own], np.int64) for column in (number, due, *lengths)]
-        known = (*columns, None) if drawn else (*columns, None, None, sizes)
-        done = cast(Any, replica).carry(*known, index, end_ns, timeout_ns, KIND["unfinished"])
+        given = [np.ascontiguousarray(column[own], np.int64) for column in (number, due, *lengths)]
+        asked = (*given, None) if known else (*given, None, None, sizes)
+        done = cast(Any, replica).carry(*asked, index, end_ns, timeout_ns, KIND["unfinished"])
         if done is None:
             return None
-        sent.append(np.frombuffer(done[0], np.int64).reshape(-1, len(FLIGHT)))
+        flights = np.frombuffer(done[0], np.int64).reshape(-1, len(FLIGHT))
+        for place, column in enumerate(columns.values()):
+            column[filled : filled + len(flights)] = flights[:, place]
+        filled += len(flights)
         stretches.frombytes(done[1])
-    flights = np.concatenate(sent)
-    column = {name: flights[:, place] for place, name in enumerate(FLIGHT)}
-    is_cut = column["kind"] > 0
+    is_cut = columns["kind"] > 0
     # In the order of one clock: what is done by its end and replica, then what is cut, as it was due.
-    within = np.where(is_cut, column["number"], 0), np.where(is_cut, 0, column["replica"])
-    order = np.lexsort((*within, column["end_ns"], is_cut))
-    column["end_ns"][~is_cut] = -1
-    result = Flights(stretches=stretches)
-    flights = flights[order]
-    result.sent.frombytes(flights.data.cast("B"))
-    return result
+    within = np.where(is_cut, columns["number"], 0), np.where(is_cut, 0, columns["replica"])
+    order = np.lexsort((*within, columns["end_ns"], is_cut))
+    columns["end_ns"][~is_cut] = -1
+    for name in FLIGHT:
+        columns[name] = columns[name][order]
+    return Flights(stretches=stretches, columns=columns)

@@ -11,7 +11,7 @@ import functools
 import itertools
 from array import array
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,8 +49,7 @@ def of_workload(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
     if prompts.turns > 1:
         return lambda number: (prompts.asked_input(number), prompts.asked_output(number), ())
     if spec.input_tokens.tag == spec.output_tokens.tag == "fixed":
-        input_tokens, output_tokens = prompts.asked_input(0), prompts.asked_output(0)
-        return lambda number: (input_tokens, output_tokens, ())
+        return OneLength(prompts.asked_input(0), prompts.asked_output(0))
     return Drawn(prompts)
 
 
@@ -62,6 +61,32 @@ def of_values(prompts: SyntheticPrompts | FilePrompts) -> Sizes:
         return sum(sequences), 0, sequences
 
     return sizes
+
+
+@runtime_checkable
+class DrawnAtOnce(Protocol):
+    """Lengths of requests that share nothing, of many at once."""
+
+    def __call__(self, number: int) -> tuple[int, int, Sequence[Hashable]]: ...
+    def of_many(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Prompt and output tokens of many requests, in ascending order of their numbers."""
+
+
+class OneLength:
+    """All requests have the same lengths."""
+
+    def __init__(self, input_tokens: int, output_tokens: int) -> None:
+        self._sizes: tuple[int, int, Sequence[Hashable]] = input_tokens, output_tokens, ()
+
+    def __call__(self, number: int) -> tuple[int, int, Sequence[Hashable]]:
+        return self._sizes
+
+    def of_many(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """As `DrawnAtOnce.of_many`."""
+        input_tokens, output_tokens, _ = self._sizes
+        return np.broadcast_to(np.int64(input_tokens), len(numbers)), np.broadcast_to(
+            np.int64(output_tokens), len(numbers)
+        )
 
 
 class Drawn:
@@ -81,7 +106,7 @@ class Drawn:
         return input_tokens[index], output_tokens[index], ()
 
     def of_many(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Prompt and output tokens of many requests, in ascending order of their numbers."""
+        """As `DrawnAtOnce.of_many`."""
         input_tokens, output_tokens = np.empty_like(numbers), np.empty_like(numbers)
         blocks, places = np.divmod(numbers, BLOCK)
         bounds = np.flatnonzero(np.diff(blocks)) + 1

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import process_time
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -338,12 +338,15 @@ def simulate(
     finally:
         if collecting:
             gc.enable()
-    ends = [replica.ends for replica in replicas]
+    ends = [np.array(replica.ends, np.int64) for replica in replicas]
+    flights, course.flights = (
+        course.flights,
+        Flights(),
+    )  # what is in the rows is forgotten: 150 MB for the run of a rack
     results = outcome(
-        course.flights, ends, course.timetable,
+        flights, ends, course.timetable,
         interval=system.interval, source=source, kept_cache=system.limits.block_reuse,
     )  # fmt: skip
-    course.flights = Flights()  # all of it is in the rows: 200 MB for the run of a rack
     return results, course
 
 
@@ -401,7 +404,7 @@ def run(
     results, course = carried_out()
     stopped_by = None
     horizon = course.timetable.horizon_ns
-    first = first_breach(workload.stop_when, results.rows, LOOK_NS)
+    first = first_breach(workload.stop_when, cast(Any, results.rows), LOOK_NS)
     if first is not None and (horizon is None or first[0] < horizon):
         stopped_by = first[1]
         results, course = carried_out(first[0])
@@ -416,7 +419,8 @@ def run(
         values = resonance.found(workload.requests, requests, len(course.replicas), "replica", len(results.rows))
         header = run_header.noted(header, reasons.coded("resonance", values))
     seconds = [_own_second(results, course, process_time() - started)]
-    summary = summarize(header, results.rows, results.gaps, results.timeline, seconds, list(TEXTS), _no_errors(results))
+    rows: Any = results.rows
+    summary = summarize(header, rows, results.gaps, results.timeline, seconds, list(TEXTS), _no_errors(results))
     if (results.rows["status"] == STATUS["unfinished"]).any():
         header = msgspec.structs.replace(header, schema=WITH_UNFINISHED)
     _write_folder(folder, header, results, seconds)
@@ -566,5 +570,6 @@ def _write_folder(folder: Path, header: Header, results: VirtualRows, seconds: l
         store.replace(folder / "flows" / f"w0.timeline.{stage}", timeline.astype("<i8").tobytes())
     (folder / "requests").mkdir(exist_ok=True)
     starts = range(0, max(len(results.rows), 1), ROWS_PER_GROUP)
-    tables = (parquet.to_table(results.rows[start : start + ROWS_PER_GROUP], list(TEXTS)) for start in starts)
+    parts = (results.rows.part(slice(start, start + ROWS_PER_GROUP)) for start in starts)
+    tables = (parquet.to_table(cast(Any, part), list(TEXTS)) for part in parts)
     parquet.write(folder / "requests" / store.MERGED, tables)

@@ -30,13 +30,16 @@ from loadgen.core.results.record import (
 from loadgen.core.schedule.chains import Conversations, Singles
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.core.stats.quantiles import Histogram
+from loadgen.sim.row_columns import Column, RowColumns
 
 Ints = NDArray[np.int64]
+Counts = NDArray[np.signedinteger[Any]]
 
 FLIGHT = (
     "number", "due_ns", "replica", "first", "start", "last", "input", "asked", "got", "cached", "kind", "end_ns",
     "admitted_ns",
 )  # fmt: skip
+LONG = ("number", "due_ns", "end_ns", "admitted_ns")  # of FLIGHT; all others are below 2**31
 """The columns of each request that was sent. `first`, `start` and `last` are iterations: of its first token, of the
 first token since it was last admitted, and of its last token (-1 if there is none). `input`, `asked`, `got` and
 `cached` are tokens; 0 are asked of a request for values, which is answered when its prompt is prefilled. `kind` and
@@ -49,18 +52,23 @@ class Flights:
     """What the virtual-time driver records, as flat arrays that are appended to.
 
     `sent` has the columns of FLIGHT. `unsent` has (number, due, kind). `stretches` has (number, replica, first, last
-    iteration) for each part of a paused request before the last one.
+    iteration) for each part of a paused request before the last one. `columns`: instead of `sent`, by name.
     """
 
     sent: array[int] = field(default_factory=lambda: array("q"))
     unsent: array[int] = field(default_factory=lambda: array("q"))
     stretches: array[int] = field(default_factory=lambda: array("q"))
+    columns: dict[str, Ints] = field(default_factory=dict)
+
+    def by_column(self) -> dict[str, Ints]:
+        """What was sent, by the names of FLIGHT."""
+        return self.columns or _columns(self.sent, FLIGHT)
 
 
 class VirtualRows(NamedTuple):
     """The arguments of `summary.summarize`: rows, and per stage the gaps and the events per 10 ms."""
 
-    rows: NDArray[np.void]
+    rows: RowColumns
     gaps: list[Histogram]
     timeline: list[Ints]
 
@@ -78,26 +86,29 @@ class _Stretches(NamedTuple):
 
 
 def outcome(
-    flights: Flights, ends: Sequence[Sequence[int]], schedule: Schedule, *, interval: int, source: str, kept_cache: bool
+    flights: Flights,
+    ends: Sequence[Sequence[int] | Ints],
+    schedule: Schedule,
+    *,
+    interval: int,
+    source: str,
+    kept_cache: bool,
 ) -> VirtualRows:
     """The rows, gaps and timeline of a virtual run.
 
     `ends`: end times of each replica's iterations. `interval`: tokens per event after the first. `source`: source of
     the prompt counts as built. `kept_cache`: whether the server reports how much of a prompt it had in its cache.
     """
-    columns = _columns(flights.sent, FLIGHT)
-    stages = len(schedule.stages)
-    sent = len(columns["number"])
+    columns = flights.by_column()
+    stages, sent = len(schedule.stages), len(columns["number"])
     unsent = np.asarray(flights.unsent, np.int64).reshape(-1, 3)
-    rows = np.zeros(sent + len(unsent), ROW)
-    rows[sent:] = np.frombuffer(unsent_row(RowPlace(*(0,) * 8), -1, "", "dropped", Built(-1, "", -1)), ROW)
-    _set_slots(rows, np.concatenate([columns["number"], unsent[:, 0]]), schedule)
+    slots = _slots(np.concatenate([columns["number"], unsent[:, 0]]) if len(unsent) else columns["number"], schedule)
     instants = [np.array(of_replica, np.int64) for of_replica in ends]
     stretches = _stretches(columns, flights.stretches)
     gaps = [Histogram() for _ in range(stages)]
     largest = np.zeros(sent, np.int64)
-    events = np.zeros(sent, np.int64)
-    stage = rows["stage"][:sent]
+    events = np.zeros(sent, np.int32)
+    stage = np.asarray(slots["stage"])[:sent]
     order = np.argsort(stretches.replica, kind="stable")
     bounds = np.searchsorted(stretches.replica[order], np.arange(len(ends) + 1))
     n_bins = max((int(times[-1]) for times in instants if len(times)), default=0) // BIN_NS + 1
@@ -107,12 +118,12 @@ def outcome(
         if len(chosen):
             _count_events(stretches, chosen, replica_ends, stage, interval, gaps, bins, largest, events)
     _add_pause_gaps(stretches, instants, stage, gaps, largest)
+    del stretches, order
     timeline = [counts[: int(np.flatnonzero(counts)[-1]) + 1] if counts.any() else counts[:0] for counts in bins]
-    _set_sent_rows(rows[:sent], columns, instants, largest, events, source, kept_cache)
-    rows["due_ns"][sent:], rows["kind"][sent:] = unsent[:, 1], unsent[:, 2]
-    for kind, status in CUTS.items():
-        rows["status"][sent:][unsent[:, 2] == KIND[kind]] = STATUS[status]
-    return VirtualRows(rows, gaps, timeline)
+    values = _of_sent(columns, instants, largest, events, source, kept_cache)
+    if len(unsent):
+        values = _with_unsent(values, sent, unsent)
+    return VirtualRows(RowColumns(sent + len(unsent), {**values, **slots}), gaps, timeline)
 
 
 def rows_so_far(sent: array[int], ends: Sequence[Callable[[int], int]], schedule: Schedule) -> NDArray[np.void]:
@@ -127,17 +138,15 @@ def rows_so_far(sent: array[int], ends: Sequence[Callable[[int], int]], schedule
         for name in ("first", "last")
         for replica, iteration in zip(columns["replica"].tolist(), columns[name].tolist(), strict=True)
     ]
-    place = np.arange(count)
+    place, of_replica = np.arange(count), columns["replica"]
     only = {
         "first": np.where(columns["first"] >= 0, place, -1), "last": np.where(columns["last"] >= 0, count + place, -1),
     }  # fmt: skip
-    rows = np.zeros(count, ROW)
-    _set_slots(rows, columns["number"], schedule)
     none = np.zeros(count, np.int64)
-    values = {**columns, **only, "replica": none}
-    _set_sent_rows(rows, values, [np.array(instants, np.int64)], none, none, "estimate", kept_cache=False)
-    rows["replica"] = columns["replica"]
-    return rows
+    columns |= {**only, "replica": none}
+    values = _of_sent(columns, [np.array(instants, np.int64)], none, none, "estimate", kept_cache=False)
+    slots = _slots(columns["number"], schedule)
+    return RowColumns(count, {**values, **slots, "replica": of_replica})[:]
 
 
 def _columns(flat: array[int], names: tuple[str, ...]) -> dict[str, Ints]:
@@ -145,9 +154,9 @@ def _columns(flat: array[int], names: tuple[str, ...]) -> dict[str, Ints]:
     return dict(zip(names, np.asarray(flat, np.int64).reshape(-1, len(names)).T, strict=True))
 
 
-def _set_slots(rows: NDArray[np.void], number: Ints, schedule: Schedule) -> None:
-    """Set which slot each row belongs to, computed from its number as in `schedule`."""
-    chain, turn = np.divmod(number, schedule.turns)
+def _slots(number: Ints, schedule: Schedule) -> dict[str, Column]:
+    """Which slot each row belongs to, computed from its number as in `schedule`."""
+    chain, turn = np.divmod(number, schedule.turns) if schedule.turns > 1 else (number, np.zeros(len(number), np.int8))
     is_session = np.full(len(number), schedule.turns > 1)
     if not isinstance(schedule.chains, Conversations | Singles):  # the last place is not always the last turn
         made = [schedule.chains.of(one) for one in chain.tolist()]
@@ -155,11 +164,30 @@ def _set_slots(rows: NDArray[np.void], number: Ints, schedule: Schedule) -> None
         turn = np.minimum(turn, np.array([len(one.waits) - 1 for one in made], np.int64))
     firsts = np.array([span.first_chain for span in schedule.stages])
     lanes = np.array([span.lanes for span in schedule.stages])
-    stage = np.searchsorted(firsts, chain, side="right") - 1
-    lane = np.where(lanes[stage] > 0, (chain - firsts[stage]) % np.maximum(lanes[stage], 1), -1)
-    rows["slot"] = rows["request"] = number
-    rows["session"] = np.where(is_session, chain, -1)
-    rows["stage"], rows["turn"], rows["lane"] = stage, turn, lane
+    stage = (np.searchsorted(firsts, chain, side="right") - 1).astype(np.int16)
+    lane: Column = -1
+    if lanes.any():
+        lane = np.where(lanes[stage] > 0, (chain - firsts[stage]) % np.maximum(lanes[stage], 1), -1)
+    session: Column = np.where(is_session, chain, -1) if is_session.any() else -1
+    return {"slot": number, "request": number, "session": session, "stage": stage, "turn": turn, "lane": lane}
+
+
+def _with_unsent(values: dict[str, Column], sent: int, unsent: Ints) -> dict[str, Column]:
+    """The columns of what was sent, and after them those of what never was: number, due instant and kind of each."""
+    blank = np.frombuffer(unsent_row(RowPlace(*(0,) * 8), -1, "", "dropped", Built(-1, "", -1)), ROW)[0]
+    status = np.full(len(unsent), int(blank["status"]))
+    for kind, name in CUTS.items():
+        status[unsent[:, 2] == KIND[kind]] = STATUS[name]
+    own: dict[str, Column] = {"due_ns": unsent[:, 1], "kind": unsent[:, 2], "status": status}
+    joined: dict[str, Column] = {}
+    for name in ROW.names or ():
+        parts = values.get(name, 0), own.get(name, int(blank[name]))
+        whole = [
+            np.full(length, part) if isinstance(part, int) else part
+            for part, length in zip(parts, (sent, len(unsent)), strict=True)
+        ]
+        joined[name] = parts[0] if isinstance(parts[0], int) and parts[0] == parts[1] else np.concatenate(whole)
+    return joined
 
 
 def _stretches(columns: dict[str, Ints], flat: array[int]) -> _Stretches:
@@ -185,7 +213,7 @@ def _count_events(
     gaps: list[Histogram],
     bins: list[Ints],
     largest: Ints,
-    events: Ints,
+    events: Counts,
 ) -> None:
     """Count the events of one replica: gaps and times per stage, largest gap and number of events per row.
 
@@ -267,69 +295,70 @@ def _range_max(values: Ints, begin: Ints, end: Ints) -> Ints:
     return maxima
 
 
-def _set_sent_rows(
-    rows: NDArray[np.void],
-    columns: dict[str, Ints],
-    instants: list[Ints],
-    largest: Ints,
-    events: Ints,
-    source: str,
-    kept_cache: bool,
-) -> None:
-    """Set the rows of sent requests. The network takes no time: sent when due, received when emitted."""
+def _of_sent(
+    columns: dict[str, Ints], instants: list[Ints], largest: Ints, events: Counts, source: str, kept_cache: bool
+) -> dict[str, Column]:
+    """The columns of sent requests. The network takes no time: sent when due, received when emitted. Takes what is
+    needed no more out of `columns`."""
     offsets = np.concatenate([[0], np.cumsum([len(times) for times in instants])])
     all_instants = np.concatenate([*instants, np.zeros(1, np.int64)])
-    replica_offset = offsets[columns["replica"]]
+    replica = columns.pop("replica")
 
     def instant(name: str) -> Ints:
-        is_known = columns[name] >= 0
-        return np.where(is_known, all_instants[np.where(is_known, replica_offset + columns[name], 0)], -1)
+        iteration = columns.pop(name)
+        is_known = iteration >= 0
+        if is_known.all():
+            return all_instants[offsets[replica] + iteration]
+        return np.where(is_known, all_instants[np.where(is_known, offsets[replica] + iteration, 0)], -1)
 
-    due, failed = columns["due_ns"], columns["kind"] > 0
-    refused = columns["kind"] == KIND["http_4xx"]
+    due, kind, asked, got = (columns.pop(name) for name in ("due_ns", "kind", "asked", "got"))
+    failed, refused = kind > 0, kind == KIND["http_4xx"]
     prefilled = first = instant("first")
-    last = np.where(first >= 0, instant("last"), -1)
+    answered = first >= 0
+    last = instant("last")
+    if not answered.all():
+        last = np.where(answered, last, -1)
     end = last
-    for_values = (columns["asked"] == 0) & (first >= 0)  # no token comes: the prefill is the answer
+    for_values = (asked == 0) & answered  # no token comes: the prefill is the answer
     if for_values.any():
         first, last = np.where(for_values, -1, first), np.where(for_values, -1, last)
         end = np.where(for_values, prefilled, last)
-    for name in ("due_ns", "ready_ns", "sent_ns", "first_byte_ns"):
-        rows[name] = due
-    rows["first_event_ns"] = prefilled
-    for name in ("first_token_ns", "first_answer_ns"):
-        rows[name] = first
-    rows["last_token_ns"] = last
-    rows["end_ns"] = end
-    rows["done_ns"] = np.where(failed, columns["end_ns"], end)
-    rows["status"] = np.where(failed, STATUS["failed"], STATUS["ok"])
+    status = np.where(failed, STATUS["failed"], STATUS["ok"])
     text = np.where(refused, 1, np.where(failed, 0, -1))
-    for kind, status, words in (
+    for name, word, words in (
         ("unfinished", "unfinished", 2),
         ("interrupted", "cancelled", 3),
         ("abandoned", "cancelled", 4),
     ):
-        rows["status"][columns["kind"] == KIND[kind]] = STATUS[status]
-        text[columns["kind"] == KIND[kind]] = words
-    rows["kind"] = columns["kind"]
-    rows["http_status"] = np.where(refused, 400, 200)
-    rows["finish_reason"] = np.where(failed, FINISH[""], np.where(for_values, FINISH["stop"], FINISH["length"]))
-    rows["max_gap_ns"] = largest
-    rows["input_tokens"] = rows["built_tokens"] = columns["input"]
-    rows["asked_output"] = columns["asked"]
-    rows["output_tokens"] = np.where(failed & (columns["got"] == 0), -1, columns["got"])
-    rows["cached_tokens"] = columns["cached"] if kept_cache else -1
-    rows["reasoning_tokens"] = -1
-    rows["first_event_tokens"] = first >= 0
-    rows["output_events"] = events
-    rows["input_source"] = np.where(refused, SOURCE[source], SOURCE["server"])
-    rows["output_source"] = np.where(columns["got"] > 0, SOURCE["server"], 0)
-    rows["reused"] = 1
-    rows["replica"] = columns["replica"]
-    admitted = columns["admitted_ns"]
-    rows["server_queue_ns"] = np.where(admitted >= 0, admitted - due, -1)
-    rows["server_prefill_ns"] = np.where((admitted >= 0) & (prefilled >= 0), prefilled - admitted, -1)
-    rows["server_decode_ns"] = np.where(first >= 0, last - first, -1)
-    for name in ("server_transfer_ns", "draft_tokens", "accepted_tokens"):
-        rows[name] = -1
-    rows["text"] = text
+        status[kind == KIND[name]] = STATUS[word]
+        text[kind == KIND[name]] = words
+    admitted, input_tokens, ended = columns.pop("admitted_ns"), columns.pop("input"), columns.pop("end_ns")
+    was_admitted, has_first = admitted >= 0, first >= 0
+    return {
+        **dict.fromkeys(("due_ns", "ready_ns", "sent_ns", "first_byte_ns"), due),
+        **dict.fromkeys(("first_token_ns", "first_answer_ns"), first),
+        "first_event_ns": prefilled,
+        "last_token_ns": last,
+        "end_ns": end,
+        "done_ns": np.where(failed, ended, end) if failed.any() else end,
+        "status": status,
+        "kind": kind,
+        "http_status": np.where(refused, 400, 200),
+        "finish_reason": np.where(failed, FINISH[""], np.where(for_values, FINISH["stop"], FINISH["length"])),
+        "max_gap_ns": largest,
+        **dict.fromkeys(("input_tokens", "built_tokens"), input_tokens),
+        "asked_output": asked,
+        "output_tokens": np.where(failed & (got == 0), -1, got),
+        "cached_tokens": columns.pop("cached") if kept_cache else -1,
+        "first_event_tokens": has_first,
+        "output_events": events,
+        "input_source": np.where(refused, SOURCE[source], SOURCE["server"]),
+        "output_source": np.where(got > 0, SOURCE["server"], 0),
+        "reused": 1,
+        "replica": replica,
+        "server_queue_ns": np.where(was_admitted, admitted - due, -1),
+        "server_prefill_ns": np.where(was_admitted & (prefilled >= 0), prefilled - admitted, -1),
+        "server_decode_ns": np.where(has_first, last - first, -1),
+        **dict.fromkeys(("reasoning_tokens", "server_transfer_ns", "draft_tokens", "accepted_tokens"), -1),
+        "text": text,
+    }
