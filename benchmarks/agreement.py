@@ -99,7 +99,8 @@ class Case(NamedTuple):
 
     def search(self, name: str, *more: str) -> list[str]:
         length = f"{self.length_s:g}s"
-        return ["search", self.workload, *self.target, *self.slo, "-d", length, "--seed", "21", "-o", name, *more]
+        flags = ("-d", length, "--max-probes", "120", "--seed", "21", "-o", name)
+        return ["search", self.workload, *self.target, *self.slo, *flags, *more]
 
     def run(self, name: str, *more: str, lengths: float = 2) -> list[str]:
         length = f"{lengths * self.length_s:g}s"
