@@ -18,6 +18,7 @@ from loadgen.answers import folder as answers
 from loadgen.answers.comparison import AnswersResult, judge, score
 from loadgen.answers.questions import AnswerKey
 from loadgen.contracts.sections import used_share
+from loadgen.present import glossary
 from loadgen.shell.app import main
 
 pytestmark = pytest.mark.commands
@@ -195,6 +196,19 @@ def test_every_word_is_seen_by_day_and_by_night(
     browser.open(pages[kind])
     assert browser.evaluate(FAINT) == []
     browser.look(width=1400)
+
+
+def test_the_glossary_of_the_docs_is_that_of_the_pages() -> None:
+    docs = Path(__file__).parent.parent / "docs" / "glossary.md"
+    assert docs.read_text("utf-8") == glossary.document()
+
+
+@pytest.mark.processes
+def test_the_glossary_unfolds_from_the_top_of_every_page(browser: Browser, pages: dict[str, Path]) -> None:
+    for page in pages.values():
+        browser.open(page)
+        browser.evaluate("document.querySelector('.top a').click(); new Promise(done => setTimeout(done, 50))")
+        assert browser.evaluate("document.querySelector('#glossary').open")
 
 
 def test_sizing_and_cost_say_money_hours_and_what_they_rest_on(pages: dict[str, Path]) -> None:

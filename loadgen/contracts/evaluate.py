@@ -186,7 +186,9 @@ class Evaluator:
             bounds = self._between_runs(quantile_interval.quantile(sample.values, p, self.confidence), sample.values, p)
             return bounds._replace(high=max(bounds.high, sample.bound)), sample
         if of_cluster and math.isfinite(bounds.high):
-            sample = sample._replace(of=", ".join(filter(None, (sample.of, "upper end from the spread of its swings"))))
+            sample = sample._replace(
+                of=", ".join(filter(None, (sample.of, "upper end from how much it varied over the load")))
+            )
         return self._between_runs(bounds, sample.values, p), sample._replace(short=Shortage(of_cluster.words, enough_s))
 
     def _between_runs(self, bounds: Bounds, values: Series, p: float) -> Bounds:

@@ -321,7 +321,7 @@ def _too_few_states(seen: float | None, length_s: float) -> Shortage:
     if seen >= LEAST_LOOKS:
         return Shortage(enough_s=enough_s)
     words = (
-        f"a server that changes slowly: this load is worth some {math.floor(seen)} independent looks at it; "
+        f"a server that changes slowly: this load is worth some {math.floor(seen)} independent samples of it; "
         f"{LEAST_LOOKS} needed"
     )
     return Shortage(words, enough_s)
@@ -350,7 +350,7 @@ def _too_few_looks(
     enough_s = length_s + MARGIN * steady_state.length_for(needed - seen, *longest, stay_ns) / 1e9
     words = (
         f"a queue that lasts: requests that came one after another fared alike, so this load is worth some {seen:.0f} "
-        f"looks at it; {needed} needed"
+        f"independent samples of it; {needed} needed"
     )
     return Shortage(words, enough_s)
 

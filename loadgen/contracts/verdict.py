@@ -416,12 +416,12 @@ def _apart_trouble(level: ContractLevel, runs: Sequence[RecordedRun]) -> str:
 
 
 def _horizon_words(evaluated: Held, confidence: float) -> str:
-    """What a verdict holds for: `for what repeats within 2 min 40 s; 55 independent looks`."""
+    """What a verdict holds for: `for what comes back within 2 min 40 s; the load is worth 55 independent samples`."""
     if not evaluated.length_s:
         return ""
     horizon = format.duration(intervals.recurrence(evaluated.length_s, confidence))
-    looks = "" if evaluated.looks is None else f"; {evaluated.looks:,.0f} independent looks"
-    return f", for what repeats within {horizon}{looks}"
+    looks = "" if evaluated.looks is None else f"; the load is worth {evaluated.looks:,.0f} independent samples"
+    return f", for what comes back within {horizon}{looks}"
 
 
 def _cache_trouble(level: ContractLevel, run: RecordedRun) -> str:

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from loadgen.core import format
+from loadgen.present.glossary import WORDS
 
 COLORS = ("c1", "c2", "c3", "c4", "c5", "c6")  # CSS variables of page.css, as are "good", "bad", "warn", "soft"
 
@@ -258,13 +259,20 @@ class Page:
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><link rel="icon" href="data:,">'
             f"<title>{escape(self._title)}</title>\n<style>{asset('page.css')}</style></head>\n<body><main>\n"
             f'<div class="top"><span>{escape(self._made_by)}</span>'
-            '<div><button id="print" type="button">print or PDF</button>'
+            '<div><a href="#glossary">glossary</a><button id="print" type="button">print or PDF</button>'
             '<button id="theme" type="button">theme: auto</button></div></div>\n'
             + "\n".join(self._parts)
+            + _glossary()
             + "\n<noscript><p>The charts need JavaScript, which is in this file; every table is complete without.</p>"
             f'</noscript></main>\n<script type="application/json" id="charts">{data}</script>\n'
             f"<script>{asset('page.js')}</script></body></html>\n"
         )
+
+
+def _glossary() -> str:
+    """What the words of every page mean, folded at its end."""
+    words = "".join(f"<div><dt>{escape(word)}</dt><dd>{escape(meaning)}</dd></div>" for word, meaning in WORDS.items())
+    return f'<details id="glossary"><summary>Glossary</summary><dl class="facts">{words}</dl></details>'
 
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"

@@ -30,8 +30,8 @@ SENTENCES = {
         "offered {offered_per_s:.4g}/s, and no more than that is used",
     "at_an_end":
         "the rate is the {ends:both} end of its interval: the rate is the load that held at full length, the interval "
-        "that of the highest load that would, by all probes",
-    "unconfirmed": "the search ended before a confirmation: a probe at full length is the evidence",
+        "is where the highest such load lies by all trials together",
+    "unconfirmed": "the search ended before a confirmation: a trial at full length is the evidence",
     "at_once":
         "Offline: everything was due at once, without a limit on latency; rates are over the whole run. Under a limit "
         "the same machines carry less",

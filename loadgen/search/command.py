@@ -43,7 +43,7 @@ RunSpread = Annotated[
 OF_A_PROBE = (
     "concurrency_ramp", "max_in_flight", "timeout", "stall_timeout", "input_tokens", "output_tokens",
 )  # fmt: skip
-"""Options that change what a probe is: part of what makes two searches the same."""
+"""Options that change what a trial is: part of what makes two searches the same."""
 
 
 @takes(
@@ -52,10 +52,10 @@ OF_A_PROBE = (
         "num_warmups", "schedule_seed", "keep", "repeat",
     ),
     duration={
-        "help": "Full length of a probe; with --continuous how long what was found is sustained.",
+        "help": "Full length of a trial; with --continuous how long what was found is sustained.",
         "shown": "600s, 20m with --continuous",
     },
-    seed="Of the search; every probe derives its own.",
+    seed="Of the search; every trial derives its own.",
     out="Folder of the search.",
 )  # fmt: skip
 def search(
@@ -71,9 +71,9 @@ def search(
     precision: Annotated[
         float, typer.Option("--precision", min=0.002, max=0.5, help="Half width of the interval, as a share.")
     ] = 0.02,
-    max_probes: Annotated[int, typer.Option("--max-probes", min=1, help="Probes at most.")] = 40,
+    max_probes: Annotated[int, typer.Option("--max-probes", min=1, help="Trials at most.")] = 40,
     max_time: Annotated[
-        str | None, typer.Option("--max-time", help="Time of all probes together, at most: 2h, 90m.")
+        str | None, typer.Option("--max-time", help="Time of all trials together, at most: 2h, 90m.")
     ] = None,
     continuous: Annotated[
         bool,
@@ -105,7 +105,7 @@ def search(
 ) -> int:
     """Find the highest rate (or concurrency) at which every SLO term holds at its percentile, with an interval.
 
-    Exit: 0 found, 1 no load holds or not confirmed, 2 wrong usage, 3 a probe was not valid or the search was stopped
+    Exit: 0 found, 1 no load holds or not confirmed, 2 wrong usage, 3 a trial was not valid or the search was stopped
     by --max-time or --max-probes, 130 interrupted. With --continuous as those of a run; it
     alone takes --strict, --dry-run, --junit and --github.
 
@@ -216,17 +216,17 @@ def _judged(slo: Slo, settings: Settings) -> Slo:
 def _check_kind(
     over: str, of_probes: Mapping[str, object], of_one_run: Mapping[str, object], *, continuous: bool
 ) -> None:
-    """Raises UserError for flags that do not fit the kind of search: those of a search by probes, and of one run."""
+    """Raises UserError for flags that do not fit the kind of search: those of a search by trials, and of one run."""
     if over not in ("rate", "concurrency"):
         raise UserError("unknown_name", f"nothing to search over: {over!r}", "--over", "known: rate, concurrency")
     if not continuous and (flag := next((flag for flag, value in of_one_run.items() if value), "")):
         raise UserError("no_effect", "it is of a search in one run", flag, "add --continuous")
     if continuous and (flag := next((flag for flag, value in of_probes.items() if value is not None), "")):
-        raise UserError("conflict", "it is of a search by probes", flag, f"leave out {flag} or --continuous")
+        raise UserError("conflict", "it is of a search by trials", flag, f"leave out {flag} or --continuous")
 
 
 def _flags(given: Given, checked: Workload, slo: Slo, trial_ns: int) -> dict[str, Any]:
-    """What was typed of each probe, for the plan of the search."""
+    """What was typed of each trial, for the plan of the search."""
     flags: dict[str, Any] = {"slo": _slo_text(slo), "duration": f"{trial_ns / 1e9:g} s"}
     if given["limit"]:
         flags["limit"] = ", ".join(given["limit"])
@@ -275,7 +275,7 @@ def perform(
     """Run trials until the search needs no more, print the answer and return the exit code.
 
     Continues from the trials already in the folder, which the caller has taken (`folder_names.alone`). trial_s: length
-    of the load of a probe. silent: print no answer on stdout.
+    of the load of a trial. silent: print no answer on stdout.
     """
     from loadgen.search import experiment
     from loadgen.search import text as report
@@ -287,7 +287,7 @@ def perform(
     resume(load_search, earlier_trials)
     if earlier_trials:
         say(
-            f"going on with {trial_runner.folder}: {format.counted(len(earlier_trials), 'probe is', 'probes are')} done"
+            f"going on with {trial_runner.folder}: {format.counted(len(earlier_trials), 'trial is', 'trials are')} done"
         )
     if trial_runner.settings.backend.simulated:
         say("SIMULATED: no real server is measured")
@@ -298,7 +298,7 @@ def perform(
     if not trial_runner.settings.virtual and (left := load_search.most_probes - len(earlier_trials)) > 0:
         whole = min(left * trial_s, load_search.most_s or math.inf)
         length = format.duration(trial_s)
-        probes = format.counted(left, "probe")
+        probes = format.counted(left, "trial")
         say(f"expected: {probes} at most, of {length} of load or less each: {format.duration(whole)} at most")
     trial_runner.hearers = show.hearers
     trial_runner.go_on = experiment.resuming(trial_runner.folder, plan)

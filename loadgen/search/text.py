@@ -1,4 +1,4 @@
-"""A search in words: a line for each probe, the load it found, its interval and its confirmation. Pure."""
+"""A search in words: a line for each trial, the load it found, its interval and its confirmation. Pure."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from loadgen.search.load_search import NextTrial, SearchAnswer, TrialResult, cap
 
 KINDS = {
     "bracket": "looking for a bracket",
-    "probe": "probe",
+    "probe": "trial",
     "confirm": "confirmation at full length",
     "sustain": "is it sustained?",
 }
 ENDINGS = {
     "": "not finished",
     "found": "found, and confirmed by a run at full length from empty",
-    "none": "no load holds: not even the lowest probe did",
+    "none": "no load holds: not even the lowest trial did",
     "highest": "the highest load allowed holds: give a larger --high",
     "unconfirmed": "not confirmed: runs at full length failed where they should pass. Either the server does not come "
-    "back to the same state between runs, or what builds up takes longer than a probe: search again, with longer ones "
+    "back to the same state between runs, or what builds up takes longer than a trial: search again, with longer ones "
     "(--duration; of mlperf --min-duration)",
-    "probes": "stopped: so many probes were allowed and no more",
+    "probes": "stopped: so many trials were allowed and no more",
     "time": "stopped: the time allowed is used up",
-    "invalid": "stopped: a probe was not a valid measurement",
+    "invalid": "stopped: a trial was not a valid measurement",
     "gone": "stopped: the endpoint could not be reached any more",
     "nodes": "stopped: no node of the cluster was left to send the load",
     "interrupted": "interrupted",
@@ -33,16 +33,16 @@ ENDINGS = {
 
 
 def asking(ask: NextTrial, unit: str) -> str:
-    """The line printed before a probe."""
+    """The line printed before a trial."""
     times = f", {ask.lengths:g} times the length" if ask.lengths > 1 else ""
-    return f"probe {ask.number}: {ask.load:.4g}{unit} ({KINDS[ask.kind]}{times})"
+    return f"trial {ask.number}: {ask.load:.4g}{unit} ({KINDS[ask.kind]}{times})"
 
 
 def told(result: TrialResult) -> str:
-    """The line printed after a probe."""
+    """The line printed after a trial."""
     ended_early = ", ended early" if result.early else ""
     why = "; ".join(filter(None, (result.why, _grows(result))))
-    return f"  {result.outcome}{ended_early} after {format.duration(result.spent_s)}: {why}"
+    return f"  {OUTCOMES[result.outcome][0]}{ended_early} after {format.duration(result.spent_s)}: {why}"
 
 
 def headline(answer: SearchAnswer, results: Sequence[TrialResult], names: Sequence[str], unit: str) -> str:
@@ -80,15 +80,15 @@ def found(answer: SearchAnswer, results: Sequence[TrialResult], unit: str, *, si
         half = f"{answer.load:.4g}{unit} (95 % interval {low:.4g} to {high:.4g}): half of all runs pass there"
         rows += [("Half pass", half), ("Interval", covers(answer, simulated))]
     confirming = f"{format.duration(answer.confirming_s)} of it confirming"
-    spent = f"{format.duration(answer.spent_s)} in {format.counted(answer.probes, 'probe')}, {confirming}"
+    spent = f"{format.duration(answer.spent_s)} in {format.counted(answer.probes, 'trial')}, {confirming}"
     rows += [("Spent", spent), ("Ended", ENDINGS.get(answer.reason, answer.reason))]
     if invalid := next((result for result in results if result.outcome == "invalid"), None):
-        rows.append(("Not valid", f"probe {invalid.ask.number}: {invalid.why}"))
+        rows.append(("Not valid", f"trial {invalid.ask.number}: {invalid.why}"))
     return section("How the answer was confirmed", Facts(rows), id="confirmed")
 
 
 OUTCOMES = {"under": ("held", "good"), "over": ("missed", "bad"), "invalid": ("not valid", "warn")}
-UNITS = "Latencies in ms; a probe that ended early shows the part it saw."
+UNITS = "Latencies in ms; a trial that ended early shows the part it saw."
 _LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
 
 

@@ -519,7 +519,7 @@ def test_a_search_is_taken_up_without_its_flags(tmp_path: Path, capsys: pytest.C
     assert f"go on with: loadgen search --resume {shlex.quote(folder)} --max-probes N" in told
     assert exits("search", "--resume", folder, "--max-probes", "40") == 0
     told = capsys.readouterr().err
-    assert "2 probes are done" in told and "go on with" not in told, "nothing is left"
+    assert "2 trials are done" in told and "go on with" not in told, "nothing is left"
     assert exits(*command, "--max-probes", "40", "-o", str(tmp_path / "whole")) == 0
     answers = [(tmp_path / name / "search.json").read_text() for name in ("s", "whole")]
     assert json.loads(answers[0])["answer"] == json.loads(answers[1])["answer"]

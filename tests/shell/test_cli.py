@@ -157,7 +157,7 @@ def test_progress_as_json_says_which_step_of_how_many(tmp_path: Path, capsys: py
     search = ["search", "qa", "--url", "sim:gb300-vm", "-d", "20s", "--low", "20", "--high", "30", "--precision", "0.2"]
     assert ends([*search, "-o", str(tmp_path / "p")]) == 0
     told = capsys.readouterr().err
-    assert re.search(r"probe 1: .*: 2 of at most 40", told)
+    assert re.search(r"trial 1: .*: 2 of at most 40", told)
     assert ends([*command[:-1], str(tmp_path / "off"), "--progress", "off"]) == 0
     assert "1 of 2" not in capsys.readouterr().err
 

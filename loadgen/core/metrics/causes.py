@@ -109,7 +109,7 @@ def _paragraph(found: Sequence[Cause], case: _Case) -> str:
         return ""
     first, *others = found
     slow = f"{case.slow.sum():,} of {len(case.ttft):,} requests took more than {SLOW:g} times the usual TTFT: "
-    text = f"Why it was slow ({first.sure}): {'' if first.code == 'power' else slow}{first.evidence}."
+    text = f"{first.sure.capitalize()}: {'' if first.code == 'power' else slow}{first.evidence}."
     return text + (f" Also: {'; '.join(cause.evidence for cause in others)}." if others else "")
 
 

@@ -33,7 +33,7 @@ BENCHMARK = importlib.import_module("causes")
 def test_a_cause_is_named_with_its_evidence(cause: str) -> None:
     said = BENCHMARK.judged(cause, 3)
     assert said.causes[0].code == cause, said
-    assert said.text.startswith("Why it was slow (likely)") and said.causes[0].evidence in said.text
+    assert said.text.startswith("Likely: ") and said.causes[0].evidence in said.text
     assert 0.5 <= said.causes[0].share <= 1
 
 
@@ -96,4 +96,4 @@ def test_the_paragraph_stands_above_the_verdict(tmp_path: Path) -> None:
     run = loadgen.run("rag", url="sim:gb300-vm", request_rate=100, duration="60s", warmup=0, seed=1, out=tmp_path / "r")
     assert run.summary.causes.causes[0].code == "queue"
     above = " ".join(str(run).rsplit("VALID", 1)[0].split())
-    assert "Why it was slow (likely)" in above and "queue, which grew" in above
+    assert "Likely: " in above and "queue, which grew" in above
