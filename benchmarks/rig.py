@@ -62,7 +62,9 @@ def given(options: argparse.ArgumentParser, **smallest: Any) -> argparse.Namespa
         options.set_defaults(**smallest)
     found = options.parse_args()
     Alone.on = getattr(found, "alone", False)
-    command = " ".join([f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    script = Path(sys.argv[0]).absolute()
+    name = script.relative_to(HERE) if script.is_relative_to(HERE) else script.name
+    command = " ".join([f"benchmarks/{name}", *sys.argv[1:]])
     print(f"`{command}` ({seen()}); {host()}\n", flush=True)
     if found.smoke:
         print("SMOKE: the smallest form, which shows that the script runs. Its figures say nothing.\n", flush=True)

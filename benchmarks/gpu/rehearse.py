@@ -65,6 +65,7 @@ class Session:
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.out: Path = given.out
+        self.model: Path = given.model
         self.seconds: float = given.seconds
         self.lanes: int = given.lanes
         self.length = ["--output-tokens", str(given.output_tokens)] if given.output_tokens else []
@@ -90,7 +91,7 @@ class Session:
         done = subprocess.run(
             [*LOADGEN, *words], cwd=self.out, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
-        shown = shlex.join(["loadgen", *words]).replace(str(self.out), ".")
+        shown = shlex.join(["loadgen", *words]).replace(str(self.model), "MODEL")
         with (self.out / "log.txt").open("a", encoding="utf-8") as log:
             log.write(f"$ {shown}\n{done.stdout}{done.stderr}-> {done.returncode}\n\n")
         print(f"$ {shown}  -> {done.returncode}", flush=True)

@@ -186,7 +186,8 @@ def test_structured_output(server: Started, tmp_path: Path) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
     asked = {"messages": [{"role": "user", "content": "Is it?"}], "max_tokens": 40, "response_format": form}
     data.write_text((json.dumps(asked) + "\n") * 4)
-    said("answers", str(data), *target(server), "--keep-content", "-c", "2", "-o", str(tmp_path / "out"))
+    words = ["answers", str(data), "--url", server.url, *server.flags, "--keep-content", "-c", "2"]
+    said(*words, "-o", str(tmp_path / "out"))
     texts = [json.loads(line)["a"] for line in (tmp_path / "out/texts.jsonl").read_text().splitlines()]
     assert [type(json.loads(text)["yes"]) for text in texts] == [bool] * 4
 
