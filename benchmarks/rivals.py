@@ -138,13 +138,17 @@ def told(tool: Tool, file: Path) -> tuple[Figures, str]:
             "requests.ok",
             "requests.failed",
         )
-        return Figures(*(figures.get(name) for name in names)), ""
+        warned = [
+            line.strip(" ⚠") for line in (file.parent / "said.txt").read_text("utf-8").splitlines() if "⚠" in line
+        ]
+        return Figures(*(figures.get(name) for name in names)), "; ".join(warned)
     said = json.loads(file.read_bytes())
-    times = [(said[name] or {}).get("p50") for name in ("ttft_ms", "itl_ms", "tpot_ms")]
+    ttft, itl, tpot = ((said[name] or {}).get("p50") for name in ("ttft_ms", "itl_ms", "tpot_ms"))
     verdict = "VALID" if said["verdict"]["valid"] else "INVALID: " + "; ".join(said["verdict"]["reasons"])
     withheld = f"; withheld: {', '.join(said['unsound'])}" if said["unsound"] else ""
     counts = said["requests"]
-    return Figures(*times, said["tokens"]["output_per_s"], counts["ok"], counts["failed"]), verdict + withheld
+    output, ok, failed = said["tokens"]["output_per_s"], counts["ok"], counts["failed"]
+    return Figures(ttft, itl, tpot, output, ok, failed), verdict + withheld
 
 
 def drive(command: str, log: Path, starved: bool, at_most_s: float) -> int | None:

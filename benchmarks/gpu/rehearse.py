@@ -47,6 +47,7 @@ OPEN_SHARE = 0.7  # of the closed loop's rate
 CONTRACT = """name: rehearsal
 description: Twice the usual times of the closed loop, at half its rate.
 confidence: 95%
+horizon: {horizon:g}s
 levels:
   - name: half
     workload: qa
@@ -174,8 +175,9 @@ def search(session: Session) -> dict[str, Any]:
 
 def validate(session: Session) -> dict[str, Any]:
     usual = session.kept("qa-closed") or {}
+    seconds = max(3 * session.seconds, 60)
     text = CONTRACT.format(
-        rate=rate(session, "qa") / 2, seconds=max(3 * session.seconds, 60), ttft=max(2 * usual["ttft_p50_ms"], 1),
+        rate=rate(session, "qa") / 2, seconds=seconds, horizon=seconds / 4, ttft=max(2 * usual["ttft_p50_ms"], 1),
         tpot=max(2 * tpot_ms(usual), 0.01),
     )  # fmt: skip
     (session.out / "contract.yaml").write_text(text)
@@ -321,6 +323,7 @@ def main() -> None:
         given.out = (given.out or Path(scratch) / "out").absolute()
         given.model = (given.model or given.out.with_name(f"{given.out.name}-model")).absolute()
         session = Session(given)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(UNFINISHED))  # the engine does not outlive this process
         if steps_left(session):
             go(session, given, begun)
         left = [step.name for step in steps_left(session)]
