@@ -254,7 +254,7 @@ def of_money(case: Case, name: str, rate: float) -> Iterator[Said]:
     yield in_text("machines", "size: headline", rf"need\s+{NUMBER}\s+machines", text)
     yield Said("USD a month", "size: of its machines", month)
     yield Said("USD a month", "size: JSON", float(of_size["per_month"]["mid"]))
-    yield in_text("USD a month", "size: headline", rf"USD\s+{NUMBER}\s+a\s+month", text)
+    yield in_text("USD a month", "size: headline", rf"USD\s+{NUMBER}(?:\s+\[[^\]]*\])?\s+a\s+month", text)
     per_thousand = float(offer["costs"][unit]["total"]) * 1000
     yield Said("USD per 1,000 at capacity", "cost: JSON", per_thousand)
     each = float(of_size["per_thousand"]["mid"]) * of_size["used"]

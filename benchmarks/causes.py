@@ -121,7 +121,7 @@ def simulate(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSample
     course = Course(planned, size, replicas, route(speeds, "round_robin"), timeout_ns=600 * S)
     course.run()
     ends = [replica.ends for replica in replicas]
-    rows = outcome(course.flights, ends, planned, interval=1, source="estimate", kept_cache=False).rows
+    rows = outcome(course.flights, ends, planned, interval=1, source="estimate", kept_cache=False).rows[:]
     _add_client_and_network(rows, cause, seed, rng)
     return rows, _samples(replicas)
 

@@ -41,7 +41,7 @@ def run(preset_name: str, scenario: Any, rate: float, length_s: float, round_nam
         lambda number: (inputs[number % len(inputs)], outputs[number % len(outputs)], ()),
         virtual.SimulatedSystem(costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing),
     )
-    rows = made.rows
+    rows = made.rows[:]
     header = Header(state="finished", stages=(StagePlan(arrival=f"poisson {rate:g}/s", rate=rate),))
     grows = summarize(header, rows).sustainable
     trace = mlperf.trace({name: rows[name].copy() for name in mlperf_run.COLUMNS})

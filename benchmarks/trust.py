@@ -436,7 +436,8 @@ def spread_by(spread: float) -> Callable[[np.random.Generator], Iterator[float]]
 def search_rows(members: list[str], seeds: range) -> Iterator[bool]:
     print(f"\nsearch: 95 % intervals of {len(seeds)} searches that cover the truth (limit {COVERED:.0%})")
     print(f"{'server':<22}{'covered':>10}{'half width':>12}{'trials':>8}")
-    for name in (*SPREADS, *members):
+    names: tuple[str | float, ...] = (*SPREADS, *members)
+    for name in names:
         results = []
         for seed in seeds:
             starts = partial(capacities, name, seed) if isinstance(name, str) else spread_by(name)
