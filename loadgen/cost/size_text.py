@@ -123,8 +123,8 @@ def _columns(found: Sizing) -> Table:
         *_racks(need),
         ("GPUs", lambda size: format.count(None if size.machines is None else size.machines * size.gpus_per_machine)),
         ("share of their capacity in use", lambda size: format.percent(size.used)),
-        (f"{noun} per second to serve", lambda size: format.quantity(size.demand_per_s)),
-        (f"{noun} per second that one machine serves", _rate),
+        (f"{noun}/s to serve", lambda size: format.quantity(size.demand_per_s)),
+        (f"{noun}/s that one machine serves", _rate),
         (
             f"{sizes[0].source.answer} takes",
             lambda size: format.duration(size.response_s) if size.response_s else "-",

@@ -153,7 +153,7 @@ def test_a_workload_that_was_edited_is_searched_anew(folder: Path) -> None:
 def test_the_figures_have_units_and_the_slo_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _called("rag", "vm", "--users", "5000") == 0
     out = capsys.readouterr().out
-    assert "requests per second to serve" in out and "19.9 requests/s on" in out
+    assert "requests/s to serve" in out and "19.9 requests/s on" in out
     assert "SLO TTFT p" in " ".join(out.split())
 
 
