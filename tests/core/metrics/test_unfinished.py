@@ -353,11 +353,15 @@ def test_search_report_cost_and_capacity_say_one_thing(
     stored = json.loads((folder / "capacity.json").read_text())
     evidence = store.read_run(folder / stored["evidence"])
     assert not (evidence.rows["status"] != STATUSES.index("ok")).any()
-    for line in (
-        said("cost", str(folder), "--accept-sample-prices", "--price", f"{folder.name}=oracle-gb300"),
-        said("size", profile, str(folder), "--request-rate", "100", "-o", str(tmp_path / "sized")),
+    for pattern, line in zip(
+        (r"capacity by search: ([\d.]+)", r"([\d.]+) \w+/s on \d+ GPUs,\s+capacity"),
+        (
+            said("cost", str(folder), "--accept-sample-prices", "--price", f"{folder.name}=oracle-gb300"),
+            said("size", profile, str(folder), "--request-rate", "100", "-o", str(tmp_path / "sized")),
+        ),
+        strict=True,
     ):
-        priced = _number(r"capacity by search[:,] ([\d.]+)", line)
+        priced = _number(pattern, line)
         assert priced == pytest.approx(stored["rate_per_s"], rel=0.01)
         assert priced == pytest.approx(steady, rel=0.01)
         assert "failed" not in line.replace("failed ones are paid for and not counted", "")
