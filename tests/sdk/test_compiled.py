@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from chunk_twins import AFTER, BEFORE, hold_chunks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from loadgen_sdk.dialects import reader, sse
@@ -29,7 +30,6 @@ FOREVER = 1 << 62
 SIOCOUTQNSD = 0x894B  # linux/sockios.h: bytes that were not sent yet
 RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 
-BEFORE, AFTER = b'{"choices":[{"delta":{"content":"', b'"}}]}'
 PLAIN = b"data: " + BEFORE + b"word" + AFTER + b"\n\n"
 TWO = b"%x\r\n%s\r\n" % (2 * len(PLAIN), 2 * PLAIN)
 PLAIN = b"%x\r\n%s\r\n" % (len(PLAIN), PLAIN)
@@ -405,32 +405,10 @@ BLOCK = st.one_of(
 WHOLE = st.lists(BLOCK, min_size=1, max_size=4).map(b"".join).map(lambda data: b"%x\r\n%s\r\n" % (len(data), data))
 
 
-def plainly(events: list[Any]) -> list[Any]:
-    """Plain events as the number 1 each."""
-    out: list[Any] = []
-    for event in events:
-        many = event if isinstance(event, int) else reader.pure_plain_run([event], 0, BEFORE, AFTER)[1]
-        out += [1] * many or [event]
-    return out
-
-
 @settings(RELAXED, max_examples=4 * settings().max_examples)
 @given(st.lists(st.one_of(WHOLE, WHOLE, PIECE), max_size=6), st.booleans())
 def test_whole_chunks_are_what_http_and_the_grammar_say(pieces: list[bytes], templated: bool) -> None:
-    data = b"".join(pieces)
-    template = (BEFORE, AFTER) if templated else (b"", b"")
-    chunks, events, used = compiled.whole_chunks(data, *template)
-    response, decoder = http1.Response(), sse.Decoder()
-    response.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-    decoder.started = True
-    bodies = response.feed(data[:used])
-    assert (len(bodies), response.between_chunks, response.missing) == (chunks, True, 0)
-    expected = decoder.feed(b"".join(bodies))
-    assert decoder.between_events
-    assert plainly(events) == plainly(expected)
-    assert templated or events == expected
-    known = plain.plain_chunks(data, BEFORE, AFTER)[2]  # the twin recognises no more than it
-    assert not templated or b";" in data or data.startswith(b"0") or used >= known
+    hold_chunks(compiled, b"".join(pieces), templated=templated)
 
 
 @settings(RELAXED, max_examples=2 * settings().max_examples)
