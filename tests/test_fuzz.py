@@ -80,7 +80,7 @@ def test_rows_that_no_run_has_written_are_told(tmp_path: Path, column: str, valu
         run_folder.open_run(run)
 
 
-@pytest.mark.parametrize(("sound", "damaged"), [(b'"quantile": 0.95', b'"quantile": 9.5')])
+@pytest.mark.parametrize(("sound", "damaged"), [(b'"ttft"', b'"qtft"'), (b'"quantile": 0.95', b'"quantile": 9.5')])
 def test_a_header_with_an_slo_that_nobody_can_have_is_told(sound: bytes, damaged: bytes) -> None:
     """It was "a bug in loadgen"."""
     data = corpus("folder")[0]

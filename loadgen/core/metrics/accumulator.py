@@ -357,8 +357,7 @@ class Accumulator:
         self._plans = header.stages or (StagePlan(),)
         self._slo = header.slo
         self._turns = header.turns
-        slos = [self._slo, *(plan.slo for plan in header.classes)]
-        slo_metrics = [term.metric for slo in slos if slo for term in slo.terms if per_request(term.metric)]
+        slo_metrics = [term.metric for slo in header.slos for term in slo.terms if per_request(term.metric)]
         self._part_metrics = tuple(dict.fromkeys((*SHOWN, *slo_metrics)))
         several = len(header.targets) if len(header.targets) > 1 else 0
         self.stages = [Cell(self._slo, exact=exact) for _ in self._plans]

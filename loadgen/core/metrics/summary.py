@@ -298,8 +298,7 @@ def build(
 
 def _unknown(header: Header, measured: Cell) -> dict[str, str]:
     """Metrics of which nothing can be said, however sure the stamps are -> why."""
-    slos = [header.slo, *(plan.slo for plan in header.classes)]
-    return validity.contradicted(measured) | not_here(filter(None, slos))
+    return validity.contradicted(measured) | not_here(header.slos)
 
 
 def _signs(everything: CellPair, header: Header, *, missed: bool, is_counted: bool) -> Signs:

@@ -15,7 +15,8 @@ from loadgen.core import format
 from loadgen.core.errors import UserError
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.results.record import SCHEMA, WITH_UNFINISHED
-from loadgen.core.slo import Slo
+from loadgen.core.slo import Slo, not_here
+from loadgen.figures import FIGURES
 
 _Kind = TypeVar("_Kind")
 
@@ -243,6 +244,17 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()  # warnings, most of them known before the first request; they become warnings of the verdict
     note_codes: dict[str, ReasonCode] = {}  # note -> its code and values, where it has some
     stopped_by: ReasonCode | None = None  # the rule of `stop_when` that ended the run
+
+    def __post_init__(self) -> None:
+        """A stored header may be damaged: a figure that is not here was of another package that the run used."""
+        of_others = {one.name for one in self.plugins if one.table == FIGURES.group}
+        if unknown := not_here(self.slos).keys() - of_others:
+            raise ValueError(f"no SLO is of {min(unknown)!r}")
+
+    @property
+    def slos(self) -> tuple[Slo, ...]:
+        """That of the run, and those of its classes."""
+        return tuple(slo for slo in (self.slo, *(plan.slo for plan in self.classes)) if slo is not None)
 
 
 def interchangeable(targets: Sequence[TargetFacts]) -> bool:
