@@ -281,9 +281,8 @@ def family_rows(members: list[str], seeds: range) -> Iterator[bool]:
 
 def _family_line(name: str, found: Counter[str], length_s: float, measured: int, limit: float) -> bool:
     count, term = worst(found, verdict.PASS)
-    low, high = intervals.wilson(count / measured, measured, 0.95)
     any_term = f"{found['wrong'] / measured:.1%}"
-    shown = f"{count / measured:.1%} [{low:.1%}, {high:.1%}] {term if count else ''}".strip()
+    shown = f"{of(count, measured)} {term if count else ''}".strip()
     asked = max(found["asked above"], 1)
     good = count <= limit * measured
     print(

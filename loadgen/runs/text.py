@@ -220,12 +220,9 @@ def _load(summary: Summary) -> Iterator[str]:
         later = " up to the last request" * (summary.sessions is not None and load.steady_completed_rps is not None)
         yield f"offered {format.rate(load.offered_rps)}{later}"
     yield f"sent {format.rate(load.achieved_rps)}"
-    completed = f"completed {format.rate(headline(summary).requests)}"
-    if load.steady_completed_rps is not None:
-        completed += f" while load was offered ({format.rate(load.completed_rps)} whole run)"
-    else:
-        completed += " whole run"
-    yield completed
+    shown = headline(summary)
+    whole = f" ({format.rate(load.completed_rps)} whole run)" if shown.steady else ""
+    yield f"completed {format.rate(shown.requests)} {shown.window}{whole}"
     yield f"in flight {format.quantity(load.in_flight_mean)} mean, {format.count(load.in_flight_max)} at most"
     if load.gap_variation is not None:
         yield f"gap variation {load.gap_variation:.2f} (planned {load.gap_variation_planned or 0:.2f})"

@@ -71,7 +71,7 @@ def sweep(
     if dry_run:
         return print_plans([one for cell in sweeps for one in cell.planned], given.budget())
     first = sweeps[0]
-    parent = given.settings().out or new_folder(f"{'grid' if is_grid else 'sweep'}-{first.workload.name}")
+    parent = first.settings.out or new_folder(f"{'grid' if is_grid else 'sweep'}-{first.workload.name}")
     asked = [cell.asked(parent, show) for cell in sweeps]
     show.expect(
         [one for cell in asked for one in cell.left(again=given["force"])] * (1 if how is None else how.at_least)

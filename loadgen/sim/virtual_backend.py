@@ -339,10 +339,7 @@ def simulate(
         if collecting:
             gc.enable()
     ends = [np.array(replica.ends, np.int64) for replica in replicas]
-    flights, course.flights = (
-        course.flights,
-        Flights(),
-    )  # what is in the rows is forgotten: 150 MB for the run of a rack
+    flights, course.flights = course.flights, Flights()  # they are forgotten with the rows: 150 MB of a rack's run
     results = outcome(
         flights, ends, course.timetable,
         interval=system.interval, source=source, kept_cache=system.limits.block_reuse,

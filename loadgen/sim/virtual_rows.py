@@ -103,7 +103,7 @@ def outcome(
     stages, sent = len(schedule.stages), len(columns["number"])
     unsent = np.asarray(flights.unsent, np.int64).reshape(-1, 3)
     slots = _slots(np.concatenate([columns["number"], unsent[:, 0]]) if len(unsent) else columns["number"], schedule)
-    instants = [np.array(of_replica, np.int64) for of_replica in ends]
+    instants = [np.asarray(of_replica, np.int64) for of_replica in ends]
     stretches = _stretches(columns, flights.stretches)
     gaps = [Histogram() for _ in range(stages)]
     largest = np.zeros(sent, np.int64)
