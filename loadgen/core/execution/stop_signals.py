@@ -17,23 +17,25 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def calling(stop: Callable[[int], object]) -> Iterator[None]:
     """While inside, each of these signals calls `stop(number)` in the running event loop.
 
-    Python delivers signals to the main thread only: in another one nothing changes.
+    Python delivers signals to the main thread only: in another one nothing changes. Not by `add_signal_handler`: when
+    that is taken back Python's own handler stands for an instant, and a signal then is a KeyboardInterrupt anywhere.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     loop = asyncio.get_running_loop()
-    before = {number: handler for number in NUMBERS if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
-    for number in before:
-        loop.add_signal_handler(number, stop, number)
+
+    def heard(number: int, _: object) -> None:
+        loop.call_soon_threadsafe(stop, number)
+
+    before = {
+        number: signal.signal(number, heard) for number in NUMBERS if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, before)  # the loop restores Python's own handlers first
         for number, handler in before.items():
-            loop.remove_signal_handler(number)
             signal.signal(number, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 @contextlib.contextmanager
