@@ -1,8 +1,9 @@
 """Runs one trial: the load that a search or a sweep names, stored in the folder of the experiment (`experiment.py`).
 
 IO. A trial is an ordinary run that may end early. Over HTTP, the watch examines the records while they arrive. In
-virtual time the whole run is made first, the watch examines its records step by step, and the run is then repeated up
-to the instant at which it was decided. This module does not choose the next load.
+virtual time conversations and tasks are looked at while they are simulated. Single requests are simulated whole first,
+which costs less than to look on the way; the watch examines their records step by step, and what was decided early is
+simulated again up to that instant before anything is written. This module does not choose the next load.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,6 +30,7 @@ from loadgen.core.execution.events import (
     RunEvent,
     RunningLoad,
     RunPlanned,
+    Simulated,
     SimulationStarted,
 )
 from loadgen.core.execution.run import Execute
@@ -104,6 +105,7 @@ class Trials:
         watch: Watch | None = None
         decision: Decision | None = None
         following: asyncio.Task[None] | None = None
+        simulated: NDArray[np.void] | None = None
 
         async def follow(watch: Watch, folder: Path, load: RunningLoad) -> None:
             nonlocal decision
@@ -129,9 +131,15 @@ class Trials:
             return Look(round(self.look_s * S), ends)
 
         def hear(event: RunEvent) -> None:
-            nonlocal planned, watch, following
+            nonlocal planned, watch, following, simulated, decision
             if isinstance(event, SimulationStarted) and watch is not None and _has_chains(planned):
                 event.looks.append(decides(watch))
+            elif isinstance(event, Simulated):
+                simulated = event.rows[:]
+                if watch is not None and decision is None and not _has_chains(planned):
+                    decision = self._first_decision(watch, simulated)
+                    if decision is not None and decision.at_ns < int(watch.due_ns[-1]):
+                        event.shorter.append(_shortened(workload, decision.at_ns))
             elif isinstance(event, RunPlanned):
                 planned, watch = event, self._watch(event.plan.timetable, ask)
             elif isinstance(event, LoadStarted) and planned is not None and watch is not None:
@@ -143,15 +151,14 @@ class Trials:
         finally:
             if following is not None:
                 following.cancel()
-        if watch is not None and settings.virtual and not _has_chains(planned):
-            rows = store.read_run(folder).rows
-            decision = _first_decision(watch, _finished(rows[np.argsort(rows["done_ns"], kind="stable")]), self.look_s)
-            if decision is not None and decision.at_ns < int(watch.due_ns[-1]):
-                shutil.rmtree(folder)
-                summary, folder = self.execute(_shortened(workload, decision.at_ns), settings)
         if summary.run.state == "interrupted" and decision is None:
             raise Interrupted
-        return self._result(ask, workload, summary, folder, decision)
+        rows = _measured(store.read_run(folder).rows if simulated is None else simulated, summary)
+        return self._result(ask, workload, summary, folder, rows, decision)
+
+    def _first_decision(self, watch: Watch, rows: NDArray[np.void]) -> Decision | None:
+        ended = _finished(rows[np.argsort(rows["done_ns"], kind="stable")])
+        return watch.first(ended, round(self.look_s * S) * (1 + len(ended) // MANY))
 
     def _workload(self, ask: NextTrial) -> Workload:
         workload = self.make(ask)
@@ -173,9 +180,16 @@ class Trials:
         return Watch(self.goal, due, planned=planned, early_under=ask.early_under) if len(due) else None
 
     def _result(
-        self, ask: NextTrial, workload: Workload, summary: Summary, folder: Path, decision: Decision | None
+        self,
+        ask: NextTrial,
+        workload: Workload,
+        summary: Summary,
+        folder: Path,
+        rows: NDArray[np.void],
+        decision: Decision | None,
     ) -> TrialResult:
-        rows, sent = _rows(folder, summary)
+        """`rows`: the measured ones."""
+        sent = _due(rows)
         spent = summary.window.whole.duration_s or 0.0
         observed_s = _length_s(workload, sent) if decision is None else decision.at_ns / S
         first_turns = sent[sent["turn"] == 0]  # the load of conversations is the rate at which they begin
@@ -239,18 +253,21 @@ def retold(folder: Path, result: TrialResult, *, mlperf: bool) -> TrialResult:
     if result.early:
         return again
     slo = store.read_lightly(run_of_it).header.slo or Slo(terms=())
-    outcome, code, why, _ = _outcome(Goal(slo=slo, mlperf=mlperf), summary, *_rows(run_of_it, summary), None)
+    rows = _measured(store.read_run(run_of_it).rows, summary)
+    outcome, code, why, _ = _outcome(Goal(slo=slo, mlperf=mlperf), summary, rows, _due(rows), None)
     standing = summary.sustainable
     return msgspec.structs.replace(
         again, outcome=outcome, code=code, why=why, sustained=standing.sustained, sustained_why=standing.why
     )
 
 
-def _rows(folder: Path, summary: Summary) -> tuple[NDArray[np.void], NDArray[np.void]]:
-    """The measured rows of a trial, and those of them that were due."""
-    rows = store.read_run(folder).rows
-    measured = rows[np.array([stage.measured for stage in summary.stages] or [True])[rows["stage"]]]
-    return measured, measured[measured["due_ns"] >= 0]
+def _measured(rows: NDArray[np.void], summary: Summary) -> NDArray[np.void]:
+    return picked(rows, np.array([stage.measured for stage in summary.stages] or [True])[rows["stage"]])
+
+
+def _due(rows: NDArray[np.void]) -> NDArray[np.void]:
+    """The rows of what was sent, or had to be."""
+    return picked(rows, rows["due_ns"] >= 0)
 
 
 def _outcome(
@@ -295,15 +312,6 @@ def _closed(workload: Workload) -> bool:
 def _finished(rows: NDArray[np.void]) -> NDArray[np.void]:
     """The rows without the requests that the end of the run cut off: those say nothing about the load."""
     return picked(rows, (rows["status"] != columns.CANCELLED) & (rows["done_ns"] >= 0))
-
-
-def _first_decision(watch: Watch, rows: NDArray[np.void], look_s: float) -> Decision | None:
-    """When a watch over a run that is finished would have decided. `rows`: in the order in which the requests ended."""
-    step = round(look_s * S) * (1 + len(rows) // MANY)
-    for now in range(step, int(rows["done_ns"].max(initial=0)), step):
-        if decision := watch.look(now, rows[: np.searchsorted(rows["done_ns"], now, "right")]):
-            return decision
-    return None
 
 
 def _shortened(workload: Workload, stop_ns: int) -> Workload:

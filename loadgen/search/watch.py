@@ -113,7 +113,18 @@ class Watch:
 
         Instants count from the start of the schedule.
         """
+        return self._look(now_ns, rows, self.goal.misses(rows))
+
+    def first(self, rows: NDArray[np.void], every_ns: int) -> Decision | None:
+        """What looks at a finished trial would have decided first. `rows`: in the order in which the requests ended."""
         missed = self.goal.misses(rows)
+        for now_ns in range(every_ns, int(rows["done_ns"].max(initial=0)), every_ns):
+            count = np.searchsorted(rows["done_ns"], now_ns, "right")
+            if decision := self._look(now_ns, rows[:count], missed[:, :count]):
+                return decision
+        return None
+
+    def _look(self, now_ns: int, rows: NDArray[np.void], missed: NDArray[np.bool_]) -> Decision | None:
         for name, count, allowed in zip(self.goal.names, missed.sum(axis=1), self.allowed, strict=True):
             if count > max(allowed, -1):
                 why = f"{count:,} of {self.planned:,} planned requests miss {name}, {max(allowed, 0):,} allowed"

@@ -30,7 +30,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.execution import run_header
 from loadgen.core.execution.context import Context, KnownTarget
 from loadgen.core.execution.driver import AFTER_STOP_NS
-from loadgen.core.execution.events import Look, RunPlanned, SimulationStarted, Tell
+from loadgen.core.execution.events import Look, RunPlanned, Simulated, SimulationStarted, Tell
 from loadgen.core.execution.lane_start import AnswerTime
 from loadgen.core.execution.plan import Settings, prepare
 from loadgen.core.execution.steering import MakeSteering
@@ -399,6 +399,10 @@ def run(
         )
 
     results, course = carried_out()
+    shorter: list[Workload] = []
+    tell(Simulated(cast(Any, results.rows), shorter))
+    if shorter:
+        return run(shorter[0], settings, folder, lambda event: tell(event) if isinstance(event, Simulated) else None)
     stopped_by = None
     horizon = course.timetable.horizon_ns
     first = first_breach(workload.stop_when, cast(Any, results.rows), LOOK_NS)

@@ -22,7 +22,8 @@ from loadgen.core import run_folder, seeds
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run
 from loadgen.core.execution.plan import Settings
-from loadgen.core.results import capacity, manifest
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.results import capacity, manifest, store
 from loadgen.core.results.record import KIND, ROW, STATUS
 from loadgen.core.results.spool import Tail
 from loadgen.core.slo import Slo, Term
@@ -323,10 +324,20 @@ def _ask(load: float, number: int = 0, early: bool = False) -> NextTrial:
 
 
 def test_probes_in_virtual_time_are_stored_and_read_back(tmp_path: Path) -> None:
-    runs = _probes(tmp_path)
+    written: list[Path] = []
+
+    def execute(*given: Any, **named: Any) -> tuple[Summary, Path]:
+        summary, folder = run.execute(*given, **named)
+        written.append(folder)
+        return summary, folder
+
+    runs = _probes(tmp_path, execute=execute)
     told = [runs.run(_ask(20.0)), runs.run(_ask(2000.0, 1))]
     assert [one.outcome for one in told] == ["under", "over"]
     assert told[1].early and told[1].spent_s < 60
+    assert [folder.name for folder in written] == [one.folder for one in told]  # each once, also what ended early
+    decided_ns = max(span.end_ns or 0 for span in store.read_run(written[1]).header.stages)
+    assert 0 < decided_ns < 60 * S
     assert experiment.told(tmp_path) == told
     assert (tmp_path / told[0].folder / "summary.json").is_file()
     with (tmp_path / experiment.TOLD).open("ab") as file:
@@ -411,10 +422,8 @@ def test_the_plan_says_by_which_rules_a_search_ran(tmp_path: Path) -> None:
 
 
 def test_a_server_that_dies_is_invalid_not_over(tmp_path: Path) -> None:
-    def dying(workload: Workload, given: Any, *tell: Any) -> Any:
-        from loadgen.core.results import store
-
-        summary, folder = run.execute(workload, given, *tell)
+    def dying(workload: Workload, given: Any, hearers: Any) -> Any:
+        summary, folder = run.execute(workload, given)  # as over HTTP, nobody is told rows: they are in the folder
         rows = store.read_run(folder).rows
         rows["status"][-200:], rows["kind"][-200:] = STATUS["failed"], KIND["connect"]
         for file in (folder / "requests").iterdir():

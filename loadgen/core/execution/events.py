@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from loadgen.core.execution.plan import Plan, Settings
     from loadgen.core.results.manifest import Cluster, Header, ReasonCode
     from loadgen.core.schedule.timetable import Schedule
-    from loadgen.core.workload import Stage
+    from loadgen.core.workload import Stage, Workload
 
 RECENT = 2_000  # number of latencies kept for the progress line
 
@@ -100,6 +100,14 @@ class SimulationStarted(NamedTuple):
     looks: list[Look]
 
 
+class Simulated(NamedTuple):
+    """A load in virtual time is over, and nothing of it is written: its `rows`, by column. Who has seen enough of it
+    adds a `shorter` load, which is then simulated and told in its place."""
+
+    rows: NDArray[np.void]
+    shorter: list[Workload]
+
+
 class StepBegun(NamedTuple):
     """A load that is decided while it goes has begun its next step. `stages`, `timetable`: so far."""
 
@@ -128,6 +136,7 @@ RunEvent = (
     | WorkersPlaced
     | LoadStarted
     | SimulationStarted
+    | Simulated
     | StepBegun
     | LoadEnded
     | RunEnded

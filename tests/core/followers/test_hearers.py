@@ -79,7 +79,7 @@ def test_what_a_run_in_virtual_time_tells(tmp_path: Path) -> None:
     heard: list[tuple[str, str]] = []
     settings = Settings(url="sim:gb300-vm", out=tmp_path / "run")
     run.execute(load("qa", read_flags(**FLAGS)), settings, [Recorder("me", heard)])
-    assert [event for _, event in heard] == ["RunPlanned", "SimulationStarted", "RunEnded"]
+    assert [event for _, event in heard] == ["RunPlanned", "SimulationStarted", "Simulated", "RunEnded"]
 
 
 @pytest.mark.processes
