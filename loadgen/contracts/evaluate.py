@@ -20,7 +20,7 @@ from loadgen.contracts.schema import OF_TASKS, Promise, kind_of
 from loadgen.contracts.steady_samples import MARGIN, QUEUED, Missing, RecordedRun, Shortage, SteadySample, Timed
 from loadgen.core import format
 from loadgen.core.errors import Fault, Faults
-from loadgen.core.metrics import outcomes, windows
+from loadgen.core.metrics import fairness, outcomes, windows
 from loadgen.core.metrics.columns import OK, Columns
 from loadgen.core.metrics.windows import Span
 from loadgen.core.slo import not_here
@@ -124,6 +124,24 @@ class Evaluator:
         kept = self._share([1 - missed for missed in sample.values])
         found = kept.found._replace(low=0.0) if sample.short else kept.found
         return _of_sample(found, kept.sample, sample)
+
+    def fairness(self, term: Promise) -> Held:
+        """Jain's index of the tenants' shares of good requests, each of which may be anywhere in its own interval.
+
+        That all are at their ends at once is rarer than that one is, so the interval is at least as sure as theirs.
+        """
+        plans = self.runs[0].header.classes
+        tenants = fairness.tenants_of({plan.name: plan.tenant for plan in plans})
+        if not tenants:
+            raise Missing("all requests are of one tenant")
+        of_classes = {plan.name: self.held(term._replace(kind="goodput", class_name=plan.name)) for plan in plans}
+        shares = [_together([of_classes[name] for name in names]) for names in tenants.values()]
+        index = fairness.jain_bounds(shares)
+        if index is None:
+            raise Missing("no request of any tenant was good")
+        caveats = {held.caveat: None for held in of_classes.values() if held.caveat}
+        enough_s = max(held.enough_s for held in of_classes.values())
+        return Held(index, sum(held.sample for held in of_classes.values()), "; ".join(caveats), enough_s)
 
     def sustained(self, term: Promise) -> Held:
         first, last = self._first_and_last_windows(term.window_ns)
@@ -332,10 +350,11 @@ class Evaluator:
         other = self.measured.get(term.level, MeasuredLevel())
         if not other.runs or other.trouble:
             raise Missing(f"there is no run of {term.level}: {other.trouble or 'it was not run'}")
-        other_columns = [run.columns() for run in other.runs]
+        of_others = [run.only(term.class_name) if _has_class(run, term) else run for run in other.runs]
+        other_columns = [run.columns() for run in of_others]
         p = term.quantile
         own_latency, own_sample = self._latency(self.runs, self._columns, term.of, p)
-        other_latency, other_sample = self._latency(other.runs, other_columns, term.of, p)
+        other_latency, other_sample = self._latency(of_others, other_columns, term.of, p)
         of_other = other_sample.short
         of_other = of_other._replace(words=of_other.words and f"{term.level}: {of_other.words}")
         short = steady.all_of([own_sample.short, of_other])
@@ -380,6 +399,17 @@ class Evaluator:
 
 
 _CountInSpan = Callable[[RecordedRun, Columns, Span], float]
+
+
+def _together(held: Sequence[Held]) -> Bounds:
+    """The share of several classes together."""
+    requests = sum(one.sample for one in held)
+    return Bounds(*(math.fsum(one.found[end] * one.sample for one in held) / requests for end in range(3)))
+
+
+def _has_class(run: RecordedRun, term: Promise) -> bool:
+    """Whether a run of another level has the class of a term; one that has none is of that class as a whole."""
+    return bool(term.class_name) and any(plan.name == term.class_name for plan in run.header.classes)
 
 
 def _of_sample(found: Bounds, requests: int, sample: SteadySample) -> Held:
@@ -553,5 +583,7 @@ FIGURES: dict[str, Callable[[Evaluator, Promise], Held]] = {
     "sustained": Evaluator.sustained,
     "between_nodes": Evaluator.between_nodes,
     "against": Evaluator.against,
+    "slowdown": Evaluator.against,
+    "fairness": Evaluator.fairness,
 }
 """Keyword -> how its figure is computed; of a figure of requests, ours or not, by `own_latency`."""

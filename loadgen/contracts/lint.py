@@ -33,6 +33,7 @@ from loadgen.contracts.steady_samples import NEARLY
 from loadgen.core import format
 from loadgen.core.errors import Code, Fault, Faults, UserError, meant
 from loadgen.core.limits import FEWEST_ANSWERS
+from loadgen.core.metrics.fairness import tenants_of
 from loadgen.core.stats import intervals
 from loadgen.core.stats.quantiles import support
 from loadgen.core.workload import Closed, Mix, Poisson, Slo, Workload
@@ -242,6 +243,7 @@ def _check_classes(draft: Draft, plan: Planned | None, report: _FaultReport) -> 
         return
     requests = plan.workload.requests
     classes = requests.classes if isinstance(requests, Mix) else {}
+    tenants = {name: one.tenant for name, one in classes.items()}
     for kind, place, term in draft.terms:
         loc: Where = ("levels", draft.index, kind, place)
         if term.class_name and term.class_name not in classes:
@@ -256,6 +258,12 @@ def _check_classes(draft: Draft, plan: Planned | None, report: _FaultReport) -> 
         elif term.kind == "task_cost" and not all(part.is_session for part in parts):
             what = f"{words(term)}: single requests beside the tasks are paid from the same machines"
             report.fault("unsupported", loc, what, "cost: what a thousand good requests cost")
+        elif "tenants" in kind_of(term.kind).needs and not tenants_of(tenants):
+            what = f"{words(term)}: {plan.level.workload} has no two tenants"
+            report.fault("mismatch", loc, what, "a workload with classes, like noisy-neighbour or mixed")
+        elif "tenants" in kind_of(term.kind).needs and not all(part.slo for part in parts):
+            what = f"{words(term)}: nothing says when a request is good"
+            report.fault("no_slo", loc, what, "slo: {ttft: 2s, tpot: 100ms} in each class, or of all")
         elif "task_slo" in kind_of(term.kind).needs and not any(part.slo and part.slo.task for part in parts):
             what = f"{words(term)}: nothing says when a task is good"
             report.fault("no_slo", loc, what, "slo: {task: {within: 90s, wait: 2s}}")
@@ -374,7 +382,7 @@ def _too_few(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str
 
 def _too_short(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str] | None:
     """What is wrong, and the hint, where the load over all repeats is too short for what comes back rarely."""
-    if plan.duration_ns is None or not (is_time(term.kind) or term.kind in ("goodput", "task_goodput")):
+    if plan.duration_ns is None or not (is_time(term.kind) or term.kind in ("goodput", "task_goodput", "fairness")):
         return None  # of a closed loop by count, how long it takes is known only after the run
     length_s, repeats = plan.duration_ns / 1e9 * plan.level.repeats, plan.level.repeats
     confidence, horizon = contract.confidence, contract.horizon_ns / 1e9

@@ -23,6 +23,7 @@ from pydantic import (
     Strict,
     TypeAdapter,
     ValidationInfo,
+    WithJsonSchema,
     create_model,
 )
 
@@ -106,7 +107,9 @@ class Kind(NamedTuple):
     words: str
     at: float | None = None
     takes: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()  # slo, task_slo, gpus, prices, level; of answers: reference, choice, json, against
+    needs: tuple[
+        str, ...
+    ] = ()  # slo, task_slo, gpus, prices, level, tenants; of answers: reference, choice, json, against
 
     @property
     def short(self) -> str | None:
@@ -135,6 +138,13 @@ def _amount_and_currency(value: Any) -> Any:
     return Decimal(match[1]), match[2]
 
 
+def _times(value: Any) -> Any:
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?x", value.strip() if isinstance(value, str) else "")
+    if match is None or float(match[1]) < 1:
+        raise Wrong("invalid_value", "is not how many times as long", "a number of at least 1 and x, like 1.5x")
+    return float(match[1])
+
+
 def _joules(value: Any) -> Any:
     match = re.fullmatch(
         r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?J/(token|request)", value.strip() if isinstance(value, str) else ""
@@ -161,6 +171,8 @@ _AT_LEAST = Limit("share", _AtLeast, False, "%", lambda share: share * 100, form
 _RATE = Limit("rate", FiniteRate, False, "/s", float, format.quantity)
 _TOKENS = Limit("tokens", Whole, False, "tokens", float, format.count)
 _MONEY = Limit("limit", _Money, True, "", float, str)
+_Times = Annotated[float, BeforeValidator(_times), WithJsonSchema({"type": "string", "examples": ["1.5x"]})]
+_TIMES = Limit("limit", _Times, True, "x", float, lambda times: f"{times:g}x")
 _ENERGY = Limit("limit", Annotated[tuple[float, str], BeforeValidator(_joules)], True, "J", float, format.quantity)
 
 
@@ -215,6 +227,10 @@ KINDS = {
     "sustained": Kind(_AT_LEAST, "throughput of the last {window} at least {limit} of the first", None, ("window_ns",)),
     # a latency of any two nodes, as a share of the smaller
     "between_nodes": Kind(_AT_MOST, "{of} at {at} differs between nodes by at most {limit}", 0.5, ("of",)),
+    # Jain's index over the tenants of the share of their requests within the SLO
+    "fairness": Kind(_AT_LEAST, "Jain's index over tenants at least {limit}", needs=("tenants",)),
+    # a latency over that at another level: of a quiet tenant beside a noisy one, and alone
+    "slowdown": Kind(_TIMES, "{of} at {at} at most {limit} that of {level}", 0.5, ("level", "of"), ("level",)),
     # a latency as a share of that at another level: a warm cache against a cold one
     "against": Kind(_AT_MOST, "{of} at {at} at most {limit} of that of {level}", 0.5, ("level", "of"), ("level",)),
 }
@@ -248,7 +264,7 @@ def is_time(name: str) -> bool:
 
 def _may_be_of_class(name: str) -> bool:
     return name in ANSWER_KINDS or (
-        name not in _NOT_OF_CLASS and (name not in KINDS or name in (*OF_TASKS, "errors", "goodput"))
+        name not in _NOT_OF_CLASS and (name not in KINDS or name in (*OF_TASKS, "errors", "goodput", "slowdown"))
     )
 
 

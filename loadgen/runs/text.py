@@ -37,8 +37,8 @@ from loadgen.present.section import (
     section,
     simulated,
 )
+from loadgen.runs import fairness, nodes, page, recovery, sections, splits, stimulus
 from loadgen.runs import headline as run_headline
-from loadgen.runs import nodes, page, recovery, sections, splits, stimulus
 from loadgen.runs.page_data import Figures
 
 QUANTILES = ("p50", "p90", "p95", "p99", "p99_9")
@@ -376,6 +376,7 @@ def parts(summary: Summary) -> Iterator[Section]:
         yield section("Stages", rows, page_only=not several, folded=not several, id="stages")
     if summary.classes:
         yield _classes(summary)
+        yield fairness.tenants(summary.fairness)
     if summary.targets:
         yield _targets(summary)
     if said := nodes.sentences(summary.between):

@@ -34,7 +34,7 @@ TARGET = (
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 OF_THE_LOAD = {name for name, option in OPTIONS.items() if option.part != "settings"}
 
-PACKAGED = "agentic, coding-agent, mixed, qa, rag, rag-pipeline, research-agent, summarization"
+PACKAGED = "agentic, coding-agent, mixed, noisy-neighbour, qa, rag, rag-pipeline, research-agent, summarization"
 OneWorkload = Annotated[
     str | None,
     typer.Argument(

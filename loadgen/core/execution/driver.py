@@ -56,7 +56,7 @@ class Sender(Protocol):
         asked_output: int,
         **more: Any,
     ) -> object:
-        """`more`, for requests of conversations and tasks: `sink` of output events, `more` header lines."""
+        """`more`: `more` header lines; for requests of conversations and tasks also `sink` of output events."""
 
     def cancel(self, exchange: object, failure: Failure) -> None: ...
 
@@ -97,7 +97,7 @@ class Driver:
         self.on_step: Callable[[StepBegun], None] = lambda steps: None
         self._ended_rows: list[bytes] = []  # since the last look of the steering
         self._bodies, self._clients, self._wire, self._spool = own.bodies, clients, wire, own.spool
-        self._numbers_by_stage = own.numbers
+        self._numbers_by_stage, self._head_lines = own.numbers, own.head_lines
         self._sent_by_stage = [0] * len(schedule.stages)
         self._chain_step = [0 if span.chains is not None else span.lanes * schedule.turns for span in schedule.stages]
         self._selection = TargetSelection(
@@ -212,6 +212,8 @@ class Driver:
         more = self._of_session(start) if start.session >= 0 else {}
         if self._trace is not None:
             more["more"] = self._trace.header(number) + more.get("more", b"")
+        if self._head_lines is not None:
+            more["more"] = self._head_lines(number) + more.get("more", b"")
         exchange = self._clients[target].send(
             None,
             body,

@@ -323,7 +323,8 @@ def _classes(
         slo, unjudged = judged_slo(one.slo or workload.slo, settings)
         notes |= unjudged
         share = float(one.weight)
-        plans.append(manifest.ClassPlan(name=name, share=share, model=one.model, priority=one.priority, slo=slo))
+        facts = {field: getattr(one, field) for field in ("model", "priority", "tenant")}
+        plans.append(manifest.ClassPlan(name=name, share=share, slo=slo, **facts))
     return tuple(plans), notes
 
 

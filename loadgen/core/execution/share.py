@@ -30,6 +30,7 @@ from loadgen.core.execution.body_prefetch import BodyPrefetch
 from loadgen.core.execution.events import StepBegun
 from loadgen.core.execution.plan import Job, Plan, Tuning
 from loadgen.core.execution.probing import client_options
+from loadgen.core.requests.mix import MixPrompts
 from loadgen.core.results.manifest import Cluster
 from loadgen.core.results.spool import Spool
 from loadgen.core.schedule.dispatcher import Dispatcher
@@ -68,14 +69,15 @@ class Share:
 class Equipment:
     """What a driver works with.
 
-    `clients`: one per target. `serving`: the targets of a step of the load. `numbers`: the requests of each stage, in
-    order. `redact`: takes keys out of a text. `steer`: of a load that is decided while it goes; its bodies are those of
-    one stage.
+    `clients`: one per target. `serving`: the targets of a step of the load. `head_lines`: header lines of a request.
+    `numbers`: the requests of each stage, in order. `redact`: takes keys out of a text. `steer`: of a load that is
+    decided while it goes; its bodies are those of one stage.
     """
 
     wire: Wire
     clients: Sequence[Any]
     serving: Callable[[int], Sequence[int]] | None = None
+    head_lines: Callable[[int], bytes] | None = None
     bodies: Bodies
     numbers: Sequence[Iterator[int]]
     spool: Spool
@@ -128,6 +130,7 @@ async def equipped(plan: Plan, part: Schedule, share: int) -> AsyncIterator[Equi
         yield Equipment(
             wire=wire, clients=clients, serving=serving, bodies=bodies, numbers=numbers, spool=spool, redact=redact,
             steer=steer,
+            head_lines=requests.head_lines if isinstance(requests, MixPrompts) and requests.has_headers else None,
         )  # fmt: skip
     except TargetUnusable as error:
         raise TargetError(error.code, str(error), job.found[0].target.redacted, error.hint) from None

@@ -81,6 +81,7 @@ class ClassSummary(msgspec.Struct, frozen=True, kw_only=True):
     starts: int | None = None  # of this class; null: written before there were any but single requests
     model: str | None = None
     priority: int | None = None
+    tenant: str | None = None
     requests: RequestCounts
     bytes: Bytes
     load: Load
@@ -204,15 +205,8 @@ class Parts(NamedTuple):
         figures = self._of_part(everything, inside, None)
         tasks = blocks.sessions(everything.measured, cut, inside)
         figures["goodput"] = with_tasks(figures["goodput"], tasks)
-        return ClassSummary(
-            name=plan.name,
-            share=plan.share,
-            starts=everything.measured.sum("starts"),
-            model=plan.model,
-            priority=plan.priority,
-            sessions=tasks,
-            **figures,
-        )
+        starts = everything.measured.sum("starts")
+        return ClassSummary(**shared(plan, ClassSummary), starts=starts, sessions=tasks, **figures)
 
     def of_model(
         self, model: str, everything: CellPair, inside: Window, classes: Sequence[ClassSummary]

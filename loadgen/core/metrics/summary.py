@@ -17,6 +17,7 @@ from loadgen.core.metrics import (
     blocks,
     causes,
     drift,
+    fairness,
     recovery,
     splits,
     steps,
@@ -29,6 +30,7 @@ from loadgen.core.metrics.between import BetweenNodes
 from loadgen.core.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, Stalls, Tokens
 from loadgen.core.metrics.causes import Explanation
 from loadgen.core.metrics.drift import Drift
+from loadgen.core.metrics.fairness import Fairness
 from loadgen.core.metrics.goodput import Goodput, of_classes, with_tasks
 from loadgen.core.metrics.load import Load
 from loadgen.core.metrics.parts import (
@@ -158,6 +160,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         None  # which accelerators, driver and power limit metrics pages name; null: none read
     )
     classes: tuple[ClassSummary, ...] = ()  # empty where all requests are of one kind
+    fairness: Fairness | None = None  # over tenants; null: there are no two
     models: tuple[ModelSummary, ...] = ()  # empty where classes do not ask for several
     steps: tuple[StepSummary, ...] = ()  # of tasks; empty where there are none, or their numbers of requests are drawn
     cache_reset: bool = False  # the servers' prefix caches were emptied before the load
@@ -290,6 +293,7 @@ def build(
         **{**_of_figures(samples), **whole, **by_part},
     )
     summary = withhold(summary)
+    summary = msgspec.structs.replace(summary, fairness=fairness.of_classes(summary.classes))
     missed = parts.missed_without_dropped(accumulator, own_gaps, inside, lost)
     signs = _signs(everything, header, missed=missed, is_counted="tokens" not in unsound)
     delivered = stimulus.checks(header, summary, signs, measured.columns)

@@ -90,6 +90,7 @@ class ClassPlan(msgspec.Struct, frozen=True, kw_only=True):
     share: float = 1.0  # of all starts, as asked: single requests, conversations and tasks
     model: str | None = None  # null: that of the target
     priority: int | None = None
+    tenant: str | None = None  # as sent for gateways; null: none
     slo: Slo | None = None  # its own, or that of the workload
 
 

@@ -49,6 +49,10 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
     recipe: dict[str, Any] = workload.model_dump(mode="json", exclude=excluded)
     if recipe["grace_ns"] is None:  # so that fingerprints from when 30 s was the default stay equal
         recipe["grace_ns"] = 30 * units.NS_PER_S
+    for one in recipe["requests"].get("classes", {}).values():
+        for name in ("tenant", "headers"):  # so that fingerprints from before there were any stay equal
+            if not one[name]:
+                del one[name]
     for stage in recipe["stages"]:
         del stage["name"]
         if stage["at_least"] is None:  # so that fingerprints from before `at_least` existed stay equal

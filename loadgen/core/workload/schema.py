@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import msgspec
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Discriminator,
     Field,
@@ -58,6 +59,22 @@ TIMEOUT_NS = 600 * units.NS_PER_S  # the default of the openai client
 MOST_LANES = 1_000_000
 STALL_TIMEOUT_NS = 120 * units.NS_PER_S  # longest silence in a stream: a cold prefill of a long prompt takes a minute
 Lanes = Annotated[int, Strict(), Field(ge=1, le=MOST_LANES)]
+TENANT_HEADERS = ("x-gateway-inference-fairness-id", "x-llm-d-inference-fairness-id")
+"""By which gateways share capacity among tenants: the inference extension of the Gateway API; llm-d from 0.8 on."""
+_OF_THE_CLIENT = {"host", "content-length", "transfer-encoding", "content-type", "accept", "connection", "x-request-id"}
+_SECRETS = {"authorization", "proxy-authorization", "cookie", "api-key", "x-api-key"}
+
+
+def _header_of_a_class(name: str) -> str:
+    if name.lower() in _SECRETS:
+        raise units.Wrong("unsupported", "is a secret, and a workload is kept with its results", "--api-key-file")
+    if name.lower() in _OF_THE_CLIENT:
+        raise units.Wrong("unsupported", "is written by the client", "leave it out")
+    return name
+
+
+HeaderName = Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}$"), AfterValidator(_header_of_a_class)]
+HeaderText = Annotated[str, Field(pattern=r"^[!-~](?:[ -~]{0,500}[!-~])?$")]
 
 # ----------------------------------------------------------------------------------------------------------- requests
 
@@ -430,6 +447,13 @@ class RequestClass(Part):
 
     model: Annotated[str, Field(min_length=1)] | None = None  # or a LoRA adapter; None: the target's model
     priority: Annotated[int, Strict()] | None = None  # sent as `priority`
+    tenant: HeaderText | None = None  # sent in TENANT_HEADERS; fairness is told over tenants
+    headers: dict[HeaderName, HeaderText] = Field(default_factory=dict)  # of each request, beside those of the run
+
+    def sent_headers(self) -> dict[str, str]:
+        """The headers of its requests: by names in lower case, those of the file over those of the tenant."""
+        of_tenant = {} if self.tenant is None else dict.fromkeys(TENANT_HEADERS, self.tenant)
+        return of_tenant | {name.lower(): value for name, value in self.headers.items()}
 
 
 class Mix(Part):

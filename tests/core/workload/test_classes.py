@@ -113,6 +113,9 @@ def test_a_request_has_the_lengths_model_and_priority_of_its_class_and_shares_a_
         (CLASSES.replace("weight: 60%, ", ""), "mix.yaml:4:", "missing_key"),
         (CLASSES.replace("weight: 60%", "wieght: 60%"), "mix.yaml:4:", "unknown_key"),
         (CLASSES.replace("priority: 3", "priority: high"), "mix.yaml:7:", "wrong_type"),
+        (CLASSES.replace("priority: 3", "headers: {Authorization: a}"), "mix.yaml:7:", "unsupported"),
+        (CLASSES.replace("priority: 3", "headers: {host: a}"), "mix.yaml:7:", "unsupported"),
+        (CLASSES.replace("priority: 3", 'tenant: "a\\r\\nb"'), "mix.yaml:7:", "invalid_value"),
         (CLASSES.replace("qa:", "a b:"), "mix.yaml:4:", "invalid_value"),
         (CLASSES.replace("output_tokens: 20", "output_tokens: 0"), "mix.yaml:4:", "out_of_range"),
         (CLASSES + "requests: {input_tokens: 1, output_tokens: 1}", "mix.yaml:1:", "conflict"),
@@ -215,16 +218,27 @@ def test_each_model_has_a_row_that_is_what_the_server_heard(tmp_path: Path) -> N
         name: {"weight": weight, "requests": requests, **({"model": model} if model else {})}
         for weight, (name, model) in enumerate(models.items(), 1)
     }
+    classes["a"] |= {"tenant": "acme", "headers": {"X-Gateway-Inference-Objective": "premium"}}
+    classes["c"] |= {"tenant": "acme"}
     file = {"name": "w", "classes": classes, "slo": {"ttft": "5s"},
             "stages": [{"arrival": {"poisson": "100/s"}, "count": 60}]}  # fmt: skip
     with serving(said) as server:
         asked = Settings(url=server.url, model="base", server="openai", out=tmp_path / "out", server_metrics=("off",))
         summary, folder = execute(of_mapping(file, read_flags(seed=2)), asked)
-        heard = Counter(one.body["model"] for one in server.heard if one.body and "hello" not in str(one.body))
+        of_load = [one for one in server.heard if one.body and "hello" not in str(one.body)]
+        heard = Counter(one.body["model"] for one in of_load if one.body)
+        tenants = Counter(one.headers.get("x-gateway-inference-fairness-id") for one in of_load)
+        premium = sum(one.headers.get("x-gateway-inference-objective") == "premium" for one in of_load)
     found = {part.model: part for part in summary.models}
     assert {model: part.requests.ok for model, part in found.items()} == dict(heard)
     assert {model: part.classes for model, part in found.items()} == {
         "lora-1": ("a", "c"), "lora-2": ("b",), "base": ("d",)}  # fmt: skip
+    ok = [part.requests.ok for part in summary.classes]
+    assert tenants == {"acme": ok[0] + ok[2], None: ok[1] + ok[3]} and premium == ok[0]
+    assert summary.fairness is not None and summary.fairness.worst == ""
+    assert {each.name: each.classes for each in summary.fairness.tenants} == {
+        "acme": ("a", "c"), "b": ("b",), "d": ("d",)}  # fmt: skip
+    assert summary.fairness.ok_index == summary.fairness.good_index == 1
     rows = store.read_run(folder).rows
     share = [plan.share for plan in store.read_run(folder).header.classes]
     drawn = seeds.classes(2, share, rows["request"])
@@ -256,17 +270,23 @@ def test_runs_are_compared_class_by_class(tmp_path: Path) -> None:
 
 
 def test_a_contract_promises_for_a_class_and_judges_by_its_requests_alone(tmp_path: Path) -> None:
-    workload(tmp_path, CLASSES.replace("e2e: 1ms", "e2e: 9s"))
+    workload(tmp_path, CLASSES.replace("e2e: 1ms", "e2e: 9s"), STAGES + "slo: {ttft: 5s, at: p90}\n")
     contract = tmp_path / "contract.yaml"
     contract.write_text(
         "name: c\nhorizon: 1s\nlevels:\n- {name: one, workload: mix.yaml, rate: 8/s, duration: 400s, must: [\n"
         "  {e2e: {limit: 9s, at: p50, class: summary}}, {ttft: {limit: 1ms, at: p50, class: qa}},\n"
-        "  {goodput: {share: 80%, class: qa}}, {errors: {limit: 1%, class: rag}}]}\n"
+        "  {goodput: {share: 80%, class: qa}}, {errors: {limit: 1%, class: rag}},\n"
+        "  {slowdown: {level: two, of: ttft, limit: 1.5x, class: qa}}, "
+        "{slowdown: {level: two, of: ttft, limit: 5x, class: rag}}]}\n"
+        "- {name: two, workload: mix.yaml, rate: 8/s, duration: 400s, must: [fairness: 90%]}\n"
     )
     settings = Settings(url="sim:gb300-vm")
     made, _ = run(load_contract(contract), settings, tmp_path / "out", perform=execute, say=str, seed=3)
     terms = made.levels[0].terms
-    assert [term.verdict for term in terms] == ["PASS", "FAIL", "PASS", "PASS"], [t.reason for t in terms]
+    assert [term.verdict for term in terms] == ["PASS", "FAIL", *["PASS"] * 4], [t.reason for t in terms]
+    assert [(each.term, each.verdict) for each in made.levels[1].terms] == [
+        ("Jain's index over tenants at least 90.0 %", "PASS")], made.levels[1].terms  # fmt: skip
+    assert terms[4].term == "ttft at p50 at most 1.5x that of two for class qa" and terms[4].sample == terms[1].sample
     assert terms[0].term == "e2e at p50 within 9.0 s for class summary"
     assert terms[0].sample < terms[1].sample / 3
     contract.write_text(contract.read_text().replace("class: rag", "class: rga"))

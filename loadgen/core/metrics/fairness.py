@@ -1,0 +1,110 @@
+"""Do all tenants get alike what they ask for? Jain's index over them, and the worst of them. Pure, on classes.
+
+A tenant is the classes of one `tenant`; a class without one is a tenant of its own. R. Jain, D. Chiu, W. Hawe, "A
+Quantitative Measure of Fairness and Discrimination", DEC-TR-301 (1984): (sum x)^2 / (n * sum x^2), 1 where all are
+alike, 1/n where one has everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from loadgen.core.stats.intervals import Bounds
+
+if TYPE_CHECKING:
+    from loadgen.core.metrics.parts import ClassSummary
+
+CENTRES = 200  # values that the tenants may have had in common, of which the most even one is taken
+
+
+class TenantShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What one tenant got of what it asked for."""
+
+    name: str
+    classes: tuple[str, ...]
+    decided: int  # requests with an outcome of their own
+    ok_share: float | None  # of these; null: there were none
+    good_share: float | None = None  # within the SLO of their class; null: without one, or withheld
+    output_per_s: float | None = None
+
+
+class Fairness(msgspec.Struct, frozen=True, kw_only=True):
+    """Jain's index over the tenants of `ok_share` and of `good_share`; null where a tenant has none, or all have 0.
+
+    worst: the tenant with the smallest `good_share`, else `ok_share`; "": all have the same.
+    """
+
+    tenants: tuple[TenantShare, ...]
+    ok_index: float | None = None
+    good_index: float | None = None
+    worst: str = ""
+
+
+def jain(values: Sequence[float]) -> float | None:
+    """Jain's index of values of at least 0; None where all are 0, or there are none."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else None
+
+
+def jain_bounds(shares: Sequence[Bounds]) -> Bounds | None:
+    """Jain's index of shares, and its ends where each share may be anywhere in its own interval; None: all are 0.
+
+    The index grows with a value below a centre and falls with one above it. So the most even values are those nearest
+    to one centre, and the most uneven ones the low ends of the smaller shares with the high ends of the larger ones.
+    """
+    value = jain([share.value for share in shares])
+    if value is None:
+        return None
+    ordered = sorted(shares, key=lambda share: share.low + share.high)
+    corners = [
+        [*(share.low for share in ordered[:i]), *(share.high for share in ordered[i:])] for i in range(len(shares) + 1)
+    ]
+    least, most = min(share.low for share in shares), max(share.high for share in shares)
+    centres = [least + (most - least) * i / CENTRES for i in range(CENTRES + 1)]
+    evened = [[min(max(centre, share.low), share.high) for share in shares] for centre in centres]
+    found = [value, *(index for values in (*corners, *evened) if (index := jain(values)) is not None)]
+    return Bounds(value, min(found), max(found))
+
+
+def tenants_of(tenants: Mapping[str, str | None]) -> dict[str, tuple[str, ...]]:
+    """The tenants, each with the names of its classes; {} where there are no two. `tenants`: that of each class."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, tenant in tenants.items():
+        found[tenant or name] = (*found.get(tenant or name, ()), name)
+    return found if len(found) > 1 else {}
+
+
+def of_classes(classes: Sequence[ClassSummary]) -> Fairness | None:
+    """The block `fairness`; None for a single tenant."""
+    by_name = {part.name: part for part in classes}
+    found = tenants_of({part.name: part.tenant for part in classes})
+    tenants = tuple(_tenant(name, [by_name[each] for each in names]) for name, names in found.items())
+    if not tenants:
+        return None
+    ok, good = ([getattr(tenant, name) for tenant in tenants] for name in ("ok_share", "good_share"))
+    shares = ok if None in good else good
+    uneven = None not in shares and len(set(shares)) > 1
+    return Fairness(
+        tenants=tenants,
+        ok_index=None if None in ok else jain(ok),
+        good_index=None if None in good else jain(good),
+        worst=tenants[shares.index(min(shares))].name if uneven else "",
+    )
+
+
+def _tenant(name: str, parts: Sequence[ClassSummary]) -> TenantShare:
+    decided = sum(part.requests.decided for part in parts)
+    good, counted = ([getattr(part.goodput, field) for part in parts] for field in ("good", "counted"))
+    rates = [part.tokens.output_per_s for part in parts]
+    known = None not in good and any(counted)
+    return TenantShare(
+        name=name,
+        classes=tuple(part.name for part in parts),
+        decided=decided,
+        ok_share=sum(part.requests.ok for part in parts) / decided if decided else None,
+        good_share=sum(filter(None, good)) / sum(filter(None, counted)) if known else None,
+        output_per_s=None if None in rates else sum(filter(None, rates)),
+    )

@@ -1,0 +1,52 @@
+"""Jain's index over tenants, its ends, and how it is told."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from loadgen.core.metrics import fairness
+from loadgen.core.metrics.fairness import Fairness, TenantShare, jain, jain_bounds
+from loadgen.core.stats.intervals import Bounds
+from loadgen.present import text
+from loadgen.present.section import Report
+from loadgen.runs.fairness import tenants
+
+
+def test_jain_is_one_where_all_have_the_same_and_one_nth_where_one_has_everything() -> None:
+    assert jain([0.4, 0.4, 0.4]) == pytest.approx(1)
+    assert jain([1, 0, 0, 0]) == pytest.approx(1 / 4)
+    assert jain([3, 1]) == pytest.approx(16 / 20)
+    assert jain([0, 0]) is None and jain([]) is None
+
+
+def test_its_ends_hold_every_index_of_shares_within_their_intervals_and_are_reached() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(40):
+        ends = np.sort(rng.uniform(0, 1, (3, 2)), axis=1)
+        shares = [Bounds((low + high) / 2, low, high) for low, high in ends]
+        found = jain_bounds(shares)
+        assert found is not None and found.low <= found.value <= found.high <= 1 + 1e-12
+        grid = [jain(values) or 1 for values in itertools.product(*(np.linspace(pair[0], pair[1], 9) for pair in ends))]
+        assert found.high >= max(grid) - 1e-4, "the most even shares"
+        in_order = all(one[1] <= other[1] for one, other in itertools.pairwise(sorted(ends.tolist())))
+        assert not in_order or found.low <= min(grid) + 1e-12, "the most uneven ones"
+    assert jain_bounds([Bounds(0, 0, 0.1), Bounds(0, 0, 0.1)]) is None
+
+
+def test_classes_of_one_tenant_are_one_and_one_without_is_its_own() -> None:
+    assert fairness.tenants_of({"a": "x", "b": None, "c": "x"}) == {"x": ("a", "c"), "b": ("b",)}
+    assert fairness.tenants_of({"a": "x", "b": "x"}) == {} == fairness.tenants_of({})
+
+
+def test_who_got_least_is_named() -> None:
+    shares = (
+        TenantShare(name="x", classes=("a", "c"), decided=100, ok_share=1.0, good_share=0.5, output_per_s=10.0),
+        TenantShare(name="y", classes=("b",), decided=10, ok_share=1.0, good_share=1.0),
+    )
+    found = Fairness(tenants=shares, ok_index=1.0, good_index=0.9, worst="x")
+    lines = text.render(Report(title="", made_by="", sections=(tenants(found),)))
+    assert "1.000 by the share answered; 0.900 by the share within the SLO. Least got x." in " ".join(lines.split())
+    assert not tenants(None).parts
