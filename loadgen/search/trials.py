@@ -168,11 +168,8 @@ class Trials:
         return workload.model_copy(update={"seed": seed, "schedule_seed": None})
 
     def _watch(self, timetable: Schedule, ask: NextTrial) -> Watch | None:
-        """None where the number of requests is not known beforehand: closed loops. A load of conversations that has to
-        last is seen to its end: what it sustained is the next load."""
+        """None where the number of requests is not known beforehand: closed loops."""
         if not self.watched or any(span.lanes for span in timetable.stages):
-            return None
-        if timetable.turns > 1 and ask.kind != "probe":
             return None
         measured = [span for span in timetable.stages if span.measured]
         due = np.concatenate([span.offsets + (span.start_ns or 0) for span in measured])
@@ -191,13 +188,14 @@ class Trials:
         """`rows`: the measured ones."""
         sent = _due(rows)
         spent = summary.window.whole.duration_s or 0.0
-        observed_s = _length_s(workload, sent) if decision is None else decision.at_ns / S
+        length_s = _length_s(workload, sent)  # conversations may be decided after it, by their later turns
+        observed_s = length_s if decision is None else min(decision.at_ns / S, length_s)
         first_turns = sent[sent["turn"] == 0]  # the load of conversations is the rate at which they begin
         due = first_turns["due_ns"] - (first_turns["due_ns"].min() if len(first_turns) else 0)
         offered = (
             float((due < observed_s * S).sum()) / observed_s if observed_s > 0 and not _closed(workload) else ask.load
         )
-        full = len(due) if decision is None else offered * _length_s(workload, sent)
+        full = len(due) if decision is None else offered * length_s
         outcome, code, why, _ = _outcome(self.goal, summary, rows, sent, decision)
         return TrialResult(
             ask=ask,

@@ -370,19 +370,25 @@ def test_the_load_of_conversations_is_how_many_begin(tmp_path: Path) -> None:
 
 
 def test_a_load_of_conversations_that_is_lost_is_not_simulated_to_its_end(tmp_path: Path) -> None:
-    """Of tasks and conversations the number of requests is known: too many misses stay too many. What a load has to
-    last for is seen to its end."""
+    """Of tasks and conversations the number of requests is known: too many misses stay too many. Where the last of them
+    come when no conversation begins any more, the load that was offered is still that of all the time they began in."""
     from loadgen.core.workload import load
 
     made = trials.probing(load("agentic"), 60 * S)
-    runs = _probes(tmp_path, look_s=1.0)
-    runs.goal, runs.make = (
-        Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1),))),
-        lambda ask: trials.loaded(made, ask.load),
-    )
-    probe, lasting = runs.run(_ask(4.0)), runs.run(msgspec.structs.replace(_ask(4.0, 1), kind="sustain"))
-    assert (probe.outcome, probe.early, lasting.outcome, lasting.early) == ("over", True, "over", False)
-    assert probe.code == "misses" and probe.spent_s < lasting.spent_s / 2
+    runs, ask = _probes(tmp_path, look_s=1.0), _ask(4.0)
+    runs.make = lambda ask: trials.loaded(made, ask.load)
+    runs.goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1, quantile=0.2),)))
+    late = runs.run(ask)
+    runs.watched = False
+    whole = runs.run(ask)
+    assert (late.outcome, late.early, whole.early) == ("over", True, False) and 60 < late.spent_s < whole.spent_s
+    assert late.offered == whole.offered
+    runs.watched, runs.goal = True, Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1),)))
+    for kind in ("bracket", "sustain"):
+        lost = runs.run(msgspec.structs.replace(ask, kind=kind))
+        assert (lost.outcome, lost.early, lost.code) == ("over", True, "misses") and lost.spent_s < whole.spent_s / 2
+    probe = runs.run(ask)
+    assert (probe.outcome, probe.early, probe.code) == ("over", True, "misses")
     summary = run_folder.kept_summary(tmp_path / probe.folder)
     assert summary.run.state == "decided"
     assert summary.requests.scheduled == summary.requests.ok + summary.requests.cancelled + summary.requests.dropped
