@@ -179,6 +179,8 @@ async def _answers(settings: Settings, probe_result: ProbeResult, trials: _Trial
     longs = [trials.forced if not trials.forced.failure else trials.free]
     is_exact = not trials.forced.failure
     quirk = msgspec.structs.replace(probe_result.quirk, forces=FORCING) if trials.tried else probe_result.quirk
+    if settings.api in ("responses", "messages"):  # neither has a field for it
+        quirk = msgspec.structs.replace(quirk, forces=())
     while target_checks.lumped(longs[-1]) and len(shorts) < target_checks.PAIRS:
         questions = [(QUESTION, 1, False), (QUESTION, TRIAL_TOKENS, is_exact)]
         short, long = await _send_trials(settings, probe_result, quirk, questions)

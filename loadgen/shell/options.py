@@ -86,7 +86,9 @@ class Given:
                 raise UserError("unsupported", what, f"--out {made.store}", "give a folder")
             if made.values and needs_text:
                 what = f"{needs_text}, and an answer of {made.api} is numbers"
-                raise UserError("unsupported", what, f"--api {made.api}", "--api chat, completions or responses")
+                raise UserError(
+                    "unsupported", what, f"--api {made.api}", "--api chat, completions, responses or messages"
+                )
         with collecting(faults):
             self.followers()
         if faults:

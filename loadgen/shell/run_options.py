@@ -277,8 +277,8 @@ class RunOptions(TypedDict, total=False):
         f"auto, {', '.join(tuple(QUIRKS)[:-1])} or {tuple(QUIRKS)[-1]}.",
         default="auto", parse=_server)]
     api: Annotated[str, Option("--api KIND",
-        "chat, completions, responses, embeddings or rerank.", default="chat",
-        parse=_choice("chat", "completions", "responses", "embeddings", "rerank"))]
+        "chat, completions, responses, messages, embeddings or rerank.", default="chat",
+        parse=_choice("chat", "completions", "responses", "messages", "embeddings", "rerank"))]
     trace: Annotated[File, Option("--trace FILE",
         "Replay a trace: its arrivals, lengths and shared beginnings, in the place of the workload's.",
         Path, part="workload")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import struct
 import urllib.request
 import zlib
@@ -15,6 +16,7 @@ from loadgen_sdk.dialects.body import body
 from loadgen_sdk.dialects.quirks import QUIRKS
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.request import Request
+from loadgen_sdk.transport.target import Target
 from refusals import refused
 
 from loadgen.core.errors import Fault, Faults
@@ -112,6 +114,146 @@ def test_how_a_response_ends(last: dict[str, Any], ok: bool, tmp_path: Path) -> 
         assert ("".join(reading.pieces or ()), reading.usage().cached, reading.response_id) == ("one two", 4, "resp_1")
     if last["status"] == "failed":
         assert failure is not None and "out of memory" in failure.text
+
+
+def message_event(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": kind, **fields}
+
+
+MESSAGE: dict[str, Any] = {
+    "id": "msg_1", "type": "message", "role": "assistant", "content": [], "model": "m", "stop_reason": None,
+    "stop_sequence": None,
+    "usage": {"input_tokens": 6, "cache_creation_input_tokens": 10, "cache_read_input_tokens": 4, "output_tokens": 1},
+}  # fmt: skip
+MESSAGES = (
+    message_event("message_start", message=MESSAGE),
+    message_event("content_block_start", index=0, content_block={"type": "thinking", "thinking": "", "signature": ""}),
+    message_event("ping"),
+    message_event("content_block_delta", index=0, delta={"type": "thinking_delta", "thinking": "hm"}),
+    message_event("content_block_delta", index=0, delta={"type": "signature_delta", "signature": "EqQB"}),
+    message_event("content_block_stop", index=0),
+    message_event("content_block_start", index=1, content_block={"type": "text", "text": ""}),
+    message_event("content_block_delta", index=1, delta={"type": "text_delta", "text": "Hello"}),
+    message_event("content_block_delta", index=1, delta={"type": "text_delta", "text": "!"}),
+    message_event("content_block_stop", index=1),
+    message_event("content_block_start", index=2,
+                  content_block={"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {}}),
+    message_event("content_block_delta", index=2, delta={"type": "input_json_delta", "partial_json": ""}),
+    message_event("content_block_delta", index=2, delta={"type": "input_json_delta", "partial_json": '{"at": '}),
+    message_event("content_block_delta", index=2, delta={"type": "input_json_delta", "partial_json": '"SF"}'}),
+    message_event("content_block_stop", index=2),
+    message_event("message_delta", delta={"stop_reason": "tool_use"}, usage={"output_tokens": 5}),
+    message_event("message_stop"),
+)  # fmt: skip
+WHOLE = MESSAGE | {
+    "stop_reason": "end_turn",
+    "content": [{"type": "thinking", "thinking": "hm", "signature": "EqQB"}, {"type": "text", "text": "Hello!"},
+                {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"at": "SF"}}],
+}  # fmt: skip
+
+
+def read(*said: dict[str, Any], streamed: bool = True) -> Any:
+    """The reading of these events, one read each, or of whole answers."""
+    import msgspec
+    from loadgen_sdk.dialects.reader import Flow, Reading
+    from loadgen_sdk.dialects.sse import Named
+
+    reading = Reading(Flow(), keep_text=True)
+    for at, one in enumerate(said):
+        text = msgspec.json.encode(one)
+        reading.take([Named(one["type"].encode(), text) if streamed else text], at)
+    return reading
+
+
+@pytest.mark.parametrize("said", [MESSAGES, (WHOLE,)])
+def test_a_message_has_its_text_thinking_tool_call_and_counts(said: tuple[dict[str, Any], ...]) -> None:
+    for one in (read(*said), read(*said, streamed=False)):  # a gateway may leave out the names of the events
+        assert one.judge(True, False, True) is None
+        assert ("".join(one.pieces), "".join(one.reasoning_pieces)) == ("Hello!", "hm")
+        ((call),) = one.tool_calls()
+        assert (call["id"], call["name"], json.loads(call["arguments"])) == ("toolu_1", "get_weather", {"at": "SF"})
+        usage = one.usage()
+        assert (usage.input, usage.cached, usage.output) == (20, 4, 5 if len(said) > 1 else 1)
+    streamed = read(*MESSAGES)
+    assert (streamed.first_event, streamed.first_token, streamed.first_answer) == (0, 3, 7)
+    assert (streamed.last_token, streamed.end, streamed.output_events) == (13, 15, 6)
+    assert streamed.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("last", "kind"),
+    [
+        (message_event("error", error={"type": "overloaded_error", "message": "Overloaded"}), "error_event"),
+        (message_event("message_delta", delta={"stop_reason": "tired"}, usage={}), "no_finish_reason"),
+        (message_event("ping"), "no_finish_reason"),
+    ],
+)  # fmt: skip
+def test_how_a_message_fails(last: dict[str, Any], kind: str) -> None:
+    for streamed in (True, False):
+        failure = read(*MESSAGES[:9], last, streamed=streamed).judge(True, False, True)
+        assert failure is not None and failure.kind == kind
+        assert kind != "error_event" or failure.text == "Overloaded"
+
+
+def test_a_chat_is_sent_as_messages() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    said: list[dict[str, Any]] = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "see"},
+                                     {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "2"},
+        {"role": "user", "content": "and now?"},
+    ]  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "f", "description": "adds", "parameters": {"type": "object"}}}]
+    extra = {"tools": tools, "tool_choice": "required", "stop": "\n", "temperature": 0}
+    request = Request(id="r", messages=said, max_tokens=7, extra=extra)
+    assert json.loads(body(request, QUIRKS["vllm"], "messages", "m", True)) == {
+        "model": "m", "max_tokens": 7, "stream": True, "system": "be brief", "temperature": 0,
+        "stop_sequences": ["\n"], "tool_choice": {"type": "any"},
+        "tools": [{"name": "f", "description": "adds", "input_schema": {"type": "object"}}],
+        "messages": [
+            {"role": "user", "content": [
+                {"type": "text", "text": "see"},
+                {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "2"}]},
+            {"role": "user", "content": "and now?"},
+        ],
+    }  # fmt: skip
+    alone = json.loads(body(Request(id="r", prompt="hi"), QUIRKS["anthropic"], "messages", "m", False))
+    assert alone == {"model": "m", "max_tokens": 4096, "stream": False, "messages": [{"role": "user", "content": "hi"}]}
+
+
+def test_the_key_of_messages_goes_as_the_host_takes_it() -> None:
+    ours = Target.parse("https://api.anthropic.com/v1/messages", api="messages")
+    assert ours.path == "/v1/messages"
+    assert dict(ours.auth("k")) == {"anthropic-version": "2023-06-01", "x-api-key": "k"}
+    other = dict(Target.parse("http://host:8000", api="messages").auth("k"))
+    assert (other["x-api-key"], other["Authorization"]) == ("k", "Bearer k")
+
+
+def test_a_load_of_messages_has_its_tokens_tools_and_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary, heard = run("messages", events(*MESSAGES, done=False), tmp_path, stream=True)
+    assert (summary.requests.ok, summary.tokens.output, summary.ttft_ms.count) == (10, 50, 10)
+    assert summary.tokens.cached_share == pytest.approx(0.2) and summary.requests.by_finish == {"tool_calls": 10}
+    load = heard[-1]
+    assert load.path == "/v1/messages" and load.headers["anthropic-version"] == "2023-06-01"
+    assert set(load.body or {}) == {"model", "messages", "stream", "max_tokens"}
+    with start(Options(preset="h100x8")) as server:
+        asked = Settings(url=server.url, api="messages", out=tmp_path / "turns")
+        turns = {"turns": {"count": 3, "tool_result_tokens": 7}}
+        talked, _ = execute(workload({"input_tokens": 200, "output_tokens": 5} | turns, count=4), asked)
+        assert talked.requests.ok == 12 and (talked.tokens.cached or 0) > 0
+        forced = {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}
+        for stream in (True, False):
+            out = tmp_path / f"called-{stream}"
+            asked = Settings(url=server.url, api="messages", stream=stream, out=out, extra_body=forced)
+            called, _ = execute(workload(SHORT, count=4), asked)
+            assert called.requests.by_finish == {"tool_calls": 4}
+        assert typed(["doctor", "--url", server.url, "--api", "messages"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "max_tokens alone: 64 of 64 tokens came" in said and "nothing forces a length" in said
 
 
 def test_a_conversation_of_responses_sends_only_what_is_new(tmp_path: Path) -> None:
@@ -230,20 +372,20 @@ def test_what_an_api_does_not_take_is_refused() -> None:
     assert settings({"api": "embeddings", "url": ["http://a"]}).stream is False
     ids = Request(id="r", prompt=[1, 2, 3], max_tokens=2)
     assert b'"input":[1,2,3]' in body(ids, QUIRKS["vllm"], "embeddings", "m", False)
-    for api in ("chat", "responses"):
+    for api in ("chat", "responses", "messages"):
         with refused(TargetUnusable, "unsupported"):
             body(ids, QUIRKS["vllm"], api, "m", False)
 
 
-@pytest.mark.parametrize("api", ["chat", "completions", "responses", "embeddings"])
+@pytest.mark.parametrize("api", ["chat", "completions", "responses", "messages", "embeddings"])
 def test_a_prompt_has_the_tokens_that_were_asked_for_by_the_servers_count(tmp_path: Path, api: Any) -> None:
     (tmp_path / "ids.jsonl").write_text('{"prompt": [11, 12, 13, 14, 15, 16, 17], "output_tokens": 5}\n')
     counted: dict[str, set[int]] = {}
     with start(Options(ttft="1ms", itl="0.2ms", log_events="ends")) as server:
         loads: dict[str, dict[str, Any]] = {"text": {"input_tokens": 130, "output_tokens": 5}}
-        if api in ("chat", "responses"):
+        if api in ("chat", "responses", "messages"):
             loads["image"] = loads["text"] | {"images": {"width": 32, "height": 32}}
-        if api != "responses":  # it has no field for them
+        if api not in ("responses", "messages"):  # they have no field for them
             loads["ids"] = {"from": str(tmp_path / "ids.jsonl")}
         for name, requests in loads.items():
             asked = Settings(url=server.url, api=api, stream=api != "embeddings", out=tmp_path / name)

@@ -328,7 +328,7 @@ def _check_limits(plan: Plan, *, here: bool) -> None:
 def _faults_of_tasks(workload: Workload, settings: Settings) -> Iterator[UserError]:
     """What the tasks of a workload ask for and these settings do not give."""
     tasks = [part for part in parts(workload.requests).values() if isinstance(part, Task)]
-    if any(task.known_tools for task in tasks) and settings.api != "chat":
+    if any(task.known_tools for task in tasks) and settings.api not in ("chat", "messages"):
         yield UserError("unsupported", "calls of tools are messages of a chat", f"--api {settings.api}", "--api chat")
     if any(task.abandoned for task in tasks) and not settings.stream:
         hint = "leave it out, or abandoned: out of the workload"

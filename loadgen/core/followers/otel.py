@@ -108,7 +108,7 @@ class Run:
         self._start_unix_ns = time_ns() - (monotonic_ns() - start_ns)
         self.resource = Resource.create({"service.name": "loadgen", "service.version": header.version})
         self._scope = InstrumentationScope("loadgen", header.version, SCHEMA_URL)
-        self.operation = "chat" if header.api == "chat" else "text_completion"
+        self.operation = "chat" if header.api in ("chat", "messages") else "text_completion"
 
     def attributes(self, target: int) -> dict[str, Any]:
         from urllib.parse import urlsplit

@@ -50,8 +50,8 @@ def build(
     if api == "rerank" and getattr(requests, "chunks", None) is None:
         hint = "chunks: {count: 20, tokens: 300} in requests, or rows of a file with extra_body: {documents: [...]}"
         raise UserError("missing_key", "there are no documents to rerank", "requests", hint)
-    if requests.images is not None and api not in ("chat", "responses"):
+    if requests.images is not None and api not in ("chat", "responses", "messages"):
         raise UserError(
-            "unsupported", f"images cannot be sent to {api}", "requests.images", "--api chat, or --api responses"
+            "unsupported", f"images cannot be sent to {api}", "requests.images", "--api chat, responses or messages"
         )
     return SyntheticPrompts(requests, seed, salt, tokenizer, template_tokens, api)

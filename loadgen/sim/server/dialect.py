@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 Dialect = Literal["trtllm", "openai"]
-Api = Literal["chat", "completions", "responses", "embeddings", "rerank"]
+Api = Literal["chat", "completions", "responses", "messages", "embeddings", "rerank"]
 
 
 WORDS: tuple[bytes, ...] = tuple(

@@ -29,6 +29,7 @@ from loadgen.sim.server import dialect, faults, tls
 from loadgen.sim.server.connection import Connection
 from loadgen.sim.server.dialect import WORDS, Refusal, Script
 from loadgen.sim.server.message import Incoming, head
+from loadgen.sim.server.messages_door import MessageScript, parse_message
 from loadgen.sim.server.metrics_pages import Tally, iteration_stats
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.request_parser import RequestRules, blocks_of, parse_request
@@ -45,6 +46,7 @@ _APIS: dict[str, dialect.Api] = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completions",
     "/v1/responses": "responses",
+    "/v1/messages": "messages",
     "/v1/embeddings": "embeddings",
     "/v1/rerank": "rerank",
     "/v2/rerank": "rerank",  # Cohere's path, and that of vLLM's own
@@ -426,6 +428,8 @@ class SimServer:
     def _parsed(self, body: bytes, api: dialect.Api) -> dialect.ParsedRequest:
         if api == "responses":
             return parse_response(body, self.rules, self._kept)
+        if api == "messages":
+            return parse_message(body, self.rules)
         if api == "embeddings" or api == "rerank":
             return parse_values(body, api, self.rules)
         return parse_request(body, api, self.rules)
@@ -435,6 +439,8 @@ class SimServer:
         of = self.rules.dialect, number, int(time.time())
         if parsed.sequences:
             return ValueScript(parsed, *of)
+        if parsed.api == "messages":
+            return MessageScript(parsed, *of)
         if parsed.api != "responses":
             return Script(parsed, *of)
         script = ResponseScript(parsed, *of)

@@ -13,6 +13,7 @@ import msgspec
 
 from ..errors import TargetUnusable
 from ..request import Request
+from .messages_body import message_extra, message_fields
 from .quirks import MAX_FIELDS, VALUES, Api, Quirk
 
 _encode = msgspec.json.Encoder().encode
@@ -43,6 +44,10 @@ def body(
     user_limit_fields = [field for field in MAX_FIELDS if field in extra] if extra else []
     if user_limit_fields:
         max_tokens = extra[user_limit_fields[0]]
+    if api == "messages":
+        return _encode(
+            merge({"model": model, **message_fields(request, stream, max_tokens)}, message_extra(extra or {}))
+        )
     if api == "responses" or api in VALUES:
         made = (
             _response_fields(request, stream, max_tokens) if api == "responses" else _value_fields(request, quirk, api)

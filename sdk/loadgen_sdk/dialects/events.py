@@ -1,6 +1,7 @@
 """The shapes of events and of whole answers, as every known server sends them, read into one. Pure.
 
-What has the usual types is decoded in one step. What has not, or is of another API, is made into the same shape here.
+What has the usual types is decoded in one step, what has not is made into the same shape here, and what is of another
+API in `other_apis.py`.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class EventFields(msgspec.Struct, gc=False):
     data: msgspec.Raw = ABSENT  # embeddings
     results: msgspec.Raw = ABSENT  # rerank
     output: msgspec.Raw = ABSENT  # a whole answer of the Responses API
-    type: str = ""  # of an event of the Responses API
+    type: str = ""  # of an event of the Responses API, or of messages
 
 
 class IdFields(msgspec.Struct, gc=False):
@@ -120,82 +121,7 @@ def _whole_texts(value: Any) -> Any:
 EMPTY = (b"null", b"[]", b"{}", b'""')
 
 
-def with_choices(event: EventFields, payload: bytes | Named) -> EventFields | None:
-    """Another API's event as one with choices: the numbers of embeddings or rerank, or of the Responses API."""
-    if event.data is not ABSENT or event.results is not ABSENT:
-        values = event.data if event.data is not ABSENT else event.results
-        ended = [] if bytes(values) in EMPTY else [ChoiceFields(finish_reason="stop")]
-        return EventFields(choices=ended, usage=event.usage, error=event.error)
-    if event.output is ABSENT and not event.type:
-        return None
-    try:
-        value = decode_any(payload if isinstance(payload, bytes) else payload.data)
-    except NOT_JSON:  # a name that the decoder above had no need to look at
-        return None
-    return of_response(value) if is_response(value) else None
-
-
-def is_response(value: dict[str, Any]) -> bool:
-    kind = value.get("type")
-    return value.get("object") == "response" or (isinstance(kind, str) and kind.startswith("response."))
-
-
-_RESPONSE_DELTAS = {
-    "response.output_text.delta": "content",
-    "response.reasoning_text.delta": "reasoning",
-    "response.reasoning_summary_text.delta": "reasoning",
-    "response.refusal.delta": "refusal",
-}
-_RESPONSE_ENDS = {"max_output_tokens": "length", "content_filter": "content_filter"}
-
-
-def of_response(value: dict[str, Any]) -> EventFields:
-    """An event of the Responses API, or its whole answer, as one of chat. Events that only announce have no choices."""
-    kind, delta = value.get("type"), value.get("delta")
-    if kind in _RESPONSE_DELTAS and isinstance(delta, str):
-        part: dict[str, Any] = {_RESPONSE_DELTAS[kind]: delta}
-        return EventFields(choices=[ChoiceFields(delta=DeltaFields(**part))])
-    if kind == "response.function_call_arguments.delta" and isinstance(delta, str):
-        call = {"index": value.get("output_index"), "function": {"arguments": delta}}
-        calls = DeltaFields(tool_calls=msgspec.Raw(msgspec.json.encode([call])))
-        return EventFields(choices=[ChoiceFields(delta=calls)])
-    whole = value.get("object") == "response"
-    response = value if whole else value.get("response")
-    status = response.get("status") if isinstance(response, dict) else None
-    if not isinstance(response, dict) or status not in ("completed", "incomplete", "failed"):
-        return EventFields()
-    if status == "failed":
-        return EventFields(
-            error=msgspec.Raw(msgspec.json.encode(response.get("error") or {"message": "the response failed"}))
-        )
-    items = [item for item in response.get("output") or () if isinstance(item, dict)]
-    finish = "tool_calls" if any(item.get("type") == "function_call" for item in items) else "stop"
-    if status == "incomplete":
-        reason = str(nested_value(response, "incomplete_details", "reason"))
-        finish = _RESPONSE_ENDS.get(reason, reason)
-    message = _whole_message(items) if whole else None
-    usage = response.get("usage")
-    counts = _counts_of(usage) if isinstance(usage, dict) else None
-    return EventFields(choices=[ChoiceFields(message=message, finish_reason=finish)], usage=counts)
-
-
-def _whole_message(items: list[dict[str, Any]]) -> DeltaFields:
-    """What an answer that was not streamed says: its text, its reasoning, and its tool calls."""
-
-    def texts(kind: str) -> str | None:
-        parts = [part for item in items if item.get("type") == kind for part in item.get("content") or ()]
-        return "".join(str(part["text"]) for part in parts if isinstance(part, dict) and part.get("text")) or None
-
-    calls = [
-        {"id": item.get("call_id"), "function": {"name": item.get("name"), "arguments": item.get("arguments")}}
-        for item in items
-        if item.get("type") == "function_call"
-    ]
-    raw = msgspec.Raw(msgspec.json.encode(calls)) if calls else ABSENT
-    return DeltaFields(content=texts("message"), reasoning=texts("reasoning"), tool_calls=raw)
-
-
-def _counts_of(value: dict[str, Any]) -> UsageFields:
+def counts_of(value: dict[str, Any]) -> UsageFields:
     try:
         return msgspec.convert(value, UsageFields)
     except msgspec.ValidationError:

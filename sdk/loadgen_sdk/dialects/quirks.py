@@ -14,8 +14,8 @@ import msgspec
 
 from ..plugins import OpenTable
 
-Api = Literal["chat", "completions", "responses", "embeddings", "rerank"]
-APIS: tuple[Api, ...] = ("chat", "completions", "responses", "embeddings", "rerank")
+Api = Literal["chat", "completions", "responses", "messages", "embeddings", "rerank"]
+APIS: tuple[Api, ...] = ("chat", "completions", "responses", "messages", "embeddings", "rerank")
 VALUES: tuple[Api, ...] = ("embeddings", "rerank")
 """Those that answer with numbers at once: no tokens come out, so there is no TTFT and nothing is streamed."""
 
@@ -243,6 +243,11 @@ _ROWS = (
     Quirk(
         name="azure", title="Azure OpenAI", signs=(Sign("head", r"(?m)^(?:apim-request-id|x-ms-region):"),),
         reasoning_max_field=_COMPLETION, on_unknown_field="400", on_unknown_model="404",
+    ),
+    Quirk(  # by --api messages alone: it has no field that forces a length
+        name="anthropic", title="Anthropic", hosts=("api.anthropic.com",),
+        signs=(Sign("head", r"(?m)^anthropic-(?:organization-id|ratelimit-\S+):"),), prompt_ids=False,
+        on_unknown_field="400", on_unknown_model="404", cached_told="always",
     ),
     Quirk(  # usually a gateway: the server behind it decides what a field does
         name="generic", title="an OpenAI-compatible server of unknown make",

@@ -29,12 +29,10 @@ from .events import (
     decode_odd,
     error_text,
     id_of,
-    is_response,
     is_set,
     lenient_event,
-    of_response,
-    with_choices,
 )
+from .other_apis import of_other_api, with_choices
 from .sse import Named
 
 ENDINGS = frozenset(("stop", "length", "tool_calls", "function_call", "content_filter"))
@@ -381,6 +379,14 @@ class Reading:
     def _read_usage(self, counts: UsageFields) -> None:
         """Keep the last usage with output tokens, else the first. With the first output event it gives n1 of TPOT."""
         output = counts.output()
+        if counts.input_tokens is None and counts.prompt_tokens is msgspec.UNSET and self.usage_counts is not None:
+            before = self.usage_counts  # a message says the prompt at its start, and the output at its end
+            counts = msgspec.structs.replace(
+                counts,
+                prompt_tokens=before.prompt_tokens,
+                input_tokens=before.input_tokens,
+                input_tokens_details=counts.input_tokens_details or before.input_tokens_details,
+            )
         if not output:
             self.usage_counts = self.usage_counts or counts
             return
@@ -408,7 +414,7 @@ class Reading:
             return None
         if not isinstance(value, dict):
             return None
-        return of_response(value) if is_response(value) else lenient_event(value)
+        return of_other_api(value) or lenient_event(value)
 
     def _read_error(self, event: EventFields, payload: bytes | Named) -> None:
         if not (is_set(event.error) or is_set(event.message) or is_set(event.detail)):

@@ -21,7 +21,8 @@ from ..redaction import HIDDEN, redact, shown
 
 _SHOWN_QUERY = frozenset(("api-version",))
 _AZURE_HOSTS = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
-_ENDPOINTS = ("/chat/completions", "/completions", "/responses", "/embeddings", "/rerank", "/models")
+_ENDPOINTS = ("/chat/completions", "/completions", "/responses", "/messages", "/embeddings", "/rerank", "/models")
+MESSAGES_HOST, MESSAGES_VERSION = "api.anthropic.com", "2023-06-01"
 _DEPLOYMENT = re.compile(r"^(?P<root>.*?)/openai/deployments/(?P<name>[^/]+)$")
 _VERSION = re.compile(r"/v\d+(?:alpha|beta)?\d*$")
 
@@ -160,7 +161,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return f"{'https' if self.tls else 'http'}://{self.host_header}{self.base}"
 
     def auth(self, api_key: str | None) -> tuple[tuple[str, str], ...]:
-        """The authentication headers: the key as `api-key` on Azure, else as a bearer token.
+        """The authentication headers: the key as `api-key` on Azure, else as a bearer token. For messages with the
+        version of the API, and the key also as `x-api-key`.
 
         User and password in the URL are more specific and take precedence over a bearer token. A key that begins with
         `Bearer ` is sent as a bearer token everywhere (Azure's Entra tokens). Raises TargetUnusable for a key with
@@ -172,6 +174,12 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
                 "invalid_value", "the API key has characters that a header cannot carry", "check the file or variable"
             )
         headers = [("Authorization", self.basic)] if self.basic else []
+        if self.api == "messages":
+            headers.append(("anthropic-version", MESSAGES_VERSION))
+            if key and key[:7].lower() != "bearer ":
+                headers.append(("x-api-key", key))
+                if self.host == MESSAGES_HOST:  # it takes a bearer token for something else than a key
+                    return tuple(headers)
         if key[:7].lower() == "bearer ":
             key = key[7:].strip()
         elif key and self.azure:
