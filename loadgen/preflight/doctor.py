@@ -99,7 +99,9 @@ async def _examine_target(settings: Settings, report: Callable[[Finding], None])
         return
     report(target_checks.usage(probe_result, settings.stream))
     trials = await _trials(settings, probe_result, long_prompt)
-    report(target_checks.forced(probe_result.quirk, trials.forced, trials.free, trials.tried))
+    has_no_force = settings.api in ("responses", "messages")  # neither has a field for it
+    quirk = msgspec.structs.replace(probe_result.quirk, forces=()) if has_no_force else probe_result.quirk
+    report(target_checks.forced(quirk, trials.forced, trials.free, trials.tried))
     if settings.stream and (first := target_checks.first_token([trials.forced, trials.free])):
         report(first)
     if settings.stream:
@@ -179,8 +181,6 @@ async def _answers(settings: Settings, probe_result: ProbeResult, trials: _Trial
     longs = [trials.forced if not trials.forced.failure else trials.free]
     is_exact = not trials.forced.failure
     quirk = msgspec.structs.replace(probe_result.quirk, forces=FORCING) if trials.tried else probe_result.quirk
-    if settings.api in ("responses", "messages"):  # neither has a field for it
-        quirk = msgspec.structs.replace(quirk, forces=())
     while target_checks.lumped(longs[-1]) and len(shorts) < target_checks.PAIRS:
         questions = [(QUESTION, 1, False), (QUESTION, TRIAL_TOKENS, is_exact)]
         short, long = await _send_trials(settings, probe_result, quirk, questions)

@@ -428,21 +428,17 @@ class SimServer:
     def _parsed(self, body: bytes, api: dialect.Api) -> dialect.ParsedRequest:
         if api == "responses":
             return parse_response(body, self.rules, self._kept)
-        if api == "messages":
-            return parse_message(body, self.rules)
         if api == "embeddings" or api == "rerank":
             return parse_values(body, api, self.rules)
-        return parse_request(body, api, self.rules)
+        return parse_message(body, self.rules) if api == "messages" else parse_request(body, api, self.rules)
 
     def _script(self, parsed: dialect.ParsedRequest, number: int) -> Any:
         """The bytes of the answer to a request; a response is kept for those that go on from it."""
         of = self.rules.dialect, number, int(time.time())
         if parsed.sequences:
             return ValueScript(parsed, *of)
-        if parsed.api == "messages":
-            return MessageScript(parsed, *of)
         if parsed.api != "responses":
-            return Script(parsed, *of)
+            return (MessageScript if parsed.api == "messages" else Script)(parsed, *of)
         script = ResponseScript(parsed, *of)
         if parsed.asked.store is not False:
             self._kept.keep(script.id, parsed)
