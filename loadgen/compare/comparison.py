@@ -30,6 +30,7 @@ from loadgen.core.results.manifest import ReasonCode, StepPlan
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import LEVEL
 from loadgen.runs.compared import ComparedRun, Side
+from loadgen.runs.headline import promises
 
 UNLIKE = "not the same work"
 POWER = 0.9  # probability of finding the smallest detectable change
@@ -156,7 +157,7 @@ def _unlike(first: Side, other: Side) -> list[str]:
         for name, first_value, other_value in (
             ("workload", a.run.workload, b.run.workload),
             ("load", a.load.arrival, b.load.arrival),
-            ("SLO", _promises(a), _promises(b)),
+            ("SLO", ", ".join(promises(a)), ", ".join(promises(b))),
             ("output counted by", ", ".join(a.tokens.sources.output), ", ".join(b.tokens.sources.output)),
             ("tokenizer file", _tokenizer(a), _tokenizer(b)),
         )
@@ -183,14 +184,8 @@ def _tokenizer(summary: Summary) -> str:
     return f"{run.tokenizer} ({run.tokenizer_sha256[:12]})" if run.tokenizer_sha256 else ""
 
 
-def _promises(summary: Summary) -> str:
-    terms = [term.promise for term in summary.goodput.slo]
-    terms += [f"{part.name}: {term.promise}" for part in summary.classes for term in part.goodput.slo]
-    return ", ".join(terms)
-
-
 def _promised(side: Side) -> str:
-    return _promises(side.runs[0].summary) if side.runs else ""
+    return ", ".join(promises(side.runs[0].summary)) if side.runs else ""
 
 
 def _notes(sides: Sequence[Side]) -> list[str]:

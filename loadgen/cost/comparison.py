@@ -19,6 +19,7 @@ from loadgen.core.workload.fields import Part
 from loadgen.pricing.prices import Owned, PerToken, Price, Prices, Rented
 from loadgen.pricing.reasons import note, texts
 from loadgen.pricing.unit_cost import GOOD, HOUR_S, REQUEST, TASK, Offer, cost
+from loadgen.runs.headline import promises
 
 SWING = Decimal("0.1")  # relative change of inputs whose uncertainty is not known
 DAY_H = 24
@@ -183,16 +184,12 @@ def _recipes(a: Offer, b: Offer) -> tuple[str, str]:
 
 
 def _slo_key(summary: Summary) -> tuple[object, ...]:
-    terms = sorted((term.metric, term.quantile, term.limit_ms) for term in summary.goodput.slo)
-    return (*terms, summary.goodput.share_limit)
+    return tuple(sorted(promises(summary)))
 
 
 def slo_words(summary: Summary) -> str:
     """The SLO in words: "TTFT p99 at most 2,000 ms, TPOT p99 at most 200 ms"; "none" without an SLO."""
-    terms = [term.promise for term in summary.goodput.slo]
-    if summary.goodput.share_limit is not None:
-        terms.append(f"{summary.goodput.share_limit * 100:g} % of requests within all")
-    return ", ".join(terms) or "none"
+    return ", ".join(promises(summary)) or "none"
 
 
 def _token_sources(summary: Summary) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from loadgen.core.workload.messages import locate
 from loadgen.core.workload.yaml_marks import read_yaml, where
 from loadgen.pricing.evidence import Evidence
 from loadgen.result_kinds import HeldLoad
+from loadgen.runs.headline import promises
 
 
 class UnsoundEvidence(Fault):
@@ -51,7 +52,7 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
             _refuse_unfinished(stored_capacity, file, allowed=allow_invalid)
         run = folder / stored_capacity.evidence
         summary = _summary(run, allow_invalid, f"named as the evidence of {file}")
-        if not summary.goodput.slo:
+        if not promises(summary):
             raise UserError(
                 "no_slo", "a capacity whose run had no SLO", str(file), "a capacity is a rate under limits: --slo"
             )

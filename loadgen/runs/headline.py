@@ -102,12 +102,8 @@ def sentence(summary: Summary) -> str:
         text = "Do not rely on these numbers: the measurement is not valid."
         is_missed = goodput.met is False and is_servers_fault(summary.verdict)
         return f"{text} The SLO is missed all the same, by requests that failed." if is_missed else text
-    tasks_kept = summary.sessions.goodput if summary.sessions is not None else None
-    kept = ""
-    if tasks_kept is not None:
-        kept = (
-            f"{format.count(tasks_kept.good)} of the tasks ({format.percent(tasks_kept.share)}) {_promised(tasks_kept)}"
-        )
+    tasks_kept = _tasks_kept(summary)
+    kept = _kept(tasks_kept) if tasks_kept is not None else ""
     if not goodput.has_slo and tasks_kept is not None and goodput.met is not None:
         return (
             f"SLO {'met' if goodput.met else 'missed'}: {kept}, {format.percent(tasks_kept.share_limit)} were promised."
@@ -123,8 +119,7 @@ def sentence(summary: Summary) -> str:
         f"({format.percent(goodput.share)})"
     )
     if goodput.met:
-        promises = " and ".join(term.promise for term in goodput.slo)
-        return f"SLO met: {promises or 'the promised share'}; {good_requests} were within every limit."
+        return f"SLO met: {' and '.join(promises(summary))}; {good_requests} were within every limit."
     if goodput.undecided and not goodput.unfinished:
         reasons = "; ".join(dict.fromkeys(f"{t.promise}: {t.undecided}" for t in goodput.slo if t.undecided))
         return f"SLO undecided: no term is missed, and this run cannot decide every term ({reasons})."
@@ -134,17 +129,55 @@ def sentence(summary: Summary) -> str:
             f"were unfinished when the drain ended; {good_requests} of the others were within every limit. Give a "
             "longer --grace, or none."
         )
-    missed = [_missed_term(term) for term in goodput.slo if term.met is False]
-    if tasks_kept is not None and tasks_kept.met is False:
-        missed.append(f"only {kept}, {format.percent(tasks_kept.share_limit)} were promised")
+    missed = list(missed_by(summary))
+    if goodput.share_limit is None and goodput.good is not None:
+        missed.append(f"{good_requests} were within every limit")
+    return f"SLO missed: {'; '.join(missed)}."
+
+
+def promises(summary: Summary) -> tuple[str, ...]:
+    """All that an SLO promises, in words: the terms, those of classes by name, the share of requests, the tasks."""
+    found = [term.promise for term in summary.goodput.slo]
+    found += [f"{part.name}: {term.promise}" for part in summary.classes for term in part.goodput.slo]
+    if summary.goodput.share_limit is not None:
+        found.append(f"{summary.goodput.share_limit * 100:g} % of requests within every limit")
+    if tasks := _tasks_kept(summary):
+        found.append(task_words(tasks))
+    return tuple(found)
+
+
+def task_words(tasks: TaskGoodput) -> str:
+    """What is promised of tasks: `95 % of tasks within 15 s`."""
+    return f"{tasks.share_limit * 100:g} % of tasks {_promised(tasks)}"
+
+
+def missed_by(summary: Summary) -> tuple[str, ...]:
+    """What of its SLO a run missed, in words: terms, those of classes by name, tasks, the share of requests."""
+    goodput, tasks = summary.goodput, _tasks_kept(summary)
+    found = [_missed_term(term) for term in goodput.slo if term.met is False]
+    found += [
+        f"{part.name}: {_missed_term(term)}"
+        for part in summary.classes
+        for term in part.goodput.slo
+        if term.met is False
+    ]
+    if tasks is not None and tasks.met is False:
+        found.append(f"only {_kept(tasks)}, {format.percent(tasks.share_limit)} were promised")
     if goodput.share_limit is not None and goodput.share is not None and goodput.share < goodput.share_limit:
-        missed.append(
-            f"only {good_requests} were within every limit, {format.percent(goodput.share_limit)} were promised"
+        good = f"{format.count(goodput.good)} of {format.counted(goodput.counted, 'request')}"
+        found.append(
+            f"only {good} ({format.percent(goodput.share)}) were within every limit, "
+            f"{format.percent(goodput.share_limit)} were promised"
         )
-        return f"SLO missed: {'; '.join(missed)}."
-    if goodput.good is None:
-        return f"SLO missed: {'; '.join(missed)}."
-    return f"SLO missed: {'; '.join([*missed, f'{good_requests} were within every limit'])}."
+    return tuple(found)
+
+
+def _tasks_kept(summary: Summary) -> TaskGoodput | None:
+    return summary.sessions.goodput if summary.sessions is not None else None
+
+
+def _kept(tasks: TaskGoodput) -> str:
+    return f"{format.count(tasks.good)} of the tasks ({format.percent(tasks.share)}) {_promised(tasks)}"
 
 
 def _missed_term(term: TermResult) -> str:

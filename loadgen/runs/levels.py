@@ -12,6 +12,7 @@ import msgspec
 from loadgen.core.metrics.blocks import per_gpu
 from loadgen.core.metrics.headline import headline
 from loadgen.core.results.capacity import STILL_KEPT
+from loadgen.runs.headline import promises
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -87,7 +88,7 @@ def curve(named: Sequence[tuple[str, Summary]]) -> SweepCurve:
         gpus=first.target.gpus,
         version=first.run.version,
         started=first.run.started,
-        slo=", ".join(term.promise for term in first.goodput.slo),
+        slo=", ".join(promises(first)),
         levels=tuple(levels),
         knee=knee(levels),
         best=met[-1].name if met else "",

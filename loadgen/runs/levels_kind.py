@@ -16,6 +16,7 @@ from loadgen.result_kinds import HeldLoad, ListRow, Remade
 from loadgen.runs import levels_text, repeats_text
 from loadgen.runs import repeats_sections as repeats
 from loadgen.runs.compared import Side
+from loadgen.runs.headline import promises
 from loadgen.runs.kind import compared, of_summary
 from loadgen.runs.levels import SweepCurve, curve
 
@@ -106,7 +107,7 @@ def of_one_work(folder: Path, found: Sequence[tuple[str, Summary]]) -> None:
                 ("workload", base.run.workload, summary.run.workload),
                 ("model", base.target.model, summary.target.model),
                 ("API", (base.run.api, base.run.stream), (summary.run.api, summary.run.stream)),
-                ("SLO", _promise(base), _promise(summary)),
+                ("SLO", promises(base), promises(summary)),
             )
             if a != b
         ]
@@ -115,10 +116,6 @@ def of_one_work(folder: Path, found: Sequence[tuple[str, Summary]]) -> None:
             raise UserError(
                 "mismatch", what, str(folder), f"name one of them: {folder / first}; or hold them side by side: compare"
             )
-
-
-def _promise(summary: Summary) -> list[tuple[str, float, float]]:
-    return [(term.metric, term.quantile, term.limit_ms) for term in summary.goodput.slo]
 
 
 def held(folder: Path) -> HeldLoad:

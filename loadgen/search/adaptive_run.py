@@ -80,6 +80,9 @@ def faults(workload: Workload, settings: Settings) -> list[Fault]:
     if hasattr(workload.requests, "steps") or getattr(workload.requests, "turns", None) is not None:
         hint = "without it the search finds their highest rate"
         found.append(UserError("unsupported", "conversations and tasks last longer than a step", "--continuous", hint))
+    if any(one.slo is not None for one in getattr(workload.requests, "classes", {}).values()):
+        hint = "without it the search judges each class by its own"
+        found.append(UserError("unsupported", "classes with SLOs of their own", "--continuous", hint))
     if settings.workers != 1 or settings.ray is not None:
         flag = "--ray" if settings.ray is not None else f"--workers {settings.workers}"
         hint = "leave it out; or search without --continuous, which takes any number of workers"

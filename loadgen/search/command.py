@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,12 +20,12 @@ from loadgen.shell.run_options import typed
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
-    from loadgen.core.slo import Slo
     from loadgen.core.workload import Workload
     from loadgen.runs.show import Show
     from loadgen.search.experiment import ExperimentPlan
     from loadgen.search.load_search import LoadSearch, SearchAnswer
     from loadgen.search.trials import Trials
+    from loadgen.search.watch import Goal
 
 Sustain = Annotated[
     bool | None,
@@ -117,7 +117,6 @@ def search(
     from loadgen.runs.show import shown
     from loadgen.search import adaptive_command, experiment, trials
     from loadgen.search.load_search import LoadSearch
-    from loadgen.search.watch import Goal
 
     own_workload = (workload, given["trace"], given["dataset"], given["input_tokens"]) != (None,) * 4
     if resume is not None and not own_workload and (command := experiment.plan_of(resume).command):
@@ -140,10 +139,7 @@ def search(
     length = given["duration"] or "600s"
     with collecting(faults):
         checked = given.workload(workload, slo=terms, warmup=0, duration=length, **at_first_load)
-        slo_of_workload = checked.slo
-        if slo_of_workload is None:
-            hint = "give --slo ttft:2s --slo tpot:200ms"
-            raise UserError("no_slo", "no SLO to search under", workload or "loadgen search", hint)
+        goal = _goal(checked, settings, workload or "loadgen search")
     with collecting(faults):
         trial_ns = typed("--duration", length, partial(units.duration_ns, bare="s")) or 0
     with collecting(faults):
@@ -156,7 +152,6 @@ def search(
             experiment.plan_of(resume)
     if faults:
         raise Faults(faults)
-    judged = _judged(slo_of_workload, settings)
     trial_workload = trials.probing(checked, trial_ns)
     if resume is None:
         given.make_room(settings.out)
@@ -164,7 +159,7 @@ def search(
     lowest = 1.0 if closed else low or min(first_load, 1e-3)
     trial_runner = trials.Trials(
         folder=folder,
-        goal=Goal(slo=judged),
+        goal=goal,
         make=lambda ask: trials.loaded(trials.lasting(trial_workload, ask.lengths), ask.load),
         settings=settings,
         seed=experiment.seed_of(folder, checked.seed),
@@ -185,7 +180,7 @@ def search(
         by="search", kind="concurrency" if closed else "request_rate",
         workload=workload or str(given["trace"] or given["dataset"] or checked.name), source_text=checked.source_text,
         target=settings.shown, metadata=dict(settings.metadata),
-        flags=_flags(given, checked, slo_of_workload, trial_ns), seed=trial_runner.seed, command=settings.command,
+        flags=_flags(given, checked, trial_ns), seed=trial_runner.seed, command=settings.command,
     )  # fmt: skip
     show = shown(given, quiet=True)
     with alone(folder):
@@ -201,16 +196,25 @@ def _terms(asked: Sequence[str], percentile: str | None) -> tuple[str, ...]:
     )
 
 
-def _judged(slo: Slo, settings: Settings) -> Slo:
-    """What of an SLO can be judged. Raises UserError for nothing."""
+def _goal(workload: Workload, settings: Settings, where: str) -> Goal:
+    """What has to hold, of what can be judged. Raises UserError for nothing."""
     from loadgen.core.execution import run_header
+    from loadgen.core.slo import Slo
+    from loadgen.search.watch import Goal
 
-    judged, why = run_header.judged_slo(slo, settings)
-    if judged is None:
-        raise UserError(
-            "no_slo", f"nothing of the SLO can be judged. {next(iter(why))}", f"--api {settings.api}", "--slo e2e:500ms"
-        )
-    return judged
+    slo, why = run_header.judged_slo(workload.slo, settings)
+    classes, of_classes = run_header.class_plans(workload, settings)
+    if any(one.slo != slo for one in classes):  # as `run` judges them: each class by its own
+        named = tuple(f"class {one.name}" for one in classes if one.slo is not None)
+        slo, why, whole = Slo(), why | of_classes, named
+    else:
+        whole = ("tasks",) if slo is not None and slo.task is not None else ()
+    if slo is not None and (slo != Slo() or whole):
+        return Goal(slo=slo, whole=whole)
+    if why:
+        what = f"nothing of the SLO can be judged. {next(iter(why))}"
+        raise UserError("no_slo", what, f"--api {settings.api}", "--slo e2e:500ms")
+    raise UserError("no_slo", "no SLO to search under", where, "give --slo ttft:2s --slo tpot:200ms")
 
 
 def _check_kind(
@@ -225,9 +229,9 @@ def _check_kind(
         raise UserError("conflict", "it is of a search by trials", flag, f"leave out {flag} or --continuous")
 
 
-def _flags(given: Given, checked: Workload, slo: Slo, trial_ns: int) -> dict[str, Any]:
+def _flags(given: Given, checked: Workload, trial_ns: int) -> dict[str, Any]:
     """What was typed of each trial, for the plan of the search."""
-    flags: dict[str, Any] = {"slo": _slo_text(slo), "duration": f"{trial_ns / 1e9:g} s"}
+    flags: dict[str, Any] = {"slo": ", ".join(_slo_texts(checked)), "duration": f"{trial_ns / 1e9:g} s"}
     if given["limit"]:
         flags["limit"] = ", ".join(given["limit"])
     if given["grace"] and checked.grace_ns is not None:
@@ -255,10 +259,22 @@ def spread_of_runs(text: str | None, settings: Settings) -> float | None:
     return share
 
 
-def _slo_text(slo: Slo) -> str:
-    """The SLO as text: ttft p99 2000 ms, tpot p99 200 ms."""
-    terms = [f"{term.metric} p{term.quantile * 100:g} {term.limit_ns / 1e6:g} ms" for term in slo.terms]
-    return ", ".join([*terms, *([f"goodput {slo.goodput_share:.6g}"] if slo.goodput_share is not None else [])])
+def _slo_texts(workload: Workload) -> Iterator[str]:
+    """The SLO of a workload, and those of its classes, as text: ttft p99 2000 ms, tpot p99 200 ms."""
+    from loadgen.core.slo import task_promise
+    from loadgen.core.workload import Mix
+
+    classes = workload.requests.classes if isinstance(workload.requests, Mix) else {}
+    for name, slo in (("", workload.slo), *((f"{name}: ", one.slo) for name, one in classes.items())):
+        if slo is None:
+            continue
+        for term in slo.terms:
+            yield f"{name}{term.metric} p{term.quantile * 100:g} {term.limit_ns / 1e6:g} ms"
+        if slo.goodput_share is not None:
+            yield f"{name}goodput {slo.goodput_share:.6g}"
+        if slo.task is not None:
+            within, wait = (None if ns is None else ns / 1e6 for ns in (slo.task.within_ns, slo.task.wait_ns))
+            yield f"{name}{slo.task.share:.6g} of tasks {task_promise(within, wait)}"
 
 
 def perform(
@@ -293,7 +309,7 @@ def perform(
         say("SIMULATED: no real server is measured")
     elif (target_count := len(trial_runner.settings.endpoints)) > 1:
         say(f"load over {format.counted(target_count, 'target')}: every rate is that of all of them together")
-    say(f"search in {trial_runner.folder}: {', '.join(trial_runner.goal.names)}")
+    say(f"search in {trial_runner.folder}: {', '.join((*trial_runner.goal.names, *trial_runner.goal.whole))}")
     say(f"repeat with --seed {trial_runner.seed}")
     if not trial_runner.settings.virtual and (left := load_search.most_probes - len(earlier_trials)) > 0:
         whole = min(left * trial_s, load_search.most_s or math.inf)

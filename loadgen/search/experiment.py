@@ -29,6 +29,7 @@ from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import decoded, decoded_lines
 from loadgen.core.workload import Workload, request_fingerprint
 from loadgen.runs import levels
+from loadgen.runs.headline import promises
 from loadgen.search.load_search import (
     CONFIRMING,
     LoadSearch,
@@ -354,7 +355,7 @@ def highest(
     if best is None or answer.load is None or answer.reason == "unconfirmed":
         return None
     summary = run_folder.kept_summary(folder / best.folder)
-    if not summary.goodput.slo:
+    if not promises(summary):
         return None
     closed = any(stage.concurrency is not None for stage in summary.stages if stage.measured)
     rate = best.figures.get("completed_rps") if closed else best.ask.load

@@ -42,6 +42,7 @@ from loadgen.core.results.spool import Tail
 from loadgen.core.schedule.arrivals import at_load
 from loadgen.core.slo import Slo
 from loadgen.core.workload import Closed, Poisson, placed
+from loadgen.runs.headline import missed_by
 from loadgen.search import experiment
 from loadgen.search.experiment import StoredSearch
 from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer, TrialResult
@@ -226,7 +227,7 @@ class Trials:
         stored = StoredSearch(
             answer=answer,
             simulated=any(result.figures.get("simulated") for result in search.told),
-            goal=self.goal.names,
+            goal=(*self.goal.names, *self.goal.whole),
             told=tuple(search.told),
             seed=self.seed,
             metadata=dict(self.settings.metadata),
@@ -292,6 +293,8 @@ def _outcome(
     ]
     if over:
         return Decision("over", "misses", "; ".join(over), end_ns)
+    if summary.goodput.met is False:  # what is promised of tasks, and of the requests of a class
+        return Decision("over", "misses", "; ".join(missed_by(summary)), end_ns)
     if undecided and goal.names:
         return Decision("invalid", "unfinished", _undecided(int(unfinished.sum()), len(finished)), end_ns)
     return Decision("under", "full_length", "at full length", end_ns)

@@ -31,11 +31,13 @@ BROKEN = tuple(KIND[name] for name in ("dns", "connect", "tls", "reset", "trunca
 class Goal:
     """What must hold: each SLO term at its quantile, and the joint share if one is set.
 
-    `mlperf`: the limits of MLPerf early stopping must hold too.
+    `mlperf`: the limits of MLPerf early stopping must hold too. `whole`: names of what only a trial at full length
+    shows: promises of tasks, and of classes with an SLO of their own. No trial is called under before its end then.
     """
 
     slo: Slo
     mlperf: bool = False
+    whole: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,7 +72,7 @@ class Goal:
         ]
         if self.slo.goodput_share is not None:
             masks.append(np.logical_or.reduce([not_ok, *masks]))
-        return np.array(masks)
+        return np.array(masks, bool).reshape(len(masks), len(rows))
 
 
 class Decision(NamedTuple):
@@ -106,7 +108,7 @@ class Watch:
         self.goal, self.due_ns = goal, np.sort(due_ns)
         self.planned = len(due_ns) if planned is None else planned
         self.allowed = goal.allowed(self.planned)
-        self.early_under = early_under and planned is None
+        self.early_under = early_under and planned is None and not goal.whole
 
     def look(self, now_ns: int, rows: NDArray[np.void]) -> Decision | None:
         """Examine the trial at `now_ns`. `rows`: all records so far, in any order. None: not decided yet.

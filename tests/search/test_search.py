@@ -369,6 +369,35 @@ def test_the_load_of_conversations_is_how_many_begin(tmp_path: Path) -> None:
     assert told.figures["offered_rps"] > 1.9 * 4.0  # type: ignore[operator]
 
 
+@pytest.mark.commands
+@pytest.mark.parametrize(
+    ("workload", "slo", "promised", "missed"),
+    [
+        ("rag-pipeline", ["--slo", "ttft:30s"], ["ttft p95", "tasks"], "of the tasks"),
+        ("mixed", [], ["class qa", "class rag", "class summarization", "class agentic"], "qa: TPOT p95"),
+        ("mixed", ["--slo", "ttft:30s"], ["class qa", "class rag", "class summarization", "class agentic"], "qa: TPOT p95"),
+    ],
+)  # fmt: skip
+def test_a_trial_is_judged_as_its_run_is(
+    workload: str, slo: list[str], promised: list[str], missed: str, tmp_path: Path
+) -> None:
+    """What is promised of tasks and of classes bounds the load as well: run, search and sweep have one verdict."""
+    from loadgen.runs.levels import curve
+
+    folder = tmp_path / "search"
+    asked = ["search", workload, "--url", "sim:gb300-vm", *slo, "-d", "20s", "--start", "16", "--seed", "3", "--json"]
+    exit_code([*asked, "--max-probes", "5", "-o", str(folder)])
+    trials_of_it = experiment.told(folder)
+    summaries = {trial.folder: run_folder.kept_summary(folder / trial.folder) for trial in trials_of_it}
+    full = [trial for trial in trials_of_it if not trial.early]
+    assert [trial.outcome == "under" for trial in full] == [summaries[trial.folder].goodput.met for trial in full]
+    assert {trial.outcome for trial in full} == {"under", "over"}
+    assert any(missed in trial.why for trial in full)
+    assert json.loads((folder / "search.json").read_bytes())["goal"] == promised
+    words = curve([(trial.folder, summaries[trial.folder]) for trial in full]).slo
+    assert "of tasks within" in words and ("qa: TTFT p95" in words) == (workload == "mixed")
+
+
 def test_a_load_of_conversations_that_is_lost_is_not_simulated_to_its_end(tmp_path: Path) -> None:
     """Of tasks and conversations the number of requests is known: too many misses stay too many. Where the last of them
     come when no conversation begins any more, the load that was offered is still that of all the time they began in."""

@@ -67,7 +67,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
     job, timetable, tokenizer = plan.job, plan.timetable, plan.tokenizer
     settings, workload, found = job.settings, job.workload, job.found
     slo, unjudged = judged_slo(workload.slo, settings)
-    classes, unjudged_of_classes = _classes(workload, settings)
+    classes, unjudged_of_classes = class_plans(workload, settings)
     unjudged |= unjudged_of_classes
     source = "server" if all(result.usage for result in found if result.target.api == settings.api) else tokenizer.tag
     coded = _resonant(plan) | _undisclosed(plan)
@@ -313,7 +313,7 @@ def judged_slo(slo: Slo | None, settings: Settings) -> tuple[Slo | None, dict[st
     return (judged_slo if judged_slo != Slo() else None), notes
 
 
-def _classes(
+def class_plans(
     workload: Workload, settings: Settings
 ) -> tuple[tuple[manifest.ClassPlan, ...], dict[str, manifest.ReasonCode]]:
     """The classes of the requests with the SLO that each is judged by, and notes."""
