@@ -136,14 +136,13 @@ def sentence(summary: Summary) -> str:
 
 
 def promises(summary: Summary) -> tuple[str, ...]:
-    """All that an SLO promises, in words: the terms, those of classes by name, the share of requests, the tasks."""
-    found = [term.promise for term in summary.goodput.slo]
-    found += [f"{part.name}: {term.promise}" for part in summary.classes for term in part.goodput.slo]
-    if summary.goodput.share_limit is not None:
-        found.append(f"{summary.goodput.share_limit * 100:g} % of requests within every limit")
-    if tasks := _tasks_kept(summary):
-        found.append(task_words(tasks))
-    return tuple(found)
+    """All that an SLO promises, in words: terms, the share of requests, tasks; of a class with its name before it."""
+    return tuple(f"{name}{words}" for name, part in _judged(summary) for words in _promises(part))
+
+
+def missed_by(summary: Summary) -> tuple[str, ...]:
+    """What of its SLO a run missed, in words, as `promises` names it."""
+    return tuple(f"{name}{words}" for name, part in _judged(summary) for words in _missed(part))
 
 
 def task_words(tasks: TaskGoodput) -> str:
@@ -151,29 +150,34 @@ def task_words(tasks: TaskGoodput) -> str:
     return f"{tasks.share_limit * 100:g} % of tasks {_promised(tasks)}"
 
 
-def missed_by(summary: Summary) -> tuple[str, ...]:
-    """What of its SLO a run missed, in words: terms, those of classes by name, tasks, the share of requests."""
-    goodput, tasks = summary.goodput, _tasks_kept(summary)
-    found = [_missed_term(term) for term in goodput.slo if term.met is False]
-    found += [
-        f"{part.name}: {_missed_term(term)}"
-        for part in summary.classes
-        for term in part.goodput.slo
-        if term.met is False
-    ]
+def _judged(summary: Summary) -> Iterator[tuple[str, Summary | ClassSummary]]:
+    """What an SLO is held against: all requests, and each class by its own where they have their own."""
+    yield "", summary
+    if not summary.goodput.slo:
+        yield from ((f"{part.name}: ", part) for part in summary.classes)
+
+
+def _promises(part: Summary | ClassSummary) -> Iterator[str]:
+    yield from (term.promise for term in part.goodput.slo)
+    if part.goodput.share_limit is not None:
+        yield f"{part.goodput.share_limit * 100:g} % of requests within every limit"
+    if tasks := _tasks_kept(part):
+        yield task_words(tasks)
+
+
+def _missed(part: Summary | ClassSummary) -> Iterator[str]:
+    goodput, tasks = part.goodput, _tasks_kept(part)
+    yield from (_missed_term(term) for term in goodput.slo if term.met is False)
     if tasks is not None and tasks.met is False:
-        found.append(f"only {_kept(tasks)}, {format.percent(tasks.share_limit)} were promised")
+        yield f"only {_kept(tasks)}, {format.percent(tasks.share_limit)} were promised"
     if goodput.share_limit is not None and goodput.share is not None and goodput.share < goodput.share_limit:
         good = f"{format.count(goodput.good)} of {format.counted(goodput.counted, 'request')}"
-        found.append(
-            f"only {good} ({format.percent(goodput.share)}) were within every limit, "
-            f"{format.percent(goodput.share_limit)} were promised"
-        )
-    return tuple(found)
+        share = f"({format.percent(goodput.share)})"
+        yield f"only {good} {share} were within every limit, {format.percent(goodput.share_limit)} were promised"
 
 
-def _tasks_kept(summary: Summary) -> TaskGoodput | None:
-    return summary.sessions.goodput if summary.sessions is not None else None
+def _tasks_kept(part: Summary | ClassSummary) -> TaskGoodput | None:
+    return part.sessions.goodput if part.sessions is not None else None
 
 
 def _kept(tasks: TaskGoodput) -> str:
