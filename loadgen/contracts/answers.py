@@ -20,7 +20,7 @@ from loadgen.core import format
 from loadgen.core.execution.backend import serving
 from loadgen.core.execution.plan import Settings
 from loadgen.core.limits import FEWEST_ANSWERS
-from loadgen.core.stats.intervals import Bounds
+from loadgen.core.stats.intervals import Interval
 
 FOLDER = "answers"
 LANES = 8
@@ -89,11 +89,11 @@ def held(term: Promise, groups: Sequence[ScoredGroup]) -> Held:
     if score.low is None or score.high is None:
         raise Missing(_too_few(score.count))
     bounds = (score.mean, score.low, score.high)
-    return Held(Bounds(*bounds) if term.unit == "tokens" else _percent(*bounds), score.count)
+    return Held(Interval(*bounds) if term.unit == "tokens" else _percent(*bounds), score.count)
 
 
-def _percent(value: float, low: float, high: float) -> Bounds:
-    return Bounds(*(round(share * 100, 9) for share in (value, low, high)))
+def _percent(value: float, low: float, high: float) -> Interval:
+    return Interval(value, low, high).each(lambda share: round(share * 100, 9))
 
 
 def _too_few(count: int) -> str:

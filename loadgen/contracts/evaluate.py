@@ -12,6 +12,7 @@ from itertools import pairwise, permutations
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.contracts import steady_samples as steady
@@ -25,7 +26,7 @@ from loadgen.core.metrics.columns import OK, Columns
 from loadgen.core.metrics.windows import Span
 from loadgen.core.slo import not_here
 from loadgen.core.stats import intervals, quantile_interval
-from loadgen.core.stats.intervals import Bounds
+from loadgen.core.stats.intervals import Interval
 from loadgen.core.stats.quantile_interval import Series
 from loadgen.core.stats.quantiles import element
 from loadgen.figures import POOLED
@@ -41,7 +42,7 @@ class MeasuredLevel:
     trouble: str = ""
 
 
-Money = Callable[[RecordedRun, Bounds], tuple[Bounds, str]]
+Money = Callable[[RecordedRun, Interval], tuple[Interval, str]]
 """Function of a run and the interval of its good requests per second. Returns the cost per thousand good requests and
 its currency. Raises Fault or Faults where no price fits."""
 
@@ -55,7 +56,7 @@ class Held(NamedTuple):
     all runs that leaves no caveat at the next look; 0 where none can be named.
     """
 
-    found: Bounds
+    found: Interval
     sample: int
     caveat: str = ""
     enough_s: float = 0.0
@@ -100,7 +101,7 @@ class Evaluator:
     def _figure(self, term: Promise) -> Held:
         self._refuse_withheld(term)
         evaluated = FIGURES.get(term.kind, Evaluator.own_latency)(self, term)
-        evaluated = evaluated._replace(found=Bounds(*map(kind_of(term.kind).limit.in_unit, evaluated.found)))
+        evaluated = evaluated._replace(found=evaluated.found.each(kind_of(term.kind).limit.in_unit))
         if evaluated.length_s:
             return evaluated
         timed = [steady.figures(columns, "e2e") for columns in self._columns]
@@ -122,7 +123,7 @@ class Evaluator:
         what = f"a share of {format.percent(term.limit)}"
         sample = steady.settle(self.runs, misses, QUEUED[0], term.limit, self.confidence, what, self.horizon_s)
         kept = self._share([1 - missed for missed in sample.values])
-        found = kept.found._replace(low=0.0) if sample.short else kept.found
+        found = replace(kept.found, low=0.0) if sample.short else kept.found
         return _of_sample(found, kept.sample, sample)
 
     def fairness(self, term: Promise) -> Held:
@@ -148,12 +149,12 @@ class Evaluator:
         rates = self._batch_rates(last, _ok_in_span), self._batch_rates(first, _ok_in_span)
         ratio = intervals.ratio(*rates, level=self.confidence)
         of_runs = [np.array(each).reshape(len(self.runs), -1).mean(axis=1) for each in rates]
-        return Held(self._differing_runs(ratio.bounds, *of_runs), self._ok_requests())
+        return Held(self._differing_runs(ratio, *of_runs), self._ok_requests())
 
     def steady_rate(self, term: Promise) -> Held:
         per_gpu = "gpus" in kind_of(term.kind).needs
         bounds, caveat = self._rate(_COUNTED[OF_TASKS.get(term.kind, term.kind)])
-        return Held(_scaled(bounds, 1 / self._gpus()) if per_gpu else bounds, self._ok_requests(), caveat)
+        return Held(bounds.each((1 / self._gpus()).__mul__) if per_gpu else bounds, self._ok_requests(), caveat)
 
     def _refuse_withheld(self, term: Promise) -> None:
         """Raise Missing where the term rests on figures that a run withholds."""
@@ -187,7 +188,7 @@ class Evaluator:
         p: float,
         limit_ns: int | None = None,
         name: str = "",
-    ) -> tuple[Bounds, SteadySample]:
+    ) -> tuple[Interval, SteadySample]:
         """A latency percentile in ns, and the sample behind it. `name`: of the latency, for readers; "": its metric.
 
         The upper end is infinite, or at least the sample's `bound`, where the runs cannot bound the latency from above.
@@ -202,34 +203,34 @@ class Evaluator:
         if sample.short:
             sample = sample._replace(short=Shortage(sample.short.words, enough_s))
             bounds = self._between_runs(quantile_interval.quantile(sample.values, p, self.confidence), sample.values, p)
-            return bounds._replace(high=max(bounds.high, sample.bound)), sample
+            return replace(bounds, high=max(bounds.high, sample.bound)), sample
         if of_cluster and math.isfinite(bounds.high):
             sample = sample._replace(
                 of=", ".join(filter(None, (sample.of, "upper end from how much it varied over the load")))
             )
         return self._between_runs(bounds, sample.values, p), sample._replace(short=Shortage(of_cluster.words, enough_s))
 
-    def _between_runs(self, bounds: Bounds, values: Series, p: float) -> Bounds:
+    def _between_runs(self, bounds: Interval, values: Series, p: float) -> Interval:
         """The interval of a percentile, at least as wide as the percentiles of the single runs differ."""
-        return intervals.with_replications(bounds, _of_runs(values, p), self.confidence, log=True)
+        return intervals.widened(bounds, _of_runs(values, p), log=True)
 
-    def _differing_runs(self, ratio: Bounds, above: Sequence[float], below: Sequence[float]) -> Bounds:
+    def _differing_runs(self, ratio: Interval, above: Sequence[float], below: Sequence[float]) -> Interval:
         """The interval of `above / below`, at least as wide as that ratio differs between the single runs."""
         if len(above) != len(below) or not all(below):
             return ratio
         per_run = [a / b for a, b in zip(above, below, strict=True)]
-        return intervals.with_replications(ratio, per_run, self.confidence, log=True)
+        return intervals.widened(ratio, per_run, log=True)
 
     def _quantile(
         self, values: Series, p: float, what: str, length_s: float, confidence: float
-    ) -> tuple[Bounds, Shortage]:
+    ) -> tuple[Interval, Shortage]:
         """A percentile of values that were already selected from `length_s` of load; and why it has no upper end."""
         steady.supported(values, p, what, length_s)
         queued = steady.waits(self.runs, what)
         if queued and (stays := steady.looks(self.runs)):
             looks_in_part = stays[0] * length_s / stays[1]
             if short := steady.tail(looks_in_part, (looks_in_part, length_s), p, confidence, f"p{p * 100:g}"):
-                return quantile_interval.quantile(values, p, confidence)._replace(high=math.inf), short
+                return replace(quantile_interval.quantile(values, p, confidence), high=math.inf), short
         return _bounded(values, p, confidence, length_s, queued)
 
     def _share(self, marks: Series) -> Held:
@@ -237,9 +238,8 @@ class Evaluator:
         if n == 0:
             raise Missing("no request was counted")
         per_run = [float(run.mean()) for run in marks if len(run)]
-        found = intervals.with_replications(quantile_interval.share(marks, self.confidence), per_run, self.confidence)
-        value, low, high = found
-        return Held(Bounds(value, max(low, 0.0), min(high, 1.0)), n)
+        found = intervals.widened(quantile_interval.share(marks, self.confidence), per_run)
+        return Held(replace(found, low=max(found.low, 0.0), high=min(found.high, 1.0)), n)
 
     def pooled_gaps(self, term: Promise) -> Held:
         for run in self.runs:
@@ -249,13 +249,13 @@ class Evaluator:
                 raise Missing("no answer had two events, so there are no gaps")
         p = term.quantile
         per_run = [run.gaps.quantile(p) for run in self.runs]
-        bounds = intervals.replications(per_run, self.confidence).bounds
+        bounds = intervals.replications(per_run, self.confidence)
         length_s = steady.load_length_s([steady.figures(columns, "e2e")[0] for columns in self._columns])
         short = steady.too_short(length_s, self.confidence, self.horizon_s, f"{term.kind} p{p * 100:g}")
-        bounds = bounds._replace(high=math.inf) if short else bounds
+        bounds = replace(bounds, high=math.inf) if short else bounds
         return Held(bounds, self._ok_requests(), short.sentence(), _known(short))
 
-    def _rate(self, count_in_span: _CountInSpan) -> tuple[Bounds, str]:
+    def _rate(self, count_in_span: _CountInSpan) -> tuple[Interval, str]:
         """The rate per second after the start-up. Where the start-up did not end: no upper end, and the caveat.
 
         Nor is there an upper end where not one request ended while load was offered: the end of the load cut them off.
@@ -276,8 +276,8 @@ class Evaluator:
         batch_rates = self._batch_rates(settled_spans, count_in_span)
         within = intervals.batch_means(batch_rates, batches=len(batch_rates), level=self.confidence)
         per_run = [float(np.mean(run_rates)) for run_rates in np.split(np.array(batch_rates), len(spans))]
-        bounds = intervals.with_replications(within.bounds, per_run, self.confidence)
-        return (bounds._replace(high=math.inf) if caveat else bounds), caveat
+        bounds = intervals.widened(within, per_run)
+        return (replace(bounds, high=math.inf) if caveat else bounds), caveat
 
     def _runs_and_columns(self) -> Iterator[tuple[RecordedRun, Columns]]:
         return zip(self.runs, self._columns, strict=True)
@@ -319,7 +319,7 @@ class Evaluator:
             of_runs.append(_of_runs(values, term.quantile))
         ratio = self._differing_runs(_ratio(halves[1][0], halves[0][0], "the first window"), of_runs[1], of_runs[0])
         caveat = halves[0][1] or halves[1][1]
-        return Held(_change(ratio), min(size for *_, size in halves), caveat)
+        return Held(ratio.each(_change), min(size for *_, size in halves), caveat)
 
     def between_nodes(self, term: Promise) -> Held:
         count = len(self.runs[0].header.targets)
@@ -342,9 +342,10 @@ class Evaluator:
             self._differing_runs(intervals.quotient(nodes[a], nodes[b]), of_runs[a], of_runs[b])
             for a, b in permutations(range(count), 2)
         ]
-        largest_ratio = Bounds(*(max(ratio[i] for ratio in ratios) for i in range(3)))
+        value, low, high = map(max, zip(*ratios, strict=True))
+        largest_ratio = Interval(value, low, high, self.confidence)
         worst = steady.all_of(short)
-        return Held(_change(largest_ratio), min(sizes), worst.sentence(), _known(worst))
+        return Held(largest_ratio.each(_change), min(sizes), worst.sentence(), _known(worst))
 
     def against(self, term: Promise) -> Held:
         other = self.measured.get(term.level, MeasuredLevel())
@@ -373,9 +374,9 @@ class Evaluator:
         watts = [one.watts or 0.0 for one in used if one is not None]
         error = max((one.error_j or 0.0) / one.joules for one in used if one is not None and one.joules)
         mean = math.fsum(watts) / len(watts)
-        drawn = Bounds(mean, mean * max(1 - error, 0.0), mean * (1 + error))
-        bounds = intervals.quotient(drawn, rate)._replace(value=math.fsum(filter(None, each)) / len(each))
-        found = intervals.with_replications(bounds, [value for value in each if value is not None], self.confidence)
+        drawn = Interval(mean, mean * max(1 - error, 0.0), mean * (1 + error), self.confidence)
+        bounds = replace(intervals.quotient(drawn, rate), value=math.fsum(filter(None, each)) / len(each))
+        found = intervals.widened(bounds, [value for value in each if value is not None])
         return Held(found, self._ok_requests(), caveat)
 
     def cost(self, term: Promise) -> Held:
@@ -401,10 +402,12 @@ class Evaluator:
 _CountInSpan = Callable[[RecordedRun, Columns, Span], float]
 
 
-def _together(held: Sequence[Held]) -> Bounds:
+def _together(held: Sequence[Held]) -> Interval:
     """The share of several classes together."""
     requests = sum(one.sample for one in held)
-    return Bounds(*(math.fsum(one.found[end] * one.sample for one in held) / requests for end in range(3)))
+    weighted = [[end * one.sample for end in one.found] for one in held]
+    value, low, high = (math.fsum(ends) / requests for ends in zip(*weighted, strict=True))
+    return Interval(value, low, high)
 
 
 def _has_class(run: RecordedRun, term: Promise) -> bool:
@@ -412,7 +415,7 @@ def _has_class(run: RecordedRun, term: Promise) -> bool:
     return bool(term.class_name) and any(plan.name == term.class_name for plan in run.header.classes)
 
 
-def _of_sample(found: Bounds, requests: int, sample: SteadySample) -> Held:
+def _of_sample(found: Interval, requests: int, sample: SteadySample) -> Held:
     short = sample.short
     return Held(found, requests, short.sentence(), _known(short), sample.of, sample.length_s, sample.looks)
 
@@ -422,7 +425,7 @@ def _known(short: Shortage) -> float:
     return short.enough_s if math.isfinite(short.enough_s) else 0.0
 
 
-def _bounded(values: Series, p: float, confidence: float, length_s: float, queued: bool) -> tuple[Bounds, Shortage]:
+def _bounded(values: Series, p: float, confidence: float, length_s: float, queued: bool) -> tuple[Interval, Shortage]:
     """A quantile with its interval, and why the sample alone does not bound it from above, if it does not.
 
     A figure without queueing time still gets an upper end, from the spread of the batches of the load. Queueing time
@@ -434,11 +437,11 @@ def _bounded(values: Series, p: float, confidence: float, length_s: float, queue
         short or quantile_interval.known(values, p, confidence) < quantile_interval.LEAST_WORTH
     )  # its range may hold a failed request
     if from_spread and not queued and math.isinf(bounds.high):
-        bounds = bounds._replace(high=max(bounds.value, quantile_interval.tolerance(values, p, confidence)))
-    return bounds._replace(high=max(bounds.high, quantile_interval.other_state(values, p))), short
+        bounds = replace(bounds, high=max(bounds.value, quantile_interval.tolerance(values, p, confidence)))
+    return replace(bounds, high=max(bounds.high, quantile_interval.other_state(values, p))), short
 
 
-def _ratio(numerator: Bounds, denominator: Bounds, what: str) -> Bounds:
+def _ratio(numerator: Interval, denominator: Interval, what: str) -> Interval:
     """`numerator / denominator`. Infinite where the numerator is a failed request (infinite).
 
     Raises Missing where the denominator, named `what` in the message, is a failed request.
@@ -449,7 +452,7 @@ def _ratio(numerator: Bounds, denominator: Bounds, what: str) -> Bounds:
         numerator.value
     ):  # the log-scale interval needs finite values: divide the ends, each at its own confidence
         low = max(numerator.low, 0.0) / denominator.high if math.isfinite(denominator.high) else 0.0
-        return Bounds(math.inf, low, math.inf)
+        return Interval(math.inf, low, math.inf, numerator.level)
     return intervals.quotient(numerator, denominator)
 
 
@@ -458,13 +461,9 @@ def _of_runs(values: Series, p: float) -> list[float]:
     return [element(run, p) for run in values if len(run)]
 
 
-def _scaled(bounds: Bounds, factor: float) -> Bounds:
-    return Bounds(bounds.value * factor, bounds.low * factor, bounds.high * factor)
-
-
-def _change(ratio: Bounds) -> Bounds:
+def _change(ratio: float) -> float:
     """A ratio as a relative change: 1.2 becomes 0.2."""
-    return Bounds(*(end - 1 for end in ratio))
+    return ratio - 1
 
 
 def _nothing_ended(columns: Sequence[Columns], spans: Sequence[Span]) -> str:

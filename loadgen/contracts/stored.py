@@ -26,7 +26,7 @@ from loadgen.core.metrics.columns import measured_gaps
 from loadgen.core.results import checksums, manifest, store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import TargetFacts
-from loadgen.core.stats.intervals import Bounds
+from loadgen.core.stats.intervals import Interval
 from loadgen.figures import FIGURES
 from loadgen.preflight.target_checks import Finding
 
@@ -202,7 +202,7 @@ def _prices(folder: Path, contract: Contract) -> Prices | None:
 def money(prices: Prices) -> Money:
     """The cost function under `prices`, per thousand good requests; the highest cost where several prices fit."""
 
-    def cost(run: RecordedRun, good_rate: Bounds) -> tuple[Bounds, str]:
+    def cost(run: RecordedRun, good_rate: Interval) -> tuple[Interval, str]:
         from loadgen.pricing import prices as pricing
         from loadgen.pricing import unit_cost
         from loadgen.pricing.evidence import Evidence
@@ -221,9 +221,8 @@ def money(prices: Prices) -> Money:
             unit_price = unit_cost.cost(basis, price, run.summary.target.gpus, unit_cost.GOOD)
             if unit_price is None or unit_price.low is None or unit_price.high is None:
                 raise UserError("missing_option", "nobody says how many GPUs there are", run.folder, "--gpus")
-            costs.append(
-                Bounds(*(float(amount * 1000) for amount in (unit_price.total, unit_price.low, unit_price.high)))
-            )
-        return max(costs), prices.currency
+            total, low, high = map(float, (unit_price.total * 1000, unit_price.low * 1000, unit_price.high * 1000))
+            costs.append(Interval(total, low, high))
+        return max(costs, key=tuple), prices.currency
 
     return cost

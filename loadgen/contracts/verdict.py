@@ -33,7 +33,7 @@ from loadgen.core import format
 from loadgen.core.limits import CACHED_SHARE, NO_SPAN_SHARE, NOT_OFFERED_SHARE
 from loadgen.core.metrics import reasons
 from loadgen.core.stats import intervals
-from loadgen.core.stats.intervals import Bounds
+from loadgen.core.stats.intervals import Interval
 
 SCHEMA = 1
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
@@ -510,7 +510,7 @@ def _compare_with_limit(term: Promise, evaluated: Held, confidence: float) -> tu
     return "INCONCLUSIVE", "held_by_interval", f"{measured}: the interval holds {promise}; {needed}", enough_s
 
 
-def _factor_needed(bounds: Bounds, limit: float, confidence: float) -> float | None:
+def _factor_needed(bounds: Interval, limit: float, confidence: float) -> float | None:
     """How many times the sample would decide at the next look, if the value stays the same: intervals shrink with the
     square root of n. Infinite where the two are too close; None where the interval has no end.
     """
@@ -533,7 +533,7 @@ def figure(value: float, unit: str) -> str:
     return f"{format.quantity(value)}{unit}" if unit.startswith("/") else f"{format.quantity(value)} {unit}".strip()
 
 
-def _interval_words(bounds: Bounds, unit: str) -> str:
+def _interval_words(bounds: Interval, unit: str) -> str:
     if bounds.low == math.inf:
         return "failed requests throughout"
     low = figure(bounds.low, unit) if math.isfinite(bounds.low) else "any"

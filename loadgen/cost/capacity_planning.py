@@ -10,17 +10,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from loadgen.core.errors import UserError
-from loadgen.core.results.capacity import STILL_KEPT, RateInterval, rate_of_repeats
+from loadgen.core.results.capacity import STILL_KEPT
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.evidence import Evidence
 from loadgen.pricing.reasons import note
+from loadgen.pricing.spread import Spread, rate_of_repeats
 
 
-def scaled(rate: RateInterval, by: float) -> RateInterval:
+def scaled(rate: Spread[float], by: float) -> Spread[float]:
     """So many times a rate. From GPUs to GPUs: machines count as independent, a router in front of them as free. The
     interval grows alike: it is that of one measured machine, whose error all of them share."""
-    low, high = (None if bound is None else bound * by for bound in (rate.low, rate.high))
-    return RateInterval(mid=rate.mid * by, low=low, high=high)
+    return rate.each(lambda end: end * by)
 
 
 def demand(users: int, think_s: float, response_s: float) -> float:
@@ -48,7 +48,7 @@ class MeasuredRate:
     basis: str  # "capacity by search", "at this load"
     lower_bound: bool = False  # only a lower bound of the capacity was found
     bound_why: str = ""  # why; in words
-    rate: RateInterval
+    rate: Spread[float]
     noun: str  # what an interaction is: "good requests", "requests", "conversations", "successful tasks"
     gpus: int
     response_s: float
@@ -81,7 +81,7 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
     if capacity is not None:
         basis, noun = f"capacity by {capacity.method}", str(capacity.unit)
         bound_why = (capacity.bound_why or STILL_KEPT) if capacity.lower_bound else ""
-        rate = RateInterval(mid=capacity.rate_per_s, low=capacity.low_per_s, high=capacity.high_per_s)
+        rate = Spread(mid=capacity.rate_per_s, low=capacity.low_per_s, high=capacity.high_per_s)
         if capacity.unit == "requests" and summary.sessions is not None:
             offered = summary.requests.decided
             rate, noun = scaled(rate, summary.sessions.count / offered), "conversations"

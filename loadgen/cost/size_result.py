@@ -10,14 +10,14 @@ import msgspec
 
 from loadgen.core import format
 from loadgen.core.limits import MODEL_ERROR
-from loadgen.core.results.capacity import RateInterval
 from loadgen.core.results.manifest import ReasonCode, decoded
 from loadgen.cost.capacity_planning import MeasuredRate, needed, one_load
 from loadgen.cost.comparison import slo_words
-from loadgen.cost.sizing import Money, Need, Size
+from loadgen.cost.sizing import Need, Size
 from loadgen.pricing.evidence import Evidence, notes
 from loadgen.pricing.prices import Owned, dated
 from loadgen.pricing.reasons import note, texts
+from loadgen.pricing.spread import Spread
 
 SCHEMA = 1
 FILE = "size.json"
@@ -42,7 +42,7 @@ class SizedSource(msgspec.Struct, frozen=True, kw_only=True):
     source: MeasuredRate
     price: PriceUsed | None
     gpus_per_machine: int
-    per_machine: RateInterval
+    per_machine: Spread[float]
     demand_per_s: float
     response_s: float | None
     carrying: int | None
@@ -50,9 +50,9 @@ class SizedSource(msgspec.Struct, frozen=True, kw_only=True):
     low: int | None
     high: int | None
     used: float | None
-    per_month: Money | None
+    per_month: Spread[Decimal] | None
     interactions_per_month: Decimal
-    per_thousand: Money | None
+    per_thousand: Spread[Decimal] | None
     simulated: bool
     estimate: bool  # of published figures: nothing was measured
     notes: tuple[str, ...] = ()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 
 from loadgen.core import format
 from loadgen.cost.size_result import SizedSource, Sizing
-from loadgen.cost.sizing import HOURS_PER_MONTH, Money, Need
+from loadgen.cost.sizing import HOURS_PER_MONTH, Need
 from loadgen.cost.text import own_beside_rent
 from loadgen.present.page import Bar, Number
 from loadgen.present.section import (
@@ -26,6 +27,7 @@ from loadgen.present.section import (
     section,
     simulated,
 )
+from loadgen.pricing.spread import Spread
 
 UNLIKE = "measured under different SLOs, as said below: not like with like"
 
@@ -152,11 +154,11 @@ def _rate(size: SizedSource) -> str:
     return least + format.spanned(size.per_machine.mid, size.per_machine.low, size.per_machine.high)
 
 
-def _amount(money: Money | None) -> str:
+def _amount(money: Spread[Decimal] | None) -> str:
     return "-" if money is None else format.spanned(money.mid, money.low, money.high, lambda value: f"{value:,.0f}")
 
 
-def _small(money: Money | None) -> str:
+def _small(money: Spread[Decimal] | None) -> str:
     if money is None:
         return format.NONE
     return format.spanned(money.mid, money.low, money.high, lambda value: format.quantity(float(value)))

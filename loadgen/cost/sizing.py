@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from loadgen.core.errors import UserError
-from loadgen.core.results.capacity import RateInterval
 from loadgen.cost.capacity_planning import MeasuredRate, demand, needed, scaled
 from loadgen.pricing.evidence import Evidence
 from loadgen.pricing.prices import PerToken, Price
+from loadgen.pricing.spread import Spread
 from loadgen.pricing.unit_cost import (
     BY_TIME,
     HOUR_S,
@@ -28,15 +28,6 @@ from loadgen.pricing.unit_cost import (
 
 HOURS_PER_MONTH = Decimal(730)  # 8,760 / 12
 THOUSAND = Decimal(1000)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Money:
-    """An amount, with the ends that the interval of the measured rate gives it; None without one."""
-
-    mid: Decimal
-    low: Decimal | None = None
-    high: Decimal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +56,7 @@ class Size:
     source: MeasuredRate
     price: Price | None
     gpus_per_machine: int
-    per_machine: RateInterval  # interactions per second
+    per_machine: Spread[float]  # interactions per second
     demand_per_s: float
     response_s: float | None
     carrying: int | None = None  # machines that the load needs
@@ -73,20 +64,15 @@ class Size:
     low: int | None = None  # machines, spare ones too, at the ends of the rate's interval
     high: int | None = None
     used: float | None = None  # the demand as a share of what all machines carry
-    per_month: Money | None = None
+    per_month: Spread[Decimal] | None = None
     interactions_per_month: Decimal = Decimal(0)
 
     @property
-    def per_thousand(self) -> Money | None:
+    def per_thousand(self) -> Spread[Decimal] | None:
         """What a thousand interactions cost: idle hours and spare machines are paid by them too."""
         if self.per_month is None:
             return None
-        mid, low, high = (
-            None if amount is None else amount / self.interactions_per_month * THOUSAND
-            for amount in (self.per_month.mid, self.per_month.low, self.per_month.high)
-        )
-        assert mid is not None
-        return Money(mid=mid, low=low, high=high)
+        return self.per_month.each(lambda amount: amount / self.interactions_per_month * THOUSAND)
 
 
 def published_rate(
@@ -103,7 +89,7 @@ def published_rate(
         name=name,
         folder=said_by,
         basis="published Server rate, by output tokens",
-        rate=RateInterval(mid=tokens_per_s / output_tokens),
+        rate=Spread(mid=tokens_per_s / output_tokens),
         noun="requests",
         gpus=gpus,
         response_s=0.0,
@@ -134,7 +120,7 @@ def size(
     )
     by_count = Decimal(0) if price is None else _by_count(price, evidence, source) * per_month
     if isinstance(price, PerToken):
-        return replace(sized, per_month=Money(mid=by_count))
+        return replace(sized, per_month=Spread(mid=by_count))
 
     def machines(rate: float | None) -> int | None:
         return None if rate is None else needed(demand_per_s, rate) + need.spare
@@ -156,7 +142,7 @@ def size(
     middle = month(mid, per_machine.mid)
     assert middle is not None
     ends = {"low": month(low, per_machine.high), "high": month(high, per_machine.low)}
-    return replace(sized, per_month=Money(mid=middle, **ends))
+    return replace(sized, per_month=Spread(mid=middle, **ends))
 
 
 def _by_count(price: Price, evidence: Evidence | None, source: MeasuredRate) -> Decimal:

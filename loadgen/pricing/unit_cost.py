@@ -18,11 +18,12 @@ from loadgen_sdk.prices import token_costs
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.blocks import Sessions
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.results.capacity import Capacity, RateInterval, rate_of_repeats
+from loadgen.core.results.capacity import Capacity
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.evidence import Evidence, notes, own_target
 from loadgen.pricing.prices import NO_SOURCE, UNDATED, Energy, Owned, PerToken, Price, Rented
 from loadgen.pricing.reasons import note, texts
+from loadgen.pricing.spread import Spread, rate_of_repeats
 
 # The units that a cost is per: keys of `rates` and `counts` of a Basis, and of the costs of an Offer.
 REQUEST, GOOD, TASK, OUTPUT, TOTAL = "request", "good_request", "task", "million_output_tokens", "million_tokens"
@@ -165,7 +166,7 @@ def basis(evidence: Evidence) -> Basis:
         return _at_capacity(evidence, totals)
     runs = [_rates(summary, whole=evidence.at_once) for summary in summaries]
     means: dict[str, float | None] = dict.fromkeys(UNITS)
-    interval = RateInterval(mid=1.0)
+    interval = Spread(mid=1.0)
     for unit in UNITS:
         known = [rate for run in runs if (rate := run[unit]) is not None]
         if len(known) == len(runs):

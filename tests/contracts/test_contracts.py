@@ -40,7 +40,7 @@ from loadgen.core.results.record import STATUSES
 from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats import intervals, quantile_interval
-from loadgen.core.stats.intervals import Bounds
+from loadgen.core.stats.intervals import Interval
 from loadgen.core.workload.loading import packaged
 from loadgen.present import html as as_page
 from loadgen.present import text as as_text
@@ -677,8 +677,8 @@ def test_intervals_of_samples() -> None:
     assert wide.high - wide.low > 5 * (median.high - median.low)
     assert quantile_interval.share([np.zeros(1000)], 0.95).high == pytest.approx(0.0038, abs=1e-4)
     assert intervals.faultless(0.0038, 0.95) == pytest.approx(1007, abs=5)
-    assert intervals.quotient(Bounds(2, 1.9, 2.1), Bounds(1, 0.9, 1.1)).low == pytest.approx(1.79, abs=0.01)
-    assert intervals.quotient(Bounds(2, 1.9, 2.1), Bounds(1, -np.inf, 1.1)).high == np.inf
+    assert intervals.quotient(Interval(2, 1.9, 2.1), Interval(1, 0.9, 1.1)).low == pytest.approx(1.79, abs=0.01)
+    assert intervals.quotient(Interval(2, 1.9, 2.1), Interval(1, -np.inf, 1.1)).high == np.inf
 
 
 # -- carried out -------------------------------------------------------------------------------------------------

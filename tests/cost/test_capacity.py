@@ -14,11 +14,12 @@ from refusals import refused
 
 from loadgen.core.errors import Faults, UserError
 from loadgen.core.metrics.summary import dump_summary, load_summary
-from loadgen.core.results.capacity import Capacity, RateInterval, dump, load_capacity, rate_of_repeats
+from loadgen.core.results.capacity import Capacity, dump, load_capacity
 from loadgen.cost.capacity_planning import measured, scaled
 from loadgen.cost.inputs import read_evidence
 from loadgen.cost.size_command import measured_rate
 from loadgen.pricing.evidence import Evidence
+from loadgen.pricing.spread import Spread, rate_of_repeats
 
 DATA = places.DATA
 RAG = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
@@ -73,12 +74,12 @@ def test_repeats_have_students_interval():
     found = rate_of_repeats([9.0, 10.0, 11.0, 10.0])
     assert found.mid == 10
     assert found.high == pytest.approx(10 + 3.1824463 * (2 / 3) ** 0.5 / 2)
-    assert rate_of_repeats([4.0]) == RateInterval(mid=4.0)
+    assert rate_of_repeats([4.0]) == Spread(mid=4.0)
     assert (rate_of_repeats([0.1, 10.0]).low or 0) == 0.1  # a rate is positive
 
 
 def test_rates_are_scaled_by_gpus():
-    assert scaled(RateInterval(mid=10, low=8, high=12.5), 4 / 8) == RateInterval(mid=5, low=4, high=6.25)
+    assert scaled(Spread(mid=10, low=8, high=12.5), 4 / 8) == Spread(mid=5, low=4, high=6.25)
 
 
 def evidence(**capacity: Any) -> Evidence:

@@ -19,13 +19,14 @@ import loadgen
 from loadgen.core.errors import Faults, UserError
 from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results import checksums
-from loadgen.core.results.capacity import Capacity, RateInterval, dump
+from loadgen.core.results.capacity import Capacity, dump
 from loadgen.cost.capacity_planning import MeasuredRate
 from loadgen.cost.size_command import _searched
 from loadgen.cost.sizing import Need, published_rate, size
 from loadgen.pricing.evidence import Evidence, notes
 from loadgen.pricing.prices import Energy, PerToken, Rented
 from loadgen.pricing.reasons import texts
+from loadgen.pricing.spread import Spread
 from loadgen.pricing.unit_cost import REQUEST, basis, cost, offer
 from loadgen.shell.parsing import parser
 
@@ -34,7 +35,7 @@ RAG = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
 CAPACITY = Capacity(rate_per_s=20.0, low_per_s=19.0, high_per_s=21.5, method="search", recipe="r")
 EVIDENCE = Evidence(name="vm", folder="vm", summaries=(RAG,), capacity=CAPACITY)
 SOURCE = MeasuredRate(
-    name="vm", folder="vm", basis="capacity by search", rate=RateInterval(mid=20.0, low=19.0, high=21.5),
+    name="vm", folder="vm", basis="capacity by search", rate=Spread(mid=20.0, low=19.0, high=21.5),
     noun="requests", gpus=4, response_s=10.0, workload="rag",
 )  # fmt: skip
 BY_LOAD = Energy(
@@ -91,7 +92,7 @@ def test_an_api_by_the_token_has_a_price_and_no_machines() -> None:
 
 def test_a_published_rate_is_an_estimate_that_needs_the_length_of_an_answer() -> None:
     source = published_rate("X", 944_902.0, gpus=72, output_tokens=1200, workload="rag", said_by="MLPerf")
-    assert source.rate == RateInterval(mid=944_902 / 1200)
+    assert source.rate == Spread(mid=944_902 / 1200)
     with refused(UserError, "no_figure", "--answer"):
         size(source, Need(users=10, think_s=30), gpus_per_machine=4, price=None, evidence=None)
     assert size(source, Need(users=10, answer_s=20), gpus_per_machine=4, price=None, evidence=None).machines == 2

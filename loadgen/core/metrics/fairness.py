@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from loadgen.core.stats.intervals import Bounds
+from loadgen.core.stats.intervals import Interval
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.parts import ClassSummary
@@ -49,7 +49,7 @@ def jain(values: Sequence[float]) -> float | None:
     return sum(values) ** 2 / (len(values) * squares) if squares else None
 
 
-def jain_bounds(shares: Sequence[Bounds]) -> Bounds | None:
+def jain_bounds(shares: Sequence[Interval]) -> Interval | None:
     """Jain's index of shares, and its ends where each share may be anywhere in its own interval; None: all are 0.
 
     The index grows with a value below a centre and falls with one above it. So the most even values are those nearest
@@ -66,7 +66,7 @@ def jain_bounds(shares: Sequence[Bounds]) -> Bounds | None:
     centres = [least + (most - least) * i / CENTRES for i in range(CENTRES + 1)]
     evened = [[min(max(centre, share.low), share.high) for share in shares] for centre in centres]
     found = [value, *(index for values in (*corners, *evened) if (index := jain(values)) is not None)]
-    return Bounds(value, min(found), max(found))
+    return Interval(value, min(found), max(found))
 
 
 def tenants_of(tenants: Mapping[str, str | None]) -> dict[str, tuple[str, ...]]:

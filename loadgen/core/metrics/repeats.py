@@ -133,7 +133,7 @@ def _figures(summaries: Sequence[Summary]) -> tuple[RepeatedFigure, ...]:
         low, high = interval.low, interval.high
         if path in SHARES:  # runs without a failure do not say that there is none
             within = intervals.wilson(mean, sum(summary.requests.scheduled for summary in summaries), LEVEL)
-            _, low, high = intervals.with_replications(intervals.Bounds(mean, *within), values, LEVEL)
+            _, low, high = intervals.widened(intervals.Interval(mean, *within, LEVEL), values)
         spread = float(np.std(values, ddof=1)) if several else None
         if spread is not None and path not in SHARES:
             spread = spread / abs(mean) if mean else None

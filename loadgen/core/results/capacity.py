@@ -1,4 +1,4 @@
-"""The capacity that a search or sweep found (`capacity.json`), and the interval of a rate from repeats.
+"""The capacity that a search or sweep found (`capacity.json`).
 
 Pure: bytes and numbers in, values out. `search/` finds a capacity; `cost/` plans machines and cost from it.
 """
@@ -6,8 +6,6 @@ Pure: bytes and numbers in, values out. `search/` finds a capacity; `cost/` plan
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -15,7 +13,6 @@ import msgspec
 from loadgen.core import format
 from loadgen.core.errors import UserError
 from loadgen.core.results.manifest import decoded
-from loadgen.core.stats import intervals
 
 SCHEMA = 1
 FILE = "capacity.json"
@@ -137,23 +134,3 @@ def as_shown(
         output_tokens_per_s=None if output_tokens_per_s is None else output_tokens_per_s * share,
         total_tokens_per_s=None if total_tokens_per_s is None else total_tokens_per_s * share,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RateInterval:
-    """A rate per second with its 95 % interval. Both ends are None for a single run, which does not show the spread."""
-
-    mid: float
-    low: float | None = None
-    high: float | None = None
-
-
-def rate_of_repeats(values: Sequence[float]) -> RateInterval:
-    """Mean of independent repeats with Student's 95 % interval; one value has no interval.
-
-    A low end that is not positive is replaced by the smallest value: a rate is positive.
-    """
-    interval = intervals.replications(values, CONFIDENCE)
-    if len(values) < 2:
-        return RateInterval(mid=interval.value)
-    return RateInterval(mid=interval.value, low=interval.low if interval.low > 0 else min(values), high=interval.high)

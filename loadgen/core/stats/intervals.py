@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from statistics import NormalDist
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -25,16 +26,11 @@ BATCHES = 20  # with more, batches are short against the correlation; with fewer
 RESAMPLES = 2000
 
 
-class Bounds(NamedTuple):
-    """`low` and `high` enclose the true value with the given confidence; infinite where the sample has no bound."""
+class Interval(msgspec.Struct, frozen=True):
+    """`low` and `high` enclose the true value at confidence `level`; infinite where the sample has no bound.
 
-    value: float
-    low: float
-    high: float
-
-
-class Interval(msgspec.Struct, frozen=True, kw_only=True):
-    """`value` with its confidence interval. `count`: the number of independent values (batches or runs) behind it."""
+    `count`: the number of independent values (batches or runs) behind it. Unpacks as value, low, high.
+    """
 
     value: float
     low: float
@@ -43,9 +39,12 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 0
     method: str = ""
 
-    @property
-    def bounds(self) -> Bounds:
-        return Bounds(self.value, self.low, self.high)
+    def __iter__(self) -> Iterator[float]:
+        return iter((self.value, self.low, self.high))
+
+    def each(self, change: Callable[[float], float]) -> Interval:
+        """Value and ends changed alike, by a function that rises."""
+        return replace(self, **{name: change(getattr(self, name)) for name in ("value", "low", "high")})
 
     @property
     def half_width(self) -> float:
@@ -139,7 +138,7 @@ def _beta(x: float, a: float, b: float) -> float:
 def _symmetric(value: float, half: float, count: int, method: str, level: float) -> Interval:
     """`value` with as much on either side; a `half` of inf is no bound, also around a value that is not known."""
     low, high = (value - half, value + half) if half < math.inf else (-math.inf, math.inf)
-    return Interval(value=value, low=low, high=high, level=level, count=count, method=method)
+    return Interval(value, low, high, level, count, method)
 
 
 def replications(values: ArrayLike, level: float = LEVEL) -> Interval:
@@ -233,9 +232,7 @@ def block_bootstrap(
     offsets = np.arange(size)
     resampled = np.array([statistic(data[(row[:, None] + offsets).ravel()]) for row in starts])
     low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(
-        value=statistic(data), low=float(low), high=float(high), level=level, count=blocks, method="block bootstrap"
-    )
+    return Interval(statistic(data), float(low), float(high), level, blocks, "block bootstrap")
 
 
 def ratio(above: ArrayLike, below: ArrayLike, *, paired: bool = False, level: float = LEVEL) -> Interval:
@@ -263,17 +260,17 @@ def ratio(above: ArrayLike, below: ArrayLike, *, paired: bool = False, level: fl
     if q2 <= 0 or root < 0:
         return _symmetric(value, math.inf, min(n, m), "ratio", level)
     low, high = (q1 - math.sqrt(root)) / q2, (q1 + math.sqrt(root)) / q2
-    return Interval(value=value, low=low, high=high, level=level, count=min(n, m), method="ratio")
+    return Interval(value, low, high, level, min(n, m), "ratio")
 
 
-def quotient(over: Bounds, under: Bounds) -> Bounds:
+def quotient(over: Interval, under: Interval) -> Interval:
     """`over / under` of two independent positive figures, from the interval of each, which need not be symmetric.
 
     MOVER on the logarithms (Zou and Donner 2008).
     """
     (value, low, high), (base, base_low, base_high) = over, under
     if not (0 < base < math.inf and 0 < value < math.inf):
-        return Bounds(math.nan, 0.0, math.inf)
+        return Interval(math.nan, 0.0, math.inf, over.level)
 
     def log(x: float) -> float:
         return math.log(x) if x > 0 else -math.inf
@@ -282,7 +279,7 @@ def quotient(over: Bounds, under: Bounds) -> Bounds:
     below = math.hypot(log(value) - log(low), log(base_high) - log(base))
     above = math.hypot(log(high) - log(value), log(base) - log(base_low))
     high_end = math.exp(log_ratio + above) if above < 700 else math.inf
-    return Bounds(math.exp(log_ratio), math.exp(log_ratio - below), high_end)
+    return Interval(math.exp(log_ratio), math.exp(log_ratio - below), high_end, over.level)
 
 
 # -- shares ------------------------------------------------------------------------------------------------------------
@@ -377,7 +374,7 @@ def length_for(recurrence_s: float, level: float = LEVEL) -> float:
     return recurrence_s * math.log(2 / (1 - level))
 
 
-def with_replications(interval: Bounds, per_run: Sequence[float], level: float = LEVEL, *, log: bool = False) -> Bounds:
+def widened(interval: Interval, per_run: Sequence[float], *, log: bool = False) -> Interval:
     """An interval by the times within runs, widened to at least the interval of the runs among each other.
 
     `per_run`: the figure of each run. By Student's t around `interval`'s value, on logarithms where `log`. Unchanged
@@ -387,10 +384,11 @@ def with_replications(interval: Bounds, per_run: Sequence[float], level: float =
     data = np.asarray(per_run, float)
     if len(data) < 2 or not np.isfinite(data).all() or not math.isfinite(value) or (log and min(*data, value) <= 0):
         return interval
-    half = replications(np.log(data) if log else data, level).half_width
+    half = replications(np.log(data) if log else data, interval.level).half_width
+    below, above = value - half, value + half
     if log:
-        return Bounds(value, min(low, value * math.exp(-half)), max(high, value * math.exp(min(half, 700.0))))
-    return Bounds(value, min(low, value - half), max(high, value + half))
+        below, above = value * math.exp(-half), value * math.exp(min(half, 700.0))
+    return replace(interval, low=min(low, below), high=max(high, above))
 
 
 # -- the start-up transient --------------------------------------------------------------------------------------------

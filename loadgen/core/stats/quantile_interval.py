@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.stats import intervals
-from loadgen.core.stats.intervals import Bounds
+from loadgen.core.stats.intervals import Interval
 from loadgen.core.stats.quantiles import element, index
 
 LEAST_WORTH = 20  # effective sample size below which the range of the sample is its interval
@@ -21,10 +21,10 @@ OUTLYING = 5.0  # standard deviations by which a batch of time is another state 
 Series = Sequence[NDArray[np.float64]]  # one array per run, in order of time
 
 
-def share(marks: Series, confidence: float) -> Bounds:
+def share(marks: Series, confidence: float) -> Interval:
     """The share of 1 among 0/1 marks, with Wilson's interval at the effective sample size."""
     p = float(np.concatenate(marks).mean())
-    return Bounds(p, *intervals.wilson(p, intervals.worth(marks, confidence), confidence))
+    return Interval(p, *intervals.wilson(p, intervals.worth(marks, confidence), confidence), confidence)
 
 
 def above(values: Series, p: float) -> list[NDArray[np.float64]]:
@@ -38,7 +38,7 @@ def known(values: Series, p: float, confidence: float) -> float:
     return intervals.worth(above(values, p), confidence)
 
 
-def quantile(values: Series, p: float, confidence: float) -> Bounds:
+def quantile(values: Series, p: float, confidence: float) -> Interval:
     """The quantile `sorted[floor(n * p)]` with its interval (Woodruff 1952).
 
     The bounds are the sample's own values at the ends of Wilson's interval around p. Values may be infinite (failed
@@ -54,10 +54,11 @@ def quantile(values: Series, p: float, confidence: float) -> Bounds:
     else:
         low, high = intervals.wilson(p, worth, confidence)
         first, last = math.floor(n * low) or -1, math.ceil(n * high)
-    return Bounds(
+    return Interval(
         float(ordered[index(n, p)]),
         float(ordered[first]) if first >= 0 and worth >= intervals.unseen(1 - p, confidence) else -math.inf,
         float(ordered[last]) if last < n and worth >= intervals.unseen(p, confidence) else math.inf,
+        confidence,
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from loadgen.core.metrics import fairness
 from loadgen.core.metrics.fairness import Fairness, TenantShare, jain, jain_bounds
-from loadgen.core.stats.intervals import Bounds
+from loadgen.core.stats.intervals import Interval
 from loadgen.present import text
 from loadgen.present.section import Report
 from loadgen.runs.fairness import tenants
@@ -26,14 +26,14 @@ def test_its_ends_hold_every_index_of_shares_within_their_intervals_and_are_reac
     rng = np.random.default_rng(3)
     for _ in range(40):
         ends = np.sort(rng.uniform(0, 1, (3, 2)), axis=1)
-        shares = [Bounds((low + high) / 2, low, high) for low, high in ends]
+        shares = [Interval((low + high) / 2, low, high) for low, high in ends]
         found = jain_bounds(shares)
         assert found is not None and found.low <= found.value <= found.high <= 1 + 1e-12
         grid = [jain(values) or 1 for values in itertools.product(*(np.linspace(pair[0], pair[1], 9) for pair in ends))]
         assert found.high >= max(grid) - 1e-4, "the most even shares"
         in_order = all(one[1] <= other[1] for one, other in itertools.pairwise(sorted(ends.tolist())))
         assert not in_order or found.low <= min(grid) + 1e-12, "the most uneven ones"
-    assert jain_bounds([Bounds(0, 0, 0.1), Bounds(0, 0, 0.1)]) is None
+    assert jain_bounds([Interval(0, 0, 0.1), Interval(0, 0, 0.1)]) is None
 
 
 def test_classes_of_one_tenant_are_one_and_one_without_is_its_own() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from loadgen.core import seeds
 from loadgen.core.stats import intervals
-from loadgen.core.stats.intervals import Bounds
+from loadgen.core.stats.intervals import Interval
 
 
 def _holds(found: intervals.Interval, value: float) -> bool:
@@ -155,11 +155,11 @@ def test_a_quotient_of_intervals_covers_the_truth() -> None:
     for _ in range(200):
         over = intervals.replications(rng.exponential(2.0, 40))
         under = intervals.replications(rng.exponential(1.0, 40))
-        _, low, high = intervals.quotient(over.bounds, under.bounds)
+        _, low, high = intervals.quotient(over, under)
         covered += low <= 2.0 <= high
     assert 184 <= covered <= 198
-    assert intervals.quotient(Bounds(1.0, 0.9, math.inf), Bounds(1.0, 0.9, 1.1)).high == math.inf
-    assert math.isnan(intervals.quotient(Bounds(0.0, 0.0, 1.0), Bounds(1.0, 0.9, 1.1)).value)
+    assert intervals.quotient(Interval(1.0, 0.9, math.inf), Interval(1.0, 0.9, 1.1)).high == math.inf
+    assert math.isnan(intervals.quotient(Interval(0.0, 0.0, 1.0), Interval(1.0, 0.9, 1.1)).value)
 
 
 def test_transient() -> None:
