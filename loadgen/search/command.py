@@ -139,7 +139,7 @@ def search(
     length = given["duration"] or "600s"
     with collecting(faults):
         checked = given.workload(workload, slo=terms, warmup=0, duration=length, **at_first_load)
-        goal = _goal(checked, settings, workload or "loadgen search")
+        goal = None if faults else _goal(checked, settings, workload or "loadgen search")
     with collecting(faults):
         trial_ns = typed("--duration", length, partial(units.duration_ns, bare="s")) or 0
     with collecting(faults):
@@ -152,6 +152,7 @@ def search(
             experiment.plan_of(resume)
     if faults:
         raise Faults(faults)
+    assert goal is not None
     trial_workload = trials.probing(checked, trial_ns)
     if resume is None:
         given.make_room(settings.out)
