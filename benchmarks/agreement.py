@@ -393,7 +393,7 @@ def figures(summary: dict[str, Any], place: str, mark: str = "") -> Iterator[Sai
 
 
 def headline(steady: float | None, whole: float) -> float:
-    """The rate while load was offered, or that of the whole run where there was no such time (metrics/headline.py)."""
+    """The rate while load was offered, or that of the whole run where there was no such time (runs/rates.py)."""
     return whole if steady is None else steady
 
 

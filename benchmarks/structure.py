@@ -96,6 +96,7 @@ def helps(root: Path) -> tuple[int, int, int]:
     short = asked("run", "--help")
     whole = asked("run", "--help-all") or short
     options = {line.split()[0].rstrip(",") for line in whole.splitlines() if re.match("  -{1,2}[a-z]", line, re.I)}
+    options -= {"-h", "--help-all"}  # of every command
     listed = asked("--help").partition("Start:")[2]
     commands = [line for line in listed.splitlines() if line[:2] == "  " and line[2:3].isalpha()]
     return len(short.splitlines()), len(options), len(commands)

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.blocks import RequestCounts, Tokens
     from loadgen.core.metrics.goodput import Goodput
     from loadgen.core.metrics.load import Load
-    from loadgen.core.metrics.request_table import Unit
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.metrics.validity import Verdict
     from loadgen.core.stats.quantiles import Distribution
     from loadgen.core.workload import Workload
+    from loadgen.runs.request_table import Unit
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,8 @@ class Result:
 
         Null where a request has no such value. unit: "ns", "us", "ms" or "s".
         """
-        from loadgen.core.metrics.request_table import NS, request_table
         from loadgen.core.results import store
+        from loadgen.runs.request_table import NS, request_table
 
         if unit not in NS:
             raise UserError("unknown_name", f"unit={unit!r}", "Result.frame", f"give one of {', '.join(NS)}")

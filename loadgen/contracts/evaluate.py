@@ -15,8 +15,9 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from loadgen.contracts import quantile_interval, steady_state
 from loadgen.contracts import steady_samples as steady
-from loadgen.contracts import steady_state
+from loadgen.contracts.quantile_interval import Series
 from loadgen.contracts.schema import OF_TASKS, Promise, kind_of
 from loadgen.contracts.steady_samples import MARGIN, QUEUED, Missing, RecordedRun, Shortage, SteadySample, Timed
 from loadgen.core import format
@@ -25,9 +26,8 @@ from loadgen.core.metrics import fairness, outcomes, windows
 from loadgen.core.metrics.columns import OK, Columns
 from loadgen.core.metrics.windows import Span
 from loadgen.core.slo import not_here
-from loadgen.core.stats import intervals, quantile_interval
+from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
-from loadgen.core.stats.quantile_interval import Series
 from loadgen.core.stats.quantiles import element
 from loadgen.figures import POOLED
 

@@ -28,7 +28,6 @@ from loadgen.core import format, run_folder
 from loadgen.core.errors import Fault, Faults, TargetError, UserError, codes
 from loadgen.core.execution.folder_names import alone, run_id
 from loadgen.core.execution.plan import Settings
-from loadgen.core.execution.repeats import pause, seeded
 from loadgen.core.execution.run import Execute
 from loadgen.core.metrics import repeats
 from loadgen.core.metrics.repeats import RepeatSummary, Repetition
@@ -39,6 +38,7 @@ from loadgen.preflight.target_checks import FAULT, WARNING, Finding
 from loadgen.present import html, junit
 from loadgen.present import text as as_text
 from loadgen.present.section import Report
+from loadgen.runs.repetition import pause, seeded
 
 if TYPE_CHECKING:
     from loadgen.core.workload import Workload

@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.contracts import steady_state
+from loadgen.contracts import quantile_interval, steady_state
+from loadgen.contracts.quantile_interval import Series
 from loadgen.core import format
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import outcomes, tasks, windows
@@ -24,8 +25,7 @@ from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import Header
 from loadgen.core.slo import Slo, Term, absent
-from loadgen.core.stats import intervals, quantile_interval
-from loadgen.core.stats.quantile_interval import Series
+from loadgen.core.stats import intervals
 from loadgen.core.stats.quantiles import Histogram, support
 from loadgen.figures import FIGURES
 

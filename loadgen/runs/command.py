@@ -128,11 +128,11 @@ def _several(
     Returns the runs, and whether they are all that was asked for.
     """
     from loadgen.core.execution.folder_names import taken
-    from loadgen.core.execution.repeats import repeat, seeded
     from loadgen.core.metrics.summary import dump_summary
     from loadgen.core.results import checksums
     from loadgen.runs import levels_text, repeats_sections
     from loadgen.runs.levels import curve
+    from loadgen.runs.repetition import repeat, seeded
 
     first = next(iter(workloads.values()))
     named: list[tuple[str, Summary]] = []

@@ -84,7 +84,7 @@ def as_csv(summary: Summary, stored: Stored) -> bytes:
     import pyarrow as pa
     from pyarrow import csv
 
-    from loadgen.core.metrics.request_table import request_table
+    from loadgen.runs.request_table import request_table
 
     table = request_table(stored.header, stored.rows, stored.texts, "ms")
     columns = [column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column for column in table.columns]

@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple
 from loadgen.core import format, slo
 from loadgen.core.metrics.blocks import Sessions, TaskGoodput
 from loadgen.core.metrics.goodput import TermResult
-from loadgen.core.metrics.headline import headline
 from loadgen.core.metrics.parts import ClassSummary, ModelSummary, StageSummary, TargetSummary
 from loadgen.core.metrics.reasons import STATES
 from loadgen.core.metrics.summary import Summary
@@ -21,6 +20,7 @@ from loadgen.core.server_metrics.series import Served
 from loadgen.core.stats.quantiles import SUPPORT, Distribution, deciding
 from loadgen.figures import FIGURES, FigureRow
 from loadgen.present.page import Number
+from loadgen.runs.rates import headline
 
 
 class Note(NamedTuple):

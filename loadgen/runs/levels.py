@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import msgspec
 
 from loadgen.core.metrics.blocks import per_gpu
-from loadgen.core.metrics.headline import headline
 from loadgen.core.results.capacity import STILL_KEPT
 from loadgen.runs.headline import promises
+from loadgen.runs.rates import headline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

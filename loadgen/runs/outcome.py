@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loadgen.core import format
-from loadgen.core.metrics.headline import headline
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.validity import is_servers_fault
 from loadgen.present.junit import OF_MET, Case, Outcome
 from loadgen.present.markdown import of_sections
 from loadgen.runs import sections, text
 from loadgen.runs.headline import met_word, term_cells
+from loadgen.runs.rates import headline
 
 Named = Sequence[tuple[str, "Summary"]]
 """Runs, each with its name."""
@@ -51,7 +51,7 @@ def _of_verdict(summary: Summary) -> str:
 
 
 def rates(summary: Summary) -> str:
-    """The rates that stand alone, with their window (`metrics/headline.py`)."""
+    """The rates that stand alone, with their window (`rates.py`)."""
     shown = headline(summary)
     goodput = () if shown.goodput is None else (f"goodput {format.rate(shown.goodput)}",)
     parts = (f"{format.rate(shown.requests)} completed", f"{format.rate(shown.output)} output tokens", *goodput)

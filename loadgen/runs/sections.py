@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from loadgen.core import format
 from loadgen.core.metrics.goodput import Goodput
-from loadgen.core.metrics.headline import headline
 from loadgen.core.metrics.summary import Summary
 from loadgen.present.section import Bullets, Kind, Said, Section, Table, section
 from loadgen.runs.headline import met_word, term_cells
+from loadgen.runs.rates import headline
 
 _KINDS: dict[bool | None, Kind] = {True: "good", False: "bad", None: "warn"}
 

@@ -25,10 +25,10 @@ from loadgen.core.execution.events import (
     WorkersPlaced,
 )
 from loadgen.core.execution.run_header import bounds_of, forecast_of
-from loadgen.core.metrics.level_figures import figures
 from loadgen.core.schedule.forecast import Forecast, total
 from loadgen.present import text as as_text
 from loadgen.runs import text
+from loadgen.runs.level_figures import figures
 from loadgen.runs.progress import SHORTEST_S, ProgressLine, Steps, step_words
 from loadgen.shell.output import say
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from loadgen.core import format
 from loadgen.core.metrics.blocks import RequestCounts
 from loadgen.core.metrics.drift import Drift
-from loadgen.core.metrics.headline import headline
 from loadgen.core.metrics.parts import ClassSummary, ModelSummary, StageSummary, TargetSummary
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.sustainable import Sustainable
@@ -40,6 +39,7 @@ from loadgen.present.section import (
 from loadgen.runs import fairness, nodes, page, recovery, sections, splits, stimulus
 from loadgen.runs import headline as run_headline
 from loadgen.runs.page_data import Figures
+from loadgen.runs.rates import headline
 
 QUANTILES = ("p50", "p90", "p95", "p99", "p99_9")
 OF_LEVELS = ("p50", "p99")

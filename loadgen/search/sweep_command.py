@@ -93,11 +93,11 @@ def sweep(
 def _repeated(how: Repetition, asked: Sweep, *, as_json: bool, strict: bool) -> int:
     """The whole sweep several times, as r1, r2, ... of one folder: each level's runs lie as far apart as can be."""
     from loadgen.core import run_folder
-    from loadgen.core.execution.repeats import repeat, seeded
     from loadgen.core.metrics.repeats import FILE, summarize_repeats
     from loadgen.core.results import store
     from loadgen.runs.levels import curve
     from loadgen.runs.repeats_sections import report_of_levels
+    from loadgen.runs.repetition import repeat, seeded
     from loadgen.search import experiment
     from loadgen.search import sweep as levels
     from loadgen.search.sweep_run import carry_out, code

@@ -35,7 +35,6 @@ from loadgen.core.execution.events import (
 )
 from loadgen.core.execution.run import Execute
 from loadgen.core.metrics import columns, outcomes, reasons
-from loadgen.core.metrics.level_figures import figures
 from loadgen.core.results import checksums, store
 from loadgen.core.results.record import ROW, joined, picked
 from loadgen.core.results.spool import Tail
@@ -43,6 +42,7 @@ from loadgen.core.schedule.arrivals import at_load
 from loadgen.core.slo import Slo
 from loadgen.core.workload import Closed, Poisson, placed
 from loadgen.runs.headline import missed_by
+from loadgen.runs.level_figures import figures
 from loadgen.search import experiment
 from loadgen.search.experiment import StoredSearch
 from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer, TrialResult

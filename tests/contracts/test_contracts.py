@@ -23,8 +23,8 @@ from queueing import fail, rows, run
 from refusals import refused
 from runs import write as write_run
 
+from loadgen.contracts import quantile_interval, sections, steady_samples
 from loadgen.contracts import run as validation
-from loadgen.contracts import sections, steady_samples
 from loadgen.contracts import verdict as judge
 from loadgen.contracts.evaluate import MeasuredLevel
 from loadgen.contracts.load import load_contract
@@ -39,7 +39,7 @@ from loadgen.core.metrics import windows
 from loadgen.core.results.record import STATUSES
 from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.slo import Slo, Term
-from loadgen.core.stats import intervals, quantile_interval
+from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
 from loadgen.core.workload.loading import packaged
 from loadgen.present import html as as_page

@@ -17,7 +17,6 @@ from queueing import fail, rows
 from loadgen.core.followers.compactor_process import Compactor
 from loadgen.core.metrics.blocks import Sessions
 from loadgen.core.metrics.columns import UNDEFINED, Columns
-from loadgen.core.metrics.headline import headline
 from loadgen.core.metrics.summary import Summary, summarize
 from loadgen.core.results import store
 from loadgen.core.results.manifest import Fingerprints, Header, Host, StagePlan, TargetFacts
@@ -37,6 +36,7 @@ from loadgen.runs import (
     page_data as run_data,
 )
 from loadgen.runs import text as words
+from loadgen.runs.rates import headline
 from loadgen.shell.app import main
 
 S = 1_000_000_000

@@ -26,7 +26,6 @@ from loadgen.core import format
 from loadgen.core.errors import UserError
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.metrics import reasons, validity
-from loadgen.core.metrics.headline import headline
 from loadgen.core.metrics.summary import Summary, dump_summary, exit_code, load_summary, summarize
 from loadgen.core.metrics.windows import Window
 from loadgen.core.results import record
@@ -45,6 +44,7 @@ from loadgen.core.results.spool import Timeline
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.quantiles import Histogram, Values
 from loadgen.runs import text
+from loadgen.runs.rates import headline
 
 MS = 1_000_000
 STOP = FINISH_REASONS.index("stop")

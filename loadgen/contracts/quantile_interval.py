@@ -1,7 +1,7 @@
 """Quantiles, shares and their ratios estimated from samples, with the interval to compare a limit with.
 
-Pure. The formulas are those of `intervals.py` (effective sample size, Wilson's interval). This module maps them to the
-ordered values of the sample. A bound is infinite where the sample has none.
+Pure. The formulas are those of `core.stats.intervals` (effective sample size, Wilson's interval). This module maps them
+to the ordered values of the sample. A bound is infinite where the sample has none.
 """
 
 from __future__ import annotations
