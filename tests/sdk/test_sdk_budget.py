@@ -114,7 +114,7 @@ def test_what_the_server_refuses_costs_nothing(status: str, spent: float) -> Non
     budget = Budget("1 USD/month")
     said = answer({"error": {}}, status)
     with serving(said) as server, openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as own:
-        client = instrument(own, prices=PRICE, budget=budget, retry=Retry(2, first_s=0.001))
+        client = instrument(own, prices=PRICE, budget=budget, retry=Retry(2, first_wait_s=0.001))
         with pytest.raises(openai.APIStatusError):
             client.chat.completions.create(**ASK)
     assert budget.spent == spent

@@ -40,7 +40,7 @@ Told = list[Measurement]
 
 
 def quick(**more: Any) -> Retry:
-    return Retry(**{"attempts": 3, "first_s": 0.001, "seed": 1, **more})
+    return Retry(**{"attempts": 3, "first_wait_s": 0.001, "seed": 1, **more})
 
 
 def run(said: tuple[bytes, ...], use: Callable[[Client], Any], **options: Any) -> tuple[Any, Told, list[Any]]:
@@ -137,7 +137,7 @@ def test_complete_tries_again_and_tells_every_attempt() -> None:
     completion, told, heard = run((BUSY, cut(STREAM), STREAM), use, retry=quick())
     assert completion.failure is None and completion.text == "Hello there." and len(heard) == 3
     assert [one.failure and one.failure.kind for one in told[0].attempts] == ["http_429", "truncated", None]
-    assert (len(told), told[0].status, told[0].attempts[0].waited_ns) == (1, "ok", 1_000_000)
+    assert (len(told), told[0].status, told[0].attempts[0].waited_ms) == (1, "ok", 1.0)
 
 
 def test_failures_come_back_as_they_are() -> None:

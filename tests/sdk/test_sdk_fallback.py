@@ -55,7 +55,7 @@ def test_the_second_endpoint_answers_and_after_failures_is_asked_at_once() -> No
         with blocking(first.url) as one, blocking(second.url) as two:
             behind = Fallback(two, model={"large": "small"}, failures=2, rest_s=1000)
             price = TokenPrice(1, 2)
-            client = instrument(one, told.append, prices=price, retry=Retry(2, first_s=0.001), fallback=behind)
+            client = instrument(one, told.append, prices=price, retry=Retry(2, first_wait_s=0.001), fallback=behind)
             for _ in range(3):
                 assert client.chat.completions.create(**ASK).choices[0].message.content
         assert len(first.heard) == 4  # two calls of two attempts, then none

@@ -32,8 +32,8 @@ for name in loadgen_sdk.__all__:
         assert "pip install 'loadgen-sdk[client]'" in str(error)
 
 async def main():
-    for kept_by in ("gate", "asyncio-throttle"):
-        throttle = loadgen_sdk.Throttle(requests="10/s", kept_by=kept_by)
+    for pacer in (None, "asyncio-throttle"):
+        throttle = loadgen_sdk.Throttle(requests="10/s", pacer=pacer)
         (await throttle.acquire(model="m")).done()
     HAS_WIRE and loadgen_sdk.Client("http://127.0.0.1:9", model="m", server="vllm").close()
     for make, words in ((loadgen_sdk.OpenTelemetry, "opentelemetry-api"), (loadgen_sdk.Prometheus, "prometheus-client"),

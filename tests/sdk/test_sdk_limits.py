@@ -181,7 +181,7 @@ def test_first_come_first_served_in_tasks_and_threads() -> None:
     order: list[int] = []
 
     async def one(number: int) -> None:
-        async with throttle.slot() as permit:
+        with await throttle.acquire() as permit:
             order.append(number)
             assert throttle.in_flight() == 1
             await asyncio.sleep(0)
@@ -196,7 +196,7 @@ def test_first_come_first_served_in_tasks_and_threads() -> None:
 
         def thread() -> None:
             in_line.set()
-            with throttle.slot_blocking():
+            with throttle.acquire_blocking():
                 order.append(99)
 
         waiting = threading.Thread(target=thread)
@@ -226,8 +226,8 @@ def test_limits_are_per_key_and_model_unless_told_otherwise() -> None:
         return done
 
     assert asyncio.run(granted(Throttle(concurrency=1))) == 3
-    assert asyncio.run(granted(Throttle(concurrency=1, per=("model",)))) == 2
-    assert asyncio.run(granted(Throttle(concurrency=1, per=()))) == 1
+    assert asyncio.run(granted(Throttle(concurrency=1, each=("model",)))) == 2
+    assert asyncio.run(granted(Throttle(concurrency=1, each=()))) == 1
 
 
 @pytest.mark.processes
@@ -255,7 +255,7 @@ def test_a_throttler_that_the_application_shares() -> None:
 
 
 def test_a_pause_that_the_server_asks_for_is_logged_and_its_cut_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    permit = Throttle(longest_obeyed_s=0.01).acquire_blocking(key="sk-secret", model="m")
+    permit = Throttle(max_pause_s=0.01).acquire_blocking(key="sk-secret", model="m")
     permit.heed({"retry-after": "86400"}, refused=True)
     assert "the server asks for no call of m for 86400 s; calls go on after 0.01 s" in caplog.text
     assert "sk-secret" not in caplog.text
@@ -329,7 +329,7 @@ def test_a_higher_priority_goes_first_but_not_before_who_waited_long() -> None:
 @pytest.mark.processes
 def test_a_plain_limit_kept_by_asyncio_throttle() -> None:
     async def go() -> None:
-        throttle = Throttle(requests="2/h", kept_by="asyncio-throttle", max_wait_s=0.02)
+        throttle = Throttle(requests="2/h", pacer="asyncio-throttle", max_wait_s=0.02)
         for _ in range(2):
             (await throttle.acquire(model="a")).done()
         with pytest.raises(ThrottleTimeout):
@@ -430,7 +430,7 @@ def test_hosts_share_a_limit_through_redis(redis_url: str) -> None:
 @pytest.mark.processes
 def test_a_wait_for_redis_that_is_cancelled_leaves_no_permit(redis_url: str) -> None:
     async def go() -> None:
-        throttle = Throttle(concurrency=1, requests="100/h", shared=redis_url, per=())
+        throttle = Throttle(concurrency=1, requests="100/h", shared=redis_url, each=())
         for _ in range(20):
             call = asyncio.create_task(throttle.acquire())
             await asyncio.sleep(0)
@@ -457,7 +457,7 @@ def test_without_redis_a_process_keeps_the_limits_by_itself(caplog: pytest.LogCa
 
 @pytest.mark.processes
 def test_a_damaged_file_of_shared_limits_starts_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    throttle = Throttle(requests="2/h", shared=tmp_path / "limits", per=(), max_wait_s=0)
+    throttle = Throttle(requests="2/h", shared=tmp_path / "limits", each=(), max_wait_s=0)
     throttle.acquire_blocking().done()
     (state,) = [file for file in tmp_path.iterdir() if file.suffix != ".lock"]
     state.write_bytes(b"\xff\xff")
@@ -472,9 +472,11 @@ def test_a_damaged_file_of_shared_limits_starts_anew(tmp_path: Path, caplog: pyt
     [
         ({"max_wait_s": -1}, "out_of_range"),
         ({"burst_s": float("nan")}, "out_of_range"),
-        ({"kept_by": "redis"}, "unknown_name"),
-        ({"kept_by": "asyncio-throttle", "concurrency": 1}, "missing_option"),
-        ({"kept_by": "asyncio-throttle", "requests": 1, "burst_s": 0}, "conflict"),
+        ({"pacer": "redis"}, "unknown_name"),
+        ({"kept_by": "asyncio-throttle"}, "unknown_name"),
+        ({"obey": False}, "unknown_name"),
+        ({"pacer": "asyncio-throttle", "concurrency": 1}, "missing_option"),
+        ({"pacer": "asyncio-throttle", "requests": 1, "burst_s": 0}, "conflict"),
         ({"requests": 0}, "out_of_range"),
         ({"requests": "-1/s"}, "out_of_range"),
         ({"requests": "inf"}, "out_of_range"),
@@ -483,7 +485,7 @@ def test_a_damaged_file_of_shared_limits_starts_anew(tmp_path: Path, caplog: pyt
         ({"tokens": "0/min"}, "out_of_range"),
         ({"concurrency": 0}, "out_of_range"),
         ({"concurrency": 1.5}, "out_of_range"),
-        ({"per": ("user",)}, "unknown_name"),
+        ({"each": ("user",)}, "unknown_name"),
         ({"per": "key"}, "unknown_name"),
     ],
 )
@@ -563,7 +565,7 @@ def test_as_many_calls_get_through_as_with_the_retries_that_it_replaces() -> Non
 
 @given(made=st.integers(1, 8), asked=st.none() | st.floats(0, 100))
 def test_waits_are_jittered_bounded_and_obey_the_server(made: int, asked: float | None) -> None:
-    retry = Retry(10, first_s=0.5, most_s=8.0)
+    retry = Retry(10, first_wait_s=0.5, max_wait_s=8.0)
     wait = retry.wait_s(made, BUSY, asked_s=asked, delivered=False)
     if asked is not None and asked > 60:
         assert wait is None
@@ -604,8 +606,22 @@ def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"attempts": 0}, {"attempts": 1.5}, {"first_s": 0}, {"first_s": 9, "most_s": 8}, {"budget": -1}]
+    "options",
+    [{"attempts": 0}, {"attempts": 1.5}, {"first_wait_s": 0}, {"first_wait_s": 9, "max_wait_s": 8}, {"budget": -1}],
 )
 def test_retries_that_mean_nothing(options: dict[str, Any]) -> None:
     with pytest.raises(WrongUse):
         Retry(**options)
+
+
+def test_an_old_name_says_the_new_one() -> None:
+    for old, new, make in (
+        ("per", "each", lambda: Throttle(per=())),  # type: ignore[call-arg]
+        ("most_s", "max_wait_s", lambda: Retry(most_s=4)),  # type: ignore[call-arg]
+    ):
+        with pytest.raises(WrongUse, match=f"{old}= is called {new}= now"):
+            make()
+    with pytest.raises(AttributeError, match=r"with await throttle\.acquire"):
+        Throttle(requests=1).slot  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"has no other$"):
+        Throttle(requests=1).other  # type: ignore[attr-defined]  # noqa: B018

@@ -125,7 +125,7 @@ def test_async_streams_of_anthropic_and_its_errors(anthropic: ModuleType) -> Non
 
     async def go(url: str) -> None:
         plain = anthropic.AsyncAnthropic(base_url=url.removesuffix("/v1"), api_key="k", max_retries=0)
-        async with instrument(plain, told.append, retry=Retry(2, first_s=0.001), keep_content=True,
+        async with instrument(plain, told.append, retry=Retry(2, first_wait_s=0.001), keep_content=True,
                               prices=TokenPrice(1, 2)) as own:  # fmt: skip
             async with own.messages.stream(**ASKED) as stream:
                 await stream.get_final_message()
@@ -184,7 +184,7 @@ def test_streams_of_litellm(litellm: ModuleType) -> None:
 def test_errors_and_retries_of_litellm(litellm: ModuleType) -> None:
     told: list[Measurement] = []
     busy = answer({"error": {"message": "busy", "code": "rate_limit_exceeded"}}, "429 Too Many Requests")
-    with serving(busy, busy, answer(COMPLETION)) as server, auto(told.append, retry=Retry(2, first_s=0.001)):
+    with serving(busy, busy, answer(COMPLETION)) as server, auto(told.append, retry=Retry(2, first_wait_s=0.001)):
         to: dict[str, Any] = {"api_base": server.url, "api_key": "k-12345678"}
         with pytest.raises(litellm.RateLimitError):
             litellm.completion("openai/m", [{"role": "user", "content": "Hi"}], **to)

@@ -132,7 +132,7 @@ class Watched(FileStore):
 
 @pytest.mark.processes
 def test_an_event_loop_neither_reads_nor_locks_the_file(tmp_path: Path) -> None:
-    throttle = Throttle(requests="9/s", shared=tmp_path / "limits", per=())
+    throttle = Throttle(requests="9/s", shared=tmp_path / "limits", each=())
     shared = throttle._shared
     assert isinstance(shared, SharedLimits)
     shared._store = watched = Watched(tmp_path / "limits", throttle._limits)
@@ -159,7 +159,7 @@ def test_an_event_loop_neither_reads_nor_locks_the_file(tmp_path: Path) -> None:
 def test_a_file_that_stays_locked_is_said_and_the_process_goes_on_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    throttle = Throttle(requests="2/h", shared=tmp_path / "limits", per=(), max_wait_s=0)
+    throttle = Throttle(requests="2/h", shared=tmp_path / "limits", each=(), max_wait_s=0)
     throttle.acquire_blocking().done()
     (state,) = tmp_path.iterdir()
     with state.open("rb") as other:

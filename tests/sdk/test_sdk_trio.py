@@ -29,7 +29,7 @@ def test_a_retry_and_a_throttle_on_trio(trio: ModuleType) -> None:
     async def go(url: str) -> None:
         throttle = Throttle(concurrency=1)
         plain = openai.AsyncOpenAI(base_url=url, api_key="k", max_retries=0)
-        async with instrument(plain, told.append, retry=Retry(2, first_s=0.001), throttle=throttle) as own:
+        async with instrument(plain, told.append, retry=Retry(2, first_wait_s=0.001), throttle=throttle) as own:
             await own.chat.completions.create(**ASKED)
             async with trio.open_nursery() as nursery:  # one at a time: each is woken by the one before
                 for _ in range(3):
@@ -64,7 +64,7 @@ def test_waits_on_trio_end_in_time_and_are_woken_by_threads(trio: ModuleType) ->
 def test_an_asyncio_throttler_is_refused_on_trio_before_the_request(trio: ModuleType) -> None:
     async def go() -> None:
         with refused(WrongUse, "event_loop"):
-            await Throttle(requests="9/s", kept_by="asyncio-throttle").acquire()
+            await Throttle(requests="9/s", pacer="asyncio-throttle").acquire()
 
     trio.run(go)
 

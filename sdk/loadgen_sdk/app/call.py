@@ -242,8 +242,7 @@ class Call:
     def _attempt_ended(self, at: int, failure: Failure | None, wait_s: float = 0.0) -> None:
         started = self.attempt_started
         if started != NEVER and (not self.attempts or self.attempts[-1].started != started):
-            waited_ns = int(wait_s * 1e9) if wait_s else 0
-            self.attempts += (Attempt(started=started, ended=at, failure=failure, waited_ns=waited_ns),)
+            self.attempts += (Attempt(started=started, ended=at, failure=failure, waited_ms=(wait_s or 0.0) * 1e3),)
 
     def _give_back(self, tokens: int | None, output_tokens: int | None = None) -> None:
         if self.permit is not None:

@@ -11,7 +11,7 @@ from ..errors import WrongUse
 from .rate_limit_headers import Level, level, retry_after_s
 
 FOREVER = 1 << 62
-LONGEST_OBEYED_S = 60.0  # a server that asks for a longer pause is asked again after this time
+MAX_PAUSE_S = 60.0  # a server that asks for a longer pause is asked again after this time
 EARLIER_BOOT_NS = 1_000_000_000  # shared bookings later than now by this much are of an earlier boot of this host
 _PERIODS_NS = {"s": 10**9, "sec": 10**9, "second": 10**9, "min": 60 * 10**9, "minute": 60 * 10**9, "m": 60 * 10**9,
                "h": 3600 * 10**9, "hour": 3600 * 10**9}  # fmt: skip
@@ -162,7 +162,7 @@ class Limits(NamedTuple):
     output_tokens: Rate | None = None
     concurrency: int | None = None
     burst_ns: int | None = None
-    longest_ns: int = int(LONGEST_OBEYED_S * 1e9)
+    longest_ns: int = int(MAX_PAUSE_S * 1e9)
     grain: int = 0  # periods are cut into this many parts, for shared windows; 0: exact
 
     def rates(self) -> dict[str, Rate]:

@@ -33,7 +33,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     started: int
     ended: int
     failure: Failure | None = None
-    waited_ns: int = 0  # wait between this attempt and the next: back-off or Retry-After
+    waited_ms: float = 0.0  # wait between this attempt and the next: back-off or Retry-After
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):

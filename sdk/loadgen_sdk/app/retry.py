@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from ..errors import WrongUse
 from ..request import Failure
+from .renamed import renamed
 
 log = logging.getLogger("loadgen_sdk")
 
@@ -30,8 +31,8 @@ class Retry:
     """A retry policy with a budget. One object may serve several clients, tasks and threads; they share the budget.
 
     attempts: the most attempts per call, with the first. The n-th wait is uniformly random between 0 and
-    `first_s * 2 ** (n - 1)`, at most `most_s` ("full jitter"). A longer Retry-After of the server is used instead; one
-    above 60 s ends the call. A timeout is tried again, and its next attempt has the whole time.
+    `first_wait_s * 2 ** (n - 1)`, at most `max_wait_s` ("full jitter"). A longer Retry-After of the server is used
+    instead; one above 60 s ends the call. A timeout is tried again, and its next attempt has the whole time.
 
     budget: retries that each call adds to a balance, of at most `reserve` retries; each retry takes one. The reserve is
     for bad moments: 500 retries, as many as 250 failing calls make. When it is used up, an outage that lasts has at
@@ -43,12 +44,13 @@ class Retry:
     Raises WrongUse.
     """
 
+    @renamed(first_s="first_wait_s", most_s="max_wait_s")
     def __init__(
         self,
         attempts: int = 3,
         *,
-        first_s: float = 0.5,
-        most_s: float = 8.0,
+        first_wait_s: float = 0.5,
+        max_wait_s: float = 8.0,
         budget: float = 0.1,
         reserve: int = 500,
         retry_if: Callable[[Failure], bool | None] | None = None,
@@ -56,13 +58,15 @@ class Retry:
     ) -> None:
         if not isinstance(attempts, int) or attempts < 1:
             raise WrongUse("out_of_range", f"{attempts!r} attempts", "at least 1: the first try counts")
-        if not 0 < first_s <= most_s:
-            raise WrongUse("out_of_range", f"waits from {first_s} s to {most_s} s", "0 < first_s <= most_s")
+        if not 0 < first_wait_s <= max_wait_s:
+            raise WrongUse(
+                "out_of_range", f"waits from {first_wait_s} s to {max_wait_s} s", "0 < first_wait_s <= max_wait_s"
+            )
         if budget < 0 or reserve < 0:
             raise WrongUse("out_of_range", f"a budget of {budget} and a reserve of {reserve}", "0 or more")
         if retry_if is not None and not callable(retry_if):
             raise WrongUse("wrong_type", f"retry_if is a {type(retry_if).__name__}", "give a function of one Failure")
-        self.attempts, self.first_s, self.most_s = attempts, first_s, most_s
+        self.attempts, self.first_wait_s, self.max_wait_s = attempts, first_wait_s, max_wait_s
         self.budget, self.reserve = budget, reserve
         self._retry_if = retry_if
         self._balance = float(reserve)
@@ -96,7 +100,7 @@ class Retry:
             if self._balance < 1:
                 return None
             self._balance -= 1
-            backoff_s = self._random.uniform(0, min(self.most_s, self.first_s * 2.0 ** (made - 1)))
+            backoff_s = self._random.uniform(0, min(self.max_wait_s, self.first_wait_s * 2.0 ** (made - 1)))
         return max(backoff_s, asked_s or 0.0)
 
     def _may_help(self, failure: Failure, server_says: bool | None) -> bool:

@@ -241,7 +241,7 @@ class OpenTelemetry:
             span.add_event("first_token", timestamp=started_ns + measurement.first_token - measurement.started)
         for number, attempt in enumerate(measurement.attempts[:-1], 1):
             kind = attempt.failure.kind if attempt.failure is not None else ""
-            retry_info = {"attempt": number, "error.type": kind, "waited_s": attempt.waited_ns / 1e9}
+            retry_info = {"attempt": number, "error.type": kind, "waited_s": attempt.waited_ms / 1e3}
             span.add_event("retry", retry_info, timestamp=started_ns + attempt.ended - measurement.started)
         if measurement.status == "failed":
             span.set_status(self._trace.StatusCode.ERROR, _error_type(measurement))  # never the text: it may quote

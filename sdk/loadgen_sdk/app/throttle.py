@@ -14,8 +14,8 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from itertools import count
@@ -26,7 +26,8 @@ from ..errors import ThrottleTimeout, WrongUse
 from ..python310 import timeout
 from . import event_loop
 from .finishing import collecting, later
-from .gate import FOREVER, LONGEST_OBEYED_S, Booking, Gate, Limits, rate
+from .gate import FOREVER, MAX_PAUSE_S, Booking, Gate, Limits, rate
+from .renamed import gone, renamed
 from .steps import Steps, run_async, run_blocking
 
 if TYPE_CHECKING:
@@ -60,17 +61,23 @@ def priority(level: int) -> Iterator[None]:
 
 
 class Permit:
-    """Permission to make one call, from `Throttle`. `done` returns it."""
+    """Permission to make one call, from `Throttle`. `done`, or the end of a `with` block, returns it."""
 
-    __slots__ = ("_booking", "_gate_queue", "_grant", "_obey", "over")
+    __slots__ = ("_booking", "_gate_queue", "_grant", "_heeds", "over")
 
-    def __init__(self, gate_queue: _GateQueue, booking: Booking, grant: Grant | None, obey: bool) -> None:
+    def __init__(self, gate_queue: _GateQueue, booking: Booking, grant: Grant | None, heeds: bool) -> None:
         self._gate_queue, self._booking, self._grant = gate_queue, booking, grant
-        self._obey, self.over = obey, False
+        self._heeds, self.over = heeds, False
+
+    def __enter__(self) -> Permit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.done()
 
     def heed(self, headers: Mapping[str, str], *, refused: bool = False) -> None:
         """Apply the headers of the response. refused: the status is 429 or 503; its Retry-After holds for all calls."""
-        if self._obey:
+        if self._heeds:
             self._gate_queue.heed(headers, refused)
 
     def done(self, tokens: int | None = None, output_tokens: int | None = None) -> None:
@@ -102,8 +109,8 @@ class _GateQueue:
     processes, in whose line this one has a single place, for the first of its callers.
     """
 
-    def __init__(self, gate: Gate, obey: bool, name: str, shared: SharedLimits | None, throttler: Any) -> None:
-        self.gate, self._obey, self._name, self._shared, self.throttler = gate, obey, name, shared, throttler
+    def __init__(self, gate: Gate, heeds: bool, name: str, shared: SharedLimits | None, throttler: Any) -> None:
+        self.gate, self._heeds, self._name, self._shared, self.throttler = gate, heeds, name, shared, throttler
         self._gate_lock = threading.Lock()  # held while the store is asked: never taken in an event loop then
         self._lock = threading.Lock()  # of the waiters
         self._waiters: list[_Waiter] = []  # a heap
@@ -160,7 +167,7 @@ class _GateQueue:
             if obeyed and self._shared is not None:
                 self._shared.pause(self._name, obeyed)
         if asked >= LOGGED_NS:
-            cut = f"; calls go on after {obeyed / 1e9:g} s (limit longest_obeyed_s)" if obeyed < asked else ""
+            cut = f"; calls go on after {obeyed / 1e9:g} s (limit max_pause_s)" if obeyed < asked else ""
             log.warning("the server asks for no call of %s for %g s%s", self._name or "any key", asked / 1e9, cut)
 
     def _aside(self, work: Callable[[], object]) -> None:
@@ -186,7 +193,7 @@ class _GateQueue:
                 grant = answer
             if grant is None and (again_at := self.gate.ask(now, tokens, output)):
                 return again_at - now if again_at != FOREVER else FOREVER
-            permit = Permit(self, self.gate.enter(now, tokens, output), grant, self._obey)
+            permit = Permit(self, self.gate.enter(now, tokens, output), grant, self._heeds)
         with self._lock:
             left, waiter.gone, waiter.permit = waiter.gone, True, permit
         if left:  # it was cancelled meanwhile
@@ -235,33 +242,34 @@ class Throttle:
 
     requests, tokens, input_tokens, output_tokens: "600/min", "10/s" (a bare number is per minute), within any interval
     of that length. Tokens are booked by an estimate before a call and corrected when it ends. concurrency: most calls
-    in flight. burst_s: how many seconds' worth may go at once; 0 spaces calls evenly; None: the whole limit. per: the
-    limits are counted separately for each key, model or both; () counts all calls together. obey: also wait as the
-    server's Retry-After (after a 429 or 503) and x-ratelimit-* headers ask, at most longest_obeyed_s. max_wait_s: the
+    in flight. burst_s: how many seconds' worth may go at once; 0 spaces calls evenly; None: the whole limit. each: the
+    limits are counted separately for each key, model or both; () counts all calls together. heed_headers: also wait as
+    the server's Retry-After (after a 429 or 503) and x-ratelimit-* headers ask, at most max_pause_s. max_wait_s: the
     longest wait of a call; then ThrottleTimeout is raised. shared: the path of a file by which all processes of this
     host that name it keep the limits together; or "redis://HOST:6379/0#NAME", by which those of all hosts do, with the
     package redis. concurrency stays each process's own.
 
-    kept_by="asyncio-throttle" leaves `requests` to an `asyncio_throttle.Throttler` for each key and model: a plain
+    pacer="asyncio-throttle" leaves `requests` to an `asyncio_throttle.Throttler` for each key and model: a plain
     limit for one event loop. `requests` may also be a Throttler that the application already shares. Both are for async
     clients only. Raises WrongUse for limits that allow no call.
     """
 
+    @renamed(per="each", obey="heed_headers", longest_obeyed_s="max_pause_s", kept_by="pacer")
     def __init__(
         self,
         *,
         requests: Any = None,
         tokens: str | int | float | None = None,
         concurrency: int | None = None,
-        per: tuple[Literal["key", "model"], ...] = ("key", "model"),
-        obey: bool = True,
+        each: tuple[Literal["key", "model"], ...] = ("key", "model"),
+        heed_headers: bool = True,
         input_tokens: str | int | float | None = None,
         output_tokens: str | int | float | None = None,
         burst_s: float | None = None,
         max_wait_s: float | None = None,
-        longest_obeyed_s: float = LONGEST_OBEYED_S,
+        max_pause_s: float = MAX_PAUSE_S,
         shared: Any = None,
-        kept_by: Literal["gate", "asyncio-throttle"] = "gate",
+        pacer: Literal["asyncio-throttle"] | None = None,
     ) -> None:
         is_throttler = hasattr(requests, "acquire") and hasattr(requests, "rate_limit")
         if is_throttler and not requests.rate_limit > 0:
@@ -274,20 +282,20 @@ class Throttle:
             raise WrongUse(
                 "out_of_range", f"concurrency={concurrency!r} would let nothing through", "at least 1, or leave it out"
             )
-        if isinstance(per, str) or not set(per) <= {"key", "model"}:
-            raise WrongUse("unknown_name", f"per={per!r}", 'a tuple of "key" and "model"')
-        for name, seconds in (("burst_s", burst_s), ("max_wait_s", max_wait_s), ("longest_obeyed_s", longest_obeyed_s)):
+        if isinstance(each, str) or not set(each) <= {"key", "model"}:
+            raise WrongUse("unknown_name", f"each={each!r}", 'a tuple of "key" and "model"')
+        for name, seconds in (("burst_s", burst_s), ("max_wait_s", max_wait_s), ("max_pause_s", max_pause_s)):
             if seconds is not None and not (isinstance(seconds, int | float) and 0 <= seconds < 1e9):
                 raise WrongUse("out_of_range", f"{name}={seconds!r}", "give seconds, 0 or more")
-        if kept_by not in ("gate", "asyncio-throttle"):
-            raise WrongUse("unknown_name", f"kept_by={kept_by!r}", 'give "gate" or "asyncio-throttle"')
+        if pacer not in (None, "asyncio-throttle"):
+            raise WrongUse("unknown_name", f"pacer={pacer!r}", 'give "asyncio-throttle", or leave it out')
         given = {
             "requests": None if is_throttler else requests, "tokens": tokens, "input_tokens": input_tokens,
             "output_tokens": output_tokens,
         }  # fmt: skip
         rates = {name: rate(text, name) for name, text in given.items() if text is not None}
         self._make_throttler: Callable[[], Any] | None = (lambda: requests) if is_throttler else None
-        if kept_by == "asyncio-throttle":
+        if pacer is not None:
             if "requests" not in rates:
                 raise WrongUse(
                     "missing_option",
@@ -306,7 +314,7 @@ class Throttle:
             **rates,
             concurrency=concurrency,
             burst_ns=None if burst_s is None else max(SLACK_NS, int(burst_s * 1e9)),
-            longest_ns=int(longest_obeyed_s * 1e9),
+            longest_ns=int(max_pause_s * 1e9),
             grain=0 if shared is None else 500,
         )
         self._shared: SharedLimits | None = None
@@ -315,7 +323,7 @@ class Throttle:
 
             self._shared = SharedLimits(shared, self._limits, self._limits.remembered_ns)
         self.max_wait_s = max_wait_s
-        self._per, self._obey = tuple(per), obey
+        self._each, self._heeds = tuple(each), heed_headers
         self._gate_queues: dict[tuple[str, ...], _GateQueue] = {}
         self._lock = threading.Lock()
         _throttles.add(self)
@@ -324,7 +332,7 @@ class Throttle:
     def counts_tokens(self) -> bool:
         """Whether `acquire` needs an estimate of the tokens of a call."""
         limits = self._limits
-        return self._obey or any((limits.tokens, limits.input_tokens, limits.output_tokens))
+        return self._heeds or any((limits.tokens, limits.input_tokens, limits.output_tokens))
 
     def in_flight(self, *, key: str = "", model: str = "") -> int:
         """The number of calls in flight for this key and model."""
@@ -358,7 +366,7 @@ class Throttle:
     async def _pass_throttler(self, queue: _GateQueue, limit_s: float | None) -> None:
         if asyncio._get_running_loop() is None:
             raise WrongUse(
-                "event_loop", "asyncio-throttle waits in asyncio alone", 'leave out kept_by="asyncio-throttle"'
+                "event_loop", "asyncio-throttle waits in asyncio alone", 'leave out pacer="asyncio-throttle"'
             )
         try:
             async with timeout(limit_s):
@@ -389,36 +397,21 @@ class Throttle:
         queue = self._gate_queue(key, model)
         return run_blocking(queue.permit(event.set, wait, tokens, output_tokens, *self._deadline(max_wait_s)))
 
-    @asynccontextmanager
-    async def slot(self, *, key: str = "", model: str = "", tokens: float = 0) -> AsyncIterator[Permit]:
-        """`async with throttle.slot(tokens=900) as permit:`; call `permit.done(tokens=...)` inside to correct it."""
-        permit = await self.acquire(key=key, model=model, tokens=tokens)
-        try:
-            yield permit
-        finally:
-            permit.done()
-
-    @contextmanager
-    def slot_blocking(self, *, key: str = "", model: str = "", tokens: float = 0) -> Iterator[Permit]:
-        """`slot` for a thread."""
-        permit = self.acquire_blocking(key=key, model=model, tokens=tokens)
-        try:
-            yield permit
-        finally:
-            permit.done()
+    if not TYPE_CHECKING:  # a type checker knows no old names
+        __getattr__ = gone(slot="with await throttle.acquire(…)", slot_blocking="with throttle.acquire_blocking(…)")
 
     def _gate_queue(self, key: str, model: str) -> _GateQueue:
         values = {"key": key, "model": model}
-        key_values = tuple(values[name] for name in self._per)
+        key_values = tuple(values[name] for name in self._each)
         with self._lock:
             queue = self._gate_queues.get(key_values)
             if queue is None:
                 # Never the key itself: this name is logged, and written into the file that processes share.
-                name = model if "model" in self._per else ""
+                name = model if "model" in self._each else ""
                 if self._shared is not None:
                     name = self._shared.lane_name(key_values, name)
                 throttler = None if self._make_throttler is None else self._make_throttler()
-                queue = _GateQueue(Gate(self._limits), self._obey, name, self._shared, throttler)
+                queue = _GateQueue(Gate(self._limits), self._heeds, name, self._shared, throttler)
                 self._gate_queues[key_values] = queue
             return queue
 
