@@ -126,6 +126,24 @@ class Evaluator:
         found = replace(kept.found, low=0.0) if sample.short else kept.found
         return _of_sample(found, kept.sample, sample)
 
+    def recovery(self, term: Promise) -> Held:
+        """The longest way back of all events, to the spacing of the groups of requests that it is seen by."""
+        events = [each for run in self.runs for each in run.summary.recovery]
+        told = [each for each in events if not each.why]
+        if len(told) < len(events):
+            raise Missing(next(each.why for each in events if each.why))
+        if not told:
+            raise Missing("there was no spike, no loss and no scale-up, or no SLO of the whole load")
+        ends = [
+            Bounds(math.inf, each.seen_s, math.inf)
+            if each.back_s is None
+            else Bounds(each.back_s, max(each.back_s - each.spacing_s, 0.0), each.back_s + each.spacing_s)
+            if each.back_s
+            else Bounds(0.0, 0.0, 0.0)
+            for each in told
+        ]
+        return Held(Bounds(*(max(one[i] for one in ends) * 1e9 for i in range(3))), len(told))
+
     def fairness(self, term: Promise) -> Held:
         """Jain's index of the tenants' shares of good requests, each of which may be anywhere in its own interval.
 
@@ -584,5 +602,6 @@ FIGURES: dict[str, Callable[[Evaluator, Promise], Held]] = {
     "against": Evaluator.against,
     "slowdown": Evaluator.against,
     "fairness": Evaluator.fairness,
+    "recovery": Evaluator.recovery,
 }
 """Keyword -> how its figure is computed; of a figure of requests, ours or not, by `own_latency`."""

@@ -166,6 +166,7 @@ _Time = Annotated[Duration, Field(gt=0)]
 _Money = Annotated[tuple[Decimal, str], BeforeValidator(_amount_and_currency)]
 _AtMost, _AtLeast = (Annotated[Share, AfterValidator(check)] for check in (_above_zero, _between_zero_and_one))
 _TIME = Limit("limit", _Time, True, "ms", lambda ns: ns / 1e6, time_words)
+_WITHIN = Limit("limit", _Time, True, "ms", lambda ns: ns / 1e6, time_words)  # no percentile
 _AT_MOST = Limit("limit", _AtMost, True, "%", lambda share: share * 100, format.percent)
 _AT_LEAST = Limit("share", _AtLeast, False, "%", lambda share: share * 100, format.percent)
 _RATE = Limit("rate", FiniteRate, False, "/s", float, format.quantity)
@@ -227,6 +228,8 @@ KINDS = {
     "sustained": Kind(_AT_LEAST, "throughput of the last {window} at least {limit} of the first", None, ("window_ns",)),
     # a latency of any two nodes, as a share of the smaller
     "between_nodes": Kind(_AT_MOST, "{of} at {at} differs between nodes by at most {limit}", 0.5, ("of",)),
+    # after each spike, loss and scale-up of the level: the longest time until the SLO held again
+    "recovery": Kind(_WITHIN, "back within the SLO at most {limit} after a spike, loss or scale-up", needs=("slo",)),
     # Jain's index over the tenants of the share of their requests within the SLO
     "fairness": Kind(_AT_LEAST, "Jain's index over tenants at least {limit}", needs=("tenants",)),
     # a latency over that at another level: of a quiet tenant beside a noisy one, and alone

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from loadgen.core import format
+from loadgen.core.metrics.recovery import Recovery
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.server_metrics import series as served
 from loadgen.present.page import COLORS, Axis, Band, Chart, Mark, Series
@@ -140,6 +141,20 @@ def latency_over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
             if t.metric == name and t.limit_ms < 3 * max(values)
         )
         yield _binned(figures, title, bins, _ms_axis(values), f"per {bins.width_s:g} s, {basis}", limits)
+
+
+def recovery(figures: Figures, found: Sequence[Recovery]) -> Iterator[Chart]:
+    """The share of requests within the SLO over time, with each event and when the SLO was back."""
+    if figures.good is None:
+        return
+    marks = []
+    for each in found:
+        marks.append(Mark(x=each.at_s, label=f"{each.spike} to {each.after}", color="warn"))
+        if each.back_s:
+            marks.append(Mark(x=each.at_s + each.back_s, label="back", color="good"))
+    share = Axis(label="share", format="percent", min=0, max=1)
+    note = f"per {figures.good.width_s:g} s, by due instant"
+    yield _binned(figures, "Requests within the SLO", figures.good, share, note, tuple(marks))
 
 
 def gaps_over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:

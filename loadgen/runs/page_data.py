@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import (
     OK,
     UNDEFINED,
@@ -95,6 +96,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: Bins
     load: Bins  # requests/s: due, sent, ok
     errors: Bins  # requests that are not ok, by kind of error
+    good: Bins | None  # share of requests within the SLO of the run, by due instant; None: there is none
     cached: Bins | None  # share of prompt tokens; None: the server does not report it
     client: Bins  # CPU share of the busiest worker, and the largest send lag in ms
     ttft_by_input: Cloud
@@ -145,6 +147,7 @@ def figures(
         in_flight=_in_flight(columns, length_s),
         load=_load(columns, length_s),
         errors=_errors(columns, length_s),
+        good=_good(columns, header, length_s),
         cached=_cached(columns, length_s),
         client=_client(columns, seconds, length_s),
         ttft_by_input=cloud(columns["input_tokens"], ttft, is_counted),
@@ -292,6 +295,17 @@ def _errors(columns: Columns, length_s: float) -> Bins:
     kinds = columns["kind"][not_ok]
     by_count = [kind for kind in np.argsort(-np.bincount(kinds), kind="stable") if (kinds == kind).any()]
     return grid.bins({KINDS[kind] or "not finished": grid.sums(ended_ns[kinds == kind]) for kind in by_count})
+
+
+def _good(columns: Columns, header: Header, length_s: float) -> Bins | None:
+    slo = header.slo
+    if slo is None or not (slo.terms or slo.goodput_share is not None) or length_s <= 0:
+        return None
+    counted = outcomes.is_counted(columns, slo)
+    grid = Grid.over(length_s, min(MOST_BINS, max(int(counted.sum()) // BUSY_BIN, 8)))
+    due = columns["due_ns"]
+    good, every = grid.sums(due[counted & outcomes.meets(columns, slo)]), grid.sums(due[counted])
+    return grid.bins({"within the SLO": [a / b if b else None for a, b in zip(good, every, strict=True)]})
 
 
 def _cached(columns: Columns, length_s: float) -> Bins | None:

@@ -1,18 +1,25 @@
-"""How long after each spike the SLO held again, in words: a section of the report of a run. Pure."""
+"""How long after a spike, a loss or a scale-up the SLO held again: a section of the report of a run. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from loadgen.core import format
-from loadgen.core.metrics.recovery import Recovery
-from loadgen.present.section import Section, Table, section
+from loadgen.core.metrics.recovery import Event, Recovery
+from loadgen.present.section import Charts, PageOnly, Section, Table, section
+from loadgen.runs import charts
+from loadgen.runs.page_data import Figures
+
+EVENTS: dict[Event, str] = {"spike": "spike", "loss": "loss", "scale_up": "scale-up"}
 
 
-def spikes(found: Sequence[Recovery]) -> Section:
-    """A row for each spike: the two loads, when it ended, and the way back."""
-    rows = [(each.spike, each.after, format.duration(each.at_s), back(each)) for each in found]
-    return section("After a spike", Table(("spike", "then", "ended at", "the SLO"), rows, "words"), small=True)
+def sections(found: Sequence[Recovery], figures: Callable[[], Figures] | None) -> Iterator[Section | PageOnly]:
+    """A row for each event, and on a page the share of requests within the SLO over time with the events in it."""
+    rows = [(EVENTS[each.event], each.spike, each.after, format.duration(each.at_s), back(each)) for each in found]
+    head = "Back within the SLO"
+    yield section(head, Table(("after", "before it", "then", "at", "the SLO"), rows, "words"), small=True)
+    if found and figures is not None:
+        yield lambda: [section("", Charts(tuple(charts.recovery(figures(), found))), page_only=True)]
 
 
 def back(found: Recovery) -> str:

@@ -292,7 +292,7 @@ def _latency(summary: Summary, figures: Callable[[], Figures] | None) -> Iterato
     about = (Said(sentence, "soft") for sentence in run_headline.about_latency(summary))
     yield section("Latency", _distributions(rows), _needed(needs), *about, id="latency")
     yield sections.slo(summary)
-    yield recovery.spikes(summary.recovery)
+    yield from recovery.sections(summary.recovery, figures)
     yield from page.curves(summary, figures)
 
 

@@ -1,20 +1,24 @@
-"""After a spike: how long until the SLO held again. Pure, on columns.
+"""After a spike, a replica that went away, or one that came: how long until the SLO held again. Pure, on columns.
 
-A spike is a measured stage whose load is above that of the measured stage right after it. The requests due in that
-next stage are taken in groups of GROUP by their due instants, the rest with the last; a group holds the SLO where each
-term is kept by its share of the group (p99 of 20: by all), and the goodput share too. The SLO is back at the first
-request after the last group that does not hold it, so one late miss counts.
+A spike is a measured stage whose load is above that of the measured stage right after it. Replicas are counted by the
+servers' pages (`series.REPLICAS`, else the pages that answer), and a target that stopped answering is one that went.
+The requests due from then to the next such event (after a spike: in that next stage) are taken in groups of GROUP by
+their due instants, the rest with the last; a group holds the SLO where each term is kept by its share of the group (p99
+of 20: by all), and the goodput share too. The SLO is back at the first request after the last group that does not hold
+it, so one late miss counts.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
+from loadgen.core import format
 from loadgen.core.metrics import outcomes
+from loadgen.core.server_metrics import series
 from loadgen.core.slo import Slo
 
 if TYPE_CHECKING:
@@ -24,33 +28,62 @@ if TYPE_CHECKING:
 
     from loadgen.core.metrics.columns import Columns
     from loadgen.core.results.manifest import Header, StagePlan
+    from loadgen.core.server_metrics.series import MetricSample
 
 GROUP = 20
+FOREVER_NS = 1 << 62
+
+
+Event = Literal["spike", "loss", "scale_up"]
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """The way back to the SLO after one spike.
+    """The way back to the SLO after one event.
 
-    spike, after: the two loads in words. at_s: when the spike ended. broken: whether the SLO was missed in the spike or
-    after it. back_s: seconds from `at_s` until it held again, to the spacing of GROUP requests; 0 where it held all the
-    time after. Null: it was not back within `seen_s`, or `why` says why nothing can be told.
+    event: a spike that ended, a replica or target that went away, or a replica that came. spike, after: the two loads,
+    or the two numbers of replicas, in words. at_s: when it was. broken: whether the SLO was missed before it (in the
+    spike, else by the last GROUP requests) or after it. back_s: seconds from `at_s` until it held again, to the spacing
+    of GROUP requests; 0 where it held all the time after. Null: it was not back within `seen_s`, or `why` says why
+    nothing can be told.
     """
 
+    event: Event = "spike"
     spike: str
     after: str
     at_s: float
     seen_s: float = 0.0
+    spacing_s: float = 0.0
     broken: bool | None = None
     back_s: float | None = None
     why: str = ""
 
 
-def of_rows(measured: Sequence[Columns], header: Header) -> tuple[Recovery, ...]:
-    """One for each spike, in their order; none without an SLO of the whole run that limits values of requests."""
+class _Cut(NamedTuple):
+    """One event: from `before_ns` to `at_ns` is what was before it, and until `end_ns` what is seen of the way back."""
+
+    found: Recovery
+    before_ns: int
+    at_ns: int
+    end_ns: int
+
+
+def of_rows(
+    measured: Sequence[Columns], header: Header, server_samples: Sequence[MetricSample] = ()
+) -> tuple[Recovery, ...]:
+    """One for each event, in their order; none without an SLO of the whole run that limits values of requests."""
     slo = header.slo
     if slo is None or not (slo.terms or slo.goodput_share is not None):
         return ()
-    return tuple(_recovery(measured, header, stage, slo) for stage in _after_spikes(header.stages))
+    cuts = [*_spikes(header.stages), *_of_replicas(measured, header, server_samples)]
+    return tuple(_recovery(measured, slo, cut) for cut in sorted(cuts, key=lambda cut: cut.at_ns))
+
+
+def _spikes(stages: Sequence[StagePlan]) -> Iterator[_Cut]:
+    ends = [*(stage.start_ns for stage in stages[1:]), FOREVER_NS]
+    for i in _after_spikes(stages):
+        before, after = stages[i - 1], stages[i]
+        found = Recovery(spike=before.arrival, after=after.arrival, at_s=after.start_ns / 1e9)
+        yield _Cut(found, before.start_ns, after.start_ns, ends[i])
 
 
 def _after_spikes(stages: Sequence[StagePlan]) -> Iterator[int]:
@@ -62,27 +95,60 @@ def _after_spikes(stages: Sequence[StagePlan]) -> Iterator[int]:
                 yield i
 
 
-def _recovery(measured: Sequence[Columns], header: Header, stage: int, slo: Slo) -> Recovery:
-    before, after = header.stages[stage - 1], header.stages[stage]
-    found = Recovery(spike=before.arrival, after=after.arrival, at_s=after.start_ns / 1e9)
-    due, held = _groups(measured, stage, slo)
+def _of_replicas(measured: Sequence[Columns], header: Header, server_samples: Sequence[MetricSample]) -> Iterator[_Cut]:
+    """The events of replicas and targets within the measured load."""
+    due = [part["due_ns"] for part in measured if len(part["due_ns"])]
+    if not due:
+        return
+    first, last = min(int(one.min()) for one in due), max(int(one.max()) for one in due)
+    events: list[tuple[int, Event, str, str]] = [
+        (round(t_s * 1e9), "loss" if now < before else "scale_up", _replicas(before), _replicas(now))
+        for (_, before), (t_s, now) in pairwise(series.replicas(server_samples))
+        if before != now
+    ]
+    if not events:  # else it would be told twice
+        gone = [code.values for code in header.note_codes.values() if code.code == "target_gone"]
+        events = [(round(one["at_s"] * 1e9), "loss", str(one["target"]), "gone") for one in gone]
+    events = sorted(one for one in events if first < one[0] <= last)
+    ends = [*(at for at, *_ in events[1:]), last + 1]
+    for (at_ns, event, before, after), end_ns in zip(events, ends, strict=False):
+        yield _Cut(Recovery(event=event, spike=before, after=after, at_s=at_ns / 1e9), -1, at_ns, end_ns)
+
+
+def _replicas(count: float) -> str:
+    return format.counted(round(count), "replica")
+
+
+def _recovery(measured: Sequence[Columns], slo: Slo, cut: _Cut) -> Recovery:
+    due, held = _groups(measured, cut.at_ns, cut.end_ns, slo)
     if not len(held):
-        return msgspec.structs.replace(found, why=f"fewer than {GROUP} requests after it")
-    seen_s = float(due[-1] - after.start_ns) / 1e9
+        return msgspec.structs.replace(cut.found, why=f"fewer than {GROUP} requests after it")
+    seen_s = float(due[-1] - cut.at_ns) / 1e9
     missed = np.flatnonzero(~held)
-    in_spike = not _groups(measured, stage - 1, slo)[1].all()
-    found = msgspec.structs.replace(found, seen_s=seen_s, broken=bool(in_spike or len(missed)))
+    earlier = _groups(measured, cut.before_ns, cut.at_ns, slo)[1]
+    in_trouble = not (earlier if cut.found.event == "spike" else earlier[-1:]).all()
+    found = msgspec.structs.replace(
+        cut.found,
+        seen_s=seen_s,
+        spacing_s=seen_s / len(held),
+        broken=bool(in_trouble or len(missed)),
+    )
     if not len(missed):
         return msgspec.structs.replace(found, back_s=0.0)
     first_good = int(missed[-1]) + 1
     if first_good == len(held):
         return found
-    return msgspec.structs.replace(found, back_s=float(due[first_good * GROUP] - after.start_ns) / 1e9)
+    return msgspec.structs.replace(found, back_s=float(due[first_good * GROUP] - cut.at_ns) / 1e9)
 
 
-def _groups(measured: Sequence[Columns], stage: int, slo: Slo) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Due instants of a stage's counted requests, sorted, and whether each group of them holds the SLO."""
-    chosen = [(part, (part["stage"] == stage) & outcomes.is_counted(part, slo)) for part in measured]
+def _groups(
+    measured: Sequence[Columns], start_ns: int, end_ns: int, slo: Slo
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Due instants of the counted requests of a time, sorted, and whether each group of them holds the SLO."""
+    chosen = [
+        (part, (part["due_ns"] >= start_ns) & (part["due_ns"] < end_ns) & outcomes.is_counted(part, slo))
+        for part in measured
+    ]
     due = np.concatenate([part["due_ns"][mask] for part, mask in chosen] or [np.zeros(0, np.int64)])
     order = np.argsort(due, kind="stable")
     starts = np.arange(len(due) // GROUP) * GROUP

@@ -347,7 +347,7 @@ def _of_rows(
         }
     return {
         "sustainable": sustainable.of_rows(measured, others, inside, header),
-        "recovery": recovery.of_rows(measured, header),
+        "recovery": recovery.of_rows(measured, header, server_samples),
         "splits": splits.of_rows(measured, header),
         "slowest": splits.slowest(measured, others, header),
         "between": between.of_rows(measured, inside.steady, header),

@@ -24,8 +24,10 @@ UP, TOOK = "up", "scrape_duration_seconds"  # the names that Prometheus uses
 ITERATION = "trtllm_iteration:"  # prefix for the names of TensorRT-LLM's JSON statistics
 AGREE = 0.02  # two counts of the same tokens that differ by more than this share disagree
 
-RUNNING, WAITING, KV_USE, HITS, OUTPUT, INPUT, CACHED, CACHE_HITS, CACHE_QUERIES, DONE, PAUSED, PREEMPTED = METRICS
-"""PAUSED: now without room in the KV cache; PREEMPTED: so far taken out of the batch for it."""
+RUNNING, WAITING, KV_USE, HITS, OUTPUT, INPUT, CACHED, CACHE_HITS, CACHE_QUERIES, DONE, PAUSED, PREEMPTED, REPLICAS = (
+    METRICS
+)
+"""PAUSED: now without room in the KV cache; PREEMPTED: so far taken out of the batch for it; REPLICAS: ready now."""
 
 OURS = "loadgen:"  # prefix for the names of a server that a plug-in knows: its page is stored under them
 KNOWN: dict[str, tuple[str, ...]] = {
@@ -188,6 +190,21 @@ def curves(metric_samples: Sequence[MetricSample]) -> dict[str, MetricCurve]:
         if quantity not in _COUNTERS or any(rate for _, rate in shown):
             curve_of[quantity] = MetricCurve(*zip(*shown, strict=True))
     return curve_of
+
+
+def replicas(metric_samples: Sequence[MetricSample]) -> list[tuple[float, float]]:
+    """How many replicas there were over time, by the pages that count them; else how many of several pages answered."""
+    counted = _quantities(metric_samples).get(REPLICAS)
+    if counted:
+        return counted
+    up: dict[str, float] = {}
+    points: list[tuple[float, float]] = []
+    for sample in sorted(metric_samples, key=lambda one: one.t_s):
+        if sample.name == UP and sample.target is not None:
+            up[sample.page] = sample.value
+            points.append((sample.t_s, sum(up.values())))
+    begun = next((i for i, (_, value) in enumerate(points) if value == len(up)), len(points))
+    return points[begun:] if len(up) > 1 else []
 
 
 def gauges(latest: Iterable[MetricSample]) -> dict[str, float]:

@@ -93,10 +93,10 @@ class Quirk(msgspec.Struct, frozen=True, kw_only=True):
 
 METRICS = (
     "running", "waiting", "kv_use", "hit_share", "output_tokens", "input_tokens", "cached_tokens", "cache_hits",
-    "cache_queries", "requests_ok", "paused", "preempted",
+    "cache_queries", "requests_ok", "paused", "preempted", "replicas",
 )  # fmt: skip
 """What is known of a server by its metrics. Shares are from 0 to 1; tokens, cache, requests and `preempted` count; of
-`paused` there are so many now."""
+`paused` and `replicas` there are so many now."""
 
 _EXACT = ("ignore_eos", "min_tokens")
 _COMPLETION = "max_completion_tokens"
@@ -253,6 +253,12 @@ _ROWS = (
         name="generic", title="an OpenAI-compatible server of unknown make",
         signs=(Sign("head", r"(?m)^x-litellm-", rank=0),), reasoning_max_field=_COMPLETION,
         metrics_paths=("/prometheus/metrics", "/metrics"), on_unknown_field="passed on",
+        metrics={  # the inference extension of the Gateway API and llm-d, vLLM's production stack, SGLang's router
+            "replicas": (
+                "inference_pool_ready_pods", "vllm:healthy_pods_total",
+                "sgl_router_active_workers", "kube_deployment_status_replicas_available",
+            ),
+        },
     ),
 )
 

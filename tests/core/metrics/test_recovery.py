@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,19 @@ import msgspec
 import numpy as np
 import pytest
 
+from loadgen.core import format
 from loadgen.core.errors import Faults
 from loadgen.core.metrics import recovery
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.metrics.recovery import Recovery
-from loadgen.core.results.manifest import Header, StagePlan
+from loadgen.core.results.manifest import Header, ReasonCode, StagePlan
 from loadgen.core.results.record import ROW
+from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.slo import Slo, Term
 from loadgen.core.workload import Closed, Gamma, Poisson, load
+from loadgen.runs import charts
 from loadgen.runs import recovery as recovery_words
+from loadgen.runs.page_data import Figures, figures
 from loadgen.shell.app import main
 
 S = 1_000_000_000
@@ -30,19 +35,36 @@ STAGES = (
 )
 
 
-def found(late: tuple[float, float] | None, *, slo: Slo | None = SLO, until_s: float = 60.0) -> tuple[Recovery, ...]:
-    """Ten requests a second over three stages; those due in `late` have a TTFT of 2 s, the others one of 0.1 s."""
+def rows_of(late: tuple[float, float] | None, until_s: float, stages: Sequence[StagePlan]) -> Any:
     due = np.arange(0, until_s, 0.1)
     rows = np.zeros(len(due), ROW)
     rows["due_ns"] = rows["sent_ns"] = np.round(due * S).astype(np.int64)
-    rows["stage"] = np.searchsorted([10.0, 20.0], due + 1e-6)
+    rows["stage"] = np.searchsorted([plan.start_ns / 1e9 for plan in stages[1:]], due + 1e-6)
     ttft = np.full(len(due), S // 10)
     if late is not None:
         ttft[(due > late[0] - 1e-6) & (due < late[1] - 1e-6)] = 2 * S
     for name in ("first_token_ns", "first_answer_ns", "last_token_ns", "end_ns", "done_ns"):
         rows[name] = rows["due_ns"] + ttft
-    rows = rows[np.random.default_rng(1).permutation(len(rows))]  # rows of several workers come in any order
-    return recovery.of_rows([Columns(rows)], Header(state="finished", stages=STAGES, slo=slo))
+    return rows[np.random.default_rng(1).permutation(len(rows))]  # rows of several workers come in any order
+
+
+def found(
+    late: tuple[float, float] | None,
+    *,
+    slo: Slo | None = SLO,
+    until_s: float = 60.0,
+    stages: Sequence[StagePlan] = STAGES,
+    said: Sequence[MetricSample] = (),
+    codes: dict[str, ReasonCode] | None = None,
+) -> tuple[Recovery, ...]:
+    """Ten requests a second over the stages; those due in `late` have a TTFT of 2 s, the others one of 0.1 s."""
+    header = Header(state="finished", stages=tuple(stages), slo=slo, note_codes=codes or {})
+    return recovery.of_rows([Columns(rows_of(late, until_s, stages))], header, said)
+
+
+def figures_of(start_s: float, end_s: float, stages: Sequence[StagePlan]) -> Figures:
+    header = Header(state="finished", stages=tuple(stages), slo=SLO)
+    return figures(header, rows_of((start_s, end_s), 60.0, stages))
 
 
 def test_the_slo_is_back_with_the_first_request_after_the_last_group_that_misses_it() -> None:
@@ -83,6 +105,45 @@ def test_only_a_fall_of_the_measured_load_is_the_end_of_a_spike() -> None:
     assert falls(before, spike) == falls(msgspec.structs.replace(spike, measured=False), after) == []
     lanes = [StagePlan(closed=True, concurrency=n) for n in (8, 24, 8)]
     assert falls(*lanes) == [2] and falls(spike, lanes[0]) == []
+
+
+def up(t_s: float, url: str, value: float = 1, target: int | None = 0) -> MetricSample:
+    return MetricSample(t_s=t_s, target=target, page=url, name="up", labels="", value=value)
+
+
+def ready(t_s: float, pods: float) -> list[MetricSample]:
+    """A read of the page of a gateway that counts its pods."""
+    told = msgspec.structs.replace(up(t_s, "epp", pods, None), name="inference_pool_ready_pods")
+    return [told, up(t_s, "epp", target=None)]
+
+
+READY = [*ready(-1, 4), *ready(5, 3), *ready(40, 4)]
+UP = [up(-1, "a"), up(-0.9, "b"), up(5, "a", 0), up(40, "a")]
+
+
+@pytest.mark.parametrize(("said", "counts"), [(READY, (4, 3)), (UP, (2, 1))])
+def test_a_replica_that_goes_and_one_that_comes_are_seen_on_the_pages_of_the_servers(
+    said: list[MetricSample], counts: tuple[int, int]
+) -> None:
+    gone, come = found((5, 9), said=said, stages=STAGES[:1])
+    assert [(one.event, one.spike, one.after, one.at_s) for one in (gone, come)] == [
+        ("loss", f"{counts[0]} replicas", format.counted(counts[1], "replica"), 5.0),
+        ("scale_up", format.counted(counts[1], "replica"), f"{counts[0]} replicas", 40.0),
+    ]
+    assert (gone.broken, gone.back_s) == (True, 4.0) and gone.seen_s == pytest.approx(34.9)
+    assert recovery_words.back(come) == "held all the time"
+    (_, slow) = found((35, 43), said=said, stages=STAGES[:1])
+    assert (slow.broken, slow.back_s) == (True, 4.0), "it was asked for, since the SLO was missed"
+
+
+def test_a_target_that_stopped_answering_is_a_loss_and_events_before_the_load_are_none() -> None:
+    codes = {"words": ReasonCode(code="target_gone", values={"target": "b", "at_s": 30.0})}
+    (one,) = found((30, 31), codes=codes, stages=STAGES[:1])
+    assert (one.event, one.spike, one.after, one.at_s, one.back_s) == ("loss", "b", "gone", 30.0, 2.0)
+    assert found((30, 31), said=[*ready(-2, 1), *ready(-1, 4)], stages=STAGES[:1]) == ()
+    drawn = next(charts.recovery(figures_of(30, 31, STAGES[:1]), (one,)))
+    assert [mark.x for mark in drawn.marks] == [30.0, 32.0] and drawn.title == "Requests within the SLO"
+    assert min(value for value in drawn.series[0].y if value is not None) == 0.5
 
 
 def written(tmp_path: Path, stages: str) -> Any:
@@ -138,8 +199,19 @@ def test_a_simulated_server_that_is_overrun_comes_back(tmp_path: Path, capsys: p
     (one,) = json.loads((tmp_path / "r" / "summary.json").read_text())["recovery"]
     assert one["broken"] is True and 1 < one["back_s"] < 40
     shown = " ".join(capsys.readouterr().out.split())
-    assert "poisson 60/s poisson 10/s 20.0 s held again after" in shown
+    assert "spike poisson 60/s poisson 10/s 20.0 s held again after" in shown
     with pytest.raises(SystemExit):
         main(["report", str(tmp_path / "r")])
     page = (tmp_path / "r" / "report.html").read_text("utf-8")
-    assert "After a spike" in page and "held again after" in page
+    assert "Back within the SLO" in page and "held again after" in page and "Requests within the SLO" in page
+    contract = tmp_path / "c.yaml"
+    contract.write_text(
+        f"name: c\nslo: {{ttft: 500ms}}\nlevels:\n- name: a\n  workload: {file.name}\n  must:\n"
+        "  - recovery: 60s\n  should:\n  - recovery: 500ms\n"
+    )
+    with pytest.raises(SystemExit) as ending:
+        main(["validate", str(contract), "--url", "sim:h100x8", "--out", str(tmp_path / "v"), "--seed", "1"])
+    assert ending.value.code == 0
+    (level,) = json.loads((tmp_path / "v" / "verdict.json").read_text())["levels"]
+    assert [term["verdict"] for term in level["terms"]] == ["PASS", "FAIL"]
+    assert level["terms"][0]["sample"] == 1
