@@ -135,14 +135,14 @@ class Evaluator:
         if not told:
             raise Missing("there was no spike, no loss and no scale-up, or no SLO of the whole load")
         ends = [
-            Bounds(math.inf, each.seen_s, math.inf)
+            (math.inf, each.seen_s, math.inf)
             if each.back_s is None
-            else Bounds(each.back_s, max(each.back_s - each.spacing_s, 0.0), each.back_s + each.spacing_s)
+            else (each.back_s, max(each.back_s - each.spacing_s, 0.0), each.back_s + each.spacing_s)
             if each.back_s
-            else Bounds(0.0, 0.0, 0.0)
+            else (0.0, 0.0, 0.0)
             for each in told
         ]
-        return Held(Bounds(*(max(one[i] for one in ends) * 1e9 for i in range(3))), len(told))
+        return Held(Interval(*(max(values) * 1e9 for values in zip(*ends, strict=True))), len(told))
 
     def fairness(self, term: Promise) -> Held:
         """Jain's index of the tenants' shares of good requests, each of which may be anywhere in its own interval.
