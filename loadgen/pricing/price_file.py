@@ -13,6 +13,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from loadgen_sdk.prices import UNDATED, first_day, since
+
 from loadgen.core.errors import Code, Fault, Faults, Place, UserError
 from loadgen.core.workload.fields import Source
 from loadgen.core.workload.loading import read_text
@@ -21,7 +23,6 @@ from loadgen.core.workload.yaml_marks import Map, child, read_yaml, where
 from loadgen.prices import PRICES, source_of
 from loadgen.pricing.prices import (
     NOT_VERIFIED,
-    UNDATED,
     Energy,
     ExchangeRate,
     Owned,
@@ -30,7 +31,6 @@ from loadgen.pricing.prices import (
     Prices,
     Rented,
     WrittenPrices,
-    first_day,
 )
 
 Loc = tuple[str | int, ...]
@@ -155,16 +155,12 @@ def _located_prices(written: WrittenPrices) -> Iterator[tuple[tuple[str, int], P
 
 def _valid_at(located: Sequence[Located], day: date | None) -> list[Located]:
     """Of each offer its latest price, up to a day; one without a date is older than any other."""
-
-    def since(price: Price) -> date:
-        return date.min if price.as_of == UNDATED else first_day(price.as_of)
-
     latest: dict[tuple[str, ...], Located] = {}
     for loc, price in located:
-        if day is not None and since(price) > day:
+        if day is not None and since(price.as_of) > day:
             continue
         before = latest.get(_identity(price))
-        if before is None or since(before[1]) < since(price):
+        if before is None or since(before[1].as_of) < since(price.as_of):
             latest[_identity(price)] = (loc, price)
     return [one for one in located if one in latest.values()]
 

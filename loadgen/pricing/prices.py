@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Literal
 
+from loadgen_sdk.prices import UNDATED, first_day, fresh_price
 from pydantic import AfterValidator, BeforeValidator, Field, Strict, WithJsonSchema
 
 from loadgen.core.errors import UserError, meant
@@ -20,7 +20,6 @@ from loadgen.core.results.manifest import TargetFacts
 from loadgen.core.units import Wrong
 from loadgen.core.workload.fields import Part
 
-UNDATED = "undated"
 NOT_VERIFIED = "not verified"  # the quality of an entry that only records that its price is missing
 NO_SOURCE = "not stated"  # the source of a price that a copy gives without one
 EARLIEST_YEAR = 2015
@@ -84,14 +83,6 @@ def _as_of(value: str) -> str:
             "invalid_value", "is not a date", f"2026-11-21, 2026-11 or 2026; {UNDATED} where nobody knows"
         ) from None
     return value
-
-
-def first_day(as_of: str) -> date:
-    """The first day that `2026`, `2026-11` or `2026-11-21` can mean. Raises ValueError for what is none of these."""
-    match = re.fullmatch(r"(\d{4})(?:-(\d\d)(?:-(\d\d))?)?", as_of)
-    if match is None:
-        raise ValueError(as_of)
-    return date(int(match[1]), int(match[2] or 1), int(match[3] or 1))
 
 
 Amount = Annotated[Decimal, BeforeValidator(_number), AfterValidator(_above_zero)]
@@ -187,7 +178,7 @@ class PerToken(_Priced):
     @property
     def per_million(self) -> tuple[Decimal, Decimal, Decimal]:
         """Of input, cached input and output tokens, as `token_costs` takes them; without a cached price 0."""
-        fresh = self.per_million_cache_write or self.per_million_input
+        fresh = fresh_price(self.per_million_input, self.per_million_cache_write)
         return fresh, self.per_million_cached or Decimal(0), self.per_million_output
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -87,6 +89,27 @@ def warn_once(text: str) -> None:
     warnings.warn(text, stacklevel=4)
 
 
+UNDATED = "undated"  # as_of: of a price
+
+
+def fresh_price(input: Amount, cache_write: Amount | None) -> Amount:
+    """The price of prompt tokens that came from no cache: where writing to it has a price, all of them pay it."""
+    return cache_write or input
+
+
+def first_day(as_of: str) -> date:
+    """The first day that `2026`, `2026-11` or `2026-11-21` can mean. Raises ValueError for what is none of these."""
+    match = re.fullmatch(r"(\d{4})(?:-(\d\d)(?:-(\d\d))?)?", as_of)
+    if match is None:
+        raise ValueError(f"as_of: {as_of} is no day")
+    return date(int(match[1]), int(match[2] or 1), int(match[3] or 1))
+
+
+def since(as_of: str) -> date:
+    """From when a price is valid: one without a date is older than any other."""
+    return date.min if as_of == UNDATED else first_day(as_of)
+
+
 class _PerToken(msgspec.Struct):
     """An entry of `per_token:` in a price file, as far as a call's cost needs it. The generator checks the rest."""
 
@@ -94,8 +117,11 @@ class _PerToken(msgspec.Struct):
     per_million_input: float
     per_million_output: float
     per_million_cached: float | None = None
+    per_million_cache_write: float | None = None
     provider: str = ""
+    region: str = ""
     currency: str = ""
+    as_of: Any = UNDATED  # a year is a number, a day a date
 
 
 class _PriceFile(msgspec.Struct):
@@ -105,40 +131,40 @@ class _PriceFile(msgspec.Struct):
 
 class _Offer(NamedTuple):
     provider: str
+    region: str
+    since: date
     price: TokenPrice
 
 
 def read_prices(path: str | os.PathLike[str], *, provider: str | None = None) -> dict[str, TokenPrice]:
     """The prices by model of a price file, the one that `loadgen cost --prices` reads: its `per_token:` entries.
 
-    provider: whose, where several sell a model of one name. A file that does not end in .json needs PyYAML. Raises
-    WrongUse for a file that cannot be read, that has no such price, or two for one model.
+    provider: whose, where several sell a model of one name. Of one offer the latest `as_of` counts. A file that does
+    not end in .json needs PyYAML. Raises WrongUse for a file that cannot be read, that has no such price, or two for
+    one model.
     """
     found: dict[str, _Offer] = {}
     hint = "a file as for `loadgen cost --prices`: currency:, and per_token: with model and per_million_…"
-    written = _read(Path(path), hint)
-    for entry in written.per_token:
-        if provider is not None and entry.provider != provider:
+    for model, offer in _offers(Path(path), hint):
+        if provider is not None and offer.provider != provider:
             continue
-        if (other := found.get(entry.model)) is not None:
-            raise WrongUse(
-                "conflict", f"{path}: two prices for {entry.model}, of {other.provider} and {entry.provider}",
-                f"read_prices({str(path)!r}, provider={entry.provider!r})",
-            )  # fmt: skip
-        price = TokenPrice(
-            entry.per_million_input,
-            entry.per_million_output,
-            entry.per_million_cached,
-            entry.currency or written.currency,
-        )
-        found[entry.model] = _Offer(entry.provider, price)
+        if (other := found.get(model)) is not None:
+            alike = (other.provider, other.region) == (offer.provider, offer.region)
+            if alike and other.since > offer.since:
+                continue
+            if not alike or other.since == offer.since:
+                raise WrongUse(
+                    "conflict", f"{path}: two prices for {model}, of {other.provider} and {offer.provider}",
+                    f"read_prices({str(path)!r}, provider={offer.provider!r})",
+                )  # fmt: skip
+        found[model] = offer
     if not found:
         of = f" of {provider}" if provider is not None else ""
         raise WrongUse("missing_option", f"{path}: there is no price by the token{of}", hint)
     return {model: offer.price for model, offer in found.items()}
 
 
-def _read(path: Path, hint: str) -> _PriceFile:
+def _offers(path: Path, hint: str) -> Iterator[tuple[str, _Offer]]:
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -146,8 +172,17 @@ def _read(path: Path, hint: str) -> _PriceFile:
     decode: Any = msgspec.json.decode if path.suffix == ".json" else msgspec.yaml.decode
     try:
         written: _PriceFile = decode(text, type=_PriceFile)
+        for entry in written.per_token:
+            price = TokenPrice(
+                fresh_price(entry.per_million_input, entry.per_million_cache_write),
+                entry.per_million_output,
+                entry.per_million_cached,
+                entry.currency or written.currency,
+            )
+            yield entry.model, _Offer(entry.provider, entry.region, since(str(entry.as_of)), price)
     except ImportError:
         raise WrongUse("not_installed", f"{path}: YAML needs the package PyYAML", "pip install pyyaml") from None
     except (msgspec.MsgspecError, ValueError) as error:
+        if isinstance(error, WrongUse):
+            raise
         raise WrongUse("invalid_value", f"{path}: {error}", hint) from None
-    return written

@@ -186,15 +186,30 @@ def test_what_is_no_budget(make: Callable[[], object], code: str) -> None:
         make()
 
 
-def test_the_prices_of_a_file_are_those_of_the_generator(tmp_path: Path) -> None:
+KEYS = "provider: p, source: a page, per_million_output: 4, per_million_cached: 0.5"
+DATED = f"""
+currency: USD
+per_token:
+- {{model: writes, per_million_input: 3, per_million_cache_write: 3.75, as_of: 2026-02-01, {KEYS}}}
+- {{model: dated, per_million_input: 2, as_of: 2026, {KEYS}}}
+- {{model: dated, per_million_input: 1, as_of: 2026-03-01, {KEYS}}}
+- {{model: dated, per_million_input: 9, as_of: undated, {KEYS}}}
+"""
+
+
+@pytest.mark.parametrize("text", ["", DATED])
+def test_the_prices_of_a_file_are_those_of_the_generator(text: str, tmp_path: Path) -> None:
     file = places.ROOT / "docs" / "prices.example.yaml"
+    if text:
+        file = tmp_path / "prices.yaml"
+        file.write_text(text)
     theirs = [price for price in load_prices(file).entries if isinstance(price, PerToken)]
     ours = read_prices(file)
     assert theirs and len(ours) == len(theirs)
     for price in theirs:
         mine = ours[price.model]
         assert (mine.currency, mine.input, mine.output) == (
-            "USD", float(price.per_million_input), float(price.per_million_output),
+            "USD", float(price.per_million[0]), float(price.per_million_output),
         )  # fmt: skip
         exact = sum(token_costs((Decimal(900), Decimal(100), Decimal(50)), price.per_million), Decimal(0))
         if price.per_million_cached is not None:
