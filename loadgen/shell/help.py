@@ -58,6 +58,11 @@ THEN = (
 class Command(TyperCommand):
     """A command with its help: `--help` is what most people need, `--help-all` everything."""
 
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        for param in self.params:
+            _convert_what_is_given(param)
+
     _everything: Any = None  # the option --help-all: one object, since the parser knows an option by its identity
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -76,6 +81,24 @@ class Command(TyperCommand):
         if len(lines) > MOST_LINES:
             lines = list(_short(self, ctx, formatter.width))
         formatter.write("\n".join(lines) + "\n")
+
+
+def _convert_what_is_given(param: Any) -> None:
+    """Texts stay as they are, and an option that is not given has no value to convert: typer would build a converter,
+    which is a schema of pydantic, for each of the fifty options of a run.
+    """
+    convert, kind = param.process_value, getattr(getattr(param, "type_descriptor", None), "annotation", None)
+    plain = param.nargs == 1 and not param.required
+
+    def process_value(ctx: Any, value: Any) -> Any:
+        if plain and value is None:
+            missing = () if param.multiple else None
+            return missing if param.callback is None else param.callback(ctx, param, missing)
+        if plain and param.callback is None and (kind, type(value)) == (str, str):
+            return value
+        return convert(ctx, value)
+
+    param.process_value = process_value
 
 
 def _say_all(ctx: Any, param: Any, asked: bool) -> None:
