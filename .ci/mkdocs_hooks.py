@@ -13,6 +13,8 @@ ROOT = Path(__file__).parent.parent
 OUTSIDE = {  # file of the repository -> page of the site
     "loadgen/README.md": "architecture.md",
     "benchmarks/README.md": "benchmarks.md",
+    "benchmarks/simulation.md": "simulation-figures.md",
+    "benchmarks/trust.md": "trust.md",
     "results/gb300-rack-simulated/README.md": "gb300-rack.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",

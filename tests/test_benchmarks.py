@@ -22,7 +22,12 @@ WITHOUT_FIGURES = {
     "report.md": {"dashboard"},
     "summary.md": {"causes"},
 }
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("results/*/*.md")]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *ROOT.glob("docs/*.md"),
+    *(set(FOLDER.glob("*.md")) - {FOLDER / "README.md"}),
+    *ROOT.glob("results/*/*.md"),
+]
 
 
 @pytest.mark.parametrize("script", sorted(SCRIPTS))

@@ -14,7 +14,7 @@ from loadgen.shell.parsing import WrongUsage, parser, spread
 ROOT = Path(__file__).parent.parent
 PAGES = [
     *sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "loadgen/README.md",
-    ROOT / "sdk/README.md", ROOT / "benchmarks/README.md", *sorted(ROOT.glob("results/*/README.md")),
+    ROOT / "sdk/README.md", *sorted((ROOT / "benchmarks").glob("*.md")), *sorted(ROOT.glob("results/*/README.md")),
 ]  # fmt: skip
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"(?m)^(?:    (?!    ).*|```\w*\n[\s\S]*?^```)$")  # indented text, or between fences
