@@ -7,7 +7,6 @@ and are written nowhere.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import ipaddress
 import os
@@ -476,6 +475,8 @@ def _named(asked: PagesAsked) -> bool:
 
 def _any_page(addresses: Sequence[PageAddress], tls: Tls) -> bool:
     """Whether something may be at any of these addresses: an answer with status 200, or none within TIMEOUT_S."""
+    import asyncio  # not in the process that scrapes: it costs a quarter of its start
+
     import uvloop
     from loadgen_sdk.errors import TargetUnusable
     from loadgen_sdk.probe.fetch import Fetcher
