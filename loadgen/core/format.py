@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,6 @@ def quantity(value: float | None, digits: int = 3) -> str:
     if rounded < least / 2:
         return f"<{least:.{decimals}f}" if value > 0 else f">-{least:.{decimals}f}"
     return f"{value:,.{decimals}f}"
-
-
-def spanned(mid: Any, low: Any, high: Any, text: Callable[[Any], str] = quantity) -> str:
-    """A value as this text with the ends of its interval, where they print as something else: 4.57 [4.41, 4.80]."""
-    if mid is None:
-        return NONE
-    if low is None or high is None or text(low) == text(high):
-        return text(mid)
-    return f"{text(mid)} [{text(low)}, {text(high)}]"
 
 
 def milliseconds(value: float | None) -> str:

@@ -27,7 +27,7 @@ from loadgen.present.section import (
     section,
     simulated,
 )
-from loadgen.pricing.spread import Spread
+from loadgen.pricing.spread import Spread, spanned
 
 UNLIKE = "measured under different SLOs, as said below: not like with like"
 
@@ -120,7 +120,7 @@ def _columns(found: Sizing) -> Table:
     sizes, need, currency = found.sizes, found.need, found.currency
     noun = sizes[0].source.kind
     rows: list[tuple[str, Callable[[SizedSource], str]]] = [
-        ("machines, spare ones too", lambda size: format.spanned(size.machines, size.low, size.high, format.count)),
+        ("machines, spare ones too", lambda size: spanned(size.machines, size.low, size.high, format.count)),
         ("of them for the load itself", lambda size: format.count(size.carrying)),
         *_racks(need),
         ("GPUs", lambda size: format.count(None if size.machines is None else size.machines * size.gpus_per_machine)),
@@ -151,17 +151,17 @@ def _racks(need: Need) -> Iterator[tuple[str, Callable[[SizedSource], str]]]:
 
 def _rate(size: SizedSource) -> str:
     least = "at least " if size.source.lower_bound else ""
-    return least + format.spanned(size.per_machine.mid, size.per_machine.low, size.per_machine.high)
+    return least + spanned(size.per_machine.mid, size.per_machine.low, size.per_machine.high)
 
 
 def _amount(money: Spread[Decimal] | None) -> str:
-    return "-" if money is None else format.spanned(money.mid, money.low, money.high, lambda value: f"{value:,.0f}")
+    return "-" if money is None else spanned(money.mid, money.low, money.high, lambda value: f"{value:,.0f}")
 
 
 def _small(money: Spread[Decimal] | None) -> str:
     if money is None:
         return format.NONE
-    return format.spanned(money.mid, money.low, money.high, lambda value: format.quantity(float(value)))
+    return spanned(money.mid, money.low, money.high, lambda value: format.quantity(float(value)))
 
 
 def _rests_on(size: SizedSource, need: Need) -> Section:

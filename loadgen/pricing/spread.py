@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from loadgen.core import format
 from loadgen.core.results.capacity import CONFIDENCE
 from loadgen.core.stats.intervals import replications
 
@@ -36,3 +37,12 @@ def rate_of_repeats(values: Sequence[float]) -> Spread[float]:
     if len(values) < 2:
         return Spread(mid=mean)
     return Spread(mid=mean, low=low if low > 0 else min(values), high=high)
+
+
+def spanned(mid: Any, low: Any, high: Any, text: Callable[[Any], str] = format.quantity) -> str:
+    """A value as this text with the ends of its interval, where they print as something else: 4.57 [4.41, 4.80]."""
+    if mid is None:
+        return format.NONE
+    if low is None or high is None or text(low) == text(high):
+        return text(mid)
+    return f"{text(mid)} [{text(low)}, {text(high)}]"

@@ -303,39 +303,6 @@ def fisher(hits_a: int, n_a: int, hits_b: int, n_b: int) -> float:
     return sum(way for way in ways if way <= seen) / math.comb(n_a + n_b, hits)
 
 
-def worth(marks: Sequence[NDArray[np.float64]], level: float = LEVEL) -> float:
-    """The effective sample size of 0/1 marks: how many independent marks would show the mean with the same certainty.
-
-    `marks`: one array per run, in order of time. The result is at most the number of marks. The variance of the batch
-    means, divided by the variance that independent marks would have, is the size of the clusters in which the rarer
-    mark comes. The excess of this size over 1 is itself an estimate from a few clusters. So it is increased for
-    Student's t of the batches, and by (k + 1) / k, where k is the number of batches with a rarer mark, since sum(m^2) /
-    sum(m) of k exponential sizes is k / (k + 1) of the true value. One bad minute does not say how long bad minutes
-    are.
-    """
-    n = sum(map(len, marks))
-    p = float(np.concatenate(marks).mean())
-    if p in (0.0, 1.0):
-        return float(n)
-    runs = [run for run in marks if len(run)]
-    if min(map(len, runs)) < 2:
-        return 0.0
-    run_intervals = [batch_means(run, level=level) for run in runs]
-    error = math.hypot(
-        *(len(run) / n * run_interval.error for run, run_interval in zip(runs, run_intervals, strict=True))
-    )
-    cluster_size = max(1.0, error**2 * n / (p * (1 - p)))
-    batches_hit = sum(_batches_with(run, 1.0 if p <= 0.5 else 0.0) for run in runs)
-    t = t_quantile(0.5 + level / 2, sum(run_interval.count - 1 for run_interval in run_intervals))
-    return n / (1 + (cluster_size - 1) * (1 + 1 / max(batches_hit, 1)) * (t / z_quantile(level)) ** 2)
-
-
-def _batches_with(marks: NDArray[np.float64], wanted: float) -> int:
-    """The number of batches that hold a wanted mark."""
-    batches = np.arange(len(marks)) * min(BATCHES, len(marks)) // len(marks)
-    return len(np.unique(batches[marks == wanted]))
-
-
 def faultless(limit: float, level: float = LEVEL) -> int:
     """The number of requests, none of which misses, from which Wilson's interval shows a miss share below `limit`."""
     z = z_quantile(level)
