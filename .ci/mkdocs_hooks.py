@@ -15,6 +15,7 @@ OUTSIDE = {  # file of the repository -> page of the site
     "benchmarks/README.md": "benchmarks.md",
     "benchmarks/simulation.md": "simulation-figures.md",
     "benchmarks/trust.md": "trust.md",
+    "benchmarks/search_truth.md": "search-truth.md",
     "results/gb300-rack-simulated/README.md": "gb300-rack.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
