@@ -181,6 +181,27 @@ FIGURES = FigureTable(
             shown=("slo", "requests"),
         ),
         FigureRow(
+            name="acceptance",
+            words="Accepted drafts",
+            meaning="of speculative decoding: accepted / drafted tokens of a request, as the server accounts for it",
+            values=f"{_COLUMNS}:acceptance",
+            unit="%",
+            better=1,
+            shown=("requests",),
+        ),
+        FigureRow(
+            name="accepted_length",
+            words="Accepted length",
+            meaning="of speculative decoding: output tokens / (output tokens - accepted ones) of a request: tokens of "
+            "a step, the model's own counted",
+            values=f"{_COLUMNS}:accepted_length",
+            unit="tokens",
+            needs="tokens",
+            guards=("counts_contradict",),
+            better=1,
+            shown=("requests",),
+        ),
+        FigureRow(
             name="itl",
             words="ITL",
             meaning="inter-token latency: the gaps between events, when every event carries one token; else it is not "

@@ -36,7 +36,7 @@ from loadgen.present.section import (
     section,
     simulated,
 )
-from loadgen.runs import fairness, nodes, page, recovery, sections, splits, stimulus
+from loadgen.runs import fairness, nodes, page, recovery, sections, speculation, splits, stimulus
 from loadgen.runs import headline as run_headline
 from loadgen.runs.page_data import Figures
 from loadgen.runs.rates import headline
@@ -90,6 +90,7 @@ def report(
             *_latency(summary, figures),
             *splits.sections(summary, figures),
             *page.over_time(summary, figures),
+            *speculation.sections(summary),
             *_server(summary, figures, said),
             *page.delivered(summary, figures),
             *_errors(summary.requests),

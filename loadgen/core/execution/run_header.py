@@ -114,6 +114,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         chunks=_chunk_reuse(plan),
         cache_asked=getattr(workload.requests, "cache", None),
         cache_bound=_cache_bound(plan),
+        random_words=any(map(_has_random_words, parts(workload.requests).values())),
         shares_prompts=any(map(_shares_prompts, parts(workload.requests).values())),
         max_in_flight=workload.max_in_flight,
         grace_s=workload.drain_ns / 1e9,
@@ -326,6 +327,11 @@ def class_plans(
         facts = {field: getattr(one, field) for field in ("model", "priority", "tenant")}
         plans.append(manifest.ClassPlan(name=name, share=share, slo=slo, **facts))
     return tuple(plans), notes
+
+
+def _has_random_words(requests: Any) -> bool:
+    """Whether the prompts are made: all but those from a file, and those of a natural text."""
+    return not hasattr(requests, "path") and getattr(requests, "prompts", "random") == "random"
 
 
 def _shares_prompts(requests: Any) -> bool:

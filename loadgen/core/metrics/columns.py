@@ -257,6 +257,21 @@ def e2e_per_token(columns: Columns) -> NDArray[np.int64]:
     return _divide(e2e(columns), columns["output_tokens"].astype(np.int64))
 
 
+def acceptance(columns: Columns) -> NDArray[np.int64]:
+    """Accepted by drafted tokens, in %, millionths; where something was drafted."""
+    drafted, accepted = (columns[f"{name}_tokens"].astype(np.int64) for name in ("draft", "accepted"))
+    told = (drafted > 0) & (accepted >= 0)
+    return np.where(told, accepted * 100_000_000 // np.maximum(drafted, 1), UNDEFINED)
+
+
+def accepted_length(columns: Columns) -> NDArray[np.int64]:
+    """Output tokens of a step of the model, in millionths; where something was drafted."""
+    drafted, accepted = (columns[f"{name}_tokens"].astype(np.int64) for name in ("draft", "accepted"))
+    output = columns["output_tokens"].astype(np.int64)
+    told = (drafted > 0) & (accepted >= 0) & (output > accepted)
+    return np.where(told, output * 1_000_000 // np.maximum(output - accepted, 1), UNDEFINED)
+
+
 def connect(columns: Columns) -> NDArray[np.int64]:
     """From the due instant until a new connection was ready; 0 on one that was open before."""
     due, ready = columns["due_ns"], columns["ready_ns"]

@@ -19,6 +19,7 @@ from loadgen.core.metrics import (
     drift,
     fairness,
     recovery,
+    speculation,
     splits,
     steps,
     stimulus,
@@ -46,6 +47,7 @@ from loadgen.core.metrics.parts import (
     whole_target,
 )
 from loadgen.core.metrics.recovery import Recovery
+from loadgen.core.metrics.speculation import Speculation
 from loadgen.core.metrics.splits import SlowRequest, Splits
 from loadgen.core.metrics.stimulus import StimulusCheck
 from loadgen.core.metrics.sustainable import Sustainable
@@ -170,6 +172,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     drift: Drift = Drift()
     sustainable: Sustainable = Sustainable()
     recovery: tuple[Recovery, ...] = ()  # one for each spike, where there is an SLO and all rows were kept
+    speculation: Speculation | None = None  # null: nobody says that anything was drafted
     splits: Splits = Splits()
     slowest: tuple[SlowRequest, ...] = ()
     causes: Explanation = Explanation()
@@ -288,6 +291,7 @@ def build(
         drift=drift.of_blocks(
             accumulator.blocks, accumulator.block_ns, inside.steady, blocks.tokens_over_time(measured, own_timeline)
         ),
+        speculation=speculation.of_rows(measured.columns, server_samples),
         **_of_rows(measured.columns, warmup.columns, inside, header, server_samples, accumulator.exact),
         kept="raw" if accumulator.exact else header.keep,
         **{**_of_figures(samples), **whole, **by_part},

@@ -367,6 +367,8 @@ def _warnings(header: Header, summary: Any, signs: Signs, *, shortened: bool) ->
     silent = summary.requests.ok and summary.kept == "raw" and not summary.splits.accounted
     if header.server_timing and silent and not told:
         yield _code("server_timing_missing", server=summary.target.server or "it")
+    if summary.speculation is not None and header.random_words:
+        yield _code("drafts_random")
     for term in summary.goodput.slo:
         if not term.supported and not term.undecided:
             values = {"metric": term.metric, "percentile": term.quantile * 100, "samples": term.count}

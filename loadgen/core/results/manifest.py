@@ -224,6 +224,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     template_tokens: int | None = None  # tokens that the chat template adds, by the two-length probe; null: not known
     usage_asked: bool = True
     server_timing: bool = False  # the server was asked for its own account of each request
+    random_words: bool = False  # prompts are made of words drawn at random
     shares_prompts: bool = False  # the workload shares prefixes or sends history again, so cached tokens are expected
     cache_reset: bool = False  # the servers' prefix caches were emptied between the probe and the load
     chunks: ChunkReuse | None = None  # what the prompts of a workload with retrieved chunks share; null: it has none

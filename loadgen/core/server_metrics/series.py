@@ -24,10 +24,12 @@ UP, TOOK = "up", "scrape_duration_seconds"  # the names that Prometheus uses
 ITERATION = "trtllm_iteration:"  # prefix for the names of TensorRT-LLM's JSON statistics
 AGREE = 0.02  # two counts of the same tokens that differ by more than this share disagree
 
-RUNNING, WAITING, KV_USE, HITS, OUTPUT, INPUT, CACHED, CACHE_HITS, CACHE_QUERIES, DONE, PAUSED, PREEMPTED, REPLICAS = (
-    METRICS
-)
-"""PAUSED: now without room in the KV cache; PREEMPTED: so far taken out of the batch for it; REPLICAS: ready now."""
+(
+    RUNNING, WAITING, KV_USE, HITS, OUTPUT, INPUT, CACHED, CACHE_HITS, CACHE_QUERIES, DONE, PAUSED, PREEMPTED, REPLICAS,
+    DRAFTS, DRAFTED, ACCEPTED, ACCEPTED_AT, ACCEPT_SHARE, ACCEPT_LENGTH,
+) = METRICS  # fmt: skip
+"""PAUSED: now without room in the KV cache; PREEMPTED: so far taken out of the batch for it; REPLICAS: ready now. Of
+speculation so far: drafts, their tokens, those accepted, and those by `position`; else a share or a length of late."""
 
 OURS = "loadgen:"  # prefix for the names of a server that a plug-in knows: its page is stored under them
 KNOWN: dict[str, tuple[str, ...]] = {
@@ -35,7 +37,10 @@ KNOWN: dict[str, tuple[str, ...]] = {
     for quantity in METRICS
 }
 """Quantity -> the names it has on different servers."""
-_SHARES, _COUNTERS = (KV_USE, HITS), (OUTPUT, INPUT, CACHED, CACHE_HITS, CACHE_QUERIES, DONE, PREEMPTED)
+_SHARES = (KV_USE, HITS, ACCEPT_SHARE, ACCEPT_LENGTH)  # of several pages the mean, not the sum
+_COUNTERS = (
+    OUTPUT, INPUT, CACHED, CACHE_HITS, CACHE_QUERIES, DONE, PREEMPTED, DRAFTS, DRAFTED, ACCEPTED, ACCEPTED_AT,
+)  # fmt: skip
 QUANTITY_OF = {name: quantity for quantity, names in KNOWN.items() for name in names}
 
 
@@ -190,6 +195,12 @@ def curves(metric_samples: Sequence[MetricSample]) -> dict[str, MetricCurve]:
         if quantity not in _COUNTERS or any(rate for _, rate in shown):
             curve_of[quantity] = MetricCurve(*zip(*shown, strict=True))
     return curve_of
+
+
+def growth(metric_samples: Sequence[MetricSample], quantity: str) -> float | None:
+    """By how much a counter grew from the first read to the last one; None where no page has it."""
+    points = _quantities(metric_samples).get(quantity)
+    return points[-1][1] - points[0][1] if points else None
 
 
 def replicas(metric_samples: Sequence[MetricSample]) -> list[tuple[float, float]]:

@@ -59,6 +59,7 @@ KNOWN = ("prompt", "messages", *LENGTHS, *PASSED, "extra_body")
 
 # Other names, of data sets and tools, where a row has neither `prompt` nor `messages`; the first that is there counts.
 CONVERSATIONS = ("conversations", "conversation")  # of ShareGPT: {"from": "human", "value": "..."}
+TURNS = "turns"  # of SPEED-Bench, Spec-Bench and MT-Bench: what a user says, one text after the other
 PROMPTS = ("question", "instruction", "query", "text_input", "user", "input", "text")
 SYSTEMS = ("system_prompt", "system")
 ANSWERS = ("answer", "response", "output", "completion")
@@ -325,6 +326,10 @@ def _under_our_names(row: dict[str, Any]) -> tuple[dict[str, Any], str, str]:
             messages, answer = _first_question(row[key], key)
             rest = {name: value for name, value in row.items() if name != key}
             return rest | {"messages": messages}, f"the first question of each of its `{key}`, answered as long", answer
+    turns = row.get(TURNS)
+    if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns) and turns[0]:
+        rest = {name: value for name, value in row.items() if name != TURNS}
+        return rest | {"prompt": turns[0]}, f"the first of each of its `{TURNS}`", ""
     prompt = next((key for key in PROMPTS if isinstance(row.get(key), str) and row[key]), None)
     if prompt is None:
         return row, "", ""

@@ -93,10 +93,11 @@ class Quirk(msgspec.Struct, frozen=True, kw_only=True):
 
 METRICS = (
     "running", "waiting", "kv_use", "hit_share", "output_tokens", "input_tokens", "cached_tokens", "cache_hits",
-    "cache_queries", "requests_ok", "paused", "preempted", "replicas",
+    "cache_queries", "requests_ok", "paused", "preempted", "replicas", "drafts",
+    "drafted_tokens", "accepted_tokens", "accepted_by_position", "accepted_share", "accepted_length",
 )  # fmt: skip
-"""What is known of a server by its metrics. Shares are from 0 to 1; tokens, cache, requests and `preempted` count; of
-`paused` and `replicas` there are so many now."""
+"""What is known of a server by its metrics. Shares are from 0 to 1; tokens, cache, requests, drafts and `preempted`
+count; of `paused` and `replicas` there are so many now."""
 
 _EXACT = ("ignore_eos", "min_tokens")
 _COMPLETION = "max_completion_tokens"
@@ -133,6 +134,7 @@ _ROWS = (
             "output_tokens": ("trtllm_generation_tokens_total",),
             "input_tokens": ("trtllm_prompt_tokens_total",),
             "cached_tokens": ("trtllm_prompt_cached_tokens_total",),
+            "accepted_length": (f"{_ITERATION}specDecodingStats.acceptanceLength",),
             "requests_ok": ("trtllm_request_success_total",),
             "paused": (f"{_ITERATION}inflightBatchingStats.numPausedRequests",),
         },
@@ -162,6 +164,10 @@ _ROWS = (
             "cache_queries": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
             "requests_ok": ("vllm:request_success_total",),
             "preempted": ("vllm:num_preemptions_total",),
+            "drafts": ("vllm:spec_decode_num_drafts_total",),
+            "drafted_tokens": ("vllm:spec_decode_num_draft_tokens_total",),
+            "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens_total",),
+            "accepted_by_position": ("vllm:spec_decode_num_accepted_tokens_per_pos_total",),
         },
         on_unknown_field="ignored", on_unknown_model="404", cached_told="`--enable-prompt-tokens-details`",
         timing_told="`--enable-per-request-metrics`",
@@ -186,6 +192,8 @@ _ROWS = (
             "input_tokens": ("sglang:prompt_tokens_total",),
             "cached_tokens": ("sglang:cached_tokens_total",),
             "paused": ("sglang:num_retracted_reqs",),
+            "accepted_share": ("sglang:spec_accept_rate",),
+            "accepted_length": ("sglang:spec_accept_length",),
         },
         on_unknown_field="ignored", on_unknown_model="served", cached_told="`--enable-cache-report`",
         timing_told="`meta_info` of whole answers, when asked",

@@ -116,7 +116,10 @@ def vllm(form: Mapping[str, Any] | str) -> ServerAccount:
         return NO_ACCOUNT
     names = ("queue_time_ms", "time_to_first_token_ms", "generation_time_ms")
     queue, prefill, decode = (_ns(form.get(name)) for name in names)
-    return ServerAccount(queue=queue, prefill=prefill, decode=decode)
+    drafts = form.get("speculative_decoding")  # of 0.29 on, with --per-request-spec-decode-metrics
+    drafts = drafts if isinstance(drafts, Mapping) else {}
+    drafted, accepted = (_count(drafts.get(f"num_{name}_tokens")) for name in ("draft", "accepted_draft"))
+    return ServerAccount(queue=queue, prefill=prefill, decode=decode, drafted=drafted, accepted=accepted)
 
 
 def dynamo(form: Mapping[str, Any] | str) -> ServerAccount:
