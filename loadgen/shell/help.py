@@ -215,6 +215,9 @@ def _lines(command: Any, ctx: Any, width: int) -> Iterator[str]:
             yield from row(name, " ".join((sub.help or "").split("\n\n")[0].split()), width, indent=14)
 
 
+_SENTENCE = re.compile(r"(?<!\.)\.(?:\s|$)")  # its end; not that of "..."
+
+
 def _said(param: Any, ctx: Any, *, brief: bool = False) -> tuple[str, str]:
     """An option in the margin, and what is said of it; in brief the first sentence."""
     short = [name for name in param.opts if not name.startswith("--")]
@@ -223,7 +226,7 @@ def _said(param: Any, ctx: Any, *, brief: bool = False) -> tuple[str, str]:
     takes = "" if param.is_flag else f" {_takes(param, ctx)}"
     text = (param.help or "") + _added(param.name)
     if brief:
-        return f"{', '.join([*short, first])}{off}{takes}", text.partition(". ")[0].rstrip(".") + "."
+        return f"{', '.join([*short, first])}{off}{takes}", _SENTENCE.split(text, 1)[0] + "."
     default = param.get_default(ctx) if not param.is_flag else None
     if isinstance(param.show_default, str):
         default = param.show_default

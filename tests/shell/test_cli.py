@@ -230,6 +230,11 @@ def test_every_help_is_at_most_40_lines_and_says_where_the_rest_is() -> None:
             assert "--help-all" in text, path
 
 
+def test_a_short_help_ends_a_sentence_at_its_end_and_not_at_an_ellipsis() -> None:
+    said = next(text for _, text in helps(("sim",), 80))
+    assert "gb300-vm, b200x8, ... or a YAML file" in " ".join(said.split())
+
+
 def test_a_help_has_panels_defaults_and_what_an_option_takes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
