@@ -23,10 +23,10 @@ WITHOUT_FIGURES = {
     "summary.md": {"causes"},
 }
 PAGES = [
-    *ROOT.glob("*.md"),
-    *ROOT.glob("docs/*.md"),
-    *(set(FOLDER.glob("*.md")) - {FOLDER / "README.md"}),
-    *ROOT.glob("results/*/*.md"),
+    *sorted(ROOT.glob("*.md")),
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(set(FOLDER.glob("*.md")) - {FOLDER / "README.md"}),
+    *sorted(ROOT.glob("results/*/*.md")),
 ]
 
 
