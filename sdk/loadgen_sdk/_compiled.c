@@ -38,6 +38,9 @@ enum {
     FEW_BYTES = 4,
     MANY_BYTES = 2048,
     MOST_SIZE_DIGITS = 8,
+    SPAN_BYTES = 4,
+    SHORT_WORD = 16,
+    LONGEST_WORD = 255,
 };
 
 #define PAUSE_NS 1000000000LL
@@ -935,11 +938,62 @@ static PyObject *plain_run(PyObject *Py_UNUSED(module), PyObject *args)
     return Py_BuildValue("nn", position - start, found);
 }
 
+/* -- texts --------------------------------------------------------------------------------------------------------- */
+
+/* The twin of `in_python` in loadgen/core/requests/words.py: `begin`, then a word for each two bytes of `bits`, least
+   byte first. `spans`: for each word its place in `text`, shifted by 8, and its length. */
+static PyObject *written(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *begin, *made;
+    const char *bits, *spans, *text, *before;
+    Py_ssize_t bits_size, spans_size, text_size, size;
+    if (!PyArg_ParseTuple(args, "Uy#y#y#", &begin, &bits, &bits_size, &spans, &spans_size, &text, &text_size) ||
+        (before = PyUnicode_AsUTF8AndSize(begin, &size)) == NULL)
+        return NULL;
+    Py_ssize_t words = spans_size / SPAN_BYTES;
+    if (words == 0 || spans_size % SPAN_BYTES || bits_size % 2) {
+        PyErr_SetString(PyExc_ValueError, "bits are pairs of bytes, and spans are words of four bytes");
+        return NULL;
+    }
+    int even = (words & (words - 1)) == 0;
+    const unsigned char *draws = (const unsigned char *)bits;
+    char *whole = NULL, *to = NULL;
+    for (int writes = 0; writes < 2; writes++) { /* first how long it is */
+        Py_ssize_t needed = size;
+        for (Py_ssize_t at = 0; at < bits_size; at += 2) {
+            uint32_t draw = draws[at] | (uint32_t)draws[at + 1] << 8, span;
+            uint32_t word = even ? draw & (uint32_t)(words - 1) : draw % (uint32_t)words;
+            memcpy(&span, spans + SPAN_BYTES * word, SPAN_BYTES);
+            Py_ssize_t place = span >> 8, length = span & LONGEST_WORD;
+            needed += length;
+            if (place + length > text_size) {
+                PyErr_SetString(PyExc_ValueError, "a word ends behind the text");
+                return NULL;
+            }
+            if (!writes)
+                continue;
+            if (length <= SHORT_WORD && place + SHORT_WORD <= text_size)
+                memcpy(to, text + place, SHORT_WORD); /* of a fixed size: no call */
+            else
+                memcpy(to, text + place, (size_t)length);
+            to += length;
+        }
+        if (!writes && (whole = PyMem_Malloc((size_t)needed + SHORT_WORD)) == NULL)
+            return PyErr_NoMemory();
+        if (!writes)
+            to = (char *)memcpy(whole, before, (size_t)size) + size;
+    }
+    made = PyUnicode_DecodeUTF8(whole, to - whole, NULL);
+    PyMem_Free(whole);
+    return made;
+}
+
 /* -- the module ---------------------------------------------------------------------------------------------------- */
 
 static PyMethodDef functions[] = {
     {"whole_chunks", whole_chunks, METH_VARARGS, NULL},
     {"plain_run", plain_run, METH_VARARGS, NULL},
+    {"written", written, METH_VARARGS, NULL},
     {NULL},
 };
 

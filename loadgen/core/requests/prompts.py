@@ -22,6 +22,7 @@ from loadgen.core.requests import images
 from loadgen.core.requests.chunks import Corpus
 from loadgen.core.requests.laws import draw, key, law, together
 from loadgen.core.requests.tokenizer import Tokenizer
+from loadgen.core.requests.words import writer
 
 HEAD = 4  # content tokens in which unique prompts differ (metrics.md)
 FIRST = 64  # requests in the fingerprint of an endless load
@@ -117,9 +118,7 @@ class SyntheticPrompts:
         self._system_tokens: int = requests.system_tokens
         self._tokenizer = tokenizer
         self._starts, self._words = tokenizer.starts, tokenizer.words
-        # 16 bits choose a word: without bias if the number of words is a power of two.
-        copies = 1 + 65_535 // len(self._words)
-        self._words_by_draw = np.array((list(self._words) * copies)[:65_536], dtype=object)
+        self._write = writer(tokenizer.words)
         # number -> (step * number + offset) mod combinations is one to one, also in its low digits
         self._combinations = len(self._starts) * len(self._words) ** (HEAD - 1)
         self._offset = int.from_bytes(draw(self._texts_key, "offset", 0, 16), "little")
@@ -309,7 +308,7 @@ class SyntheticPrompts:
         if not head:
             choice = int.from_bytes(draw(self._texts_key, purpose + " start", index, 4), "little")
             head = (self._starts[choice % len(self._starts)],)
-        text = before + self._random_text(purpose, index, n, head)
+        text = self._random_text(purpose, index, n, head, before)
         if self._tokenizer.additive:
             return text, before_n + n
         wanted, pieces = before_n + n, n
@@ -319,18 +318,17 @@ class SyntheticPrompts:
             if counted == wanted:
                 return text, counted
             pieces = max(1, pieces + wanted - counted)
-            text = before + self._random_text(purpose, index, pieces, head)
+            text = self._random_text(purpose, index, pieces, head, before)
             counted = self._tokenizer.count(text)
             if abs(counted - wanted) < abs(best_n - wanted):
                 best, best_n = text, counted
         return best, best_n
 
-    def _random_text(self, purpose: str, index: int, pieces: int, head: Sequence[str]) -> str:
+    def _random_text(self, purpose: str, index: int, pieces: int, head: Sequence[str], before: str = "") -> str:
         tail = pieces - len(head)
         if tail <= 0:
-            return "".join(head[:pieces])
-        choices = np.frombuffer(draw(self._texts_key, purpose, index, 2 * tail), dtype="<u2")
-        return "".join(head) + "".join(self._words_by_draw.take(choices).tolist())
+            return before + "".join(head[:pieces])
+        return self._write(before + "".join(head), draw(self._texts_key, purpose, index, 2 * tail))
 
     def _unique_head(self, index: int, n: int) -> list[str]:
         """The first words of a unique part (at most HEAD): different for every index, as far as n words allow."""
