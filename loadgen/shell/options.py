@@ -108,7 +108,8 @@ class Given:
             found.append(Beside(partial(prometheus.Exporter, at=prometheus.listens_on(self["prometheus"]))))
         if self["otel"] is not None:
             found.append(Beside(partial(otel.TelemetrySender, what=otel.asked(self["otel"]))))
-        return found
+        flags = " and ".join(f"--{name}" for name in ("prometheus", "otel") if self[name] is not None)
+        return [*found, not_in_virtual_time(flags)] if found else found
 
     def make_room(self, out: Path | None) -> None:
         """With --force: what the folder holds is kept beside it. Raises UserError while a command works in it."""
@@ -296,6 +297,21 @@ def _without_secrets(arguments: Sequence[str], key: str | None) -> list[str]:
         elif "://" in argument:
             safe[i] = _redacted_url(argument)
     return [redact(argument, [key] if key else []) for argument in safe]
+
+
+def not_in_virtual_time(flags: str) -> Hearer:
+    """Says once, of the first run in virtual time, that what `flags` name has nothing of it."""
+    from loadgen.core.execution.events import RunEvent, RunPlanned
+    from loadgen.shell.output import say
+
+    told: list[str] = []
+
+    def hear(event: RunEvent) -> None:
+        if isinstance(event, RunPlanned) and event.header.client == "virtual" and not told:
+            told.append(flags)
+            say(f"note: {flags} sends nothing of a run in virtual time, which ends before anybody could watch it")
+
+    return hear
 
 
 def _redacted_url(argument: str) -> str:

@@ -281,9 +281,10 @@ def test_the_first_lines_say_how_many_conversations_a_rate_of_them_is(
     from loadgen.shell.app import main
 
     command = ["run", "agentic", "--url", TARGET, "--request-rate", "5", "-d", "4s", "--warmup", "0", "--seed", "1"]
-    for more in (["--dry-run"], ["-o", str(tmp_path / "run")]):
+    for more in (["--dry-run"], ["-o", str(tmp_path / "run"), "--prometheus", ":9400"]):
         with pytest.raises(SystemExit):
             main([*command, *more])
         told = "".join(capsys.readouterr())
+        assert told.count("--prometheus sends nothing of a run in virtual time") == ("--prometheus" in more)
         (line,) = [line for line in told.splitlines() if line.startswith("load: ")]
         assert re.search(r"poisson 5/s: (\d+) conversations, (\d+) requests, 4 s", line)
