@@ -129,7 +129,7 @@ SENTENCES = {
         "them",
     "undisclosed": "the description of the system under test leaves out what others ask for: {missing:asked}",
     "drafts_random": "tokens were drafted for prompts of random words: which share of them is accepted says nothing of "
-    "real text, and TPOT rests on it: give prompts of your own (--dataset)",
+    "real text, and TPOT rests on it: prompts: natural in the workload, or prompts of your own (--dataset)",
     "hardware_differs": "the description of the system says {key} {said}, the hardware's own metrics page {seen}",
     "bodies_late": "{bodies:body was|bodies were} built in the sending loop, which can delay sends",
     "target_gone": "target {target} stopped answering {at_s:.1f} s after the start",

@@ -21,6 +21,7 @@ from loadgen.core import format
 from loadgen.core.requests import images
 from loadgen.core.requests.chunks import Corpus
 from loadgen.core.requests.laws import draw, key, law, together
+from loadgen.core.requests.natural import NaturalText
 from loadgen.core.requests.tokenizer import Tokenizer
 from loadgen.core.requests.words import writer
 
@@ -82,7 +83,7 @@ NO_LENGTHS = SimpleNamespace(
 
 
 class SyntheticPrompts:
-    """Prompts of exact length, made of words that are one token each.
+    """Prompts of exact length, made of words that are one token each, or behind some of these of a natural text.
 
     The (first) user message has `input_tokens`; the first `shared_prefix_tokens` of them come from one of `prefixes`
     shared texts. Before it stands a system message of `system_tokens`, equal for all requests. A tool result is sent as
@@ -117,6 +118,7 @@ class SyntheticPrompts:
         self._chunks = Corpus(requests.chunks, self._lengths_key) if getattr(requests, "chunks", None) else None
         self._system_tokens: int = requests.system_tokens
         self._tokenizer = tokenizer
+        self._natural = NaturalText(tokenizer) if getattr(requests, "prompts", "") == "natural" else None
         self._starts, self._words = tokenizer.starts, tokenizer.words
         self._write = writer(tokenizer.words)
         # number -> (step * number + offset) mod combinations is one to one, also in its low digits
@@ -327,8 +329,18 @@ class SyntheticPrompts:
     def _random_text(self, purpose: str, index: int, pieces: int, head: Sequence[str], before: str = "") -> str:
         tail = pieces - len(head)
         if tail <= 0:
+<<<<<<< HEAD
             return before + "".join(head[:pieces])
         return self._write(before + "".join(head), draw(self._texts_key, purpose, index, 2 * tail))
+=======
+            return "".join(head[:pieces])
+        if self._natural is not None:
+            start = int.from_bytes(draw(self._texts_key, purpose + " passage", index, 4), "little")
+            passage, tail = self._natural.passage(start, tail)
+            head = (*head, passage)
+        choices = np.frombuffer(draw(self._texts_key, purpose, index, 2 * tail), dtype="<u2")
+        return "".join(head) + "".join(self._words_by_draw.take(choices).tolist())
+>>>>>>> d7844694 (prompts: natural: passages of a book in the public domain in the place of random words, lengths exact)
 
     def _unique_head(self, index: int, n: int) -> list[str]:
         """The first words of a unique part (at most HEAD): different for every index, as far as n words allow."""

@@ -92,7 +92,7 @@ def load_tokenizer(spec: str | None = None) -> Tokenizer:
 @functools.cache
 def packaged(folder: Path = DATA) -> Tokenizer:
     """The packaged cl100k. On English and code its counts are within 0.1 % of Llama-3 and within 2 % of Qwen3."""
-    words = _unpacked(folder / "cl100k.words.gz", WORDS_SHA256).decode("ascii").split("\n")
+    words = unpacked(folder / "cl100k.words.gz", WORDS_SHA256).decode("ascii").split("\n")
     return Tokenizer(
         tag="estimate",
         name=PACKAGED,
@@ -109,7 +109,7 @@ def _cl100k(folder: Path) -> Encode:
     """Build the encoding from the packaged ranks (about 0.15 s); `tiktoken.get_encoding` would use the network."""
     import tiktoken
 
-    packed = _unpacked(folder / "cl100k.ranks.gz", RANKS_SHA256)
+    packed = unpacked(folder / "cl100k.ranks.gz", RANKS_SHA256)
     ranks: dict[bytes, int] = {}
     offset = 0
     while offset < len(packed):
@@ -119,7 +119,7 @@ def _cl100k(folder: Path) -> Encode:
     return tiktoken.Encoding(PACKAGED, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=SPECIAL).encode_ordinary
 
 
-def _unpacked(path: Path, sha256: str) -> bytes:
+def unpacked(path: Path, sha256: str) -> bytes:
     hint = "the installation is damaged: install loadgen again"
     try:
         content = zlib.decompress(path.read_bytes(), wbits=31)

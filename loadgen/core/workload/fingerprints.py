@@ -65,6 +65,8 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
     if isinstance(workload.requests, FromTrace):
         _without_defaults(recipe["requests"], workload.requests)
     for requests in (recipe["requests"], *(one["requests"] for one in classes)):
+        if requests.get("prompts") == "random":  # as before there was a natural text
+            del requests["prompts"]
         if requests.get("replay") == "instants":  # as of a class before sessions could be replayed
             del requests["replay"]
         _hash_file(requests)

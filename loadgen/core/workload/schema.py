@@ -169,6 +169,9 @@ class Synthetic(Part):
     turns: Turns | None = None
     chunks: Chunks | None = None  # retrieved ones, at the start of the prompt: a part of input_tokens
     images: Images | None = None
+    prompts: Literal["random", "natural"] = (
+        "random"  # words drawn at random, or passages of a book behind a few of them
+    )
     cache: CacheState | None = None  # the share of its prompt tokens that the server knows; None: as prefixes have it
 
     @model_validator(mode="after")
@@ -219,7 +222,7 @@ def _existing_file(value: Any, info: ValidationInfo) -> Any:
 class FromFile(Part):
     """The user's own prompts or messages, a row each: a file, or a data set of Hugging Face (`dataset.py`)."""
 
-    synonyms: ClassVar[dict[str, str]] = dict.fromkeys(("path", "file", "dataset", "prompts"), "from")
+    synonyms: ClassVar[dict[str, str]] = dict.fromkeys(("path", "file", "dataset"), "from")
     path: Annotated[Path, BeforeValidator(_existing_file)] = Field(validation_alias="from")
     output_tokens: Length | None = None  # for rows that do not set it
     order: Literal["sequential", "shuffled"] = "sequential"
