@@ -329,18 +329,12 @@ class SyntheticPrompts:
     def _random_text(self, purpose: str, index: int, pieces: int, head: Sequence[str], before: str = "") -> str:
         tail = pieces - len(head)
         if tail <= 0:
-<<<<<<< HEAD
             return before + "".join(head[:pieces])
-        return self._write(before + "".join(head), draw(self._texts_key, purpose, index, 2 * tail))
-=======
-            return "".join(head[:pieces])
+        passage = ""
         if self._natural is not None:
             start = int.from_bytes(draw(self._texts_key, purpose + " passage", index, 4), "little")
             passage, tail = self._natural.passage(start, tail)
-            head = (*head, passage)
-        choices = np.frombuffer(draw(self._texts_key, purpose, index, 2 * tail), dtype="<u2")
-        return "".join(head) + "".join(self._words_by_draw.take(choices).tolist())
->>>>>>> d7844694 (prompts: natural: passages of a book in the public domain in the place of random words, lengths exact)
+        return self._write("".join((before, *head, passage)), draw(self._texts_key, purpose, index, 2 * tail))
 
     def _unique_head(self, index: int, n: int) -> list[str]:
         """The first words of a unique part (at most HEAD): different for every index, as far as n words allow."""
