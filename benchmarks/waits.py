@@ -56,6 +56,8 @@ PRICES = ["--price", "sim:gb300-vm=Azure ND128isr_GB300_v6 1 year", "--price", "
 RACK = "run qa --url sim:gb300-rack --request-rate 3500 --seed 1 --duration"
 SEARCH = ["--url", "sim:gb300-vm", "--slo", "ttft:2s:p95", "--duration", "5s", "--max-probes", "2", "--seed", "1"]
 CONTRACT = ["validate", "{root}/contracts/rag.yaml", "--dry-run", "--seed", "1"]
+SENT = ["run", "qa", "--url", "{url}", "--warmup", "0", "--concurrency", "16", "--seed", "1", "--output-tokens", "4"]
+SHORT, LONG = [*SENT, "--input-tokens", "64", "-n"], [*SENT, "--input-tokens", "32000", "-n"]
 BARE = ("bare Python", [*PYTHON, "-c", "pass"])
 
 ROWS = {
@@ -69,6 +71,14 @@ ROWS = {
         ["search", "agentic", *SEARCH], 40,
     ),
     "contract": Row("validate rag.yaml --dry-run", CONTRACT, [*CONTRACT, "--duration", "30s"], 10),
+    "start": Row("start and end of a run of 64 short requests", [*SHORT, "64"], [*SHORT, "16"], 0.5, beside=BARE),
+    "short": Row(
+        "8,000 requests of 64 and 4 tokens", [*SHORT, "8000"], [*SHORT, "16"], 1.8,
+        beside=("64 of them", [*LOADGEN, *SHORT, "64"]),
+    ),
+    "long": Row(
+        "200 prompts of 32,000 tokens", [*LONG, "200"], [*LONG, "4"], 0.8, beside=("4 of them", [*LOADGEN, *LONG, "4"])
+    ),
     "help": Row("loadgen --help", ["--help"], ["--help"], 0.10, beside=BARE),
     "version": Row("loadgen --version", ["--version"], ["--version"], 0.10, beside=BARE),
 }  # fmt: skip
