@@ -269,6 +269,9 @@ class RunOptions(TypedDict, total=False):
     session_header: Annotated[str | None, Option("",
         "A header that names the conversation or task of a request, for routers that keep a session in place.",
         parse=_header_name, sets="NAME")]
+    slo_headers: Annotated[bool, Option("",
+        "Send each request's SLO of TTFT and TPOT, for gateways that schedule by it (llm-d).",
+        bool, parse=_switch, sets="yes")]
     on_target_failure: Annotated[str, Option("",
         "When a target stops answering: continue, or stop the run.",
         default="continue", parse=_choice("continue", "stop"), sets="WHAT")]

@@ -119,7 +119,7 @@ def test_both_faces_refuse_the_same_in_the_same_words(
 
 def test_every_option_has_a_bad_value_here() -> None:
     no_wrong_text = {"model", "ray", "sources", "tokenizer", "insecure", "stream", "shape", "region", "out", "api_key",
-                     "embedded", "server_timing", "reset_cache"}  # fmt: skip
+                     "embedded", "server_timing", "reset_cache", "slo_headers"}  # fmt: skip
     assert {name for name, _, _ in BAD} == OPTIONS.keys() - no_wrong_text
 
 

@@ -21,7 +21,7 @@ from loadgen_sdk.transport.wire import Tls
 
 from loadgen import backends, plugins
 from loadgen.backends import BackendRow
-from loadgen.core import format, seeds
+from loadgen.core import format, seeds, slo
 from loadgen.core.child_process import FROZEN_S
 from loadgen.core.errors import Fault, Faults, UserError
 from loadgen.core.execution import lane_start, resource_limits
@@ -35,7 +35,7 @@ from loadgen.core.requests.prompts import Prompts
 from loadgen.core.results.spool import SEGMENT_ROWS
 from loadgen.core.schedule import arrivals
 from loadgen.core.schedule.timetable import Schedule
-from loadgen.core.workload import Task, Workload, parts
+from loadgen.core.workload import Mix, Task, Workload, parts
 from loadgen.figures import needs
 from loadgen.plugins import UsedPlugin
 
@@ -117,6 +117,7 @@ class Settings:
     route: Route = "auto"
     server_metrics: tuple[str, ...] = ("auto",)  # or off, drain, or URLs of pages: `server_metrics.scraper`
     session_header: str | None = None  # a header with the session of each request of a conversation or task
+    slo_headers: bool = False  # each request tells a gateway its SLO: `slo.SENT_AS`
     server_timing: bool = False  # ask for the server's own account of each request
     reset_cache: bool = False  # empty the servers' prefix caches before the load
     traceparent: bool = False  # each request carries a W3C trace of its own
@@ -340,10 +341,11 @@ def _faults_of_tasks(workload: Workload, settings: Settings) -> Iterator[UserErr
             if rule.metric != "errors" and needs(rule.metric):
                 what = f"answers of {settings.api} have no tokens, so this rule would never hold"
                 yield UserError("unsupported", what, f"--stop-when {rule.metric}", "errors:20%, or e2e:p50:5s")
-    if settings.session_header is not None and settings.client == "openai":
-        yield UserError(
-            "unsupported",
-            "the openai client sends no header per session",
-            "--set session_header",
-            "--set client=wire",
-        )
+    for name, asked in (("session_header", settings.session_header), ("slo_headers", settings.slo_headers)):
+        if asked and settings.client == "openai":
+            problem = "the openai client sends no headers of single requests"
+            yield UserError("unsupported", problem, f"--set {name}", "--set client=wire")
+    classes = workload.requests.classes.values() if isinstance(workload.requests, Mix) else ()
+    if settings.slo_headers and not any(slo.sent_headers(one) for one in (workload.slo, *(c.slo for c in classes))):
+        problem = "no SLO of TTFT or TPOT, so there is none to tell a gateway"
+        yield UserError("missing_key", problem, "--set slo_headers", "--slo ttft:500ms:p95 --slo tpot:50ms:p95")

@@ -28,9 +28,9 @@ from loadgen.core.execution import step_targets
 from loadgen.core.execution.bodies import Bodies
 from loadgen.core.execution.body_prefetch import BodyPrefetch
 from loadgen.core.execution.events import StepBegun
+from loadgen.core.execution.head_lines import head_lines
 from loadgen.core.execution.plan import Job, Plan, Tuning
 from loadgen.core.execution.probing import client_options
-from loadgen.core.requests.mix import MixPrompts
 from loadgen.core.results.manifest import Cluster
 from loadgen.core.results.spool import Spool
 from loadgen.core.schedule.dispatcher import Dispatcher
@@ -130,7 +130,7 @@ async def equipped(plan: Plan, part: Schedule, share: int) -> AsyncIterator[Equi
         yield Equipment(
             wire=wire, clients=clients, serving=serving, bodies=bodies, numbers=numbers, spool=spool, redact=redact,
             steer=steer,
-            head_lines=requests.head_lines if isinstance(requests, MixPrompts) and requests.has_headers else None,
+            head_lines=head_lines(workload, requests, slos=settings.slo_headers),
         )  # fmt: skip
     except TargetUnusable as error:
         raise TargetError(error.code, str(error), job.found[0].target.redacted, error.hint) from None

@@ -40,11 +40,6 @@ class MixPrompts:
             for one in classes.values()
         ]
 
-        self._head_lines = [
-            "".join(f"{name}: {value}\r\n" for name, value in one.sent_headers().items()).encode("latin-1")
-            for one in classes.values()
-        ]
-
         @functools.lru_cache(maxsize=BLOCKS)
         def block(index: int) -> list[int]:
             numbers = np.arange(index * BLOCK, (index + 1) * BLOCK)
@@ -57,15 +52,6 @@ class MixPrompts:
         """The index of the class of a start."""
         index, place = divmod(start, BLOCK)
         return self._block(index)[place]
-
-    @property
-    def has_headers(self) -> bool:
-        """Whether a class sends headers of its own."""
-        return any(self._head_lines)
-
-    def head_lines(self, number: int) -> bytes:
-        """The header lines that the class of a request adds, each with its end."""
-        return self._head_lines[self.class_of(number // self.turns)]
 
     def of_class(self, number: int) -> tuple[int, int]:
         """The class of a request, and its number among those of that class. Raises IndexError for an unused number."""

@@ -26,8 +26,8 @@ from loadgen.core.errors import Faults
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.metrics.accumulator import Accumulator
+from loadgen.core.metrics.summary import Summary, exit_code
 from loadgen.core.metrics.summary import build as summary_of
-from loadgen.core.metrics.summary import exit_code
 from loadgen.core.requests.build import build
 from loadgen.core.requests.mix import MixPrompts
 from loadgen.core.requests.tokenizer import load_tokenizer
@@ -51,6 +51,13 @@ classes:
   bystander: {weight: 5%, requests: {input_tokens: 16, output_tokens: 4}, priority: 3, slo: {e2e: 1ms, at: p90}}
 """
 STAGES = "stages: [{name: load, arrival: {poisson: 50/s}, count: 1500}]\n"
+
+
+SAID = events(
+    {"choices": [{"delta": {"content": "a"}}]},
+    {"choices": [{"delta": {"content": "b"}, "finish_reason": "stop"}],
+     "usage": {"prompt_tokens": 10, "completion_tokens": 2}},
+)  # fmt: skip
 
 
 def workload(folder: Path, classes: str = CLASSES, more: str = STAGES, **flags: str) -> Workload:
@@ -207,11 +214,6 @@ def test_over_http_the_server_counts_what_each_class_asked_for(tmp_path: Path) -
 @pytest.mark.processes
 def test_each_model_has_a_row_that_is_what_the_server_heard(tmp_path: Path) -> None:
     """Two classes ask for one adapter, one for another, one for the target's model."""
-    said = events(
-        {"choices": [{"delta": {"content": "a"}}]},
-        {"choices": [{"delta": {"content": "b"}, "finish_reason": "stop"}],
-         "usage": {"prompt_tokens": 10, "completion_tokens": 2}},
-    )  # fmt: skip
     requests = {"input_tokens": 8, "output_tokens": 2}
     models = {"a": "lora-1", "b": "lora-2", "c": "lora-1", "d": None}
     classes = {
@@ -222,7 +224,7 @@ def test_each_model_has_a_row_that_is_what_the_server_heard(tmp_path: Path) -> N
     classes["c"] |= {"tenant": "acme"}
     file = {"name": "w", "classes": classes, "slo": {"ttft": "5s"},
             "stages": [{"arrival": {"poisson": "100/s"}, "count": 60}]}  # fmt: skip
-    with serving(said) as server:
+    with serving(SAID) as server:
         asked = Settings(url=server.url, model="base", server="openai", out=tmp_path / "out", server_metrics=("off",))
         summary, folder = execute(of_mapping(file, read_flags(seed=2)), asked)
         of_load = [one for one in server.heard if one.body and "hello" not in str(one.body)]
@@ -325,3 +327,38 @@ def test_of_a_class_from_a_trace_a_server_hears_its_share_lengths_and_instants(t
     first = min(heard)
     ahead_ns = heard[first].arrival_ns - due_ns[first] - int(sent[first]["sent_ns"] - sent[first]["due_ns"])
     assert all(entry.arrival_ns - ahead_ns > due_ns[number] - 100_000_000 for number, entry in heard.items()), "early"
+
+
+def test_slo_headers_tell_what_was_promised_of_each_request(tmp_path: Path) -> None:
+    """That of its class, or of the workload; a header that the class writes stands over it."""
+    one = {"requests": {"input_tokens": 8, "output_tokens": 2}}
+    classes = {
+        "a": one | {"weight": 1, "headers": {"X-SLO-TTFT-ms": "7"}},
+        "b": one | {"weight": 2, "slo": {"ttft": "0.3s", "tpot": "12.5ms"}},
+        "c": one | {"weight": 3},
+    }
+    file = {"name": "w", "slo": {"ttft": "1.5s"}, "stages": [{"arrival": {"poisson": "200/s"}, "count": 20}]}
+
+    def told(what: dict[str, Any], out: str, *, client: str = "wire") -> tuple[Counter[tuple[str, ...]], Summary]:
+        with serving(SAID) as server:
+            asked = Settings(
+                url=server.url, model="m", server="openai", out=tmp_path / out, server_metrics=("off",),
+                client=client, slo_headers=True,
+            )  # fmt: skip
+            summary, _ = execute(of_mapping(file | what, read_flags(seed=2)), asked)
+            names = ("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms", "x-slo-tpot-ms", "x-llm-d-slo-tpot-ms")
+            heard = [tuple(hear.headers.get(name, "") for name in names) for hear in server.heard]
+        return Counter(each for each in heard if any(each)), summary
+
+    slos, summary = told({"classes": classes}, "classes")
+    sent = {part.name: part.requests.ok for part in summary.classes}
+    assert slos == {
+        ("7", "1500", "", ""): sent["a"],
+        ("300", "300", "12.5", "12.5"): sent["b"],
+        ("1500", "1500", "", ""): sent["c"],
+    }
+    assert told(one, "alone")[0] == {("1500", "1500", "", ""): 20}
+    with pytest.raises(Faults, match="no SLO of TTFT or TPOT"):
+        told(one | {"slo": {"e2e": "1s"}}, "none")
+    with pytest.raises(Faults, match="no headers of single requests"):
+        told(one, "openai", client="openai")
