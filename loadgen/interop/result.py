@@ -28,7 +28,8 @@ def result(
     """What a file says, by where it says it: dotted paths into `value`, which is its own or a part of it.
 
     `latencies`: our metric -> path of its block of statistics, the tool's name for it, and its unit in ms (1 without
-    one). `figures`: our path -> theirs. `ok`, `failed`: paths of the counts of requests. `about`: as in `made`.
+    one). `figures`: our path -> theirs. `ok`, `failed`: paths of the counts of requests,
+    none where nobody counted the failed ones. `about`: as in `made`.
     """
     read: dict[str, float] = {}
     for our_name, (path, _, *unit) in latencies.items():
@@ -36,7 +37,7 @@ def result(
     for our_name, path in figures.items():
         if (number := as_number(at(value, path))) is not None:
             read[our_name] = number
-    read |= counted(at(value, ok), sum(at(value, path) or 0 for path in failed))
+    read |= counted(at(value, ok), sum(at(value, path) or 0 for path in failed) if failed else None)
     if file.lines:
         about["notes"] = (*about.get("notes", ()), f"the last of {format.counted(file.lines, 'result')} in the file")
     return made(file.where, read, {our_name: called for our_name, (_, called, *_) in latencies.items()}, **about)
@@ -118,8 +119,11 @@ def statistics(name: str, stats: Any, scale: float = 1.0) -> dict[str, float]:
 
 
 def counted(ok: Any, failed: Any) -> dict[str, float]:
+    """Of requests. `failed` None: nobody counted them, so that neither their number nor a share is known."""
     ok_count, failed_count = as_number(ok), as_number(failed) or 0.0
     if ok_count is None:
         return {}
+    if failed is None:
+        return {"requests.ok": ok_count}
     counts = {"requests.ok": ok_count, "requests.failed": failed_count, "requests.scheduled": ok_count + failed_count}
     return counts | ({"ok_share": ok_count / (ok_count + failed_count)} if ok_count + failed_count else {})

@@ -66,7 +66,7 @@ def _bench_serving(file: ToolFile, e2e: str) -> ForeignResult:
             "tokens.output": "total_output_tokens",
         },
         ok="completed",
-        failed=("failed",),
+        failed=("failed",) if "failed" in value else (),
         model=value.get("model_id"),
         load=", ".join(loads) or "everything at once",
         started=value.get("date"),
