@@ -240,8 +240,14 @@ def _by_key(typed: Sequence[str], known: Mapping[str, Option]) -> dict[str, Any]
         elif name in found:
             raise UserError("duplicate", "the key is given twice", where, "give each key once")
         else:
-            found[name] = value in ("yes", "true") if known[name].type is bool else value
+            found[name] = _yes_or_no(value, where) if known[name].type is bool else value
     return found
+
+
+def _yes_or_no(value: str, where: str) -> bool:
+    if value not in ("yes", "true", "no", "false"):
+        raise UserError("invalid_value", f"neither yes nor no: {value!r}", where, "known: yes, no")
+    return value in ("yes", "true")
 
 
 def typed_again(before: Sequence[str], now: Sequence[str]) -> list[str]:

@@ -366,3 +366,12 @@ def test_the_drain_of_mlperf_offline_can_be_bounded(tmp_path: Path) -> None:
     ends([*call, "--grace", "5s", "-o", str(tmp_path / "m")])
     assert json.loads((tmp_path / "m" / "run.json").read_bytes())["grace_s"] == 5
     assert ends([*call, "--grace", "soon"]) == 2
+
+
+@pytest.mark.parametrize(("said", "code"), [("yes", 0), ("false", 0), ("maybe", 2), ("True", 2), ("", 2)])
+def test_a_key_of_yes_or_no_takes_nothing_else(
+    said: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["run", "qa", "--url", "sim:gb300-vm", "-n", "3", "--dry-run", "-o", str(tmp_path / "out")]
+    assert ends([*asked, "--set", f"reset_cache={said}"]) == code
+    assert code == 0 or "known: yes, no" in capsys.readouterr().err
