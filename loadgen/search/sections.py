@@ -82,7 +82,9 @@ def _numbers(answer: SearchAnswer, trials: Sequence[TrialResult], unit: str) -> 
     else:
         yield Number("Capacity", f"{load:.4g}", unit, state)
     confirmed = format.NONE if answer.confirmed is None else f"{answer.confirmed:.4g}"
-    yield Number("Confirmed", confirmed, unit, "on the way: a run at full length, from empty")
+    name = words.confirmed_name(answer, trials)
+    lasting = "" if name == "Confirmed" else "; not seen to last"
+    yield Number(name, confirmed, unit, f"a run at full length, from empty{lasting}")
     if answer.load is not None and answer.interval is not None:
         interval = f"95 % interval {answer.interval.low:.4g} to {answer.interval.high:.4g}"
         yield Number("Half of runs pass", f"{answer.load:.4g}", unit, f"on the way: {interval}")

@@ -148,7 +148,8 @@ def confirmation(answer: SearchAnswer, results: Sequence[TrialResult], unit: str
     longer = answer.steady is not None and answer.lengths > 1  # the capacity is of such a run (`experiment.highest`)
     if answer.confirmed is not None:
         used = "" if longer else f"; {USED}"
-        confirmed = [f"Confirmed: {answer.confirmed:.4g}{unit}, a run at full length from empty met every term{used}"]
+        said = f"{answer.confirmed:.4g}{unit}, a run at full length from empty met every term"
+        confirmed = [f"{confirmed_name(answer, results)}: {said}{used}"]
     if longer:
         upper = f", and not at {answer.not_steady:.4g}{unit}" if answer.not_steady is not None else ""
         text = f"{answer.steady:.4g}{unit}, every term held over {answer.lengths:g} times the length{upper}; {USED}"
@@ -163,6 +164,11 @@ def confirmation(answer: SearchAnswer, results: Sequence[TrialResult], unit: str
     if answer.sustained_why and answer.steady is not None and not answer.rules_only:
         text += f"; {answer.sustained_why}"
     return [f"Steady: {text}{f'; {rules_only(answer, results)}' if answer.rules_only else ''}", *confirmed]
+
+
+def confirmed_name(answer: SearchAnswer, results: Sequence[TrialResult]) -> str:
+    """How the load is called that a run at full length confirmed: another one than the capacity was not seen to last."""
+    return "Confirmed" if answer.confirmed == capacity_of(answer, results)[0] else "Held once"
 
 
 def rules_only(answer: SearchAnswer, results: Sequence[TrialResult]) -> str:

@@ -224,7 +224,7 @@ def test_a_peak_that_grows_is_refused_and_the_steady_knee_stands_beside_it() -> 
     assert 96 * 0.985 <= answer.steady <= 96 < answer.not_steady <= answer.steady * 1.011
     assert answer.sustained is True
     text = found_text(answer, [], simulated=True)
-    assert "Confirmed" in text and "Steady" in text and "every term held over 2 times the length" in text
+    assert "Held once" in text and "Steady" in text and "every term held over 2 times the length" in text
 
 
 def test_without_a_longer_trial_a_peak_is_by_the_rules_only_and_the_minutes_are_told() -> None:
