@@ -167,7 +167,7 @@ def confirmation(answer: SearchAnswer, results: Sequence[TrialResult], unit: str
 
 
 def confirmed_name(answer: SearchAnswer, results: Sequence[TrialResult]) -> str:
-    """How the load is called that a run at full length confirmed: another one than the capacity was not seen to last."""
+    """The name of the load that a run at full length confirmed: one that is not the capacity was not seen to last."""
     return "Confirmed" if answer.confirmed == capacity_of(answer, results)[0] else "Held once"
 
 
