@@ -14,10 +14,12 @@ from typing import Any
 
 import msgspec
 
+from loadgen.core import format
 from loadgen.core.errors import UserError
 from loadgen.core.workload.data_files import Placed
 
-TOGETHER = 1000  # rows of a table that are taken at once
+TOGETHER = 100  # rows of a table that are taken at once
+FREE_GROWTH, MOST_GROWTH = 1 << 30, 200  # the texts of a table may be 1 GiB, or so many times the size of its file
 _CELL_LIMIT = 1 << 30
 
 
@@ -88,18 +90,22 @@ def _tables(file: Path, form: str) -> Iterator[Placed]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    number = 0
+    number, size, own = 0, 0, file.stat().st_size
     try:
         for batch in pq.ParquetFile(file).iter_batches(TOGETHER) if form == "Parquet" else _arrow_batches(file):
             batch.validate(full=True)  # reading a damaged Arrow file would end the process
             for first in range(0, batch.num_rows, TOGETHER):
                 for row in batch.slice(first, TOGETHER).to_pylist():
-                    number += 1
-                    yield f"{file}: row {number}", _without_nulls(row)
-    except (pa.ArrowException, ValueError, KeyError, OverflowError) as error:  # types and dates that Python has not
-        raise UserError(
-            "damaged_file", f"not {form}: {str(error).partition('.')[0]}", str(file), "is the file whole?"
-        ) from None
+                    number, size = number + 1, size + _size(row)
+                    if size > max(FREE_GROWTH, MOST_GROWTH * own):
+                        what = f"its rows unpack to more than {format.size(size)}, {size / own:,.0f} times its size"
+                        raise UserError("too_large", what, f"{file}: row {number}", "no data set is like that")
+                    yield f"{file}: row {number}", _plain(row)
+    except (pa.ArrowException, OSError, ValueError, KeyError, OverflowError) as error:  # the last: dates of no year
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk; those of Arrow have no number
+            raise
+        what = str(error).splitlines()[0].partition(".")[0] if str(error) else type(error).__name__
+        raise UserError("damaged_file", f"not {form}: {what}", str(file), "is the file whole?") from None
 
 
 def _arrow_batches(file: Path) -> Iterator[Any]:
@@ -114,7 +120,20 @@ def _arrow_batches(file: Path) -> Iterator[Any]:
             yield from pa.ipc.open_stream(source)
 
 
-def _without_nulls(value: Any) -> Any:
+def _size(value: Any) -> int:
+    """About the bytes of a value: a dictionary of Parquet gives one long text to any number of rows."""
     if isinstance(value, dict):
-        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
-    return [_without_nulls(part) for part in value] if isinstance(value, list) else value
+        return sum(map(_size, value.values()))
+    return sum(map(_size, value)) if isinstance(value, list) else len(value) if isinstance(value, str | bytes) else 8
+
+
+def _plain(value: Any) -> Any:
+    """A row as JSON has it: text that is stored as bytes is text; nulls and bytes that are no text are left out."""
+    if isinstance(value, dict):
+        return {key: part for key, raw in value.items() if (part := _plain(raw)) is not None}
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return None
+    return [_plain(part) for part in value] if isinstance(value, list) else value

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import file_rows
 import host_rows
 import network_rows
 import signal_rows
 from scene import Row
 
-ROWS: list[Row] = [*signal_rows.rows(), *network_rows.rows(), *host_rows.rows()]
+ROWS: list[Row] = [*signal_rows.rows(), *network_rows.rows(), *host_rows.rows(), *file_rows.rows()]

@@ -292,6 +292,38 @@ def test_a_fault_in_another_form_names_its_row(tmp_path, name, content, where, c
     assert f"{path}{where}" in str(caught.value)
 
 
+def damaged_footer(data):
+    size = int.from_bytes(data[-8:-4], "little")
+    return data[: -8 - size] + b"\xee" * size + data[-8:]
+
+
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [
+        (damaged_footer, "damaged_file"),
+        (lambda data: data[:-4] + b"PARE", "damaged_file"),
+        (lambda data: data[:-6], "damaged_file"),
+        (lambda data: data[:-8] + b"\xff\xff\xff\xff" + data[-4:], "damaged_file"),
+    ],
+)
+def test_damaged_parquet_is_named_in_words(tmp_path, damage, code):
+    """Arrow raises OSError for some of it, which a caller would take for a fault of the disk."""
+    parquet(tmp_path / "a.parquet", QUESTIONS)
+    path = tmp_path / "a.parquet"
+    path.write_bytes(damage(path.read_bytes()))
+    with refused(UserError, code) as caught:
+        list(dataset.placed(path))
+    assert "not Parquet: " in str(caught.value) and "None" not in str(caught.value)
+
+
+def test_text_that_is_stored_as_bytes_is_text_and_other_bytes_are_no_prompt(tmp_path):
+    parquet(tmp_path / "a.parquet", [{"prompt": "höre".encode(), "image": b"\xff\xd8"}])
+    assert [row for _, row in dataset.placed(tmp_path / "a.parquet")] == [{"prompt": "höre"}]
+    parquet(tmp_path / "b.parquet", [{"prompt": b"\xff\xd8"}])
+    with pytest.raises(Faults, match="neither `prompt` nor `messages`"):
+        dataset.read_rows(tmp_path / "b.parquet")
+
+
 def test_data_sets_of_hugging_face_are_found_in_its_caches(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     for variable in ("HF_HUB_CACHE", "HF_DATASETS_CACHE"):
