@@ -119,7 +119,9 @@ def sentence(summary: Summary) -> str:
         f"({format.percent(goodput.share)})"
     )
     if goodput.met:
-        return f"SLO met: {' and '.join(promises(summary))}; {good_requests} were within every limit."
+        *others, last = promises(summary)
+        words = " and ".join(filter(None, (", ".join(others), last)))
+        return f"SLO met: {words}; {good_requests} were within every limit."
     if goodput.undecided and not goodput.unfinished:
         reasons = "; ".join(dict.fromkeys(f"{t.promise}: {t.undecided}" for t in goodput.slo if t.undecided))
         return f"SLO undecided: no term is missed, and this run cannot decide every term ({reasons})."
