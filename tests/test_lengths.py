@@ -16,7 +16,7 @@ sys.path.append(str(places.ROOT / "benchmarks"))
 STRUCTURE = importlib.import_module("structure")
 
 FILES = sorted([*(places.ROOT / "loadgen").rglob("*.py"), *(places.ROOT / "sdk" / "loadgen_sdk").rglob("*.py")])
-PARAMETERS, FUNCTION_LINES, CODE_LINES, CORE_LINES = 12, 80, 500, 17_650
+PARAMETERS, FUNCTION_LINES, CODE_LINES, CORE_LINES = 12, 80, 500, 17_500
 OPTIONS = {row.function for row in COMMANDS.own}
 """Of a command the parameters are its options. tests/shell counts those of `run`, and the lines of every help."""
 

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core import format
-from loadgen.core.followers.reader_process import ReaderProcess
 from loadgen.core.limits import CPU_SHARE
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import outcomes
@@ -30,6 +29,7 @@ from loadgen.core.server_metrics import series
 from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.stats.quantiles import Histogram, element
 from loadgen.runs.progress import draining
+from loadgen.telemetry.reader_process import ReaderProcess
 
 EVERY_S = 0.5
 RECENT_S = 10.0

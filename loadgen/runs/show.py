@@ -287,8 +287,8 @@ class Show:
 def _of_progress(form: str, *, quiet: bool) -> Iterator[Hearer]:
     """Who shows the progress of a run."""
     if form == "auto" and sys.stderr.isatty() and not quiet:
-        from loadgen.core.followers.reader_process import Beside
         from loadgen.runs.dashboard import Dashboard
+        from loadgen.telemetry.reader_process import Beside
 
         yield Beside(Dashboard)
     elif form != "off":

@@ -93,15 +93,15 @@ class Given:
             self.followers()
         if faults:
             raise Faults(faults)
-        from loadgen.core.followers.otel import has_traces
+        from loadgen.telemetry.otel import has_traces
 
         command = tuple(_without_secrets(self.arguments, made.api_key))
         return replace(made, command=command, traceparent=has_traces(self["otel"]))
 
     def followers(self) -> list[Hearer]:
         """What --prometheus and --otel start beside each run, which reads its folder as it grows. Raises UserError."""
-        from loadgen.core.followers import otel, prometheus
-        from loadgen.core.followers.reader_process import Beside
+        from loadgen.telemetry import otel, prometheus
+        from loadgen.telemetry.reader_process import Beside
 
         found: list[Hearer] = []
         if self["prometheus"] is not None:

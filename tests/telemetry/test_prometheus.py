@@ -14,9 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 
 from loadgen.core.errors import UserError
-from loadgen.core.followers.prometheus import EDGES_S, RunCollector, listens_on, serve
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.results.spool import Tail
+from loadgen.telemetry.prometheus import EDGES_S, RunCollector, listens_on, serve
 
 
 def _scraped(collector: RunCollector) -> dict[str, Any]:

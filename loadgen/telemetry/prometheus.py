@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from loadgen.core.errors import UserError
-from loadgen.core.followers.reader_process import ReaderProcess
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics.columns import OK, Columns
 from loadgen.core.results import manifest
@@ -24,6 +23,7 @@ from loadgen.core.results.record import KINDS, STATUSES
 from loadgen.core.results.spool import Tail
 from loadgen.core.stats.quantiles import Histogram
 from loadgen.figures import FIGURES
+from loadgen.telemetry.reader_process import ReaderProcess
 
 EDGES_S = tuple(factor * 10.0**power for power in range(-4, 3) for factor in (1.0, 2.0, 5.0))
 """Upper edges of the buckets of all histograms: 0.1 ms to 500 s, or 0.0001 to 500 of another unit."""
@@ -146,7 +146,7 @@ class Exporter(ReaderProcess):
     """The process that serves the metrics until the run ends."""
 
     def __init__(self, folder: Path, at: tuple[str, int]) -> None:
-        super().__init__("loadgen.core.followers.prometheus", str(folder), at[0], str(at[1]))
+        super().__init__("loadgen.telemetry.prometheus", str(folder), at[0], str(at[1]))
 
 
 def serve(collector: RunCollector, host: str, port: int) -> Any:

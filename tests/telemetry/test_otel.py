@@ -15,9 +15,9 @@ from canned import running
 from refusals import refused
 
 from loadgen.core.errors import UserError
-from loadgen.core.followers import otel
 from loadgen.core.requests.trace_context import TraceContext
 from loadgen.shell.app import main
+from loadgen.telemetry import otel
 
 ANSWER = json.dumps(
     {

@@ -21,13 +21,13 @@ import numpy as np
 from loadgen_sdk.app.agent_spans import SCHEMA_URL, SECONDS
 
 from loadgen.core.errors import UserError, not_installed
-from loadgen.core.followers.reader_process import ReaderProcess
 from loadgen.core.metrics.columns import OK, UNDEFINED, Columns
 from loadgen.core.requests.trace_context import TraceContext
 from loadgen.core.results import manifest, store
 from loadgen.core.results.manifest import Header
 from loadgen.core.results.record import FINISH_REASONS, KINDS, SOURCES, STATUSES, joined, picked
 from loadgen.core.results.spool import Tail
+from loadgen.telemetry.reader_process import ReaderProcess
 
 EVERY_S = 1.0
 USAGE = {
@@ -80,7 +80,7 @@ class TelemetrySender(ReaderProcess):
     leave_s = 30.0
 
     def __init__(self, folder: Path, what: str) -> None:
-        super().__init__("loadgen.core.followers.otel", str(folder))
+        super().__init__("loadgen.telemetry.otel", str(folder))
         self._tell(f"{what}\n".encode())  # not on its command line, which other users see: a URL may hold a password
 
     def begin(self, start_ns: int) -> None:
