@@ -275,7 +275,7 @@ def _held(longs: Sequence[Trial], shorts: Sequence[Trial]) -> float:
     """By how many ms the first event of a long answer comes later than that of a short one; 0.0 where not clear.
 
     Clear: each of the longs is later than each of the shorts (by chance once in 252 times, of five each), by a fair
-    part of the time in which the long answer is made.
+    part of the time in which the long answer is made, and by more than a quiet host may be late.
     """
     waits = [(trial.instants_ns[0] - trial.sent_ns) / 1e6 for trial in longs if trial.instants_ns]
     short_waits = [(trial.instants_ns[0] - trial.sent_ns) / 1e6 for trial in shorts if trial.instants_ns]
@@ -283,7 +283,7 @@ def _held(longs: Sequence[Trial], shorts: Sequence[Trial]) -> float:
         return 0.0
     whole = median((trial.instants_ns[-1] - trial.sent_ns) / 1e6 for trial in longs if trial.instants_ns)
     later = median(waits) - median(short_waits)
-    return later if later >= HELD * (whole - median(short_waits)) else 0.0
+    return later if later >= max(HELD * (whole - median(short_waits)), QUIET_MS) else 0.0
 
 
 def first_token(trials: Sequence[Trial]) -> Finding | None:
