@@ -148,6 +148,8 @@ OWNERS = {  # a file that names a marker -> why
     "evidence/verify.py": "places whose definition has changed, by file; the header of each run",
     "interop/trackers.py": "the files that a tracker is given",
     "result_kinds.py": "the table",
+    "telemetry/otel.py": "reads the header of the run that it follows",
+    "telemetry/prometheus.py": "reads the header of the run that it follows",
     "shell/ending.py": "which run was going on when a command broke off",
 }
 
