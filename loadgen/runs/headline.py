@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from loadgen.core import format, slo
 from loadgen.core.metrics.blocks import Sessions, TaskGoodput
-from loadgen.core.metrics.goodput import TermResult
+from loadgen.core.metrics.goodput import Goodput, TermResult
 from loadgen.core.metrics.parts import ClassSummary, ModelSummary, StageSummary, TargetSummary
 from loadgen.core.metrics.reasons import STATES
 from loadgen.core.metrics.summary import Summary
@@ -102,22 +102,16 @@ def sentence(summary: Summary) -> str:
         text = "Do not rely on these numbers: the measurement is not valid."
         is_missed = goodput.met is False and is_servers_fault(summary.verdict)
         return f"{text} The SLO is missed all the same, by requests that failed." if is_missed else text
-    tasks_kept = _tasks_kept(summary)
-    kept = _kept(tasks_kept) if tasks_kept is not None else ""
-    if not goodput.has_slo and tasks_kept is not None and goodput.met is not None:
-        return (
-            f"SLO {'met' if goodput.met else 'missed'}: {kept}, {format.percent(tasks_kept.share_limit)} were promised."
-        )
+    tasks = _tasks_kept(summary)
+    if not goodput.has_slo and tasks is not None and goodput.met is not None:
+        return f"SLO {'met' if goodput.met else 'missed'}: {_kept(tasks)}."
     if not goodput.has_slo:
         share = format.percent(requests.ok / requests.decided if requests.decided else None)
         return (
             f"A sound measurement without a promise to hold it against: {format.count(requests.ok)} of "
             f"{format.counted(requests.decided, 'request')} succeeded ({share})."
         )
-    good_requests = (
-        f"{format.count(goodput.good)} of {format.counted(goodput.counted, 'request')} "
-        f"({format.percent(goodput.share)})"
-    )
+    good_requests = _good_requests(goodput)
     if goodput.met:
         *others, last = promises(summary)
         words = " and ".join(filter(None, (", ".join(others), last)))
@@ -171,11 +165,10 @@ def _missed(part: Summary | ClassSummary) -> Iterator[str]:
     goodput, tasks = part.goodput, _tasks_kept(part)
     yield from (_missed_term(term) for term in goodput.slo if term.met is False)
     if tasks is not None and tasks.met is False:
-        yield f"only {_kept(tasks)}, {format.percent(tasks.share_limit)} were promised"
+        yield f"only {_kept(tasks)}"
     if goodput.share_limit is not None and goodput.share is not None and goodput.share < goodput.share_limit:
-        good = f"{format.count(goodput.good)} of {format.counted(goodput.counted, 'request')}"
-        share = f"({format.percent(goodput.share)})"
-        yield f"only {good} {share} were within every limit, {format.percent(goodput.share_limit)} were promised"
+        promised = format.percent(goodput.share_limit)
+        yield f"only {_good_requests(goodput)} were within every limit, {promised} were promised"
 
 
 def _tasks_kept(part: Summary | ClassSummary) -> TaskGoodput | None:
@@ -183,7 +176,13 @@ def _tasks_kept(part: Summary | ClassSummary) -> TaskGoodput | None:
 
 
 def _kept(tasks: TaskGoodput) -> str:
-    return f"{format.count(tasks.good)} of the tasks ({format.percent(tasks.share)}) {_promised(tasks)}"
+    kept = f"{format.count(tasks.good)} of the tasks ({format.percent(tasks.share)}) {_promised(tasks)}"
+    return f"{kept}, {format.percent(tasks.share_limit)} were promised"
+
+
+def _good_requests(goodput: Goodput) -> str:
+    good = f"{format.count(goodput.good)} of {format.counted(goodput.counted, 'request')}"
+    return f"{good} ({format.percent(goodput.share)})"
 
 
 def _missed_term(term: TermResult) -> str:

@@ -310,7 +310,7 @@ def perform(
         say("SIMULATED: no real server is measured")
     elif (target_count := len(trial_runner.settings.endpoints)) > 1:
         say(f"load over {format.counted(target_count, 'target')}: every rate is that of all of them together")
-    say(f"search in {trial_runner.folder}: {', '.join((*trial_runner.goal.names, *trial_runner.goal.whole))}")
+    say(f"search in {trial_runner.folder}: {', '.join(trial_runner.goal.promised)}")
     say(f"repeat with --seed {trial_runner.seed}")
     if not trial_runner.settings.virtual and (left := load_search.most_probes - len(earlier_trials)) > 0:
         whole = min(left * trial_s, load_search.most_s or math.inf)

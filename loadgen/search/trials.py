@@ -227,7 +227,7 @@ class Trials:
         stored = StoredSearch(
             answer=answer,
             simulated=any(result.figures.get("simulated") for result in search.told),
-            goal=(*self.goal.names, *self.goal.whole),
+            goal=self.goal.promised,
             told=tuple(search.told),
             seed=self.seed,
             metadata=dict(self.settings.metadata),

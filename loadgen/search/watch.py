@@ -44,6 +44,11 @@ class Goal:
         joint = ("goodput",) if self.slo.goodput_share is not None else ()
         return (*(f"{term.metric} p{term.quantile * 100:g}" for term in self.slo.terms), *joint)
 
+    @property
+    def promised(self) -> tuple[str, ...]:
+        """All names, for readers: what is judged request by request, and what is judged of a whole trial."""
+        return self.names + self.whole
+
     def allowed(self, n: int) -> tuple[int, ...]:
         """Per name, the most misses that `n` requests allow; -1 when `n` is too small even without misses."""
         limits = [n - 1 - min(int(n * term.quantile), n - 1) for term in self.slo.terms]
