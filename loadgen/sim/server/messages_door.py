@@ -15,6 +15,7 @@ from loadgen.sim.server.request_parser import (
     check_model,
     count_tokens,
     length_of,
+    reader,
 )
 
 
@@ -61,15 +62,7 @@ class _Message(msgspec.Struct, kw_only=True):
 
 
 _IGNORED = "container context_management metadata service_tier stop_sequences temperature thinking top_k top_p"
-_read: Any = msgspec.json.Decoder(
-    msgspec.defstruct(
-        "Body",
-        [(name, Any, None) for name in _IGNORED.split()],
-        bases=(_Message,),
-        kw_only=True,
-        forbid_unknown_fields=True,
-    )
-).decode
+_read = reader(_Message, {Any: _IGNORED})
 _KINDS = {404: "not_found_error", 429: "rate_limit_error", 529: "overloaded_error"}
 _STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 

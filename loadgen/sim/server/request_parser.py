@@ -7,6 +7,7 @@ token per piece that begins at a space, plus some for the template.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -150,12 +151,17 @@ _IGNORED: dict[str, dict[Any, str]] = {
 """The fields that are accepted and have no effect here, by dialect and API, and by type."""
 
 
-def _reader(dialect: Dialect, api: Api, asked: type[_Asked]) -> Any:
-    """The decoder of the bodies of one API: it accepts the fields of `asked` and the ignored ones, and no other."""
-    types = [kinds for key, kinds in _IGNORED.items() if key in ("", dialect, f"{dialect} {api}")]
-    ignored = [(name, kind, None) for kinds in types for kind, names in kinds.items() for name in names.split()]
-    accepted = msgspec.defstruct("Body", ignored, bases=(asked,), kw_only=True, forbid_unknown_fields=True)
+def reader(asked: type[msgspec.Struct], *ignored: Mapping[Any, str]) -> Any:
+    """The decoder of the bodies of one API: it accepts the fields of `asked` and the ignored ones, by their types, and
+    no other.
+    """
+    fields = [(name, kind, None) for kinds in ignored for kind, names in kinds.items() for name in names.split()]
+    accepted = msgspec.defstruct("Body", fields, bases=(asked,), kw_only=True, forbid_unknown_fields=True)
     return msgspec.json.Decoder(accepted).decode
+
+
+def _reader(dialect: Dialect, api: Api, asked: type[_Asked]) -> Any:
+    return reader(asked, *(kinds for key, kinds in _IGNORED.items() if key in ("", dialect, f"{dialect} {api}")))
 
 
 _READERS = {

@@ -18,6 +18,7 @@ from loadgen.sim.server.request_parser import (
     check_model,
     count_tokens,
     length_of,
+    reader,
 )
 
 KEPT_BYTES = 256 << 20  # of the texts of earlier responses; the oldest are forgotten
@@ -57,15 +58,7 @@ _IGNORED = (
     "safety_identifier service_tier stream_options temperature text tool_choice tools top_logprobs top_p truncation "
     "user"
 )
-_reader: Any = msgspec.json.Decoder(
-    msgspec.defstruct(
-        "Body",
-        [(name, Any, None) for name in _IGNORED.split()],
-        bases=(_Response,),
-        kw_only=True,
-        forbid_unknown_fields=True,
-    )
-).decode
+_reader = reader(_Response, {Any: _IGNORED})
 
 
 class KeptResponses:
