@@ -133,17 +133,17 @@ def sentence(summary: Summary) -> str:
 
 def promises(summary: Summary) -> tuple[str, ...]:
     """All that an SLO promises, in words: terms, the share of requests, tasks; of a class with its name before it."""
-    return tuple(f"{name}{words}" for name, part in _judged(summary) for words in _promises(part))
+    return tuple(words for words, _ in judged(summary))
+
+
+def judged(summary: Summary) -> Iterator[tuple[str, bool | None]]:
+    """Each promise of an SLO in words, and whether it was met; None: undecided."""
+    return ((f"{name}{words}", met) for name, part in _judged(summary) for words, met in _promises(part))
 
 
 def missed_by(summary: Summary) -> tuple[str, ...]:
     """What of its SLO a run missed, in words, as `promises` names it."""
     return tuple(f"{name}{words}" for name, part in _judged(summary) for words in _missed(part))
-
-
-def task_words(tasks: TaskGoodput) -> str:
-    """What is promised of tasks: `95 % of tasks within 15 s`."""
-    return f"{tasks.share_limit * 100:g} % of tasks {_promised(tasks)}"
 
 
 def _judged(summary: Summary) -> Iterator[tuple[str, Summary | ClassSummary]]:
@@ -153,12 +153,14 @@ def _judged(summary: Summary) -> Iterator[tuple[str, Summary | ClassSummary]]:
         yield from ((f"{part.name}: ", part) for part in summary.classes)
 
 
-def _promises(part: Summary | ClassSummary) -> Iterator[str]:
-    yield from (term.promise for term in part.goodput.slo)
-    if part.goodput.share_limit is not None:
-        yield f"{part.goodput.share_limit * 100:g} % of requests within every limit"
+def _promises(part: Summary | ClassSummary) -> Iterator[tuple[str, bool | None]]:
+    goodput = part.goodput
+    yield from ((term.promise, term.met) for term in goodput.slo)
+    if goodput.share_limit is not None:
+        met = None if goodput.share is None else goodput.share >= goodput.share_limit
+        yield f"{goodput.share_limit * 100:g} % of requests within every limit", met
     if tasks := _tasks_kept(part):
-        yield task_words(tasks)
+        yield f"{tasks.share_limit * 100:g} % of tasks {_promised(tasks)}", tasks.met
 
 
 def _missed(part: Summary | ClassSummary) -> Iterator[str]:

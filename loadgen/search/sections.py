@@ -17,7 +17,7 @@ from loadgen.present.additions import Addition
 from loadgen.present.page import Axis, Band, Chart, Mark, Number, Series
 from loadgen.present.section import Charts, Kind, Report, Said, Tiles, section, simulated
 from loadgen.runs import levels_text
-from loadgen.runs.headline import task_words
+from loadgen.runs.headline import judged
 from loadgen.runs.levels import curve
 from loadgen.search import text as words
 from loadgen.search.experiment import StoredSearch
@@ -104,11 +104,8 @@ def _limit(trials: Sequence[TrialResult], summaries: Mapping[str, Summary]) -> I
     missed: dict[str, int] = {}
     for trial in over:
         if trial.folder in summaries:
-            summary = summaries[trial.folder]
-            for term in summary.goodput.slo:
-                missed[term.promise] = missed.get(term.promise, 0) + (term.met is False)
-            if summary.sessions is not None and (tasks := summary.sessions.goodput) is not None:
-                missed[task_words(tasks)] = missed.get(task_words(tasks), 0) + (tasks.met is False)
+            for promise, met in judged(summaries[trial.folder]):
+                missed[promise] = missed.get(promise, 0) + (met is False)
     if len(missed) > 1:
         counts = (f"{name} by {count} of {len(over)}" for name, count in missed.items())
         yield f"Missed by the loads above: {', '.join(counts)}."
