@@ -348,7 +348,8 @@ class RunOptions(TypedDict, total=False):
         "Worker processes on this machine, or auto: as many as the load can use. With --ray: on "
         "the nodes of the cluster, auto without the flag.", parse=_workers, shown="1")]
     ray: Annotated[str | None, Option("--ray ADDRESS",
-        "Run the workers on a Ray cluster: auto, or HOST:PORT of its head. docs/cluster.md.", shown="this machine")]
+        "Run the workers on a Ray cluster: auto, or HOST:PORT of its head; or at agents:HOST:PORT,... docs/cluster.md.",
+        shown="this machine")]
     sources: Annotated[Texts, Option("",
         "Local address to send from. Repeatable: each has local ports of its own.", list[str], parse=_texts,
         shown="chosen by the system", sets="IP")]

@@ -49,7 +49,7 @@ def has_agents() -> bool:
     """Whether an actor has been started for a worker, on whatever node."""
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if (folder / "cmdline").read_bytes().startswith(b"ray::RayAgent"):
+            if (folder / "cmdline").read_bytes().startswith(b"ray::NodeAgent"):
                 return True
     return False
 

@@ -27,7 +27,7 @@ from ray_nodes import kill, started
 from refusals import refused
 from runs import says, when_started
 
-from loadgen.cluster import clock_sync, node_facts, placement, ray_agent
+from loadgen.cluster import clock_sync, node_agent, node_facts, placement
 from loadgen.cluster import ray as cluster
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run
@@ -87,11 +87,11 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
     from loadgen.core.stats.quantiles import Histogram
 
     there, here = tmp_path / "there", tmp_path / "here"
-    sender = ray_agent.RayAgent()
+    sender = node_agent.NodeAgent()
     sender._folder, sender._i = there, 0
     spool = Spool(there, 0)
-    sender._counters = ray_agent.SharedCounters(there / "spool" / "board", 1)
-    copy = ray_agent.Copy(here, 0)
+    sender._counters = node_agent.SharedCounters(there / "spool" / "board", 1)
+    copy = node_agent.Copy(here, 0)
     histogram, draw = Histogram(), np.random.default_rng(1)
     bins = np.zeros(0, np.int64)
     for step in range(60):
@@ -123,17 +123,17 @@ def test_segments_go_from_the_node_once_they_have_come(tmp_path: Path) -> None:
     from loadgen.core.results.record import ROW
 
     there, here = tmp_path / "there", tmp_path / "here"
-    sender = ray_agent.RayAgent(take_bytes=7 * ROW.itemsize)
+    sender = node_agent.NodeAgent(take_bytes=7 * ROW.itemsize)
     sender._folder, sender._i = there, 0
     spool = Spool(there, 0, segment_rows=10)
-    sender._counters = ray_agent.SharedCounters(there / "spool" / "board", 1)
+    sender._counters = node_agent.SharedCounters(there / "spool" / "board", 1)
     for number in range(35):
         row = np.zeros(1, ROW)
         row["slot"] = number
         spool.row(row.tobytes())
         spool.flush()
     spool.close()
-    copy = ray_agent.Copy(here, 0)
+    copy = node_agent.Copy(here, 0)
     more = True
     while more:
         taken = _now(sender.take(dict(copy.have), 0))

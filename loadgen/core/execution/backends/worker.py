@@ -1,6 +1,6 @@
 """A worker process and its messages: it gets a job on standard input and reports a `Share` on standard output.
 
-The same process runs on this machine (`local.py`) and on a node of a cluster (`cluster/ray_agent.py`).
+The same process runs on this machine (`local.py`) and on a node of a cluster (`cluster/node_agent.py`).
 
     in   the job and the share; then the start instant on this machine's monotonic clock; then STOPPING, if it must stop
     out  READY, or a fault as JSON; STOPPING if a target is down and the run ends for it; at the end the Share as JSON

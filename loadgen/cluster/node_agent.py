@@ -1,6 +1,6 @@
 """Runs one worker on a node of a cluster and copies its files to the run's folder. IO.
 
-`RayAgent` runs on the node, `Copy` on the driver's machine. Neither uses Ray itself; Ray actors only carry the calls.
+`NodeAgent` runs on the node, `Copy` on the driver's machine. Neither uses Ray itself; Ray actors only carry the calls.
 
 The worker is the same process as a local one and writes the same files, to a temporary folder on the node. The driver
 calls `take` repeatedly with the file sizes it has and gets what is new. So it can repeat a call whose answer was lost;
@@ -61,7 +61,7 @@ class Taken(NamedTuple):
     ended: bool
 
 
-class RayAgent:
+class NodeAgent:
     """One worker on a node. The driver calls all its methods; none of them waits for the worker."""
 
     def __init__(self, take_bytes: int = TAKE_BYTES) -> None:
