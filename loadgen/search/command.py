@@ -69,8 +69,8 @@ def search(
     high: Annotated[float | None, typer.Option("--high", min=0, help="Not above this load.")] = None,
     start: Annotated[float | None, typer.Option("--start", min=0, help="First load, without --low and --high.")] = None,
     precision: Annotated[
-        float, typer.Option("--precision", min=0.002, max=0.5, help="Half width of the interval, as a share.")
-    ] = 0.02,
+        str, typer.Option("--precision", help="Half width of the interval, as a share: 5%, or 0.05.")
+    ] = "2%",
     max_probes: Annotated[int, typer.Option("--max-probes", min=1, help="Trials at most.")] = 40,
     max_time: Annotated[
         str | None, typer.Option("--max-time", help="Time of all trials together, at most: 2h, 90m.")
@@ -105,8 +105,8 @@ def search(
 ) -> int:
     """Find the highest rate (or concurrency) at which every SLO term holds at its percentile, with an interval.
 
-    Exit: 0 found, 1 no load holds or not confirmed, 2 wrong usage, 3 a trial was not valid or the search was stopped
-    by --max-time or --max-probes, 130 interrupted. With --continuous as those of a run; it
+    Exit: 0 found, 1 no load holds or not confirmed, 2 wrong usage, 3 two trials in a row were not valid, or
+    --max-time or --max-probes stopped it, 130 interrupted. With --continuous as those of a run; it
     alone takes --strict, --dry-run, --junit and --github.
 
     Example: loadgen search rag --url http://HOST:8000 --slo ttft:2s --slo tpot:50ms -d 5m
@@ -136,6 +136,7 @@ def search(
     with collecting(faults):
         settings = given.settings()
         spread = spread_of_runs(run_spread, settings)
+        half_width = _half_width(precision)
     length = given["duration"] or "600s"
     with collecting(faults):
         checked = given.workload(workload, slo=terms, warmup=0, duration=length, **at_first_load)
@@ -170,7 +171,7 @@ def search(
         low=float(math.ceil(max(1.0, low or 1.0))) if closed else lowest,
         high=float(max(1, math.floor(high or 1e6))) if closed else high or 1e6,
         start=None if has_bounds else first_load,
-        precision=precision,
+        precision=half_width,
         most_probes=max_probes,
         most_s=longest_s,
         whole=closed or any(isinstance(stage.arrival, Closed) for stage in trial_workload.stages),
@@ -258,6 +259,23 @@ def spread_of_runs(text: str | None, settings: Settings) -> float | None:
     if not 0 <= share <= 0.2:
         raise UserError("out_of_range", "a variation of more than 20 %", f"--run-spread {text}", "a share, like 3%")
     return share
+
+
+def _half_width(text: str) -> float:
+    """The value of `LoadSearch.precision`. Raises UserError."""
+    percent = text.strip().endswith("%")
+    share = typed("--precision", text, units.share if percent else _number)
+    assert share is not None
+    if not 0.002 <= share <= 0.5:
+        raise UserError("out_of_range", "no precision of a search", f"--precision {text}", "from 0.2% to 50%")
+    return share
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise units.Wrong("invalid_value", "is no share", "like 5%, or 0.05") from None
 
 
 def _slo_texts(workload: Workload) -> Iterator[str]:

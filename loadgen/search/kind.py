@@ -115,7 +115,7 @@ def comparable(folder: Path) -> Side:
 
 
 def derived(folder: Path) -> Iterator[Remade]:
-    told = experiment.told(folder)
+    told = experiment.told(folder, invalid_too=True)
     again = _again(folder, told)
     yield _retold(told, again)
     stored = experiment.stored_search(folder)

@@ -198,9 +198,12 @@ class LoadSearch:
         return [result for result in self.told if result.outcome != "invalid" and result.ask.kind != "sustain"]
 
     def tell(self, told: TrialResult) -> None:
-        """Record the result of a trial. An invalid trial says nothing about the load, and ends the search."""
+        """Record the result of a trial. An invalid one says nothing about its load, which is tried again; a second one
+        in a row ends the search.
+        """
+        again = bool(self.told) and self.told[-1].outcome == "invalid"
         self.told.append(told)
-        if told.outcome == "invalid":
+        if told.outcome == "invalid" and again:
             self.stopped = "invalid"
 
     def stop(self, reason: str) -> None:
@@ -246,7 +249,9 @@ class LoadSearch:
         # within the precision of a load known to be over, only a full-length run can tell the outcome
         early = kind not in ("confirm", "sustain") and load * (1 + self.precision) <= over
         lengths = self.longer if kind == "sustain" else 1.0
-        return NextTrial(number=len(self.told), load=load, kind=kind, early_under=early, lengths=lengths)
+        # not their count: a search that is resumed has none of those that were not valid
+        number = max((result.ask.number for result in self.told), default=-1) + 1
+        return NextTrial(number=number, load=load, kind=kind, early_under=early, lengths=lengths)
 
     # -- the highest load that is sustained ----------------------------------------------------------------------------
 

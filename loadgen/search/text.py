@@ -25,7 +25,7 @@ ENDINGS = {
     "(--duration; of mlperf --min-duration)",
     "probes": "stopped: so many trials were allowed and no more",
     "time": "stopped: the time allowed is used up",
-    "invalid": "stopped: a trial was not a valid measurement",
+    "invalid": "stopped: two trials in a row were not valid measurements",
     "gone": "stopped: the endpoint could not be reached any more",
     "nodes": "stopped: no node of the cluster was left to send the load",
     "interrupted": "interrupted",
@@ -82,7 +82,7 @@ def found(answer: SearchAnswer, results: Sequence[TrialResult], unit: str, *, si
     confirming = f"{format.duration(answer.confirming_s)} of it confirming"
     spent = f"{format.duration(answer.spent_s)} in {format.counted(answer.probes, 'trial')}, {confirming}"
     rows += [("Spent", spent), ("Ended", ENDINGS.get(answer.reason, answer.reason))]
-    if invalid := next((result for result in results if result.outcome == "invalid"), None):
+    for invalid in [result for result in results if result.outcome == "invalid"][-2:]:
         rows.append(("Not valid", f"trial {invalid.ask.number}: {invalid.why}"))
     return section("How the answer was confirmed", Facts(rows), id="confirmed")
 

@@ -32,7 +32,7 @@ from loadgen.core.workload import Closed, Fixed, Poisson, Stage, Synthetic, Work
 from loadgen.mlperf import kind as mlperf_kind
 from loadgen.present import text as as_text
 from loadgen.runs.show import Show
-from loadgen.search import experiment, load_search, text, trials
+from loadgen.search import command, experiment, load_search, text, trials
 from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer, TrialResult
 from loadgen.search.watch import Goal, Watch
 from loadgen.shell.app import main
@@ -242,11 +242,15 @@ def test_a_point_outside_a_given_bracket_is_not_placed_inside(
     assert asking.told[-1].ask.load == last and len(asking.told) < 12
 
 
-def test_an_invalid_probe_ends_the_search_with_what_it_knows() -> None:
+def test_an_invalid_probe_is_tried_again_and_a_second_one_ends_the_search_with_what_it_knows() -> None:
     asking = LoadSearch(low=1, high=1000, start=10)
     _tell(asking, "under")
-    _tell(asking, "invalid")
-    assert (asking.ask(), asking.answer.reason, asking.answer.held) == (None, "invalid", 10)
+    disturbed, again = _tell(asking, "invalid"), _tell(asking, "under")
+    assert (again.load, again.number) == (disturbed.load, 2)
+    kept = [told for told in asking.told if told.outcome != "invalid"]  # what a search that is resumed begins with
+    assert load_search.resume(LoadSearch(low=1, high=1000, start=10), kept).ask() == asking.ask()
+    assert (_tell(asking, "invalid").load, _tell(asking, "invalid").load) == (40, 40)
+    assert (asking.ask(), asking.answer.reason, asking.answer.held) == (None, "invalid", 20)
 
 
 def found_text(answer: SearchAnswer, told: Sequence[TrialResult]) -> str:
@@ -257,7 +261,8 @@ def test_what_is_not_known_is_not_called_none() -> None:
     said = {}
     for outcome in ("over", "invalid"):
         asking = LoadSearch(low=5, high=10, start=5)
-        _tell(asking, outcome)
+        while asking.ask() is not None:
+            _tell(asking, outcome)
         lines = found_text(asking.answer, asking.told).splitlines()
         said[outcome] = next(line for line in lines if line.startswith("Capacity "))
     assert said == {"over": "Capacity   none", "invalid": "Capacity   not known"}
@@ -553,7 +558,7 @@ def test_the_watch_of_mlperf_terms() -> None:
 def test_a_search_is_taken_up_without_its_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(tmp_path / "s")
     command = ["search", "qa", "--url", "sim:gb300-vm", "-d", "20s", "--slo", "ttft:400ms:p95", "--seed", "3"]
-    command += ["--start", "100", "--precision", "0.2"]
+    command += ["--start", "100", "--precision", "20%"]
 
     def exits(*arguments: str) -> int:
         with pytest.raises(SystemExit) as left:
@@ -721,3 +726,14 @@ def test_a_stopped_search_has_one_lower_bound(tmp_path: Path) -> None:
     assert (found.rate_per_s, found.state) == (20.0, "stopped")
     said = found_text(search.answer, search.told)
     assert "\nCapacity   not known; at least 20/s held so far\n" in said
+
+
+@pytest.mark.parametrize(("typed", "means"), [("5%", 0.05), ("0.05", 0.05), ("50 %", 0.5), ("0.2%", 0.002)])
+def test_a_precision_is_a_percentage_or_a_share(typed: str, means: float) -> None:
+    assert command._half_width(typed) == pytest.approx(means)
+
+
+@pytest.mark.parametrize("typed", ["5", "60%", "0", "nan", "narrow", "%", "-5%"])
+def test_a_precision_that_is_none_is_said(typed: str) -> None:
+    with pytest.raises(UserError, match=r"precision|share|percentage"):
+        command._half_width(typed)
