@@ -1,10 +1,15 @@
 """The script `loadgen`, and `python -m loadgen`: a Ctrl-C while modules are read is heard first."""
 
+import os
+
 from loadgen.shell import at_once
 
 
 def main() -> None:
     at_once.hear()
+    os.environ.setdefault(
+        "OPENBLAS_NUM_THREADS", "1"
+    )  # numpy starts a thread per core for algebra that nobody asks for
     from loadgen.shell import app
 
     app.main()

@@ -505,20 +505,14 @@ class Scraper:
     def __init__(self, folder: Path, asked: PagesAsked, probes: Sequence[ProbeResult]) -> None:
         self._off = "off" in asked.pages
         self._found: FoundPages | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | child_process.Forked | None = None
         addresses, smi = places(asked, probes), reads_smi(asked, probes)
         if not addresses and not smi:
             return
         if not smi and not _named(asked) and not _any_page(addresses, asked.tls):
             return  # an interpreter that finds nothing costs as much as a thousand requests
         with suppress(OSError):  # if no process can be started, no page is read
-            self._process = subprocess.Popen(
-                child_process.command("loadgen.core.followers.scraper", str(folder)),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is handled by the run, not by the scraper
-            )
+            self._process = child_process.beside(main, str(folder))
         tls = asked.tls
         job = ScrapeJob(places=addresses, verify=tls.verify, ca=tls.ca, cert=tls.cert, key=tls.key, smi=smi)
         self._send(msgspec.json.encode(job) + b"\n")
@@ -549,15 +543,15 @@ class Scraper:
         """Let the process read once more and end. Waits for it for a limited time, then kills it."""
         if self._process is None:
             return
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            with suppress(BrokenPipeError):
-                pipe.close()
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         try:
             self._process.wait(SETTLE_S + 2 * TIMEOUT_S + 1)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._process.stdout.close()
         self._process = None
 
     def _send(self, line: bytes) -> None:
@@ -569,7 +563,13 @@ class Scraper:
             self._process.stdin.flush()
 
 
-if __name__ == "__main__":
+def main(folder: str) -> None:
+    """The process that `beside` starts."""
     os.nice(5)
-    with open(0, "rb", buffering=0, closefd=False) as source:  # unbuffered: select does not see what a buffer holds
-        follow(Path(sys.argv[1]), source, sys.stdout.buffer)
+    # unbuffered: select does not see what a buffer holds
+    with open(0, "rb", buffering=0, closefd=False) as source, open(1, "wb", closefd=False) as output:
+        follow(Path(folder), source, output)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -17,10 +17,10 @@ _compiled = getattr(module, "written", None)  # a wire of its own wheel may be o
 def writer(words: Sequence[str]) -> Write:
     """Each 16 bits, least byte first, choose a word: without bias if the number of words is a power of two."""
     words = words[:MOST_WORDS]
-    if _compiled is None or any(len(word.encode()) > LONGEST for word in words):
-        return in_python(words)
     encoded = [word.encode() for word in words]
-    lengths = np.array([len(word) for word in encoded], np.uint32)
+    lengths = np.fromiter(map(len, encoded), np.uint32, len(encoded))
+    if _compiled is None or lengths.max() > LONGEST:
+        return in_python(words)
     spans = ((np.cumsum(lengths, dtype=np.uint32) - lengths) << 8 | lengths).astype("=u4").tobytes()
     text, write = b"".join(encoded), _compiled
     return lambda begin, bits: write(begin, bits, spans, text)

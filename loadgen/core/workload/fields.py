@@ -6,6 +6,7 @@ keys, unions selected by their only key (`{poisson: 10/s}`), and units. It defin
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,10 +22,14 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     Strict,
     Tag,
+    TypeAdapter,
+    ValidationError,
     ValidationInfo,
     model_serializer,
     model_validator,
 )
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import with_info_plain_validator_function
 
 from loadgen.core import units
 from loadgen.core.errors import Fault, UserError, closest, meant, of_reading
@@ -146,13 +151,42 @@ class Called:
     name: str
 
 
+class Later:
+    """Metadata of a union of models: the schema of a member is made when a value of it is met.
+
+    Most of what a workload may say a given one does not, and each schema costs a millisecond. `member`: which of them
+    reads a value; None: none does. `whole`: the union, which says what is wrong, and is the JSON Schema.
+    """
+
+    def __init__(self, member: Callable[[Any], type[BaseModel] | None], whole: Any) -> None:
+        self._member = member
+        self._whole: Callable[[], TypeAdapter[Any]] = functools.cache(lambda: TypeAdapter(whole))
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return with_info_plain_validator_function(self._read)
+
+    def _read(self, value: Any, info: ValidationInfo) -> Any:
+        faults = info.context.faults if isinstance(info.context, Source) else []
+        seen = len(faults)
+        if (member := self._member(value)) is not None:
+            try:
+                return member.model_validate(value, context=info.context)
+            except ValidationError:
+                del faults[seen:]
+        return self._whole().validate_python(value, context=info.context)
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        made: dict[str, Any] = handler(self._whole().core_schema)
+        return made
+
+
 NOTHING_FITS = "none_of"  # the error type of a union; its message is "noun: known, known"
 
 
-def one_of(noun: str, *members: type[Tagged], bare: tuple[type, ...] = ()) -> Any:
+def one_of(noun: str, *members: type[Tagged], bare: tuple[type, ...] = (), later: bool = True) -> Any:
     """The union of these members: the only key of a mapping selects the member.
 
-    A value of one of the types in `bare` has no key and means `fixed`.
+    A value of one of the types in `bare` has no key and means `fixed`. `later`: see `Later`.
     """
     tags = [member.tag for member in members]
 
@@ -165,7 +199,9 @@ def one_of(noun: str, *members: type[Tagged], bare: tuple[type, ...] = ()) -> An
     # the members are part of the message: pydantic hashes the discriminator, so no dict as custom context
     known = f"{noun}: {', '.join(tag for tag in tags if tag != 'fixed')}"
     union: Any = Union[tuple(Annotated[member, Tag(member.tag)] for member in members)]  # noqa: UP007
-    return Annotated[union, Discriminator(selected_tag, NOTHING_FITS, known)]
+    by_tag = {member.tag: member for member in members}
+    whole = Annotated[union, Discriminator(selected_tag, NOTHING_FITS, known)]
+    return Annotated[union, Later(lambda value: by_tag.get(selected_tag(value) or ""), whole)] if later else whole
 
 
 def _value_with_unit(parse: Callable[[str], Any], kinds: tuple[type, ...], hint: str) -> BeforeValidator:

@@ -11,7 +11,7 @@ from typing import Any
 from loadgen.core import units
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.workload import data_files, hub
-from loadgen.core.workload.schema import Closed, FromTrace, Replay, Workload
+from loadgen.core.workload.schema import Closed, FromTrace, Replay, Workload, Written
 
 
 def recipe_fingerprint(workload: Workload, count_source: str, tokenizer_sha256: str = "") -> str:
@@ -46,7 +46,8 @@ def request_fingerprint(workload: Workload, count_source: str, tokenizer_sha256:
 
 def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dict[str, Any]:
     excluded = {"name", "description", "seed", "schedule_seed", "salt", "source_text", "stop_when"}
-    recipe: dict[str, Any] = workload.model_dump(mode="json", exclude=excluded)
+    # as what a file says: the checked workload has no more, and would be a second schema of all its parts
+    recipe: dict[str, Any] = Written.__pydantic_serializer__.to_python(workload, mode="json", exclude=excluded)
     if recipe["grace_ns"] is None:  # so that fingerprints from when 30 s was the default stay equal
         recipe["grace_ns"] = 30 * units.NS_PER_S
     for one in recipe["requests"].get("classes", {}).values():

@@ -36,6 +36,7 @@ from loadgen.core.workload.fields import (
     FiniteRate,
     Fixed,
     JsonSchema,
+    Later,
     Length,
     Listed,
     OneTokenOrMore,
@@ -414,6 +415,8 @@ _OfOneKind = (
     | Annotated[FromTrace, Tag("FromTrace")]
     | Annotated[Task, Tag("Task")]
 )
+_KINDS: dict[str, type[Part]] = {kind.__name__: kind for kind in (Synthetic, FromFile, FromTrace, Task)}
+_ONE_KIND = Later(lambda value: _KINDS.get(_request_kind(value)), Annotated[_OfOneKind, Discriminator(_request_kind)])
 
 
 def _weight(value: Any) -> float | str:
@@ -436,7 +439,7 @@ class RequestClass(Part):
             anyOf=[{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": units.SHARE_PATTERN}]
         ),
     ]  # of a checked workload: its share of all starts: single requests, conversations and tasks alike
-    requests: Annotated[_OfOneKind, Discriminator(_request_kind)]
+    requests: Annotated[_OfOneKind, _ONE_KIND]
     slo: WorkloadSlo = None  # None: that of the workload
 
     @field_validator("requests")
@@ -547,6 +550,11 @@ def _with_trace(data: Map) -> Map:
     return written
 
 
+_Requests = _OfOneKind | Annotated[Mix, Tag("Mix")]
+_ALL_KINDS: dict[str, type[Part]] = {**_KINDS, "Mix": Mix}
+_ANY_KIND = Later(lambda value: _ALL_KINDS[_request_kind(value)], Annotated[_Requests, Discriminator(_request_kind)])
+
+
 class Written(Part):
     """All that a workload file may say."""
 
@@ -560,7 +568,7 @@ class Written(Part):
     name: Annotated[str, Field(min_length=1, max_length=200)]
     description: str = ""
     # several classes are written as `classes`
-    requests: Annotated[_OfOneKind | Annotated[Mix, Tag("Mix")], Discriminator(_request_kind)]
+    requests: Annotated[_Requests, _ANY_KIND]
     stages: tuple[Stage, ...] = ()
     slo: WorkloadSlo = None
     grace_ns: Grace = Field(default=cast(Any, None), validation_alias="grace")

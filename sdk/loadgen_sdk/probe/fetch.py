@@ -16,6 +16,7 @@ from ..python310 import timeout
 from ..transport.http1 import HTTP_2, Malformed, Response, head, merged
 from ..transport.proxy import Proxy, proxy_for, refusal
 from ..transport.target import Target
+from ..transport.wire import resolve
 from .probe import FailedOnce, Headers, HttpAnswer
 
 MAX_BODY_BYTES = 4 << 20
@@ -112,16 +113,15 @@ class Fetcher:
 
     async def _resolve(self) -> str:
         """The first address of the host that accepts a connection."""
-        loop = asyncio.get_running_loop()
         try:
             async with timeout(self._connect_s):
-                infos = await loop.getaddrinfo(*self._peer, proto=6)  # TCP
+                found = await resolve(*self._peer)
         except TimeoutError:
             raise self._unresolved("no answer from DNS") from None
         except (OSError, UnicodeError) as error:
             raise self._unresolved(getattr(error, "strerror", "") or "unknown") from None
         failure = TargetUnusable("dns", f"the host {self._peer[0]!r} has no address", "check the host's name")
-        for address in dict.fromkeys(str(row[4][0]) for row in infos):
+        for address in dict.fromkeys(str(address[0]) for _, address in found):
             try:
                 _, writer = await self._open(address, None)
             except TargetUnusable as error:

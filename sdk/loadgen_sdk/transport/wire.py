@@ -556,9 +556,14 @@ def _tls_error_text(error: ssl.SSLError) -> str:
 
 
 async def resolve(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:
-    """All addresses of a host as (family, sockaddr), in the resolver's order. Raises OSError (socket.gaierror)."""
-    loop = asyncio.get_running_loop()
-    infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    """All addresses of a host as (family, sockaddr), in the resolver's order. Raises OSError (socket.gaierror).
+
+    An address is its own, and leaves no threads of a resolver behind (uvloop keeps four).
+    """
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except OSError:
+        infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys((family, address) for family, _, _, _, address in infos))
 
 

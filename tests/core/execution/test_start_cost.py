@@ -1,0 +1,84 @@
+"""What the start of a run does: work that nobody needs is not done. Counted, not timed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadgen.sim.server import embedded
+from loadgen.sim.server.options import Options
+
+WATCHED = """
+import sys, json
+begun = []
+sys.addaudithook(lambda event, _: begun.append(event) if event in ("os.fork", "subprocess.Popen") else None)
+from loadgen.__main__ import main
+sys.argv[0] = "loadgen"
+try:
+    main()
+except SystemExit as left:
+    code = left.code
+from loadgen.core.workload.fields import Part
+def below(one): return [one, *(deep for each in one.__subclasses__() for deep in below(each))]
+schemas = sorted({one.__name__ for one in below(Part) if one.__dict__.get("__pydantic_complete__")})
+print(json.dumps([code, begun, schemas]), file=sys.stderr)
+"""
+
+
+@pytest.mark.processes
+def test_a_short_run_begins_no_second_interpreter_and_makes_the_schemas_that_it_needs(tmp_path: Path) -> None:
+    with embedded.start(Options(ttft="5ms", itl="1ms")) as server:
+        words = ["run", "qa", "--url", server.url, "-n", "8", "-c", "4", "--osl", "4", "--warmup", "0"]
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", WATCHED, *words, "--out", str(tmp_path / "r")],
+            capture_output=True, text=True, check=True, env={"HOME": str(tmp_path)},
+        )  # fmt: skip
+    code, begun, schemas = json.loads(done.stderr.splitlines()[-1])
+    assert code in (0, 3)
+    assert begun == ["os.fork"], "the reader of the server's page is a copy of the command"
+    pages = [json.loads(line) for line in (tmp_path / "r" / "server.jsonl").read_text().splitlines()]
+    assert pages[0]["t_s"] < 0 < pages[-1]["t_s"], "it read before and after the load"
+    assert {"Written", "Synthetic", "Stage"} <= set(schemas)
+    assert not {"Workload", "Mix", "Task", "Step", "FromFile", "FromTrace", "Replay", "Images"} & set(schemas)
+
+
+COPIED = """
+import json, os, sys, threading
+from loadgen.core import child_process
+def look(word):
+    with open(0, "rb", closefd=False) as source:
+        told = source.read().decode()
+    print(json.dumps([word, told, os.getsid(0) == os.getpid(), sorted(map(int, os.listdir("/proc/self/fd")))]),
+          file=open(1, "w", closefd=False), flush=True)
+def frozen(word):
+    threading.Event().wait()
+made = child_process.beside(look, "word")
+made.stdin.write(b"told"); made.stdin.close()
+print(made.stdout.readline().decode(), made.wait(20), sep="", end=" ")
+stuck = child_process.beside(frozen, "")
+try: stuck.wait(0.05)
+except Exception as error: print(type(error).__name__, end=" ")
+stuck.kill()
+print(stuck.wait(20), end=" ")
+threading.Thread(target=threading.Event().wait, args=(5,), daemon=True).start()
+from loadgen.core.followers import scraper
+other = child_process.beside(scraper.main, ".")
+other.stdin.close(); other.wait()
+print(type(made).__name__, type(other).__name__)
+"""
+
+
+@pytest.mark.processes
+def test_a_copy_has_nothing_of_its_parent_and_is_made_only_of_one_thread(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", COPIED], capture_output=True, text=True, check=True, timeout=60, cwd=tmp_path
+    )
+    seen, told = done.stdout.split("\n", 1)
+    word, read, alone, files = json.loads(seen)
+    assert (word, read, alone) == ("word", "told", True)
+    assert files[:3] == [0, 1, 2] and len(files) == 4, "and the list that was just read"
+    assert told.split() == ["0", "TimeoutExpired", "-9", "Forked", "Popen"], done.stderr
