@@ -62,12 +62,12 @@ sys.addaudithook(_watch)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Half as many again as there are cores: many tests wait for processes, and others run meanwhile.
+    """Twice as many as there are cores: many tests wait for processes, and others run meanwhile.
 
     Not `os.cpu_count()`: it says what PYTHON_CPU_COUNT claims.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(cores * 3 // 2, 1)
+    return 2 * cores
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
