@@ -50,20 +50,24 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 class Forked:
-    """A copy of this process, forked, that carries out `main`; the face of `Popen` with two pipes.
+    """A copy of this process that carries out `work`, with the face of `Popen` with two pipes.
 
     Only where this process has one thread: what another one had locked would stay locked in the copy.
     """
 
-    def __init__(self, main: Callable[[str], None], argument: str) -> None:
+    def __init__(self, name: str, work: Callable[[], None], *, files: bool) -> None:
         down, up = os.pipe(), os.pipe()
         self.returncode: int | None = None
         self.pid = os.fork()
         if not self.pid:
             code = 1
             try:
-                _leave_the_parent(down[0], up[1])
-                main(argument)
+                for one in (down[1], up[0]):
+                    os.close(one)
+                _leave_the_parent(name, down[0], up[1])
+                if not files:
+                    _close_above(2)
+                work()
                 code = 0
             finally:
                 os._exit(code)  # nothing of the parent is unwound, flushed or joined here
@@ -88,32 +92,46 @@ class Forked:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _leave_the_parent(source: int, output: int) -> None:
-    """In a copy: a session and standard streams of its own, no file and no signal handler of the parent."""
+def _leave_the_parent(name: str, source: int, output: int) -> None:
+    """In a copy: a name, a session and standard streams of its own, and no signal handler of the parent."""
     gc.freeze()  # what the parent left for its collector would close descriptors that have new owners here
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
     os.setsid()
+    Path("/proc/self/comm").write_text(name, "utf-8")
     above = [fcntl.fcntl(one, fcntl.F_DUPFD, 3) for one in (source, output, os.open(os.devnull, os.O_WRONLY))]
     for place, one in enumerate(above):
         os.dup2(one, place)
+    for one in {source, output, *above} - {0, 1, 2}:
+        os.close(one)
+
+
+def _close_above(highest: int) -> None:
     for one in map(int, os.listdir("/proc/self/fd")):
-        if one > 2:
+        if one > highest:
             with contextlib.suppress(OSError):  # that of the list itself
                 os.close(one)
 
 
-def beside(main: Callable[[str], None], argument: str) -> subprocess.Popen[bytes] | Forked:
-    """Start `main` of a module that can be run, in a session of its own, with two pipes as its standard streams.
+def forks() -> bool:
+    """Whether `beside` makes a fork of this process: not where there are several threads."""
+    return len(os.listdir("/proc/self/task")) == 1
 
-    A copy of this process costs a tenth of an interpreter that begins anew. Raises OSError if none can be started.
+
+def beside(
+    module: str, *arguments: str, copy: Callable[[], None], files: bool = False
+) -> subprocess.Popen[bytes] | Forked:
+    """Start what goes beside a run, in a session of its own, with two pipes as its standard streams: `copy` in a fork
+    of this process, or else a new interpreter, which costs ten times as much, with `module`.
+
+    `files`: a fork keeps those that this process has open. Raises OSError if none can be started.
     """
-    if len(os.listdir("/proc/self/task")) == 1:
-        return Forked(main, argument)
+    if forks():
+        return Forked(module.rpartition(".")[2], copy, files=files)
     return subprocess.Popen(
-        command(main.__module__, argument),
+        command(module, *arguments),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

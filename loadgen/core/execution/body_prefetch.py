@@ -1,9 +1,10 @@
-"""Request bodies of a load that is too large to build in advance: a builder process builds the next ones.
+"""Request bodies of a load that is too large to build in advance, or of which nobody knows how many it will send: a
+builder process builds the next ones.
 
 IO, over two pipes. When a request starts, the worker asks the builder for request numbers that will follow: the next
-turn of the conversation, the next request of the lane, or the next one in the window of an open loop. So the number of
-bodies in memory is bounded by lanes and window, however long the load is. The sending loop builds a body itself only if
-the builder falls behind (counted in `late`).
+turn of the conversation, one of the next requests of the lane, or the next one in the window of an open loop. So the
+number of bodies in memory is bounded by lanes and window, however long the load is. The sending loop builds a body
+itself only if the builder falls behind (counted in `late`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pickle
 import struct
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from loadgen_sdk.dialects.body import body as make_body
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from loadgen.core.requests.prompts import Prompts
 
 HELD_BYTES = 256 << 20  # bytes of bodies in memory; above this, the window requests no more
+DEPTH = 4  # bodies ready for a lane: the next ones come while answers do, up to 5 ms after they are asked for
+LANES_HELD = 512  # bodies ready for all lanes together, where there are no more lanes than that
 PIPE_BYTES = 1 << 20
 READ_BYTES = 256 << 10  # read in one call: about 50 µs
 _FRAME = struct.Struct("<qiiiB")  # number, bytes that follow, built tokens, asked output, index into SOURCES
@@ -42,8 +46,9 @@ class BodyPrefetch(Bodies):
     """As `Bodies`, but another process builds. Create it in a running loop, `await filled()`, then send."""
 
     def __init__(self, job: Job, part: Schedule, prompts: Prompts) -> None:
+        prepare = preparer(job, prompts)
         linked = job.settings.api == "responses" and getattr(job.workload.requests, "turns", None) is not None
-        super().__init__(prompts, preparer(job, prompts), 0, linked=linked)
+        super().__init__(prompts, prepare, 0, linked=linked)
         self._part, self._tuning = part, job.settings.tuning
         self._received: dict[int, tuple[bytes, Built]] = {}
         self._received_bytes = 0
@@ -54,26 +59,25 @@ class BodyPrefetch(Bodies):
         self._buffer = bytearray()
         self._outgoing = bytearray()
         self._all_received: asyncio.Future[None] | None = None
-        self._process = subprocess.Popen(
-            child_process.command("loadgen.core.execution.body_prefetch"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._process = child_process.beside(
+            "loadgen.core.execution.body_prefetch", copy=partial(_build, prompts, prepare), files=True
+        )  # that of a data set may be open
         assert self._process.stdin is not None and self._process.stdout is not None
-        data = pickle.dumps(job)
+        if isinstance(self._process, subprocess.Popen):
+            data = pickle.dumps(job)
+            self._outgoing += len(data).to_bytes(8, "little") + data
         self._read_fd, self._write_fd = self._process.stdout.fileno(), self._process.stdin.fileno()
         for descriptor in (self._read_fd, self._write_fd):
             os.set_blocking(descriptor, False)
             with contextlib.suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._loop = asyncio.get_running_loop()
-        self._outgoing += len(data).to_bytes(8, "little") + data
         self._write_requests()
         self._loop.add_reader(self._read_fd, self._read)
         for stage, span in enumerate(part.stages):
-            lanes = [lane for lane in part.own_lanes(span) if span.chains is None or lane < span.chains]
-            self._request([part.first_number(span.first_chain + lane) for lane in lanes])
+            firsts = [range(lane, span.lanes * _depth(span), span.lanes) for lane in part.own_lanes(span)]
+            chains = sorted(chain for each in firsts for chain in each if span.chains is None or chain < span.chains)
+            self._request([part.first_number(span.first_chain + chain) for chain in chains])
             self._refill(stage)
 
     async def filled(self) -> None:
@@ -113,12 +117,12 @@ class BodyPrefetch(Bodies):
         super().close()
         self._loop.remove_reader(self._read_fd)
         self._loop.remove_writer(self._write_fd)
+        self._process.kill()
+        self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 if pipe is not None:
                     pipe.close()
-        self._process.kill()
-        self._process.wait()
 
     # -- requesting bodies -----------------------------------------------------------------------------------------
 
@@ -132,7 +136,7 @@ class BodyPrefetch(Bodies):
             wanted += [one for one in self._part.following(number) if not self._prompts.follows_replies(one)]
         if number == self._part.first_number(chain):
             if span.lanes:
-                next_chain = chain + span.lanes
+                next_chain = chain + span.lanes * _depth(span)
                 if span.chains is None or next_chain < span.first_chain + span.chains:
                     wanted.append(self._part.first_number(next_chain))
             else:
@@ -207,6 +211,11 @@ class BodyPrefetch(Bodies):
             self._all_received.set_result(None)
 
 
+def _depth(span: StageSpan) -> int:
+    """How many bodies a lane of a closed loop has ready: fewer where many lanes hold them."""
+    return max(1, min(DEPTH, LANES_HELD // max(span.lanes, 1)))
+
+
 def _window(part: Schedule, span: StageSpan) -> Iterator[int]:
     """Numbers of the first turns of this share's chains, in order. None for a closed loop, where each lane asks."""
     if not span.lanes:
@@ -230,11 +239,15 @@ def preparer(job: Job, prompts: Prompts) -> Callable[[int, Request], bytes]:
 
 
 def _run_builder() -> None:
-    """The builder process: request numbers from standard input, bodies to standard output, until the input ends."""
-    os.nice(5)
+    """The builder process that begins anew: a job from standard input, and then as its copy."""
     job = pickle.loads(_exactly(int.from_bytes(_exactly(8), "little")))
     prompts = build_plan(job).requests
-    prepare = preparer(job, prompts)
+    _build(prompts, preparer(job, prompts))
+
+
+def _build(prompts: Prompts, prepare: Callable[[int, Request], bytes]) -> None:
+    """The builder process: request numbers from standard input, bodies to standard output, until the input ends."""
+    os.nice(5)
     pending = bytearray()
     while True:
         data = os.read(0, PIPE_BYTES)

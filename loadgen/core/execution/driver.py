@@ -125,7 +125,8 @@ class Driver:
         wire.hold_ns = settings.hold_ns
         wire.wake = self._on_wake
         wire.tick = self._on_tick
-        if schedule.slots is None or self.steered is not None:  # bodies of a load without end are built during the run
+        # bodies of a load without end are built during the run, where no other process does
+        if own.numbers and (schedule.slots is None or self.steered is not None):
             wire.idle = self._build_ahead
 
     async def run(self) -> None:

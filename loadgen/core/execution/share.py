@@ -23,6 +23,7 @@ from loadgen_sdk.transport.pool import Pool
 from loadgen_sdk.transport.target import header_secrets
 from loadgen_sdk.transport.wire import Wire, raise_file_limit
 
+from loadgen.core import child_process
 from loadgen.core.errors import TargetError
 from loadgen.core.execution import step_targets
 from loadgen.core.execution.bodies import Bodies
@@ -38,7 +39,7 @@ from loadgen.core.schedule.steered import Steered
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.core.workload import Closed
 
-AHEAD = 2_000  # bodies kept ready for a load without end
+AHEAD = 2_000  # bodies kept ready for a load without end, where no process builds them
 SPARE_OPEN = 32  # connections opened before an open-loop run, besides those that its first second needs
 MOST_SPARE = 1_000  # most connections opened before an open-loop run
 BUILD_CPU_S = 20.0  # longest time to build bodies in advance; after it, the load starts with a part of them
@@ -98,8 +99,8 @@ async def equipped(plan: Plan, part: Schedule, share: int) -> AsyncIterator[Equi
     clients = [_client(job, i, requests.history == "server", wire) for i in range(len(job.found))]
     serving = step_targets.serving(settings, requests)
     make_steering = plan.steering
-    prefetch = large(plan.timetable, settings.tuning) and settings.client == "wire" and make_steering is None
-    if prefetch:
+    beside = large(plan.timetable, settings.tuning) or (plan.timetable.slots is None and child_process.forks())
+    if beside and settings.client == "wire" and make_steering is None:
         bodies: Bodies = BodyPrefetch(job, part, requests)
     else:
         linked = job.settings.api == "responses" and getattr(job.workload.requests, "turns", None) is not None

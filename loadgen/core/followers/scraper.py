@@ -512,7 +512,9 @@ class Scraper:
         if not smi and not _named(asked) and not _any_page(addresses, asked.tls):
             return  # an interpreter that finds nothing costs as much as a thousand requests
         with suppress(OSError):  # if no process can be started, no page is read
-            self._process = child_process.beside(main, str(folder))
+            self._process = child_process.beside(
+                "loadgen.core.followers.scraper", str(folder), copy=partial(main, str(folder))
+            )
         tls = asked.tls
         job = ScrapeJob(places=addresses, verify=tls.verify, ca=tls.ca, cert=tls.cert, key=tls.key, smi=smi)
         self._send(msgspec.json.encode(job) + b"\n")

@@ -17,15 +17,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import select
 import socket
 import ssl
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic_ns
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -45,6 +47,7 @@ BACKLOG_LIMIT = 20_000  # reads waiting to be decoded; at this number no more is
 FOREVER = 1 << 62
 
 _IN_PROGRESS = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EINPROGRESS)
+T = TypeVar("T")
 LINUX = sys.platform == "linux"
 
 
@@ -558,13 +561,35 @@ def _tls_error_text(error: ssl.SSLError) -> str:
 async def resolve(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:
     """All addresses of a host as (family, sockaddr), in the resolver's order. Raises OSError (socket.gaierror).
 
-    An address is its own, and leaves no threads of a resolver behind (uvloop keeps four).
+    A name is looked up in a thread that ends with it: those of uvloop stay, and a process of several cannot be forked.
     """
+    find = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
-        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        infos = find(flags=socket.AI_NUMERICHOST)  # an address is its own
     except OSError:
-        infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        infos = await _in_a_thread(find)
     return list(dict.fromkeys((family, address) for family, _, _, _, address in infos))
+
+
+async def _in_a_thread(work: Callable[[], T]) -> T:
+    """What `work` returns or raises. Nobody waits for its thread if this is cancelled."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def tell(said: Callable[[Any], None], what: Any) -> None:
+        if not done.done():
+            said(what)
+
+    def carry_out() -> None:
+        try:
+            said: tuple[Callable[[Any], None], Any] = (done.set_result, work())
+        except Exception as error:
+            said = done.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(tell, *said)
+
+    threading.Thread(target=carry_out, daemon=True).start()
+    return await done
 
 
 def raise_file_limit(needed: int) -> int:

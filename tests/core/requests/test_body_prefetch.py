@@ -14,6 +14,7 @@ import pytest
 from runs import NO_PAGES, frozen_at_birth, says, when_started
 from servers import log, shared
 
+from loadgen.core.errors import UserError
 from loadgen.core.execution import bodies, run
 from loadgen.core.execution.body_prefetch import BodyPrefetch, preparer
 from loadgen.core.execution.events import RunEvent, RunPlanned
@@ -108,6 +109,35 @@ def test_a_load_without_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(("lanes", "turns", "made"), [("3", "", 12), ("20", TURNS, 80), ("300", "", 300)])
+def test_of_a_load_without_end_a_few_bodies_a_lane_are_made_before_it(
+    tmp_path: Path, lanes: str, turns: str, made: int
+) -> None:
+    """However long they are; the next ones are made as these are sent."""
+    planned: list[Plan] = []
+
+    def hear(event: RunEvent) -> None:
+        if isinstance(event, RunPlanned):
+            planned.append(event.plan)
+            raise UserError("unsupported", "enough was seen", "")
+
+    settings = Settings(url=shared(Options()).url, model="sim", server="trtllm", out=tmp_path / "out", **NO_PAGES)
+    with pytest.raises(UserError):
+        run.execute(workload(tmp_path, turns, concurrency=lanes, duration="9s", warmup="0"), settings, (hear,))
+    (plan,) = planned
+
+    async def held() -> int:
+        prefetch = BodyPrefetch(plan.job, timetable.shard(plan.timetable, 0, 1), plan.requests)
+        try:
+            await prefetch.filled()
+            return len(prefetch._received) + len(prefetch._requested)
+        finally:
+            prefetch.close()
+
+    assert asyncio.run(held()) == made * len(plan.timetable.stages)
+
+
+@pytest.mark.processes
 def test_only_so_much_is_held(tmp_path: Path) -> None:
     planned: list[Plan] = []
 
@@ -142,7 +172,7 @@ def test_a_builder_that_dies_makes_them_late_and_no_worse(tmp_path: Path) -> Non
         (builder,) = [
             one
             for one in children
-            if "loadgen.core.execution.body_prefetch" in Path(f"/proc/{one}/cmdline").read_text()
+            if "body_prefetch" in Path(f"/proc/{one}/cmdline").read_text() + Path(f"/proc/{one}/comm").read_text()
         ]
         os.kill(int(builder), signal.SIGKILL)
 
