@@ -61,6 +61,8 @@ COMMANDS: OpenTable[CommandRow] = OpenTable(
                    "loadgen.interop.fit_command:fit"),
         CommandRow("sim", "tools", "Serve a simulated model over HTTP until Ctrl-C.",
                    "loadgen.sim.command:sim"),
+        CommandRow("kube", "tools", "A run from the pods of a Kubernetes cluster.",
+                   "loadgen.kube.command:app"),
         CommandRow("schema", "tools", "The JSON Schema of a file that people write.",
                    "loadgen.shell.schema:schema"),
     ),

@@ -29,6 +29,7 @@ import places
 import pyarrow.parquet as pq
 from frozen import figures, over, sha, shape
 from named import told
+from pods import cluster
 
 import loadgen
 from loadgen.sim.server import embedded
@@ -163,8 +164,9 @@ ASKED: list[list[str]] = [
     ["answers", "set.jsonl", "--rows", "4", "--max-tokens", "4", "--json", "--out", "answers"],
     ["mlperf", "accuracy", "-b", "llama2-70b", "--dataset", "set.jsonl", "--json", "--out", "accuracy"],
     ["report", "answers", "--json"],
+    ["kube", "status", "bench", "--json"],
 ]
-"""These ask an endpoint over HTTP, or read what came of it."""
+"""These ask an endpoint over HTTP or a cluster, or read what came of it."""
 
 
 WRONG = [
@@ -264,7 +266,8 @@ OPENED: dict[str, Callable[[Path], Any]] = {
 def asked(where: Path) -> dict[str, Any]:
     """What the commands print and write that have no virtual time."""
     inputs(where)
-    with embedded.start(Options(ttft="1ms", itl="0", seed=3)) as server:
+    with embedded.start(Options(ttft="1ms", itl="0", seed=3)) as server, cluster(where / "kubernetes") as kubernetes:
+        kubernetes.hold("bench")
         url = {"answers": ["--url", server.url], "mlperf": ["--url", server.url]}
         found = {" ".join(call): ended(where, [*call, *url.get(call[0], [])], shape) for call in ASKED}
     return found | {"formats": formats([*where.glob("*/*")])}

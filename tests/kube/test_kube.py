@@ -1,0 +1,92 @@
+"""Whole runs on pods, which are processes of this machine here: what comes back, and what a lost one costs."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pods import check, cluster, typed, wait
+
+from loadgen.core import run_folder
+from loadgen.core.results import manifest
+from loadgen.sim.server.embedded import Embedded, start
+from loadgen.sim.server.options import Options
+
+pytestmark = pytest.mark.processes
+SECRET = "sk-never-written-4711"
+QUICK = ("--server-metrics", "off", "--energy", "off", "--warmup", "0", "--seed", "7", "--pods", "2", "--name", "bench")
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[Embedded]:
+    (tmp_path / "key").write_text(SECRET)
+    with start(Options(ttft="50ms", itl="1ms", api_key_file=str(tmp_path / "key"))) as made:
+        yield made
+
+
+def load(folder: Path, endpoint: Embedded, *more: str) -> list[str]:
+    file = folder / "w.yaml"
+    file.write_text("name: many\nrequests: {input_tokens: 8, output_tokens: 20}\n")
+    return [str(file), "--url", endpoint.url, "--grace", "1s", *QUICK, *more]
+
+
+def test_a_run_is_sent_by_pods_and_a_pod_that_is_lost_before_it_is_replaced(
+    tmp_path: Path, endpoint: Embedded, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    with cluster(tmp_path / "cluster", STAND_IN_LOST="1:0", OPENAI_API_KEY=SECRET) as made:
+        code = typed("run", *load(tmp_path, endpoint, "--num-requests", "40", "-c", "4", "-o", str(out)))
+        said = capfd.readouterr()
+        assert code in (0, 3), said  # 3: a busy host's senders are late
+        assert f"results in {out}" in said.err and "2 workers on 2 nodes" in said.out
+        for one in made.objects():
+            if one["kind"] != "Secret":
+                assert base64.b64encode(SECRET.encode()).decode() not in json.dumps(one)
+            check({key: value for key, value in one.items() if key != "status"})
+        written = [*made.root.glob("calls"), *made.root.glob("pods/*/log"), *out.rglob("*")]
+        assert not any(SECRET.encode() in path.read_bytes() for path in written if path.is_file())
+        wait(lambda: typed("status", "bench", "--json") == 0 and json.loads(capfd.readouterr().out)["phase"] == "ended")
+        assert typed("status", "bench", "--json") == 0
+        found = json.loads(capfd.readouterr().out)
+        assert [pod["replaced"] for pod in found["pods"]] == [0, 1]
+        assert typed("status") == 0 and "1 pod replaced" in capfd.readouterr().out
+        assert typed("results", "bench", "-o", str(tmp_path / "again")) == 3
+        assert "its results with it" in capfd.readouterr().err
+    summary = run_folder.open_run(out).summary
+    assert summary.requests.ok == 40 and not summary.requests.lost
+    header = manifest.decode((out / "run.json").read_bytes(), "run.json")
+    assert header.cluster is not None and [one.lost for one in header.cluster.workers] == [False, False]
+
+
+def test_a_pod_that_is_lost_under_load_is_a_lost_worker_and_the_result_says_so(
+    tmp_path: Path, endpoint: Embedded, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    with cluster(tmp_path / "cluster", OPENAI_API_KEY=SECRET) as made:
+        flags = ("--request-rate", "40", "-d", "6s", "-o", str(out), "--detach")
+        assert typed("run", *load(tmp_path, endpoint, *flags)) == 0
+        assert "loadgen kube results bench" in capfd.readouterr().err
+        rows = made.root / "pods/bench-0-try0/results/bench/spool/w1.rows"
+        wait(lambda: rows.exists() and rows.stat().st_size > 0)
+        assert typed("results", "bench", "-o", str(out)) == 2
+        assert "the run goes on" in capfd.readouterr().err
+        made.kill("bench-1-try0")
+        assert typed("results", "bench", "-o", str(out), "--wait") == 3
+        assert "worker 1 was lost with node" in capfd.readouterr().out
+        assert typed("logs", "bench") == 0 and "INVALID" in capfd.readouterr().out
+        assert typed("logs", "bench", "--index", "2") == 2
+    summary = run_folder.open_run(out).summary
+    assert summary.requests.lost and summary.requests.ok and not summary.verdict.valid
+
+
+def test_a_cluster_that_does_not_answer_is_a_fault(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with cluster(tmp_path / "cluster"):
+        assert typed("status", "nobody") == 3
+        assert 'jobs.batch "nobody" not found' in capfd.readouterr().err
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PATH", str(tmp_path))
+            assert typed("status") == 2
+    assert "no kubectl on the path" in capfd.readouterr().err
