@@ -53,7 +53,7 @@ GROWTH = 1.5  # of the median TTFT, from the first third of the time to the last
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """One cause. `share`: of the slow requests that carry its trace, or of their excess that it explains."""
 
-    code: str  # client, network, startup, stalls, target, power, preemptions, kv_cache, long_prompts, queue
+    code: str  # client, network, startup, stalls, target, power, preemptions, kv_cache, long_prompts, queue, batch
     share: float
     sure: str  # likely, possible
     evidence: str
@@ -77,6 +77,7 @@ class _Case(NamedTuple):
     time: NDArray[np.float64]  # of the due instants, from 0 to 1
     span_s: float
     part: NDArray[np.int64]  # target and replica
+    stride: int  # one of so many requests is among the rows
     excess: dict[str, float]  # part of TTFT -> its share of what the slow took longer than the fast
     pages: dict[str, series.MetricCurve]  # quantity of the servers' metrics pages -> its values
     header: Header
@@ -90,17 +91,18 @@ def explain(measured: Sequence[Columns], header: Header, samples: Sequence[Metri
     if len(streamed) < FEWEST:
         return Explanation()
     in_order = streamed[np.lexsort((everything["slot"][streamed], everything["due_ns"][streamed]))]
-    rows = JoinedColumns(measured, ok=True, order=in_order[:: len(in_order) // MOST + 1])
+    stride = len(in_order) // MOST + 1
+    rows = JoinedColumns(measured, ok=True, order=in_order[::stride])
     ttft, due = rows.measure("ttft"), rows["due_ns"]
     slow = ttft > SLOW * np.quantile(ttft, FAST, method="lower")
     fast = (ttft <= np.median(ttft)) & ~slow
     is_slow = slow.sum() >= max(FEWEST_SLOW, len(ttft) // 100) and bool(fast.any())
     span = max(int(due[-1] - due[0]), 1)
     case = _Case(
-        rows, ttft, slow, fast, (due - due[0]) / span, span / 1e9, keys(rows),
+        rows, ttft, slow, fast, (due - due[0]) / span, span / 1e9, keys(rows), stride,
         _excess(rows, ttft, slow, fast) if is_slow else {}, series.curves(samples), header, samples,
     )  # fmt: skip
-    found = [cause for detect in (_DETECTORS if is_slow else (_power,)) if (cause := detect(case)) is not None]
+    found = [cause for detect in (_DETECTORS if is_slow else _OF_ALL) if (cause := detect(case)) is not None]
     return Explanation(text=_paragraph(found, case), slow=int(slow.sum()), causes=tuple(found))
 
 
@@ -109,7 +111,8 @@ def _paragraph(found: Sequence[Cause], case: _Case) -> str:
         return ""
     first, *others = found
     slow = f"{case.slow.sum():,} of {len(case.ttft):,} requests took more than {SLOW:g} times the usual TTFT: "
-    text = f"{first.sure.capitalize()}: {'' if first.code == 'power' else slow}{first.evidence}."
+    of_all = first.code in ("power", "batch") or not case.excess
+    text = f"{first.sure.capitalize()}: {'' if of_all else slow}{first.evidence}."
     return text + (f" Also: {'; '.join(cause.evidence for cause in others)}." if others else "")
 
 
@@ -300,6 +303,57 @@ def _queue(case: _Case) -> Cause | None:
     )
 
 
+def _missed(case: _Case, metric: str, values: NDArray[np.int64]) -> float:
+    """The tightest limit of the SLO for this metric that these values miss, in ms; 0 where none is missed."""
+    terms = [term for term in (case.header.slo.terms if case.header.slo else ()) if term.metric == metric]
+    missed = [term.limit_ns for term in terms if (values > term.limit_ns).mean() > 1 - term.quantile]
+    return min(missed, default=0) / 1e6
+
+
+def _waits(case: _Case) -> Cause | None:
+    """A promise of TTFT that is missed by requests that waited alike, as in a queue that was there from the start."""
+    if not _missed(case, "ttft", case.ttft) or (case.rows["server_queue_ns"] < 0).any():
+        return None
+    queue, whole = float(case.rows["server_queue_ns"].mean()) / 1e6, float(case.ttft.mean()) / 1e6
+    if queue < MOSTLY * whole:
+        return None
+    text = f"all requests waited in the server's queue, {queue:,.0f} of a mean TTFT of {whole:,.0f} ms"
+    return _cause("queue", queue / whole, f"{text}: more was asked for than it carries")
+
+
+def _batch(case: _Case) -> Cause | None:
+    """A promise of TPOT that is missed: what is decoded at once shares the server.
+
+    Likely where tokens took longer while more was decoded; possible where all took as long.
+    """
+    tpot = case.rows.measure("tpot")
+    known = tpot != UNDEFINED
+    tpot, first, done = tpot[known], case.rows["first_token_ns"][known], case.rows["done_ns"][known]
+    limit_ms = _missed(case, "tpot", tpot) if len(tpot) >= FEWEST else 0
+    if not limit_ms:
+        return None
+    middle = first + (done - first) // 2
+    begun, ended = (np.searchsorted(np.sort(at), middle, side="right") for at in (first, done))
+    decoded = (begun - ended) * case.stride
+    few, many = decoded <= np.quantile(decoded, 0.2), decoded >= np.quantile(decoded, 0.8)
+    low_ms, high_ms = (float(np.median(tpot[which])) / 1e6 for which in (few, many))
+    low, high = (int(np.median(decoded[which])) for which in (few, many))
+    limit = f"the limit is {limit_ms:,.4g} ms"
+    if high_ms >= STEP * low_ms:
+        between = (low_ms * high_ms) ** 0.5 * 1e6
+        share = min(float((tpot[few] < between).mean()), float((tpot[many] > between).mean()))
+        text = (
+            f"a token took {low_ms:,.4g} ms while {low:,} answers were decoded at once, {high_ms:,.4g} ms with {high:,}"
+        )
+        said = _cause("batch", share, f"{text}, and {limit}: a lower rate, or more replicas, leaves fewer at once")
+    else:
+        usual = float(np.median(tpot))
+        share = float((abs(tpot / usual - 1) < STEP - 1).mean())
+        text = f"a token of nearly every answer took {usual / 1e6:,.4g} ms, with {low:,} to {high:,} decoded at once"
+        said = _cause("batch", share, f"{text}, and {limit}: too many at once, or the server's own speed", "possible")
+    return said if share >= CLEARLY else None
+
+
 def _waits_in_prefill(case: _Case) -> bool:
     """Whether the account of the server counts waiting as prefill: it took the slow requests longer, though their
     prompts are not longer than those of the fast ones. Dynamo's begins when a worker has the request."""
@@ -311,5 +365,6 @@ def _waits_in_prefill(case: _Case) -> bool:
 
 
 _DETECTORS: tuple[Callable[[_Case], Cause | None], ...] = (
-    _client, _network, _startup, _stalls, _target, _power, _preemptions, _kv_cache, _long_prompts, _queue,
+    _client, _network, _startup, _stalls, _target, _power, _preemptions, _kv_cache, _long_prompts, _queue, _batch,
 )  # fmt: skip
+_OF_ALL: tuple[Callable[[_Case], Cause | None], ...] = (_power, _waits, _batch)  # where no request stands out

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from loadgen.core.metrics.causes import Explanation, explain
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.results.manifest import Header
 from loadgen.core.server_metrics.series import UP, MetricSample
+from loadgen.shell.app import main
 
 pytestmark = pytest.mark.commands
 
@@ -97,3 +99,23 @@ def test_the_paragraph_stands_above_the_verdict(tmp_path: Path) -> None:
     assert run.summary.causes.causes[0].code == "queue"
     above = " ".join(str(run).rsplit("VALID", 1)[0].split())
     assert "Likely: " in above and "queue, which grew" in above
+
+
+@pytest.mark.parametrize(
+    ("rate", "length", "code", "words"),
+    [
+        ("33", ("-d", "5m"), "batch", "Likely: a token took"),  # begins empty: less is decoded at first
+        ("28", ("-d", "5m", "--warmup", "3m"), "batch", "Possible: a token of nearly every answer took"),
+        ("80", ("-d", "5m", "--warmup", "3m"), "queue", "Likely: all requests waited in the server's queue"),
+        ("10", ("-d", "5m"), "", ""),
+    ],
+)
+def test_a_promise_that_all_miss_alike_has_a_cause_too(
+    tmp_path: Path, rate: str, length: tuple[str, ...], code: str, words: str
+) -> None:
+    slo = ("--slo", "ttft:2s:p95", "--slo", "tpot:45ms:p95")
+    with pytest.raises(SystemExit):
+        main(["run", "rag", "--url", "sim:gb300-vm", "--request-rate", rate, *length, *slo, "-o", str(tmp_path / "r")])
+    said = json.loads((tmp_path / "r" / "summary.json").read_bytes())["causes"]
+    assert said["text"].startswith(words) and bool(said["text"]) == bool(words)
+    assert [cause["code"] for cause in said["causes"]][:1] == [code] * bool(code)
