@@ -1,0 +1,351 @@
+"""The features behind a load: figures, whether they are to be trusted, verdicts, evidence, money, others, fleets."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+import loadgen_sdk
+import yaml
+from canned import answer, events, serving
+from feature_bench import PLAIN, ROOT, Bench, Feature, Missing, Ran
+from load_rows import TENANTS
+
+from loadgen import formats
+from loadgen.commands import COMMANDS
+from loadgen.core.errors import Faults
+from loadgen.formats import FORMATS, ToolFile
+from loadgen.pricing.price_file import load_prices
+
+RIVALS = ROOT / "tests/data/rivals"
+PRICES = ROOT / "docs/prices.example.yaml"
+TALKS = "requests: {input_tokens: 40, output_tokens: 5, turns: {count: 3, tool_result_tokens: 20}}"
+TASK = """requests:
+  steps:
+    plan: {input_tokens: 40, output_tokens: 5}
+    write: {after: plan, input_tokens: 20, output_tokens: 5}
+"""
+AT = "--model m -c 2 --warmup 0 --server-metrics off --energy off"
+CONTRACT = """name: short
+horizon: 5s
+levels:
+  - {name: one, workload: w.yaml, concurrency: 2, duration: 60s, must: [{ttft: {limit: 1s, at: p50}}]}
+"""
+STEADY = "-c 4 -d 120s --warmup 10s"
+
+
+def has(ran: Ran, *paths: str) -> bool:
+    try:
+        return all(ran[path] not in ([], {}) for path in paths)
+    except Missing:
+        return False
+
+
+def exported(bench: Bench, form: str) -> str:
+    ran = bench.do(f"export {bench.run().folder} --as {form}")
+    return "" if ran.code else ran.out
+
+
+def raw_gaps(bench: Bench) -> bool:
+    """The gaps of each request, as the vLLM family writes them: one less than tokens, when the run kept them."""
+    found = json.loads(exported(bench, "vllm")).get("itls") or []
+    return bool(found) and all(len(gaps) == 4 for gaps in found)
+
+
+def read_back(bench: Bench) -> dict[str, bool]:
+    """Each file that another tool has written itself, by its own reader."""
+    found = {}
+    for file in sorted(RIVALS.glob("*.json*")):
+        text = file.read_text("utf-8")
+        with_lines = file.suffix == ".jsonl"
+        value = json.loads(text.splitlines()[-1] if with_lines else text)
+        given = ToolFile(str(file), text, value, len(text.splitlines()) if with_lines else 0)
+        row = next((row for row in formats.having("fits") if formats.call(row, "fits", given)), None)
+        if row is not None:
+            found[row.tool] = bool(formats.call(row, "read", given).figures)
+    return found
+
+
+def written(bench: Bench) -> dict[str, bool]:
+    found = {row.tool or row.name: bool(exported(bench, row.name)) for row in FORMATS.own if row.write}
+    return found | {row.tool: row.send != "" for row in FORMATS.own if row.name in ("mlflow", "wandb")}
+
+
+def prices(bench: Bench, **changed: Any) -> bool:
+    """Whether a price file with these keys in its first rented machine is read."""
+    text = yaml.safe_load(PRICES.read_text("utf-8"))
+    text["rented"][0] |= changed
+    try:
+        load_prices(bench.file("prices.json", json.dumps(text, default=str)))
+    except Faults:
+        return False
+    return True
+
+
+def cost(bench: Bench, flags: str = "") -> Ran:
+    ran = bench.run(f"{STEADY} --shape ND128isr_GB300_v6")
+    return bench.do(f"cost {ran.folder} --prices {PRICES} --json {flags}")
+
+
+def search(bench: Bench) -> bool:
+    bench.file("w.yaml", "name: w", PLAIN)
+    found = bench.do("search w.yaml --url sim:gb300-vm --slo ttft:1s:p50 --over concurrency --low 1 --high 4 -d 20s "
+                     "--no-sustain --max-probes 3 --seed 1 -o search")  # fmt: skip
+    return found.code in (0, 3) and "Highest load within the SLO" in found.out
+
+
+def contract(bench: Bench) -> bool:
+    bench.file("w.yaml", "name: w", PLAIN)
+    ran = bench.do(f"validate {bench.file('contract.yaml', CONTRACT).name} --url sim:gb300-vm --seed 1 --json -o poc")
+    return ran["verdict"] in ("PASS", "FAIL", "INCONCLUSIVE")
+
+
+def failures(bench: Bench) -> bool:
+    """An endpoint that refuses everything after a while."""
+    said = events({"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}]})
+    refusal = answer({"error": {"message": "too much"}}, "429 Too Many Requests")
+    with serving(*[said] * 20, refusal) as server:
+        ran = bench.run(f"{AT} --server openai -n 40", url=server.url)
+    ok, refused = ran["requests.ok"], ran["requests.by_error.http_429.count"]
+    return bool(ok + refused == 40 and refused >= 20 and ran["ttft_ms.count"] == ok)
+
+
+def cache_writes(bench: Bench) -> bool:
+    usage = {"input_tokens": 9, "cache_creation_input_tokens": 40, "cache_read_input_tokens": 1, "output_tokens": 1}
+    said = events(
+        {"type": "message_start", "message": {"usage": usage}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a"}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage},
+        {"type": "message_stop"},
+        done=False,
+    )
+    with serving(said) as writing:
+        ran = bench.run(f"{AT} --api messages -n 4", url=writing.url)
+    return bool(ran["tokens.cache_written"] == 160)
+
+
+def size(bench: Bench) -> bool:
+    ran = bench.run(f"{STEADY} --slo ttft:1s:p50")
+    return bench.do(f"size {bench.file('w.yaml', 'name: w', PLAIN).name} {ran.folder} --users 500 --json").code == 0
+
+
+def signed(bench: Bench) -> bool:
+    bench.do(f"bundle {bench.run().folder} -o run.zip")
+    return "VERIFIED" in bench.do("verify run.zip").out and "--sign" in bench.help("bundle")
+
+
+def manifest(*kinds: str) -> bool:
+    """Whether deploy/ has Kubernetes objects of these kinds."""
+    found = [
+        one.get("kind")
+        for file in (ROOT / "deploy").glob("*.yaml")
+        for one in yaml.safe_load_all(file.read_text("utf-8"))
+        if one
+    ]
+    return all(kind in found for kind in kinds)
+
+
+FIGURES = (
+    Feature(
+        "TTFT from the instant a request was due; from when it was sent beside it",
+        lambda b: has(b.run(), "ttft_ms.p50", "ttft_from_sent_ms.p50"),
+    ),
+    Feature(
+        "TPOT, ITL, E2E, largest gap",
+        lambda b: has(b.run(), "tpot_ms.p50", "itl_ms.p50", "e2e_ms.p50", "max_gap_ms.p50"),
+    ),
+    Feature("Normalised TPOT: E2E over output tokens", lambda b: has(b.run(), "figures.e2e_per_token_ms.p50")),
+    Feature("Time to the first answer behind a reasoning", lambda b: has(b.run(), "first_answer_ms.p50")),
+    Feature(
+        "Throughput while load was offered, and of the whole run, per GPU too",
+        lambda b: has(
+            b.run(), "tokens.steady_output_per_s", "tokens.whole_output_per_s", "tokens.output_per_s_per_gpu"
+        ),
+    ),
+    Feature(
+        "Goodput: requests within every limit", lambda b: b.run("-c 4 -n 24 --slo ttft:1s:p50")["goodput.share"] == 1.0
+    ),
+    Feature(
+        "Percentiles of one's choice", lambda b: "p99.5" in b.report(b.run("-c 4 -n 24 --set percentiles=25,99.5"))
+    ),
+    Feature("Raw gaps of each request in an export", raw_gaps),
+    Feature(
+        "Every request kept as a record, also as CSV",
+        lambda b: len(list(csv.reader(io.StringIO(exported(b, "csv"))))) == 25,
+    ),
+    Feature("How answers ended, as a table", lambda b: "How answers ended" in b.report(b.run())),
+    Feature(
+        "Where TTFT and E2E went: client, connect, queue, prefill, decode", lambda b: has(b.run(), "splits.groups")
+    ),
+    Feature(
+        "DNS and TLS apart in the time to connect", lambda b: has(b.http(), "figures.dns_ms.p50", "figures.tls_ms.p50")
+    ),
+    Feature("Conversations and tasks as a whole", lambda b: has(b.run("-c 2 -n 4", TALKS), "sessions.duration_ms.p50")),
+    Feature("Each step of a task", lambda b: has(b.run("-c 2 -n 4", TASK), "steps")),
+    Feature("Cached prompt tokens", lambda b: has(b.run(), "tokens.cached_share")),
+    Feature("Cache writes of Anthropic messages", cache_writes),
+    Feature("Speculative decoding: acceptance and accepted length", lambda b: "acceptance" in b.run()["figures"]),
+    Feature(
+        "Time back to the SLO after a spike",
+        lambda b: has(
+            b.run(
+                "--slo ttft:1s:p50",
+                f"{PLAIN}\nstages:\n  - {{arrival: {{constant: 10/s}}, duration: 4s}}\n"
+                "  - spike: 3x for 2s\n  - {arrival: {constant: 10/s}, duration: 20s}",
+            ),
+            "recovery",
+        ),
+    ),
+    Feature("Fairness between tenants", lambda b: has(b.run("-c 2 -n 8", TENANTS), "fairness")),
+    Feature("Change over the time of a run", lambda b: has(b.run(STEADY), "drift.blocks")),
+    Feature(
+        "Intervals from within one long run (batch means)", lambda b: has(b.run(STEADY), "within.ttft_ms.mean.low")
+    ),
+    Feature("Nodes of a fleet against each other", lambda b: has(b.run(STEADY), "between.variances")),
+)
+
+TRUTH = (
+    Feature(
+        "VALID or INVALID, with codes for programs",
+        lambda b: (
+            b.run("--request-rate 50 -n 50 --max-in-flight 1")["verdict.valid"] is False
+            and bool(b.run("--request-rate 50 -n 50 --max-in-flight 1")["verdict.codes"])
+        ),
+    ),
+    Feature("Quantiles that the sample cannot support are marked", lambda b: "p99" not in b.run()["ttft_ms.supported"]),
+    Feature(
+        "The client's own lag and the error of its stamps",
+        lambda b: has(b.http(), "send_lag_ms.p50", "stamp_error_ms.p50"),
+    ),
+    Feature("Arrival instants by the kernel", lambda b: b.http()["client.kernel_stamp_share"] > 0),
+    Feature("Whether the load that came is the load asked for", lambda b: has(b.run(), "stimulus")),
+    Feature("Whether the load can be sustained", lambda b: has(b.run(STEADY), "sustainable.parts")),
+    Feature("Failures by kind, never among the latencies", failures),
+    Feature(
+        "A check of target and host before the load", lambda b: b.do("doctor --url sim:gb300-vm --json").code in (0, 3)
+    ),
+)
+
+JUDGEMENT = (
+    Feature(
+        "An SLO decides the exit code",
+        lambda b: (b.run("-c 4 -n 24 --slo ttft:1s:p50").code, b.run("-c 4 -n 24 --slo ttft:1ms:p50").code) == (0, 1),
+    ),
+    Feature(
+        "Several loads in one command: the curve",
+        lambda b: len(b.do("sweep qa --url sim:gb300-vm -c 1,2 -n 4 --osl 5 --seed 1 --json -o sweep")["levels"]) == 2,
+    ),
+    Feature(
+        "A grid of lengths and loads",
+        lambda b: b.do("sweep qa --url sim:gb300-vm -c 1 --isl 20,40 --osl 5 -n 2 --seed 1 --json -o grid").code != 2,
+    ),
+    Feature("The highest load that keeps an SLO, with an interval", search),
+    Feature("A search within one run", lambda b: "--continuous" in b.help("search")),
+    Feature(
+        "Repeats and their intervals",
+        lambda b: b.do("run qa --url sim:gb300-vm -c 1 -n 3 --osl 5 --repeat 2 --seed 1 -o twice").code != 2,
+    ),
+    Feature(
+        "Two results compared, each difference with an interval",
+        lambda b: b.do(f"compare {b.run().folder} {b.run('-c 2 -n 24').folder} --json").code == 0,
+    ),
+    Feature("A baseline kept by name", lambda b: b.do(f"compare {b.run().folder} --save base").code == 0),
+    Feature("A contract: PASS, FAIL or INCONCLUSIVE", contract),
+    Feature(
+        "JUnit for a build", lambda b: b.run("-c 2 -n 4 --junit run.xml").code != 2 and (b.folder / "run.xml").exists()
+    ),
+    Feature("A GitHub action", lambda b: "runs" in yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))),
+    Feature(
+        "MLPerf's rules: Server, Interactive, Offline, accuracy",
+        lambda b: {
+            mode: mode in b.do("mlperf --help").out for mode in ("server", "interactive", "offline", "accuracy")
+        },
+    ),
+    Feature("Answers scored, against references or a peer", lambda b: "--against" in b.help("answers")),
+)
+
+EVIDENCE = (
+    Feature("One file with a result and all it rests on, checked by making it again, signed", signed),
+    Feature(
+        "A page of each result that opens without network",
+        lambda b: (
+            b.do(f"report {b.run().folder} --html page.html").code != 2
+            and "http://" not in "".join((b.folder / "page.html").read_text("utf-8").split("src=")[1:])[:200]
+        ),
+    ),
+    Feature("A folder of results in a browser", lambda b: "ui" in {row.name for row in COMMANDS.own}),
+    Feature(
+        "JSON Schemas of the files people write",
+        lambda b: {
+            what: "$schema" in b.do(f"schema {what}".strip()).out for what in ("", "contract", "prices", "targets")
+        },
+    ),
+)
+
+MONEY = (
+    Feature("What a request and a million tokens cost", lambda b: has(cost(b), "offers")),
+    Feature(
+        "Machines rented and bought, and prices by the token, each with date and source",
+        lambda b: not prices(b, source=None) and not prices(b, as_of=None) and prices(b),
+    ),
+    Feature("Cache writes in prices by the token", lambda b: "per_million_cache_write" in b.do("schema prices").out),
+    Feature(
+        "Storage, support, egress", lambda b: prices(b, storage_per_month=100, support_per_month=50, egress_per_gb=0.1)
+    ),
+    Feature(
+        "Reserved against spot, with the work that an interruption loses",
+        lambda b: prices(b, commitment="spot", interruptions={"per_hour": 0.05, "lost": "10m"}),
+    ),
+    Feature("Idle hours of a day", lambda b: "14h@10%,10h@70%" in b.help("cost")),
+    Feature("Prices of an earlier day", lambda b: "--as-of" in b.help("cost")),
+    Feature("By year, with a discount", lambda b: has(cost(b), "offers") and "by_year" in cost(b).out),
+    Feature("Declared power held against measured", lambda b: "power_checks" in cost(b).out),
+    Feature("How many machines for so many users", size),
+    Feature(
+        "The money of a run before it starts, and a limit of it",
+        lambda b: {flag: flag in b.help("run") for flag in ("--prices", "--max-cost")},
+    ),
+)
+
+OTHERS = (
+    Feature("Result files of other tools read, under their definitions", read_back),
+    Feature("Runs written in the form of others", written),
+    Feature("MLPerf LoadGen's log files", lambda b: any(row.name == "mlperf-log" and row.read for row in FORMATS.own)),
+)
+
+FLEETS = (
+    Feature(
+        "Prometheus and OpenTelemetry follow a run",
+        lambda b: all(f in b.help("run") for f in ("--prometheus", "--otel")),
+    ),
+    Feature("The servers' own metrics beside the load", lambda b: "--server-metrics" in b.help("run")),
+    Feature("Energy of the accelerators", lambda b: "--energy" in b.help("run")),
+    Feature("Workers on many machines: Ray, or agents", lambda b: "agents:HOST:PORT" in b.help("run")),
+    Feature("An image", lambda b: (ROOT / "deploy/Dockerfile").read_text("utf-8").count("FROM ") > 0),
+    Feature(
+        "Kubernetes: a Job, a chart, a command that runs it and brings results back",
+        lambda b: {
+            "a Job": manifest("Job"),
+            "a chart": any((ROOT / "deploy").rglob("Chart.yaml")),
+            "a command": "kube" in {row.name for row in COMMANDS.own},
+        },
+    ),
+    Feature("Results in object stores", lambda b: "s3://" in b.help("run")),
+    Feature("A live view", lambda b: "--progress" in b.help("run")),
+)
+
+SDK = (
+    Feature(
+        "A client for applications that measures itself",
+        lambda b: all(name in loadgen_sdk.__all__ for name in ("Client", "BlockingClient", "Measurement")),
+    ),
+    Feature("Other clients measured as they are", lambda b: "instrument" in loadgen_sdk.__all__),
+    Feature(
+        "Retries, throttles, budgets, fallbacks",
+        lambda b: {name: name in loadgen_sdk.__all__ for name in ("Retry", "Throttle", "Budget", "Fallback")},
+    ),
+    Feature("A trace of an application without its texts", lambda b: "record_shape" in loadgen_sdk.__all__),
+    Feature("Plug-ins: servers, formats, figures, commands by rows", lambda b: COMMANDS.others is not None),
+)

@@ -1,0 +1,56 @@
+"""docs/features.md between its marks: rows and what their checks said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from answer_rows import EVIDENCE, FIGURES, FLEETS, JUDGEMENT, MONEY, OTHERS, SDK, TRUTH
+from feature_bench import ROOT, Bench, verdict
+from load_rows import CONTENT, DOORS, LOAD
+from other_rows import SEEN, TOOLS, verdicts
+
+PAGE = ROOT / "docs/features.md"
+BEGIN = "<!-- features: made by tests/make_features.py, which runs each check -->"
+END = "<!-- end of the features -->"
+OTHERS_HEAD = """
+## Seen in the files of others
+
+What is in result files of other tools that were run here, on the day in the head of the column ([rivals](rivals.md),
+`results/rivals/`). What no file shows has no row.
+"""
+GROUPS = {
+    "When requests come": LOAD,
+    "What they ask": CONTENT,
+    "Where they go": DOORS,
+    "Figures": FIGURES,
+    "Whether they are to be trusted": TRUTH,
+    "Judgement": JUDGEMENT,
+    "Evidence": EVIDENCE,
+    "Money": MONEY,
+    "Other tools' files": OTHERS,
+    "Fleets": FLEETS,
+    "In applications": SDK,
+}
+
+
+def tables(folder: Path) -> str:
+    """Every table; the checks are carried out in this empty folder."""
+    bench = Bench(folder)
+    lines, count = [], {"yes": 0, "partly": 0, "no": 0}
+    for group, features in GROUPS.items():
+        lines += ["", f"## {group}", "", "| feature | | not there |", "|---|---|---|"]
+        for feature in features:
+            word, absent = verdict(feature, bench)
+            count[word] += 1
+            lines.append(f"| {feature.name} | {word} | {absent} |")
+    said = f"{sum(count.values())} features: " + ", ".join(f"{number} {word}" for word, number in count.items()) + "."
+    heads = [f"{tool.name} {tool.version}, {tool.seen}" for tool in TOOLS]
+    lines += [OTHERS_HEAD, f"| in the result file | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
+    lines += [f"| {row.name} | {' | '.join(verdicts(row))} |" for row in SEEN]
+    return "\n".join([said, *lines])
+
+
+def page(folder: Path) -> str:
+    """The page as it should be."""
+    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{tables(folder)}\n\n{END}{rest.partition(END)[2]}"

@@ -1,0 +1,333 @@
+"""The features of a load: when requests come, what is in them, and through which door they go."""
+
+from __future__ import annotations
+
+import numpy as np
+import trace_rows
+from canned import events, serving
+from feature_bench import PLAIN, ROOT, Bench, Feature
+
+from loadgen.core.workload import traces
+
+TENANTS = """classes:
+  a: {weight: 1, tenant: x, requests: {input_tokens: 9, output_tokens: 3}}
+  b: {weight: 1, tenant: y, requests: {input_tokens: 9, output_tokens: 3}}
+"""
+CLASSES = """classes:
+  a: {weight: 1, requests: {input_tokens: 30, output_tokens: 3}, slo: {ttft: 1s}}
+  b: {weight: 3, requests: {input_tokens: 60, output_tokens: 3}, priority: 1, model: other}
+"""
+TASKS = """requests:
+  tools:
+    search: {schema_tokens: 60, time: 500ms, result_tokens: 100}
+  steps:
+    plan: {system_tokens: 40, input_tokens: 40, output_tokens: 20}
+    look: {after: plan, context: new, parallel: 2, input_tokens: 30, turns: 2, tool: search, output_tokens: 20}
+    write: {after: [plan, look], output_tokens: 20}
+"""
+
+
+SAID = events(
+    {"choices": [{"delta": {"content": "a"}}]},
+    {
+        "choices": [{"delta": {"content": "b"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 20, "completion_tokens": 3},
+    },
+)
+
+
+def asks(input_tokens: object, output_tokens: int = 3, more: str = "") -> str:
+    """The text of a workload that asks this."""
+    return f"requests: {{input_tokens: {input_tokens}, output_tokens: {output_tokens}{more and ', '}{more}}}"
+
+
+def stages(*stages: str) -> str:
+    return f"{PLAIN}\nstages:\n" + "".join(f"  - {stage}\n" for stage in stages)
+
+
+def gaps(bench: Bench, arrival: str) -> float:
+    """Coefficient of variation of the gaps of 200 arrivals."""
+    return float(bench.run("", stages(f"{{arrival: {arrival}, count: 200}}"))["load.gap_variation"])
+
+
+def trace(bench: Bench) -> str:
+    rows = [trace_rows.mooncake(1000 * n, 40 + n, 4, n // 2) | {"session_id": f"s{n // 2}"} for n in range(24)]
+    return bench.file("trace.jsonl", *rows).name
+
+
+def instants_of_a_trace(bench: Bench) -> dict[str, bool]:
+    def due(flags: str) -> list[float]:
+        instants = np.sort(bench.rows(bench.run(f"--trace {trace(bench)} {flags}"), "due_ns")) / 1e9
+        return [round(float(gap), 3) for gap in np.diff(instants)]
+
+    return {
+        "its instants": due("") == [1.0] * 23,
+        "faster": due("--set trace_speed=2") == [0.5] * 23,
+        "a slice": due("--set trace_slice=2s..5s") == [1.0] * 2,
+        "again and again": len(due("--set trace_loop=2")) == 47,
+    }
+
+
+def sessions_of_a_trace(bench: Bench) -> bool:
+    rows = [trace_rows.mooncake(0, 40, 4) | {"session_id": "a"}, {"input_length": 50, "output_length": 4,
+            "hash_ids": [], "session_id": "a", "delay": 3000}]  # fmt: skip
+    ran = bench.run(f"--trace {bench.file('sessions.jsonl', *rows).name} --set trace_replay=sessions")
+    if ran.code == 2:
+        return False
+    due, done = (np.sort(bench.rows(ran, name)) for name in ("due_ns", "done_ns"))
+    return bool(abs(due[1] - done[0] - 3e9) < 1e8)
+
+
+def spike(bench: Bench) -> bool:
+    ran = bench.run("", stages("{arrival: {constant: 10/s}, duration: 4s}", "spike: 3x for 2s",
+                               "{arrival: {constant: 10/s}, duration: 4s}"))  # fmt: skip
+    due = bench.rows(ran, "due_ns") / 1e9
+    return [int(((due >= a) & (due < a + 2)).sum()) for a in (2, 4, 6)] == [20, 60, 20]
+
+
+def in_prefill(bench: Bench) -> bool:
+    """Requests that have been sent and have no first token: never more than the cap."""
+    ran = bench.run("-n 40 --request-rate inf --set prefill_concurrency=2")
+    sent, first = (bench.rows(ran, name) for name in ("sent_ns", "first_token_ns"))
+    steps = sorted([(at, 1) for at in sent] + [(at, -1) for at in first], key=lambda step: (step[0], step[1]))
+    return ran.code != 2 and int(max(np.cumsum([change for _, change in steps]))) <= 2
+
+
+def same_seed(bench: Bench) -> bool:
+    runs = [bench.run("--request-rate 10 -n 20 -o again --force"), bench.run("--request-rate 10 -n 20"),
+            bench.run("--request-rate 10 -n 20 --seed 2")]  # fmt: skip
+    one, again, other = ((ran["fingerprints.prompts"], ran["fingerprints.timetable"]) for ran in runs)
+    return one == again and one[0] != other[0] and one[1] != other[1]
+
+
+def lengths(bench: Bench) -> dict[str, bool]:
+    laws = {"fixed": "30", "uniform": "{uniform: {min: 20, max: 40}}", "normal": "{normal: {mean: 30, stddev: 4}}",
+            "lognormal": "{lognormal: {median: 30, sigma: 0.2}}", "empirical": "{empirical: [29, 31]}"}  # fmt: skip
+    return {law: 600 < bench.run("-c 8 -n 30", asks(text))["tokens.input"] < 1200 for law, text in laws.items()}
+
+
+def own_prompts(bench: Bench) -> dict[str, bool]:
+    said = "How many legs has a spider?"
+    talk = [{"conversations": [{"from": "human", "value": said}, {"from": "gpt", "value": "Eight."}]}]
+    files = {
+        "JSONL": bench.file("rows.jsonl", {"prompt": said}),
+        "a list of JSON": bench.file("rows.json", [{"prompt": said}]),
+        "CSV": bench.file("rows.csv", "prompt", said),
+        "ShareGPT": bench.file("talk.json", talk),
+        "chat messages": bench.file("chat.jsonl", {"messages": [{"role": "user", "content": said}]}),
+        "OpenAI's batch files": bench.file("batch.jsonl", {
+            "custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
+            "body": {"messages": [{"role": "user", "content": said}]}}),
+        "SPEED-Bench": bench.file("speed.jsonl", {"turns": [said, "And an ant?"], "category": "x"}),
+    }  # fmt: skip
+    return {
+        name: bench.do(f"run --dataset {file.name} -c 1 --osl 5 --url sim:gb300-vm --dry-run").code == 0
+        for name, file in files.items()
+    }
+
+
+def trace_formats(bench: Bench) -> dict[str, bool]:
+    rows = {
+        "Mooncake": [trace_rows.mooncake(0, 20, 3, 1)],
+        "Bailian": [trace_rows.bailian(1, -1, 0.0, 30, 9, 7, 8)],
+        "Weka": [trace_rows.weka("a", trace_rows.call(0, 130, 5, 1, 2))],
+        "TraceLab": [trace_rows.tracelab("c:1", 5, 0, 1100, 30)],
+        "OpenTelemetry GenAI": [trace_rows.otlp(trace_rows.span(10**18, 40, 4))],
+        "SageMaker data capture": [trace_rows.captured(9, 12, 30)],
+        "Azure LLM inference": ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.68,374,44"],
+        "BurstGPT": ["Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type", "5,x,472,18,490,Log"],
+    }
+    ends = ("Azure LLM inference", "BurstGPT")
+    return {
+        name: traces.read_trace(bench.file("t.csv" if name in ends else "t.jsonl", *lines)).format == name
+        for name, lines in rows.items()
+    }
+
+
+def row_fields(bench: Bench) -> dict[str, bool]:
+    """What a row of a trace asks for beside its lengths reaches the endpoint."""
+    asked = {"model": "small", "priority": 3, "min_tokens": 2, "guided_json": {"type": "object"}}
+    file = bench.file("fields.jsonl", trace_rows.mooncake(0, 20, 3) | asked)
+    with serving(SAID) as server:
+        bench.run(f"--trace {file.name} --model m --server vllm --server-metrics off --energy off", url=server.url)
+    bodies = [heard.body for heard in server.heard if heard.body]
+    return {name: any(body.get(name) == value for body in bodies) for name, value in asked.items()}
+
+
+def api(bench: Bench, name: str, workload: str = PLAIN) -> bool:
+    return int(bench.http(f"--api {name} -c 2 -n 6 --warmup 0", workload)["requests.ok"]) == 6
+
+
+def accepted(bench: Bench, flag: str) -> bool:
+    return bench.do(f"run qa --url sim:gb300-vm -c 1 -n 1 --dry-run {flag}").code == 0
+
+
+def server_kind(bench: Bench, *kinds: str) -> dict[str, bool]:
+    return {kind: accepted(bench, f"--server {kind}") for kind in kinds}
+
+
+LOAD = (
+    Feature("Closed loop: a fixed number of lanes", lambda b: b.run()["load.in_flight_max"] == 4),
+    Feature(
+        "Lanes that begin spread, so that they do not march in step",
+        lambda b: bool(np.unique(b.rows(b.run("-c 4 -n 24 --set concurrency_ramp=8s"), "due_ns")[:4]).size == 4),
+    ),
+    Feature("Open loop: Poisson arrivals", lambda b: 0.8 < gaps(b, "{poisson: 20/s}") < 1.2),
+    Feature("Open loop: evenly spaced", lambda b: gaps(b, "{constant: 20/s}") < 0.001),
+    Feature("Open loop: bursts (gamma)", lambda b: gaps(b, "{gamma: {rate: 20/s, burstiness: 0.25}}") > 1.5),
+    Feature(
+        "A rate that rises or falls evenly",
+        lambda b: bool(
+            np.median(b.rows(b.run("", stages("{arrival: {ramp: {from: 1/s, to: 20/s}}, duration: 10s}")), "due_ns"))
+            > 6e9
+        ),
+    ),
+    Feature("Everything at once", lambda b: not b.rows(b.run("--request-rate inf -n 20"), "due_ns").any()),
+    Feature(
+        "Stages one after the other, with an unmeasured warm-up",
+        lambda b: (
+            b.run(
+                "",
+                stages(
+                    "{arrival: {poisson: 9/s}, count: 5, warmup: true}",
+                    "{arrival: {poisson: 9/s}, count: 7}",
+                    "{arrival: {constant: 5/s}, count: 6}",
+                ),
+            )["requests.ok"]
+            == 13
+        ),
+    ),
+    Feature("A spike as a stage", spike),
+    Feature(
+        "MLPerf LoadGen's own Poisson draw, by its seed",
+        lambda b: (
+            len(
+                {
+                    b.run(f"--request-rate 10 -n 20 --set schedule_seed=16159082839903944936 --seed {seed}")[
+                        "fingerprints.timetable"
+                    ]
+                    for seed in (1, 2)
+                }
+            )
+            == 1
+        ),
+    ),
+    Feature(
+        "A cap on requests in flight; what is over it is dropped and counted",
+        lambda b: b.run("--request-rate 50 -n 50 --max-in-flight 1")["requests.dropped"] > 0,
+    ),
+    Feature("A cap on requests that are in prefill at once", in_prefill),
+    Feature(
+        "A run that ends itself where the endpoint is down or too slow",
+        lambda b: any(
+            "stop" in code["code"]
+            for code in b.run("--request-rate 20 -n 900 --stop-when ttft:p50:1ms")["verdict.codes"]
+        ),
+    ),
+    Feature(
+        "Users who go away in the middle of an answer",
+        lambda b: b.run("-c 4 -n 40", TASKS + "  abandoned: 50%")["requests.cancelled"] > 0,
+    ),
+    Feature("A trace replayed", instants_of_a_trace),
+    Feature("A trace replayed by sessions: each request after the answers that it waited for", sessions_of_a_trace),
+    Feature("The same seed sends the same, another seed something else", same_seed),
+    Feature(
+        "The seed of a run is printed as the flag that repeats it",
+        lambda b: "--seed 1" in b.do("run qa --url sim:gb300-vm -c 2 -n 4 --seed 1").said,
+    ),
+    Feature("Several worker processes", lambda b: accepted(b, "--workers 2")),
+)
+
+CONTENT = (
+    Feature("Prompts of exact lengths, by laws", lengths),
+    Feature(
+        "Beginnings that prompts share",
+        lambda b: b.run("-c 2 -n 20", asks(400, 3, "shared_prefix_tokens: 320"))["tokens.cached_share"] > 0.5,
+    ),
+    Feature(
+        "A prefix cache that is as warm as asked for",
+        lambda b: abs(b.run("-c 2 -n 60", asks(1000, 3, "cache: {hit_rate: 60%}"))["tokens.cached_share"] - 0.6) < 0.1,
+    ),
+    Feature(
+        "Retrieved chunks, of which some are popular",
+        lambda b: (
+            b.run("-c 2 -n 20", asks(500, 3, "chunks: {count: 3, tokens: 100, corpus: 50}"))["chunks.reused_share"] > 0
+        ),
+    ),
+    Feature(
+        "Conversations of several turns",
+        lambda b: b.run("-c 2 -n 4", asks(40, 5, "turns: {count: 3, tool_result_tokens: 20}"))["requests.ok"] == 12,
+    ),
+    Feature(
+        "Tasks of agents: steps, tools, sub-agents side by side",
+        lambda b: b.run("-c 2 -n 3", TASKS)["sessions.ok"] == 3,
+    ),
+    Feature(
+        "A pipeline over several endpoints: embed, rerank, answer, check",
+        lambda b: b.do("run rag-pipeline --url sim:gb300-vm -n 4 -c 2 --json --seed 1")["requests.ok"] == 16,
+    ),
+    Feature(
+        "Several kinds of users in one run, each with a promise and a priority",
+        lambda b: len(b.run("-c 4 -n 40", CLASSES)["classes"]) == 2,
+    ),
+    Feature(
+        "Text of a book instead of random words",
+        lambda b: b.run("-c 2 -n 4", asks(80, 3, "prompts: natural"))["requests.ok"] == 4,
+    ),
+    Feature("Images", lambda b: b.run("-c 2 -n 4", asks(80, 3, "images: {count: 1}"))["requests.ok"] == 4),
+    Feature("Audio or video in prompts", lambda b: b.run("-c 1 -n 1", asks(50, 5, "audio: {seconds: 2}")).code != 2),
+    Feature("Prompts of one's own, by file", own_prompts),
+    Feature("Trace formats read", trace_formats),
+    Feature("Fields of a trace's rows are sent", row_fields),
+    Feature("A workload made of a trace", lambda b: "arrivals" in b.do(f"fit {trace(b)}").out),
+    Feature(
+        "Packaged workloads",
+        lambda b: {
+            path.stem: b.do(f"run {path.stem} --url sim:gb300-vm-128k --dry-run").code == 0
+            for path in (ROOT / "workloads").glob("*.yaml")
+        },
+    ),
+)
+
+DOORS = (
+    Feature("Chat completions, streamed", lambda b: api(b, "chat")),
+    Feature("Completions", lambda b: api(b, "completions")),
+    Feature("Responses", lambda b: api(b, "responses")),
+    Feature("Anthropic messages", lambda b: api(b, "messages")),
+    Feature("Embeddings", lambda b: api(b, "embeddings", "requests: {input_tokens: 50, output_tokens: 1}")),
+    Feature("Rerank", lambda b: api(b, "rerank", asks(350, 1, "chunks: {count: 3, tokens: 100}"))),
+    Feature(
+        "Whole answers instead of streams", lambda b: b.http("-c 2 -n 6 --warmup 0 --no-stream")["requests.ok"] == 6
+    ),
+    Feature(
+        "Images, audio, video or realtime as answers",
+        lambda b: {kind: accepted(b, f"--api {kind}") for kind in ("images", "audio", "realtime")},
+    ),
+    Feature("gRPC (KServe, Triton)", lambda b: accepted(b, "--api kserve")),
+    Feature(
+        "Servers known by name",
+        lambda b: server_kind(
+            b, "trtllm", "vllm", "sglang", "dynamo", "llamacpp", "transformers", "openai", "azure", "anthropic"
+        ),
+    ),
+    Feature("Bedrock, Vertex AI by their own protocols", lambda b: server_kind(b, "bedrock", "vertex")),
+    Feature(
+        "Several endpoints in one run, with routing",
+        lambda b: {way: way in b.help("run") for way in ("round-robin", "least-in-flight", "sticky")},
+    ),
+    Feature(
+        "TLS with one's own authority and client certificate",
+        lambda b: all(flag in b.help("run") for flag in ("--cacert", "--cert", "--insecure")),
+    ),
+    Feature(
+        "Headers for gateways: session, SLO, fairness",
+        lambda b: {
+            "session": accepted(b, "--set session_header=X-Session-ID"),
+            "SLO": accepted(b, "--set slo_headers=yes"),
+            "fairness": b.run("-c 2 -n 8", TENANTS)["fairness.tenants"] != [],
+        },
+    ),
+    Feature(
+        "A simulated endpoint, in virtual time and over HTTP", lambda b: b.run()["target.simulated"] and api(b, "chat")
+    ),
+)

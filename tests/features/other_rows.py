@@ -1,0 +1,71 @@
+"""What the result files of other tools had in them that were run here: results/rivals, docs/rivals.md.
+
+Nothing is taken from what they say of themselves, and where no file shows it, nothing is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from feature_bench import stored
+
+
+class Tool(NamedTuple):
+    """A tool that was run, by the beginning of the names of its files in results/rivals."""
+
+    name: str
+    version: str
+    seen: str
+    files: str
+
+
+class Seen(NamedTuple):
+    """One row: of each tool whether its files have it. check: (its `quiet`, `refusals` and `starved` file by name)."""
+
+    name: str
+    check: Callable[[Callable[[str], Any]], bool]
+
+
+TOOLS = (
+    Tool("`vllm bench serve`", "0.32.0", "2026-11-23", "vllm-{}.json"),
+    Tool("AIPerf", "0.13.0", "2026-11-23", "aiperf-{}.json"),
+    Tool("SGLang `bench_serving`", "0.5.23", "2026-11-23", "sglang-{}.jsonl"),
+)
+
+
+def itl_ms(result: Any) -> float:
+    """The median gap between tokens that the file tells."""
+    return float(result.get("median_itl_ms") or result["inter_chunk_latency"]["p50"])
+
+
+SEEN = (
+    Seen(
+        "Failed requests are counted",
+        lambda of: any(name in of("refusals") for name in ("failed", "error_request_count")),
+    ),
+    Seen("Failures are told by kind", lambda of: bool(of("refusals").get("error_summary"))),
+    Seen(
+        "More quantiles of TTFT than p50 and p99 without being asked",
+        lambda of: "p90_ttft_ms" in of("quiet") or "p90" in of("quiet").get("time_to_first_token", {}),
+    ),
+    Seen("DNS apart in the time to connect", lambda of: "http_req_dns_lookup" in of("quiet")),
+    Seen(
+        "The wait inside the client",
+        lambda of: any(name in of("quiet") for name in ("queue_times", "credit_to_start_latency")),
+    ),
+    Seen("The most requests in flight", lambda of: "max_concurrent_requests" in of("quiet")),
+    Seen(
+        "The text of errors",
+        lambda of: any(one["error_details"].get("message") for one in of("refusals").get("error_summary", ())),
+    ),
+    Seen(
+        "A client stopped a quarter of the time tells ITL within 2 % of the true 10.0 ms",
+        lambda of: abs(itl_ms(of("starved")) / 10.0 - 1) < 0.02,
+    ),
+)
+
+
+def verdicts(row: Seen) -> list[str]:
+    """`yes` or `no` of each of TOOLS."""
+    return ["yes" if row.check(lambda name, tool=tool: stored(tool.files.format(name))) else "no" for tool in TOOLS]  # type: ignore[misc]
