@@ -63,8 +63,6 @@ COMMANDS: OpenTable[CommandRow] = OpenTable(
                    "loadgen.sim.command:sim"),
         CommandRow("kube", "tools", "A run from the pods of a Kubernetes cluster.",
                    "loadgen.kube.command:app"),
-        CommandRow("schema", "tools", "The JSON Schema of a file that people write.",
-                   "loadgen.shell.schema:schema"),
     ),
 )  # fmt: skip
 """Of ours in the order in which people meet them, group by group."""

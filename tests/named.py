@@ -89,7 +89,7 @@ def flags(command: Any) -> list[str]:
 
 def keys_of_file(kind: str) -> dict[str, list[str]]:
     """All keys that a file of that kind may have, below each of its first ones: `stages[].arrival.poisson`."""
-    schema = json.loads(told(ROOT, "schema", kind)[1])
+    schema = json.loads(told(ROOT, "export", "--schema", kind)[1])
     paths: dict[str, list[str]] = {}
     for path in sorted(set(key_paths(schema, schema, ()))):
         paths.setdefault(path.partition(".")[0].removesuffix("[]"), []).append(path)

@@ -1,4 +1,4 @@
-"""The JSON Schemas that `loadgen schema` prints describe the files that are shipped."""
+"""The JSON Schemas that `loadgen export --schema` prints describe the files that are shipped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHIPPED = [
 @cache
 def schema(kind: str) -> dict[str, Any]:
     with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit) as ending:
-        cli.main(["schema", kind])
+        cli.main(["export", "--schema", kind])
     assert ending.value.code == 0
     printed: dict[str, Any] = json.loads(out.getvalue())
     return printed
@@ -59,3 +59,18 @@ def test_shipped_files(kind: str, file: Path) -> None:
 )
 def test_good_and_bad(kind: str, written: Any, good: bool) -> None:
     assert jsonschema.Draft202012Validator(schema(kind)).is_valid(written) is good
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["export"], "the folder of a run is missing"),
+        (["export", "r"], "--as is missing"),
+        (["export", "--schema", "workloads"], "known: workload, contract, prices, targets"),
+        (["export", "r", "--schema", "workload"], "a schema is of no run"),
+    ],
+)
+def test_what_export_lacks_is_said(typed: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ending:
+        cli.main(typed)
+    assert ending.value.code == 2 and said in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`loadgen export DIR --as FORMAT`: write a stored run as a result file of another tool, or its records as CSV."""
+"""`loadgen export`: a stored run as a result file of another tool, or its records as CSV; the schema of a file."""
 
 from __future__ import annotations
 
@@ -10,28 +10,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loadgen import formats
+from loadgen.core import format
 from loadgen.core.errors import OK, UserError
 from loadgen.formats import FORMATS
 from loadgen.shell import completion
-from loadgen.shell.output import write_file
+from loadgen.shell.output import print_json, write_file
+from loadgen.shell.schema import KINDS
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.results.store import Stored
 
 FILES = ", ".join(row.name for row in FORMATS.own if row.write)
+_KINDS = ", ".join(KINDS)
 TRACKERS = " or ".join(row.name for row in FORMATS.own if row.send)
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run.", autocompletion=completion.results)],
-    form: Annotated[
-        str,
-        typer.Option(
-            "--as",
-            help=f"{FILES}; {TRACKERS}: into that tracker.",
-        ),
-    ],
+    folder: Annotated[Path | None, typer.Argument(help="Folder of a run.", autocompletion=completion.results)] = None,
+    form: Annotated[str | None, typer.Option("--as", help=f"{FILES}; {TRACKERS}: into that tracker.")] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -41,6 +38,10 @@ def export(
             show_default="stdout, or what its environment says",
         ),
     ] = None,
+    schema: Annotated[
+        str | None,
+        typer.Option("--schema", help=f"In place of a run: the JSON Schema of a file that you write: {_KINDS}."),
+    ] = None,
 ) -> int:
     """Write a run in another tool's format, under that tool's definitions; csv: one line per request. mlflow and wandb
     get every figure, the facts of the run and its files.
@@ -49,6 +50,13 @@ def export(
 
     Example: loadgen export results/qa-20261122-101500-1a2b --as vllm -o vllm.json
     """
+    if schema is not None:
+        return _write_schema(schema, folder or form, out)
+    if folder is None or form is None:
+        lacking = "the folder of a run" if folder is None else "--as"
+        raise UserError(
+            "missing_value", f"{lacking} is missing", "loadgen export", "loadgen export RUN --as csv -o run.csv"
+        )
     from loadgen.core.metrics.summary import summarize
     from loadgen.core.results import store
     from loadgen.core.run_folder import is_run, open_run
@@ -74,6 +82,19 @@ def export(
         write_file(out, data, "--out")
         simulated = any(target.simulated for target in stored.header.targets)
         print(f"written: {out}{' (of a SIMULATED server: its format cannot say so)' * simulated}", file=sys.stderr)
+    return OK
+
+
+def _write_schema(kind: str, beside: object, out: Path | None) -> int:
+    from loadgen.shell import schema
+
+    if beside is not None:
+        raise UserError("no_effect", "a schema is of no run", f"--schema {kind}", "leave the folder and --as out")
+    document = schema.schema(kind)
+    if out is None:
+        print_json(document)
+    else:
+        write_file(out, format.document(document), "--out")
     return OK
 
 

@@ -9,6 +9,7 @@ COMMANDS = {
     "baseline": "loadgen compare --save NAME RESULT, and then loadgen compare --against NAME RESULT",
     "capacity": "loadgen size WORKLOAD RESULT --users N; the published table is in docs/published.md",
     "reference": "docs/published.md has the tables; loadgen size WORKLOAD published:SYSTEM takes a row",
+    "schema": "loadgen export --schema workload, or contract, prices, targets",
     "selfcheck": "loadgen doctor, without --url",
 }
 """A command -> what is typed in its place."""

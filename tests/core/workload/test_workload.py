@@ -693,7 +693,7 @@ def schema() -> dict[str, Any]:
 
 def test_the_shipped_schema_is_the_exported_one() -> None:
     shipped = json.loads((packaged()["rag"].parent / "schema.json").read_text("utf-8"))
-    assert shipped == json_schema(), "run: loadgen schema > workloads/schema.json"
+    assert shipped == json_schema(), "run: loadgen export --schema workload > workloads/schema.json"
 
 
 GOOD = [
