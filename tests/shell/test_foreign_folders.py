@@ -43,7 +43,7 @@ TAKERS = {
     "run --force": ("run", "qa", "--url", "sim:gb300-vm", "-n", "5", "--force", "-o", "{its}"),
 }
 """Every command that takes a folder of results, and how it is called."""
-NONE = {"doctor", "answers", "verify", "fit", "sim"}
+NONE = {"doctor", "answers", "verify", "fit", "sim", "kube"}
 """Those that take none; `ui` is a server, and below."""
 
 
