@@ -159,7 +159,7 @@ def nested_value(value: dict[str, Any], outer: str, name: str) -> Any:
 
 
 def token_count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31 else None
+    return value if type(value) is int and 0 <= value < 1 << 31 else None  # a bool is none, and JSON has no other int
 
 
 def error_text(body: bytes) -> str:

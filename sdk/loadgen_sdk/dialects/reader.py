@@ -114,6 +114,9 @@ class Flow:
         return sorted([*self.instants, *(stamp for stamp, many in self.together for _ in range(many))])
 
 
+ENOUGH = 1 << 60  # templates: no more is learned
+
+
 class Reading:
     """The state of one answer while it arrives. `take` is given complete events.
 
@@ -151,7 +154,8 @@ class Reading:
         "usage_counts",
     )
 
-    def __init__(self, flow: Flow, keep_text: bool = False, sink: Any = None) -> None:
+    def __init__(self, flow: Flow, keep_text: bool = False, sink: Any = None, *, few: bool = False) -> None:
+        """`few`: so few events are to come that a template would cost more than it saves."""
         self.flow = flow
         self.first_event = self.first_token = self.first_answer = self.last_token = self.end = NEVER
         self.output_events = self.max_gap = self.stamp_error = self.first_event_tokens = 0
@@ -167,7 +171,8 @@ class Reading:
         self.response_id = ""  # this and the tool calls are read only if texts are kept
         self.tool_deltas: list[msgspec.Raw] = []
         self.template: tuple[bytes, bytes] | None = None  # bytes before and after the text of a plain event: `_learn`
-        self.learned = self.plain_events = 0  # templates so far, and events that were found by them
+        self.plain_events = 0  # events that were found by a template
+        self.learned = ENOUGH if few else 0  # templates so far
         self.sink = sink  # called with (text, reasoning, stamp) for each output event; None on the hot path
 
     @property

@@ -131,7 +131,8 @@ class Exchange:
         self.is_event_stream = False
         self.response = Response()
         self.decoder = Decoder()
-        self.reading = Reading(self.flow, self.keep_text, self.sink)
+        few = 0 < self.asked_output <= LAST_EVENTS
+        self.reading = Reading(self.flow, self.keep_text, self.sink, few=few)
         self.body_parts: list[bytes] = []
         self.body_bytes = 0
 

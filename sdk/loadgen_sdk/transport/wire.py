@@ -561,13 +561,16 @@ def _tls_error_text(error: ssl.SSLError) -> str:
 async def resolve(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:
     """All addresses of a host as (family, sockaddr), in the resolver's order. Raises OSError (socket.gaierror).
 
-    A name is looked up in a thread that ends with it: those of uvloop stay, and a process of several cannot be forked.
+    Where uvloop runs, a name is looked up in a thread that ends with it: its own four stay, and a process of several
+    threads cannot be forked.
     """
+    loop = asyncio.get_running_loop()
     find = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
         infos = find(flags=socket.AI_NUMERICHOST)  # an address is its own
     except OSError:
-        infos = await _in_a_thread(find)
+        of_uvloop = type(loop).__module__.startswith("uvloop")
+        infos = await (_in_a_thread(find) if of_uvloop else loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     return list(dict.fromkeys((family, address) for family, _, _, _, address in infos))
 
 
