@@ -17,7 +17,7 @@ from loadgen.core.metrics.sustainable import Sustainable
 from loadgen.core.metrics.validity import is_host_busy
 from loadgen.core.results.manifest import Header, TargetFacts
 from loadgen.core.server_metrics.series import MetricSample
-from loadgen.core.stats.quantiles import Distribution
+from loadgen.core.stats.quantiles import Distribution, support
 from loadgen.figures import FigureRow
 from loadgen.present import text as as_text
 from loadgen.present.additions import Addition
@@ -291,7 +291,7 @@ def _latency(summary: Summary, figures: Callable[[], Figures] | None) -> Iterato
     rows = run_headline.latencies(summary)
     needs = run_headline.needed([distribution for _, distribution in rows], QUANTILES)
     about = (Said(sentence, "soft") for sentence in run_headline.about_latency(summary))
-    yield section("Latency", _distributions(rows), _needed(needs), *about, id="latency")
+    yield section("Latency", _distributions(rows), _asked(summary, rows), _needed(needs), *about, id="latency")
     yield sections.slo(summary)
     yield from recovery.sections(summary.recovery, figures)
     yield from page.curves(summary, figures)
@@ -301,6 +301,25 @@ def _distributions(rows: Iterable[tuple[FigureRow, Distribution]]) -> Table:
     head = ("ms", "mean", "p50", "p90", "p95", "p99", "p99.9", "max", "samples")
     cells = [(run_headline.table_words(row), *run_headline.distribution_cells(each, QUANTILES)) for row, each in rows]
     return Table(head, cells)
+
+
+def _asked(summary: Summary, rows: Iterable[tuple[FigureRow, Distribution]]) -> Table:
+    """The percentiles that the user asked for; no table where there are none."""
+    found = [
+        (row, each.count, summary.percentiles[row.field]) for row, each in rows if row.field in summary.percentiles
+    ]
+    names = next((list(quantiles) for *_, quantiles in found if quantiles), [])
+
+    def cell(name: str, count: int, quantiles: dict[str, float]) -> str:
+        mark = "~" if count < support(float(name[1:].replace("_", ".")) / 100) else ""
+        return mark + format.milliseconds(quantiles.get(name))
+
+    head = ("asked for, ms", *(name.replace("_", ".") for name in names), "samples")
+    cells = [
+        (run_headline.table_words(row), *(cell(name, count, quantiles) for name in names), format.count(count))
+        for row, count, quantiles in found
+    ]
+    return Table(head, cells if names else [])
 
 
 def _needed(needs: str) -> Said:

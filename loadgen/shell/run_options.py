@@ -64,6 +64,17 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else (str(value),)
 
 
+def _percentiles(value: Any) -> tuple[float, ...]:
+    parts = value.split(",") if isinstance(value, str) else _texts(value)
+    try:
+        found = {round(float(str(part).strip().removeprefix("p")) / 100, 9) for part in parts}
+    except ValueError:
+        found = {0.0}
+    if not all(0 < p < 1 for p in found):
+        raise units.Wrong("invalid_value", f"{value!r} are no percentiles", "numbers between 0 and 100, like 25,99.5")
+    return tuple(sorted(found))
+
+
 def _switch(value: Any) -> bool:
     if not isinstance(value, bool):
         raise units.Wrong("wrong_type", f"{value!r} is neither True nor False", "True or False")
@@ -272,6 +283,9 @@ class RunOptions(TypedDict, total=False):
     slo_headers: Annotated[bool, Option("",
         "Send each request's SLO of TTFT and TPOT, for gateways that schedule by it (llm-d).",
         bool, parse=_switch, sets="yes")]
+    percentiles: Annotated[Sequence[float] | str, Option("",
+        "Further percentiles of the latencies: 25,99.5. All runs tell 50, 90, 95, 99 and 99.9.",
+        parse=_percentiles, sets="P,P")]
     on_target_failure: Annotated[str, Option("",
         "When a target stops answering: continue, or stop the run.",
         default="continue", parse=_choice("continue", "stop"), sets="WHAT")]

@@ -58,6 +58,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("duration", "0s", "out_of_range"),
     ("warmup", "ten", "invalid_value"),
     ("num_warmups", "x", "invalid_value"),
+    ("percentiles", "50,100", "invalid_value"),
+    ("percentiles", "most", "invalid_value"),
     ("grace", "1 week", "invalid_value"),
     ("timeout", 0, "out_of_range"),
     ("stall_timeout", "-1s", "invalid_value"),

@@ -118,6 +118,7 @@ class Settings:
     server_metrics: tuple[str, ...] = ("auto",)  # or off, drain, or URLs of pages: `server_metrics.scraper`
     session_header: str | None = None  # a header with the session of each request of a conversation or task
     slo_headers: bool = False  # each request tells a gateway its SLO: `slo.SENT_AS`
+    percentiles: tuple[float, ...] = ()  # further ones that the result shows, as shares
     server_timing: bool = False  # ask for the server's own account of each request
     reset_cache: bool = False  # empty the servers' prefix caches before the load
     traceparent: bool = False  # each request carries a W3C trace of its own

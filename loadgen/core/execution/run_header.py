@@ -110,6 +110,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         template_tokens=found[0].template_tokens,
         usage_asked=not settings.values,
         server_timing=settings.server_timing,
+        percentiles=settings.percentiles,
         cache_reset=settings.reset_cache,
         chunks=_chunk_reuse(plan),
         cache_asked=getattr(workload.requests, "cache", None),

@@ -68,7 +68,7 @@ from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.server_metrics.hardware import SeenHardware
 from loadgen.core.server_metrics.series import Served
 from loadgen.core.slo import not_here
-from loadgen.core.stats.quantiles import Distribution, Histogram, of_gaps, pooled
+from loadgen.core.stats.quantiles import Distribution, Histogram, asked, of_gaps, pooled
 from loadgen.figures import FIGURES
 
 if TYPE_CHECKING:
@@ -180,6 +180,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     energy: EnergyUse | None = None  # what the accelerators used; null when nothing says it
     kept: str = "raw"  # which rows were kept: raw (all), sample, histogram (none)
     figures: dict[str, Distribution] = {}  # those that have no field of their own: newer ones, and of other packages
+    percentiles: dict[str, dict[str, float]] = {}  # those that were asked for: field of a figure -> its name -> ms
 
 
 def summarize(
@@ -294,7 +295,7 @@ def build(
         speculation=speculation.of_rows(measured.columns, server_samples),
         **_of_rows(measured.columns, warmup.columns, inside, header, server_samples, accumulator.exact),
         kept="raw" if accumulator.exact else header.keep,
-        **{**_of_figures(samples), **whole, **by_part},
+        **{**_of_figures(samples, header.percentiles, measured, own_gaps, itl_absent), **whole, **by_part},
     )
     summary = withhold(summary)
     summary = msgspec.structs.replace(summary, fairness=fairness.of_classes(summary.classes))
@@ -326,11 +327,15 @@ def _signs(everything: CellPair, header: Header, *, missed: bool, is_counted: bo
     )
 
 
-def _of_figures(samples: Mapping[str, Distribution]) -> dict[str, Any]:
-    """The fields of the figures that have one, and the block `figures` of the others."""
+def _of_figures(
+    samples: Mapping[str, Distribution], shares: Sequence[float], measured: Cell, gaps: Histogram, itl_absent: str
+) -> dict[str, Any]:
+    """The fields of the figures that have one, the block `figures` of the others, and the percentiles asked for."""
     found = [(row, samples[row.name]) for row in FIGURES.here() if row.name in samples]
     own = {row.field: distribution for row, distribution in found if not row.block}
-    return own | {"figures": {row.field: distribution for row, distribution in found if row.block}}
+    rows = [row for row in FIGURES.at("latency") if shares and not (row.name == "itl" and itl_absent)]
+    of = {row.field: asked(gaps if row.sample == "gaps" else measured.sample(row.name), shares) for row in rows}
+    return own | {"figures": {row.field: each for row, each in found if row.block}, "percentiles": of}
 
 
 def _of_rows(
@@ -412,6 +417,7 @@ def withhold(summary: Summary) -> Summary:
         for row in FIGURES.here()
         if row.name in unsound and row.field in summary.figures
     }
+    changes["percentiles"] = {name: found for name, found in summary.percentiles.items() if name not in fields}
     if "itl" in unsound:
         changes |= {"itl_ms": None, "itl_absent": summary.itl_absent or unsound["itl"]}
     if "stalls" in unsound:

@@ -90,6 +90,11 @@ def milliseconds(ns: float) -> float:
     return round(ns / 1e6, 6)
 
 
+def asked(sample: Values | Histogram, shares: Iterable[float]) -> dict[str, float]:
+    """These quantiles of a sample in milliseconds, by their field names; none of an empty one."""
+    return {name(p): milliseconds(sample.quantile(p)) for p in shares if sample.count}
+
+
 def exact(values_ns: NDArray[np.int64]) -> Distribution:
     """The distribution of values per request: every quantile is `sorted[floor(n * p)]`, an element of the sample."""
     values = Values()

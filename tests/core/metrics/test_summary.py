@@ -433,7 +433,7 @@ def stopped_client(*, stop_ms: int = 100, every_ms: int = 300, answers: int = 60
     assert timeline.fold() == sum(timeline.bins) == timeline.gaps.count + len(rows) == timeline.errors.count
     made = np.frombuffer(b"".join(rows), record.ROW).copy()
     terms = tuple(Term(metric=metric, limit_ns=300 * MS, quantile=0.5) for metric in ("ttft", "tpot", "itl", "max_gap"))
-    header = Header(state="finished", template_tokens=0, slo=Slo(terms=terms))
+    header = Header(state="finished", template_tokens=0, slo=Slo(terms=terms), percentiles=(0.5, 0.255))
     return summarize(header, made, [timeline.gaps], [timeline.bins[: timeline.used]], (), (), [timeline.errors])
 
 
@@ -452,6 +452,9 @@ def test_a_client_that_stands_still_prints_no_gaps_as_sound() -> None:
     assert (exit_code(s), exit_code(s, strict=True)) == (0, 3)
     page = " ".join(text.render(s).split())
     assert "VALID, with a reservation:" in page and "withheld: arrival times are unsure: p99 error of the gaps" in page
+    assert s.percentiles.keys() == {"ttft_ms", "ttft_from_sent_ms", "first_answer_ms", "tpot_ms", "e2e_ms"}
+    assert s.percentiles["tpot_ms"]["p50"] == s.tpot_ms.p50 and s.percentiles["tpot_ms"]["p25_5"] > 0
+    assert "asked for, ms p50 p25.5 samples" in page
     assert "SLO UNDECIDED" in page and "measurement is sound" not in page
     again = load_summary(dump_summary(s))
     assert again == s and json.loads(dump_summary(s))["inter_chunk_ms"]["p99"] is None
