@@ -279,7 +279,8 @@ EVIDENCE = (
     Feature(
         "JSON Schemas of the files people write",
         lambda b: {
-            what: "$schema" in b.do(f"export --schema {what}").out for what in ("workload", "contract", "prices", "targets")
+            what: "$schema" in b.do(f"export --schema {what}").out
+            for what in ("workload", "contract", "prices", "targets")
         },
     ),
 )
@@ -290,7 +291,9 @@ MONEY = (
         "Machines rented and bought, and prices by the token, each with date and source",
         lambda b: not prices(b, source=None) and not prices(b, as_of=None) and prices(b),
     ),
-    Feature("Cache writes in prices by the token", lambda b: "per_million_cache_write" in b.do("export --schema prices").out),
+    Feature(
+        "Cache writes in prices by the token", lambda b: "per_million_cache_write" in b.do("export --schema prices").out
+    ),
     Feature(
         "Storage, support, egress", lambda b: prices(b, storage_per_month=100, support_per_month=50, egress_per_gb=0.1)
     ),
