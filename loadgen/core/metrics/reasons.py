@@ -32,6 +32,9 @@ SENTENCES = {
         "are needed",
     "sent_late": f"requests were sent late: {{quantile}} send lag {_RATIO}",
     "arrivals_unsure": f"arrival times are unsure: {{quantile}} stamp error {_RATIO}",
+    "client_in_ttft":
+        "late sends and unsure arrival times may have made {value_ms:.3g} ms of the {basis} ({basis_ms:.3g} ms), "
+        "{share:share} of it, limit {limit:share}: {remedy:part}",
     "generator_busy":
         "the load generator was busy: worker {worker} used {cpu_share:share} of a core in the second up to "
         "{at_s:.0f} s, limit {limit:share}: add workers",

@@ -68,7 +68,7 @@ from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.server_metrics.hardware import SeenHardware
 from loadgen.core.server_metrics.series import Served
 from loadgen.core.slo import not_here
-from loadgen.core.stats.quantiles import Distribution, Histogram, asked, of_gaps, pooled
+from loadgen.core.stats.quantiles import SUPPORT, Distribution, Histogram, asked, of_gaps, pooled
 from loadgen.figures import FIGURES
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ def build(
     summary = withhold(summary)
     summary = msgspec.structs.replace(summary, fairness=fairness.of_classes(summary.classes))
     missed = parts.missed_without_dropped(accumulator, own_gaps, inside, lost)
-    signs = _signs(everything, header, missed=missed, is_counted="tokens" not in unsound)
+    signs = _signs(everything, header, missed=missed, is_counted="tokens" not in unsound, exact=accumulator.exact)
     delivered = stimulus.checks(header, summary, signs, measured.columns)
     return msgspec.structs.replace(summary, verdict=validity.of(header, summary, signs, seconds), stimulus=delivered)
 
@@ -310,9 +310,9 @@ def _unknown(header: Header, measured: Cell) -> dict[str, str]:
     return validity.contradicted(measured) | not_here(header.slos)
 
 
-def _signs(everything: CellPair, header: Header, *, missed: bool, is_counted: bool) -> Signs:
+def _signs(everything: CellPair, header: Header, *, missed: bool, is_counted: bool, exact: bool) -> Signs:
     """What the verdict needs beside the summary. `missed`: the SLO, also without what the client dropped. `is_counted`:
-    tokens are counted, so that what was asked for can be held against what came."""
+    tokens are counted, so that what was asked for can be held against what came. `exact`: there are records."""
     measured = everything.measured
     died = {name.removeprefix("dead_") for cell in everything for name in cell.sums if name.startswith("dead_")}
     return Signs(
@@ -323,6 +323,7 @@ def _signs(everything: CellPair, header: Header, *, missed: bool, is_counted: bo
         repeated=blocks.repeated(measured),
         asked=measured.sum("asked") if is_counted else 0,
         asked_got=measured.sum("asked_got"),
+        own_ms=validity.own_part(measured.columns) if exact and measured.sum("sent") < SUPPORT["p99"] else 0.0,
         missed=missed,
     )
 

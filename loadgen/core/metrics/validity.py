@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 import loadgen.core.errors as codes
 from loadgen.core.format import SYSTEM
@@ -25,6 +26,7 @@ from loadgen.core.limits import (
     ValidityLimits,
 )
 from loadgen.core.metrics import outcomes
+from loadgen.core.metrics.columns import UNDEFINED, JoinedColumns
 from loadgen.core.metrics.reasons import sentence
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.stats.quantiles import SUPPORT, deciding
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from loadgen.core.metrics.accumulator import Cell
+    from loadgen.core.metrics.columns import Columns
     from loadgen.core.metrics.windows import Window
     from loadgen.core.results.manifest import Header, Second
     from loadgen.core.server_metrics.hardware import SeenHardware
@@ -57,6 +60,7 @@ class Signs(NamedTuple):
     repeated: int
     asked: int  # output tokens asked for, of ok requests whose answers were counted too
     asked_got: int  # output tokens of the same requests
+    own_ms: float = 0.0  # of TTFT p50, what late sends and unsure stamps may have made of it: `own_part`
     missed: bool | None = None  # whether the SLO is missed also without the starts that the client dropped
 
 
@@ -105,7 +109,7 @@ def answered_share(verdict: Verdict) -> float:
 
 def is_host_busy(verdict: Verdict) -> bool:
     """Whether nothing but other work on this host spoiled the measurement: neither the server nor the load did."""
-    of_the_client = {"sent_late", "arrivals_unsure", "generator_busy"}
+    of_the_client = {"sent_late", "arrivals_unsure", "client_in_ttft", "generator_busy"}
     remedies = {reason.values.get("remedy") for reason in verdict.codes}
     return {reason.code for reason in verdict.codes} <= of_the_client and not remedies.isdisjoint(
         ("other_processes", "host")
@@ -221,6 +225,9 @@ def _reasons(header: Header, summary: Any, signs: Signs, seconds: Sequence[Secon
     ):
         if over := _over(late, basis, scale, limit):
             yield _code(code, **over, **remedy)
+    if summary.ttft_ms.p50 is not None and signs.own_ms > limits.send_lag_share * summary.ttft_ms.p50:
+        of = {"value_ms": signs.own_ms, "share": signs.own_ms / summary.ttft_ms.p50, "basis": basis}
+        yield _code("client_in_ttft", **of, basis_ms=scale, limit=limits.send_lag_share, **remedy)
     second = busiest(seconds, summary.window)
     if second is not None and second.cpu_share > limits.cpu_share:
         values = {"worker": second.worker, "cpu_share": second.cpu_share, "at_s": second.t_s}
@@ -262,6 +269,21 @@ def _remedy(seconds: Sequence[Second], window: Window) -> dict[str, Any]:
     if busy is not None and busy.cpu_share < IDLE_SHARE:
         return {"remedy": "host", "cpu_share": busy.cpu_share}
     return {"remedy": "lower_load"}
+
+
+def own_part(rows: Sequence[Columns]) -> float:
+    """What of TTFT p50 may be the load generator's own, in ms: the p50 less that of the same requests had each been
+    sent in time and had its first token come as early as its stamp allows.
+
+    For few requests, whose lateness is judged at a low quantile (`deciding`): a third of them may be late unseen.
+    """
+    joined = JoinedColumns(rows, ok=True)
+    ttft, late, unsure = (joined.measure(name) for name in ("ttft", "send_lag", "stamp_error"))
+    known = ttft != UNDEFINED
+    if not known.any():
+        return 0.0
+    own = np.maximum(late, 0) + np.maximum(unsure, 0)
+    return float(np.median(ttft[known]) - np.median((ttft - own)[known])) / 1e6
 
 
 def contradicted(cell: Cell) -> dict[str, str]:

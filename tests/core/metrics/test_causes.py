@@ -115,7 +115,22 @@ def test_a_promise_that_all_miss_alike_has_a_cause_too(
 ) -> None:
     slo = ("--slo", "ttft:2s:p95", "--slo", "tpot:45ms:p95")
     with pytest.raises(SystemExit):
-        main(["run", "rag", "--url", "sim:gb300-vm", "--request-rate", rate, *length, *slo, "-o", str(tmp_path / "r")])
+        main(
+            [
+                "run",
+                "rag",
+                "--url",
+                "sim:gb300-vm",
+                "--request-rate",
+                rate,
+                *length,
+                *slo,
+                "--seed",
+                "3",
+                "-o",
+                str(tmp_path / "r"),
+            ]
+        )
     said = json.loads((tmp_path / "r" / "summary.json").read_bytes())["causes"]
     assert said["text"].startswith(words) and bool(said["text"]) == bool(words)
     assert [cause["code"] for cause in said["causes"]][:1] == [code] * bool(code)

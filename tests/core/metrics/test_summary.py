@@ -542,6 +542,19 @@ def test_the_highest_supported_quantile_decides(n: int, late: int, quantile: str
     assert not quantile or says(verdict.codes[:1], "sent_late", quantile=quantile), verdict.reasons
 
 
+@pytest.mark.parametrize(("late", "unsure", "is_valid"), [(6, 6, False), (2, 2, True), (12, 0, False), (0, 12, False)])
+def test_of_few_requests_the_median_itself_is_judged(late: int, unsure: int, is_valid: bool) -> None:
+    """32 requests of a client that was stopped a quarter of the time: a third of them late, TTFT p50 11 % too long."""
+    rows = sound(32)
+    rows["first_token_ns"] = rows["due_ns"] + np.arange(84, 116) * MS
+    for name, chosen in (("sent_ns", slice(0, late)), ("stamp_error_ns", slice(late, late + unsure))):
+        rows[name][chosen] += 45 * MS
+        rows["first_token_ns"][chosen] += 45 * MS
+    verdict = summarize(Header(state="finished"), rows).verdict
+    assert verdict.valid is is_valid
+    assert is_valid or says(verdict.codes, "client_in_ttft", basis="TTFT p50"), verdict.reasons
+
+
 def test_ten_requests_support_no_quantile() -> None:
     verdict = summarize(Header(state="finished"), sound(10)).verdict
     assert not verdict.valid and says(verdict.codes, "too_few", requests=10)
