@@ -20,6 +20,7 @@ from loadgen.kube.state import PodState, State
 from loadgen.shell.output import say
 
 LOOK_S = 2.0  # between two looks at a Job that has no pod to follow
+PATIENCE_S = 60.0  # without an answer, while a run is followed: a cluster, or the way to it, may be away for a while
 
 
 def make(kubectl: Kubectl, asked: JobAsked, files: Mapping[str, bytes], keys: Mapping[str, bytes]) -> None:
@@ -27,12 +28,12 @@ def make(kubectl: Kubectl, asked: JobAsked, files: Mapping[str, bytes], keys: Ma
 
     Keys go to kubectl on its standard input. Whatever fails takes the Job away again.
     """
-    made = kubectl.json("create", "-f", "-", given=manifests.job(asked))
+    made = kubectl.json("create", "-f", "-", given=[manifests.job(asked)])
     owner = {"name": asked.name, "uid": made["metadata"]["uid"]}
     token = {TOKEN_KEY: secrets.token_hex(16).encode()}
     try:
         beside = manifests.beside(asked.name, files, {**keys, **token}, owner)
-        kubectl.ask("create", "-f", "-", given=manifests.listed(beside))
+        kubectl.ask("create", "-f", "-", given=beside)
         kubectl.ask("patch", "job", asked.name, "--type=merge", "-p", '{"spec":{"suspend":false}}')
     except BaseException:
         kubectl.ask("delete", "job", asked.name, "--wait=false")
@@ -50,15 +51,21 @@ def follow(kubectl: Kubectl, name: str) -> int:
     Raises TargetError where the Job has failed, or ended without a result.
     """
     shown: dict[str, int] = {}
-    told = ""
+    told, heard_at = "", time.monotonic()
     while True:
-        now = look(kubectl, name)
+        try:
+            now = look(kubectl, name)
+        except TargetError:
+            if time.monotonic() > heard_at + PATIENCE_S:
+                raise
+            time.sleep(LOOK_S)
+            continue
+        heard_at = time.monotonic()
         lead = now.lead
         if lead is not None and lead.phase != "Pending":
             code = _log(kubectl, lead, shown)
             if code is not None:
                 return code
-            now = look(kubectl, name)
         if now.over:
             what = f"the Job has {now.phase} without a result{now.why and f': {now.why}'}"
             raise TargetError("process_failed", what, name, f"loadgen kube logs {name}")

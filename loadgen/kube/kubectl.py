@@ -20,9 +20,9 @@ class Kubectl:
 
     flags: Sequence[str] = ()
 
-    def ask(self, *words: str, given: Manifest | None = None) -> bytes:
+    def ask(self, *words: str, given: Sequence[Manifest] = ()) -> bytes:
         """What kubectl prints. `given` goes to its standard input, and so onto no command line."""
-        data = None if given is None else json.dumps(given).encode()
+        data = "\n".join(map(json.dumps, given)).encode() or None
         try:
             done = subprocess.run(
                 self._command(words), input=data, capture_output=True, timeout=WAIT_S, check=False,
@@ -47,7 +47,7 @@ class Kubectl:
         """A command as text, short."""
         return " ".join(("kubectl", *words[:3]))
 
-    def json(self, *words: str, given: Manifest | None = None) -> Any:
+    def json(self, *words: str, given: Sequence[Manifest] = ()) -> Any:
         """The object that kubectl prints."""
         return json.loads(self.ask(*words, "-o", "json", given=given))
 

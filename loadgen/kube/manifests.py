@@ -139,11 +139,6 @@ def beside(
     ]
 
 
-def listed(items: Sequence[Manifest]) -> Manifest:
-    """Several manifests as one."""
-    return {"apiVersion": "v1", "kind": "List", "items": list(items)}
-
-
 def _named(name: str) -> Manifest:
     return {"name": name, "labels": dict(LABELS)}
 

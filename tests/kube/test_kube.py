@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from api_server import serving
 from pods import check, cluster, typed, wait
 
 from loadgen.core import run_folder
@@ -99,3 +102,46 @@ def test_a_cluster_that_does_not_answer_is_a_fault(tmp_path: Path, capfd: pytest
             patch.setenv("PATH", str(tmp_path))
             assert typed("status") == 2
     assert "no kubectl on the path" in capfd.readouterr().err
+
+
+@pytest.mark.optional
+def test_the_real_kubectl_does_the_same_at_an_api_server(
+    tmp_path: Path, endpoint: Embedded, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kubectl as Google packages it, and behind it the paths of the API over the stand-in's pods."""
+    path = os.environ["PATH"]
+    if shutil.which("kubectl") is None:
+        pytest.skip("there is no kubectl on the path")
+    out = tmp_path / "out"
+    with cluster(tmp_path / "cluster", STAND_IN_LOST="1:0", OPENAI_API_KEY=SECRET), serving(tmp_path) as config:
+        monkeypatch.setenv("PATH", path)
+        at = ("--kubeconfig", str(config), "--context", "here")
+        code = typed("run", *load(tmp_path, endpoint, "--num-requests", "40", "-c", "4", "-o", str(out)), *at)
+        said = capfd.readouterr()
+        assert code in (0, 3), said
+        assert f"results in {out}" in said.err and "2 workers on 2 nodes" in said.out
+        assert typed("status", "bench", *at) == 0 and "1 pod replaced" in capfd.readouterr().out
+        assert typed("logs", "bench", *at) == 0 and "2 workers on 2 nodes" in capfd.readouterr().out
+        assert typed("status", "nobody", *at) == 3 and "not found" in capfd.readouterr().err
+        assert typed("run", *load(tmp_path, endpoint, "-c", "1", "-n", "1", "-o", "more"), *at) == 3
+        assert "already exists" in capfd.readouterr().err
+    assert run_folder.open_run(out).summary.requests.ok == 40
+
+
+@pytest.mark.optional
+def test_a_lead_that_is_lost_begins_the_run_again(
+    tmp_path: Path, endpoint: Embedded, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    with cluster(tmp_path / "cluster", OPENAI_API_KEY=SECRET) as made:
+        flags = ("--request-rate", "40", "-d", "4s", "-o", str(out), "--detach")
+        assert typed("run", *load(tmp_path, endpoint, *flags)) == 0
+        rows = made.root / "pods/bench-0-try0/results/bench/spool/w1.rows"
+        wait(lambda: rows.exists() and rows.stat().st_size > 0)
+        made.kill("bench-0-try0")
+        assert typed("results", "bench", "-o", str(out), "--wait") in (0, 3)
+        capfd.readouterr()
+        assert typed("status", "bench", "--json") == 0
+        assert [pod["replaced"] for pod in json.loads(capfd.readouterr().out)["pods"]] == [1, 0]
+    requests = run_folder.open_run(out).summary.requests
+    assert requests.ok > 100 and not requests.lost
