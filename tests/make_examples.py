@@ -39,6 +39,7 @@ def blank(n: int) -> NDArray[np.void]:
         "session",
         "lane",
         "cached_tokens",
+        "cache_written_tokens",
         "reasoning_tokens",
         "input_tokens",
         "output_tokens",

@@ -54,6 +54,7 @@ class Budget:
             counts={REQUEST: count},
             input_tokens=count * Decimal(repr(load.input_tokens)),
             cached_tokens=NOTHING,
+            written_tokens=None,
             cached_known=False,
             output_tokens=count * Decimal(repr(load.output_tokens)),
             bytes_out=NOTHING,

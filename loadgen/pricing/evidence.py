@@ -95,7 +95,16 @@ def own_target(summary: Summary) -> Summary:
         whole = getattr(tokens, name)
         return None if whole is None else whole - sum(value or 0 for value in values)
 
-    names = ("input", "cached", "output", "failed_input", "failed_output", "total_per_s", "steady_total_per_s")
+    names = (
+        "input",
+        "cached",
+        "cache_written",
+        "output",
+        "failed_input",
+        "failed_output",
+        "total_per_s",
+        "steady_total_per_s",
+    )
     tokens = msgspec.structs.replace(tokens, **{name: without(name) for name in names})
     received = sent.received - sum(step.bytes.received for step in apart)
     return msgspec.structs.replace(summary, tokens=tokens, bytes=msgspec.structs.replace(sent, received=received))

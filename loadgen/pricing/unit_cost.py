@@ -61,6 +61,7 @@ class Basis:
     input_tokens: Decimal  # without those from a cache
     cached_tokens: Decimal
     cached_known: bool
+    written_tokens: Decimal | None  # of the input tokens, those that were written to a cache; None: nobody says
     output_tokens: Decimal
     bytes_out: Decimal
     low: Decimal | None = None
@@ -235,6 +236,7 @@ def _totals(summaries: tuple[Summary, ...]) -> Basis:
         input_tokens=input_ok + failed_input - (cached or 0),
         cached_tokens=cached or Decimal(0),
         cached_known=cached is not None,
+        written_tokens=added([t.cache_written for t in tokens]),
         output_tokens=output_ok + failed_output,
         bytes_out=Decimal(sum(summary.bytes.received for summary in summaries)),
     )
@@ -327,6 +329,10 @@ def cost(
         tokens = (basis.input_tokens, basis.cached_tokens, basis.output_tokens)
         fresh, cached, answer = token_costs(tokens, price.per_million)
         amounts = {WRITTEN if price.per_million_cache_write else INPUT: fresh / count, ANSWER: answer / count}
+        if price.per_million_cache_write and basis.written_tokens is not None:
+            written = basis.written_tokens * price.per_million_cache_write / MILLION
+            plain = (basis.input_tokens - basis.written_tokens) * price.per_million_input / MILLION
+            amounts |= {WRITTEN: written / count, INPUT: plain / count}
         if basis.cached_tokens and price.per_million_cached is not None:
             amounts[CACHED] = cached / count
     else:
@@ -474,7 +480,7 @@ def _notes(evidence: Evidence, basis: Basis, price: Price, gpus: int | None) -> 
     if not isinstance(price, PerToken) and gpus is not None:
         yield from _machine_notes(evidence, basis, price, gpus)
     if isinstance(price, PerToken):
-        if price.per_million_cache_write is not None:
+        if price.per_million_cache_write is not None and basis.written_tokens is None:
             yield note("all_written")
         if not basis.cached_known and price.per_million_cached is not None:
             yield note("cached_unknown")

@@ -261,7 +261,8 @@ def _tokens(summary: Summary) -> Iterator[str]:
     asked_share = "" if summary.cache_asked is None else f", {format.percent(summary.cache_asked)} asked for"
     bound = "" if summary.cache_bound is None else f"{format.percent(summary.cache_bound)} came before in the trace"
     cached = "" if tokens.cached_share is None else f"{format.percent(tokens.cached_share)} cached{asked_share}"
-    said = ", ".join(filter(None, (cached, bound)))
+    written = "" if tokens.cache_written is None else f"{format.count(tokens.cache_written)} written to the cache"
+    said = ", ".join(filter(None, (cached, written, bound)))
     yield f"{format.count(tokens.input)} in{f' ({said})' if said else ''}"
     differs = tokens.asked_output not in (None, tokens.output)
     yield f"{format.count(tokens.output)} out" + (f" of {format.count(tokens.asked_output)} asked" if differs else "")

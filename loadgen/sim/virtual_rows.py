@@ -360,5 +360,6 @@ def _of_sent(
         "server_prefill_ns": np.where(was_admitted & (prefilled >= 0), prefilled - admitted, -1),
         "server_decode_ns": np.where(has_first, last - first, -1),
         **dict.fromkeys(("reasoning_tokens", "server_transfer_ns", "draft_tokens", "accepted_tokens"), -1),
+        "cache_written_tokens": -1,
         "text": text,
     }

@@ -41,6 +41,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     output: int | None = None
     cached: int | None = None
     reasoning: int | None = None
+    cache_written: int | None = None  # of the input, by servers that bill what is written to their cache
 
 
 class Failure(msgspec.Struct, frozen=True):

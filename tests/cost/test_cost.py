@@ -751,6 +751,13 @@ def test_what_goes_into_a_cache_is_billed_as_written():
         name: amount for name, amount in fresh.parts.items() if name != "input"
     }
     assert "all_written" in noted(one) and "all_written" not in noted(other)
+    half = (GPUS.tokens.input or 0) // 2  # where answers tell what was written, that is billed so, and nothing else
+    told = msgspec.structs.replace(GPUS, tokens=msgspec.structs.replace(GPUS.tokens, cache_written=half))
+    known = priced(told, f"{plain}, per_million_cache_write: 1.25")
+    parts = known.costs[REQUEST].parts
+    assert parts["cache_write"] == Decimal(half) * Decimal("1.25") / 10**6 / GPUS.requests.ok
+    assert parts["input"] + parts["cache_write"] / Decimal("1.25") == fresh.parts["input"]
+    assert "all_written" not in noted(known)
 
 
 BOUGHT = "owned: shape: s, gpu: G, gpus: 4, capital: 87600, years: 2, staff_share: 0.1, "

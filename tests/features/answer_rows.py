@@ -117,7 +117,7 @@ def cache_writes(bench: Bench) -> bool:
     said = events(
         {"type": "message_start", "message": {"usage": usage}},
         {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a"}},
-        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}},
         {"type": "message_stop"},
         done=False,
     )

@@ -55,6 +55,11 @@ _CHECKED = b"LEDGER"  # then a CRC-32 of what follows; ledgers of older versions
 _SAMPLE_OF = {row.name: row.sample for row in FIGURES.own if row.values}
 
 
+_TOKENS = (
+    "output_tokens", "input_tokens", "cached_tokens", "cache_written_tokens", "reasoning_tokens", "asked_output",
+)  # fmt: skip
+
+
 def _sample_of(name: str) -> str:
     """Of which requests a figure has values, ok or sent; "" for a name of none."""
     return _SAMPLE_OF.get(name) or next((row.sample for row in FIGURES.here() if row.name == name and row.values), "")
@@ -231,7 +236,7 @@ class Cell:
     def _add_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
         with_output = ok & ~columns.for_values
         output, prompt, asked = columns["output_tokens"], columns["input_tokens"], columns["asked_output"]
-        for name in ("output_tokens", "input_tokens", "cached_tokens", "reasoning_tokens", "asked_output"):
+        for name in _TOKENS:
             self.known(name, columns[name][ok])
         self.known("cached_base", prompt[ok & (columns["cached_tokens"] >= 0)])
         failed = columns.where(FAILED)

@@ -100,6 +100,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     total_per_s_per_gpu: float | None = None
     steady_output_per_s_per_gpu: float | None = None
     steady_total_per_s_per_gpu: float | None = None
+    cache_written: int | None = None  # of the prompts, by servers that bill it; null where none says it
 
 
 class TaskGoodput(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,6 +255,7 @@ def tokens(
         input=prompt,
         output=output,
         cached=cached,
+        cache_written=cell.sum_known("cache_written_tokens"),
         reasoning=cell.sum_known("reasoning_tokens"),
         asked_output=cell.sum_known("asked_output"),
         cached_share=cached / base if cached is not None and base else None,

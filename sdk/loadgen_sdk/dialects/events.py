@@ -60,6 +60,7 @@ class UsageFields(msgspec.Struct, gc=False):
     completion_tokens_details: CountDetails | None = None
     input_tokens_details: CountDetails | None = None  # of the Responses API
     output_tokens_details: CountDetails | None = None
+    cache_creation_input_tokens: int | None = None  # of messages, and of gateways in front of them
 
     def output(self) -> int | None:
         return token_count(self.output_tokens if self.completion_tokens is msgspec.UNSET else self.completion_tokens)
@@ -72,6 +73,7 @@ class UsageFields(msgspec.Struct, gc=False):
             output=self.output(),
             cached=None if before is None else token_count(before.cached_tokens),
             reasoning=None if after is None else token_count(after.reasoning_tokens),
+            cache_written=token_count(self.cache_creation_input_tokens),
         )
 
 

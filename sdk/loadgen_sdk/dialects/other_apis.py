@@ -189,4 +189,5 @@ def _message_counts(value: dict[str, Any]) -> UsageFields | None:
         input_tokens=None if fresh is None else fresh + (read or 0) + (written or 0),
         output_tokens=token_count(usage.get("output_tokens")),
         input_tokens_details=None if read is None else CountDetails(cached_tokens=read),
+        cache_creation_input_tokens=written,
     )

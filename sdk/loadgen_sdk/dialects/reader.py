@@ -391,6 +391,7 @@ class Reading:
                 prompt_tokens=before.prompt_tokens,
                 input_tokens=before.input_tokens,
                 input_tokens_details=counts.input_tokens_details or before.input_tokens_details,
+                cache_creation_input_tokens=counts.cache_creation_input_tokens or before.cache_creation_input_tokens,
             )
         if not output:
             self.usage_counts = self.usage_counts or counts
