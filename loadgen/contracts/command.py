@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -15,9 +16,10 @@ from loadgen.answers.command import AgainstKey, AgainstModel, other_endpoint
 from loadgen.core import units
 from loadgen.core.errors import OK, Fault, Faults, UserError, collecting
 from loadgen.shell import completion
-from loadgen.shell.options import OF_THE_LOAD, Given, takes, typed_again
+from loadgen.shell.options import OF_THE_LOAD, Given, takes
 from loadgen.shell.output import print_answer, say
 from loadgen.shell.run_options import typed
+from loadgen.shell.taken_up import taken_up, to_say
 
 if TYPE_CHECKING:
     from loadgen.contracts.schema import Checked
@@ -93,7 +95,7 @@ def validate(
     from loadgen.runs.show import shown
 
     if contract is None and extend is not None:
-        return given.call(typed_again(stored.command_of(extend), given.arguments))
+        return given.call(taken_up(stored.command_of(extend), given.arguments, "--extend", extend))
     if contract is None:
         hint = f"a file, a folder, or: {', '.join(packaged('contracts'))}"
         raise UserError("missing_option", "no contract", "loadgen validate", hint)
@@ -198,7 +200,10 @@ def _other(asked: _Asked, against: str | None, model: str | None, key_file: Path
     if asked.settings.virtual and not dry_run:
         hint = "leave it out for the embedded endpoint"
         raise UserError("unsupported", "a simulation in virtual time gives no answers", "--url", hint)
-    return other_endpoint(asked.settings, against or answers.against, model or answers.against_model, key_file)
+    settings = asked.settings
+    if against is None:  # the contract alone names B: what was given for A is not sent there
+        settings = replace(settings, api_key=None, headers=())
+    return other_endpoint(settings, against or answers.against, model or answers.against_model, key_file)
 
 
 def _judge_anew(folder: Path, bundle: Path | None, as_json: bool) -> int:
@@ -218,7 +223,10 @@ def _judge_anew(folder: Path, bundle: Path | None, as_json: bool) -> int:
 def _say_extension(add_s: float, folder: Path) -> None:
     """The command that adds load to an undecided validation. `add_s`: to each run; 0 where nobody can say."""
     length = "TIME" if not add_s else f"{math.ceil(add_s)}s" if add_s < 600 else f"{math.ceil(add_s / 60)}m"
-    say(f"to add load where it is undecided: loadgen validate --extend {shlex.quote(str(folder))} --add {length}")
+    from loadgen.contracts import stored
+
+    command = shlex.join(["validate", "--extend", str(folder), "--add", length, *to_say(stored.command_of(folder))])
+    say(f"to add load where it is undecided: loadgen {command}")
 
 
 def _check_values(checked: Checked, settings: Settings) -> None:

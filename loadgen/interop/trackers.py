@@ -13,6 +13,7 @@ from pathlib import Path
 from loadgen.core.errors import not_installed
 from loadgen.core.metrics import registry
 from loadgen.core.metrics.summary import Summary
+from loadgen.shell.output import foreign_pages
 
 PROJECT = "loadgen"  # experiment of MLflow, project of W&B
 FILES = ("summary.json", "run.json", "report.html")
@@ -42,6 +43,12 @@ def parameters(summary: Summary) -> dict[str, str]:
     return known | {f"metadata.{name}": value for name, value in run.metadata.items()}
 
 
+def _files(folder: Path) -> list[Path]:
+    """Those of `FILES` that are there; not a page that somebody else has made."""
+    foreign = foreign_pages(folder)
+    return [folder / name for name in FILES if (folder / name).is_file() and name not in foreign]
+
+
 def _needs(package: str) -> None:
     if find_spec(package) is None:
         raise not_installed(f"{package} is not installed", package, f"--as {package}", package)
@@ -62,9 +69,8 @@ def mlflow(folder: Path, summary: Summary, out: Path | None) -> str:
         client.log_param(run.run_id, re.sub(r"[^\w ./-]", "_", name), value[:500])
     for path, figure in figures(summary).items():
         client.log_metric(run.run_id, path, figure)
-    for name in FILES:
-        if (folder / name).is_file():
-            client.log_artifact(run.run_id, str(folder / name))
+    for file in _files(folder):
+        client.log_artifact(run.run_id, str(file))
     client.set_terminated(run.run_id, "FINISHED" if summary.run.state == "finished" else "KILLED")
     return f"run {run.run_id} of experiment {PROJECT}"
 
@@ -81,9 +87,8 @@ def wandb(folder: Path, summary: Summary, out: Path | None) -> str:
     )  # fmt: skip
     run.summary.update(figures(summary))
     artifact = library.Artifact(re.sub(r"[^\w.-]", "_", summary.run.id), type="load-test")
-    for name in FILES:
-        if (folder / name).is_file():
-            artifact.add_file(str(folder / name))
+    for file in _files(folder):
+        artifact.add_file(str(file))
     run.log_artifact(artifact)
     run.finish()
     return str(run.url or run.dir)

@@ -13,8 +13,9 @@ from loadgen.answers.command import tell
 from loadgen.core.errors import INTERRUPTED, UNSOUND, Fault, Faults, UserError, collecting
 from loadgen.search.command import RunSpread, Sustain, longer, perform, spread_of_runs
 from loadgen.shell.help import Command, in_order
-from loadgen.shell.options import OF_THE_LOAD, TARGET, Given, new_folder, takes, typed_again
+from loadgen.shell.options import OF_THE_LOAD, TARGET, Given, new_folder, takes
 from loadgen.shell.output import print_answer, print_report, say
+from loadgen.shell.taken_up import taken_up
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
@@ -114,10 +115,7 @@ def limited(
     from loadgen.search import experiment
 
     if resume is not None and common.benchmark is None and (command := experiment.plan_of(resume).command):
-        if command[1:3] != ("mlperf", given.command):
-            where = f"--resume {resume}"
-            raise UserError("mismatch", "not a search of this command", where, f"it was: {' '.join(command[:3])}")
-        return given.call(["mlperf", *typed_again(command[2:], given.arguments[1:])])
+        return given.call(taken_up(command[1:], given.arguments, "--resume", resume, depth=2))
     scenario: Scenario = "interactive" if given.command == "interactive" else "server"
     test, settings, overrides = _checked(given, common, scenario, find_peak=find_peak)
     if target_qps is None and not find_peak:

@@ -6,6 +6,8 @@ reports on it. The browser draws the charts at the available width, so that thei
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -254,9 +256,8 @@ class Page:
         """The text of the whole HTML file."""
         data = msgspec.json.encode(self._charts).decode().replace("<", "\\u003c")
         return (
-            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><link rel="icon" href="data:,">'
+            f'{head()}<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f'<link rel="icon" href="data:,">'
             f"<title>{escape(self._title)}</title>\n<style>{asset('page.css')}</style></head>\n<body><main>\n"
             f'<div class="top"><span>{escape(self._made_by)}</span>'
             '<div><a href="#glossary">glossary</a><button id="print" type="button">print or PDF</button>'
@@ -275,8 +276,22 @@ def _glossary() -> str:
     return f'<details id="glossary"><summary>Glossary</summary><dl class="facts">{words}</dl></details>'
 
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-"""Content security policy: the browser refuses to load anything from outside the file."""
+@cache
+def policy() -> str:
+    """Content security policy: the browser loads nothing from outside the file, and runs the script of pages alone."""
+    script = base64.b64encode(hashlib.sha256(asset("page.js").encode()).digest()).decode()
+    return (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script}'; img-src data:; "
+        "form-action 'self'; base-uri 'none'"
+    )
+
+
+def head() -> str:
+    """How every page begins. Whatever follows in such a file, the browser keeps to the policy in it."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy()}">'
+    )
 
 
 @cache

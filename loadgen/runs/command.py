@@ -14,8 +14,9 @@ import typer
 from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, collecting
 from loadgen.runs.builds import Github, Junit, kept_by_build
 from loadgen.runs.repeats import finish
-from loadgen.shell.options import DryRun, Given, OneWorkload, Strict, takes, typed_again
+from loadgen.shell.options import DryRun, Given, OneWorkload, Strict, takes
 from loadgen.shell.output import print_answer, print_report, say
+from loadgen.shell.taken_up import typed_again
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings

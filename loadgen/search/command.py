@@ -14,9 +14,10 @@ import typer
 from loadgen.core import format, units
 from loadgen.core.errors import Fault, Faults, TargetError, UserError, collecting
 from loadgen.runs.builds import Github, Junit, kept_by_build
-from loadgen.shell.options import DryRun, Given, OneWorkload, Strict, new_folder, takes, typed_again
+from loadgen.shell.options import DryRun, Given, OneWorkload, Strict, new_folder, takes
 from loadgen.shell.output import print_report, say
 from loadgen.shell.run_options import typed
+from loadgen.shell.taken_up import taken_up
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
@@ -120,7 +121,7 @@ def search(
 
     own_workload = (workload, given["trace"], given["dataset"], given["input_tokens"]) != (None,) * 4
     if resume is not None and not own_workload and (command := experiment.plan_of(resume).command):
-        return given.call(typed_again(command[1:], given.arguments))
+        return given.call(taken_up(command[1:], given.arguments, "--resume", resume))
     faults, trial_ns, longest_s = list[Fault](), 0, None
     closed = over == "concurrency"
     first_load = start or low or 1.0

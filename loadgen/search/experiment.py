@@ -41,6 +41,7 @@ from loadgen.search.load_search import (
     state_of,
 )
 from loadgen.search.sweep import Kind
+from loadgen.shell.taken_up import to_say
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
@@ -121,11 +122,11 @@ class StoredSearch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def resuming(folder: Path, plan: ExperimentPlan) -> str:
-    """The command that goes on with a search."""
+    """The command that goes on with a search, with all that only its user may say."""
     begun_with, group = "the same command and", plan.command[1:2] == ("mlperf",)
     if group or plan.command[1:2] == ("search",):
         begun_with = " ".join(plan.command[: 3 if group else 2])
-    return f"{begun_with} --resume {shlex.quote(str(folder))}"
+    return f"{begun_with} {shlex.join(['--resume', str(folder), *to_say(plan.command)])}"
 
 
 def stored_search(folder: Path) -> StoredSearch | None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -248,29 +247,6 @@ def _yes_or_no(value: str, where: str) -> bool:
     if value not in ("yes", "true", "no", "false"):
         raise UserError("invalid_value", f"neither yes nor no: {value!r}", where, "known: yes, no")
     return value in ("yes", "true")
-
-
-def typed_again(before: Sequence[str], now: Sequence[str]) -> list[str]:
-    """A command line of before with what is typed now: an option that is given again stands in the place of its own.
-
-    Raises UserError for a secret, which was not stored.
-    """
-    typed = {word.partition("=")[0] for word in now}
-    replaced = {name for option in COMMAND_OPTIONS.values() if typed & set(option.names) for name in option.names}
-    switches = {name for option in COMMAND_OPTIONS.values() if option.type is bool for name in option.names}
-    command, *words = before
-    kept, rest = [command], iter(words)
-    for word in rest:
-        name, equals, _ = word.partition("=")
-        if name not in replaced:
-            kept.append(word)
-        elif not equals and name not in switches:
-            next(rest)
-    if hidden := next((flag for flag, word in pairwise(kept) if "***" in word), None):
-        what = "the command that is gone on with had a secret, which is not stored"
-        hint = "give it again"
-        raise UserError("missing_option", what, hidden, hint)
-    return [*kept, *now[1:]]
 
 
 _COMPLETED = {"url": completion.targets, "server": completion.servers, "slo": completion.terms}

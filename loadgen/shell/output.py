@@ -55,6 +55,27 @@ def in_color() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
+def foreign_pages(folder: Path) -> list[str]:
+    """Files below a folder that a browser opens as a page, and that do not begin as ours do, with what keeps it in."""
+    from loadgen.present.page import head
+
+    ours = head().encode()
+    return [
+        file.relative_to(folder).as_posix()
+        for file in sorted(folder.rglob("*"))
+        if file.suffix.lower() in (".html", ".htm", ".xhtml", ".xht", ".svg", ".mhtml") and not _begins(file, ours)
+    ]
+
+
+def _begins(file: Path, content: bytes) -> bool:
+    """Whether a file begins with this content; one that cannot be read does not."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(content)) == content
+    except OSError:
+        return False
+
+
 def say_changed(folder: Path) -> None:
     """Say which files of a results folder are not as the command that wrote it left them; nothing when all are."""
     from loadgen.core.results import checksums

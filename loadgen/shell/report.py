@@ -14,7 +14,7 @@ import typer
 from loadgen.core.errors import UserError
 from loadgen.shell import completion
 from loadgen.shell.options import Strict
-from loadgen.shell.output import in_color, say, say_changed
+from loadgen.shell.output import foreign_pages, in_color, say, say_changed
 
 
 def report(
@@ -63,6 +63,11 @@ def report(
         _write(page, html if html is not None else folder / beside, within=folder)
     elif not no_html and not only and opened.row.page_name and not beside:
         say(f"no page: no result lies directly in {folder}; --html FILE writes one")
+    if not only and folder.is_dir() and (pages := foreign_pages(folder)):
+        say(
+            f"note: {', '.join(pages[:5])}{' and more' * (len(pages) > 5)} in {folder}: not made by this version of "
+            "loadgen. In a folder of somebody else such a page may run in your browser what its sender has written"
+        )
     return opened.exit_code(strict=strict)
 
 

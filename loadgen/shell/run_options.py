@@ -226,7 +226,8 @@ class Option(NamedTuple):
     `flags`: its names on the command line, of which the first names it in faults, and what it takes, in capitals; with
     "" it is a keyword of Python, and on the command line `--set NAME=VALUE` where `sets` says what it takes. `type`:
     what the command line makes of it; a switch `--no-x` gives False. `default` is shown in the help; `shown`: what
-    happens without it, where that is no value of it.
+    happens without it, where that is no value of it. `reaches`: it names a host, a key or who may watch, so that it is
+    never taken from a folder (`shell/taken_up.py`).
     """
 
     flags: str
@@ -237,6 +238,7 @@ class Option(NamedTuple):
     part: Literal["workload", "load", "settings"] = "settings"
     shown: str = ""
     sets: str = ""
+    reaches: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -271,9 +273,9 @@ class RunOptions(TypedDict, total=False):
     url: Annotated[Texts, Option("--url -u URL",
         "Endpoint, with or without a path prefix and /v1; repeat it for several. sim:PRESET: a simulated one, in "
         "virtual time. NAME=URL: that of the steps of a task that ask for it by this name.",
-        list[str], parse=_texts, shown="an embedded simulation of a GB300 VM, in real time")]
+        list[str], parse=_texts, shown="an embedded simulation of a GB300 VM, in real time", reaches=True)]
     targets: Annotated[File, Option("--targets FILE",
-        "A YAML list of endpoints: name, url, api_key_env, gpus, shape, region, node.", Path)]
+        "A YAML list of endpoints: name, url, api_key_env, gpus, shape, region, node.", Path, reaches=True)]
     route: Annotated[str, Option("",
         "With several targets: round-robin, least-in-flight, or sticky per conversation; auto chooses.",
         default="auto", parse=_choice("auto", "round-robin", "least-in-flight", "sticky"), sets="WAY")]
@@ -363,7 +365,7 @@ class RunOptions(TypedDict, total=False):
         "the nodes of the cluster, auto without the flag.", parse=_workers, shown="1")]
     ray: Annotated[str | None, Option("--ray ADDRESS",
         "Run the workers on a Ray cluster: auto, or HOST:PORT of its head; or at agents:HOST:PORT,... docs/cluster.md.",
-        shown="this machine")]
+        shown="this machine", reaches=True)]
     sources: Annotated[Texts, Option("",
         "Local address to send from. Repeatable: each has local ports of its own.", list[str], parse=_texts,
         shown="chosen by the system", sets="IP")]
@@ -374,15 +376,18 @@ class RunOptions(TypedDict, total=False):
     extra_body: Annotated[Mapping[str, Any] | str | None, Option("--extra-body JSON",
         "JSON merged into every request body, last.", parse=_extra_body)]
     headers: Annotated[Mapping[str, str] | Sequence[tuple[str, str]] | Texts, Option("--header -H NAME:VALUE",
-        "NAME: VALUE or NAME=VALUE. Repeatable.", list[str], parse=_headers)]
+        "NAME: VALUE or NAME=VALUE. Repeatable.", list[str], parse=_headers, reaches=True)]
     api_key: Annotated[str | None, Option("", "The key itself; else api_key_file, else OPENAI_API_KEY.")]
     api_key_file: Annotated[File, Option("--api-key-file FILE",
-        "A file with the key; else OPENAI_API_KEY (AZURE_OPENAI_API_KEY).", Path, parse=key_of_file)]
+        "A file with the key; else OPENAI_API_KEY (AZURE_OPENAI_API_KEY).", Path, parse=key_of_file, reaches=True)]
     cacert: Annotated[File, Option("--cacert FILE", "PEM file of the authority to trust.", Path, parse=_pem,
-        shown="the system's")]
-    cert: Annotated[File, Option("--cert FILE", "PEM file of the client certificate, with its key.", Path, parse=_pem)]
-    key: Annotated[File, Option("--key FILE", "PEM file of its key, where it is apart.", Path, parse=_pem)]
-    insecure: Annotated[bool, Option("--insecure -k", "Do not verify the server's certificate.", bool, parse=_switch)]
+        shown="the system's", reaches=True)]
+    cert: Annotated[File, Option("--cert FILE", "PEM file of the client certificate, with its key.", Path, parse=_pem,
+        reaches=True)]
+    key: Annotated[File, Option("--key FILE", "PEM file of its key, where it is apart.", Path, parse=_pem,
+        reaches=True)]
+    insecure: Annotated[bool, Option("--insecure -k", "Do not verify the server's certificate.", bool, parse=_switch,
+        reaches=True)]
     stream: Annotated[bool, Option("--no-stream",
         "Ask for whole answers; TTFT is then the whole answer.", bool, parse=_switch)]
     client: Annotated[str, Option("",
@@ -391,7 +396,7 @@ class RunOptions(TypedDict, total=False):
     server_metrics: Annotated[Texts, Option("--server-metrics WHERE",
         "The servers' own metrics pages, read once a second: auto (where they usually are), off, URLs (repeatable), "
         "or drain: trtllm-serve's JSON /metrics, which each read empties for everybody.",
-        list[str], parse=_metrics_pages, shown="auto")]
+        list[str], parse=_metrics_pages, shown="auto", reaches=True)]
     server_timing: Annotated[bool, Option("--server-timing",
         "Ask the server for its own account of each request (queue, prefill, decode). One that comes unasked is always "
         "read.",
@@ -405,7 +410,7 @@ class RunOptions(TypedDict, total=False):
     energy: Annotated[Texts, Option("--energy WHERE",
         "What the GPUs use, read once a second: auto (trtllm-serve's /energy_metrics; nvidia-smi where the target is "
         "on this machine), off, nvidia-smi, or URLs of DCGM and node exporter pages (repeatable).",
-        list[str], parse=_energy_pages, shown="auto")]
+        list[str], parse=_energy_pages, shown="auto", reaches=True)]
     gpus: Annotated[int | str | None, Option("--gpus N",
         "GPUs behind the endpoint, for per-GPU and cost figures.", int, parse=_count("GPUs", "a whole number from 1"))]
     shape: Annotated[str | None, Option("--shape NAME", "Its machine shape, as in a price list.")]
@@ -439,10 +444,11 @@ class CommandOptions(RunOptions, total=False):
         "On stderr: auto (a live view on a terminal, else a line every 10 s), plain (a line), json (a line of JSON "
         "every 10 s), or off.", Literal["auto", "plain", "json", "off"], default="auto")]
     prometheus: Annotated[str | None, Option("--prometheus [HOST]:PORT",
-        "Serve the metrics of each run to Prometheus while it goes: :9400 (on 127.0.0.1).")]
+        "Serve the metrics of each run to Prometheus while it goes: :9400 (on 127.0.0.1).", reaches=True)]
     otel: Annotated[str | None, Option("--otel WHAT",
         "Send each run to OpenTelemetry while it goes: metrics, traces (one span per request, whose traceparent the "
-        "server gets) or all, to where OTEL_EXPORTER_OTLP_ENDPOINT says; or the URL of a collector. Extra: otlp.")]
+        "server gets) or all, to where OTEL_EXPORTER_OTLP_ENDPOINT says; or the URL of a collector. Extra: otlp.",
+        reaches=True)]
     force: Annotated[bool, Option("--force",
         "Where --out holds results: keep those beside it, under a dated name, and begin anew.", bool)]
     set: Annotated[list[str], Option("--set KEY=VALUE",

@@ -24,7 +24,7 @@ import typer
 from loadgen import plugins, result_kinds
 from loadgen.core.errors import OK, Fault, Faults, UserError
 from loadgen.core.results.files import refuse_links
-from loadgen.present.page import POLICY
+from loadgen.present.page import policy
 from loadgen.shell.options import WithPlugins
 from loadgen.viewer.results_list import kind_of, results_in
 
@@ -100,9 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         if shared:
             self.send_header("Content-Disposition", 'attachment; filename="results.html"')
-        self.send_header(
-            "Content-Security-Policy", f"{POLICY}; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-        )
+        self.send_header("Content-Security-Policy", f"{policy()}; frame-ancestors 'none'")
         self.send_header("Cache-Control", "no-store")
         self.send_header("Referrer-Policy", "no-referrer")
         self.send_header("X-Content-Type-Options", "nosniff")

@@ -36,7 +36,7 @@ from loadgen.search import command, experiment, load_search, text, trials
 from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer, TrialResult
 from loadgen.search.watch import Goal, Watch
 from loadgen.shell.app import main
-from loadgen.shell.options import typed_again
+from loadgen.shell.taken_up import typed_again
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 

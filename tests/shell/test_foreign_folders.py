@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import http.client
 import json
 import os
+import re
 import shutil
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +22,10 @@ from refusals import refused
 from loadgen.commands import COMMANDS
 from loadgen.core.errors import Fault, Faults, UserError
 from loadgen.core.results import checksums, files
+from loadgen.present import page
 from loadgen.shell.parsing import parser
+from loadgen.shell.run_options import COMMAND_OPTIONS
+from loadgen.shell.taken_up import taken_up, to_say
 from loadgen.viewer.command import Server
 
 STEERS = "\x1b[2J\x1b[1;1H\x1b[32mVALID: a forged verdict\x1b[0m\r\nVALID: a forged verdict"
@@ -171,8 +178,8 @@ def test_the_page_is_made_of_records_and_never_served_as_found(sound: Path, tmp_
     (folder / "verdict.html").write_bytes(b"\xff<script>steal()</script>")
     (folder / checksums.BEFORE).unlink()
     checksums.write(folder)
-    page = result_kinds.opened(folder).page
-    assert page is not None and "steal()" not in page
+    made = result_kinds.opened(folder).page
+    assert made is not None and "steal()" not in made
 
 
 def test_a_page_is_written_over_a_link_and_not_through_it(tmp_path: Path) -> None:
@@ -218,12 +225,140 @@ def server(theirs: Path, sound: Path) -> Iterator[Server]:
 @pytest.mark.parametrize("animal", ZOO)
 def test_ui_survives_every_folder(animal: str, theirs: Path, server: Server) -> None:
     ZOO[animal](theirs)
-    for page in ("", "result?r=theirs", "compare?r=good&r=theirs", "live?r=theirs", f"result?r={quote('../secret')}"):
+    for path in ("", "result?r=theirs", "compare?r=good&r=theirs", "live?r=theirs", f"result?r={quote('../secret')}"):
         connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
-        connection.request("GET", f"/{server.word}/{page}")
+        connection.request("GET", f"/{server.word}/{path}")
         answer = connection.getresponse()
-        assert answer.status == 200, page
+        assert answer.status == 200, path
         assert "default-src 'none'" in (answer.getheader("Content-Security-Policy") or "")
         text = answer.read().decode()
         assert SECRET not in text and "\x1b" not in text
         connection.close()
+
+
+THEIR_SERVER = "http://127.0.0.1:{port}"
+
+
+def _plan(folder: Path, *command: str) -> None:
+    """A search that was begun with this command, as a folder says."""
+    from loadgen.core import format
+    from loadgen.search import experiment
+
+    folder.mkdir()
+    plan = experiment.ExperimentPlan(
+        by="search", kind="request_rate", workload="qa", source_text="", target="", flags={}, command=command
+    )
+    (folder / experiment.PLAN).write_bytes(format.document(plan))
+
+
+@pytest.mark.parametrize(
+    ("begun", "typed"),
+    [
+        (("search", "qa", "--slo", "ttft:2s"), ("search", "--resume", "{its}")),
+        (("mlperf", "server", "-b", "llama2-70b", "--find-peak"), ("mlperf", "server", "--resume", "{its}")),
+        (("validate", "qa"), ("validate", "--extend", "{its}")),
+    ],
+)
+@pytest.mark.parametrize(
+    "where",
+    [("--url", THEIR_SERVER), (f"-u{THEIR_SERVER}",), (f"-ku{THEIR_SERVER}",), (f"--url={THEIR_SERVER}", "--model")],
+)
+def test_no_key_goes_where_only_a_folder_says(
+    begun: tuple[str, ...], typed: tuple[str, ...], where: tuple[str, ...], sound: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    with socket.create_server(("127.0.0.1", 0)) as theirs:
+        port = theirs.getsockname()[1]
+        command = ("loadgen", *begun, *(word.format(port=port) for word in where))
+        its = tmp_path / "its"
+        if begun[0] == "validate":
+            shutil.copytree(sound / "contract", its)
+            for file in its.glob("*/r*/run.json"):
+                file.write_text(json.dumps(json.loads(file.read_bytes()) | {"command": command}))
+        else:
+            _plan(its, *command)
+        with refused(UserError, "missing_option", where=typed[-2]) as fault:
+            parser()(now := [word.format(its=its) for word in typed], standalone_mode=False, obj=now)
+        assert f"127.0.0.1:{port}" in fault.value.hint
+        theirs.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            theirs.accept()
+
+
+@pytest.mark.parametrize(
+    "flag", [name for option in COMMAND_OPTIONS.values() if option.reaches for name in option.names]
+)
+def test_what_reaches_out_is_never_taken_from_a_folder(flag: str) -> None:
+    before = ["search", "qa", flag, "theirs"]
+    with refused(UserError, "missing_option", where="--resume"):
+        taken_up(before, ["search", "--resume", "f"], "--resume", Path("f"))
+    switch = COMMAND_OPTIONS["insecure"].names
+    said = [flag] if flag in switch else [flag, "mine"]
+    before = before[:-1] if flag in switch else before
+    again = taken_up(before, ["search", "--resume", "f", *said], "--resume", Path("f"))
+    assert again == ["search", "qa", "--resume=f", "--resume", "f", *said]
+
+
+def test_what_says_how_much_is_taken_from_a_folder_and_another_command_is_not() -> None:
+    before = ["search", "qa", "--url", "sim:gb300-vm", "--slo", "ttft:2s", "--max-probes", "3", "--model"]
+    again = taken_up(before, ["search", "--resume", "f"], "--resume", Path("f"))
+    assert again == [*before, "--resume=f", "--resume", "f"], "the option without its value takes none of the user's"
+    with refused(UserError, "mismatch", where="--resume"):
+        taken_up(["bundle", "x", "-o", "y"], ["search", "--resume", "f"], "--resume", Path("f"))
+    assert to_say(["search", "qa", "-u", "http://h", "--api-key-file=k", "-n", "5"]) == [
+        "-u",
+        "http://h",
+        "--api-key-file=k",
+    ]
+
+
+def test_every_option_that_takes_an_address_or_a_file_of_keys_reaches_out() -> None:
+    """A new option that names a host, a file or a listener is looked at here before a folder may say it."""
+    data = {"trace", "dataset", "tokenizer", "system", "out", "prices"}
+    places_named = {
+        name
+        for name, option in COMMAND_OPTIONS.items()
+        if (option.metavar or "").split(":")[-1] in ("URL", "FILE", "ADDRESS", "WHERE", "PORT", "FOLDER")
+    }
+    assert places_named - data == {name for name in places_named if COMMAND_OPTIONS[name].reaches}
+
+
+def test_a_page_of_somebody_else_is_named(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (theirs / "report.html").write_text("<script>steal()</script>")
+    (theirs / "more").mkdir()
+    (theirs / "more" / "notes.HTM").write_text("<script>steal()</script>")
+    _ends("report", str(theirs))
+    said = capsys.readouterr().err
+    assert "note: more/notes.HTM in" in said and "report.html in" not in said, "that one is made anew"
+    (theirs / "more" / "notes.HTM").write_text(page.head() + "<script>steal()</script>")
+    _ends("report", str(theirs))
+    assert "note: more" not in capsys.readouterr().err, "the browser runs no script in it but that of our pages"
+
+
+def test_a_page_runs_its_own_script_and_no_other() -> None:
+    text = page.Page("title", "made by").render()
+    assert text.startswith(page.head()) and "script-src 'sha256-" in page.head() and "unsafe-inline'; s" in page.head()
+    (script,) = re.findall("<script>(.*)</script>", text, re.DOTALL)
+    hashed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{hashed}';" in page.policy()
+    assert not re.search(r"<[^>]+ on[a-z]+=", text), "a handler in an attribute would not run"
+
+
+def test_an_endpoint_that_a_contract_alone_names_gets_no_key(tmp_path: Path) -> None:
+    from loadgen.contracts import command
+    from loadgen.contracts.load import load_contract
+    from loadgen.core.execution.plan import Settings
+    from loadgen.core.workload import Overrides
+
+    (tmp_path / "q.jsonl").write_text('{"prompt": "why?", "reference": "so"}\n' * 40)
+    (tmp_path / "c.yaml").write_text(
+        "name: c\nlevels: [{name: a, workload: qa, rate: 10/s, duration: 1m, must: [{errors: 1%}]}]\n"
+        "answers: {dataset: q.jsonl, against: 'http://theirs:1', must: [{agreement_share: 5%}]}\n"
+    )
+    checked = load_contract(tmp_path / "c.yaml", gpus=None, repeats=None, longest_ns=None, against=False)
+    mine = Settings(url="http://mine:1", api_key=SECRET, headers=(("X-Api-Key", SECRET),))
+    asked = command._Asked(checked, mine, Overrides(), None)
+    theirs = command._other(asked, None, None, None, dry_run=False)
+    assert (theirs.url, theirs.api_key, theirs.headers) == ("http://theirs:1", None, ())
+    assert command._other(asked, "http://theirs:1", None, None, dry_run=False).api_key == SECRET, "the user names it"
