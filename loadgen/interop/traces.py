@@ -8,6 +8,7 @@ import datetime
 import functools
 import hashlib
 import itertools
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 
 from loadgen.core.format import shortened
 from loadgen.core.units import MOST_TOKENS, Wrong
+from loadgen.core.workload.dataset import PASSED
 from loadgen.core.workload.trace_formats import (
     LATEST_NS,
     TraceColumns,
@@ -82,14 +84,20 @@ def _several(parse: Callable[[dict[str, Any]], Iterator[TraceRow]]) -> Callable[
 # ------------------------------------------------------------------------------------------------ lengths and hashes
 
 
-class _PlainRow(msgspec.Struct, gc=False):
-    """A row of Mooncake as it mostly is; any other is read field by field."""
+_ASKS = ("model", *PASSED)  # fields of a row that its request is sent with
 
-    timestamp: float
-    input_length: int
-    output_length: int
-    hash_ids: list[int] | None = None
-    session_id: None = None
+_PlainRow: Any = msgspec.defstruct(
+    "_PlainRow",
+    [
+        ("timestamp", float),
+        ("input_length", int),
+        ("output_length", int),
+        ("hash_ids", list[int] | None, None),
+        *((name, None, None) for name in ("session_id", *_ASKS)),
+    ],
+    gc=False,
+)
+"""A row of Mooncake as it mostly is; any other is read field by field."""
 
 
 def _mooncake_together(scale: float, lines: Sequence[str]) -> TraceColumns | None:
@@ -118,7 +126,7 @@ def _mooncake_together(scale: float, lines: Sequence[str]) -> TraceColumns | Non
     return TraceColumns(at_ns, read, write, hashes, [len(one) for one in lists])
 
 
-_PLAIN_ROWS = msgspec.json.Decoder(list[_PlainRow])
+_PLAIN_ROWS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[_PlainRow])
 
 
 def _mooncake_row(scale: float, begun: dict[str, int], row: dict[str, Any]) -> TraceRow:
@@ -139,8 +147,21 @@ def _row(row: dict[str, Any], at_ns: int, **more: Any) -> TraceRow:
         input_tokens=token_count(row.get("input_length"), "input_length", 1),
         output_tokens=token_count(row.get("output_length"), "output_length", 0),
         hashes=_hash_ids(row),
+        fields=_fields(row),
         **more,
     )
+
+
+def _fields(row: dict[str, Any]) -> str:
+    """JSON of what a row asks for beside its lengths, by the names of data sets; "" of one that asks for nothing."""
+    found = {name: row[name] for name in _ASKS if row.get(name) is not None}
+    for name, value in found.items():
+        what, kind = PASSED.get(name, ("a text", str))
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            raise Wrong("wrong_type", f"{name} is {shortened(value)}", what, name) from None
+    return json.dumps(found, sort_keys=True) if found else ""
 
 
 def _sdk_shape_row(row: dict[str, Any]) -> TraceRow:
@@ -211,6 +232,7 @@ def _weka_row(call: dict[str, Any], at_ns: int, block: float, own_hashes: int, s
         block=block,
         session=session,
         group=group,
+        fields=_fields(call),
         took_ns=_length_ns(call, "api_time", 1e9),
         pause_ns=_length_ns(call, "think_time", 1e9),
     )

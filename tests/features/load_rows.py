@@ -7,6 +7,8 @@ import trace_rows
 from canned import events, serving
 from feature_bench import PLAIN, ROOT, Bench, Feature
 
+from loadgen.core.requests.tokenizer import load_tokenizer
+from loadgen.core.requests.trace_prompts import TracePrompts
 from loadgen.core.workload import traces
 
 TENANTS = """classes:
@@ -151,7 +153,9 @@ def row_fields(bench: Bench) -> dict[str, bool]:
     with serving(SAID) as server:
         bench.run(f"--trace {file.name} --model m --server vllm --server-metrics off --energy off", url=server.url)
     bodies = [heard.body for heard in server.heard if heard.body]
-    return {name: any(body.get(name) == value for body in bodies) for name, value in asked.items()}
+    sent = {name: any(body.get(name) == value for body in bodies) for name, value in asked.items() if name != "model"}
+    prompts = TracePrompts(traces.read_trace(file), 1, 2, load_tokenizer(None), models=("small",))
+    return sent | {"model": prompts[0].extra.get("model") == "small"}
 
 
 def api(bench: Bench, name: str, workload: str = PLAIN) -> bool:

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from refusals import refused
 from trace_rows import bailian, call, captured, mooncake, otlp, shape, span, subagent, tracelab, weka, written
 
+import loadgen
 from loadgen.core.errors import Fault, Faults
+from loadgen.core.requests.tokenizer import load_tokenizer
+from loadgen.core.requests.trace_prompts import TracePrompts
 from loadgen.core.schedule import arrivals
 from loadgen.core.workload import of_trace, read_flags, trace_formats, trace_sessions, traces
 
@@ -170,6 +173,35 @@ def parquet(path: Path, **columns: Any) -> Path:
     return path
 
 
+def test_what_rows_ask_for_is_sent_and_their_model_where_the_server_lists_it(tmp_path: Path) -> None:
+    plain = [mooncake(1000 * n, 20, 3) for n in range(3)]
+    asked = {"model": "small", "priority": 3, "min_tokens": 2, "guided_json": {"type": "object"}}
+    rows = [shape(1000 * (9 - n), 20, 3, 1, session_id="s") for n in range(2)]
+    ordered = traces.read_trace(written(tmp_path / "m", plain[0], plain[1] | asked, plain[2] | {"model": "other"}))
+    sorted_by_time = traces.read_trace(written(tmp_path / "s", rows[0] | asked, rows[1]))
+    words = load_tokenizer(None)
+    without = {name: value for name, value in asked.items() if name != "model"}
+    prompts = TracePrompts(ordered, 1, 2, words, models=("small",))
+    assert [prompts[n].extra for n in range(3)] == [{}, asked, {}]
+    assert [TracePrompts(ordered.within(S, None), 1, 2, words)[n].extra for n in range(2)] == [without, {}]
+    assert [TracePrompts(sorted_by_time, 1, 2, words)[n].extra for n in range(2)] == [{}, without]
+    assert prompts.warnings(3) == [
+        "rows of the trace ask for guided_json, min_tokens, model, priority, which is sent",
+        "the server lists no other: rows that ask for it go to the run's model",
+    ]
+
+
+@pytest.mark.parametrize("name", ["weka.jsonl", "tracelab.jsonl", "spans.jsonl", "bailian.jsonl", "burst.csv"])
+def test_a_trace_in_its_published_form_is_run(name: str, tmp_path: Path) -> None:
+    rows, _, due, read, write = FILES[name]
+    file = written(tmp_path / name, *rows)
+    result = loadgen.run(trace=file, url="sim:gb300-vm-128k", seed=1, out=tmp_path / "out")
+    columns = result.rows.sort_by("due_ns")
+    assert columns["due_ns"].to_pylist() == due
+    assert (columns["input_tokens"].to_pylist(), columns["output_tokens"].to_pylist()) == (read, write)
+    assert result.requests.ok == len(due)
+
+
 def test_tables_in_parquet(tmp_path: Path) -> None:
     lengths: dict[str, Any] = {"input_length": [10, 20, 30], "output_length": [1, 0, 3]}
     seconds = traces.read_trace(parquet(tmp_path / "s", timestamp=[0.25, 0.5, 2.0], **lengths))
@@ -270,6 +302,8 @@ def test_many_rows_at_once_are_the_same_rows(rows: list[dict[str, Any]]) -> None
         ([{"captureData": {}}], "missing_key", "endpointOutput.data", ":1"),
         ([mooncake(0, 5, 1), "{broken"], "invalid_syntax", "", ":2"),
         ([mooncake(0, 5, 1), [1]], "wrong_type", "", ":2"),
+        ([mooncake(0, 5, 1), {**mooncake(1, 5, 1), "priority": "high"}], "wrong_type", "priority", ":2"),
+        ([mooncake(0, 5, 1), {**mooncake(1, 5, 1), "model": 7}], "wrong_type", "model", ":2"),
         ([mooncake(0, 5, 1), mooncake("soon", 5, 1)], "invalid_value", "timestamp", ":2"),  # type: ignore[arg-type]
         ([mooncake(0, 0, 1)], "invalid_value", "input_length", ":1"),
         ([mooncake(0, 5, 1), mooncake(1, 5, 1.5)], "invalid_value", "output_length", ":2"),  # type: ignore[arg-type]

@@ -221,7 +221,7 @@ def build_plan(job: Job) -> Plan:
     return Plan(
         job=job,
         timetable=arrivals.build(job.workload, job.seed),
-        requests=build(job.workload, job.seed, salt, tokenizer, template_tokens, job.settings.api),
+        requests=build(job.workload, job.seed, salt, tokenizer, template_tokens, job.settings.api, job.found[0].models),
         tokenizer=tokenizer,
     )
 

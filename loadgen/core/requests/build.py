@@ -5,6 +5,7 @@ Pure except for reading.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from loadgen_sdk.dialects.quirks import VALUES
@@ -20,17 +21,23 @@ from loadgen.core.workload import trace_sessions, traces
 
 
 def build(
-    workload: Any, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0, api: str = "chat"
+    workload: Any,
+    seed: int,
+    salt: int,
+    tokenizer: Tokenizer,
+    template_tokens: int = 0,
+    api: str = "chat",
+    models: Collection[str] = (),
 ) -> Prompts:
     """Return the requests of a workload. `seed` decides lengths and choices; seed and salt together decide the text.
 
     template_tokens: tokens that the server adds to a prompt. Lengths that are asked for include them. api: embeddings
-    and rerank ask for no output, and rerank sends retrieved chunks as its documents.
+    and rerank ask for no output, and rerank sends retrieved chunks as its documents. models: that the server lists.
     """
     requests = workload.requests
     if hasattr(requests, "classes"):
         parts = [
-            build(one, seed, seeds.derived(salt, "class", index), tokenizer, template_tokens, api)
+            build(one, seed, seeds.derived(salt, "class", index), tokenizer, template_tokens, api, models)
             for index, one in enumerate(requests.classes.values())
         ]
         return MixPrompts(requests.classes, seed, parts)
@@ -42,7 +49,7 @@ def build(
     if hasattr(requests, "trace") and api != "rerank":
         trace = traces.replayed(requests)
         sessions = trace_sessions.sessions_of(trace) if requests.replay == "sessions" else None
-        return TracePrompts(trace, seed, salt, tokenizer, template_tokens, api, sessions)
+        return TracePrompts(trace, seed, salt, tokenizer, template_tokens, api, sessions, models)
     if hasattr(requests, "path"):
         return FilePrompts(requests, seed, tokenizer)
     if hasattr(requests, "steps"):

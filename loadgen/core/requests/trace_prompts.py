@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 from loadgen_sdk.request import Request
 
@@ -24,7 +25,7 @@ class TracePrompts(SyntheticPrompts):
     Request `number` is row `number`; after the last row the rows repeat with other text. With `sessions` it is
     `session * turns + place`, as the chains of the timetable have it. `template_tokens`: tokens that
     the server adds to a prompt. They are subtracted, because the lengths of a trace are counts of a server and include
-    them.
+    them. A row's `model` is sent where it is one of `models`, those that the server lists; else the run's is.
     """
 
     history = "scripted"
@@ -38,9 +39,10 @@ class TracePrompts(SyntheticPrompts):
         template_tokens: int = 0,
         api: str = "chat",
         sessions: TraceSessions | None = None,
+        models: Collection[str] = (),
     ) -> None:
         super().__init__(NO_LENGTHS, seed, salt, tokenizer, template_tokens, api)
-        self.trace, self._sessions = trace, sessions
+        self.trace, self._sessions, self._models = trace, sessions, models
         self.turns = 1 if sessions is None else sessions.turns
         self._block_text_cached = functools.lru_cache(maxsize=4096)(self._block_text)
 
@@ -104,9 +106,16 @@ class TracePrompts(SyntheticPrompts):
             max_tokens=None if self._api == "embeddings" else self.asked_output(number),
             input_tokens=prompt_tokens,
             input_source=self._tokenizer.tag,
+            extra=self._extra(row),
             session=session,
             turn=turn,
         )
+
+    def _extra(self, row: int) -> dict[str, Any]:
+        """The fields of the body that a row of the trace asks for."""
+        asked = int(self.trace.asked[row])
+        fields = self.trace.fields[asked] if asked >= 0 else {}
+        return {name: value for name, value in fields.items() if name != "model" or value in self._models}
 
     def asked_input(self, number: int) -> int:
         return max(1, int(self.trace.input_tokens[self.place(number)[1]]) - self._template)
@@ -128,6 +137,11 @@ class TracePrompts(SyntheticPrompts):
         if self.trace.bad_rows:
             bad = format.counted(self.trace.bad_rows, "bad row of the trace is", "bad rows of the trace are")
             messages.append(f"{bad} left out, the first {self.trace.first_bad}")
+        if asked := sorted({name for fields in self.trace.fields for name in fields}):
+            messages.append(f"rows of the trace ask for {', '.join(asked)}, which is sent")
+        models = {str(fields["model"]) for fields in self.trace.fields if "model" in fields}
+        if unlisted := sorted(models.difference(self._models)):
+            messages.append(f"the server lists no {', '.join(unlisted)}: rows that ask for it go to the run's model")
         return messages
 
     def _block_text(self, cycle: int, block: int, n: int, first: bool) -> str:

@@ -42,6 +42,7 @@ class TraceRow(NamedTuple):
     took_ns: int = -1  # from the request to the end of its answer; -1: not told, as is the next
     pause_ns: int = -1  # from the end of the answer before in this session
     label: str = ""  # the kind of request that it is, by what its application called it
+    fields: str = ""  # JSON: further fields of the body that it asks for, by name
     timed: bool = True  # False: the trace says only what it waits for in its session, and `at_ns` is its start
 
 

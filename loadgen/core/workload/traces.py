@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import math
 from array import array
 from collections.abc import Iterator, Sequence
@@ -54,7 +55,9 @@ class Trace:
     took_ns: Ints  # from the request to the end of its answer; -1 if not told, as is the next
     pause_ns: Ints  # from the end of the answer before in its session
     label: Ints  # number of the kind of request in `labels`, -1 if the trace does not name one
+    asked: Ints  # number of the further fields of its body in `fields`, -1 if the trace asks for none
     labels: tuple[str, ...] = ()
+    fields: tuple[dict[str, Any], ...] = ()
     untimed: int = 0  # rows that only say what they wait for
     skipped: int = 0  # rows without output tokens, which are left out
     bad_rows: int = 0  # rows left out because something is wrong with them
@@ -93,7 +96,7 @@ class Trace:
     def chosen(self, order: Ints) -> Trace:
         """Some of the requests, by their numbers, at their instants."""
         hashes, starts = _reordered(self.hashes, self.starts, order)
-        names = ("due_ns", "input_tokens", "output_tokens", "session", "group", "took_ns", "pause_ns", "label")
+        names = ("due_ns", "input_tokens", "output_tokens", "session", "group", "took_ns", "pause_ns", "label", "asked")
         columns = {name: getattr(self, name)[order] for name in names}
         return replace(self, hashes=hashes, starts=starts, **columns)
 
@@ -117,6 +120,7 @@ class Trace:
             took_ns=self.took_ns[kept],
             pause_ns=self.pause_ns[kept],
             label=self.label[kept],
+            asked=self.asked[kept],
             starts=self.starts[first : last + 1],
         )
 
@@ -231,11 +235,12 @@ class _Index:
     def __init__(self, path: Path, skip_bad: bool, *, in_order: bool) -> None:
         self.path, self._skip_bad, self._in_order = path, skip_bad, in_order
         self._at, self._read, self._write = array("q"), array("i"), array("i")
-        self._session, self._group, self._took, self._pause, self._label = (_Told(-1) for _ in range(5))
+        self._session, self._group, self._took, self._pause, self._label, self._asked = (_Told(-1) for _ in range(6))
         self._block = _Told(0, "d")
-        self._told = (self._session, self._group, self._block, self._took, self._pause, self._label)
+        self._told = (self._session, self._group, self._block, self._took, self._pause, self._label, self._asked)
         self._sessions: dict[str, int] = {}
         self._labels: dict[str, int] = {}
+        self._fields: dict[str, int] = {}
         self._groups: dict[str, int] = {}
         self._starts: array[int] | None = None
         self._hashes = array("q")
@@ -246,7 +251,7 @@ class _Index:
 
     def add(self, row: TraceRow) -> None:
         """Add a row that was checked by itself. Raises Wrong where its time does not fit those before it."""
-        at_ns, input_tokens, output_tokens, hashes, block, session, group, took_ns, pause_ns, label, timed = row
+        at_ns, input_tokens, output_tokens, hashes, block, session, group, took_ns, pause_ns, label, fields, timed = row
         group = group or session
         if self._first_ns is None:
             self._first_ns = self._latest_ns = at_ns
@@ -271,6 +276,7 @@ class _Index:
         self._took.add(took_ns, before)
         self._pause.add(pause_ns, before)
         self._label.add(self._labels.setdefault(label, len(self._labels)) if label else -1, before)
+        self._asked.add(self._fields.setdefault(fields, len(self._fields)) if fields else -1, before)
         if hashes and self._starts is None:
             self._starts = array("q", [0]) * (before + 1)
         if self._starts is not None:
@@ -351,13 +357,13 @@ class _Index:
             raise UserError("empty_file", f"no requests in the trace{reason}", str(self.path), trace_formats.known())
         n = len(self._at)
         at_ns, read, write = (_view(column) for column in (self._at, self._read, self._write))
-        session, group, block, took, pause, label = (told.of(n) for told in self._told)
+        session, group, block, took, pause, label, asked = (told.of(n) for told in self._told)
         starts = np.broadcast_to(np.int64(0), n + 1) if self._starts is None else _view(self._starts)
         hashes = _view(self._hashes)
         if (at_ns[1:] < at_ns[:-1]).any():
             order = np.argsort(at_ns, kind="stable")
-            columns = (at_ns, read, write, session, block, group, took, pause, label)
-            at_ns, read, write, session, block, group, took, pause, label = (column[order] for column in columns)
+            columns = (at_ns, read, write, session, block, group, took, pause, label, asked)
+            at_ns, read, write, session, block, group, took, pause, label, asked = (one[order] for one in columns)
             hashes, starts = _reordered(hashes, starts, order)
         at_ns -= at_ns[0]
         return Trace(
@@ -372,6 +378,8 @@ class _Index:
             pause_ns=pause,
             label=label,
             labels=tuple(self._labels),
+            asked=asked,
+            fields=tuple(map(json.loads, self._fields)),
             hashes=hashes,
             starts=starts,
             tokens_of=_tokens_of(hashes, starts, read, block),
