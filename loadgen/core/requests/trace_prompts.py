@@ -137,8 +137,8 @@ class TracePrompts(SyntheticPrompts):
         if self.trace.bad_rows:
             bad = format.counted(self.trace.bad_rows, "bad row of the trace is", "bad rows of the trace are")
             messages.append(f"{bad} left out, the first {self.trace.first_bad}")
-        if asked := sorted({name for fields in self.trace.fields for name in fields}):
-            messages.append(f"rows of the trace ask for {', '.join(asked)}, which is sent")
+        if names := sorted({name for fields in self.trace.fields for name in fields}):
+            messages.append(f"rows of the trace ask for {', '.join(names)}, which is sent")
         models = {str(fields["model"]) for fields in self.trace.fields if "model" in fields}
         if unlisted := sorted(models.difference(self._models)):
             messages.append(f"the server lists no {', '.join(unlisted)}: rows that ask for it go to the run's model")
