@@ -104,13 +104,25 @@ def _table(part: Table, paint: Paint, width: int) -> Iterator[str]:
     elif part.kind:
         yield from _with_sentences(part, paint, width)
     else:
-        yield from _lines(part.head, part.rows, part.left, paint)
+        yield from _lines(part.head, part.rows, part.left, paint, width)
 
 
-def _lines(head: Sequence[str], rows: Sequence[Sequence[str]], left: int, paint: Paint) -> Iterator[str]:
-    first, *lines = table.text(head, rows, left)
-    yield first
+def _lines(head: Sequence[str], rows: Sequence[Sequence[str]], left: int, paint: Paint, width: int) -> Iterator[str]:
+    above, lines = _fitted(head, rows, left, width)
+    yield from above
     yield from map(_coloured, rows, lines, [paint] * len(rows))
+
+
+def _fitted(head: Sequence[str], rows: Sequence[Sequence[str]], left: int, width: int) -> tuple[list[str], list[str]]:
+    """The lines of the head, and those of the rows. Of a table that is too wide the head takes two lines: the last word
+    of each name stands below the others.
+    """
+    first, *lines = table.text(head, rows, left)
+    if max(map(len, (first, *lines))) <= width or not any(" " in name for name in head):
+        return [first], lines
+    parts = [name.rpartition(" ") for name in head]
+    upper, lower, *lines = table.text([part[0] for part in parts], [[part[2] for part in parts], *rows], left)
+    return [upper, lower], lines
 
 
 def _coloured(row: Sequence[str], line: str, paint: Paint) -> str:
@@ -126,13 +138,20 @@ def _with_sentences(part: Table, paint: Paint, width: int) -> Iterator[str]:
     """A table whose last column is sentences: they wrap in the room they have, or else stand below their row."""
     left = len(part.head) - 1 if part.kind == "words" else part.left
     rows = [row[:-1] for row in part.rows]
-    lines = table.text(part.head[:-1], rows, left) if left or part.head[1:] else [""] * (len(rows) + 1)
-    room = max(width - max(map(len, lines)) - 2, ROOM)
-    beside = room > ROOM or all(len(row[-1]) <= ROOM for row in part.rows)
-    at = max(map(len, lines)) + 2
-    first = f"{lines[0]:<{at}}{part.head[-1]}" if beside else lines[0]
+    needed = min(ROOM, max(len(row[-1]) for row in part.rows))
+    above, lines = [""], [""] * len(rows)
+    for free in (needed + 2, 0):  # with room for the sentences, else without
+        if left or part.head[1:]:
+            above, lines = _fitted(part.head[:-1], rows, left, width - free)
+        at = max(map(len, (*above, *lines))) + 2
+        room = width - at
+        if beside := room >= needed:
+            break
+    *upper, last = above
+    yield from upper
+    first = f"{last:<{at}}{part.head[-1]}" if beside else last
     yield from [first.rstrip()] if first.strip() else []
-    for row, whole in zip(part.rows, lines[1:], strict=True):
+    for row, whole in zip(part.rows, lines, strict=True):
         said = wrapped(row[-1], width=room if beside else width - 4)
         if not beside:
             yield _coloured(row[:-1], whole, paint)
@@ -156,5 +175,5 @@ def _in_columns(part: Table, paint: Paint, width: int) -> Iterator[str]:
             yield ""
         columns = [0, *range(first, last + 1)]
         rows = [[row[i] for i in columns] for row in part.rows]
-        yield from _lines([part.head[i] for i in columns], rows, 1, paint)
+        yield from _lines([part.head[i] for i in columns], rows, 1, paint, width)
         first = last + 1

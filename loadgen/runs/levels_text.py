@@ -26,7 +26,7 @@ from loadgen.runs.headline import met_word
 from loadgen.runs.levels import SweepCurve, SweepLevel
 
 _HEAD: tuple[str, ...] = (
-    *("load", "verdict", "ok", "req/s", "tokens/s", "per GPU", "per user"),
+    *("load", "verdict", "req/s", "tokens/s", "per GPU", "per user"),
     *("TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "E2E p50", "within SLO", ""),
 )
 
@@ -41,7 +41,6 @@ def _row(curve: SweepCurve, level: SweepLevel) -> tuple[str, ...]:
     return (
         level.load or level.name,
         verdict(level),
-        format.count(level.ok),
         format.quantity(level.requests_per_s),
         format.quantity(level.output_per_s),
         format.quantity(level.per_gpu),

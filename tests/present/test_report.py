@@ -74,6 +74,17 @@ def test_colours_are_those_of_the_verdicts() -> None:
     assert re.sub(r"\x1b\[[0-9]*m", "", shown) == text.render(WHOLE)
 
 
+def test_the_head_of_a_table_that_is_too_wide_takes_two_lines() -> None:
+    names = [f"a metric {i}" for i in range(9)]
+    rows = [(f"{i}/s", *("1,234" for _ in names), "a remark that is longer than the room beside it") for i in (1, 2)]
+    lines = text.of_sections([section("", Table(("load", *names, ""), rows, "remarks"))]).splitlines()
+    assert lines[0].split() == ["a", "metric"] * 9 and lines[1].split() == ["load", *"012345678"]
+    assert [line.split()[0] for line in lines[2:]] == ["1/s", "a", "2/s", "a"]  # the remark stands below
+    assert max(map(len, lines)) <= 100
+    narrow = text.of_sections([section("", Table(("load", *names[:3]), [("1/s", "1", "2", "3")]))]).splitlines()
+    assert narrow[0].split("  ")[-1] == "a metric 2"
+
+
 def test_a_sentence_in_a_table_wraps_beside_its_row_or_stands_below_it() -> None:
     said = "word " * 30
     beside = text.of_sections([section("", Table(("a", "b", ""), [("1", "2", said)], "remarks"))])

@@ -122,10 +122,10 @@ def test_an_error_text_cannot_move_the_cursor_or_the_margin() -> None:
 
 
 def test_levels_are_one_line_each() -> None:
-    head, *levels, units, note = shown_levels([RAG, API]).splitlines()
+    _, head, *levels, units, note = shown_levels([RAG, API]).splitlines()
     assert [line.split("  ")[0] for line in levels] == ["poisson 20/s", "16 in flight"]
     assert levels[1].endswith("INVALID")
-    assert head.index("TTFT p99") + len("TTFT p99") == levels[1].index("~1,652") + len("~1,652")
+    assert head.index("p99") + len("p99") == levels[1].index("~1,652") + len("~1,652")
     whole = replace(RAG, load=replace(RAG.load, steady_completed_rps=None))
     assert units.endswith("requests/s and output tokens/s while load was offered")
     assert "else of the whole run" in " ".join(shown_levels([RAG, whole]).split())

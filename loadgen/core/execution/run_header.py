@@ -246,8 +246,15 @@ def _notes(plan: Plan, coded: Iterable[str]) -> Iterator[str]:
     if plan.too_long is not None:
         yield f"{plan.too_long.words}; these will fail"
     yield from coded
+    yield from _replaced(job.workload)
     yield from dict.fromkeys(note for result in job.found for note in result.warnings)
     yield from requests.warnings(timetable.slots or 1000)
+
+
+def _replaced(workload: Workload) -> Iterator[str]:
+    """That a workload file has more stages than the load that was asked for on the command line."""
+    if names := workload.replaced:
+        yield f"one load of the command line in place of {len(names)} stages of the file: {', '.join(names)}"
 
 
 def _resonant(plan: Plan) -> dict[str, manifest.ReasonCode]:
@@ -455,7 +462,7 @@ def describe(workload: Workload, settings: Settings) -> Described:
     lines.append(f"expected: about {load.words}")
     recipe = recipe_fingerprint(workload, "server", tokenizer.file_sha256)
     lines.append(f"recipe: {recipe}  timetable: {schedule.fingerprint(timetable)}")
-    lines += [f"note: {note}" for note in requests.warnings(timetable.slots or 1000)]
+    lines += [f"note: {note}" for note in (*_replaced(workload), *requests.warnings(timetable.slots or 1000))]
     known = backend.known(settings)
     long = too_long(requests, timetable.slots, None if known is None else known.context)
     refused = None if long is None else long.refused(workload, settings.shown)

@@ -68,6 +68,9 @@ def apply(workload: Workload, flags: Overrides, faults: list[Fault], file: str, 
         "salt": flags.salt,
     }
     changes |= {field: value for field, value in scalars.items() if value is not None}
+    measured = [stage.name or "load" for stage in workload.stages if stage.measured]
+    if len(measured) > 1 and (flags.request_rate is not None or flags.concurrency is not None):
+        changes["replaced"] = tuple(measured)
     if isinstance(workload.requests, Synthetic) and workload.requests.cache is not None and workload.salt is None:
         changes.setdefault("salt", seeds.FRESH)  # a server must not know the prompts from an earlier run
     if flags.salt is not None and isinstance(workload.requests, FromFile):

@@ -610,6 +610,7 @@ class Workload(Written):
     """A checked workload. Durations are integer ns, rates floats per second; `seed` None: draw a fresh one."""
 
     source_text: str = ""  # the file as written, variables unexpanded
+    replaced: tuple[str, ...] = ()  # measured stages of the file, in whose place one of the command line stands
 
     @property
     def drain_ns(self) -> int:

@@ -169,6 +169,21 @@ def test_a_spike_is_the_stage_before_at_so_many_times_its_load(tmp_path: Path) -
     ]  # fmt: skip
 
 
+def test_a_load_of_the_command_line_in_place_of_a_spike_is_said(tmp_path: Path, capsys: Any) -> None:
+    """Only the docs said so: the run looked like one of the file."""
+    written(tmp_path, "  - {arrival: {poisson: 10/s}, duration: 30s}\n  - spike: 3x for 60s\n")
+    command = ["run", str(tmp_path / "w.yaml"), "--url", "sim:gb300-vm", "--request-rate", "5"]
+    with pytest.raises(SystemExit):
+        main([*command, "-o", str(tmp_path / "r")])
+    words = "one load of the command line in place of 2 stages of the file: load, spike"
+    told = capsys.readouterr()
+    assert f"note: {words}" in told.err and f"! {words}" in told.out
+    assert words in json.loads((tmp_path / "r" / "summary.json").read_bytes())["verdict"]["warnings"]
+    with pytest.raises(SystemExit):
+        main([*command, "--dry-run"])
+    assert words in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
