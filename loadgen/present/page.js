@@ -280,7 +280,7 @@
       const x1 = this.px(Math.max(from, this.x.low)), x2 = this.px(Math.min(to, this.x.high));
       if (x2 <= x1) return;
       draw("rect", {x: x1, y: this.top, width: x2 - x1, height: this.bottom - this.top, fill: `var(--${color || "c6"})`, "fill-opacity": 0.09}, this.svg);
-      if (label && x2 - x1 > label.length * 6.6 + 4) draw("text", {x: (x1 + x2) / 2, y: this.top + 11, "text-anchor": "middle"}, this.svg, label);
+      if (label && x2 - x1 > label.length * 6.6 + 4) draw("text", {x: (x1 + x2) / 2, y: this.top + 14, "text-anchor": "middle"}, this.svg, label);
     }
     bandAcross({from, to, label, color}) {  // between two values of the y axis
       const y1 = this.py(Math.min(to, this.y.high)), y2 = this.py(Math.max(from, this.y.low));
@@ -291,9 +291,9 @@
       const stroke = `var(--${color || "soft"})`, wide = (label || "").length * 6.4;
       if (y !== undefined) {
         if (this.y.place(y) > 1 || this.y.place(y) < 0) return;
-        const at = this.py(y), under = (this.spec.bands || []).length ? this.top + 25 : 0;  // the names of the bands
+        const at = this.py(y), under = (this.spec.bands || []).length ? this.top + 29 : 0;  // the names of the bands
         draw("line", {x1: this.left, x2: this.right, y1: at, y2: at, stroke, "stroke-dasharray": "6 4"}, this.svg);
-        if (label) this.write(label, this.right - 5 - wide, at - this.top < 28 ? Math.max(at + 13, under) : at - 4, 0, stroke);
+        if (label) this.write(label, this.right - 5 - wide, at - this.top < 32 ? Math.max(at + 13, under) : at - 4, 0, stroke);
       } else {
         if (this.x.place(x) > 1.001 || this.x.place(x) < 0) return;
         const at = this.px(x), late = at > (this.left + this.right) / 2;

@@ -21,6 +21,7 @@ import msgspec
 from loadgen.core import format
 from loadgen.present.glossary import WORDS
 
+FEW = 4  # columns that fit a phone; a row of more becomes a card there
 COLORS = ("c1", "c2", "c3", "c4", "c5", "c6")  # CSS variables of page.css, as are "good", "bad", "warn", "soft"
 
 
@@ -173,11 +174,13 @@ class Page:
             heads = "".join(f"<th>{escape(cell)}</th>" for cell in head)
             marks = [f' id="{escape(id)}"' for id in ids] or [""] * len(rows)
             depths = shades or [[0.0] * len(head)] * len(rows)
-            cells = ("".join(map(_cell, row, of_row)) for row, of_row in zip(rows, depths, strict=True))
+            names = [f' data-head="{escape(name)}"' for name in head] if kind != "words" else [""] * len(head)
+            cells = ("".join(map(_cell, row, of_row, names)) for row, of_row in zip(rows, depths, strict=True))
             body = "".join(f"<tr{mark}>{row}</tr>" for mark, row in zip(marks, cells, strict=True))
             body = _UNITS.sub("\\1\u00a0\\2", body) if kind else body  # a number stays with its unit
             rows_html = f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody>"
-            self.add(f'<div class="scroll"><table class="{kind}">{rows_html}</table></div>')
+            wide = " wide" if kind != "words" and len(head) > FEW else ""
+            self.add(f'<div class="scroll"><table class="{kind}{wide}">{rows_html}</table></div>')
 
     def listed(self, sentences: Iterable[str], kind: str = "") -> None:
         """Append a bulleted list of sentences; nothing when there are none."""
@@ -310,11 +313,14 @@ VERDICTS = {word: kind for kind, words in _WORDS.items() for word in words}
 _UNITS = re.compile(r"([0-9]) (ms|s|min|h|%)(?![\w])")
 
 
-def _cell(text: str, depth: float = 0.0) -> str:
-    """A cell; one that starts with ~ is uncertain, one that is a verdict has its colour. depth: of its background."""
+def _cell(text: str, depth: float, name: str) -> str:
+    """A cell; one that starts with ~ is uncertain, one that is a verdict has its colour.
+
+    depth: of its background. name: the attribute with the head of its column, which a phone shows above it.
+    """
     html = escape(text)
     if depth:
-        return f'<td style="background:color-mix(in srgb,var(--c3) {depth * 60:.0f}%,transparent)">{html}</td>'
+        return f'<td{name} style="background:color-mix(in srgb,var(--c3) {depth * 60:.0f}%,transparent)">{html}</td>'
     if kind := VERDICTS.get(re.split("[:,]", text)[0]):
-        return f'<td class="{kind}"><b>{html}</b></td>'
-    return f'<td class="unsure">{html}</td>' if text.startswith("~") else f"<td>{html}</td>"
+        return f'<td{name} class="{kind}"><b>{html}</b></td>'
+    return f'<td{name} class="unsure">{html}</td>' if text.startswith("~") else f"<td{name}>{html}</td>"
