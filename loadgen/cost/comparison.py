@@ -16,6 +16,7 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.validity import answered_share
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.workload.fields import Part
+from loadgen.cost.commitments import Commitment, commitments
 from loadgen.pricing.prices import Owned, PerToken, Price, Prices, Rented
 from loadgen.pricing.reasons import note, texts
 from loadgen.pricing.unit_cost import GOOD, HOUR_S, REQUEST, TASK, Offer, cost
@@ -94,6 +95,7 @@ class OfferComparison:
     pairs: tuple[Pair, ...]
     swings: tuple[Swing, ...]
     break_evens: tuple[BreakEven, ...]
+    commitments: tuple[Commitment, ...] = ()
 
 
 def compare_offers(offers: Sequence[Offer], prices: Prices) -> OfferComparison:
@@ -108,6 +110,7 @@ def compare_offers(offers: Sequence[Offer], prices: Prices) -> OfferComparison:
         pairs=pairs,
         swings=tuple(swing for offer in offers for swing in _swings(offer, unit)),
         break_evens=tuple(_break_evens(offers, unit)),
+        commitments=tuple(commitments(offers)),
     )
 
 

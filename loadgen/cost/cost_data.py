@@ -72,6 +72,9 @@ def render_json(comparison: OfferComparison) -> str:
             _fields(break_even, "rent", "by_token", "per_day", carries_per_day="carries", judgement="word")
             for break_even in comparison.break_evens
         ],
+        "commitments": [
+            _fields(one, "committed", "given_back", "hours_share", judgement="word") for one in comparison.commitments
+        ],
     }
     return format.document(document).decode()
 

@@ -66,6 +66,8 @@ def _sections(comparison: OfferComparison) -> Iterator[Section]:
         swings,
         Said(how if swings.rows else "", "soft"),
     )
+    committed = [f"{one.committed} against {one.given_back}: {one.word}" for one in comparison.commitments]
+    yield section("Committed, or given back when not needed", Bullets(committed))
     charts = [_break_even_chart(one, comparison) for one in comparison.break_evens if one.per_day is not None]
     yield section(break_even, Bullets(sentences), Charts(charts))
 

@@ -130,6 +130,9 @@ class _Machines(_Priced):
     support_per_month: Amount | None = None  # a contract with the provider
 
 
+LostShare = Annotated[Decimal, BeforeValidator(_number), _between("0.001", "0.9", "a share of the paid time")]
+
+
 class Rented(_Machines):
     """Machines by the hour. `per_hour` is a whole machine's price, `per_gpu_hour` one GPU's; exactly one is given."""
 
@@ -141,6 +144,7 @@ class Rented(_Machines):
     gpus: Gpus | None = None  # of a machine: with it, whole machines are paid
     per_hour: Amount | None = None
     per_gpu_hour: Amount | None = None
+    lost_share: LostShare | None = None  # of spot machines: to work that interruptions lose, and starting again
     energy: Energy | None = None
     why_missing: str = ""  # of an entry that only records that its price is missing: what was looked at
 

@@ -57,6 +57,9 @@ SENTENCES = {
     "off_capacity": "what a request is was measured at {offered_per_s:.3g}/s, away from the capacity",
     "offered_less":
         "by the chance of its arrivals the run at {asked_per_s:.4g}/s was in fact offered {offered_per_s:.4g}/s",
+    "power_understated":
+        "the accelerators alone drew {measured:,.0f} W with PUE, and the price file declares {declared:,.0f} W for "
+        "whole machines: what energy costs here is too little",
     "all_written": "every prompt token that did not come from the cache is taken as written to it: answers do not say "
     "how many were; a provider bills those of short prompts and of ends of blocks as plain input",
     "cached_unknown":

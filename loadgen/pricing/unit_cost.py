@@ -284,6 +284,8 @@ def hourly(price: Rented | Owned) -> dict[str, Decimal]:
         parts["rent"] = price.per_hour
     elif price.per_gpu_hour is not None:
         parts["rent"] = price.per_gpu_hour * (price.gpus or 1)
+    if isinstance(price, Rented) and price.lost_share is not None:
+        parts["interruptions"] = parts["rent"] * price.lost_share / (1 - price.lost_share)
     for part, per_month in (("storage", price.storage_per_month), ("support", price.support_per_month)):
         parts[part] = (per_month or Decimal(0)) * MONTHS_PER_YEAR / HOURS_PER_YEAR
     energy = price.energy
@@ -479,6 +481,11 @@ def _notes(evidence: Evidence, basis: Basis, price: Price, gpus: int | None) -> 
         yield note("steps_apart", steps=apart)
     if not isinstance(price, PerToken) and gpus is not None:
         yield from _machine_notes(evidence, basis, price, gpus)
+        used, declared = _measured(evidence.summaries, price.energy), _power(basis, price, gpus)
+        if used is not None and declared is not None and price.energy is not None:
+            at_least = used.watts * (1 - used.error) * price.energy.pue
+            if at_least > declared.watts:
+                yield note("power_understated", measured=at_least, declared=declared.watts)
     if isinstance(price, PerToken):
         if price.per_million_cache_write is not None and basis.written_tokens is None:
             yield note("all_written")

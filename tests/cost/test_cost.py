@@ -12,6 +12,7 @@ import re
 import shlex
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -216,6 +217,10 @@ def test_measured_energy_stands_beside_the_declared_and_changes_no_cost():
     assert million is not None and round(million, 9) == round(Decimal("0.2") * 120_000 / 3_600_000, 9)
     unpriced = priced(msgspec.structs.replace(GPUS, energy=used), rent("60"), capacity=knee(20)).measured
     assert unpriced is not None and unpriced.money[OUTPUT] is None
+    assert "power_understated" not in noted(one)
+    much = EnergyUse(watts=9e9, joules=12_000.0, error_j=600.0, joules_per_output_token=0.2)
+    more = priced(msgspec.structs.replace(GPUS, energy=much), rent("60", energy=POWER), capacity=knee(20))
+    assert noted(more)["power_understated"]["declared"] == one.power.watts and more.costs == one.costs
 
 
 def coded(notes: Sequence[ReasonCode]) -> dict[str, dict[str, Any]]:
@@ -758,6 +763,25 @@ def test_what_goes_into_a_cache_is_billed_as_written():
     assert parts["cache_write"] == Decimal(half) * Decimal("1.25") / 10**6 / GPUS.requests.ok
     assert parts["input"] + parts["cache_write"] / Decimal("1.25") == fresh.parts["input"]
     assert "all_written" not in noted(known)
+
+
+def test_a_commitment_pays_above_a_share_of_all_hours():
+    """A year at 60 an hour against 90 on demand, and against spot at 50, of whose time a fifth is lost: 62.5."""
+    year, called = rent("60", commitment="1 year"), rent("90", commitment="on demand")
+    spot = rent("50", commitment="spot", lost_share="0.2")
+    offers = [replace(priced(GPUS, entry), name=name) for name, entry in (("y", year), ("d", called), ("s", spot))]
+    assert offers[2].hourly == {"rent": Decimal(50), "interruptions": Decimal("12.5")}
+    found = compare_offers(offers, book(year))
+    assert [(one.committed, one.given_back, one.hours_share) for one in found.commitments] == [
+        ("y", "d", Decimal(60) / 90),
+        ("y", "s", Decimal("0.96")),
+    ]
+    assert "y against d: costs less where the machines are needed in more than 66.7 % of all hours" in printed(found)
+    dear = [replace(priced(GPUS, rent("70", commitment="3 years")), name="t"), offers[2]]
+    (never,) = compare_offers(dear, book(year)).commitments
+    assert never.hours_share is None and never.word.startswith("never costs less")
+    elsewhere = replace(offers[2], price=offers[2].price.model_copy(update={"provider": "Q"}))
+    assert not compare_offers([offers[0], elsewhere], book(year)).commitments
 
 
 BOUGHT = "owned: shape: s, gpu: G, gpus: 4, capital: 87600, years: 2, staff_share: 0.1, "
