@@ -32,6 +32,7 @@ LOOKED_AT = 2_000  # rows used to infer the tokens per hash
 TOGETHER = 4_096  # lines read at a time
 
 Ints = NDArray[np.int64]
+_COLUMNS = ("input_tokens", "output_tokens", "session", "group", "took_ns", "pause_ns", "label", "asked")
 Slice = tuple[int, int | None]  # ns from the first arrival; None: to the end
 
 
@@ -96,8 +97,7 @@ class Trace:
     def chosen(self, order: Ints) -> Trace:
         """Some of the requests, by their numbers, at their instants."""
         hashes, starts = _reordered(self.hashes, self.starts, order)
-        names = ("due_ns", "input_tokens", "output_tokens", "session", "group", "took_ns", "pause_ns", "label", "asked")
-        columns = {name: getattr(self, name)[order] for name in names}
+        columns = {name: getattr(self, name)[order] for name in ("due_ns", *_COLUMNS)}
         return replace(self, hashes=hashes, starts=starts, **columns)
 
     def within(self, begin_ns: int, end_ns: int | None) -> Trace:
@@ -109,20 +109,9 @@ class Trace:
             raise UserError(
                 "empty_file", problem, str(self.path), "trace_slice 10m..20m is counted from its first request"
             )
-        kept = slice(first, last)
-        return replace(
-            self,
-            due_ns=self.due_ns[kept] - self.due_ns[first],
-            input_tokens=self.input_tokens[kept],
-            output_tokens=self.output_tokens[kept],
-            session=self.session[kept],
-            group=self.group[kept],
-            took_ns=self.took_ns[kept],
-            pause_ns=self.pause_ns[kept],
-            label=self.label[kept],
-            asked=self.asked[kept],
-            starts=self.starts[first : last + 1],
-        )
+        columns = {name: getattr(self, name)[first:last] for name in _COLUMNS}
+        due_ns, starts = self.due_ns[first:last] - self.due_ns[first], self.starts[first : last + 1]
+        return replace(self, due_ns=due_ns, starts=starts, **columns)
 
 
 def read_trace(path: str | Path, *, part: Slice | None = None, skip_bad: bool = False) -> Trace:
