@@ -35,7 +35,8 @@ FLOORS = [sys.executable, __file__, "--floor"]  # `main` of this file as a peer:
 
 
 class Row(NamedTuple):
-    """A wait. In words, `{url}` is a running endpoint, `{root}` the checkout, `{here}` the folder that `before` ran in.
+    """A wait. In words, `{url}` is a running endpoint, `{root}` the checkout, `{here}` the folder that `before` ran in,
+    `{long}` ten minutes, or two seconds in the form of seconds.
 
     `smallest`: the words of the form of seconds. `before`: commands of loadgen, once and not counted. `beside`: what
     does the same, or the least of it: a name and an argument list, left out where its program is not on this machine.
@@ -79,6 +80,11 @@ ROWS = {
     "long": Row(
         "200 prompts of 32,000 tokens", [*LONG, "200"], [*LONG, "4"], 0.8, beside=("4 of them", [*LOADGEN, *LONG, "4"])
     ),
+    "report": Row(
+        "report of 2.1 million requests, with its page", ["report", "{here}/rack"], ["report", "{here}/rack"], 6, 300,
+        before=[[*RACK.split(), "{long}", "--out", "{here}/rack"]],
+        beside=("their rows read once", [*FLOORS, "rows", "{here}/rack"]),
+    ),
     "help": Row("loadgen --help", ["--help"], ["--help"], 0.10, beside=BARE),
     "version": Row("loadgen --version", ["--version"], ["--version"], 0.10, beside=BARE),
 }  # fmt: skip
@@ -114,7 +120,17 @@ def engine(rate: str, length: str) -> None:
         raise SystemExit("the engine is not compiled")
 
 
-FLOOR: dict[str, Callable[..., None]] = {"engine": engine}
+def rows(folder: str) -> None:
+    """The floor of a report: every column of the rows, one at a time."""
+    from loadgen.core.results import store
+    from loadgen.core.results.record import ROW
+
+    stored = store.read_lightly(Path(folder))
+    for name in ROW.names or ():
+        stored.rows[name].sum()
+
+
+FLOOR: dict[str, Callable[..., None]] = {"engine": engine, "rows": rows}
 
 
 def spent(command: Sequence[str], folder: Path, checkout: Path | None = None) -> Cost | None:
@@ -165,6 +181,7 @@ def measured(row: Row, url: str, flags: argparse.Namespace) -> list[list[str]]:
     with tempfile.TemporaryDirectory(prefix="loadgen-waits-") as scratch:
         here = Path(scratch)
         known = {"{url}": url, "{here}": scratch, "{root}": str(rig.HERE.parent)}
+        known["{long}"] = "2s" if flags.smoke else "10m"
 
         def fill(word: str) -> str:
             for name, value in known.items():

@@ -86,7 +86,7 @@ def test_modules_that_are_started_exist() -> None:
     started = [
         (file, name)
         for file, text in sources().items()
-        for name in re.findall(r'(?:"-m",\s*|command\()"(loadgen[\w.]*)"', text)
+        for name in re.findall(r'(?:"-m",\s*|command\(|beside\(\s*)"(loadgen[\w.]*)"', text)
     ]
     assert len(started) >= 6
     assert [(file, name) for file, name in started if name not in trees()] == []

@@ -47,7 +47,8 @@ class WeightedValues(NamedTuple):
             order = np.argsort(values)
             cumulated = np.cumsum(weights[order])
             count = int(cumulated[-1])
-            percentiles = {key: values[order][int(np.searchsorted(cumulated, p * count))] for key, p in STATS.items()}
+            places = {key: int(np.searchsorted(cumulated, p * count)) for key, p in STATS.items()}
+            percentiles = {key: values[order[place]] for key, place in places.items()}
             mean = np.average(values, weights=weights)
             std = np.sqrt(np.average((values - mean) ** 2, weights=weights))
         statistics = {"mean": mean, "std": std, "min": values.min(), "max": values.max(), **percentiles}
@@ -151,8 +152,10 @@ def reported(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Seq
     )
     ours = (summary.ttft_ms, summary.tpot_ms, summary.itl_ms, summary.e2e_ms)
     found = [ToolFigures("loadgen", counts, tuple((each.p50, each.p99) if each is not None else NONE for each in ours))]
+    distinct = {id(sample): sample for samples in by_tool.values() for sample in samples if sample is not None}
+    stats_of = {name: sample.stats() for name, sample in distinct.items()}  # tools share definitions
     for tool, samples in by_tool.items():
-        stats = [sample.stats() if sample is not None else {} for sample in samples]
+        stats = [stats_of.get(id(sample), {}) for sample in samples]
         pairs = tuple((each.get("p50"), each.get("p99")) for each in stats)
         found.append(ToolFigures(tool, COUNTS[tool], pairs))
     return found

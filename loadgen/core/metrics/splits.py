@@ -110,6 +110,8 @@ class SlowRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def of_rows(measured: Sequence[Columns], header: Header) -> Splits:
     """The splits of the measured rows of a run."""
+    for columns in measured:
+        columns.forget()  # here a run of millions would hold most: these columns, and those of the ok requests
     requests = JoinedColumns(measured, ok=True)
     ttft, e2e = requests.measure("ttft"), requests.measure("e2e")
     if not len(e2e):
@@ -168,13 +170,25 @@ def _groups(requests: JoinedColumns, header: Header) -> Iterator[tuple[str, str,
 def _near(
     values: NDArray[np.int64], due: NDArray[np.int64], own: NDArray[np.int64]
 ) -> Iterator[tuple[Near, NDArray[np.int64]]]:
-    """The requests near each quantile, of the requests `own`; equal values in the order in which they were due."""
-    ordered = own[np.lexsort((due[own], values[own]))]
-    n = len(ordered)
-    for at, (low, high, fewest) in BANDS.items():
-        if n >= fewest:
-            first = min(int(n * low), n - 1)
-            yield at, ordered[first : max(int(n * high), first + 1)]
+    """The requests near each quantile, of the requests `own`; equal values in the order in which they were due.
+
+    Of millions, only those near a quantile are put in order.
+    """
+    n, of_own = len(own), values[own]
+    places = {
+        at: (first := min(int(n * low), n - 1), max(int(n * high), first + 1))
+        for at, (low, high, fewest) in BANDS.items()
+        if n >= fewest
+    }
+    if not places:
+        return
+    parted = np.partition(of_own, sorted({place for first, end in places.values() for place in (first, end - 1)}))
+    for at, (first, end) in places.items():
+        least, largest = parted[first], parted[end - 1]
+        before = int((of_own < least).sum())
+        near = own[(of_own >= least) & (of_own <= largest)]
+        ordered = near[np.lexsort((due[near], values[near]))]
+        yield at, ordered[first - before : end - before]
 
 
 def _ttft(
@@ -212,6 +226,8 @@ def slowest(measured: Sequence[Columns], others: Sequence[Columns], header: Head
     for by in ("ttft", "e2e"):
         values = requests.measure(by)
         known = np.flatnonzero(values != UNDEFINED)
+        if len(known) > SHOWN:  # of millions, only these are put in order
+            known = known[values[known] >= np.partition(values[known], -SHOWN)[-SHOWN]]
         places = known[np.lexsort((requests["due_ns"][known], -values[known]))][:SHOWN]
         listed = JoinedColumns(measured, ok=True, order=places)
         made += [_slow(by, place, listed, everything, header) for place in range(len(places))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 import run_page
 from counted_rows import CountedRows
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import loadgen
 from loadgen.core.metrics.columns import Columns
-from loadgen.core.metrics.splits import slowest
+from loadgen.core.metrics.splits import BANDS, _near, slowest
 from loadgen.core.metrics.summary import Summary, summarize
 from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
 from loadgen.core.results.record import ROW
@@ -171,3 +174,19 @@ def test_without_records_there_are_no_splits(tmp_path: Path) -> None:
     workload = {"name": "few", "requests": {"input_tokens": 12, "output_tokens": 4}}
     run = loadgen.run(workload, concurrency=1, num_requests=12, out=tmp_path / "run", **quick)
     assert run.summary.splits.groups == () and "--keep" in run.summary.splits.why
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=300), st.randoms(use_true_random=False))
+def test_those_near_a_quantile_are_as_of_the_whole_order(few_values: list[int], draw: random.Random) -> None:
+    """Only these are put in order, among many equal values."""
+    values = np.array(few_values, np.int64)
+    due = np.array([draw.randrange(5) for _ in few_values], np.int64)
+    own = np.flatnonzero(values > 0)
+    ordered = own[np.lexsort((due[own], values[own]))]
+    wanted = {
+        at: ordered[(first := min(int(len(own) * low), len(own) - 1)) : max(int(len(own) * high), first + 1)].tolist()
+        for at, (low, high, fewest) in BANDS.items()
+        if len(own) >= fewest
+    }
+    assert {at: near.tolist() for at, near in _near(values, due, own)} == wanted
