@@ -468,37 +468,6 @@ def _write(file: IO[bytes], lines: Sequence[MetricSample | RequestAccount]) -> N
     file.flush()
 
 
-def _named(asked: PagesAsked) -> bool:
-    """Whether the user named a page, which is read whether it answers now or later."""
-    return any(page not in WORDS for page in asked.pages) or any(page not in ENERGY_WORDS for page in asked.energy)
-
-
-def _any_page(addresses: Sequence[PageAddress], tls: Tls) -> bool:
-    """Whether something may be at any of these addresses: an answer with status 200, or none within TIMEOUT_S."""
-    import asyncio  # not in the process that scrapes: it costs a quarter of its start
-
-    import uvloop
-    from loadgen_sdk.errors import TargetUnusable
-    from loadgen_sdk.probe.fetch import Fetcher
-    from loadgen_sdk.transport.target import Target
-
-    async def answers(place: PageAddress, path: str) -> bool:
-        host = f"[{place.host}]" if ":" in place.host else place.host
-        target = Target.parse(f"{'https' if place.tls else 'http'}://{host}:{place.port}")
-        fetcher = Fetcher(target, tls.context() if place.tls else None, TIMEOUT_S, TIMEOUT_S)
-        try:
-            answer = await fetcher.exchange("GET", path, tuple(place.headers.items()), b"")
-        except TargetUnusable as error:
-            return error.code != "connect"
-        return answer.status == 200
-
-    async def ask() -> bool:
-        return any(await asyncio.gather(*(answers(place, path) for place in addresses for path in place.paths)))
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(ask())
-
-
 class Scraper:
     """The scraper process as the command that starts the run sees it. No process if there is nothing to read."""
 
@@ -509,8 +478,6 @@ class Scraper:
         addresses, smi = places(asked, probes), reads_smi(asked, probes)
         if not addresses and not smi:
             return
-        if not smi and not _named(asked) and not _any_page(addresses, asked.tls):
-            return  # an interpreter that finds nothing costs as much as a thousand requests
         with suppress(OSError):  # if no process can be started, no page is read
             self._process = child_process.beside(
                 "loadgen.core.followers.scraper", str(folder), copy=partial(main, str(folder))
