@@ -331,11 +331,8 @@ def perform(
         say(f"load over {format.counted(target_count, 'target')}: every rate is that of all of them together")
     say(f"search in {trial_runner.folder}: {', '.join(trial_runner.goal.promised)}")
     say(f"repeat with --seed {trial_runner.seed}")
-    if not trial_runner.settings.virtual and (left := load_search.most_probes - len(earlier_trials)) > 0:
-        whole = min(left * trial_s, load_search.most_s or math.inf)
-        length = format.duration(trial_s)
-        probes = format.counted(left, "trial")
-        say(f"expected: {probes} at most, of {length} of load or less each: {format.duration(whole)} at most")
+    if words := report.expected(load_search, trial_s, virtual=trial_runner.settings.virtual):
+        say(f"expected: {words}")
     trial_runner.hearers = show.hearers
     trial_runner.go_on = experiment.resuming(trial_runner.folder, plan)
     show.begin(load_search.most_probes - len(earlier_trials), at_most=True)

@@ -737,3 +737,32 @@ def test_a_precision_is_a_percentage_or_a_share(typed: str, means: float) -> Non
 def test_a_precision_that_is_none_is_said(typed: str) -> None:
     with pytest.raises(UserError, match=r"precision|share|percentage"):
         command._half_width(typed)
+
+
+def test_a_search_says_before_it_begins_what_it_will_take() -> None:
+    search = LoadSearch(low=1, high=1000, start=1, longer=2)
+    usual = text.expected(search, 600, virtual=True)
+    assert usual == (
+        "about 15 trials, 2 h 10 min of simulated time; 40 trials of 10 min 00 s or less, 6 h 40 min, at most"
+    )
+    real = text.expected(LoadSearch(low=1, high=1000, start=1), 600, virtual=False)
+    assert "1 h 45 min of load, more where the server varies from run to run;" in real
+    short = LoadSearch(low=1, high=1000, start=1, most_s=1800)
+    assert text.expected(short, 600, virtual=False) == "40 trials of 10 min 00 s or less, 30 min 00 s, at most"
+    _tell(search, "under")
+    assert text.expected(search, 600, virtual=True).startswith("39 trials of")
+    search.most_probes = 1
+    assert text.expected(search, 600, virtual=True) == ""
+
+
+def test_what_a_search_usually_takes_is_right_within_a_factor_of_two() -> None:
+    """Trials that are over end at a third of their length, as they do where the load is far from the capacity."""
+    for true_load in (3.3, 29.8, 112.0, 700.0):
+        search = LoadSearch(low=1e-3, high=1e6, start=1.0, longer=2)
+        while (ask := search.ask()) is not None:
+            outcome = "under" if ask.load <= true_load else "over"
+            early = outcome == "over" and ask.load > 1.1 * true_load
+            _tell(search, outcome, early=early, spent_s=600 * ask.lengths * (0.3 if early else 1), sustained=True)
+        assert search.answer.reason == "found"
+        lengths = search.answer.spent_s / 600
+        assert 0.5 <= lengths / (text.USUAL_LENGTHS + text.LONGER_LENGTHS) <= 2, (true_load, lengths)
