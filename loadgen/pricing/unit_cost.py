@@ -329,12 +329,9 @@ def cost(
     amounts: dict[str, Decimal] = {}
     if isinstance(price, PerToken):
         tokens = (basis.input_tokens, basis.cached_tokens, basis.output_tokens)
-        fresh, cached, answer = token_costs(tokens, price.per_million)
-        amounts = {WRITTEN if price.per_million_cache_write else INPUT: fresh / count, ANSWER: answer / count}
-        if price.per_million_cache_write and basis.written_tokens is not None:
-            written = basis.written_tokens * price.per_million_cache_write / MILLION
-            plain = (basis.input_tokens - basis.written_tokens) * price.per_million_input / MILLION
-            amounts |= {WRITTEN: written / count, INPUT: plain / count}
+        _, cached, answer = token_costs(tokens, price.per_million)
+        fresh = fresh_costs(price, basis.input_tokens, basis.written_tokens)
+        amounts = {part: amount / count for part, amount in fresh.items()} | {ANSWER: answer / count}
         if basis.cached_tokens and price.per_million_cached is not None:
             amounts[CACHED] = cached / count
     else:
@@ -353,6 +350,19 @@ def cost(
     if by_time and basis.low is not None and basis.high is not None:
         low, high = _rounded(by_time / basis.high + by_count), _rounded(by_time / basis.low + by_count)
     return Cost(parts=parts, total=by_time + by_count, low=low, high=high)
+
+
+def fresh_costs(price: PerToken, fresh: Decimal, written: Decimal | None) -> dict[str, Decimal]:
+    """What prompt tokens cost that came from no cache: those that were written to one, and the others.
+
+    written: how many of them were; None: answers do not say, and where writing has a price, all of them pay it.
+    """
+    if price.per_million_cache_write is None:
+        return {INPUT: fresh * price.per_million_input / MILLION}
+    if written is None:
+        return {WRITTEN: fresh * price.per_million_cache_write / MILLION}
+    plain = (fresh - written) * price.per_million_input
+    return {WRITTEN: written * price.per_million_cache_write / MILLION, INPUT: plain / MILLION}
 
 
 def _rounded(amount: Decimal) -> Decimal:

@@ -48,6 +48,13 @@ def exported(bench: Bench, form: str) -> str:
     return "" if ran.code else ran.out
 
 
+def within_a_run(bench: Bench) -> dict[str, bool]:
+    """By blocks of time: where two runs are compared, and in the report of one."""
+    one, other = bench.run(STEADY).folder, bench.run(f"{STEADY} --seed 2").folder
+    compared = bench.do(f"compare {one} {other} --json")["comparison.scope"]
+    return {"of a comparison": "by blocks of time" in compared, "of a report": has(bench.run(STEADY), "within")}
+
+
 def raw_gaps(bench: Bench) -> bool:
     """The gaps of each request, as the vLLM family writes them: one less than tokens, when the run kept them."""
     found = json.loads(exported(bench, "vllm")).get("itls") or []
@@ -211,9 +218,7 @@ FIGURES = (
     ),
     Feature("Fairness between tenants", lambda b: has(b.run("-c 2 -n 8", TENANTS), "fairness")),
     Feature("Change over the time of a run", lambda b: has(b.run(STEADY), "drift.blocks")),
-    Feature(
-        "Intervals from within one long run (batch means)", lambda b: has(b.run(STEADY), "within.ttft_ms.mean.low")
-    ),
+    Feature("Intervals from within one long run (batch means)", within_a_run),
     Feature("Nodes of a fleet against each other", lambda b: has(b.run(STEADY), "between.variances")),
 )
 
