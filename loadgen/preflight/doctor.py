@@ -274,7 +274,7 @@ async def machine() -> Machine:
         clock_read_ns=reading_ns,
         timer_late_ms=max(0.0, sorted(lateness_ns)[int(len(lateness_ns) * 0.99)] / 1e6),
         cpus=resource_limits.cpus(),
-        cpu_quota=_cpu_quota(),
+        cpu_quota=host_checks.cpu_quota(_file_text),
         load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         governor=_file_text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         files=limits.files,
@@ -289,12 +289,6 @@ def _file_text(path: str) -> str:
         return Path(path).read_text("utf-8").strip()
     except OSError:
         return ""
-
-
-def _cpu_quota() -> float | None:
-    """The CPU limit of the control group in cores (cgroup v2, at the root visible in a container); None without one."""
-    fields = _file_text("/sys/fs/cgroup/cpu.max").split()
-    return int(fields[0]) / int(fields[1]) if len(fields) == 2 and fields[0].isdigit() else None
 
 
 def run(settings: Settings) -> tuple[str, list[Finding]]:

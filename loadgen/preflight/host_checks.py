@@ -5,7 +5,7 @@ Pure: a `Machine` in, findings out. `doctor.py` collects the facts; `target_chec
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -32,6 +32,29 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     ports: int | None = None  # local ports for outgoing connections
     proxies: tuple[str, ...] = ()  # names of proxy variables that are set
     not_compiled: str = ""  # why the part of the client in C is not used; "": it is
+
+
+def cpu_quota(read: Callable[[str], str]) -> float | None:
+    """The CPU limit in cores of the control groups that this process is in, the least of them; None without one.
+
+    Of cgroup v2 and v1, at the root that a container sees and in each group on the way. read: the text of a file, ""
+    where there is none.
+    """
+    pages = {("/sys/fs/cgroup", ""), ("/sys/fs/cgroup/cpu", "")}
+    for line in read("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        root = "/sys/fs/cgroup" if not controllers else "/sys/fs/cgroup/cpu"
+        if not controllers or "cpu" in controllers.split(","):
+            parts = [part for part in path.split("/") if part]
+            pages |= {(root, "".join(f"/{part}" for part in parts[:depth])) for depth in range(len(parts) + 1)}
+    limits = []
+    for root, group in pages:
+        fields = read(f"{root}{group}/cpu.max").split() or [
+            read(f"{root}{group}/cpu.cfs_quota_us"), read(f"{root}{group}/cpu.cfs_period_us")
+        ]  # fmt: skip
+        if len(fields) == 2 and all(field.isdigit() and int(field) for field in fields):  # max, and -1: no limit
+            limits.append(int(fields[0]) / int(fields[1]))
+    return min(limits, default=None)
 
 
 def host(machine: Machine) -> Iterator[Finding]:

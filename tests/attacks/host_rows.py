@@ -13,6 +13,7 @@ from pathlib import Path
 from signal import SIGCONT, SIGTSTP
 from tempfile import mkdtemp
 
+import pytest
 from scene import NOTHING, RECORDED, WHOLE, Row, Scene
 
 RUN = "run w.yaml --url {url} --request-rate 60/s -n 150 --warmup 0 --server-metrics off --energy off --out out"
@@ -60,6 +61,40 @@ def disk(command: str, name: str, value: int) -> Callable[[Scene], None]:
 
 def limited(command: str, what: int, most: int) -> Callable[[Scene], None]:
     return lambda scene: scene.go(command, limits={what: most})
+
+
+def starved(scene: Scene) -> None:
+    """A worker is put into a control group with next to no memory, as in a container that is too small."""
+    group = _memory_group()
+    scene.go(WORKERS)
+    try:
+        scene.loading()
+        pids = scene.family()
+        worker = next(pid for pid in pids if "loadgen.core.execution.backends.worker" in _words(pid))
+        (group / "cgroup.procs").write_text(str(worker))
+        scene.ended()
+    finally:
+        group.rmdir()
+
+
+def _words(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def _memory_group() -> Path:
+    """A control group of cgroup v1 inside that of this process, of one page."""
+    groups = (line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines())
+    own = next((path for _, controllers, path in groups if "memory" in controllers.split(",")), "")
+    group = Path(f"/sys/fs/cgroup/memory{own}") / f"attack-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory controller of cgroup v1 that this user may use: {error}")
+    (group / "memory.limit_in_bytes").write_text("4096")
+    return group
 
 
 def pinned(scene: Scene) -> None:
@@ -165,6 +200,16 @@ def rows() -> list[Row]:
             "memory",
             RECORDED,
             limited(WORKERS, resource.RLIMIT_AS, 400 * mib),
+        ),
+        Row(
+            "memory-cgroup",
+            "a worker's control group has no memory left",
+            WORKERS,
+            load,
+            (3,),
+            "worker_died",
+            WHOLE,
+            starved,
         ),
         Row(
             "core-away", "all threads are moved to one core, then to another", WORKERS, load, (0, 3), "", WHOLE, pinned

@@ -26,7 +26,7 @@ from relay import Relay
 from loadgen.core.errors import UserError
 from loadgen.core.execution.plan import Settings
 from loadgen.preflight import doctor, target_checks
-from loadgen.preflight.host_checks import Machine, host
+from loadgen.preflight.host_checks import Machine, cpu_quota, host
 from loadgen.preflight.target_checks import FAULT, NOTE, OK, UNKNOWN, WARNING, Finding, Trial
 from loadgen.present import text as as_text
 from loadgen.sim.server.embedded import start
@@ -313,6 +313,32 @@ def test_rate_limits_are_read_from_heads() -> None:
 )
 def test_hosts_that_cannot_measure_well(machine: Machine, check: str) -> None:
     assert {one.check for one in host(machine) if one.state == WARNING} == {check}
+
+
+V1, PERIOD = "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, None),
+        ({"/sys/fs/cgroup/cpu.max": "150000 100000"}, 1.5),  # v2, in a container
+        ({"/sys/fs/cgroup/cpu.max": "max 100000"}, None),
+        ({V1: "50000", PERIOD: "100000"}, 0.5),  # v1, in a container
+        ({V1: "-1", PERIOD: "100000"}, None),
+        (  # v2, a service: the least of its groups
+            {"/proc/self/cgroup": "0::/a/b", "/sys/fs/cgroup/a/cpu.max": "200000 100000",
+             "/sys/fs/cgroup/a/b/cpu.max": "400000 100000"}, 2.0,
+        ),
+        (  # v1, a group below the root, beside controllers of other things
+            {"/proc/self/cgroup": "4:memory:/x\n2:cpu,cpuacct:/job/7\n0::/", PERIOD: "100000", V1: "-1",
+             "/sys/fs/cgroup/cpu/job/7/cpu.cfs_quota_us": "300000",
+             "/sys/fs/cgroup/cpu/job/7/cpu.cfs_period_us": "100000"}, 3.0,
+        ),
+    ],
+)  # fmt: skip
+def test_the_cpu_limit_of_a_control_group(files: dict[str, str], cores: float | None) -> None:
+    assert cpu_quota(lambda path: files.get(path, "")) == cores
 
 
 def test_a_missing_compiled_part_is_said_with_its_reason() -> None:
