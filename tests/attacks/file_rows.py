@@ -192,19 +192,20 @@ def _zeros(files: dict[str, bytes]) -> None:
 
 
 FILE = 0o100644
+UNLIKE = "NOT VERIFIED"  # it is unpacked, read and held against its hashes
 BUNDLES: tuple[tuple[str, str, str, Callable[[Scene], None]], ...] = (
     ("above", "a name that leads above the folder", "leads out", bundle(("result/../../../evil", b"x", FILE))),
     ("root", "a name from the root", "leads out", bundle(("/tmp/evil", b"x", FILE))),
     ("link", "a symbolic link", "a link", bundle(("result/link", b"/etc/passwd", 0o120777))),
     ("pipe", "a named pipe", "a link or device", bundle(("result/pipe", b"", 0o010644))),
     ("twice", "a name twice", "two files", bundle(("result/run.json", b"{}", FILE))),
-    ("tangle", "a file that is a folder, too", "", bundle(("result/run.json/x", b"x", FILE))),
-    ("long", "a name of 5,000 letters", "", bundle(("result/" + "x" * 5000, b"x", FILE))),
+    ("tangle", "a file that is a folder, too", "File exists", bundle(("result/run.json/x", b"x", FILE))),
+    ("long", "a name of 5,000 letters", "name too long", bundle(("result/" + "x" * 5000, b"x", FILE))),
     ("many", "200,001 files", "more than a bundle has", bundle(change=_many)),
     ("bomb", "1.2 GB of zeros", "unpack to", bundle(change=_zeros)),
-    ("nested", "a header of 200,000 levels", "", bundle(change=_each("result/run.json", nested))),
-    ("rows", "records that say that they are 2^40", "", bundle(change=_each(".parquet", claims(1 << 40)))),
-    ("records", "records that are cut", "", bundle(change=_each(".parquet", lambda data: data[:-9]))),
+    ("nested", "a header of 200,000 levels", UNLIKE, bundle(change=_each("result/run.json", nested))),
+    ("rows", "records that say that they are 2^40", UNLIKE, bundle(change=_each(".parquet", claims(1 << 40)))),
+    ("records", "records that are cut", UNLIKE, bundle(change=_each(".parquet", lambda data: data[:-9]))),
 )  # fmt: skip
 
 
@@ -228,15 +229,20 @@ PICKLES: tuple[tuple[str, str, Callable[[], bytes]], ...] = (
     ("pkl", "a pickle that runs a command", lambda: pickle.dumps(_Evil())),
     ("npy", "an array of objects that run a command", _npy),
 )
-READERS: dict[str, tuple[str, tuple[int, ...]]] = {
-    "dataset": (f"run --dataset {{file}} {SEND}", (2,)),
-    "trace": ("run --trace {file} --url {url} --out out", (2,)),
-    "mlperf": ("mlperf accuracy -b llama2-70b --dataset {file} --url {url} --tokenizer t --out out", (2,)),
-    "answers": ("answers {file} --url {url} --out out", (2,)),
-    "report": ("report {file}", (2,)),
-    "compare": ("compare {file} {file}", (2,)),
-    "verify": ("verify {file}", (2,)),
-    "fit": ("fit {file} -o out.yaml", (2,)),
+NO_TOOL = "not the result of a known tool"
+READERS: dict[str, tuple[str, str, str]] = {
+    "dataset": (f"run --dataset {{file}} {SEND}", "not UTF-8", "not UTF-8"),
+    "trace": ("run --trace {file} --url {url} --out out", "not a text file", "not a text file"),
+    "mlperf": (
+        "mlperf accuracy -b llama2-70b --dataset {file} --url {url} --tokenizer t --out out",
+        "no code is ever run",
+        "is no format of a data set",
+    ),
+    "answers": ("answers {file} --url {url} --out out", "not UTF-8", "not UTF-8"),
+    "report": ("report {file}", NO_TOOL, NO_TOOL),
+    "compare": ("compare {file} {file}", NO_TOOL, NO_TOOL),
+    "verify": ("verify {file}", "not a bundle", "not a bundle"),
+    "fit": ("fit {file} -o out.yaml", "not a text file", "not a text file"),
 }
 
 
@@ -280,17 +286,20 @@ def rows() -> list[Row]:
     for name in ("footer", "footer-size"):
         attack, damage = next((attack, damage) for known, attack, damage, _ in PARQUET if known == name)
         found += [
-            Row(f"trace-{name}", f"trace: {attack}", TRACE, when, (2,), "", NOTHING, _parquet(TRACE, damage)),
-            Row(f"samples-{name}", f"official data set: {attack}", ACCURACY, when, (2,), "", NOTHING,
+            Row(f"trace-{name}", f"trace: {attack}", TRACE, when, (2,), "cut short or damaged", NOTHING,
+                _parquet(TRACE, damage)),
+            Row(f"samples-{name}", f"official data set: {attack}", ACCURACY, when, (2,), "not Parquet", NOTHING,
                 _parquet(ACCURACY, damage)),
-            Row(f"records-{name}", f"records: {attack}", REPORT, when, (2,), "", NOTHING, records(REPORT, damage)),
+            Row(f"records-{name}", f"records: {attack}", REPORT, when, (2,), "cannot be read", NOTHING,
+                records(REPORT, damage)),
         ]  # fmt: skip
-    found += [Row(f"bundle-{name}", f"bundle: {attack}", VERIFY, when, (1, 2, 3), words, NOTHING, do)
+    found += [Row(f"bundle-{name}", f"bundle: {attack}", VERIFY, when, (1,) if words == UNLIKE else (2,), words,
+                  NOTHING, do)
               for name, attack, words, do in BUNDLES]  # fmt: skip
-    for reader, (command, codes) in READERS.items():
-        for suffix, attack, made in PICKLES:
+    for reader, (command, *said) in READERS.items():
+        for (suffix, attack, made), words in zip(PICKLES, said, strict=True):
             typed = command.replace("{file}", f"a.{suffix}")
-            found.append(Row(f"pickle-{reader}-{suffix}", attack, typed, when, codes, "", NOTHING,
+            found.append(Row(f"pickle-{reader}-{suffix}", attack, typed, when, (2,), words, NOTHING,
                              unread(typed, f"a.{suffix}", made)))  # fmt: skip
     found.append(
         Row("pickle-folder", "pickles among the records", "report run --json", when, (0,), "", NOTHING, among_records)
