@@ -139,8 +139,8 @@ KINDS: OpenTable[ResultKind] = OpenTable(
             schema="loadgen.search.experiment:ExperimentPlan", kept=("plan.json",),
         ),
         _row(
-            "search.sweep_kind: value listed derived",
-            "runs.levels_kind: headline report document code runs comparable held",
+            "search.sweep_kind: value code listed derived",
+            "runs.levels_kind: headline report document runs comparable held",
             name="sweep", markers=("plan.json",), leaves_page=True, fits="loadgen.search.experiment:is_sweep",
             schema="loadgen.search.experiment:ExperimentPlan", kept=("plan.json",),
         ),

@@ -51,6 +51,9 @@ SENTENCES = {
     "part_of_machines": "pays {used} of the {bought:GPU that was|GPUs that were} bought",
     "short_run":
         "no warm-up, and a run short beside its answers: the steady rate holds its ramp and reads low",
+    "good_above_all":
+        "good requests look cheaper than requests: {good_per_s:.4g}/s of those offered were good, and "
+        "{requests_per_s:.4g}/s ended while load was offered, as it began with an empty server; a warm-up mends it",
     "began_empty":
         "its run showed {output_tokens_per_s:,.0f} output tokens/s, {missing:.1%} less than {requests_per_s:.4g}/s of "
         "{output_tokens:,.0f} tokens: it began with an empty server. Tokens are priced by what it showed",

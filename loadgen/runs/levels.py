@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
+from loadgen.core.errors import OK, UNSOUND
 from loadgen.core.metrics.blocks import per_gpu
 from loadgen.core.results.capacity import STILL_KEPT
 from loadgen.runs.headline import promises
@@ -69,6 +70,12 @@ class SweepCurve(msgspec.Struct, frozen=True, kw_only=True):
     best: str  # name of the highest level that met the SLO, "" when none or no SLO
     metadata: dict[str, str] = {}  # what the user said of the first level
     region: str = ""
+
+
+def exit_code(curve: SweepCurve, *, strict: bool = False) -> int:
+    """Of a sweep, when it ends and when its folder is read: 3 (no level is valid; `strict`: one is undecided), else 0."""
+    undecided = strict and any(level.slo_undecided for level in curve.levels)
+    return UNSOUND if undecided or not any(level.valid for level in curve.levels) else OK
 
 
 def curve(named: Sequence[tuple[str, Summary]]) -> SweepCurve:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from loadgen.core import format
-from loadgen.core.metrics.validity import exit_code
 from loadgen.present import html, markdown
 from loadgen.present.section import Report
 from loadgen.result_kinds import RECORDS, ListRow, Remade
+from loadgen.runs.levels import exit_code
 from loadgen.search import grid, grid_text
 from loadgen.search.grid import GridResult
 
@@ -32,17 +32,7 @@ def document(found: GridResult) -> bytes:
 
 
 def code(found: GridResult, strict: bool) -> int:
-    every = (level for one in found.cells for level in one.curve.levels)
-    return max(
-        exit_code(
-            interrupted=False,
-            valid=level.valid,
-            slo_met=level.slo_met,
-            undecided=level.slo_undecided,
-            strict=strict,
-        )
-        for level in every
-    )
+    return max(exit_code(one.curve, strict=strict) for one in found.cells)
 
 
 def runs(folder: Path) -> list[Path]:

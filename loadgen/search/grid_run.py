@@ -15,7 +15,7 @@ from loadgen.core.results import checksums, store
 from loadgen.core.workload.flags import of_the_load
 from loadgen.core.workload.overrides import placed
 from loadgen.present import html, markdown
-from loadgen.search import grid, grid_text, sweep_run
+from loadgen.search import grid, grid_kind, grid_text, sweep_run
 from loadgen.search import sweep as levels
 from loadgen.search.experiment import ExperimentPlan, refuse_other
 from loadgen.search.grid import GridCell, GridPlan
@@ -149,8 +149,7 @@ def carry_out(
     checksums.write(parent)
     print_answer(found, said, as_json=as_json, as_markdown=as_markdown)
     say(f"results in {parent}, page: {parent / 'report.html'}, table: {parent / 'grid.md'}")
-    codes = [sweep_run.code(one.curve, interrupted, strict=strict) for one in found.cells]
-    return INTERRUPTED if interrupted else max(codes)
+    return INTERRUPTED if interrupted else grid_kind.code(found, strict)
 
 
 def _begin(parent: Path, cells: Sequence[CellSweep]) -> GridPlan:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from loadgen.present import html, markdown
 from loadgen.result_kinds import RECORDS, ListRow, Remade
+from loadgen.runs import levels
 from loadgen.runs import levels_kind as runs
 from loadgen.runs.kind import kept
-from loadgen.runs.levels import bound_why
+from loadgen.runs.levels import bound_why, exit_code
 from loadgen.runs.levels_text import report
 from loadgen.search import experiment
 from loadgen.search.kind import of_trials, retold
@@ -18,6 +19,10 @@ from loadgen.search.kind import of_trials, retold
 def value(folder: Path) -> runs.StoredRuns:
     """Raises UserError for runs of different work."""
     return runs.value(folder)._replace(levels=True)
+
+
+def code(found: runs.StoredRuns, strict: bool) -> int:
+    return exit_code(levels.curve(found.named), strict=strict)
 
 
 def listed(folder: Path) -> ListRow:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadgen.core import format
-from loadgen.core.errors import INTERRUPTED, OK, UNSOUND, UserError
+from loadgen.core.errors import INTERRUPTED, UserError
 from loadgen.shell.output import say
 
 if TYPE_CHECKING:
@@ -137,7 +137,6 @@ def carry_out(asked: Sweep) -> tuple[SweepCurve | None, bool]:
 
 
 def code(curve: SweepCurve, interrupted: bool, *, strict: bool) -> int:
-    if interrupted:
-        return INTERRUPTED
-    undecided = strict and any(level.slo_undecided for level in curve.levels)
-    return UNSOUND if undecided or not any(level.valid for level in curve.levels) else OK
+    from loadgen.runs.levels import exit_code
+
+    return INTERRUPTED if interrupted else exit_code(curve, strict=strict)

@@ -428,6 +428,13 @@ def test_a_single_run_says_that_it_is_priced_at_its_load():
     assert "own_load" in noted(one)
 
 
+def test_good_requests_that_look_cheaper_than_requests_say_why():
+    cold = changed(GPUS, warmup={"scheduled": 0}, load={"steady_completed_rps": 8.0}, goodput={"steady_rps": 10.0})
+    assert noted(priced(cold, rent("60")))["good_above_all"] == {"good_per_s": 10.0, "requests_per_s": 8.0}
+    assert "good_above_all" not in noted(priced(changed(cold, warmup={"scheduled": 5}), rent("60")))
+    assert "good_above_all" not in noted(priced(cold, rent("60"), capacity=knee(8.0)))
+
+
 def test_an_invalid_run_has_no_good_requests():
     one = priced(changed(GPUS, verdict={"valid": False, "reasons": ("late",)}), rent("60"))
     assert one.costs[GOOD] is None and one.basis.rates[GOOD] is None and one.costs[REQUEST] is not None

@@ -138,6 +138,13 @@ def test_sessions_and_ends_of_burstgpt(tmp_path: Path) -> None:
     with pytest.raises(Faults) as found:
         traces.read_trace(bad)
     assert [fault.what for fault in found.value.faults] == ["elapsed time is -2"]
+    for took in (-2.0, float("nan"), 1e10):
+        unlike = columns | {"Elapsed time": [2.5, took, None, 4.0]}
+        with pytest.raises(Faults) as found:
+            traces.read_trace(parquet(tmp_path / "bad.parquet", **unlike))
+        assert [(fault.what, fault.where.rpartition(" ")[2]) for fault in found.value.faults] == [
+            ("Elapsed time is no length of time", "2")
+        ]
 
 
 def test_rows_of_sessions_without_timestamps(tmp_path: Path) -> None:

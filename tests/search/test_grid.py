@@ -6,13 +6,14 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from loadgen.core.errors import UserError
 from loadgen.present import html as as_page
 from loadgen.present import text as as_text
 from loadgen.runs.levels import SweepCurve, SweepLevel
-from loadgen.search import grid, grid_text
+from loadgen.search import grid, grid_kind, grid_text, sweep_run
 from loadgen.search.grid import CellCurve, GridCell, GridResult
 from loadgen.shell.app import main
 
@@ -154,3 +155,24 @@ def test_the_plan_is_told_before_with_time_and_money(tmp_path: Path, capsys: pyt
 def test_wrong_usage(flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exits("sweep", "qa", "-c", "1,2", *flags) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("valid", "met", "strict", "code"),
+    [
+        ((True, False), (False, None), False, 0), ((False, False), (True, True), False, 3),
+        ((True, True), (True, None), True, 3),
+    ],
+)  # fmt: skip
+def test_a_folder_that_is_read_exits_as_its_sweep_did(
+    valid: tuple[bool, ...], met: tuple[bool | None, ...], strict: bool, code: int
+) -> None:
+    """A missed SLO is what a sweep looks for, and one level that is not valid spoils no other."""
+    one = cell(100, "a", (1.0, 9.0, True), (2.0, 8.0, True))
+    levels = tuple(
+        msgspec.structs.replace(level, valid=sound, slo_met=kept, slo_undecided=kept is None)
+        for level, sound, kept in zip(one.curve.levels, valid, met, strict=True)
+    )
+    curve = msgspec.structs.replace(one.curve, levels=levels)
+    found = GridResult(workload="w", cells=(msgspec.structs.replace(one, curve=curve),))
+    assert sweep_run.code(curve, interrupted=False, strict=strict) == grid_kind.code(found, strict) == code

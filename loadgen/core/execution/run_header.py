@@ -109,6 +109,8 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         tokenizer_sha256=tokenizer.file_sha256,
         template_tokens=found[0].template_tokens,
         usage_asked=not settings.values,
+        session_header=settings.session_header,
+        slo_headers=settings.slo_headers,
         server_timing=settings.server_timing,
         percentiles=settings.percentiles,
         cache_reset=settings.reset_cache,

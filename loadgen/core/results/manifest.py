@@ -223,6 +223,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_sha256: str = ""  # of the tokenizer file; "": the packaged vocabulary
     template_tokens: int | None = None  # tokens that the chat template adds, by the two-length probe; null: not known
     usage_asked: bool = True
+    session_header: str | None = None  # the header that named the session of each request
+    slo_headers: bool = False  # each request told a gateway its SLO
     server_timing: bool = False  # the server was asked for its own account of each request
     random_words: bool = False  # prompts are made of words drawn at random
     shares_prompts: bool = False  # the workload shares prefixes or sends history again, so cached tokens are expected

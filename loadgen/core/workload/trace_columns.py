@@ -48,7 +48,8 @@ def read(path: Path, take: Take) -> str:
             for column, kind in zip(columns, kinds, strict=True):
                 if column.strip().lower() == found.session:
                     continue
-                if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind)):
+                is_date = pa.types.is_timestamp(kind) and column.strip().lower() != found.took
+                if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or is_date):
                     problem, hint = f"the column {column} holds {kind}", "numbers, or dates for the time"
                     raise UserError("wrong_type", problem, str(path), hint, key=column)
             whole_ns = 1_000_000_000 if found.in_seconds else 1_000_000
@@ -67,7 +68,8 @@ def _take_all(batches: Iterator[Any], columns: list[str], whole_ns: int, told: S
         at_ns, timed = _times(batch.column(0), whole_ns)
         read, counted = _counts(batch.column(1), 1)
         write, answered = _counts(batch.column(2), 0)
-        sound = timed & counted & answered
+        lasted = _lasted(batch, told[1])
+        sound = timed & counted & answered & lasted
         if first_ns is None and sound.any():
             first_ns = int(at_ns[sound][0])
         near = np.abs(at_ns - float(first_ns or 0)) <= LONGEST_NS
@@ -84,6 +86,7 @@ def _take_all(batches: Iterator[Any], columns: list[str], whole_ns: int, told: S
                 (timed[row], "invalid_value", columns[0], f"{columns[0]} is missing or no number"),
                 (counted[row], "invalid_value", columns[1], _no_count(columns[1], 1)),
                 (answered[row], "invalid_value", columns[2], _no_count(columns[2], 0)),
+                (lasted[row], "invalid_value", columns[told[1]], f"{columns[told[1]]} is no length of time"),
                 (near[row], "out_of_range", columns[0], "the time is more than a year from that of the first row"),
                 (forward[row], "unordered", columns[0], f"the time goes back by {back_s:,.6g} s"),
             )
@@ -102,8 +105,17 @@ def _told(batch: Any, places: Sequence[int], kept: NDArray[np.bool_]) -> tuple[l
     rows = np.flatnonzero(kept)
     names = [] if session < 0 else batch.column(session).take(rows).to_pylist()
     seconds = [] if took < 0 else batch.column(took).take(rows).to_pylist()
-    lengths = [round(value * 1e9) if value is not None and 0 <= value < 9e9 else -1 for value in seconds]
+    lengths = [-1 if value is None else round(value * 1e9) for value in seconds]
     return ["" if name is None else str(name) for name in names], lengths
+
+
+def _lasted(batch: Any, place: int) -> NDArray[np.bool_]:
+    """Whether each row tells no length of time, or one: as in the lines of CSV, zero or more."""
+    if place < 0:
+        return np.ones(batch.num_rows, bool)
+    seconds = batch.column(place).cast("double").fill_null(0).to_numpy(zero_copy_only=False)
+    lasted: NDArray[np.bool_] = (seconds >= 0) & (seconds * 1e9 < trace_formats.LATEST_NS)
+    return lasted
 
 
 def _no_count(column: str, least: int) -> str:

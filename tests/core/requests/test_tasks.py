@@ -341,6 +341,7 @@ def test_what_a_server_hears_is_the_graph_with_its_joins_and_real_answers(tmp_pa
         heard = {number: body for number, body, _ in heard_requests(server)}
         sessions = {number: headers["x-session-id"] for number, _, headers in heard_requests(server)}
     rows = {int(row["slot"]): row for row in store.read_run(folder).rows}
+    assert store.read_run(folder).header.session_header == "X-Session-ID"
     made = prompts(one)
     assert summary.requests.ok == len(rows) and sorted(heard) == sorted(rows)
     assert sessions == {number: f"wire-{number // made.turns}" for number in heard}

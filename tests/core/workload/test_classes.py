@@ -345,7 +345,8 @@ def test_slo_headers_tell_what_was_promised_of_each_request(tmp_path: Path) -> N
                 url=server.url, model="m", server="openai", out=tmp_path / out, server_metrics=("off",),
                 client=client, slo_headers=True,
             )  # fmt: skip
-            summary, _ = execute(of_mapping(file | what, read_flags(seed=2)), asked)
+            summary, folder = execute(of_mapping(file | what, read_flags(seed=2)), asked)
+            assert store.read_run(folder).header.slo_headers
             names = ("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms", "x-slo-tpot-ms", "x-llm-d-slo-tpot-ms")
             heard = [tuple(hear.headers.get(name, "") for name in names) for hear in server.heard]
         return Counter(each for each in heard if any(each)), summary
