@@ -73,7 +73,7 @@ class SweepCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exit_code(curve: SweepCurve, *, strict: bool = False) -> int:
-    """Of a sweep, when it ends and when its folder is read: 3 (no level is valid; `strict`: one is undecided), else 0."""
+    """Of a sweep when it ends and when its folder is read: 3 (no valid level; `strict`: one is undecided), else 0."""
     undecided = strict and any(level.slo_undecided for level in curve.levels)
     return UNSOUND if undecided or not any(level.valid for level in curve.levels) else OK
 

@@ -90,7 +90,9 @@ def test_a_heat_map_is_of_the_highest_level_within_the_slo() -> None:
     cells_shown = [line.split()[1:] for line in lines[at + 2 : at + 5]]
     assert cells_shown == [["500", "10.0"], ["900", "5.00"], ["2,000", "-"]]
     page = as_page.render(said)
-    shades = re.findall(r"<td style=\"background:color-mix\(in srgb,var\(--c3\) (\d+)%,[a-z]+\)\">([^<]+)</td>", page)
+    shades = re.findall(
+        r"<td[^>]* style=\"background:color-mix\(in srgb,var\(--c3\) (\d+)%,[a-z]+\)\">([^<]+)</td>", page
+    )
     assert ("60", "10.0") in shades and ("30", "5.00") in shades and all(text != "-" for _, text in shades)
 
 

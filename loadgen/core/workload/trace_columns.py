@@ -114,8 +114,7 @@ def _lasted(batch: Any, place: int) -> NDArray[np.bool_]:
     if place < 0:
         return np.ones(batch.num_rows, bool)
     seconds = batch.column(place).cast("double").fill_null(0).to_numpy(zero_copy_only=False)
-    lasted: NDArray[np.bool_] = (seconds >= 0) & (seconds * 1e9 < trace_formats.LATEST_NS)
-    return lasted
+    return np.asarray((seconds >= 0) & (seconds * 1e9 < trace_formats.LATEST_NS))
 
 
 def _no_count(column: str, least: int) -> str:
