@@ -174,12 +174,12 @@ class Page:
             heads = "".join(f"<th>{escape(cell)}</th>" for cell in head)
             marks = [f' id="{escape(id)}"' for id in ids] or [""] * len(rows)
             depths = shades or [[0.0] * len(head)] * len(rows)
-            names = [f' data-head="{escape(name)}"' for name in head] if kind != "words" else [""] * len(head)
+            wide = " wide" if kind != "words" and len(head) > FEW else ""
+            names = [f' data-head="{escape(name)}"' if wide else "" for name in head]
             cells = ("".join(map(_cell, row, of_row, names)) for row, of_row in zip(rows, depths, strict=True))
             body = "".join(f"<tr{mark}>{row}</tr>" for mark, row in zip(marks, cells, strict=True))
             body = _UNITS.sub("\\1\u00a0\\2", body) if kind else body  # a number stays with its unit
             rows_html = f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody>"
-            wide = " wide" if kind != "words" and len(head) > FEW else ""
             self.add(f'<div class="scroll"><table class="{kind}{wide}">{rows_html}</table></div>')
 
     def listed(self, sentences: Iterable[str], kind: str = "") -> None:

@@ -80,8 +80,10 @@ def kind_of(folder: Path) -> str:
 
 def _is_going_on(folder: Path, now_s: float) -> bool:
     """Whether a run is writing here: rows on disk, no summary, and a file that grew a moment ago."""
+    from loadgen.core import run_folder
+
     spool = folder / "spool"
-    if (folder / "summary.json").is_file() or not spool.is_dir():
+    if (folder / run_folder.SUMMARY).is_file() or not spool.is_dir():
         return False
     files = (file for file in (*spool.iterdir(), folder / "run.json") if file.exists())
     return now_s - max((file.stat().st_mtime for file in files), default=0.0) < GOING_ON_S
