@@ -136,9 +136,14 @@ class Result:
 
         Empty if no metrics page was read.
         """
+        import pyarrow as pa
+
         from loadgen.core.results import store
 
-        return store.server_table(self.folder)
+        samples = store.server(self.folder)
+        types = {"t_s": pa.float64(), "target": pa.int32(), "page": pa.string(), "name": pa.string()}
+        types |= {"labels": pa.string(), "value": pa.float64()}
+        return pa.table({name: pa.array([getattr(one, name) for one in samples], of) for name, of in types.items()})
 
     @cached_property
     def rows(self) -> pa.Table:

@@ -353,7 +353,7 @@ def test_repeats_have_a_page(results: Path, capsys: pytest.CaptureFixture[str]) 
     assert json.loads(page.split('id="charts">')[1].split("</script>")[0])[0]["title"] == "TTFT p50"
     assert exits("report", results / "swept-twice") == 0
     page = (results / "swept-twice" / "report.html").read_text()
-    assert "<td>r1/r4</td>" in page and "±" in page
+    assert ">r1/r4</td>" in page and "±" in page
 
 
 @pytest.mark.parametrize("name", [name for name, kind in MADE.items() if result_kinds.named(kind).report])

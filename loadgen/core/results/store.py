@@ -30,7 +30,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -133,18 +133,6 @@ def server(folder: Path) -> list[series.MetricSample]:
         return []
     with file.open("rb") as lines:
         return list(manifest.decoded_lines(lines, series.MetricSample))
-
-
-def server_table(folder: Path) -> Any:
-    """The samples of `server` as a pyarrow table; times in seconds from the start of the run."""
-    import pyarrow as pa
-
-    samples = server(folder)
-    types = {"t_s": pa.float64(), "target": pa.int32(), "page": pa.string(), "name": pa.string()}
-    types |= {"labels": pa.string(), "value": pa.float64()}
-    return pa.table(
-        {name: pa.array([getattr(sample, name) for sample in samples], type_) for name, type_ in types.items()}
-    )
 
 
 def heat(folder: Path) -> NDArray[np.void]:
