@@ -75,8 +75,13 @@ def _refusal(error: BaseException) -> UserError | None:
     return None
 
 
-_NO_MEMORY = ("failed to map segment", "cannot allocate memory", "can't start new thread")
-"""What the loader of libraries and the maker of threads say of it, as ImportError and RuntimeError."""
+_NO_MEMORY = (
+    "failed to map segment",
+    "cannot allocate memory",
+    "can't start new thread",
+    "Failed to launch worker thread",
+)
+"""What the loader of libraries and the makers of threads say of it, as ImportError, RuntimeError and ArrowException."""
 
 
 def _of_the_host(error: OSError) -> UserError:

@@ -156,3 +156,14 @@ def test_a_folder_that_was_moved_away_in_mid_run_is_said_to_be_gone(
     assert ending(works_in_it) == 2
     told = capsys.readouterr().err
     assert "moved or deleted" in told and f"--> {tmp_path / 'run'}\n" in told
+
+
+def test_a_thread_that_arrow_cannot_start_is_no_bug_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    import pyarrow
+
+    def work() -> int:
+        raise pyarrow.ArrowException("Unknown error: Failed to launch worker thread: Resource temporarily unavailable")
+
+    with pytest.raises(SystemExit) as left:
+        sys.exit(ending(work))
+    assert left.value.code == 2 and "no memory is left" in capsys.readouterr().err
