@@ -115,12 +115,12 @@ def _lines(head: Sequence[str], rows: Sequence[Sequence[str]], left: int, paint:
 
 def _fitted(head: Sequence[str], rows: Sequence[Sequence[str]], left: int, width: int) -> tuple[list[str], list[str]]:
     """The lines of the head, and those of the rows. Of a table that is too wide the head takes two lines: the last word
-    of each name stands below the others.
+    of each name of a figure stands below the others.
     """
     first, *lines = table.text(head, rows, left)
-    if max(map(len, (first, *lines))) <= width or not any(" " in name for name in head):
+    if max(map(len, (first, *lines))) <= width or not any(" " in name for name in head[left:]):
         return [first], lines
-    parts = [name.rpartition(" ") for name in head]
+    parts = [("", "", name) if i < left else name.rpartition(" ") for i, name in enumerate(head)]
     upper, lower, *lines = table.text([part[0] for part in parts], [[part[2] for part in parts], *rows], left)
     return [upper, lower], lines
 
