@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from loadgen.core import format
+from loadgen.core.metrics.causes import FEWEST, FEWEST_SLOW, SLOW
 from loadgen.core.metrics.splits import SlowRequest, Splits
 from loadgen.core.metrics.summary import Summary
 from loadgen.present.page import Bar
@@ -72,13 +73,21 @@ def sections(summary: Summary, figures: Callable[[], Figures] | None) -> Iterato
     if not splits.groups:
         yield section("Why was it slow", why)
         return
-    why = why or "Nothing in the slow requests tells clearly what made them slow."
+    why = why or _nothing_told(summary)
     told = bool(splits.accounted)
     yield section("Why was it slow", why, page_only=not (told or summary.causes.text), id="why")
     legend = f"Means over the requests near the quantile, which add up. {WORDS}."
     account = f"{splits.why[:1].upper()}{splits.why[1:]}." if splits.why else ""
     yield section("", *_tables(splits), Said(legend, "soft"), Said(account, "soft"), page_only=not told)
     yield from _slowest(summary, told, figures)
+
+
+def _nothing_told(summary: Summary) -> str:
+    """What is said where no cause was found: that nothing was slow is another answer than that nobody knows why."""
+    ok, slow = summary.requests.ok, summary.causes.slow
+    if summary.goodput.met is not False and ok >= FEWEST and slow < max(FEWEST_SLOW, ok // 100):
+        return f"It was not: {slow:,} of {ok:,} requests took more than {SLOW:g} times the usual TTFT."
+    return "Nothing in the slow requests tells clearly what made them slow."
 
 
 def _slowest(summary: Summary, told: bool, figures: Callable[[], Figures] | None) -> Iterator[Section | PageOnly]:

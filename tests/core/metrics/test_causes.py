@@ -111,7 +111,7 @@ def test_the_paragraph_stands_above_the_verdict(tmp_path: Path) -> None:
     ],
 )
 def test_a_promise_that_all_miss_alike_has_a_cause_too(
-    tmp_path: Path, rate: str, length: tuple[str, ...], code: str, words: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rate: str, length: tuple[str, ...], code: str, words: str
 ) -> None:
     slo = ("--slo", "ttft:2s:p95", "--slo", "tpot:45ms:p95")
     with pytest.raises(SystemExit):
@@ -133,4 +133,7 @@ def test_a_promise_that_all_miss_alike_has_a_cause_too(
         )
     said = json.loads((tmp_path / "r" / "summary.json").read_bytes())["causes"]
     assert said["text"].startswith(words) and bool(said["text"]) == bool(words)
+    assert (
+        words in " ".join(capsys.readouterr().out.split()) if words else "It was not: 0 of " in capsys.readouterr().out
+    )
     assert [cause["code"] for cause in said["causes"]][:1] == [code] * bool(code)
