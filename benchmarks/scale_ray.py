@@ -70,6 +70,10 @@ class Meter:
         self._over.set()
         self._thread.join()
 
+    def shares(self) -> list[str]:
+        """Of a core, by kind; "not seen" where the load was over before the first sample."""
+        return [f"{used / self.seconds:.1%}" if self.seconds else "not seen" for used in self.used.values()]
+
     def _watch(self) -> None:
         before, began = ray_cpu_s(), time.monotonic()
         while not self._over.wait(1.0):
@@ -94,12 +98,11 @@ def compare(flags: argparse.Namespace, drive: Callable[..., Any], per_event: Cal
                 )  # fmt: skip
                 meter.end()
                 found.append(per_event(summary))
-                shares = [f"{meter.used[kind] / meter.seconds:.1%}" for kind in ("actors", "daemons")]
                 steady = summary.inter_chunk_ms.count / (summary.window.duration_s or 1)
                 rows.append([
                     f"{where}, {2 * each} streams", f"{steady:,.0f}",
                     f"{per_event(summary) * 1e6:.2f}", f"{summary.send_lag_ms.p99}",
-                    *(shares if where == "Ray" else ["", ""]),
+                    *(meter.shares() if where == "Ray" else ["", ""]),
                 ])  # fmt: skip
     print(
         rig.table(
