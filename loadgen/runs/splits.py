@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from loadgen.core import format
-from loadgen.core.metrics.causes import FEWEST, FEWEST_SLOW, SLOW
+from loadgen.core.metrics.causes import FEWEST, SLOW, looked_at, stand_out
 from loadgen.core.metrics.splits import SlowRequest, Splits
 from loadgen.core.metrics.summary import Summary
 from loadgen.present.page import Bar
@@ -84,9 +84,9 @@ def sections(summary: Summary, figures: Callable[[], Figures] | None) -> Iterato
 
 def _nothing_told(summary: Summary) -> str:
     """What is said where no cause was found: that nothing was slow is another answer than that nobody knows why."""
-    ok, slow = summary.requests.ok, summary.causes.slow
-    if summary.goodput.met is not False and ok >= FEWEST and slow < max(FEWEST_SLOW, ok // 100):
-        return f"It was not: {slow:,} of {ok:,} requests took more than {SLOW:g} times the usual TTFT."
+    requests, slow = looked_at(summary.ttft_ms.count), summary.causes.slow
+    if summary.goodput.met is not False and requests >= FEWEST and not stand_out(slow, requests):
+        return f"It was not: {slow:,} of {requests:,} requests took more than {SLOW:g} times the usual TTFT."
     return "Nothing in the slow requests tells clearly what made them slow."
 
 

@@ -91,12 +91,12 @@ def explain(measured: Sequence[Columns], header: Header, samples: Sequence[Metri
     if len(streamed) < FEWEST:
         return Explanation()
     in_order = streamed[np.lexsort((everything["slot"][streamed], everything["due_ns"][streamed]))]
-    stride = len(in_order) // MOST + 1
+    stride = _stride(len(in_order))
     rows = JoinedColumns(measured, ok=True, order=in_order[::stride])
     ttft, due = rows.measure("ttft"), rows["due_ns"]
     slow = ttft > SLOW * np.quantile(ttft, FAST, method="lower")
     fast = (ttft <= np.median(ttft)) & ~slow
-    is_slow = slow.sum() >= max(FEWEST_SLOW, len(ttft) // 100) and bool(fast.any())
+    is_slow = stand_out(int(slow.sum()), len(ttft)) and bool(fast.any())
     span = max(int(due[-1] - due[0]), 1)
     case = _Case(
         rows, ttft, slow, fast, (due - due[0]) / span, span / 1e9, keys(rows), stride,
@@ -104,6 +104,20 @@ def explain(measured: Sequence[Columns], header: Header, samples: Sequence[Metri
     )  # fmt: skip
     found = [cause for detect in (_DETECTORS if is_slow else _OF_ALL) if (cause := detect(case)) is not None]
     return Explanation(text=_paragraph(found, case), slow=int(slow.sum()), causes=tuple(found))
+
+
+def _stride(requests: int) -> int:
+    return requests // MOST + 1
+
+
+def looked_at(requests: int) -> int:
+    """How many of so many ok requests with a TTFT are looked at: `Explanation.slow` is of these."""
+    return -(-requests // _stride(requests))
+
+
+def stand_out(slow: int, requests: int) -> bool:
+    """Whether so many slow ones of the requests looked at are enough to be explained."""
+    return slow >= max(FEWEST_SLOW, requests // 100)
 
 
 def _paragraph(found: Sequence[Cause], case: _Case) -> str:
