@@ -14,10 +14,10 @@ from loadgen.core.metrics.goodput import Goodput, TermResult
 from loadgen.core.metrics.parts import ClassSummary, ModelSummary, StageSummary, TargetSummary
 from loadgen.core.metrics.reasons import STATES
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.metrics.validity import WAITED_SHARE, is_host_busy, is_servers_fault
+from loadgen.core.metrics.validity import OF_THE_CLIENT, WAITED_SHARE, is_host_busy, is_servers_fault
 from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.server_metrics.series import Served
-from loadgen.core.stats.quantiles import SUPPORT, Distribution, deciding
+from loadgen.core.stats.quantiles import SUPPORT, Distribution
 from loadgen.figures import FIGURES, FigureRow
 from loadgen.present.page import Number
 from loadgen.runs.rates import headline
@@ -32,19 +32,8 @@ class Note(NamedTuple):
 
 
 def client_limited(summary: Summary) -> bool:
-    """Whether the load generator, not the server, may have determined the figures.
-
-    That is so when a core was too busy, or when send lag or stamp error is too large a share of TTFT p50 (E2E p50
-    without TTFT), at the quantile that decides. The limits are those of the verdict.
-    """
-    limits, scale_ms = summary.verdict.limits, summary.ttft_ms.p50 or summary.e2e_ms.p50
-    busy = summary.client.cpu_share_max
-    if busy is not None and busy > limits.cpu_share:
-        return True
-    if scale_ms is None:
-        return False
-    pairs = ((summary.send_lag_ms, limits.send_lag_share), (summary.stamp_error_ms, limits.stamp_error_share))
-    return any((decides := deciding(late)) is not None and decides[1] > limit * scale_ms for late, limit in pairs)
+    """Whether the load generator, not the server, may have determined the figures: by the reasons of the verdict."""
+    return any(reason.code in OF_THE_CLIENT for reason in summary.verdict.codes)
 
 
 def marks(summary: Summary) -> Iterator[Note]:

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from loadgen.core.stats.quantiles import Distribution
 
 FEWEST = SUPPORT["p50"]  # requests of a valid run
+OF_THE_CLIENT = frozenset(("sent_late", "arrivals_unsure", "client_in_ttft", "generator_busy"))
+"""Reasons that say that the load generator, not the server, may have determined the figures."""
 IDLE_SHARE = 0.5  # of a core: a worker that never used more was late because of something else on the host
 HELD_BACK = 0.5  # share of the events that came with others in one read, beyond which something holds them back...
 READ_AT_ONCE = 0.5  # ... where the client read what came within so much of the error
@@ -109,9 +111,8 @@ def answered_share(verdict: Verdict) -> float:
 
 def is_host_busy(verdict: Verdict) -> bool:
     """Whether nothing but other work on this host spoiled the measurement: neither the server nor the load did."""
-    of_the_client = {"sent_late", "arrivals_unsure", "client_in_ttft", "generator_busy"}
     remedies = {reason.values.get("remedy") for reason in verdict.codes}
-    return {reason.code for reason in verdict.codes} <= of_the_client and not remedies.isdisjoint(
+    return {reason.code for reason in verdict.codes} <= OF_THE_CLIENT and not remedies.isdisjoint(
         ("other_processes", "host")
     )
 
