@@ -12,6 +12,7 @@ import typer
 from loadgen.core.errors import OK, SLO_MISSED, UNSOUND, UserError
 from loadgen.shell import completion
 from loadgen.shell.output import print_answer, say_changed, write_file
+from loadgen.shell.run_options import share_of
 
 
 def compare(
@@ -104,11 +105,7 @@ def compare(
 
 
 def _confidence(text: str) -> float:
-    digits, percent = (text[:-1], True) if text.endswith("%") else (text, False)
-    try:
-        level = float(digits) / (100 if percent else 1)
-    except ValueError:
-        level = 0.0
+    level = share_of("--confidence", text)
     if not 0.5 <= level < 1:
         raise UserError("invalid_value", "no level of confidence", f"--confidence {text}", "from 50% to 99.9%")
     return level

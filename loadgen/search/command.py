@@ -16,7 +16,7 @@ from loadgen.core.errors import Fault, Faults, TargetError, UserError, collectin
 from loadgen.runs.builds import Github, Junit, kept_by_build
 from loadgen.shell.options import DryRun, Given, OneWorkload, Strict, new_folder, takes
 from loadgen.shell.output import print_report, say
-from loadgen.shell.run_options import typed
+from loadgen.shell.run_options import share_of, typed
 from loadgen.shell.taken_up import taken_up
 
 if TYPE_CHECKING:
@@ -264,19 +264,10 @@ def spread_of_runs(text: str | None, settings: Settings) -> float | None:
 
 def _half_width(text: str) -> float:
     """The value of `LoadSearch.precision`. Raises UserError."""
-    percent = text.strip().endswith("%")
-    share = typed("--precision", text, units.share if percent else _number)
-    assert share is not None
+    share = share_of("--precision", text)
     if not 0.002 <= share <= 0.5:
         raise UserError("out_of_range", "no precision of a search", f"--precision {text}", "from 0.2% to 50%")
     return share
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise units.Wrong("invalid_value", "is no share", "like 5%, or 0.05") from None
 
 
 def _slo_texts(workload: Workload) -> Iterator[str]:

@@ -488,6 +488,18 @@ def typed(flag: str, text: str | None, read: Callable[[str], T]) -> T | None:
         raise UserError(wrong.code, f'"{text}" {wrong}', f"{flag} {text}", wrong.hint) from None
 
 
+def share_of(flag: str, text: str) -> float:
+    """A share typed as 5% or as 0.05. Raises UserError where it is neither."""
+    return typed(flag, text, units.share if text.strip().endswith("%") else _number) or 0.0
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise units.Wrong("invalid_value", "is no share", "like 5%, or 0.05") from None
+
+
 def settings(given: Mapping[str, Any]) -> Settings:
     """The options that are not of the load, read and checked; those not given have the defaults of `Settings`.
 
