@@ -15,7 +15,7 @@ import typer
 from loadgen.core.errors import INTERRUPTED, OK, Fault, Faults, UserError, collecting
 from loadgen.kube import sending
 from loadgen.kube.kubectl import Kubectl
-from loadgen.kube.manifests import API_KEY
+from loadgen.kube.manifests import API_KEY, CONTAINER
 from loadgen.kube.options import Access, PodOptions
 from loadgen.shell.help import Command, in_order
 from loadgen.shell.options import Given, OneWorkload, takes
@@ -163,18 +163,13 @@ def logs(
     if found is None:
         hint = f"loadgen kube status {name}"
         raise UserError("no_result", "the pod is not there yet", f"--index {pod}", hint)
-    process = kubectl.stream("logs", *(["-f"] if follows else []), found.name, "-c", "loadgen")
-    assert process.stdout is not None
     try:
-        for line in process.stdout:
-            sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()
+        with kubectl.stream("logs", *(["-f"] if follows else []), found.name, "-c", CONTAINER) as lines:
+            for line in lines:
+                sys.stdout.buffer.write(line)
+                sys.stdout.buffer.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
-    finally:
-        process.terminate()
-        process.stdout.close()
-        process.wait()
     return OK
 
 

@@ -78,24 +78,18 @@ def follow(kubectl: Kubectl, name: str) -> int:
 
 def _log(kubectl: Kubectl, lead: PodState, shown: dict[str, int]) -> int | None:
     """Print the lines of a pod that were not shown yet, until they end; the exit code, if the last one says it."""
-    process = kubectl.stream("logs", "-f", lead.name, "-c", CONTAINER)
-    assert process.stdout is not None
     seen = shown.setdefault(lead.name, 0)
     if seen == 0 and len(shown) > 1:
         say(f"the pod of the lead was lost: {lead.name} begins the run again")
-    try:
-        for number, line in enumerate(process.stdout, start=1):
+    with kubectl.stream("logs", "-f", lead.name, "-c", CONTAINER) as lines:
+        for number, line in enumerate(lines, start=1):
             text = line.decode(errors="replace")
             if text.startswith(ENDED):
                 return int(text.removeprefix(ENDED))
             if number > seen:
                 shown[lead.name] = number
                 print(text, end="", flush=True)
-        return None
-    finally:
-        process.terminate()
-        process.stdout.close()
-        process.wait()
+    return None
 
 
 def fetch(kubectl: Kubectl, name: str, folder: Path) -> int:
@@ -132,15 +126,10 @@ def fetch(kubectl: Kubectl, name: str, folder: Path) -> int:
 def _unpack(kubectl: Kubectl, pod: str, name: str, into: Path) -> None:
     words = kubectl.inside(pod, "tar", "-cf", "-", name)
     with tempfile.TemporaryFile() as errors:
-        process = kubectl.stream(*words, to=errors)
-        assert process.stdout is not None
         try:
-            with tarfile.open(fileobj=process.stdout, mode="r|") as archive:
+            with kubectl.stream(*words, to=errors) as came, tarfile.open(fileobj=came, mode="r|") as archive:
                 archive.extractall(into, filter="data")
         except tarfile.TarError as error:
             errors.seek(0)
             said = errors.read() or str(error).encode()
             raise kubectl.failed(words, said) from None
-        finally:
-            process.stdout.close()
-            process.wait()

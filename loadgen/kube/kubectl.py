@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -51,14 +52,22 @@ class Kubectl:
         """The object that kubectl prints."""
         return json.loads(self.ask(*words, "-o", "json", given=given))
 
-    def stream(self, *words: str, to: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
-        """A running kubectl; its output is a pipe."""
+    @contextmanager
+    def stream(self, *words: str, to: IO[bytes] | None = None) -> Iterator[IO[bytes]]:
+        """What a running kubectl prints; it ends with the block. `to`: where its errors go."""
         try:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 self._command(words), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=to,
             )  # fmt: skip
         except FileNotFoundError:
             raise _missing() from None
+        assert process.stdout is not None
+        try:
+            yield process.stdout
+        finally:
+            process.terminate()
+            process.stdout.close()
+            process.wait()
 
     def _command(self, words: Sequence[str]) -> list[str]:
         verb, *rest = words

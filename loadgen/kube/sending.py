@@ -66,8 +66,8 @@ def check(given: Given, settings: Settings, workload: Workload) -> None:
 def package(given: Given, shown: Sequence[str], workload: str | None, own: Mapping[str, int]) -> Package:
     """What goes to the pods. shown: the words of the command line as they may be seen; what is hidden in them goes as a
     key. own: flags that say what happens here -> how many values they take. Raises UserError."""
-    own = {**own, **{flag: int(option.type is not bool) for flag, option in _table() if _name_of(flag) in OF_HERE}}
-    takes = {flag: int(option.type is not bool) for flag, option in _table()}
+    takes = {flag: int(option.type is not bool) for option in COMMAND_OPTIONS.values() for flag in option.names}
+    own = {**own, **{flag: takes[flag] for name in OF_HERE for flag in COMMAND_OPTIONS[name].names}}
     arguments, files, keys = ["run"], dict[str, bytes](), dict[str, bytes]()
     words = iter([
         _hidden(word, keys) if "***" in seen and "***" not in word else word
@@ -98,14 +98,6 @@ def _hidden(word: str, keys: dict[str, bytes]) -> str:
     name = f"{manifests.ARGUMENT}{len(keys)}"
     keys[name] = word.encode()
     return f"$({name})"
-
-
-def _table() -> list[tuple[str, Any]]:
-    return [(flag, option) for option in COMMAND_OPTIONS.values() for flag in option.names]
-
-
-def _name_of(flag: str) -> str:
-    return next(name for name, option in COMMAND_OPTIONS.items() if flag in option.names)
 
 
 def _along(word: str, into: dict[str, bytes], there: str, named: str = "") -> str:
