@@ -123,7 +123,7 @@ class _Member:
 
 @dataclass(slots=True, eq=False)
 class Crew:
-    """The workers on the nodes of a cluster. Call `place`, then `run`, once each."""
+    """The workers on the nodes of a cluster. Call `place`, then `run`."""
 
     _nodes: Nodes
     _members: list[_Member] = field(default_factory=list)
@@ -141,9 +141,6 @@ class Crew:
         Raises Faults with the problems of all nodes, UserError for more workers than CPUs, and TargetError where nodes
         were there and none is left.
         """
-        return await self._placed(plan)
-
-    async def _placed(self, plan: Plan) -> list[str]:
         job = plan.job
         files, packages = node_facts.files_of(job), [one.package for one in job.plugins]
         local_facts = await asyncio.to_thread(node_facts.own_facts, files, packages)
@@ -203,7 +200,7 @@ class Crew:
             )
         except Exception as error:  # Ray has many error types for an actor that cannot start
             messages = [line for line in str(error).splitlines() if "Error" in line] or [type(error).__name__]
-            hint = f"the same loadgen in the Python that Ray was started with on {member.where}"
+            hint = f"the same loadgen and the same Python as here on {member.where}"
             return UserError(
                 "process_failed", f"a node cannot run a worker: {messages[-1].strip()[:300]}", member.where, hint
             )
@@ -227,7 +224,7 @@ class Crew:
                         if not await self._nodes_died() and not left:
                             raise
                         await self._end()
-                        await self._placed(plan)
+                        await self.place(plan)
             members = self._members
             with stop_signals.calling(self._pass_on):
                 tell(WorkersPlaced(self._header()))
