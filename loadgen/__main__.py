@@ -7,9 +7,8 @@ from loadgen.shell import at_once
 
 def main() -> None:
     at_once.hear()
-    os.environ.setdefault(
-        "OPENBLAS_NUM_THREADS", "1"
-    )  # numpy starts a thread per core for algebra that nobody asks for
+    # numpy starts a thread per core for algebra that nobody asks for
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from loadgen.shell import app
 
     app.main()
