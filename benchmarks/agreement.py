@@ -310,7 +310,7 @@ def of_prometheus(case: Case, rate: float) -> Iterator[Said]:
     ):
         yield Said(name, "scraped: JSON", value)
         seen = in_text(name, "scraped: Prometheus", rf"^loadgen_{re.escape(row)} {NUMBER}", page).value
-        yield Said(name, "scraped: Prometheus", seen, seen, seen + late * value / ok)
+        yield Said(name, "scraped: Prometheus", seen, seen, seen + late * value / max(ok, 1))
     for metric in ("ttft", "tpot"):
         p99 = summary[f"{metric}_ms"]["p99"]
         mark = "withheld: the client was too busy" if p99 is None else ""
@@ -322,7 +322,7 @@ def of_prometheus(case: Case, rate: float) -> Iterator[Said]:
 def bucket(page: str, name: str, p: float) -> tuple[float, float]:
     """The ends of the bucket of a histogram that holds a quantile."""
     found = re.findall(rf'^{name}_bucket\{{le="([^"]+)"\}} ([\d.e+]+)', page, re.MULTILINE)
-    low, total = 0.0, float(found[-1][1])
+    low, total = 0.0, float(found[-1][1]) if found else 0.0  # a run that ended before its page was read
     for edge, count in found:
         if float(count) >= p * total:
             return low, float(edge)

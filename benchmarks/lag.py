@@ -26,6 +26,8 @@ LOADS = ((50.0, 200), (125.0, 200), (200.0, 200), (1_000.0, 4), (3_000.0, 4))  #
 
 
 def quantiles(values_ns: Any, unit_ns: float) -> str:
+    if not len(values_ns):
+        return "-"
     found = np.quantile(np.asarray(values_ns, float), (0.5, 0.99, 1.0), method="inverted_cdf") / unit_ns
     return " / ".join(f"{value:.2f}" if unit_ns == 1e6 else f"{value:.0f}" for value in found)
 
@@ -50,7 +52,7 @@ def drive(rate: float, tokens: int, seconds: float) -> list[str]:
         f"{len(rows):,}",
         quantiles(lag, 1e6),
         quantiles(lag[settled], 1e6),
-        quantiles(lag[settled & (rows["reused"] == 1)], 1e6) if (settled & (rows["reused"] == 1)).any() else "-",
+        quantiles(lag[settled & (rows["reused"] == 1)], 1e6),
         f"{len(connect):,}",
         f"{real:.3f} / {planned:.3f}",
         f"{found['cpu_s'] / found['wall_s']:.0%}",

@@ -117,6 +117,8 @@ def true(log: bytes) -> Figures:
     whole = [
         (request.arrival_ns, instants[request.number]) for request in asked if len(instants.get(request.number, ())) > 1
     ]
+    if not whole:
+        return Figures(None, None, None, None, 0, len(asked))
     gaps = np.concatenate([np.diff(sends) for _, sends in whole])
     seconds = (max(sends[-1] for _, sends in whole) - min(arrival for arrival, _ in whole)) / 1e9
     return Figures(

@@ -220,14 +220,14 @@ def soak(flags: argparse.Namespace) -> None:
                 out=Path(scratch) / "out", on_drive=phases.begin, duration=f"{flags.seconds}s", num_requests=None,
             )  # fmt: skip
             phases.end()
-        at, memory, disk = (list(column) for column in zip(*phases.sizes, strict=True))
-        third = next(i for i, t in enumerate(at) if t > flags.seconds / 3)
-        last = next(i for i, t in reversed(list(enumerate(at))) if t < flags.seconds)
-        slopes = [statistics.linear_regression(at[third:last], sizes[third:last]).slope * 3600 / 1e6
-                  for sizes in (memory, disk)]  # fmt: skip
-        rows.append([f"--keep {keep}", f"{summary.requests.ok:,}", f"{summary.inter_chunk_ms.count:,}",
-                     f"{memory[third] / 1e6:.0f}", f"{memory[last] / 1e6:.0f}", f"{slopes[0]:+.1f}",
-                     f"{disk[last] / 1e6:.1f}", f"{slopes[1]:+.1f}"])  # fmt: skip
+        settled = [look for look in phases.sizes if flags.seconds / 3 < look[0] < flags.seconds]
+        grown = [""] * 5  # of a short run on a busy host, which was looked at once
+        if len(settled) > 1:
+            at, memory, disk = zip(*settled, strict=True)
+            slopes = [statistics.linear_regression(at, sizes).slope * 3600 / 1e6 for sizes in (memory, disk)]
+            grown = [f"{memory[0] / 1e6:.0f}", f"{memory[-1] / 1e6:.0f}", f"{slopes[0]:+.1f}",
+                     f"{disk[-1] / 1e6:.1f}", f"{slopes[1]:+.1f}"]  # fmt: skip
+        rows.append([f"--keep {keep}", f"{summary.requests.ok:,}", f"{summary.inter_chunk_ms.count:,}", *grown])
         drift = summary.drift
         print(f"{keep}: {'valid' if summary.verdict.valid else summary.verdict.reasons}; drift of TTFT p99 "
               f"{drift.ttft_p99}, TPOT p99 {drift.tpot_p99}, output {drift.output_per_s}", flush=True)  # fmt: skip

@@ -65,7 +65,7 @@ def main() -> int:
             out=Path(scratch) / "r",
         )
     client = run.summary.client
-    per_request = client.cpu_s / run.summary.requests.ok if client.cpu_s else 0.0
+    per_request = client.cpu_s / max(run.summary.requests.ok, 1) if client.cpu_s else 0.0
     account = each(lambda: server_account(TIMING))
     share = account / per_request if per_request else 0.0
     print(f"a request of 100 events: {per_request * 1e6:,.0f} µs CPU of the worker")

@@ -55,11 +55,11 @@ def watch(command: Sequence[str], folder: Path, *, core: bool = True) -> Watched
             now = time.monotonic_ns()
             if ended:
                 break
-            rounds += 1
             if now - begun < CPU_ONLY_S * 1e9 or not rounds % 10:
                 for pid in _below(child.pid):
-                    _look(pid, seen, peaks, memory=not rounds % 10)
+                    _look(pid, seen, peaks, memory=not rounds % 10)  # with the first look
                 samples.append((now, sum(seen.values())))
+            rounds += 1
             time.sleep(EVERY_S)
     return Watched(child.returncode, begun, now, samples, peaks, output.read_text())
 

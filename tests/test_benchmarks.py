@@ -6,9 +6,12 @@ from __future__ import annotations
 import re
 import runpy
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from loadgen.sim.server.send_log import SendLog
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks"
@@ -60,3 +63,14 @@ def test_the_table_of_the_benchmarks_has_every_script() -> None:
     text = (FOLDER / "README.md").read_text("utf-8")
     assert set(re.findall(r"^\| `([\w/]+)\.py`", text, re.MULTILINE)) == SCRIPTS
     assert {name for name in PARTS if f"`{name}.py`" in text} == PARTS
+
+
+def test_a_run_that_is_over_before_the_first_look_gives_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest forms run on busy hosts, where a thread that looks once a second may not look at all."""
+    monkeypatch.syspath_prepend(FOLDER)
+    lag, rivals, scale_ray, soak = map(import_module, ("lag", "rivals", "scale_ray", "soak"))
+    assert scale_ray.Meter().shares() == ["not seen"] * 2
+    assert lag.quantiles([], 1e6) == "-"
+    assert rivals.true(SendLog("all").drain())[4:] == (0, 0)
+    nothing = {"requests": dict.fromkeys(("ok", "scheduled", "unfinished", "cancelled"), 0), "verdict": {}}
+    assert soak.judge([(0.0, {}, 0)], nothing, "")
