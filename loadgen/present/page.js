@@ -99,6 +99,17 @@
     return {low, high, place: v => (v - low) / (high - low), ticks: [...new Set(ticks)], back: p => low + p * (high - low)};
   }
 
+  function crosses([left, top, right, bottom], [x1, y1, x2, y2]) {  // whether a line passes through a box
+    let from = 0, to = 1;
+    for (const [at, step, low, high] of [[x1, x2 - x1, left, right], [y1, y2 - y1, top, bottom]]) {
+      if (!step && (at < low || at > high)) return false;
+      if (!step) continue;
+      from = Math.max(from, Math.min((low - at) / step, (high - at) / step));
+      to = Math.min(to, Math.max((low - at) / step, (high - at) / step));
+    }
+    return from <= to;
+  }
+
   // ---- one chart ----
   class Chart {
     constructor(figure, spec) {
@@ -240,6 +251,11 @@
       this.x = axis({...spec.x, min, max}, this.zoom ? [] : xs, Math.max(3, Math.floor((right - left) / 74)));
       this.px = v => left + this.x.place(v) * (right - left);
       this.py = v => bottom - Math.min(Math.max(this.y.place(v), 0), 1) * (bottom - top);
+      // What is written and drawn, of which the next label keeps clear: boxes, first the name of the y axis, and lines.
+      this.labels = [[0, 0, 4 + (spec.y.label || "").length * 6.4, 12]];
+      this.lines = [];  // of series
+      this.rules = [];  // of marks
+      if ((spec.kind || "lines") === "lines") for (const s of shown) this.keepClear(s, inside);
       for (const band of spec.bands || []) band.across ? this.bandAcross(band) : this.band(band);
       this.y.ticks.forEach((tick, i) => {
         const y = this.py(tick);
@@ -258,12 +274,8 @@
       draw("line", {x1: left, x2: right, y1: bottom, y2: bottom, class: "axis"}, svg);
       draw("text", {x: left - 6, y: 9, "text-anchor": "start", dx: 6 - left + 4}, svg, spec.y.label || "");
       draw("text", {x: right, y: height - 4, "text-anchor": "end"}, svg, spec.x.label || "");
-      // Boxes of what is written and drawn, which the next label keeps clear of: first the name of the y axis.
-      this.labels = [[0, 0, 4 + (spec.y.label || "").length * 6.4, 12]];
-      for (const mark of spec.marks || []) this.mark(mark);
-      if ((spec.kind || "lines") === "lines") for (const s of shown) if (this.dotted(s)) s.x.forEach((x, i) => {
-        if (s.y[i] !== null && inside(x)) this.labels.push([this.px(x) - 4, this.py(s.y[i]) - 4, this.px(x) + 4, this.py(s.y[i]) + 4]);
-      });
+      const marks = (spec.marks || []).filter(mark => this.mark(mark));
+      for (const mark of marks) if (mark.label) this.name(mark);
       this.svg = svg.appendChild(this.plot());
       this["paint_" + (spec.kind || "lines")]();
       this.svg = svg;
@@ -280,43 +292,61 @@
       const x1 = this.px(Math.max(from, this.x.low)), x2 = this.px(Math.min(to, this.x.high));
       if (x2 <= x1) return;
       draw("rect", {x: x1, y: this.top, width: x2 - x1, height: this.bottom - this.top, fill: `var(--${color || "c6"})`, "fill-opacity": 0.09}, this.svg);
-      if (label && x2 - x1 > label.length * 6.6 + 4) draw("text", {x: (x1 + x2) / 2, y: this.top + 14, "text-anchor": "middle"}, this.svg, label);
+      const wide = (label || "").length * 6.4, middle = (x1 + x2 - wide) / 2, line = this.top + 14;
+      if (label && x2 - x1 > wide + 4) this.write(label, [[middle, line], [middle, this.bottom - 8], [x1 + 3, line], [x2 - 3 - wide, line]]);
     }
     bandAcross({from, to, label, color}) {  // between two values of the y axis
       const y1 = this.py(Math.min(to, this.y.high)), y2 = this.py(Math.max(from, this.y.low));
       draw("rect", {x: this.left, y: y1, width: this.right - this.left, height: Math.max(y2 - y1, 1), fill: `var(--${color || "c6"})`, "fill-opacity": 0.14}, this.svg);
-      if (label) draw("text", {x: this.left + 5, y: Math.max(y1 - 4, this.top + 11)}, this.svg, label);
+      const line = Math.max(y1 - 4, this.top + 11);
+      if (label) this.write(label, [[this.left + 5, line], [this.right - 5 - label.length * 6.4, line]]);
     }
-    mark({x, y, label, color}) {
-      const stroke = `var(--${color || "soft"})`, wide = (label || "").length * 6.4;
+    mark({x, y, color}) {  // whether its value is on the axis
+      const place = y !== undefined ? this.y.place(y) : this.x.place(x);
+      if (place > 1.001 || place < 0) return false;
+      const [x1, x2, y1, y2] = y !== undefined ? [this.left, this.right, this.py(y), this.py(y)] : [this.px(x), this.px(x), this.top, this.bottom];
+      draw("line", {x1, x2, y1, y2, stroke: `var(--${color || "soft"})`, "stroke-dasharray": "6 4"}, this.svg);
+      this.rules.push([x1, y1, x2, y2]);
+      return true;
+    }
+    name({x, y, label, color}) {  // of a mark, along its line
+      const wide = label.length * 6.4, places = [];
       if (y !== undefined) {
-        if (this.y.place(y) > 1 || this.y.place(y) < 0) return;
-        const at = this.py(y), under = (this.spec.bands || []).length ? this.top + 29 : 0;  // the names of the bands
-        draw("line", {x1: this.left, x2: this.right, y1: at, y2: at, stroke, "stroke-dasharray": "6 4"}, this.svg);
-        if (label) this.write(label, this.right - 5 - wide, at - this.top < 32 ? Math.max(at + 13, under) : at - 4, 0, stroke);
+        const at = this.py(y), middle = (this.left + this.right - wide) / 2;
+        for (const line of at - this.top < 16 ? [at + 13] : [at - 4, at + 13]) for (const left of [this.right - 5 - wide, this.left + 5, middle]) places.push([left, line]);
       } else {
-        if (this.x.place(x) > 1.001 || this.x.place(x) < 0) return;
-        const at = this.px(x), late = at > (this.left + this.right) / 2;
-        draw("line", {x1: at, x2: at, y1: this.top, y2: this.bottom, stroke, "stroke-dasharray": "6 4"}, this.svg);
-        if (label) this.write(label, late ? at - 4 - wide : at + 4, this.bottom - 6, -12, stroke);
+        const at = this.px(x), sides = at > (this.left + this.right) / 2 ? [at - 4 - wide, at + 4] : [at + 4, at - 4 - wide];
+        const known = sides.filter(left => left >= this.left && left + wide <= this.width);
+        for (let line = this.bottom - 6; line > this.top + 9; line -= 12) for (const left of known.length ? known : sides.slice(0, 1)) places.push([left, line]);
+        places.push([Math.min(at - wide / 2, this.width - wide), this.top - 4]);
       }
+      this.write(label, places, `var(--${color || "soft"})`);
     }
-    free(box) { return !this.labels.some(b => box[0] < b[2] && b[0] < box[2] && box[1] < b[3] && b[1] < box[3]); }
-    // A text whose line begins at x; while another is there it moves by `step` pixels up or down, at most five times.
-    write(text, x, y, step, fill) {
-      const box = at => [x, at - 9, x + text.length * 6.4, at + 3];
-      for (let tries = 0; step && tries < 5 && !this.free(box(y)); tries++) y += step;
-      this.labels.push(box(y));
-      draw("text", {x, y, style: `fill:${fill}`}, this.svg, text);
+    keepClear(s, inside) {  // labels shall not lie on the dots and the line of a series
+      const seen = s.x.flatMap((x, i) => s.y[i] === null || !inside(x) ? [] : [[this.px(x), this.py(s.y[i]), i]]);
+      if (this.dotted(s)) for (const [x, y] of seen) this.labels.push([x - 4, y - 4, x + 4, y + 4]);
+      if (s.width !== 0) seen.slice(1).forEach(([x, y, i], n) => { if (seen[n][2] === i - 1) this.lines.push([seen[n][0], seen[n][1], x, y]); });
+    }
+    free(box, lines = [...this.lines, ...this.rules]) {
+      return !this.labels.some(b => box[0] < b[2] && b[0] < box[2] && box[1] < b[3] && b[1] < box[3]) && !lines.some(line => crosses(box, line));
+    }
+    // A text at the first free one of the places where its line may begin; where none is free, it lies on a line.
+    write(text, places, fill) {
+      const box = ([x, y]) => [x, y - 9, x + text.length * 6.4, y + 3];
+      const among = [undefined, this.lines, []].map(lines => places.find(place => this.free(box(place), lines)));
+      const at = among.find(Boolean) || places[0];
+      this.labels.push(box(at));
+      draw("text", {x: at[0], y: at[1], class: "name", style: fill && `fill:${fill}`}, this.svg, text);
     }
     dotted(s) { return s.dots || s.x.length < 3 || s.y.filter(v => v !== null).length < 3; }
     label(text, x, y) {  // at the first free place about its dot, which is at x, y; nowhere if there is none
       const wide = text.length * 6.4;
-      for (const [left, line] of [[x + 6, y - 6], [x + 6, y + 13], [x - 6 - wide, y - 6], [x - 6 - wide, y + 13], [x - wide / 2, y - 9], [x - wide / 2, y + 18]]) {
+      const near = [[x + 6, y - 6], [x + 6, y + 13], [x - 6 - wide, y - 6], [x - 6 - wide, y + 13], [x - wide / 2, y - 9], [x - wide / 2, y + 18]];
+      for (const [left, line] of [...near, [x + 8, y + 4], [x - 8 - wide, y + 4], [x + 8, y - 14], [x - 8 - wide, y - 14], [x + 8, y + 22], [x - 8 - wide, y + 22]]) {
         const box = [left, line - 9, left + wide, line + 2];
         if (left < this.left || left + wide > this.width || line - 9 < 0 || line > this.bottom || !this.free(box)) continue;
         this.labels.push(box);
-        draw("text", {x: left, y: line}, this.svg, text);
+        draw("text", {x: left, y: line, class: "name"}, this.svg, text);
         return;
       }
     }

@@ -135,12 +135,14 @@ def latency_over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
         values = [value for series in bins.series.values() for value in series if value is not None]
         if name in summary.unsound or not values:
             continue
+        terms = [t for t in summary.goodput.slo if t.metric == name]
+        seen = [t for t in terms if t.limit_ms < 3 * max(values)]
         limits = tuple(
-            Mark(y=t.limit_ms, label=f"limit at p{t.quantile * 100:g}", color=met_color(t.met), fit=True)
-            for t in summary.goodput.slo
-            if t.metric == name and t.limit_ms < 3 * max(values)
+            Mark(y=t.limit_ms, label=f"limit at p{t.quantile * 100:g}", color=met_color(t.met), fit=True) for t in seen
         )
-        yield _binned(figures, title, bins, _ms_axis(values), f"per {bins.width_s:g} s, {basis}", limits)
+        above = (f"limit at p{t.quantile * 100:g} far above: {t.limit_ms:,.4g} ms" for t in terms if t not in seen)
+        note = ", ".join((f"per {bins.width_s:g} s", basis, *above))
+        yield _binned(figures, title, bins, _ms_axis(values), note, limits)
 
 
 def recovery(figures: Figures, found: Sequence[Recovery]) -> Iterator[Chart]:

@@ -31,6 +31,11 @@ class Note(NamedTuple):
     kind: Literal["bad", "warn"]
 
 
+def brief(arrival: str) -> str:
+    """A load where many stand in a table: "16 in flight" for "16 in flight (closed loop)"."""
+    return arrival.replace(" (closed loop)", "").replace(" (closed loop, ", " (")
+
+
 def client_limited(summary: Summary) -> bool:
     """Whether the load generator, not the server, may have determined the figures: by the reasons of the verdict."""
     return any(reason.code in OF_THE_CLIENT for reason in summary.verdict.codes)

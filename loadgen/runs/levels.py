@@ -12,7 +12,7 @@ import msgspec
 from loadgen.core.errors import OK, UNSOUND
 from loadgen.core.metrics.blocks import per_gpu
 from loadgen.core.results.capacity import STILL_KEPT
-from loadgen.runs.headline import promises
+from loadgen.runs.headline import brief, promises
 from loadgen.runs.rates import headline
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _level(called: str, summary: Summary) -> SweepLevel:
     shown = (("ttft", summary.ttft_ms), ("tpot", summary.tpot_ms), ("e2e", summary.e2e_ms))
     return SweepLevel(
         name=called,
-        load=load.arrival,
+        load=brief(load.arrival),
         amount=float(lanes) if lanes is not None else load.offered_rps,
         ok=summary.requests.ok,
         failed=summary.requests.decided - summary.requests.ok,

@@ -195,7 +195,7 @@ def charts(curve: SweepCurve) -> Iterator[Chart]:
     output = [level.output_per_s or 0.0 for level in levels]
     marks = tuple(
         Mark(x=level.output_per_s, label=word, color=color)
-        for word, name, color in (("knee", curve.knee, "c4"), ("within the SLO up to here", curve.best, "good"))
+        for word, name, color in (("knee", curve.knee, "c4"), ("← SLO kept", curve.best, "good"))
         for level in levels
         if level.name == name
     )

@@ -109,7 +109,7 @@ def levels(summaries: Sequence[Summary]) -> Section:
     latencies = ("TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "E2E p50")
     rows = [
         (
-            summary.load.arrival or format.NONE,
+            run_headline.brief(summary.load.arrival) or format.NONE,
             format.count(summary.requests.ok),
             format.quantity(headline(summary).requests),
             format.quantity(headline(summary).output),
@@ -390,7 +390,8 @@ def parts(summary: Summary) -> Iterator[Section]:
     if len(summary.stages) > 1:
         several = sum(stage.measured for stage in summary.stages) > 1
         names = (
-            " · ".join(filter(None, (stage.name, stage.arrival))) + " (not measured)" * (not stage.measured)
+            " · ".join(filter(None, (stage.name, run_headline.brief(stage.arrival))))
+            + " (not measured)" * (not stage.measured)
             for stage in summary.stages
         )
         rows = _table("stage", zip(names, summary.stages, strict=True))
