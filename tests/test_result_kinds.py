@@ -41,7 +41,8 @@ from loadgen.present.section import Section
 from loadgen.result_kinds import KINDS, OpenedResult, kind_of, opened
 from loadgen.shell.app import main
 from loadgen.viewer.command import Server
-from loadgen.viewer.results_list import results_in
+from loadgen.viewer.page import render_text
+from loadgen.viewer.results_list import _plain, results_in
 
 pytestmark = pytest.mark.commands
 
@@ -249,6 +250,9 @@ def test_every_kind_that_a_command_leaves_is_listed(made: Path) -> None:
     assert of_answers.word.startswith("ROUGE-1 75.0 %") and "m" in of_answers.about and of_answers.simulated
     curve = found["swept-twice"].curve
     assert curve is not None and {level.name for level in curve.levels} == {"r1/r2", "r2/r2", "r1/r4", "r2/r4"}
+    for result in found.values():
+        row, line = _plain(result), render_text([result]).splitlines()[1]
+        assert row["word"] and row["word"] in line, row  # the list as JSON and as text say the same outcome
 
 
 @pytest.fixture

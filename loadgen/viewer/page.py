@@ -78,7 +78,7 @@ def _searched(result: StoredResult) -> str:
     facts: tuple[str, ...] = (result.about, result.target)
     if curve is not None:
         facts = curve.workload, curve.model, curve.target, curve.slo, curve.region, result.hardware, result.software
-    return " ".join((result.name, result.kind, result.word, *facts)).lower()
+    return " ".join((result.name, result.kind, result.outcome, *facts)).lower()
 
 
 def render_text(results: Sequence[StoredResult]) -> str:
@@ -106,20 +106,13 @@ HEAD = (
 
 
 def _row(result: StoredResult) -> tuple[str, ...]:
-    curve = result.curve
-    if curve is None:
-        word = "going on" if result.going_on else result.word
-        return (result.name, result.kind, word, result.about, result.target, *("",) * (len(HEAD) - 5))
-    levels = {level.name: level for level in curve.levels}
-    shown = (
-        levels.get(result.answer)
-        or levels.get(curve.best or "")
-        or max(curve.levels, key=lambda level: level.output_per_s or 0.0)
-    )
+    curve, shown = result.curve, result.shown
+    if curve is None or shown is None:
+        return (result.name, result.kind, result.outcome, result.about, result.target, *("",) * (len(HEAD) - 5))
     return (
         result.name,
         result.kind,
-        _outcome(result),
+        result.outcome,
         " · ".join(filter(None, (curve.workload, curve.model))),
         curve.target + (f", {curve.region}" if curve.region else ""),
         format.count(curve.gpus),
@@ -132,30 +125,13 @@ def _row(result: StoredResult) -> tuple[str, ...]:
 
 
 def _loads(result: StoredResult, curve: SweepCurve, shown: SweepLevel) -> str:
-    """The load of a run; of several how many, and which one is shown, unless the outcome says that."""
-    if len(curve.levels) == 1:
+    """The load of a run; of several how many, and which one is shown, unless all are one or the outcome says it."""
+    number = len(curve.levels)
+    if number == 1:
         return shown.load
-    return (
-        str(len(curve.levels)) if shown.name == result.answer else f"{len(curve.levels)}, here {shown.amount or 0:.4g}"
-    )
-
-
-def _outcome(result: StoredResult) -> str:
-    """The word of a result: of a validation its verdict, of others validity and SLO."""
-    levels = result.levels
-    if result.word or len(levels) != 1:
-        invalid = sum(not level.valid for level in levels)
-        held = result.kind == "sweep" and not result.word and result.curve is not None and result.curve.best
-        words = (
-            result.word,
-            "a load within the SLO" if held else "",
-            f"{invalid} of {len(levels)} INVALID" if invalid else "",
-        )
-        return ", ".join(filter(None, words))
-    level = levels[0]
-    if not level.valid:
-        return "INVALID"
-    return {True: "VALID, SLO met", False: "VALID, SLO missed", None: "VALID"}[level.slo_met]
+    if {level.load for level in curve.levels} == {shown.load}:
+        return f"{number} times {shown.load}"
+    return str(number) if shown.name == result.answer else f"{number}, shown: {shown.amount or 0:.4g}"
 
 
 SHOWN = tuple(name for name in HEAD if name not in ("target", "GPUs"))  # these two stand below the workload

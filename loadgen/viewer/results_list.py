@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -163,8 +163,28 @@ def document(found: Collection) -> bytes:
     return format.document([_plain(result) for result in found.results])
 
 
-def _plain(result: StoredResult) -> dict[str, str]:
-    return {"name": result.name, "kind": result.kind, "word": result.word, "started": result.started}
+def _plain(result: StoredResult) -> dict[str, Any]:
+    """As a row of the list says it; `shown` is the run whose figures stand for the result."""
+    curve, shown = result.curve, result.shown
+    row: dict[str, Any] = {"name": result.name, "kind": result.kind, "word": result.outcome}
+    if curve is None or shown is None:
+        return row | {"workload": result.about, "target": result.target, "started": result.started}
+    return row | {
+        "workload": curve.workload,
+        "model": curve.model,
+        "target": curve.target,
+        "gpus": curve.gpus,
+        "loads": len(curve.levels),
+        "shown": {
+            "name": shown.name,
+            "load": shown.load,
+            "output_tokens_per_s": shown.output_per_s,
+            "ttft_p99_ms": shown.ttft_p99,
+            "tpot_p99_ms": shown.tpot_p99,
+            "too_few_samples": list(shown.unsupported),
+        },
+        "started": curve.started,
+    }
 
 
 def code(found: Collection, strict: bool) -> int:

@@ -49,6 +49,33 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.curve.levels if self.curve is not None else ()
 
     @property
+    def shown(self) -> SweepLevel | None:
+        """The run whose figures stand for the result: that which it stands on, the best, or that of most tokens."""
+        by_name = {level.name: level for level in self.levels}
+        best = self.curve.best if self.curve is not None else ""
+        most = max(self.levels, key=lambda level: level.output_per_s or 0.0, default=None)
+        return by_name.get(self.answer) or by_name.get(best) or most
+
+    @property
+    def outcome(self) -> str:
+        """Its word; of runs that have none, whether they are valid and met the SLO."""
+        if self.going_on:
+            return "going on"
+        if self.curve is None:
+            return self.word
+        invalid = sum(not level.valid for level in self.levels)
+        if len(self.levels) == 1 and invalid and not self.word:
+            return "INVALID"
+        if invalid:
+            return ", ".join(filter(None, (self.word, f"{invalid} of {len(self.levels)} INVALID")))
+        if self.word:
+            return self.word
+        if self.kind == "sweep":
+            return "a load within the SLO" if self.curve.best else ""
+        met = {level.slo_met for level in self.levels}
+        return "VALID, SLO missed" if False in met else "VALID, SLO met" if met == {True} else "VALID"
+
+    @property
     def work(self) -> str:
         """What was asked of the server: "rag: about 1,320 tokens in, 1,200 out"."""
         if self.curve is None:
