@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 from urllib.parse import quote
@@ -141,7 +142,14 @@ def _label(level: SweepLevel, result: StoredResult) -> str:
     """The load beside a point; of a search only that of its answer, else of the highest that held: they lie close."""
     if result.kind == "search" and result.curve is not None and level.name != (result.answer or result.curve.best):
         return ""
-    return f"{level.amount:.4g}" if level.amount is not None else level.name
+    return asked(level)
+
+
+def asked(level: SweepLevel) -> str:
+    """A load in the fewest words, as it was asked for: "40/s", "16" in flight; another law as its offered rate."""
+    if plain := re.fullmatch(r"(?:\w+ ([\d.]+)(/s)|(\d+) in flight)", level.load):
+        return f"{float(plain[1] or plain[3]):.4g}{plain[2] or ''}"
+    return level.name if level.amount is None else f"{level.amount:.4g}"
 
 
 def _address(level: SweepLevel, result: StoredResult) -> str:

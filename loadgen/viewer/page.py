@@ -13,7 +13,7 @@ from loadgen.core import format
 from loadgen.present import page, table
 from loadgen.runs.levels import SweepCurve, SweepLevel
 from loadgen.runs.levels_text import level_ms
-from loadgen.viewer.charts import ACROSS, COLORED_BY, MOST_CURVES, UP, Choice, charts
+from loadgen.viewer.charts import ACROSS, COLORED_BY, MOST_CURVES, UP, Choice, asked, charts
 from loadgen.viewer.stored_result import StoredResult, of_one_work, works
 
 AS_IT_IS_BEST = Choice()
@@ -40,7 +40,7 @@ def render(
     *,
     version: str,
     wanted: str = "",
-    currency: str = "USD",
+    currency: str = "",
     served: bool = False,
 ) -> str:
     """The whole page. wanted: a text that listed results contain.
@@ -62,6 +62,10 @@ def render(
         more = f" {format.counted(others, 'other kind')} of work not drawn." if others else ""
         sheet.say(f"Drawn: {drawn[0].work}.{more}")
     sheet.charts(charts(drawn, choice, currency, links=served))
+    unpriced = [result.name for result in drawn if not result.usd]
+    if drawn and currency and choice.y in ("", "usd") and unpriced:
+        why = "its machine has no price (--shape names it), or its runs are too short for a steady rate"
+        sheet.say(f"No cost of {', '.join(unpriced)}: {why}. loadgen cost says which.", "soft")
     if drawn:
         sheet.say(
             "One point is one load. Dotted: the SLO was missed, or the measurement is not valid. Dashed vertical "
@@ -131,7 +135,7 @@ def _loads(result: StoredResult, curve: SweepCurve, shown: SweepLevel) -> str:
         return shown.load
     if {level.load for level in curve.levels} == {shown.load}:
         return f"{number} times {shown.load}"
-    return str(number) if shown.name == result.answer else f"{number}, shown: {shown.amount or 0:.4g}"
+    return str(number) if shown.name == result.answer else f"{number}, shown: {asked(shown)}"
 
 
 SHOWN = tuple(name for name in HEAD if name not in ("target", "GPUs"))  # these two stand below the workload
@@ -216,9 +220,12 @@ def _of_cells(rows: Sequence[tuple[bool, Sequence[str]]]) -> str:
     """The table of `SHOWN`; its cells are HTML already. Rows of another kind of work are grey."""
     heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in SHOWN)
     body = "".join(
-        f"<tr{'' if like else GREY}>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for like, row in rows
+        f"<tr{'' if like else GREY}>"
+        + "".join(f'<td data-head="{escape(head)}">{cell}</td>' for head, cell in zip(SHOWN, row, strict=True))
+        + "</tr>"
+        for like, row in rows
     )
-    table = f'<table class="results"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
+    table = f'<table class="results wide"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
     return f'<div class="scroll">{table}</div>' if rows else ""
 
 

@@ -21,6 +21,7 @@ from browser import Browser, find
 
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
 from loadgen.core.results.capacity import Capacity, dump
+from loadgen.pricing.price_file import load_prices
 from loadgen.search.experiment import ExperimentPlan
 from loadgen.shell.parsing import parser
 from loadgen.viewer import page as results_page
@@ -121,6 +122,7 @@ def test_report_of_a_folder_writes_one_page(results: Path, capsys: pytest.Captur
     assert charts[0]["y"]["label"] == "tokens/s per GPU"
     of_sweep = next(series for series in charts[0]["series"] if series.get("name") == "swept")
     assert of_sweep["y"] == pytest.approx([PER_REQUEST * f / (RAG.target.gpus or 1) for f in (2.0, 1.5, 1.0)])
+    assert of_sweep["labels"] == ["4/s", "2/s", "1/s"]  # as asked for, not as drawn by chance
     assert "<b>odd" not in page and "&lt;b&gt;odd &amp; name" in page
 
 
@@ -233,6 +235,19 @@ def test_every_limit_is_drawn_in_the_colour_of_its_result(tmp_path: Path) -> Non
     assert [band["label"] for band in same["bands"]] == ["TPOT within 60 ms"] and "marks" not in same
 
 
+def test_money_is_an_axis_where_prices_are_and_what_has_none_is_named(tmp_path: Path) -> None:
+    _store(tmp_path / "a", _kept(80, shape="ND128isr_GB300_v6", gpus=4))
+    _store(tmp_path / "b", _kept(80, shape=""))
+    example = Path(__file__).parents[2] / "docs" / "prices.example.yaml"
+    found = results_in(tmp_path, load_prices(example, accept_sample=True, currency="USD"))
+    page = results_page.render("r", found, version="1", currency="USD", served=True)
+    charts = json.loads(re.findall(r'id="charts">(.*?)</script>', page)[0])
+    assert [chart["y"]["label"] for chart in charts][1:] == ["USD per million output tokens"]
+    assert 'value="usd"' in page and "No cost of b: its machine has no price" in page
+    bare = results_page.render("r", results_in(tmp_path), version="1", served=True)
+    assert 'value="usd"' not in bare and "No cost of" not in bare
+
+
 @pytest.mark.parametrize(("x", "y", "labels"), [
     ("e2e", "all", ("E2E p50 in s", "tokens/s in all")), ("ttft", "gpu", ("TTFT p99 in ms", "tokens/s per GPU")),
     ("nonsense", "", ("tokens/s of one user (1 / TPOT p50)", "tokens/s per GPU")),
@@ -325,6 +340,7 @@ def test_it_fits_every_screen(results: Path, tmp_path: Path) -> None:
             browser.open(page)
             assert browser.complaints == [] and browser.requests == []
             assert browser.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+            assert browser.evaluate("(s => s.scrollWidth - s.clientWidth)(document.querySelector('.scroll'))") <= 0
             outside = browser.evaluate(
                 "[...document.querySelectorAll('figure')].flatMap(f => { const box = f.getBoundingClientRect(); return "
                 "[...f.querySelectorAll('svg text')].filter(t => t.getBoundingClientRect().right > box.right + 1)"
