@@ -6,6 +6,7 @@ Pure: takes a `Validation`, returns values of `present`. Every figure was comput
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
@@ -23,6 +24,7 @@ from loadgen.contracts.verdict import (
     NeededLoad,
     Validation,
     confidence_words,
+    holds_words,
     horizon_words,
     looks_words,
 )
@@ -130,12 +132,14 @@ def report(validation: Validation, measured: Measured | None = None) -> Report:
 
 
 def _level(level: LevelVerdict, shared_notes: Sequence[str]) -> Section:
-    rows = [_row(term, level.trouble) for term in level.terms]
+    holds, exceptions = _holds(level.terms)
+    rows = [_row(term, level.trouble, holds) for term in level.terms]
     return section(
         f"{level.name}: {level.verdict}",
         Said(_load(level), "soft"),
         Said(f"NOTHING SHOWN: {level.trouble}" if level.trouble else "", "warn"),
         Table(("verdict", "", "promise", "measured"), rows, "words"),
+        Said(f"Kept {holds}{', unless a row says otherwise' if exceptions else ''}." if holds else "", "soft"),
         Bullets([note for note in level.notes if note not in shared_notes], "warn"),
     )
 
@@ -210,7 +214,7 @@ def _used(validation: Validation, contract: Contract) -> Section:
         else "No term has a figure."
     )
     drawn = Bars(rows=bars, unit=" % of what is allowed", line=100.0, low=MOST_USED)
-    return section("What each promise uses of its limit", drawn, Said(legend, "soft"), page_only=True)
+    return section("What each promise uses of its limit", drawn, Said(legend, "soft"), page_only=True, id="used")
 
 
 def _conditions(validation: Validation, measured: Measured | None) -> Facts:
@@ -298,8 +302,17 @@ def _load(level: LevelVerdict) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _row(term: Judgement, level_trouble: str) -> tuple[str, ...]:
-    return (term.verdict, term.kind, term.term, format.NONE if term.reason == level_trouble else term.reason)
+def _holds(terms: Sequence[Judgement]) -> tuple[str, bool]:
+    """What most kept promises of a level hold for, which is said once below them, and whether others differ."""
+    said = Counter(
+        words for term in terms if (words := holds_words(term.horizon_s, term.looks)) and term.reason.endswith(words)
+    )
+    return next((words for words, _ in said.most_common(1)), ""), len(said) > 1
+
+
+def _row(term: Judgement, level_trouble: str, holds: str) -> tuple[str, ...]:
+    reason = format.NONE if term.reason == level_trouble else term.reason
+    return term.verdict, term.kind, term.term, reason.removesuffix(f", {holds}") if holds else reason
 
 
 def forecast_report(levels: Sequence[LevelForecast], simulated: str, *, asked: str | None) -> Report:
