@@ -4,10 +4,11 @@
 
 60 ways to take the core from the client (--every 5: 12 of them): it is stopped and continued (SIGSTOP) in duty cycles,
 shares its core with busy processes, is given a lower priority, or is left alone; gaps between tokens of 5 and of 20 ms.
-With --alone only the ways that stop it. For each family of figures (TTFT, ITL, TPOT, largest gap) mean, p50 and the
-highest supported quantile are compared with what the endpoint sent: TTFT from the arrival of the request there, gaps
-and TPOT from the instants of its sends. So is each request with its own (the error that the same quantile of requests
-stays within), and the pooled gaps at p1, p2 ... p99.
+With --alone only the ways that stop it. With --family each way meets a server of its own, drawn from a seed (drawn.py).
+
+For each family of figures (TTFT, ITL, TPOT, largest gap) mean, p50 and the highest supported quantile are compared with
+what the endpoint sent: TTFT from the arrival of the request there, gaps and TPOT from the instants of its sends. So is
+each request with its own (the error that the same quantile of requests stays within), and the pooled gaps at p1 to p99.
 
 - *false VALID*: printed although a figure is wrong by more than twice the family's limit (two stamps make a gap) and
   by more than 0.5 ms, which is what the endpoint's own log can be wrong by on a shared machine.
@@ -30,6 +31,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import drawn
 import numpy as np
 import rig
 from numpy.typing import NDArray
@@ -199,12 +201,28 @@ class Outcome(NamedTuple):
         return self.refused and self.share <= limit / 2
 
 
-def once(way: Way, seconds: float) -> dict[str, Outcome]:
+def usual(way: Way) -> dict[str, str]:
+    """The latencies of the server that every way meets."""
+    return {"ttft": f"normal:{TTFT_MS}ms,{TTFT_MS / 10}ms", "itl": f"{way.itl_ms}ms"}
+
+
+def of_family(way: Way, seed: int) -> dict[str, str]:
+    """The latencies of a server of drawn.py for the seconds of a run: its level at some instant of ten minutes, the
+    tail of its requests, or the share of them that a slow replica answers."""
+    one, draw = drawn.server(drawn.MEMBERS[seed % len(drawn.MEMBERS)], seed), np.random.default_rng([seed, 11])
+    level = float(draw.choice(drawn.slowness(one, np.arange(0, 600.0), draw, steady=False)))
+    if one.member == "tails":
+        return {"ttft": f"lognormal:{TTFT_MS}ms,{one.size:.2f}", "itl": f"lognormal:{way.itl_ms}ms,{one.size:.2f}"}
+    if one.member == "replicas":
+        return usual(way) | {"faults": f"slow_first_byte@{one.size * TTFT_MS:.0f}ms:{1 / one.parts:.2f}"}
+    return {"ttft": f"normal:{level * TTFT_MS:.1f}ms,{TTFT_MS / 10}ms", "itl": f"{level * way.itl_ms:.3f}ms"}
+
+
+def once(way: Way, seconds: float, latencies: dict[str, str]) -> dict[str, Outcome]:
     """Starve one run, and hold each family against the log."""
     with tempfile.TemporaryDirectory(prefix="loadgen-starved-") as scratch:
         log_file = f"{scratch}/sends"
-        options = {"ttft": f"normal:{TTFT_MS}ms,{TTFT_MS / 10}ms", "itl": f"{way.itl_ms}ms", "log_events": "all"}
-        with rig.endpoint(**options, log=log_file) as server:
+        with rig.endpoint(**latencies, log_events="all", log=log_file) as server:
             found = drive(server.url, scratch, way, seconds)
         truth = sent(parse_log(Path(log_file).read_bytes()), found["run_id"], found["start_ns"])
         stored = store.read_run(Path(scratch))
@@ -252,13 +270,16 @@ class Row(NamedTuple):
         )
 
 
-def rows(every: int, seconds: float = 4.0, verbose: bool = False) -> list[Row]:
-    """Starve the client in every nth way (about 8 s each) and count the false answers per family."""
+def rows(every: int, seconds: float = 4.0, verbose: bool = False, family: bool = False) -> list[Row]:
+    """Starve the client in every nth way (about 8 s each) and count the false answers per family of figures.
+
+    family: each way on a server drawn from a seed.
+    """
     results: list[tuple[Way, dict[str, Outcome]]] = []
-    for way in ways(every):
+    for seed, way in enumerate(ways(every)):
         if rig.Alone.on and (way.hogs or way.nice):  # they could not take the core from real time
             continue
-        results.append((way, once(way, seconds)))
+        results.append((way, once(way, seconds, of_family(way, seed) if family else usual(way))))
         if verbose:
             print(f"{way}: {describe(results[-1][1])}", file=sys.stderr, flush=True)
     return [
@@ -306,10 +327,11 @@ def main() -> None:
     parser = rig.parser(__doc__, alone=True)
     parser.add_argument("--verbose", action="store_true", help="a line for each way, on stderr")
     parser.add_argument("--every", type=int, default=1, help="every nth way only")
+    parser.add_argument("--family", action="store_true", help="a server of its own for each way, drawn from a seed")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
     flags = rig.given(parser, every=60, seconds=1.0)
     print(f"{len(ways(flags.every))} ways, {flags.seconds:g} s at {RATE:g} requests/s each.\n")
-    print(table(rows(flags.every, flags.seconds, flags.verbose)))
+    print(table(rows(flags.every, flags.seconds, flags.verbose, flags.family)))
 
 
 if __name__ == "__main__":
