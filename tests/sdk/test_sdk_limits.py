@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loadgen_sdk import Permit, Retry, Throttle, ThrottleTimeout, WrongUse, priority
+from loadgen_sdk import Attempt, Permit, Retry, Throttle, ThrottleTimeout, WrongUse, priority
 from loadgen_sdk.app.finishing import flush
 from loadgen_sdk.app.gate import FOREVER, Gate, Limits, Rate, rate
 from loadgen_sdk.app.rate_limit_headers import duration_ns, retry_after_s
@@ -614,14 +615,25 @@ def test_retries_that_mean_nothing(options: dict[str, Any]) -> None:
         Retry(**options)
 
 
+OLD_ARGUMENTS = [
+    (Throttle, "per", "each"), (Throttle, "obey", "heed_headers"), (Throttle, "longest_obeyed_s", "max_pause_s"),
+    (Throttle, "kept_by", "pacer"), (Retry, "first_s", "first_wait_s"), (Retry, "most_s", "max_wait_s"),
+]  # fmt: skip
+OLD_ATTRIBUTES = [
+    (Throttle(requests=1), "slot", "with await throttle.acquire(…)"),
+    (Throttle(requests=1), "slot_blocking", "with throttle.acquire_blocking(…)"),
+    (Retry(), "first_s", "first_wait_s"), (Retry(), "most_s", "max_wait_s"),
+    (Attempt(started=1, ended=2), "waited_ns", "waited_ms"),
+]  # fmt: skip
+
+
 def test_an_old_name_says_the_new_one() -> None:
-    for old, new, make in (
-        ("per", "each", lambda: Throttle(per=())),  # type: ignore[call-arg]
-        ("most_s", "max_wait_s", lambda: Retry(most_s=4)),  # type: ignore[call-arg]
-    ):
+    """Every SDK name in the table "Renamed" of CHANGELOG.md; `labels=` of a call is the package's own argument."""
+    for kind, old, new in OLD_ARGUMENTS:
         with pytest.raises(WrongUse, match=f"{old}= is called {new}= now"):
-            make()
-    with pytest.raises(AttributeError, match=r"with await throttle\.acquire"):
-        Throttle(requests=1).slot  # type: ignore[attr-defined]  # noqa: B018
-    with pytest.raises(AttributeError, match=r"has no other$"):
-        Throttle(requests=1).other  # type: ignore[attr-defined]  # noqa: B018
+            kind(**{old: 4})
+    for value, old, new in OLD_ATTRIBUTES:
+        with pytest.raises(AttributeError, match=re.escape(f"{type(value).__name__} has no {old}: write {new}")):
+            getattr(value, old)
+        with pytest.raises(AttributeError, match=r"has no other$"):
+            value.other  # noqa: B018

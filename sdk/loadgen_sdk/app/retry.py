@@ -10,10 +10,11 @@ import logging
 import random
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ..errors import WrongUse
 from ..request import Failure
-from .renamed import renamed
+from .renamed import gone, renamed
 
 log = logging.getLogger("loadgen_sdk")
 
@@ -72,6 +73,9 @@ class Retry:
         self._balance = float(reserve)
         self._random = random.Random(seed)
         self._lock = threading.Lock()
+
+    if not TYPE_CHECKING:  # a type checker knows no old names
+        __getattr__ = gone(first_s="first_wait_s", most_s="max_wait_s")
 
     def begun(self) -> None:
         """A call begins: add its share to the budget."""
