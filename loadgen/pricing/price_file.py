@@ -13,7 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from loadgen_sdk.prices import UNDATED, first_day, since
+from loadgen_sdk.prices import UNDATED, first_day, latest, per_token_offer, since
 
 from loadgen.core.errors import Code, Fault, Faults, Place, UserError
 from loadgen.core.workload.fields import Source
@@ -113,8 +113,9 @@ def parse(
         raise UserError(
             "invalid_value", f'"{target_currency}" is not a currency', "--currency", "three capital letters, like USD"
         )
-    valid = _valid_at(list(_located_prices(written)), as_of)
-    if not valid and as_of is not None and any(_located_prices(written)):
+    located = list(_located_prices(written))
+    valid = latest(located, lambda one: _identity(one[1]), lambda one: one[1].as_of, as_of)
+    if not valid and as_of is not None and located:
         hint = "an earlier price with its as_of, or a later day"
         raise UserError("no_price", f"no price in the file was valid on {as_of}", f"--as-of {as_of}", hint)
     entries, exchange_words, faults = _exchanged(written, valid, document, label, target_currency)
@@ -153,18 +154,6 @@ def _located_prices(written: WrittenPrices) -> Iterator[tuple[tuple[str, int], P
             yield (key, index), price
 
 
-def _valid_at(located: Sequence[Located], day: date | None) -> list[Located]:
-    """Of each offer its latest price, up to a day; one without a date is older than any other."""
-    latest: dict[tuple[str, ...], Located] = {}
-    for loc, price in located:
-        if day is not None and since(price.as_of) > day:
-            continue
-        before = latest.get(_identity(price))
-        if before is None or since(before[1].as_of) < since(price.as_of):
-            latest[_identity(price)] = (loc, price)
-    return [one for one in located if one in latest.values()]
-
-
 def _consistency_faults(written: WrittenPrices, document: Map, label: str, today: date) -> list[Fault]:
     """Faults that pydantic cannot see: future dates, keys that exclude each other, one offer priced twice."""
     faults: list[Fault] = []
@@ -182,9 +171,9 @@ def _consistency_faults(written: WrittenPrices, document: Map, label: str, today
             _check_rented(price, loc, report)
         if isinstance(price, (Rented, Owned)) and price.energy is not None:
             _check_energy(price, price.energy, loc, report)
-    first_of: dict[tuple[str, ...], tuple[str, int]] = {}
+    first_of: dict[tuple[object, ...], tuple[str, int]] = {}
     for loc, price in _located_prices(written):
-        first = first_of.setdefault((*_identity(price), price.as_of), loc)
+        first = first_of.setdefault((*_identity(price), since(price.as_of)), loc)
         if first != loc:
             line = locate(document, first)[0].line
             problem = f"two prices for {_identity(price)[2] or _identity(price)[1]}"
@@ -246,9 +235,8 @@ def _check_energy(price: Rented | Owned, energy: Energy, loc: tuple[str, int], r
 def _identity(price: Price) -> tuple[str, ...]:
     """The key that must be unique among prices: provider, product, region, commitment."""
     if isinstance(price, PerToken):
-        product: tuple[str, ...] = (price.model.lower(), price.url.lower())
-    else:
-        product = (price.gpu.lower(), price.shape)
+        return per_token_offer(price)
+    product = price.gpu.lower(), price.shape
     return (price.provider.lower(), *product, price.region.lower(), price.commitment.lower())
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Literal
 
-from loadgen_sdk.prices import UNDATED, first_day, fresh_price
+from loadgen_sdk.prices import UNDATED, first_day
 from pydantic import AfterValidator, BeforeValidator, Field, Strict, WithJsonSchema
 
 from loadgen.core.errors import UserError, meant
@@ -177,13 +177,13 @@ class PerToken(_Priced):
     per_million_input: Amount
     per_million_output: Amount
     per_million_cached: Amount | None = None  # prompt tokens from the provider's prefix cache
-    per_million_cache_write: Amount | None = None  # with it, all prompt tokens that did not come from it
+    per_million_cache_write: Amount | None = None  # those written to it; nobody says: all others
 
     @property
-    def per_million(self) -> tuple[Decimal, Decimal, Decimal]:
-        """Of input, cached input and output tokens, as `token_costs` takes them; without a cached price 0."""
-        fresh = fresh_price(self.per_million_input, self.per_million_cache_write)
-        return fresh, self.per_million_cached or Decimal(0), self.per_million_output
+    def per_million(self) -> tuple[Decimal, Decimal, Decimal, Decimal]:
+        """As `token_costs` takes them. Not priced: writing to the cache as plain input, reading from it 0."""
+        write = self.per_million_cache_write or self.per_million_input
+        return self.per_million_input, write, self.per_million_cached or Decimal(0), self.per_million_output
 
 
 Price = Rented | Owned | PerToken

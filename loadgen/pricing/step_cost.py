@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 
-from loadgen_sdk.prices import token_costs
-
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.parts import StepSummary
 from loadgen.pricing.prices import PerToken, Price, Prices, find
-from loadgen.pricing.unit_cost import HOUR_S, TASK, Offer, StepCost, fresh_costs, hourly, machines
+from loadgen.pricing.unit_cost import HOUR_S, TASK, Offer, StepCost, costs_by_token, hourly, machines
 
 
 def with_steps(offer: Offer, prices: Prices) -> Offer:
@@ -58,9 +56,8 @@ def _by_token(price: PerToken, steps: Sequence[StepSummary]) -> Decimal:
 
     cached = total("cached") if price.per_million_cached is not None else Decimal(0)
     told = all(step.tokens.cache_written is not None for step in steps)
-    fresh = fresh_costs(price, total("input", "failed_input") - cached, total("cache_written") if told else None)
-    others = token_costs((Decimal(0), cached, total("output", "failed_output")), price.per_million)
-    return sum(others, sum(fresh.values(), Decimal(0)))
+    fresh, written = total("input", "failed_input") - cached, total("cache_written") if told else None
+    return sum(costs_by_token(price, fresh, written, cached, total("output", "failed_output")).values(), Decimal(0))
 
 
 def _by_the_hour(price: Price, gpus: int | None, tasks_per_s: Decimal | None) -> StepCost:

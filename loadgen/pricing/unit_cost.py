@@ -328,12 +328,8 @@ def cost(
         return None
     amounts: dict[str, Decimal] = {}
     if isinstance(price, PerToken):
-        tokens = (basis.input_tokens, basis.cached_tokens, basis.output_tokens)
-        _, cached, answer = token_costs(tokens, price.per_million)
-        fresh = fresh_costs(price, basis.input_tokens, basis.written_tokens)
-        amounts = {part: amount / count for part, amount in fresh.items()} | {ANSWER: answer / count}
-        if basis.cached_tokens and price.per_million_cached is not None:
-            amounts[CACHED] = cached / count
+        tokens = basis.input_tokens, basis.written_tokens, basis.cached_tokens, basis.output_tokens
+        amounts = {part: amount / count for part, amount in costs_by_token(price, *tokens).items()}
     else:
         if not rate or gpus is None:
             return None
@@ -352,17 +348,19 @@ def cost(
     return Cost(parts=parts, total=by_time + by_count, low=low, high=high)
 
 
-def fresh_costs(price: PerToken, fresh: Decimal, written: Decimal | None) -> dict[str, Decimal]:
-    """What prompt tokens cost that came from no cache: those that were written to one, and the others.
+def costs_by_token(
+    price: PerToken, fresh: Decimal, written: Decimal | None, cached: Decimal, output: Decimal
+) -> dict[str, Decimal]:
+    """What the tokens cost, by part. fresh: of the prompts, those that came from no cache; cached: those that did.
 
-    written: how many of them were; None: answers do not say, and where writing has a price, all of them pay it.
+    written: how many of the fresh went into a cache; None: answers do not say, and where writing has a price, all did.
     """
-    if price.per_million_cache_write is None:
-        return {INPUT: fresh * price.per_million_input / MILLION}
-    if written is None:
-        return {WRITTEN: fresh * price.per_million_cache_write / MILLION}
-    plain = (fresh - written) * price.per_million_input
-    return {WRITTEN: written * price.per_million_cache_write / MILLION, INPUT: plain / MILLION}
+    writing, told = price.per_million_cache_write is not None, written is not None
+    into = (fresh if written is None else written) if writing else Decimal(0)
+    costs = token_costs((fresh - into, into, cached, output), price.per_million)
+    shown = not writing or told, writing, bool(cached) and price.per_million_cached is not None, True
+    parts = zip((INPUT, WRITTEN, CACHED, ANSWER), costs, shown, strict=True)
+    return {part: amount for part, amount, is_shown in parts if is_shown}
 
 
 def _rounded(amount: Decimal) -> Decimal:

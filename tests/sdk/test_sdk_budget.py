@@ -27,11 +27,11 @@ from loadgen_sdk import (
 )
 from loadgen_sdk.app.budget import FileLedger, Ledger, MemoryLedger, RedisLedger, Sum
 from loadgen_sdk.app.finishing import flush
-from loadgen_sdk.prices import token_costs
 from refusals import refused
 
 from loadgen.pricing.price_file import load_prices
 from loadgen.pricing.prices import PerToken
+from loadgen.pricing.unit_cost import costs_by_token
 
 PRICE = TokenPrice(input=1000.0, output=10_000.0)  # CHAT has 9 and 3 tokens: 0.039
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
@@ -120,6 +120,46 @@ def test_what_the_server_refuses_costs_nothing(status: str, spent: float) -> Non
     assert budget.spent == spent
 
 
+WRITES = TokenPrice(input=1000.0, output=10_000.0, cached=100.0, cache_write=1250.0)
+SAID = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
+READ, WRITTEN = {"cached_tokens": 4}, {"cached_tokens": 4, "cache_write_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("usage", "written", "spent"),
+    [
+        ({**SAID, "prompt_tokens_details": READ}, None, 0.0354),
+        ({**SAID, "prompt_tokens_details": WRITTEN}, 2, 0.0359),  # as OpenAI says it
+        ({**SAID, "prompt_tokens_details": READ, "cache_creation_input_tokens": 5}, 5, 0.03665),  # as LiteLLM does
+        ({**SAID, "prompt_tokens_details": READ, "cache_creation_input_tokens": 99}, 99, 0.03665),  # more than there is
+    ],
+)
+def test_what_usage_says_was_written_to_a_cache_pays_for_it(usage: Any, written: int | None, spent: float) -> None:
+    """All that came from no cache was billed as written, whatever the usage said."""
+    told: list[Measurement] = []
+    budget = Budget("1 USD")
+
+    async def other(url: str) -> None:
+        options: dict[str, Any] = {"model": "m", "server": "generic", "prices": WRITES, "stream": False}
+        async with Client(url, on_measurement=told.append, **options) as client:
+            await client.complete("Hello")
+
+    with serving(answer({**CHAT, "usage": usage})) as server, openai.OpenAI(base_url=server.url, api_key="k") as own:
+        instrument(own, told.append, prices=WRITES, budget=budget).chat.completions.create(**ASK)
+        asyncio.run(other(server.url))
+    assert budget.spent == pytest.approx(spent, rel=1e-9)
+    assert [(one.cost, one.cache_written_tokens) for one in told] == 2 * [(pytest.approx(spent), written)]
+
+
+def test_what_may_be_written_to_a_cache_is_booked() -> None:
+    """A prompt of 2 tokens and an answer of 3: 0.0325 where it may be written, 0.032 plain."""
+    with serving(answer(CHAT)) as server, openai.OpenAI(base_url=server.url, api_key="k") as own:
+        client = instrument(own, prices=WRITES, budget="0.0324 USD")
+        with pytest.raises(BudgetExceeded, match=r"a call of about 0\.0325 USD"):
+            client.chat.completions.create(**ASK)
+        assert not server.heard
+
+
 def test_an_answer_without_counts_costs_its_estimate() -> None:
     budget = Budget("1 USD")
     said = answer({**CHAT, "usage": None})
@@ -194,6 +234,8 @@ per_token:
 - {{model: dated, per_million_input: 2, as_of: 2026, {KEYS}}}
 - {{model: dated, per_million_input: 1, as_of: 2026-03-01, {KEYS}}}
 - {{model: dated, per_million_input: 9, as_of: undated, {KEYS}}}
+- {{model: Spelt, per_million_input: 7, as_of: 2025-01-01, {KEYS}}}
+- {{model: spelt, per_million_input: 8, as_of: 2026-01-01, {KEYS}}}
 """
 
 
@@ -209,11 +251,11 @@ def test_the_prices_of_a_file_are_those_of_the_generator(text: str, tmp_path: Pa
     for price in theirs:
         mine = ours[price.model]
         assert (mine.currency, mine.input, mine.output) == (
-            "USD", float(price.per_million[0]), float(price.per_million_output),
+            "USD", float(price.per_million_input), float(price.per_million_output),
         )  # fmt: skip
-        exact = sum(token_costs((Decimal(900), Decimal(100), Decimal(50)), price.per_million), Decimal(0))
+        exact = costs_by_token(price, Decimal(900), Decimal(300), Decimal(100), Decimal(50))
         if price.per_million_cached is not None:
-            assert mine.cost(1000, 50, 100) == pytest.approx(float(exact), rel=1e-12)
+            assert mine.cost(1000, 50, 100, 300) == pytest.approx(float(sum(exact.values())), rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +265,11 @@ def test_the_prices_of_a_file_are_those_of_the_generator(text: str, tmp_path: Pa
         ("currency: USD\n", "missing_option"),
         ("per_token: 3\n", "invalid_value"),
         ("per_token:\n" + 2 * "- {model: m, per_million_input: 1, per_million_output: 2}\n", "conflict"),
+        (
+            "per_token:\n- {model: m, per_million_input: 1, per_million_output: 2, url: a, as_of: 2025}\n"
+            "- {model: m, per_million_input: 1, per_million_output: 2, url: b, as_of: 2026}\n",
+            "conflict",  # two offers, of which a later price of one says nothing of the other
+        ),
     ],
 )
 def test_what_is_no_price_file(text: str | None, code: str, tmp_path: Path) -> None:

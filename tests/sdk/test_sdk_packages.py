@@ -18,7 +18,7 @@ from canned import CHAT, CHAT_EVENTS, COMPLETION, answer, events, serving
 from loadgen_sdk import Measurement, Retry, Throttle, TokenPrice, WrongUse, auto, instrument, labelled, measurement_of
 from refusals import refused
 
-USAGE = {"input_tokens": 5, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 0, "output_tokens": 1}
+USAGE = {"input_tokens": 3, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 2, "output_tokens": 1}
 MESSAGE = {
     "id": "msg_1", "type": "message", "role": "assistant", "model": "claude-x", "stop_reason": "tool_use",
     "stop_sequence": None, "usage": {**USAGE, "output_tokens": 7},
@@ -80,8 +80,10 @@ def client(anthropic: ModuleType, url: str, **options: Any) -> Any:
 def check_message(measured: Measurement, *, streamed: bool) -> None:
     assert (measured.api, measured.status, measured.streamed) == ("messages", "ok", streamed)
     assert (measured.input_tokens, measured.cached_tokens, measured.output_tokens) == (9, 4, 7)
+    assert measured.cache_written_tokens == 2
     assert (measured.finish_reason, measured.response_id, measured.request_id) == ("tool_use", "msg_1", "req-1")
-    assert (measured.model, measured.response_model) == ("claude-x", "claude-x") and measured.cost == 23e-6
+    assert (measured.model, measured.response_model) == ("claude-x", "claude-x")
+    assert measured.cost == pytest.approx(24e-6)
     assert measured.parameters == {"max_tokens": 50}
     assert measured.content is not None and measured.content.output == "Let me see."
     call = {"id": "t-1", "name": "look", "arguments": '{"at": 1}'}
@@ -91,7 +93,7 @@ def check_message(measured: Measurement, *, streamed: bool) -> None:
 def test_messages_of_anthropic(anthropic: ModuleType) -> None:
     told: list[Measurement] = []
     throttle = Throttle(requests="9/s")
-    options: dict[str, Any] = {"prices": TokenPrice(1, 2), "keep_content": True, "throttle": throttle}
+    options: dict[str, Any] = {"prices": TokenPrice(1, 2, cache_write=1.5), "keep_content": True, "throttle": throttle}
     with serving(answer(MESSAGE, **HEADERS)) as server:
         own = instrument(client(anthropic, server.url), told.append, **options)
         whole = own.messages.create(**ASKED, loadgen_labels={"feature": "look"})
@@ -105,7 +107,7 @@ def test_messages_of_anthropic(anthropic: ModuleType) -> None:
 @pytest.mark.parametrize("helper", [False, True])
 def test_streams_of_anthropic(anthropic: ModuleType, helper: bool) -> None:
     told: list[Measurement] = []
-    options: dict[str, Any] = {"prices": TokenPrice(1, 2), "keep_content": True}
+    options: dict[str, Any] = {"prices": TokenPrice(1, 2, cache_write=1.5), "keep_content": True}
     with serving(events(*MESSAGE_EVENTS, done=False, request_id="req-1")) as server:
         own = instrument(client(anthropic, server.url), told.append, **options)
         if helper:
@@ -126,7 +128,7 @@ def test_async_streams_of_anthropic_and_its_errors(anthropic: ModuleType) -> Non
     async def go(url: str) -> None:
         plain = anthropic.AsyncAnthropic(base_url=url.removesuffix("/v1"), api_key="k", max_retries=0)
         async with instrument(plain, told.append, retry=Retry(2, first_wait_s=0.001), keep_content=True,
-                              prices=TokenPrice(1, 2)) as own:  # fmt: skip
+                              prices=TokenPrice(1, 2, cache_write=1.5)) as own:  # fmt: skip
             async with own.messages.stream(**ASKED) as stream:
                 await stream.get_final_message()
             async for _ in await own.messages.create(**ASKED, stream=True):

@@ -188,11 +188,12 @@ class Call:
         return self.policy.budget is not None and self.api != "batches"
 
     def estimated_cost(self) -> float | None:
-        """What it may cost; None without a price for its model."""
+        """What it may cost: nothing comes from a cache, and all goes into one. None without a price for its model."""
         if (price := price_of(self.policy.prices, self.model)) is None:
             return None
         tokens, output = self._estimated_tokens()
-        return price.cost(tokens - output, output)
+        prompt = tokens - output
+        return max(price.cost(prompt, output), price.cost(prompt, output, written=prompt))
 
     def _settle(self, cost: float | None, failure: Failure | None) -> None:
         """What was booked becomes what it cost. Not known: 0 if it was refused or never arrived, else the estimate."""
@@ -273,7 +274,7 @@ class Call:
         if input_tokens is not None and output_tokens is not None and self.api != "batches":  # other prices, limits
             total = input_tokens + output_tokens
             if (price := price_of(policy.prices, observed.response_model or self.model, self.model)) is not None:
-                cost = price.cost(input_tokens, output_tokens, cached or 0)
+                cost = price.cost(input_tokens, output_tokens, cached or 0, usage.cache_written or 0)
         if self.permit is not None:
             self._give_back(total, output_tokens)
         self._settle(cost, failure)
@@ -296,6 +297,7 @@ class Call:
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             cached_tokens=cached,
+            cache_written_tokens=usage.cache_written,
             reasoning_tokens=usage.reasoning,
             token_source="server" if counted else "events" if streamed and instants else "",
             cost=cost,

@@ -81,6 +81,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None  # of the input tokens
+    cache_written_tokens: int | None = None  # of the input tokens, by servers that bill what goes into their cache
     reasoning_tokens: int | None = None  # of the output tokens
     token_source: Literal["server", "events", ""] = ""  # of the output count; "events": one token per event assumed
     cost: float | None = None  # in the currency of the price given; None without price or counts

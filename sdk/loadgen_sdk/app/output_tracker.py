@@ -192,7 +192,8 @@ class OutputTracker:
         if api == "messages":
             parts = [_count(getattr(usage, name, None)) for name in _MESSAGES_INPUT]
             total = None if parts[0] is None else sum(part or 0 for part in parts)
-            return Usage(input=total, output=_count(getattr(usage, "output_tokens", None)), cached=parts[1])
+            output = _count(getattr(usage, "output_tokens", None))
+            return Usage(input=total, output=output, cached=parts[1], cache_written=parts[2])
         prompt, answer, prompt_details, answer_details = _USAGE.get(api, _CHAT_USAGE)
         inputs, outputs = getattr(usage, prompt_details, None), getattr(usage, answer_details, None)
         return Usage(
@@ -200,6 +201,7 @@ class OutputTracker:
             output=0 if api == "embeddings" else _count(getattr(usage, answer, None)),
             cached=None if inputs is None else _count(getattr(inputs, "cached_tokens", None)),
             reasoning=None if outputs is None else _count(getattr(outputs, "reasoning_tokens", None)),
+            cache_written=_written(usage, inputs),
         )
 
 
@@ -208,6 +210,12 @@ _RESPONSE_USAGE = ("input_tokens", "output_tokens", "input_tokens_details", "out
 _USAGE = dict.fromkeys(("responses", "batches", "images", "transcriptions"), _RESPONSE_USAGE)
 _MESSAGES_INPUT = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _counted_batches: set[str] = set()  # whose tokens have been told: an application asks again and again
+
+
+def _written(usage: Any, inputs: Any) -> int | None:
+    """Tokens written to the server's cache: OpenAI says it of the input, gateways in front of Anthropic beside it."""
+    told = _count(getattr(inputs, "cache_write_tokens", None))
+    return _count(getattr(usage, "cache_creation_input_tokens", None)) if told is None else told
 
 
 def _count(value: Any) -> int | None:

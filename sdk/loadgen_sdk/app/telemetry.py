@@ -224,6 +224,7 @@ class OpenTelemetry:
             "gen_ai.usage.input_tokens": measurement.input_tokens,
             "gen_ai.usage.output_tokens": measurement.output_tokens,
             "gen_ai.usage.cache_read.input_tokens": measurement.cached_tokens,
+            "gen_ai.usage.cache_creation.input_tokens": measurement.cache_written_tokens,
             "gen_ai.usage.reasoning.output_tokens": measurement.reasoning_tokens,
             "gen_ai.response.time_to_first_chunk": None if first_chunk_ms is None else first_chunk_ms / 1e3,
             "http.request.resend_count": measurement.retries or None,
@@ -301,8 +302,9 @@ class Prometheus:
 
     `llm_client_requests_total{api,model,status,error}`, `llm_client_duration_seconds`, and of streams
     `llm_client_time_to_first_token_seconds`, `llm_client_time_per_output_token_seconds` (histograms by api and model),
-    `llm_client_tokens_total{api,model,type}` (input, output, cached; server's counts), `llm_client_retries_total` and
-    `llm_client_cost_total` (in the currency of your prices) by api and model. Make one per registry.
+    `llm_client_tokens_total{api,model,type}` (input, output, cached, cache_written; server's counts),
+    `llm_client_retries_total` and `llm_client_cost_total` (in the currency of your prices) by api and model. Make one
+    per registry.
     labels: names of labels of calls (see `labelled`) that become labels of every metric: those with few values.
 
     A call is counted in the background, or when the registry is read, whichever is first: what is read is exact. With
@@ -384,6 +386,7 @@ class Prometheus:
         for kind, tokens in (
             ("input", measurement.input_tokens),
             ("cached", measurement.cached_tokens),
+            ("cache_written", measurement.cache_written_tokens),
             ("output", output),
         ):
             if tokens:

@@ -46,6 +46,7 @@ class ChoiceFields(msgspec.Struct, gc=False):
 
 class CountDetails(msgspec.Struct, gc=False):
     cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
     reasoning_tokens: int | None = None
 
 
@@ -73,7 +74,11 @@ class UsageFields(msgspec.Struct, gc=False):
             output=self.output(),
             cached=None if before is None else token_count(before.cached_tokens),
             reasoning=None if after is None else token_count(after.reasoning_tokens),
-            cache_written=token_count(self.cache_creation_input_tokens),
+            cache_written=token_count(
+                self.cache_creation_input_tokens
+                if before is None or before.cache_write_tokens is None
+                else before.cache_write_tokens
+            ),
         )
 
 
