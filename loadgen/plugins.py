@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from loadgen_sdk import plugins
-from loadgen_sdk.plugins import SWITCH, Plugin, Row, UsedPlugin, differing, none, resolve, used, version_of
+from loadgen_sdk.installed import version_of
+from loadgen_sdk.plugins import SWITCH, Plugin, Row, UsedPlugin, differing, none, resolve, used
 
 from loadgen.core.errors import Fault, Faults, UserError
 

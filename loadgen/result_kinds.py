@@ -12,6 +12,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from loadgen.core.errors import UserError
 from loadgen.plugins import OpenTable, resolve
 
@@ -19,8 +21,7 @@ PAGE = "report.html"  # the page of a result, where its kind does not say otherw
 HINT = "give the folder that run, sweep, search, validate or mlperf has named"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListRow:
+class ListRow(msgspec.Struct, frozen=True, kw_only=True):
     """What a kind says of a folder for the list of results. `named`: its runs, each a name and the stored `Summary`.
 
     word: the outcome. answer: name of the run that the result stands on; "": the best of them. interval: tokens/s of a
@@ -61,8 +62,7 @@ class Remade(NamedTuple):
     damaged: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResultKind:
+class ResultKind(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of result. A function is text, `module:function`; what a kind does not have is left out.
 
     How it is known, by its folder (of other tools also by a file):

@@ -9,7 +9,6 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import replace
 from html import unescape
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +19,7 @@ import places
 import pytest
 from loadgen_sdk import plugins as sdk_plugins
 from make_rooms import ROOT
+from msgspec.structs import replace
 from plugin_packages import install
 from refusals import refused
 from said import figures, of_page

@@ -19,10 +19,11 @@ import signal
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic, monotonic_ns
 from typing import Any, NamedTuple
+
+import msgspec
 
 from loadgen.cluster.node_facts import own_facts
 from loadgen.core.execution.backends import worker
@@ -90,7 +91,7 @@ class NodeAgent:
         self._process = worker.start()
         with contextlib.suppress(OSError):  # Ray starts its processes with a niceness of 15
             os.setpriority(os.PRIO_PROCESS, self._process.pid, 0)
-        data = pickle.dumps(replace(received, folder=self._folder))
+        data = pickle.dumps(msgspec.structs.replace(received, folder=self._folder))
         threading.Thread(target=self._listen, args=(data, i, workers), daemon=True).start()
         self._watch_task = asyncio.create_task(self._watch())
         self._called_at = monotonic()

@@ -7,8 +7,9 @@ Values only. Every cell and every sentence is words already: no figure is comput
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from loadgen.core import format
 from loadgen.present.page import Bar, Chart, Number
@@ -17,8 +18,7 @@ Kind = Literal["", "good", "bad", "warn", "soft"]
 """How words are coloured, on a page and on a terminal that has colours; "soft": a legend."""
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(msgspec.Struct, frozen=True):
     """A paragraph. `large`: it is an answer."""
 
     words: str
@@ -26,23 +26,20 @@ class Said:
     large: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Bullets:
+class Bullets(msgspec.Struct, frozen=True):
     """Sentences, one under the other. "warn": each speaks against a figure."""
 
     sentences: Sequence[str]
     kind: Literal["", "warn"] = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True):
     """Short facts by name; what is empty is left out."""
 
     rows: Sequence[tuple[str, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(msgspec.Struct, frozen=True):
     """Rows of cells under a head; nothing without rows.
 
     left: columns that begin with words, the others are figures. kind: "remarks", the last column is a sentence;
@@ -59,37 +56,32 @@ class Table:
     shades: Sequence[Sequence[float]] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Quoted:
+class Quoted(msgspec.Struct, frozen=True):
     """Lines of somebody else, or of a file, letter by letter."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
+class Links(msgspec.Struct, frozen=True):
     """Words, and behind them names that lead to files beside the page. Text and Markdown leave it out, as the next."""
 
     words: str
     rows: Sequence[tuple[str, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Signatures:
+class Signatures(msgspec.Struct, frozen=True):
     """A line to sign on for each party, by its name where it is known."""
 
     names: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Tiles:
+class Tiles(msgspec.Struct, frozen=True):
     """The few numbers to see first, drawn large on a page. They stand in another part too: text leaves these out."""
 
     numbers: Sequence[Number]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bars:
+class Bars(msgspec.Struct, frozen=True, kw_only=True):
     """Horizontal bars on one scale, as `page.Page.bars` takes them, under a title. Only a page draws them."""
 
     rows: Sequence[Bar]
@@ -101,8 +93,7 @@ class Bars:
     legend: Mapping[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Charts:
+class Charts(msgspec.Struct, frozen=True):
     """Charts beside each other. Only a page draws them: what they show stands in a table, or on a page alone."""
 
     charts: Sequence[Chart]
@@ -112,8 +103,7 @@ Part = str | Said | Bullets | Facts | Table | Quoted | Links | Signatures | Tile
 """A part of a section, from top to bottom; a `str` is a paragraph."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class Section(msgspec.Struct, frozen=True, kw_only=True):
     """A head and the parts below it; where the parts are empty the head is left out too. Made by `section`.
 
     small: it belongs to the section before. folded: a page shows it when asked, under its head or these
@@ -147,8 +137,7 @@ PageOnly = Callable[[], Iterable[Section]]
 """Sections that only a page has, and that take work to make: they are made when a page is written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Warned:
+class Warned(msgspec.Struct, frozen=True):
     """What a reader has to know before any figure: SIMULATED, INVALID, and what that means here."""
 
     word: str
@@ -156,8 +145,7 @@ class Warned:
     kind: Literal["good", "bad", "warn"] = "warn"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(msgspec.Struct, frozen=True, kw_only=True):
     """One answer: what has to be known first, the answer itself, and the sections below it.
 
     title: of page and Markdown, and of a text that does not begin with its answer. answer_last: a text says it at its

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,7 +69,7 @@ def report(found: StoredTrials) -> Report:
         added = [one for addition in found.additions for one in addition.sections]
         sections = [*so_far.sections, *added, section("Go on with", Quoted(go_on))]
         warned = [*so_far.warned, *(one for addition in found.additions for one in addition.warned)]
-        return replace(so_far, warned=warned, answer=[none, *so_far.answer], sections=sections)
+        return msgspec.structs.replace(so_far, warned=warned, answer=[none, *so_far.answer], sections=sections)
     held = runs.capacity_in(found.folder)
     return search_report.report(
         found.search,

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 
 from loadgen.commands import COMMANDS
+from loadgen.plugins import version_of
 
 WHAT = "Measure what users of an LLM endpoint feel: TTFT, TPOT, ITL, E2E, throughput and goodput under load."
 VERSION = "Print the version and leave."
@@ -35,9 +36,7 @@ def first_words(line: str) -> list[str]:
 
 def version() -> str:
     """What `--version` prints."""
-    from importlib import metadata
-
-    return f"loadgen {metadata.version('loadgen')}"
+    return f"loadgen {version_of('loadgen')}"
 
 
 def _lines(width: int) -> Iterator[str]:

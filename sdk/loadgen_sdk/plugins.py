@@ -16,13 +16,17 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from importlib import import_module
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
+from . import installed
 from .errors import ClientError, WrongUse
+from .installed import version_of
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 SWITCH = "LOADGEN_PLUGINS"  # 0: none is looked for
 _WANTED: ContextVar[bool] = ContextVar("wanted", default=True)
@@ -83,14 +87,6 @@ _USED: dict[UsedPlugin, None] = {}
 def used() -> tuple[UsedPlugin, ...]:
     """The rows of other packages that this process has used so far, in the order of their tables and names."""
     return tuple(sorted(_USED))
-
-
-def version_of(package: str) -> str:
-    """The version of a package on this host; "none" where it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
 
 
 def differing(wanted: Sequence[UsedPlugin]) -> list[str]:
@@ -165,14 +161,14 @@ class OpenTable(Generic[R]):
             stored = {}
         stored = stored if isinstance(stored, dict) else {}
         kept = stored.get(key)
-        if isinstance(kept, dict) and kept.get("state") == _packages_state():
+        if isinstance(kept, dict) and kept.get("state") == list(installed.state()):
             return tuple(tuple(row) for row in kept["rows"])
         rows = [[str(getattr(row, field)) for field in fields] for row in self.others()]
-        kept = {**stored, key: {"state": _packages_state(), "rows": rows}}  # an import may leave a __pycache__
+        told = {"state": installed.state(), "rows": rows}  # anew: an import may leave a __pycache__
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
             beside = file.with_name(f"{file.name}.{os.getpid()}")
-            beside.write_text(json.dumps(kept), "utf-8")
+            beside.write_text(json.dumps({**stored, key: told}), "utf-8")
             beside.replace(file)
         return tuple(tuple(row) for row in rows)
 
@@ -192,7 +188,7 @@ class OpenTable(Generic[R]):
     def _plugins(self) -> tuple[Plugin[R], ...]:
         """Looked for once; each fault is told on stderr then."""
         found: list[Plugin[R]] = []
-        for point in sorted(entry_points(group=self.group), key=lambda point: (_package(point), point.name)):
+        for point in sorted(installed.entry_points(self.group), key=lambda point: (_package(point), point.name)):
             taken = {*self.names(foreign=False), *(plugin.name for plugin in found)}
             plugin = self._loaded(point, taken)
             if plugin.fault:
@@ -230,15 +226,6 @@ def _words(error: BaseException) -> str:
 
 def _cache_file() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "loadgen" / "plugins.json"
-
-
-def _packages_state() -> list[str]:
-    """What changes when a package comes or goes: the folders that are looked through, with their times."""
-    state = [sys.version]
-    for folder in sys.path:
-        with suppress(OSError):
-            state.append(f"{folder} {os.stat(folder or '.').st_mtime_ns}")
-    return state
 
 
 class _Watch:

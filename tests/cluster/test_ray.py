@@ -243,7 +243,7 @@ def test_a_loopback_address_is_another_server_on_another_machine(
     run.execute(workload(tmp_path, concurrency="1", num_requests="1"), settings, (hear,))
     job = planned[0].job
     found = msgspec.structs.replace(job.found[0], target=Target.parse(url))
-    job = replace(job, simulated=simulated, found=(found,))
+    job = msgspec.structs.replace(job, simulated=simulated, found=(found,))
     here = node_facts.own_facts([])
     nodes = [("a", here), ("b", here._replace(loopback="another machine"))]
     assert node_facts.elsewhere(here, nodes[:1]) == []

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 from loadgen_sdk import compiled
 from loadgen_sdk.dialects.quirks import VALUES, Api
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.transport.wire import Tls
+from msgspec import structs
 
 from loadgen import backends, plugins
 from loadgen.backends import BackendRow
@@ -71,8 +73,7 @@ class Endpoint:
             return "--url"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes and waits of a run that a user never has to set."""
 
     most_ahead: int = 100_000  # requests of a load, up to which all bodies are built before it starts
@@ -129,7 +130,7 @@ class Settings:
     command: tuple[str, ...] = ()
     leave_out_first_round: bool = False  # the first request of each lane is not measured, also with a count
     embedded: dict[str, Any] | None = None  # options of the embedded endpoint; None: a whole machine, by its model
-    tuning: Tuning = Tuning()
+    tuning: Tuning = field(default_factory=Tuning)
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -180,8 +181,7 @@ class Settings:
         return replace(only, stream=False, extra_body=None) if api in VALUES else only
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(msgspec.Struct, frozen=True, kw_only=True):
     """All that a worker needs to make the plan again. Sent to worker processes as a pickle on their standard input."""
 
     workload: Workload  # with the start of every lane decided
@@ -196,8 +196,7 @@ class Job:
     plugins: tuple[UsedPlugin, ...] = ()  # rows of other packages that its maker has used
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What a job sends, and when. Made once in a process: by `prepare`, and in each worker by `build_plan`.
 
     `steering`: of a load that is decided while it goes; the timetable is then that of its first step.
@@ -251,18 +250,19 @@ def prepare(
         folder=folder, run_id=folder.name, simulated=simulated, known=known, plugins=plugins.used(),
     )  # fmt: skip
     plan = build_plan(job)
-    plan = replace(plan, too_long=too_long(plan.requests, plan.timetable.slots, shortest(found)))
+    plan = structs.replace(plan, too_long=too_long(plan.requests, plan.timetable.slots, shortest(found)))
     answer = answer or lane_start.by_probe(found[0].first_ms, found[0].token_ms)
     started, begins = lane_start.resolve(workload, plan.requests, answer, leave_out=settings.leave_out_first_round)
     if started.stages != workload.stages:
-        plan = replace(plan, job=replace(job, workload=started), timetable=arrivals.build(started, seed))
+        job = structs.replace(job, workload=started)
+        plan = structs.replace(plan, job=job, timetable=arrivals.build(started, seed))
     if not settings.workers:
         own_cores = max(1, resource_limits.cpus() - simulated) if cores is None else cores
         most = workers(plan.timetable, plan.requests, workload.max_in_flight, own_cores)
         settings = replace(settings, workers=most)
-        plan = replace(plan, job=replace(plan.job, settings=settings))
+        plan = structs.replace(plan, job=structs.replace(plan.job, settings=settings))
     _check_limits(plan, here=cores is None)
-    return replace(plan, steering=steering), begins
+    return structs.replace(plan, steering=steering), begins
 
 
 def workers(timetable: Schedule, requests: Prompts, max_in_flight: int | None, cores: int) -> int:

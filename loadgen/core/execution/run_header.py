@@ -12,18 +12,18 @@ import platform
 import socket
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from loadgen_sdk.installed import NOT_INSTALLED, version_of
 from loadgen_sdk.probe.probe import ProbeResult
+from msgspec.structs import replace
 
 from loadgen import plugins
 from loadgen.core import format, seeds
 from loadgen.core.errors import Fault
-from loadgen.core.execution import backend, resource_limits, system_file
+from loadgen.core.execution import backend, resource_limits
 from loadgen.core.execution.context import too_long
 from loadgen.core.execution.lane_start import Begin, by_probe, mean_lengths
 from loadgen.core.execution.plan import Endpoint, Job, Plan, Settings
@@ -274,15 +274,15 @@ def _undisclosed(plan: Plan) -> dict[str, manifest.ReasonCode]:
     metadata = dict(plan.job.settings.metadata)
     if not any(key.startswith(format.SYSTEM) for key in metadata):
         return {}
+    from loadgen.core.execution import system_file  # many models, for those who have such a file
+
     missing = system_file.missing(metadata, _targets(plan)[0])
     return reasons.coded("undisclosed", {"missing": missing} if missing else None)
 
 
 def version() -> str:
-    try:
-        return metadata.version("loadgen")
-    except metadata.PackageNotFoundError:
-        return "unknown"
+    found = version_of("loadgen")
+    return found if found != NOT_INSTALLED else "unknown"
 
 
 def _host(hot_path: str) -> manifest.Host:
@@ -304,7 +304,7 @@ def _host(hot_path: str) -> manifest.Host:
         cpus=resource_limits.cpus(),
         memory_bytes=memory,
         clock=clock,
-        versions={name: metadata.version(name) for name in names},
+        versions={name: version_of(name) for name in names},
         hot_path=hot_path,
     )
 

@@ -156,7 +156,7 @@ def _groups(requests: JoinedColumns, header: Header) -> Iterator[tuple[str, str,
         for number, plan in enumerate(header.classes):
             yield "class", plan.name, drawn == number
     known = tokens[tokens >= 0]
-    edges = np.unique(np.quantile(known, CLASSES, method="lower")).astype(int).tolist() if len(known) else []
+    edges = sorted(set(np.quantile(known, CLASSES, method="lower").tolist())) if len(known) else []
     low = -1
     edges = [edge for edge in edges if edge < known.max()]
     for high in [*edges, None] if edges else ():  # all prompts of one length are no classes

@@ -14,10 +14,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.core.schedule.chains import Chain, Chains, Ints
@@ -46,8 +47,7 @@ class Slot(NamedTuple, Generic[T]):
     lane: T  # -1 in open loop
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StageSpan:
+class StageSpan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One stage of the timetable: an open loop (`lanes` 0, one offset per chain) or a closed loop (`offsets` empty)."""
 
     index: int
@@ -86,8 +86,7 @@ class StageSpan:
         return self.lanes > 0 and self.chains is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Schedule:
+class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The timetable of one run, or one worker's share of it (share `part` of `parts`)."""
 
     stages: tuple[StageSpan, ...]

@@ -115,6 +115,13 @@ class Tagged(Part):
     short: ClassVar[str | None] = None
 
     @classmethod
+    def model_rebuild(cls, *, _types_namespace: Any = None, **options: Any) -> bool | None:
+        """Pydantic asks for the schema of the form without a quantity before each form with one. Nobody needs it."""
+        if _types_namespace is not None and cls.__pydantic_generic_metadata__["parameters"]:
+            return None
+        return super().model_rebuild(_types_namespace=_types_namespace, **options)
+
+    @classmethod
     def unwrap(cls, data: Any) -> Any:
         if not isinstance(data, dict) or list(data) != [cls.tag]:
             return data

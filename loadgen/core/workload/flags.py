@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 from loadgen.core import units
 from loadgen.core.errors import Fault, UserError, closest
@@ -22,8 +23,7 @@ from loadgen.core.workload.schema import (
 from loadgen.core.workload.slo_fields import stop_rule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overrides:
+class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     """What flags say: times in ns, rates per second, shares from 0 to 1; None: not given.
 
     `faults`: of the flags that could not be read, which count as not given.
@@ -41,7 +41,7 @@ class Overrides:
     grace: int | None = None
     timeout: int | None = None
     stall_timeout: int | None = None
-    terms: Mapping[str, tuple[int, float | None]] = field(default_factory=dict)  # metric → limit in ns, quantile
+    terms: Mapping[str, tuple[int, float | None]] = {}  # metric → limit in ns, quantile
     goodput_share: float | None = None
     seed: int | None = None
     schedule_seed: int | None = None
@@ -54,7 +54,7 @@ class Overrides:
     on_bad_row: Literal["fail", "skip"] | None = None
     trace_replay: Literal["instants", "sessions"] | None = None
     stop_when: tuple[StopRule, ...] = ()
-    limits: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, float] = {}
     faults: tuple[Fault, ...] = ()
 
 

@@ -9,9 +9,10 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from loadgen.core.errors import Faults, UserError, meant, of_reading
 from loadgen.core.units import NS_PER_S
