@@ -304,15 +304,14 @@ def _load(level: LevelVerdict) -> str:
 
 def _holds(terms: Sequence[Judgement]) -> tuple[str, bool]:
     """What most kept promises of a level hold for, which is said once below them, and whether others differ."""
-    said = Counter(
-        words for term in terms if (words := holds_words(term.horizon_s, term.looks)) and term.reason.endswith(words)
-    )
+    said = Counter(words for term in terms if (words := holds_words(term)))
     return next((words for words, _ in said.most_common(1)), ""), len(said) > 1
 
 
 def _row(term: Judgement, level_trouble: str, holds: str) -> tuple[str, ...]:
     reason = format.NONE if term.reason == level_trouble else term.reason
-    return term.verdict, term.kind, term.term, reason.removesuffix(f", {holds}") if holds else reason
+    own = "" if (words := holds_words(term)) == holds else words
+    return term.verdict, term.kind, term.term, ", ".join(filter(None, (reason, own)))
 
 
 def forecast_report(levels: Sequence[LevelForecast], simulated: str, *, asked: str | None) -> Report:
@@ -350,6 +349,6 @@ def cases(validation: Validation) -> list[Case]:
         for term in level.terms:
             failed = term.verdict == FAIL and term.kind == "must"
             outcome: Outcome = "passed" if term.verdict == PASS else "failed" if failed else "skipped"
-            message = f"{term.verdict}: {term.reason}"
+            message = ", ".join(filter(None, (f"{term.verdict}: {term.reason}", holds_words(term))))
             test_cases.append(Case(group=level.name, name=f"{term.kind} {term.term}", outcome=outcome, text=message))
     return test_cases

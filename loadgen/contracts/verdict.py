@@ -415,12 +415,12 @@ def _apart_trouble(level: ContractLevel, runs: Sequence[RecordedRun]) -> str:
     return ""
 
 
-def holds_words(horizon_s: float | None, looks: float | None) -> str:
-    """What a verdict holds for: `for what comes back within 2 min 40 s; the load is worth 55 independent samples`."""
-    if horizon_s is None:
+def holds_words(term: Judgement) -> str:
+    """What a kept promise holds for: `for what comes back within 10 min; the load is worth 55 independent samples`."""
+    if term.code != "kept" or term.horizon_s is None:
         return ""
-    worth = "" if looks is None else f"; the load is worth {looks:,.0f} independent samples"
-    return f"for what comes back within {format.duration(horizon_s)}{worth}"
+    worth = "" if term.looks is None else f"; the load is worth {term.looks:,} independent samples"
+    return f"for what comes back within {format.duration(term.horizon_s)}{worth}"
 
 
 def _cache_trouble(level: ContractLevel, run: RecordedRun) -> str:
@@ -491,9 +491,7 @@ def _compare_with_limit(term: Promise, evaluated: Held, confidence: float) -> tu
     measured = f"{value} ({_interval_words(bounds, unit)} at {confidence * 100:g} %{part})"
     promise = f"the promise of {'at most' if term.is_at_most else 'at least'} {figure(limit, unit)}"
     if bounds.high <= limit if term.is_at_most else bounds.low >= limit:
-        horizon_s = intervals.recurrence(evaluated.length_s, confidence) if evaluated.length_s else None
-        holds = [f"{measured} keeps {promise}", holds_words(horizon_s, evaluated.looks)]
-        return "PASS", "kept", ", ".join(filter(None, holds)), 0.0
+        return "PASS", "kept", f"{measured} keeps {promise}", 0.0
     if bounds.low > limit if term.is_at_most else bounds.high < limit:
         return "FAIL", "broken", f"{measured} breaks {promise}", 0.0
     if evaluated.caveat:

@@ -39,7 +39,7 @@ def _amount(part: str, where: str, kind: Kind) -> float:
     number = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)(/s)?", part)
     whole = kind == "concurrency"
     if number is None or float(number[1]) <= 0 or (whole and (number[2] or "." in number[1])):
-        known = "whole numbers from 1" if whole else "requests per second, above 0"
+        known = "whole numbers from 1: 1,2,4,8 or 1,2,4,...,64" if whole else "requests per second, above 0"
         raise UserError("invalid_value", f'"{part}" is no level', where, known)
     return float(number[1])
 

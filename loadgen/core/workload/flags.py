@@ -130,7 +130,8 @@ def levels(text: str) -> tuple[int, ...]:
 def _count(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
     def parse_count(text: str) -> int:
         if not re.fullmatch(r"[0-9]{1,12}", text) or int(text) < minimum:
-            raise units.Wrong("invalid_value", "is not a number of that kind", f"a whole number, {minimum} or more")
+            hint = f"a whole number, {minimum} or more, in digits: 8000, not 8k"
+            raise units.Wrong("invalid_value", "is not a number of that kind", hint)
         if maximum is not None and int(text) > maximum:
             raise units.Wrong("out_of_range", "is too many", f"a whole number from {minimum} to {maximum:,}")
         return int(text)
@@ -205,10 +206,10 @@ def _term(text: str, bare: str | None) -> tuple[str, Any, float | None]:
     if metric == "goodput":
         return metric, units.share(limit_text), None
     if metric not in metrics():
-        similar = closest(name, (*metrics(), *METRIC_ALIASES, "goodput"))
-        raise units.Wrong(
-            "unknown_name", f'names no metric: "{name}"', (f'did you mean "{similar}"? ' if similar else "") + known
-        )
+        at = re.search(r"[._-]?(p[0-9]+)[._-]?", name)  # p95_ttft, ttft.p95
+        similar = closest(name.replace(at[0], "") if at else name, (*metrics(), *METRIC_ALIASES, "goodput"))
+        meant = f'did you mean "{similar}:{limit_text}{f":{at[1]}" if at else ""}"? ' if similar else ""
+        raise units.Wrong("unknown_name", f'names no metric: "{name}"', meant + known)
     limit, colon, quantile_text = limit_text.partition(":")
     quantile = units.quantile(quantile_text) if colon else None
     ns = units.duration_ns(limit, bare)

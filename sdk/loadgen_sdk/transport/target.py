@@ -63,7 +63,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
             )
         scheme, colon, _ = url.partition("://")
         if not colon:
-            raise TargetUnusable("invalid_url", f"{shown_url!r} has no scheme", "begin it with http:// or https://")
+            like = f": http://{url}" if shown_url == url else ""
+            hint = f"begin it with http:// or https://{like}"
+            raise TargetUnusable("invalid_url", f"{shown_url!r} has no scheme", hint)
         if scheme.lower() not in ("http", "https"):
             scheme_text = f"scheme {scheme!r}" if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]{0,15}", scheme) else "scheme"
             hint = "use http:// or https://"
