@@ -39,7 +39,13 @@ def compare(
         typer.Option("--save", metavar="NAME", help="Keep one result by this name; nothing is compared."),
     ] = None,
     against: Annotated[
-        str | None, typer.Option("--against", metavar="NAME", help="The base is the result that is kept by this name.")
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="NAME",
+            help="The base is the result that is kept by this name.",
+            autocompletion=completion.kept,
+        ),
     ] = None,
     kept: Annotated[
         Path, typer.Option("--in", metavar="FOLDER", help="Where results are kept by name: commit it.")

@@ -12,6 +12,7 @@ import typer
 from loadgen.answers.command import tell
 from loadgen.core.errors import INTERRUPTED, UNSOUND, Fault, Faults, UserError, collecting
 from loadgen.search.command import RunSpread, Sustain, longer, perform, spread_of_runs
+from loadgen.shell import completion
 from loadgen.shell.help import Command, in_order
 from loadgen.shell.options import OF_THE_LOAD, TARGET, Given, new_folder, takes
 from loadgen.shell.output import print_answer, print_report, say
@@ -26,13 +27,24 @@ if TYPE_CHECKING:
 AsJson = Annotated[bool, typer.Option("--json", help="Print mlperf.json instead of the report.")]
 
 
+def _benchmarks() -> list[str]:
+    from loadgen.mlperf.rules import rules
+
+    return list(rules().benchmarks)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Common:
     """The options that the tests share."""
 
     benchmark: Annotated[
         str | None,
-        typer.Option("--benchmark", "-b", help="llama2-70b, llama3.1-8b, ... (see docs/mlperf.md)."),
+        typer.Option(
+            "--benchmark",
+            "-b",
+            help="llama2-70b, llama3.1-8b, ... (see docs/mlperf.md).",
+            autocompletion=completion.among(_benchmarks),
+        ),
     ] = None
     round_name: Annotated[
         str | None, typer.Option("--round", help="Of the rules: its limits and seeds. v5.1, v6.1.")

@@ -24,11 +24,16 @@ if TYPE_CHECKING:
 FILES = ", ".join(row.name for row in FORMATS.own if row.write)
 _KINDS = ", ".join(KINDS)
 TRACKERS = " or ".join(row.name for row in FORMATS.own if row.send)
+FORM = typer.Option(
+    "--as",
+    help=f"{FILES}; {TRACKERS}: into that tracker.",
+    autocompletion=completion.among(lambda: (row.name for row in FORMATS.own if row.write or row.send)),
+)
 
 
 def export(
     folder: Annotated[Path | None, typer.Argument(help="Folder of a run.", autocompletion=completion.results)] = None,
-    form: Annotated[str | None, typer.Option("--as", help=f"{FILES}; {TRACKERS}: into that tracker.")] = None,
+    form: Annotated[str | None, FORM] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -40,7 +45,11 @@ def export(
     ] = None,
     schema: Annotated[
         str | None,
-        typer.Option("--schema", help=f"In place of a run: the JSON Schema of a file that you write: {_KINDS}."),
+        typer.Option(
+            "--schema",
+            help=f"In place of a run: the JSON Schema of a file that you write: {_KINDS}.",
+            autocompletion=completion.among(lambda: KINDS),
+        ),
     ] = None,
 ) -> int:
     """Write a run in another tool's format, under that tool's definitions; csv: one line per request. mlflow and wandb

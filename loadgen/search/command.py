@@ -14,6 +14,7 @@ import typer
 from loadgen.core import format, units
 from loadgen.core.errors import Fault, Faults, TargetError, UserError, collecting
 from loadgen.runs.builds import Github, Junit, kept_by_build
+from loadgen.shell import completion
 from loadgen.shell.options import DryRun, Given, OneWorkload, Strict, new_folder, takes
 from loadgen.shell.output import print_report, say
 from loadgen.shell.run_options import share_of, typed
@@ -65,7 +66,14 @@ def search(
     percentile: Annotated[
         str | None, typer.Option("--percentile", help="Of every --slo term that names none: 99, 95, 99.9.")
     ] = None,
-    over: Annotated[str, typer.Option("--over", help="rate (open loop), or concurrency (closed loop).")] = "rate",
+    over: Annotated[
+        str,
+        typer.Option(
+            "--over",
+            help="rate (open loop), or concurrency (closed loop).",
+            autocompletion=completion.among(lambda: ("rate", "concurrency")),
+        ),
+    ] = "rate",
     low: Annotated[float | None, typer.Option("--low", min=0, help="Not below this load.")] = None,
     high: Annotated[float | None, typer.Option("--high", min=0, help="Not above this load.")] = None,
     start: Annotated[float | None, typer.Option("--start", min=0, help="First load, without --low and --high.")] = None,

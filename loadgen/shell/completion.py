@@ -5,9 +5,10 @@ Reads names of files and folders, and imports nothing of a run. Each takes what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+SIGNS = {":", "="}  # at which bash takes words apart
 PACKAGE = Path(__file__).parent.parent
 
 
@@ -23,8 +24,12 @@ def contracts(incomplete: str) -> list[str]:
 
 def targets(incomplete: str) -> list[str]:
     """The simulated endpoints; nothing can be listed of others."""
-    presets = (f"sim:{path.stem}" for path in sorted((PACKAGE / "sim" / "presets").glob("*.yaml")))
-    return _beginning([*presets, "http://", "https://"], incomplete)
+    return _beginning([*(f"sim:{preset}" for preset in presets()), "http://", "https://"], incomplete)
+
+
+def presets() -> list[str]:
+    """The simulated machines."""
+    return sorted(path.stem for path in (PACKAGE / "sim" / "presets").glob("*.yaml"))
 
 
 def servers(incomplete: str) -> list[str]:
@@ -49,6 +54,38 @@ def results(incomplete: str) -> list[str]:
 def capacities(incomplete: str) -> list[str]:
     """What carries a load: simulated endpoints, and folders of results."""
     return [*(name for name in targets(incomplete) if name.startswith("sim:")), *results(incomplete)]
+
+
+def kept(incomplete: str) -> list[str]:
+    """Results that `compare --save` has kept, where they are kept unless `--in` says otherwise."""
+    return _beginning(sorted(path.name for path in Path("baselines").glob("*/")), incomplete)
+
+
+def among(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """What offers the names of a list, which is made when it is asked for."""
+
+    def offered(incomplete: str) -> list[str]:
+        return _beginning(names(), incomplete)
+
+    return offered
+
+
+def as_typed(line: str, at: int) -> tuple[list[str], int, str]:
+    """The words of a line that bash has taken apart at `:` and `=`, whole again; `at` is the word with the cursor.
+
+    Gives the words, which of them has the cursor, and what of it bash keeps: all up to its last such sign.
+    """
+    words, whole, place = line.split(), list[str](), None
+    for i, word in enumerate(words):
+        if whole and (word in SIGNS or words[i - 1] in SIGNS):
+            whole[-1] += word
+        else:
+            whole.append(word)
+        place = len(whole) - 1 if i == at else place
+    if place is None:  # a word that is still empty
+        return whole, len(whole), ""
+    taken_apart = words[at] in SIGNS or words[at - 1] in SIGNS
+    return whole, place, whole[place][: max(map(whole[place].rfind, SIGNS)) + 1] if taken_apart else ""
 
 
 def _packaged(kind: str) -> list[str]:

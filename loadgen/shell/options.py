@@ -249,7 +249,12 @@ def _yes_or_no(value: str, where: str) -> bool:
     return value in ("yes", "true")
 
 
-_COMPLETED = {"url": completion.targets, "server": completion.servers, "slo": completion.terms}
+_COMPLETED = {
+    "url": completion.targets,
+    "server": completion.servers,
+    "slo": completion.terms,
+    "set": completion.among(lambda: (f"{name}=" for name, option in COMMAND_OPTIONS.items() if option.sets)),
+}
 
 
 def _parameter(name: str, option: Option) -> inspect.Parameter:

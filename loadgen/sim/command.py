@@ -8,7 +8,14 @@ from typing import Annotated, Literal, Optional
 import typer
 
 from loadgen.core.errors import UserError, of_reading
+from loadgen.shell import completion
 from loadgen.shell.options import takes
+
+
+def _faults() -> list[str]:
+    from loadgen.sim.server.faults import NAMES
+
+    return list(NAMES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +30,11 @@ class SimFlags:
     ] = "trtllm"
     model: Annotated[str, typer.Option(help="Name in /v1/models.")] = "sim"
     preset: Annotated[
-        str, typer.Option(help="Physical model: gb300-vm, b200x8, ... or a YAML file; replaces the flags of time.")
+        str,
+        typer.Option(
+            help="Physical model: gb300-vm, b200x8, ... or a YAML file; replaces the flags of time.",
+            autocompletion=completion.among(completion.presets),
+        ),
     ] = ""
     version: Annotated[
         str,
@@ -48,7 +59,14 @@ class SimFlags:
         float,
         typer.Option(help="Share of the words of its answers that are other ones, as of a worse model.", min=0, max=1),
     ] = 0.0
-    faults: Annotated[str, typer.Option("--fault", help="Faults and shares: truncate:0.05,http_429@2s:0.1.")] = ""
+    faults: Annotated[
+        str,
+        typer.Option(
+            "--fault",
+            help="Faults and shares: truncate:0.05,http_429@2s:0.1.",
+            autocompletion=completion.among(_faults),
+        ),
+    ] = ""
     faults_file: Annotated[str, typer.Option(help="The same as a YAML mapping from fault to share.")] = ""
     api_key_file: Annotated[str, typer.Option(help="Any other key than in this file gets 401.")] = ""
     cert: Annotated[str, typer.Option(help="Certificate (PEM); with --key: TLS.")] = ""

@@ -269,7 +269,7 @@ def test_every_option_of_the_table_takes_something_named() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("typed", "completed"),
-    [("loadgen run --pro", ["--profile", "--progress", "--prometheus"]), ("loadgen run --keep h", ["histogram"])],
+    [("loadgen run --pro", ["--profile", "--progress", "--prometheus"]), ("loadgen run --url sim : gb2", ["gb200-vm"])],
 )
 def test_the_shell_completes(typed: str, completed: list[str]) -> None:
     words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_LOADGEN_COMPLETE": "complete_bash"}
@@ -324,6 +324,22 @@ def test_keys_beside_their_part_are_one_fault(
     assert what in first and "w.yaml:1" in place and hint in last
 
 
+@pytest.mark.parametrize(
+    ("line", "at", "words"),
+    [
+        ("loadgen run --url sim : gb", 5, (["loadgen", "run", "--url", "sim:gb"], 3, "sim:")),
+        ("loadgen run --url sim :", 4, (["loadgen", "run", "--url", "sim:"], 3, "sim:")),
+        ("loadgen run --url sim : gb --set ro", 7, (["loadgen", "run", "--url", "sim:gb", "--set", "ro"], 5, "")),
+        ("loadgen run --set route = st", 5, (["loadgen", "run", "--set", "route=st"], 3, "route=")),
+        ("loadgen run --pro", 2, (["loadgen", "run", "--pro"], 2, "")),
+        ("loadgen run ", 2, (["loadgen", "run"], 2, "")),
+        ("loadgen run --url sim : gb300-vm ", 6, (["loadgen", "run", "--url", "sim:gb300-vm"], 4, "")),
+    ],
+)
+def test_words_that_bash_has_taken_apart_are_whole_again(line: str, at: int, words: object) -> None:
+    assert completion.as_typed(line, at) == words
+
+
 def test_values_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").touch()
@@ -334,6 +350,9 @@ def test_values_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "sim:gb300-vm" in completion.targets("sim:gb3") and "sim:h100x8" not in completion.targets("sim:gb3")
     assert completion.servers("vl") == ["vllm"] and completion.terms("tp") == ["tpot:"]
     assert "sim:gb300-vm" in completion.capacities("sim:gb") and completion.capacities("results/q") == ["results/qa-1/"]
+    assert completion.among(completion.presets)("gb300") == ["gb300-rack", "gb300-vm", "gb300-vm-128k"]
+    (tmp_path / "baselines" / "main").mkdir(parents=True)
+    assert completion.kept("m") == ["main"]
     assert completion.results("")[0] == "results/qa-1" and completion.results("results/q") == ["results/qa-1/"]
 
 
