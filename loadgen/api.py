@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_type_hints
 
@@ -167,6 +168,9 @@ class Result:
             raise UserError("unknown_name", f"unit={unit!r}", "Result.frame", f"give one of {', '.join(NS)}")
         stored = store.read_run(self.folder)
         table = request_table(stored.header, stored.rows, stored.texts, unit)
+        if library in ("pandas", "polars") and find_spec(library) is None:
+            hint = f'pip install {library}, or frame("pyarrow"), which is here'
+            raise UserError("not_installed", f"{library} is not installed", "Result.frame", hint, key=library)
         if library == "pandas":
             import pandas as pd  # type: ignore[import-untyped]
 

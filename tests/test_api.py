@@ -51,7 +51,7 @@ def test_a_run_and_its_folder_say_the_same(tmp_path: Path) -> None:
     assert "10 of 10 ok" in repr(result) and "TTFT" in str(result)
 
 
-def test_frames_for_notebooks(tmp_path: Path) -> None:
+def test_frames_for_notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stages = [{"arrival": {"poisson": "20/s"}, "count": 30}]
     workload = {"name": "few", "requests": {"input_tokens": 30, "output_tokens": 5}, "stages": stages}
     result = loadgen.run(workload, url="sim:h100x8", out=tmp_path / "sweep" / "c1")
@@ -66,6 +66,9 @@ def test_frames_for_notebooks(tmp_path: Path) -> None:
     assert result._repr_html_().startswith("<pre") and "TTFT" in result._repr_html_()
     with refused(loadgen.core.errors.UserError, "unknown_name"):
         result.frame(unit="h")  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "pandas", None)  # as where it is not installed
+    with refused(loadgen.core.errors.UserError, "not_installed"):
+        result.frame()
     runs = loadgen.load_runs(tmp_path / "sweep")
     assert list(runs) == ["c1"] and runs["c1"].ttft_ms == result.ttft_ms
     assert list(loadgen.load_runs(tmp_path)) == ["sweep/c1"]
