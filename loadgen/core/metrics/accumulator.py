@@ -18,16 +18,7 @@ import numpy as np
 from loadgen.core.limits import LONG_ANSWER, STALL_NS
 from loadgen.core.metrics import columns as by_column
 from loadgen.core.metrics import outcomes, tasks
-from loadgen.core.metrics.columns import (
-    FAILED,
-    OK,
-    UNDEFINED,
-    UNFINISHED,
-    Columns,
-    class_of,
-    defined,
-    step_of,
-)
+from loadgen.core.metrics.columns import FAILED, OK, UNDEFINED, UNFINISHED, Columns, class_of, defined, step_of
 from loadgen.core.metrics.drift import BLOCKS, FIRST_NS, SHOWN, BlockSamples
 from loadgen.core.metrics.tasks import TaskColumns
 from loadgen.core.metrics.windows import first_round, last_round

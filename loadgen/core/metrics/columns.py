@@ -95,18 +95,27 @@ class Columns:
             return self._kept[field]
         if not len(self):
             return np.zeros(0, ROW[field])
-        column: NDArray[np.int64] = self._rows[field]
-        column = np.ascontiguousarray(column) if self._selected_rows is None else column[self._selected_rows]
+        column = self._read(field)
+        column = column if column.strides == (0,) else np.ascontiguousarray(column)
         if self._keep_all or field in _KEPT:
             self._kept[field] = column
         return column
+
+    def _read(self, field: str, chosen: NDArray[Any] | slice = slice(None)) -> NDArray[np.int64]:
+        if self._selected_rows is None:
+            return self._rows[field][chosen]
+        selected, column = self._selected_rows[chosen], None
+        if len(selected) and (within := getattr(self._rows, "within", None)):  # a file: the groups of these rows
+            first = int(selected.min())
+            column, selected = within(field, first, int(selected.max()) + 1), selected - first
+        column = self._rows[field] if column is None else column
+        return column[selected] if column.strides != (0,) else np.broadcast_to(column[:1], len(selected))
 
     def take(self, field: str, chosen: NDArray[Any] | slice) -> NDArray[np.int64]:
         """The values of a field in some rows, by place or by mask: others are not read for them."""
         if field in self._kept or self._keep_all or isinstance(self._rows, Columns) or not len(self):
             return self[field][chosen]
-        values: NDArray[np.int64] = self._rows[field]
-        return values[chosen if self._selected_rows is None else self._selected_rows[chosen]]
+        return self._read(field, chosen)
 
     def measure(self, metric: str) -> NDArray[np.int64]:
         """A figure for every row, of any status: int64 ns, UNDEFINED where a row has no value (`loadgen.figures`)."""

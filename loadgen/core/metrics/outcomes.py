@@ -10,13 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.limits import UNFINISHED_SHARE
-from loadgen.core.metrics.columns import (
-    CANCELLED,
-    OK,
-    UNDEFINED,
-    UNFINISHED,
-    Columns,
-)
+from loadgen.core.metrics.columns import CANCELLED, OK, UNDEFINED, UNFINISHED, Columns
 from loadgen.core.slo import Slo, Term
 from loadgen.figures import FIGURES, needs, per_request
 

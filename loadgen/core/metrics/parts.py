@@ -12,21 +12,14 @@ import msgspec
 import numpy as np
 
 from loadgen.core import format
-from loadgen.core.metrics import (
-    blocks,
-    drift,
-)
+from loadgen.core.metrics import blocks, drift
 from loadgen.core.metrics.accumulator import Accumulator, Cell, CellPair
 from loadgen.core.metrics.blocks import Bytes, RequestCounts, Sessions, Tokens
 from loadgen.core.metrics.goodput import Goodput, goodput, of_classes, with_tasks
 from loadgen.core.metrics.load import Load, load
 from loadgen.core.metrics.steps import StepTime
 from loadgen.core.metrics.windows import Window, per_second
-from loadgen.core.results.manifest import (
-    ClassPlan,
-    StepPlan,
-    TargetFacts,
-)
+from loadgen.core.results.manifest import ClassPlan, StepPlan, TargetFacts
 from loadgen.core.stats.quantiles import Distribution, Histogram
 from loadgen.figures import POOLED
 

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import numpy as np
 
-from loadgen.core.limits import (
-    CACHED_SHARE,
-    COUNT_DISAGREEMENT,
-    GAP_VARIATION,
-    LENGTH_MISMATCH,
-    SHORTENED,
-)
+from loadgen.core.limits import CACHED_SHARE, COUNT_DISAGREEMENT, GAP_VARIATION, LENGTH_MISMATCH, SHORTENED
 from loadgen.core.stats.fitting import distance
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ but they import pandas wherever it is installed, which costs more than all that 
 from __future__ import annotations
 
 import contextlib
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,17 +108,23 @@ def from_parquet(files: list[Path], only: Sequence[str] | None = None) -> tuple[
 class Frame:
     """Rows in Parquet files, read one column at a time.
 
-    `frame["due_ns"]` returns the same array as rows in memory would. No column is cached, so a run of millions of rows
-    needs a fraction of the memory of its rows.
+    `frame["due_ns"]` returns the same array as rows in memory would; it may be read-only. No column is cached but for
+    groups of one value, so a run of millions of rows needs a fraction of the memory of its rows.
     """
 
     def __init__(self, files: list[Path], only: Sequence[str] | None = None) -> None:
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
+        pa.set_memory_pool(pa.system_memory_pool())  # which gives back what is no longer needed
         self._paths = files
         with self._readable(0):
             self._files = [pq.ParquetFile(file, read_dictionary=["text"]) for file in files]
-        self._length: int = sum(file.metadata.num_rows for file in self._files)
+        places = [(i, group) for i, file in enumerate(self._files) for group in range(file.num_row_groups)]
+        ends = [0, *accumulate(self._files[i].metadata.row_group(group).num_rows for i, group in places)]
+        self._groups = [*zip(places, ends, ends[1:], strict=False)]  # each with its rows among those of all files
+        self._length: int = ends[-1]
+        self._same: dict[tuple[str, int], int] = {}  # column and last row of a group -> its only value
         self._columns = set(self._files[0].schema_arrow.names if only is None else only)
         self._texts: list[str] | None = None if "text" in self._columns else []
 
@@ -130,18 +137,26 @@ class Frame:
         return self._length
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        values = np.empty(self._length, ROW[name])
+        return self.within(name, 0, self._length)
+
+    def within(self, name: str, first: int, end: int) -> NDArray[Any]:
+        """The values of a column from one row to another; what is the same in all of them has the memory of one."""
         if name not in self._columns:
-            values[:] = -1 if ROW[name].kind == "i" else 0
-            return values
-        texts: dict[str, int] = {}
-        at = 0
-        for i, file in enumerate(self._files):
-            for group in range(file.num_row_groups):
-                with self._readable(i):
-                    column = file.read_row_group(group, columns=[name]).column(0).combine_chunks()
-                values[at : at + len(column)] = _to_row_values(name, column, texts)
-                at += len(column)
+            return np.broadcast_to(np.array(-1 if ROW[name].kind == "i" else 0, ROW[name]), end - first)
+        if name == "text" and end - first < self._length:  # its codes are those of the whole column
+            return self[name][first:end]
+        groups = [one for one in self._groups if one[1] < min(end, one[2]) and one[2] > first]
+        same = {self._same.get((name, to)) for _, _, to in groups}
+        if len(same) == 1 and None not in same:
+            return np.broadcast_to(np.array(same.pop(), ROW[name]), end - first)
+        values, texts = np.empty(end - first, ROW[name]), dict[str, int]()
+        for (file, group), begin, to in groups:
+            with self._readable(file):
+                column = self._files[file].read_row_group(group, columns=[name]).column(0).combine_chunks()
+            found = _to_row_values(name, column, texts)
+            if name != "text" and (found == found[0]).all():
+                self._same[name, to] = int(found[0])
+            values[max(begin - first, 0) : to - first] = found[max(first - begin, 0) : end - begin]
         if name == "text":
             self._texts = list(texts)
         return values

@@ -19,17 +19,7 @@ from numpy.typing import NDArray
 from loadgen.core import seeds
 from loadgen.core.schedule.chains import Chains, of_requests
 from loadgen.core.schedule.timetable import RESERVED, Schedule, StageSpan
-from loadgen.core.workload import (
-    Closed,
-    Constant,
-    Gamma,
-    Poisson,
-    Ramp,
-    Replay,
-    Stage,
-    Workload,
-    trace_sessions,
-)
+from loadgen.core.workload import Closed, Constant, Gamma, Poisson, Ramp, Replay, Stage, Workload, trace_sessions
 
 Offsets = NDArray[np.int64]
 

@@ -142,21 +142,21 @@ def bucket(values_ns: NDArray[np.int64]) -> NDArray[np.int64]:
 class Values:
     """All values of a sample: exact, where a `Histogram` is within BOUND. Merging adds the values."""
 
-    __slots__ = ("_ordered", "_parts")
+    __slots__ = ("_parts", "_placed")
 
     def __init__(self) -> None:
         self._parts: list[NDArray[np.int64]] = []
-        self._ordered: NDArray[np.int64] | None = None
+        self._placed: set[int] = set()  # places of the only part at which it is as if it were in order
 
     def add(self, values_ns: NDArray[np.int64]) -> None:
         """Add the values of an int64 array."""
         self._parts.append(values_ns)
-        self._ordered = None
+        self._placed = set()
 
     def merge(self, other: Values) -> None:
         """Add the values of another sample; the order of merging does not matter."""
         self._parts += other._parts
-        self._ordered = None
+        self._placed = set()
 
     @property
     def count(self) -> int:
@@ -164,8 +164,8 @@ class Values:
 
     def nth(self, place: int) -> float:
         """The value at a place of the sample in order of size, from 0."""
-        if self._ordered is not None:
-            return int(self._ordered[place])
+        if place in self._placed:
+            return int(self._parts[0][place])
         return int(np.partition(np.concatenate(self._parts), place)[place])
 
     def quantile(self, p: float) -> float:
@@ -177,10 +177,12 @@ class Values:
         n = self.count
         if n == 0:
             return Distribution()
-        ordered = np.concatenate(self._parts)
-        ordered.sort()
-        self._parts, self._ordered = [ordered], ordered
-        return _distribution(self, n, float(ordered.mean()), int(ordered[0]), int(ordered[-1]))
+        values = np.concatenate(self._parts)
+        values.partition([index(n, p) for _, p in QUANTILES])  # a fifth of the time that all in order would take
+        self._parts, self._placed = [values], {index(n, p) for _, p in QUANTILES}
+        largest = int(values.max())
+        total = sum(int(part.sum()) for part in np.array_split(values, 1 + n * largest // 2**62))  # each within int64
+        return _distribution(self, n, total / n, int(values.min()), largest)
 
 
 class Histogram:

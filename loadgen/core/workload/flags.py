@@ -16,10 +16,7 @@ from loadgen.core import units
 from loadgen.core.errors import Fault, UserError, closest
 from loadgen.core.slo import METRIC_ALIASES, StopRule, metrics
 from loadgen.core.workload.fields import SALT_PATTERN
-from loadgen.core.workload.schema import (
-    MOST_LANES,
-    Limits,
-)
+from loadgen.core.workload.schema import MOST_LANES, Limits
 from loadgen.core.workload.slo_fields import stop_rule
 
 

@@ -1,5 +1,6 @@
 """Column arithmetic against the scalar definitions and against the slow way of saying the same."""
 
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -17,8 +18,10 @@ from loadgen.core.metrics.accumulator import Accumulator, Cell
 from loadgen.core.metrics.columns import Columns, JoinedColumns
 from loadgen.core.metrics.goodput import goodput
 from loadgen.core.metrics.load import gap_variation, in_flight
+from loadgen.core.metrics.summary import summarize
 from loadgen.core.metrics.windows import Span, Window, events_between, span, steady_events
-from loadgen.core.results.manifest import Header
+from loadgen.core.results.manifest import Header, StagePlan
+from loadgen.core.results.parquet import Frame, to_table, write
 from loadgen.core.results.record import BIN_NS, ROW, STATUSES, joined, picked
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.quantiles import Histogram
@@ -237,3 +240,29 @@ def test_chosen_columns_are_the_rows_chosen(stages: list[int]) -> None:
     columns = Columns(rows, chosen)
     assert len(columns) == chosen.sum()
     assert columns["slot"].tolist() == rows["slot"][chosen].tolist()
+
+
+def test_rows_in_a_file_are_those_in_memory_in_any_part(tmp_path: Path) -> None:
+    """Groups of one value are remembered, and of a selection only the groups that hold it are read."""
+    rows, draw = blank(1_000), np.random.default_rng(1)
+    rows["slot"] = rows["due_ns"] = draw.permutation(1_000)
+    rows["stage"], rows["status"] = rows["slot"] >= 100, draw.integers(0, 2, 1_000)
+    rows["text"] = np.where(rows["slot"] % 7 == 0, rows["slot"] % 3, -1)
+    rows["output_tokens"][300:] = 50
+    rows["sent_ns"], rows["done_ns"] = rows["due_ns"] + 5, np.where(rows["slot"] > 990, -1, rows["due_ns"] + 10**12)
+    texts = ["one", "two", "three"]
+    write(tmp_path / "rows.parquet", [to_table(rows[at : at + 300], texts) for at in range(0, 1_000, 300)])
+    frame = Frame([tmp_path / "rows.parquet"])
+    chosen, header = rows["stage"] == 1, Header(stages=(StagePlan(measured=False), StagePlan()))
+    late = draw.integers(0, int(chosen.sum()), 20)
+    for _ in range(2):
+        for name in set(ROW.names or ()) - {"text"}:
+            assert (frame[name] == rows[name]).all()
+            assert all((frame.within(name, *at) == rows[name][slice(*at)]).all() for at in ((0, 1), (299, 601), (7, 7)))
+            assert (Columns(frame, chosen)[name] == rows[name][chosen]).all()
+            assert (Columns(frame, chosen).take(name, late) == rows[name][chosen][late]).all()
+            assert len(Columns(frame, rows["slot"] < 0)[name]) == 0
+        said = np.array([*frame.texts, ""])[frame["text"]]
+        assert (said == np.array([*texts, ""])[rows["text"]]).all()
+        assert (frame.within("text", 250, 650) == frame["text"][250:650]).all()
+    assert summarize(header, frame) == summarize(header, rows)
