@@ -64,6 +64,8 @@ def compared(told: list[list[Any]], served: list[LoggedRequest], refused: list[L
         wrong.append(f"{len(answered)} calls answered, {len(served)} served")
     if len(failed) != len(refused):
         wrong.append(f"{len(failed)} calls failed, {len(refused)} refused")
+    if sum(one[0] in LEFT for one in told) != 1:
+        wrong.append("not exactly one stream was left early")
     # Of a call whose usage the server sent, both counts have to be those of a request in its log.
     left = sorted((one.input_tokens, one.output_tokens) for one in served)
     for counts in sorted((one[2], one[3]) for one in whole):

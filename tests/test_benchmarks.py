@@ -15,7 +15,8 @@ from loadgen.sim.server.send_log import SendLog
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks"
-PARTS = {"contenders", "drawn", "gpu/engines", "gpu/page", "ours", "rig", "scale_ray", "tree"}  # what scripts share
+# what scripts share
+PARTS = {"beside_programs", "contenders", "drawn", "gpu/engines", "gpu/page", "ours", "rig", "scale_ray", "tree"}
 SCRIPTS = {str(file.relative_to(FOLDER).with_suffix("")) for file in FOLDER.rglob("*.py")} - PARTS
 SEEN = re.compile(r"\b(?:[0-9a-f]{7,12}|\d+\.\d+\.\d+)\+?, 20\d\d-\d\d-\d\d\b")
 # pages that only say what a script does

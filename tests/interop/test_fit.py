@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
+import places
 import pytest
 from loadgen_sdk import Measurement, record_shape
 from refusals import refused
@@ -220,7 +222,7 @@ def test_conversations_are_kept_as_laws(tmp_path: Path) -> None:
 def test_recorded_traffic_sizes_what_it_replays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Record, fit, sweep, size, validate, as it is typed."""
+    """Record, fit, sweep, size, validate, as docs/sdk.md has it, line by line: labels and conversations are kept."""
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "traffic.jsonl"
     begins = np.cumsum(np.random.default_rng(3).exponential(0.5, 60)).tolist()
@@ -246,17 +248,17 @@ def test_recorded_traffic_sizes_what_it_replays(
             cli.main([str(word) for word in words])
         return (int(ending.value.code or 0), *capsys.readouterr())
 
-    workload = tmp_path / "traffic.yaml"
-    assert typed("fit", file, "-o", workload)[0] == 0
-    assert "support-conversations:" in workload.read_text()
-    levels = ("--request-rate", "2,4", "-d", "60s", "--slo", "ttft:2s", "-o", "swept")
-    assert typed("sweep", workload, "--url", "sim:gb300-vm", *levels)[0] == 0
-    code, out, err = typed("size", workload, "swept", "--rate", "40", "--json")
-    assert code == 0 and json.loads(out), err
-    (tmp_path / "contract.yaml").write_text(
-        "name: traffic\nhorizon: 5s\nslo: {ttft: 2s}\nlevels:\n  - name: recorded\n    workload: traffic.yaml\n"
-        "    rate: 4/s\n    duration: 60s\n"
-        "    must: [{ttft: {limit: 2s, at: p90}}]\n"
-    )
-    code, out, err = typed("validate", tmp_path / "contract.yaml", "--url", "sim:gb300-vm", "-o", tmp_path / "v")
-    assert code == 0 and "PASS" in out, err
+    page = (places.ROOT / "docs" / "sdk.md").read_text("utf-8").partition("## From production to load test")[2]
+    commands, contract = re.findall(r"(?m)^```(?:yaml)?\n((?:loadgen|name).*?)^```", page, re.DOTALL)[:2]
+    (tmp_path / "contract.yaml").write_text(contract)
+    said = {}
+    for line in commands.replace("http://localhost:8000", "sim:gb300-vm").splitlines():
+        _, name, *words = line.split()
+        code, said[name], err = typed(name, *words)
+        assert code == 0, (line, err)
+    assert [*said] == ["fit", "sweep", "size", "validate"]
+    assert {*load("traffic.yaml").requests.classes} == {"search", "support-conversations"}
+    assert "support-conversations" in said["fit"] and "PASS" in said["validate"]
+    (run,) = [*Path("results").glob("*/levels/*/summary.json"), *Path("results").rglob("summary.json")][:1]
+    classes = json.loads(run.read_text())["classes"]
+    assert {part["name"] for part in classes} == {"search", "support-conversations"}

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,8 @@ import places
 import pytest
 from canned import CHAT, CHAT_EVENTS, COMPLETION, answer, events, serving
 from loadgen_sdk import Measurement, Retry, Throttle, TokenPrice, WrongUse, auto, instrument, labelled, measurement_of
+from loadgen_sdk.app.finishing import flush
+from openai.types.chat import ChatCompletionChunk
 from refusals import refused
 
 USAGE = {"input_tokens": 3, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 2, "output_tokens": 1}
@@ -94,8 +97,10 @@ def test_messages_of_anthropic(anthropic: ModuleType) -> None:
     told: list[Measurement] = []
     throttle = Throttle(requests="9/s")
     options: dict[str, Any] = {"prices": TokenPrice(1, 2, cache_write=1.5), "keep_content": True, "throttle": throttle}
-    with serving(answer(MESSAGE, **HEADERS)) as server:
-        own = instrument(client(anthropic, server.url), told.append, **options)
+    with (
+        serving(answer(MESSAGE, **HEADERS)) as server,
+        instrument(client(anthropic, server.url), told.append, **options) as own,
+    ):
         whole = own.messages.create(**ASKED, loadgen_labels={"feature": "look"})
         assert measurement_of(whole) is told[0] and told[0].labels == {"feature": "look"}
         with pytest.raises(anthropic.APITimeoutError):
@@ -108,8 +113,10 @@ def test_messages_of_anthropic(anthropic: ModuleType) -> None:
 def test_streams_of_anthropic(anthropic: ModuleType, helper: bool) -> None:
     told: list[Measurement] = []
     options: dict[str, Any] = {"prices": TokenPrice(1, 2, cache_write=1.5), "keep_content": True}
-    with serving(events(*MESSAGE_EVENTS, done=False, request_id="req-1")) as server:
-        own = instrument(client(anthropic, server.url), told.append, **options)
+    with (
+        serving(events(*MESSAGE_EVENTS, done=False, request_id="req-1")) as server,
+        instrument(client(anthropic, server.url), told.append, **options) as own,
+    ):
         if helper:
             with own.messages.stream(**ASKED) as stream:
                 assert "".join(stream.text_stream) == "Let me see."
@@ -131,8 +138,9 @@ def test_async_streams_of_anthropic_and_its_errors(anthropic: ModuleType) -> Non
                               prices=TokenPrice(1, 2, cache_write=1.5)) as own:  # fmt: skip
             async with own.messages.stream(**ASKED) as stream:
                 await stream.get_final_message()
-            async for _ in await own.messages.create(**ASKED, stream=True):
-                break
+            async with await own.messages.create(**ASKED, stream=True) as left:
+                async for _ in left:
+                    break
 
     with serving(refused, events(*MESSAGE_EVENTS, done=False, request_id="req-1")) as server:
         asyncio.run(go(server.url))
@@ -220,6 +228,43 @@ def test_labels_of_litellm_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
         module.completion(model="m", messages=[], labels=given, loadgen_labels={"feature": "f"})
     assert [one["labels"] for one in function.heard] == [given] and "loadgen_labels" not in function.heard[0]
     assert told[0].labels == {"feature": "f"}
+
+
+class Streaming:
+    """Functions of LiteLLM that stream as this package meets it: what they return is an iterator of its own kind."""
+
+    def completion(self, **_: Any) -> Iterator[Any]:
+        return iter([ChatCompletionChunk.model_validate(value) for value in CHAT_EVENTS])
+
+    async def acompletion(self, **_: Any) -> AsyncIterator[Any]:
+        async def pieces() -> AsyncIterator[Any]:
+            for piece in self.completion():
+                yield piece
+
+        return pieces()
+
+
+def test_a_stream_of_litellm_that_only_its_loop_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`for piece in litellm.completion(…)` was told as left before its first event, and gave its permit back then."""
+    module, streaming = ModuleType("litellm"), Streaming()
+    module.completion, module.acompletion = streaming.completion, streaming.acompletion  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "litellm", module)
+    told: list[Measurement] = []
+    throttle = Throttle(concurrency=1, max_wait_s=5)
+
+    async def go() -> None:
+        async for _ in await module.acompletion(model="m", messages=[], stream=True):
+            assert flush() and throttle.in_flight(model="m") == 1
+
+    with auto(told.append, throttle=throttle):
+        for _ in module.completion(model="m", messages=[], stream=True):
+            assert flush() and throttle.in_flight(model="m") == 1
+        asyncio.run(go())
+        for _ in module.completion(model="m", messages=[], stream=True):
+            break
+        assert flush()
+    assert [(one.status, len(one.instants)) for one in told] == [("ok", 3), ("ok", 3), ("abandoned", 0)]
+    assert throttle.in_flight(model="m") == 0
 
 
 class Routed:

@@ -405,17 +405,17 @@ class ObservedEvents:
         self._single: Any = None  # the generator behind `next` and `anext`
 
     def __iter__(self) -> Iterator[Any]:
-        return _events(self._events, self._observed)
+        return _events(self._events, self._observed, self)  # `for event in litellm.completion(…)` holds no stream
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        return _async_events(self._events, self._observed)
+        return _async_events(self._events, self._observed, self)
 
     def __next__(self) -> Any:
-        self._single = self._single or iter(self)
+        self._single = self._single or _events(self._events, self._observed)
         return next(self._single)
 
     def __anext__(self) -> Any:
-        self._single = self._single or aiter(self)
+        self._single = self._single or _async_events(self._events, self._observed)
         return anext(self._single)
 
     def __del__(self) -> None:
@@ -458,7 +458,8 @@ class ObservedStream(ObservedEvents):
         return await self._events.__aexit__(*error)
 
 
-def _events(events: Iterator[Any], observed: ObservedCall) -> Iterator[Any]:
+def _events(events: Iterator[Any], observed: ObservedCall, owner: object = None) -> Iterator[Any]:
+    """The events of a stream, observed. owner: is not over while they are read."""
     observe, clock, hides_usage = observed.tracker.observe, monotonic_ns, observed.hides_usage
     try:
         for event in events:
@@ -471,7 +472,7 @@ def _events(events: Iterator[Any], observed: ObservedCall) -> Iterator[Any]:
         raise
 
 
-async def _async_events(events: AsyncIterator[Any], observed: ObservedCall) -> AsyncIterator[Any]:
+async def _async_events(events: AsyncIterator[Any], observed: ObservedCall, owner: object = None) -> AsyncIterator[Any]:
     observe, clock, hides_usage = observed.tracker.observe, monotonic_ns, observed.hides_usage
     try:
         async for event in events:
