@@ -313,6 +313,11 @@ def test_no_contract_is_offered_as_a_workload(
             "duration: stands under stages:",
             "stages: [",
         ),
+        (
+            "requests: {input_tokens: 1, output_tokens: 1}\nrate: 2/s\nduration: 5s\n",
+            "rate, duration: stand under stages:",
+            "arrival: {poisson: 10/s}",
+        ),
     ],
 )
 def test_keys_beside_their_part_are_one_fault(

@@ -518,10 +518,11 @@ else:
 
 def _no_part_outside(data: Map) -> None:
     """Refuse keys that stand beside the part that they belong to, all in one fault. Raises `Wrong`."""
-    for part, of in (("requests", Synthetic), ("stages", Stage)):
-        if outside := [key for key in data if key in {*of.keys()} - {*Written.keys(), *Written.synonyms}]:
-            inside = ", ".join(f"{key}: ..." for key in outside)
-            example = f"requests: {{{inside}}}" if part == "requests" else f"stages: [{{{inside}}}]"
+    laws = ("rate", "request_rate", "concurrency", "poisson", "closed")
+    for part, of in (("requests", Synthetic.keys()), ("stages", [*Stage.keys(), *laws])):
+        if outside := [key for key in data if key in {*of} - {*Written.keys(), *Written.synonyms}]:
+            example = "stages: [{arrival: {poisson: 10/s}, duration: 60s}], or arrival: {closed: 8}"
+            example = f"requests: {{{', '.join(f'{key}: ...' for key in outside)}}}" if part == "requests" else example
             what = f"{', '.join(outside)}: {'stand' if len(outside) > 1 else 'stands'} under {part}:"
             raise units.Wrong("unknown_key", what, f"write {example}")
 
