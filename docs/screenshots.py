@@ -16,8 +16,7 @@ INTO = Path(__file__).parent / "images"
 RAG = ["run", "rag", "--url", "sim:gb300-vm", "--request-rate", "30", "-d", "5m", "--seed", "1", "--gpus", "4"]
 RAG += ["--slo", "ttft:2s:p95", "--slo", "tpot:60ms:p95"]
 SLO = ["--slo", "ttft:2s:p95", "--slo", "tpot:60ms:p95"]
-SEARCH = ["search", "rag", "--url", "sim:gb300-vm", "--seed", "1", "--gpus", "4", *SLO, "--low", "10", "--high", "200"]
-SEARCH += ["-d", "20s", "--precision", "0.1"]
+SEARCH = ["search", "rag", "--url", "sim:gb300-vm", "--seed", "1", "--gpus", "4", *SLO]  # as in the tutorial
 VALIDATE = ["validate", "chatbot", "--url", "sim:gb300-vm", "--seed", "1"]
 PAGES = {  # what is run; width and height of the picture, px
     "run.png": (RAG, 1180, 1434),
