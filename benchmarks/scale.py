@@ -5,6 +5,7 @@
     python benchmarks/scale.py soak --streams 2000 --seconds 600 --keep raw,histogram      does anything grow?
     python benchmarks/scale.py cost         CPU per event with 10,000 streams against 256, at the same events/s
     python benchmarks/scale.py million      cores for a million streamed tokens a second
+    python benchmarks/scale.py wide         64 workers, 100 targets: all shares are sent, at what cost
     python benchmarks/scale.py merge        10 million records: exact quantiles of all of them, time and memory
     python benchmarks/scale.py ray          two workers on a Ray cluster against two local ones
     python benchmarks/scale.py rolling      send lag of a load whose bodies are built while it runs
@@ -32,7 +33,7 @@ from typing import Any
 import rig
 import scale_ray
 
-from loadgen.core.execution import run
+from loadgen.core.execution import plan, run
 from loadgen.core.execution.events import LoadStarted, RunEvent
 from loadgen.core.execution.plan import Endpoint, Settings, Tuning
 from loadgen.core.metrics.summary import Summary
@@ -47,6 +48,7 @@ TOKENS_PER_S = 1_000_000
 OPENED_PER_S = 1_000  # streams that begin in a second, until all are open
 BUSY = 0.8  # of each core
 FEW, MOST = 256, 10_000  # streams whose cost per event is compared
+WIDE_RATE = 200  # requests/s, of 20 events each
 RACK_STREAMS = 6_000  # of one worker: 100,000 over 16
 RACK_CASES = ((1, 10_000), (1, 20_000), (1, 30_000), (1, 40_000), (4, 10_000))  # tokens an event, events/s
 
@@ -54,9 +56,9 @@ RACK_CASES = ((1, 10_000), (1, 20_000), (1, 30_000), (1, 40_000), (4, 10_000))  
 def drive(
     *, workers: int, servers: int, streams: int, itl_ms: float, tokens: int, keep: Any = "raw", bundle: int = 1,
     ttft_ms: tuple[float, float] = (500.0, 100.0), out: Path | None = None, on_drive: Any = None,
-    ray: str | None = None, tuning: Tuning | None = None, **flags: str | None,
+    ray: str | None = None, tuning: Tuning | None = None, targets: int = 0, **flags: str | None,
 ) -> tuple[Summary, dict[str, float]]:  # fmt: skip
-    """One run; its summary, and what the endpoints used and sent."""
+    """One run; its summary, and what the endpoints used and sent. `targets`: so many names of one endpoint."""
     with ExitStack() as stack, tempfile.TemporaryDirectory() as scratch:
         options = Options(
             ttft=f"normal:{ttft_ms[0]}ms,{ttft_ms[1]}ms", itl=f"{itl_ms}ms", idle_close="600s", stream_interval=bundle
@@ -64,8 +66,9 @@ def drive(
         urls = [stack.enter_context(embedded.start(options)).url for _ in range(servers)]
         file = Path(scratch) / "w.yaml"
         file.write_text(f"name: scale\nrequests: {{input_tokens: 20, output_tokens: {tokens}}}\n")
+        named = [Endpoint(url=urls[0], name=f"vm-{i:03}", api_key=f"key-{i}") for i in range(targets)]
         settings = Settings(
-            url=urls[0], targets=tuple(Endpoint(url=url, name=url) for url in urls) if servers > 1 else (),
+            url=urls[0], targets=tuple(named or (Endpoint(url=url, name=url) for url in urls if servers > 1)),
             model="sim", server="trtllm", workers=workers, keep=keep, ray=ray,
             out=out or Path(scratch) / "out", tuning=tuning or Tuning(),
         )  # fmt: skip
@@ -283,6 +286,26 @@ def million(flags: argparse.Namespace) -> None:
     print(f"\n- cores, one token per event: {cores[1]:.1f}: {rig.verdict(cores[1], 16, most=True)}")
 
 
+def wide(flags: argparse.Namespace) -> None:
+    """More workers than a run would take on so few cores: what is shown is that all shares come together."""
+    plan.MOST_PER_CORE = max(plan.MOST_PER_CORE, flags.workers)
+    seconds, began = 2 * flags.seconds, time.monotonic()
+    summary, found = drive(
+        workers=flags.workers, servers=1, targets=flags.targets, streams=WIDE_RATE * seconds, itl_ms=50, tokens=20,
+        ttft_ms=(100.0, 20.0), request_rate=str(WIDE_RATE),
+    )  # fmt: skip
+    wall_s, requests, client = time.monotonic() - began, summary.requests, summary.client
+    shares = [target.requests.ok for target in summary.targets]
+    columns = ["", "requests", "ok", "lost", "of a target", "µs/event", "busiest worker", "MB of workers", "s in all"]
+    row = [f"{flags.workers} workers, {flags.targets} targets, {seconds} s", f"{requests.scheduled:,}",
+           f"{requests.ok:,}", f"{requests.lost}", f"{min(shares, default=0)} to {max(shares, default=0)}",
+           f"{per_event(summary) * 1e6:.0f}", f"{client.cpu_share_max or 0:.1%}",
+           f"{(client.peak_rss_bytes or 0) / 1e6:,.0f}", f"{wall_s:.0f}"]  # fmt: skip
+    print(rig.table(columns, [row]))
+    print(f"\n- events: {summary.inter_chunk_ms.count:,} gaps, {found['events']:,.0f} sent by the endpoint")
+    print("- valid" if summary.verdict.valid else f"- NOT VALID: {'; '.join(summary.verdict.reasons)}")
+
+
 MERGE = """
 import resource, sys, time
 from pathlib import Path
@@ -398,8 +421,8 @@ def ray(flags: argparse.Namespace) -> None:
 
 
 PARTS: dict[str, Any] = {
-    "workers": workers, "streams": streams, "soak": soak, "cost": cost, "million": million, "merge": merge,
-    "rolling": rolling, "ray": ray,
+    "workers": workers, "streams": streams, "wide": wide, "soak": soak, "cost": cost, "million": million,
+    "merge": merge, "rolling": rolling, "ray": ray,
 }  # fmt: skip
 
 
@@ -410,10 +433,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=10)
     parser.add_argument("--streams", type=int, default=20_000)
     parser.add_argument("--rate", type=float, default=10_000.0, help="events/s")
+    parser.add_argument("--workers", type=int, default=64, help="of wide")
+    parser.add_argument("--targets", type=int, default=100, help="of wide")
     parser.add_argument("--keep", default="raw")
     parser.add_argument("--cases", type=int, default=len(RACK_CASES), help="of million, the first so many")
     parser.add_argument("--records", type=int, default=10_000_000, help="of merge")
-    flags = rig.given(parser, rounds=1, seconds=1, streams=20, rate=500.0, cases=1, records=10_000)
+    flags = rig.given(
+        parser, rounds=1, seconds=1, streams=20, rate=500.0, cases=1, records=10_000, workers=3, targets=5
+    )
     rig.raise_files()
     for part in PARTS if flags.part == "all" else [flags.part]:
         began = time.monotonic()
