@@ -214,8 +214,17 @@ _counted_batches: set[str] = set()  # whose tokens have been told: an applicatio
 
 def _written(usage: Any, inputs: Any) -> int | None:
     """Tokens written to the server's cache: OpenAI says it of the input, gateways in front of Anthropic beside it."""
-    told = _count(getattr(inputs, "cache_write_tokens", None))
-    return _count(getattr(usage, "cache_creation_input_tokens", None)) if told is None else told
+    told = _rare(inputs, "cache_write_tokens")
+    return _rare(usage, "cache_creation_input_tokens") if told is None else told
+
+
+def _rare(counts: Any, name: str) -> int | None:
+    """A count that most answers lack: pydantic takes 1 µs to say so by `getattr`."""
+    found = getattr(counts, "__dict__", _NONE).get(name)
+    return _count((getattr(counts, "__pydantic_extra__", None) or _NONE).get(name) if found is None else found)
+
+
+_NONE: dict[str, Any] = {}
 
 
 def _count(value: Any) -> int | None:
