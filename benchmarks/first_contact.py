@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import rig
 import rivals
@@ -57,7 +57,7 @@ def install(tool: rivals.Tool, at: Path) -> Installed:
     """A fresh environment with a tool, as its users make one."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-m", "venv", at], check=True)
-    pip = [at / "bin" / "pip", "install", "-q", "--no-cache-dir", "--disable-pip-version-check"]
+    pip: list[str | Path] = [at / "bin" / "pip", "install", "-q", "--no-cache-dir", "--disable-pip-version-check"]
     subprocess.run([*pip, WAYS[tool.name].requirement], check=True, stderr=subprocess.DEVNULL)
     seconds = time.monotonic() - began
     name = Path(tool.program).name if tool.environment else "python"
@@ -86,7 +86,7 @@ def complaint(text: str) -> str:
     return next(iter([*errors[-1:], *lines[-1:]]), "nothing")
 
 
-def drive(tool: rivals.Tool, program: str, tokenizer: str, out: Path, given: rivals.Any) -> tuple[float, str, str]:
+def drive(tool: rivals.Tool, program: str, tokenizer: str, out: Path, given: Any) -> tuple[float, str, str]:
     """One load: its seconds, from the command to its end, TTFT p50 beside the truth, and what went wrong.
 
     tokenizer: "" leaves it out, and no package or model can be asked for.
