@@ -44,6 +44,7 @@ class Tool(NamedTuple):
     version: str
     command: str
     result: str  # its file below {out}
+    config: str = ""  # text of {out}/config.yaml
 
 
 TOOLS = (
@@ -82,6 +83,20 @@ TOOLS = (
         " --num-prompts {requests} --max-concurrency {lanes} --output-file {out}/r.jsonl",
         "r.jsonl",
     ),
+    Tool(
+        "inference-perf", "inference-perf-312", "inference-perf", "sh -c '$(dirname {bin})/pip show inference-perf'",
+        "{bin} -c {out}/config.yaml", "reports/summary_lifecycle_metrics.json",
+        "api: {{type: completion, streaming: true}}\n"
+        "data: {{type: random, input_distribution: {{type: fixed, mean: {input}, min: {input}, max: {input},"
+        " std_dev: 0, total_count: {requests}}}, output_distribution: {{type: fixed, mean: {output}, min: {output},"
+        " max: {output}, std_dev: 0, total_count: {requests}}}}}\n"
+        "load: {{type: concurrent, num_workers: 1, worker_max_concurrency: {lanes},"
+        " stages: [{{num_requests: {requests}, concurrency_level: {lanes}}}]}}\n"
+        "server: {{type: vllm, model_name: m, base_url: '{url}', ignore_eos: true}}\n"
+        "tokenizer: {{pretrained_model_name_or_path: {tokenizer}}}\n"
+        "report: {{request_lifecycle: {{summary: true, per_request: true, use_server_output_tokens: true}}}}\n"
+        "storage: {{local_storage: {{path: {out}/reports}}}}\n",
+    ),
 )  # fmt: skip
 
 
@@ -110,7 +125,7 @@ def true(log: bytes) -> Figures:
     instants: dict[int, list[int]] = {}
     for number, at in zip(sent.request.tolist(), sent.sent_ns.tolist(), strict=True):
         instants.setdefault(number, []).append(at)
-    chats = (request for request in sent.requests if request.path.endswith("/chat/completions"))
+    chats = (request for request in sent.requests if request.path.endswith("/completions"))
     asked = [
         request for request in chats if request.fault or request.output_tokens == OUTPUT
     ]  # not a tool's first look
@@ -128,8 +143,9 @@ def true(log: bytes) -> Figures:
     )  # fmt: skip
 
 
-def told(tool: Tool, file: Path) -> tuple[Figures, str]:
+def told(tool: Tool, out: Path) -> tuple[Figures, str]:
     """What a tool's own file says, and what it says of itself as the limit."""
+    file = out / tool.result
     if tool.name != "loadgen":
         figures = read_result(file).figures
         names = (
@@ -141,7 +157,7 @@ def told(tool: Tool, file: Path) -> tuple[Figures, str]:
             "requests.failed",
         )
         warned = [
-            line.strip(" ⚠") for line in (file.parent / "said.txt").read_text("utf-8").splitlines() if "⚠" in line
+            line.strip(" ⚠") for line in (out / "said.txt").read_text("utf-8").splitlines() if "⚠" in line
         ]
         return Figures(*(figures.get(name) for name in names)), "; ".join(warned)
     said = json.loads(file.read_bytes())
@@ -211,16 +227,17 @@ def main() -> None:
                 out = (given.out or Path(scratch)).absolute() / f"{tool.name}-{situation}"
                 out.mkdir(parents=True)
                 with rig.endpoint(**OPTIONS, **SITUATIONS[situation]) as server:
-                    command = tool.command.format(
-                        bin=found, url=server.url, lanes=given.lanes, requests=given.requests, input=INPUT,
-                        output=OUTPUT, out=out, tokenizer=Path(given.tokenizer).absolute(),
-                    )  # fmt: skip
-                    code = drive(command, out / "said.txt", situation == "starved", given.minutes * 60)
+                    values = {
+                        "bin": found, "url": server.url, "lanes": given.lanes, "requests": given.requests,
+                        "input": INPUT, "output": OUTPUT, "out": out, "tokenizer": Path(given.tokenizer).absolute(),
+                    }  # fmt: skip
+                    (out / "config.yaml").write_text(tool.config.format(**values), "utf-8")
+                    code = drive(tool.command.format(**values), out / "said.txt", situation == "starved", given.minutes * 60)
                     log = rig.get(server.url + "/_log")
                 if code is None or not (out / tool.result).exists():
                     rows.append([situation, tool.name, *[""] * 6, f"no result, exit code {code}"])
                     continue
-                said, itself = told(tool, out / tool.result)
+                said, itself = told(tool, out)
                 for who, figures, words in ((tool.name, said, itself), ("truth", true(log), "")):
                     times = [_shown(value, 2) for value in figures[:3]]
                     counts = [_shown(value, 0) for value in figures[3:]]
