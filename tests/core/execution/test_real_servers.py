@@ -220,7 +220,8 @@ def test_a_cancel_drains_and_reports(server: Started, tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     counts = requests(tmp_path / "out")
-    assert (process.returncode, counts["failed"]) == (130, 0), err
+    assert process.returncode == 130, err
+    assert counts["failed"] == 0 or "limits" in server.row.can, err
     assert counts["ok"] >= 4
 
 
