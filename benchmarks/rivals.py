@@ -156,9 +156,7 @@ def told(tool: Tool, out: Path) -> tuple[Figures, str]:
             "requests.ok",
             "requests.failed",
         )
-        warned = [
-            line.strip(" ⚠") for line in (out / "said.txt").read_text("utf-8").splitlines() if "⚠" in line
-        ]
+        warned = [line.strip(" ⚠") for line in (out / "said.txt").read_text("utf-8").splitlines() if "⚠" in line]
         return Figures(*(figures.get(name) for name in names)), "; ".join(warned)
     said = json.loads(file.read_bytes())
     ttft, itl, tpot = ((said[name] or {}).get("p50") for name in ("ttft_ms", "itl_ms", "tpot_ms"))
@@ -232,7 +230,8 @@ def main() -> None:
                         "input": INPUT, "output": OUTPUT, "out": out, "tokenizer": Path(given.tokenizer).absolute(),
                     }  # fmt: skip
                     (out / "config.yaml").write_text(tool.config.format(**values), "utf-8")
-                    code = drive(tool.command.format(**values), out / "said.txt", situation == "starved", given.minutes * 60)
+                    command, is_starved = tool.command.format(**values), situation == "starved"
+                    code = drive(command, out / "said.txt", is_starved, given.minutes * 60)
                     log = rig.get(server.url + "/_log")
                 if code is None or not (out / tool.result).exists():
                     rows.append([situation, tool.name, *[""] * 6, f"no result, exit code {code}"])

@@ -192,7 +192,7 @@ ROWS = (
         version="{bin}/pip list | grep '^aiperf-mock'",
         install=(
             "python3 -m venv {home}/aiperf-mock",
-            "{bin}/pip install 'aiperf-mock-server @ git+https://github.com/ai-dynamo/aiperf@db4f6397#subdirectory="
+            "{bin}/pip install pydantic-settings 'aiperf-mock-server @ git+https://github.com/ai-dynamo/aiperf@db4f6397#subdirectory="
             "integration-tests'",
         ),
         start=("{bin}/aiperf-mock-server --host 127.0.0.1 --port {port} --ttft 60 --itl 5",),
