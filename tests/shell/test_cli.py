@@ -83,8 +83,14 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
     ],
 )
 def test_wrong_usage_is_a_fault_like_every_other(
-    arguments: list[str], what: str, hint: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    what: str,
+    hint: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # a run makes its folder before it looks at the URL
     assert ends(arguments) == USAGE
     said = capsys.readouterr().err
     first, place, last = said.splitlines()
