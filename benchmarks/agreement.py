@@ -271,7 +271,7 @@ def ui_rows(case: Case) -> dict[str, dict[str, str]]:
     finally:
         serving.terminate()
         serving.wait()
-    (table,) = re.findall(r'<table class="results">.*?</table>', page, re.DOTALL)
+    (table,) = re.findall(r'<table class="results\b.*?</table>', page, re.DOTALL)
     heads = ["".join(plain(cell).split("\n")) for cell in re.findall(r"<th\b[^>]*>(.*?)</th>", table, re.DOTALL)]
     cells = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in re.findall(r"<tr.*?</tr>", table, re.DOTALL)]
     rows = [dict(zip(heads, (" ".join(plain(cell).split()) for cell in row), strict=True)) for row in cells if row]

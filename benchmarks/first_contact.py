@@ -106,7 +106,7 @@ def drive(tool: rivals.Tool, program: str, tokenizer: str, out: Path, given: Any
         log = rig.get(server.url + "/_log")
     if not (out / tool.result).exists():
         return seconds, "", complaint((out / "said.txt").read_text("utf-8", errors="replace"))
-    (said, itself), truth = rivals.told(tool, out / tool.result), rivals.true(log)
+    (said, itself), truth = rivals.told(tool, out), rivals.true(log)
     verdict = itself.partition(":")[0] if tool.name == "loadgen" else ""
     return seconds, f"{said.ttft or 0:.1f} / {truth.ttft or 0:.1f} {verdict}".strip(), ""
 
