@@ -93,10 +93,7 @@ def drive(tool: rivals.Tool, program: str, tokenizer: str, out: Path, given: Any
     """
     out.mkdir(parents=True)
     with rig.endpoint(**rivals.OPTIONS) as server:
-        command = tool.command.format(
-            bin=program, url=server.url, lanes=given.lanes, requests=given.requests, input=rivals.INPUT,
-            output=rivals.OUTPUT, out=out, tokenizer=tokenizer or "none",
-        )  # fmt: skip
+        command = rivals.command(tool, program, server.url, tokenizer or "none", out, given)
         if not tokenizer:
             command = re.sub(r" --tokenizer \S+", WAYS[tool.name].bare, command)
             command = f"env NO_PROXY=127.0.0.1 HTTPS_PROXY={URL_OF_NOBODY} {command}"
@@ -122,13 +119,7 @@ def main() -> None:
     given = rig.given(options, requests=4, lanes=2, only=["loadgen"])
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
-        if given.smoke:
-            given.tokenizer = str(Path(scratch) / "model")
-            subprocess.run(
-                [sys.executable, rig.HERE / "gpu/weights.py", given.tokenizer, "--form", "config"], check=True
-            )
-        if not given.tokenizer:
-            options.error("--tokenizer: which?")
+        folder = rivals.tokenizer_of(given, options, scratch)
         for tool in rivals.TOOLS:
             if tool.name not in WAYS or (given.only and tool.name not in given.only):
                 continue
@@ -138,20 +129,17 @@ def main() -> None:
                 continue
             runs = [
                 drive(tool, installed.program, tokenizer, Path(scratch) / f"{tool.name}-{n}", given)
-                for n, tokenizer in enumerate([str(Path(given.tokenizer).absolute())] * 2 + [""])
+                for n, tokenizer in enumerate([folder, folder, ""])
             ]
             (first, ttft, wrong), (second, *_), (alone, alone_ttft, alone_wrong) = runs
             rows.append([
-                tool.name, WAYS[tool.name].steps, _shown(installed.seconds), _shown(installed.megabytes),
-                str(installed.packages or ""), f"{first:.1f}", f"{second:.1f}", ttft or wrong,
+                tool.name, WAYS[tool.name].steps, rivals.shown(installed.seconds, 0),
+                rivals.shown(installed.megabytes, 0), str(installed.packages or ""),
+                f"{first:.1f}", f"{second:.1f}", ttft or wrong,
                 f"{alone:.1f} s" if alone_ttft else f"no: {alone_wrong[:110]}",
             ])  # fmt: skip
     columns = ["who", "steps", "install, s", "MB", "packages", "first load, s", "again, s", "TTFT p50 / true, ms"]
     print(rig.table([*columns, "without tokenizer and Hub"], rows))
-
-
-def _shown(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}"
 
 
 if __name__ == "__main__":

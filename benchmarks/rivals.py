@@ -11,6 +11,7 @@ from the instants of its sends. Tools that are not installed are named and left 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -84,7 +85,7 @@ TOOLS = (
         "r.jsonl",
     ),
     Tool(
-        "inference-perf", "inference-perf-312", "inference-perf", "sh -c '$(dirname {bin})/pip show inference-perf'",
+        "inference-perf", "inference-perf", "inference-perf", "sh -c '$(dirname {bin})/pip show inference-perf'",
         "{bin} -c {out}/config.yaml", "reports/summary_lifecycle_metrics.json",
         "api: {{type: completion, streaming: true}}\n"
         "data: {{type: random, input_distribution: {{type: fixed, mean: {input}, min: {input}, max: {input},"
@@ -189,8 +190,28 @@ def drive(command: str, log: Path, starved: bool, at_most_s: float) -> int | Non
                 process.wait()
 
 
-def _shown(value: float | None, digits: int) -> str:
+def shown(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:,.{digits}f}"
+
+
+def command(tool: Tool, found: str, url: str, tokenizer: str, out: Path, given: Any) -> str:
+    """What is typed for a load of `given.requests` in `given.lanes`; a configuration that it needs is in `out` then."""
+    values = {
+        "bin": found, "url": url, "lanes": given.lanes, "requests": given.requests, "input": INPUT, "output": OUTPUT,
+        "out": out, "tokenizer": tokenizer,
+    }  # fmt: skip
+    (out / "config.yaml").write_text(tool.config.format(**values), "utf-8")
+    return tool.command.format(**values)
+
+
+def tokenizer_of(given: Any, options: argparse.ArgumentParser, scratch: str) -> str:
+    """The folder that --tokenizer names; of the smallest form one that is made."""
+    if given.smoke:
+        given.tokenizer = str(Path(scratch) / "model")
+        subprocess.run([sys.executable, rig.HERE / "gpu/weights.py", given.tokenizer, "--form", "config"], check=True)
+    if not given.tokenizer:
+        options.error("--tokenizer: which?")
+    return str(Path(given.tokenizer).absolute())
 
 
 def main() -> None:
@@ -205,12 +226,7 @@ def main() -> None:
     given = rig.given(options, requests=4, lanes=2, situation=["quiet"], only=["loadgen"])
     rows, versions = [], []
     with tempfile.TemporaryDirectory() as scratch:
-        if given.smoke:
-            folder = str(Path(scratch) / "model")
-            subprocess.run([sys.executable, rig.HERE / "gpu/weights.py", folder, "--form", "config"], check=True)
-            given.tokenizer = folder
-        if not given.tokenizer:
-            options.error("--tokenizer: which?")
+        tokenizer = tokenizer_of(given, options, scratch)
         for tool in TOOLS:
             if given.only and tool.name not in given.only:
                 continue
@@ -225,21 +241,16 @@ def main() -> None:
                 out = (given.out or Path(scratch)).absolute() / f"{tool.name}-{situation}"
                 out.mkdir(parents=True)
                 with rig.endpoint(**OPTIONS, **SITUATIONS[situation]) as server:
-                    values = {
-                        "bin": found, "url": server.url, "lanes": given.lanes, "requests": given.requests,
-                        "input": INPUT, "output": OUTPUT, "out": out, "tokenizer": Path(given.tokenizer).absolute(),
-                    }  # fmt: skip
-                    (out / "config.yaml").write_text(tool.config.format(**values), "utf-8")
-                    command, is_starved = tool.command.format(**values), situation == "starved"
-                    code = drive(command, out / "said.txt", is_starved, given.minutes * 60)
+                    typed = command(tool, found, server.url, tokenizer, out, given)
+                    code = drive(typed, out / "said.txt", situation == "starved", given.minutes * 60)
                     log = rig.get(server.url + "/_log")
                 if code is None or not (out / tool.result).exists():
                     rows.append([situation, tool.name, *[""] * 6, f"no result, exit code {code}"])
                     continue
                 said, itself = told(tool, out)
                 for who, figures, words in ((tool.name, said, itself), ("truth", true(log), "")):
-                    times = [_shown(value, 2) for value in figures[:3]]
-                    counts = [_shown(value, 0) for value in figures[3:]]
+                    times = [shown(value, 2) for value in figures[:3]]
+                    counts = [shown(value, 0) for value in figures[3:]]
                     rows.append([situation, who if who != "truth" else "  its truth", *times, *counts, words])
     columns = [
         "situation",
