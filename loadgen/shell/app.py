@@ -7,8 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout, suppress
-from io import StringIO
+from contextlib import nullcontext, suppress
 
 from loadgen.core.errors import OK, USAGE, UserError
 from loadgen.shell import at_once, streams
@@ -25,18 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         atexit.register(at_once.ignore)  # the first to be registered is the last to be called
     streams.prepare()
 
-    if os.environ.get("_LOADGEN_COMPLETE") == "complete_bash" and os.environ.get("COMP_CWORD") == "1":
+    completes = os.environ.get("_LOADGEN_COMPLETE") == "complete_bash"
+    if completes and os.environ.get("COMP_CWORD") == "1":
         print("\n".join(first_words(os.environ.get("COMP_WORDS", ""))))
         sys.exit(OK)
-
-    behind = ""
-    if os.environ.get("_LOADGEN_COMPLETE") == "complete_bash":
-        from loadgen.shell.completion import as_typed
-
-        line, at = os.environ.get("COMP_WORDS", ""), os.environ.get("COMP_CWORD", "")
-        words, place, behind = as_typed(line, int(at) if at.isdigit() else 0)
-        if words != line.split():
-            os.environ.update(COMP_WORDS=" ".join(words), COMP_CWORD=str(place))
 
     def call() -> int:
         if sys.platform == "win32":
@@ -57,12 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 return carry_out(typed)
         return OK
 
-    with redirect_stdout(StringIO()) if behind else nullcontext() as offered:
-        try:
-            code = ending(call)
-        finally:  # the parser leaves by an exception
-            if offered is not None:  # bash keeps what stands before its sign
-                print("\n".join(word.removeprefix(behind) for word in offered.getvalue().split()), file=sys.__stdout__)
+    if completes:
+        from loadgen.shell.completion import whole_words
+    with whole_words() if completes else nullcontext():
+        code = ending(call)
     if arguments is None:  # the process ends here; its interpreter would look at all that is left several times
         with suppress(OSError):  # Python tries again at its end, and says why it cannot
             sys.stdout.flush()

@@ -5,7 +5,11 @@ Reads names of files and folders, and imports nothing of a run. Each takes what 
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 SIGNS = {":", "="}  # at which bash takes words apart
@@ -68,6 +72,23 @@ def among(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
         return _beginning(names(), incomplete)
 
     return offered
+
+
+@contextmanager
+def whole_words() -> Iterator[None]:
+    """The parser is asked for words as they were typed; what it offers is what bash puts behind its last sign."""
+    line, at = os.environ.get("COMP_WORDS", ""), os.environ.get("COMP_CWORD", "")
+    words, place, behind = as_typed(line, int(at) if at.isdigit() else 0)
+    if words != line.split():
+        os.environ.update(COMP_WORDS=" ".join(words), COMP_CWORD=str(place))
+    if not behind:
+        yield
+        return
+    with redirect_stdout(StringIO()) as offered:
+        try:
+            yield
+        finally:  # the parser leaves by an exception
+            print("\n".join(word.removeprefix(behind) for word in offered.getvalue().split()), file=sys.__stdout__)
 
 
 def as_typed(line: str, at: int) -> tuple[list[str], int, str]:
