@@ -81,11 +81,16 @@ def _groups(_: tuple[str, ...]) -> frozenset[str] | None:
     return frozenset(found)
 
 
-def _folders() -> list[str] | None:
+def _folders() -> tuple[str, ...] | None:
     """Where packages say what they are, in the order of the path. None: not all of them can be seen from here."""
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_distributions")]
     if [getattr(finder, "__name__", "") for finder in finders] != ["PathFinder"]:
         return None
+    return _listed(state())
+
+
+@lru_cache(maxsize=1)
+def _listed(_: tuple[str, ...]) -> tuple[str, ...] | None:
     found: list[str] = []
     for folder in sys.path:
         try:
@@ -97,7 +102,7 @@ def _folders() -> list[str] | None:
         if folder.endswith(".egg"):
             return None
         found += (os.path.join(folder, name) for name in names if name.lower().endswith(_KINDS))
-    return found
+    return tuple(found)
 
 
 def _version_in(file: str) -> str | None:
