@@ -189,9 +189,9 @@ def read_prices(path: str | os.PathLike[str], *, provider: str | None = None) ->
         own = [entry for entry in written.per_token if provider in (None, entry.provider)]
         valid = latest(own, per_token_offer, lambda entry: str(entry.as_of))
         prices = [(entry, _price(entry, written.currency)) for entry in valid]
+    except WrongUse:
+        raise
     except (msgspec.MsgspecError, ValueError) as error:
-        if isinstance(error, WrongUse):
-            raise
         raise WrongUse("invalid_value", f"{path}: {error}", hint) from None
     found: dict[str, _PerToken] = {}
     for entry, _ in prices:
