@@ -32,6 +32,7 @@ SENTENCES = {
         "are needed",
     "sent_late": f"requests were sent late: {{quantile}} send lag {_RATIO}",
     "arrivals_unsure": f"arrival times are unsure: {{quantile}} stamp error {_RATIO}",
+    "late_and_unsure": f"requests were sent late and arrival times are unsure: {{quantile}} of both together {_RATIO}",
     "client_in_ttft":
         "late sends and unsure arrival times may have made {value_ms:.3g} ms of the {basis} ({basis_ms:.3g} ms), "
         "{share:share} of it, limit {limit:share}: {remedy:part}",

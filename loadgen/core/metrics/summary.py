@@ -68,7 +68,7 @@ from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.server_metrics.hardware import SeenHardware
 from loadgen.core.server_metrics.series import Served
 from loadgen.core.slo import not_here
-from loadgen.core.stats.quantiles import SUPPORT, Distribution, Histogram, asked, of_gaps, pooled
+from loadgen.core.stats.quantiles import Distribution, Histogram, asked, of_gaps, pooled
 from loadgen.figures import FIGURES
 
 if TYPE_CHECKING:
@@ -314,6 +314,7 @@ def _signs(everything: CellPair, header: Header, *, missed: bool, is_counted: bo
     """What the verdict needs beside the summary. `missed`: the SLO, also without what the client dropped. `is_counted`:
     tokens are counted, so that what was asked for can be held against what came. `exact`: there are records."""
     measured = everything.measured
+    own_ms, own = validity.own_part(measured.columns) if exact else (0.0, None)
     died = {name.removeprefix("dead_") for cell in everything for name in cell.sums if name.startswith("dead_")}
     return Signs(
         dead_workers=sorted(map(int, died)),
@@ -323,7 +324,8 @@ def _signs(everything: CellPair, header: Header, *, missed: bool, is_counted: bo
         repeated=blocks.repeated(measured),
         asked=measured.sum("asked") if is_counted else 0,
         asked_got=measured.sum("asked_got"),
-        own_ms=validity.own_part(measured.columns) if exact and measured.sum("sent") < SUPPORT["p99"] else 0.0,
+        own_ms=own_ms,
+        own=own,
         missed=missed,
     )
 

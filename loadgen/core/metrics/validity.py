@@ -29,7 +29,7 @@ from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import UNDEFINED, JoinedColumns
 from loadgen.core.metrics.reasons import sentence
 from loadgen.core.results.manifest import ReasonCode
-from loadgen.core.stats.quantiles import SUPPORT, deciding
+from loadgen.core.stats.quantiles import SUPPORT, deciding, exact
 from loadgen.figures import guarded
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from loadgen.core.stats.quantiles import Distribution
 
 FEWEST = SUPPORT["p50"]  # requests of a valid run
-OF_THE_CLIENT = frozenset(("sent_late", "arrivals_unsure", "client_in_ttft", "generator_busy"))
+OF_THE_CLIENT = frozenset(("sent_late", "arrivals_unsure", "late_and_unsure", "client_in_ttft", "generator_busy"))
 """Reasons that say that the load generator, not the server, may have determined the figures."""
 IDLE_SHARE = 0.5  # of a core: a worker that never used more was late because of something else on the host
 HELD_BACK = 0.5  # share of the events that came with others in one read, beyond which something holds them back...
@@ -63,6 +63,7 @@ class Signs(NamedTuple):
     asked: int  # output tokens asked for, of ok requests whose answers were counted too
     asked_got: int  # output tokens of the same requests
     own_ms: float = 0.0  # of TTFT p50, what late sends and unsure stamps may have made of it: `own_part`
+    own: Distribution | None = None  # both errors of each request together, ms; None without records
     missed: bool | None = None  # whether the SLO is missed also without the starts that the client dropped
 
 
@@ -219,13 +220,20 @@ def _reasons(header: Header, summary: Any, signs: Signs, seconds: Sequence[Secon
     basis, scale = "TTFT p50", summary.ttft_ms.p50
     if scale is None:
         basis, scale = "E2E p50", summary.e2e_ms.p50
-    remedy = _remedy(seconds, summary.window)
+    remedy, is_sound = _remedy(seconds, summary.window), True
     for code, late, limit in (
         ("sent_late", summary.send_lag_ms, limits.send_lag_share),
         ("arrivals_unsure", summary.stamp_error_ms, limits.stamp_error_share),
     ):
         if over := _over(late, basis, scale, limit):
+            is_sound = False
             yield _code(code, **over, **remedy)
+    if (
+        is_sound
+        and signs.own
+        and (over := _over(signs.own, basis, scale, limits.send_lag_share + limits.stamp_error_share))
+    ):
+        yield _code("late_and_unsure", **over, **remedy)
     if summary.ttft_ms.p50 is not None and signs.own_ms > limits.send_lag_share * summary.ttft_ms.p50:
         of = {"value_ms": signs.own_ms, "share": signs.own_ms / summary.ttft_ms.p50, "basis": basis}
         yield _code("client_in_ttft", **of, basis_ms=scale, limit=limits.send_lag_share, **remedy)
@@ -272,19 +280,20 @@ def _remedy(seconds: Sequence[Second], window: Window) -> dict[str, Any]:
     return {"remedy": "lower_load"}
 
 
-def own_part(rows: Sequence[Columns]) -> float:
-    """What of TTFT p50 may be the load generator's own, in ms: the p50 less that of the same requests had each been
-    sent in time and had its first token come as early as its stamp allows.
+def own_part(rows: Sequence[Columns]) -> tuple[float, Distribution]:
+    """What of TTFT may be the load generator's own: of its p50, in ms (the p50 less that of the same requests had each
+    been sent in time and had its first token come as early as its stamp allows), and of each request.
 
-    For few requests, whose lateness is judged at a low quantile (`deciding`): a third of them may be late unseen.
+    Late sends and unsure stamps are judged by themselves too, but may have come to different requests. The p50 is for
+    few requests, whose lateness is judged at a low quantile (`deciding`): a third of them may be late unseen.
     """
     joined = JoinedColumns(rows, ok=True)
     ttft, late, unsure = (joined.measure(name) for name in ("ttft", "send_lag", "stamp_error"))
     known = ttft != UNDEFINED
-    if not known.any():
-        return 0.0
-    own = np.maximum(late, 0) + np.maximum(unsure, 0)
-    return float(np.median(ttft[known]) - np.median((ttft - own)[known])) / 1e6
+    own = (np.maximum(late, 0) + np.maximum(unsure, 0))[known]
+    if len(own) >= SUPPORT["p99"] or not own.any():
+        return 0.0, exact(own)
+    return float(np.median(ttft[known]) - np.median(ttft[known] - own)) / 1e6, exact(own)
 
 
 def contradicted(cell: Cell) -> dict[str, str]:

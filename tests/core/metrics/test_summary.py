@@ -555,6 +555,24 @@ def test_of_few_requests_the_median_itself_is_judged(late: int, unsure: int, is_
     assert is_valid or says(verdict.codes, "client_in_ttft", basis="TTFT p50"), verdict.reasons
 
 
+@pytest.mark.parametrize(
+    ("late", "unsure", "apart", "is_valid"), [(7, 7, False, True), (7, 7, True, False), (3, 3, True, True)]
+)
+def test_late_sends_and_unsure_stamps_of_unlike_requests_are_judged_together(
+    late: int, unsure: int, apart: bool, is_valid: bool
+) -> None:
+    """Of 160 requests fewer than 5 % were late, and as many unsure; where they are not the same ones, more than 5 % of
+    the figures are wrong by 12 % of the TTFT."""
+    rows = sound(160)
+    first = late if apart else 0
+    for name, chosen in (("sent_ns", slice(0, late)), ("stamp_error_ns", slice(first, first + unsure))):
+        rows[name][chosen] += 12 * MS
+        rows["first_token_ns"][chosen] += 12 * MS
+    verdict = summarize(Header(state="finished"), rows).verdict
+    assert verdict.valid is is_valid, verdict.reasons
+    assert is_valid or says(verdict.codes, "late_and_unsure", quantile="p95"), verdict.reasons
+
+
 def test_ten_requests_support_no_quantile() -> None:
     verdict = summarize(Header(state="finished"), sound(10)).verdict
     assert not verdict.valid and says(verdict.codes, "too_few", requests=10)
