@@ -19,10 +19,6 @@ INTERRUPTED = 130  # 128 + SIGINT
 Code = Literal[
     SdkCode,
     # options and values
-    "missing_value",  # a key or a name is there, and what belongs behind it is not
-    "missing_key",  # a file, a row or a mapping lacks a key or a column that it needs
-    "unknown_key",  # a mapping has a key that does not belong there
-    "duplicate",  # one thing is given twice: a name, a key, a target, a term
     "no_effect",  # what is given would change nothing here: leave it out, or add what it goes with
     "unordered",  # numbers or instants that have to ascend do not
     "too_large",  # more rows, bytes, levels or values than are read or planned
@@ -59,7 +55,6 @@ Code = Literal[
     "already_decided",  # more load would change nothing in the verdict
     "not_signed",  # there is no signature, or none could be made
     # prices
-    "no_price",  # there is no price for what was used
     "no_exchange_rate",  # a price is in another currency, and no exchange rate is given
     "sample_prices",  # these prices are a sample, not an offer
     "over_budget",  # what comes next would cost more than --max-cost

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from math import floor
 
-from loadgen.pricing.prices import Owned, PerToken
+from loadgen_sdk.price_file import PerToken
+
+from loadgen.pricing.prices import Owned
 from loadgen.pricing.unit_cost import EGRESS, HOUR_S, HOURS_PER_YEAR, REQUEST, Offer, energy_per_hour, hourly, machines
 
 YEARS = 5

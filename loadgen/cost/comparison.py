@@ -11,13 +11,15 @@ from decimal import Decimal
 from itertools import combinations, product
 from typing import Any
 
+from loadgen_sdk.price_file import PerToken
+
 from loadgen.core.limits import CACHED_SHARE, SHORTENED
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.validity import answered_share
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.workload.fields import Part
 from loadgen.cost.commitments import Commitment, commitments
-from loadgen.pricing.prices import Owned, PerToken, Price, Prices, Rented
+from loadgen.pricing.prices import Owned, Price, Prices, Rented
 from loadgen.pricing.reasons import note, texts
 from loadgen.pricing.unit_cost import GOOD, HOUR_S, REQUEST, TASK, Offer, cost
 from loadgen.runs.headline import promises

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
+from loadgen_sdk.price_file import PerToken
+
 from loadgen.core.errors import UserError
 from loadgen.cost.capacity_planning import MeasuredRate, demand, needed, scaled
 from loadgen.pricing.evidence import Evidence
-from loadgen.pricing.prices import PerToken, Price
+from loadgen.pricing.prices import Price
 from loadgen.pricing.spread import Spread
 from loadgen.pricing.unit_cost import (
     BY_TIME,

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
+from loadgen_sdk.price_file import PerToken
+
 from loadgen.core import format
 from loadgen.core.format import NONE
 from loadgen.cost.by_year import YEARS
 from loadgen.cost.by_year import by_year as years_of
 from loadgen.cost.comparison import OfferComparison, has_lower_bound, slo_words
 from loadgen.present.section import Table, Warned
-from loadgen.pricing.prices import Owned, PerToken, dated
+from loadgen.pricing.prices import Owned, dated
 from loadgen.pricing.unit_cost import GOOD, OUTPUT, PARTS, REQUEST, TASK, TOTAL, UNITS, Cost, Offer
 
 DIGITS = 4  # significant digits of a printed amount

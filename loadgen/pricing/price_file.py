@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from loadgen_sdk.prices import UNDATED, first_day, latest, per_token_offer, since
+from loadgen_sdk.price_file import RANGES, TELL_APART, PerToken, absurd, latest, to_come, twice
 
 from loadgen.core.errors import Code, Fault, Faults, Place, UserError
 from loadgen.core.workload.fields import Source
@@ -26,7 +27,6 @@ from loadgen.pricing.prices import (
     Energy,
     ExchangeRate,
     Owned,
-    PerToken,
     Price,
     Prices,
     Rented,
@@ -40,14 +40,9 @@ _Report = Callable[[Code, str, Loc, str], None]  # of a fault: its problem, wher
 SAMPLE = Path(__file__).parent.parent / "data" / "prices_sample.yaml"
 EXAMPLE = "docs/prices.example.yaml"
 
-# A price outside these ranges is a mistake: a monthly price instead of an hourly one, cents instead of dollars. Only
-# for currencies of the dollar's order of magnitude; in others only the sign of a price is checked.
-DOLLAR_LIKE = frozenset(("USD", "EUR", "GBP", "CHF", "CAD", "AUD"))
-ABSURD: dict[str, tuple[Decimal, Decimal]] = {
+ABSURD: dict[str, tuple[Decimal, Decimal]] = {  # what is paid by the token: in the SDK
     "per_gpu_hour": (Decimal("0.05"), Decimal(200)),
-    "per_million": (Decimal("0.001"), Decimal(2000)),
     "per_kwh": (Decimal("0.001"), Decimal(5)),
-    "egress_per_gb": (Decimal("0.0001"), Decimal(5)),
     "capital_per_gpu": (Decimal(500), Decimal(1_000_000)),
 }
 
@@ -123,7 +118,7 @@ def parse(
     if faults:
         raise Faults(in_order(faults))
     names = _names([entry for _, entry in entries])
-    named_entries = [entry.model_copy(update={"name": name}) for (_, entry), name in zip(entries, names, strict=True)]
+    named_entries = [_with(entry, name=name) for (_, entry), name in zip(entries, names, strict=True)]
     places = {name: str(_place(document, label, loc)) for (loc, _), name in zip(entries, names, strict=True)}
     if not named_entries:
         hint = f"rented:, owned: or per_token:, like {EXAMPLE}"
@@ -140,7 +135,11 @@ def parse(
 
 
 def _with_hint(problem: Fault) -> Fault:
-    return problem if problem.hint else UserError(problem.code, problem.what, problem.where, f"like {EXAMPLE}")
+    return (
+        problem
+        if problem.hint
+        else UserError(problem.code, problem.what, problem.place or problem.where, f"like {EXAMPLE}", key=problem.key)
+    )
 
 
 def _place(document: Map, label: str, loc: Loc) -> Place:
@@ -163,22 +162,18 @@ def _consistency_faults(written: WrittenPrices, document: Map, label: str, today
 
     dates = [(("exchange", i), rate.as_of) for i, rate in enumerate(written.exchange)]
     for loc, as_of in [*dates, *((loc, price.as_of) for loc, price in _located_prices(written))]:
-        if as_of != UNDATED and first_day(as_of) > today:
-            hint = "the day at which the price was valid"
-            report("out_of_range", f"{as_of} is in the future (today is {today})", (*loc, "as_of"), hint)
+        if (wrong := to_come(as_of, today)) is not None:
+            report(wrong.code, wrong.what, (*loc, "as_of"), wrong.hint)
     for loc, price in _located_prices(written):
         if isinstance(price, Rented):
             _check_rented(price, loc, report)
         if isinstance(price, (Rented, Owned)) and price.energy is not None:
             _check_energy(price, price.energy, loc, report)
-    first_of: dict[tuple[object, ...], tuple[str, int]] = {}
-    for loc, price in _located_prices(written):
-        first = first_of.setdefault((*_identity(price), since(price.as_of)), loc)
-        if first != loc:
-            line = locate(document, first)[0].line
-            problem = f"two prices for {_identity(price)[2] or _identity(price)[1]}"
-            hint = f"the first is on line {line}; keep one, or tell them apart by region, commitment or as_of"
-            report("duplicate", f"{problem} of {price.provider}", loc, hint)
+    located = list(_located_prices(written))
+    for (loc, price), (first, _) in twice(located, lambda one: _identity(one[1]), lambda one: one[1].as_of):
+        line = locate(document, first)[0].line
+        problem = f"two prices for {_identity(price)[2] or _identity(price)[1]}"
+        report("duplicate", f"{problem} of {price.provider}", loc, f"the first is on line {line}; {TELL_APART}")
     first_by_name: dict[str, tuple[tuple[str, int], tuple[str, ...]]] = {}
     for loc, price in _located_prices(written):
         first_named, offer = first_by_name.setdefault(price.name, (loc, _identity(price)))
@@ -235,7 +230,7 @@ def _check_energy(price: Rented | Owned, energy: Energy, loc: tuple[str, int], r
 def _identity(price: Price) -> tuple[str, ...]:
     """The key that must be unique among prices: provider, product, region, commitment."""
     if isinstance(price, PerToken):
-        return per_token_offer(price)
+        return price.offer
     product = price.gpu.lower(), price.shape
     return (price.provider.lower(), *product, price.region.lower(), price.commitment.lower())
 
@@ -274,43 +269,41 @@ def _exchanged(
     return entries, tuple(used_rates), faults
 
 
+def _with(price: Price, **changed: Any) -> Price:
+    return replace(price, **changed) if isinstance(price, PerToken) else price.model_copy(update=changed)
+
+
 def _multiplied(price: Price, rate: Decimal) -> Price:
     changed: dict[str, Any] = {key: getattr(price, key, None) for key in _MONEY}
     changed = {key: value * rate for key, value in changed.items() if value is not None}
     energy = getattr(price, "energy", None)
     if energy is not None and energy.per_kwh is not None:
         changed["energy"] = energy.model_copy(update={"per_kwh": energy.per_kwh * rate})
-    return price.model_copy(update=changed)
+    return _with(price, **changed)
 
 
 def _implausible(entries: Sequence[Located], document: Map, label: str, currency: str) -> Iterator[Fault]:
-    if currency not in DOLLAR_LIKE:
-        return
     for loc, price in entries:
-        for kind, steps, amount, noun in _amounts_to_check(price):
-            low, high = ABSURD[kind]
-            if not low <= amount <= high:
-                hint = f"between {low} and {high:,} {currency}; check the unit ({kind})"
-                at = _place(document, label, (*loc, *steps))
-                yield UserError("out_of_range", f"{noun} of {amount.normalize():,f} {currency} is absurd", at, hint)
+        for steps, amount, low, high, unit, noun in _amounts_to_check(price):
+            if (wrong := absurd(amount, low, high, unit, noun, currency)) is not None:
+                yield UserError(wrong.code, wrong.what, _place(document, label, (*loc, *steps)), wrong.hint)
 
 
-def _amounts_to_check(price: Price) -> Iterator[tuple[str, tuple[str, ...], Decimal, str]]:
+def _amounts_to_check(price: Price) -> Iterator[tuple[tuple[str, ...], Decimal, Decimal, Decimal, str, str]]:
     if isinstance(price, Rented):
         if price.per_gpu_hour is not None:
-            yield "per_gpu_hour", ("per_gpu_hour",), price.per_gpu_hour, "a GPU-hour"
+            yield ("per_gpu_hour",), price.per_gpu_hour, *ABSURD["per_gpu_hour"], "per_gpu_hour", "a GPU-hour"
         if price.per_hour is not None and price.gpus is not None:
-            yield "per_gpu_hour", ("per_hour",), round(price.per_hour / price.gpus, 6), "a GPU-hour"
+            per_gpu = round(price.per_hour / price.gpus, 6)
+            yield ("per_hour",), per_gpu, *ABSURD["per_gpu_hour"], "per_gpu_hour", "a GPU-hour"
     if isinstance(price, Owned):
-        yield "capital_per_gpu", ("capital",), round(price.capital / price.gpus, 2), "a GPU's part of the capital"
-    if isinstance(price, PerToken):
-        for key in ("per_million_input", "per_million_output", "per_million_cached", "per_million_cache_write"):
-            if (amount := getattr(price, key)) is not None:
-                yield "per_million", (key,), amount, "a million tokens"
-    elif price.energy is not None and price.energy.per_kwh is not None:
-        yield "per_kwh", ("energy", "per_kwh"), price.energy.per_kwh, "a kilowatt-hour"
-    if price.egress_per_gb is not None:
-        yield "egress_per_gb", ("egress_per_gb",), price.egress_per_gb, "a gigabyte of egress"
+        part = round(price.capital / price.gpus, 2)
+        yield ("capital",), part, *ABSURD["capital_per_gpu"], "capital_per_gpu", "a GPU's part of the capital"
+    if not isinstance(price, PerToken) and price.energy is not None and price.energy.per_kwh is not None:
+        yield ("energy", "per_kwh"), price.energy.per_kwh, *ABSURD["per_kwh"], "per_kwh", "a kilowatt-hour"
+    for key, limits in RANGES.items():
+        if (amount := getattr(price, key, None)) is not None:
+            yield (key,), amount, *limits
 
 
 def _names(prices: Sequence[Price]) -> list[str]:

@@ -6,14 +6,25 @@ reads and checks the file as a whole; `unit_cost.py` computes costs.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Literal
 
-from loadgen_sdk.prices import UNDATED, first_day
-from pydantic import AfterValidator, BeforeValidator, Field, Strict, WithJsonSchema
+from loadgen_sdk import price_file
+from loadgen_sdk.errors import WrongUse
+from loadgen_sdk.price_file import CHECKS, UNDATED, PerToken
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    GetPydanticSchema,
+    Strict,
+    WithJsonSchema,
+    create_model,
+)
+from pydantic_core.core_schema import no_info_after_validator_function
 
 from loadgen.core.errors import UserError, meant
 from loadgen.core.results.manifest import TargetFacts
@@ -22,35 +33,18 @@ from loadgen.core.workload.fields import Part
 
 NOT_VERIFIED = "not verified"  # the quality of an entry that only records that its price is missing
 NO_SOURCE = "not stated"  # the source of a price that a copy gives without one
-EARLIEST_YEAR = 2015
 
 
-def _number(value: Any) -> Decimal:
-    """A YAML number as Decimal. The shortest text of a float equals what was written, up to 15 digits."""
-    if isinstance(value, Decimal):
-        return value
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise Wrong(
-            "invalid_value", "is not a number", "without quotes, unit, currency sign or thousands separator, like 10.50"
-        )
-    number = Decimal(str(value))
-    if not number.is_finite():
-        raise Wrong("out_of_range", "is not a number that can be paid", "an amount, like 10.50")
-    return number
+def _checked(check: Callable[[object], Any]) -> BeforeValidator:
+    """A check of the SDK as pydantic's, with the words that a fault with a place is made of."""
 
+    def checked(value: Any) -> Any:
+        try:
+            return check(value)
+        except WrongUse as wrong:
+            raise Wrong(wrong.code, wrong.what, wrong.hint) from None
 
-def _above_zero(value: Decimal) -> Decimal:
-    if value == 0:
-        raise Wrong(
-            "out_of_range",
-            "is zero: nothing is free by default",
-            "the price you pay; leave the key out where nothing is paid",
-        )
-    if value < 0:
-        raise Wrong("out_of_range", "is negative", "an amount above zero, like 10.50")
-    if value > 10**15:
-        raise Wrong("out_of_range", "is more money than there is", "an amount, like 10.50")
-    return value
+    return BeforeValidator(checked)
 
 
 def _between(low: str, high: str, noun: str) -> AfterValidator:
@@ -62,33 +56,11 @@ def _between(low: str, high: str, noun: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _currency(value: str) -> str:
-    if not re.fullmatch(r"[A-Z]{3}", value):
-        raise Wrong("invalid_value", "is not a currency", "three capital letters of ISO 4217, like USD")
-    return value
-
-
-def _as_of(value: str) -> str:
-    if value == UNDATED:
-        return value
-    try:
-        if first_day(value).year < EARLIEST_YEAR:
-            raise Wrong(
-                "out_of_range", "is before any of these prices", "the day, month or year at which the price was valid"
-            )
-    except ValueError as error:
-        if isinstance(error, Wrong):
-            raise
-        raise Wrong(
-            "invalid_value", "is not a date", f"2026-11-21, 2026-11 or 2026; {UNDATED} where nobody knows"
-        ) from None
-    return value
-
-
-Amount = Annotated[Decimal, BeforeValidator(_number), AfterValidator(_above_zero)]
-Currency = Annotated[str, AfterValidator(_currency)]
-AsOf = Annotated[str, AfterValidator(_as_of), WithJsonSchema({"type": ["string", "integer"]})]  # a year is a number
-Text = Annotated[str, Field(min_length=1)]
+_number = _checked(price_file.number)
+Amount = Annotated[Decimal, _checked(price_file.amount)]
+Currency = Annotated[str, _checked(price_file.currency)]
+AsOf = Annotated[str, _checked(price_file.as_of), WithJsonSchema({"type": ["string", "integer"]})]  # a year is a number
+Text = Annotated[str, _checked(price_file.filled), Field(min_length=1)]
 Gpus = Annotated[int, Strict(), Field(ge=1, le=100_000)]
 
 
@@ -103,14 +75,14 @@ class Energy(Part):
     synonyms: ClassVar[dict[str, str]] = {"power": "watts", "power_w": "watts", "usd_per_kwh": "per_kwh"}
 
     watts: Amount  # under the measured load, at the machine's plug
-    idle_watts: Annotated[Decimal, BeforeValidator(_number), Field(ge=0)] | None = None
-    pue: Annotated[Decimal, BeforeValidator(_number), _between("1", "3", "a power usage effectiveness")]
+    idle_watts: Annotated[Decimal, _number, Field(ge=0)] | None = None
+    pue: Annotated[Decimal, _number, _between("1", "3", "a power usage effectiveness")]
     per_kwh: Amount | None = None
     counted: Literal["included", "hourly", "by_load"]
 
 
-class _Priced(Part):
-    """What every price carries: whose it is, and where it is from."""
+class _Machines(Part):
+    """What a price of machines carries beside its own: whose it is, where it is from, and what each costs a month."""
 
     name: str = ""  # by which `--price DIR=NAME` and the reports call it; made from provider and shape when left out
     provider: Text
@@ -121,16 +93,12 @@ class _Priced(Part):
     commitment: str = ""  # on demand, 1 year, spot, ...
     region: str = ""
     egress_per_gb: Amount | None = None  # per 1e9 bytes that leave the provider
-
-
-class _Machines(_Priced):
-    """What one machine (one GPU, where it is sold by the GPU) costs each month beside its own price."""
-
+    # of one machine; of one GPU, where it is sold by the GPU
     storage_per_month: Amount | None = None  # disks, images, results
     support_per_month: Amount | None = None  # a contract with the provider
 
 
-LostShare = Annotated[Decimal, BeforeValidator(_number), _between("0.001", "0.9", "a share of the paid time")]
+LostShare = Annotated[Decimal, _number, _between("0.001", "0.9", "a share of the paid time")]
 
 
 class Rented(_Machines):
@@ -160,30 +128,34 @@ class Owned(_Machines):
     gpu: Text
     gpus: Gpus  # that the capital bought; a run on fewer pays its part
     capital: Amount
-    years: Annotated[Decimal, BeforeValidator(_number), _between("0.5", "20", "a time of writing off, in years")]
-    staff_share: Annotated[Decimal, BeforeValidator(_number), _between("0", "1", "a share of the capital per year")]
+    years: Annotated[Decimal, _number, _between("0.5", "20", "a time of writing off, in years")]
+    staff_share: Annotated[Decimal, _number, _between("0", "1", "a share of the capital per year")]
     energy: Energy
-    discount: Annotated[Decimal, BeforeValidator(_number), _between("0.001", "1", "an interest per year")] | None = None
+    discount: Annotated[Decimal, _number, _between("0.001", "1", "an interest per year")] | None = None
 
 
-class PerToken(_Priced):
-    """An endpoint that is paid by the token; amounts are per million."""
+_OF_CHECK: dict[Callable[[object], object], Any] = {
+    price_file.amount: Amount,
+    price_file.as_of: AsOf,
+    price_file.currency: Currency,
+}
+_OF_CHECK |= {price_file.filled: Text, price_file.text: str}
 
-    synonyms: ClassVar[dict[str, str]] = {"input": "per_million_input", "output": "per_million_output"}
-    synonyms |= {"cached": "per_million_cached", "model_class": "model", "date": "as_of"}
 
-    model: Text  # as the endpoint calls it
-    url: str = ""  # how the target's URL starts, where several providers serve a model of this name
-    per_million_input: Amount
-    per_million_output: Amount
-    per_million_cached: Amount | None = None  # prompt tokens from the provider's prefix cache
-    per_million_cache_write: Amount | None = None  # those written to it; nobody says: all others
+def _field(name: str, default: Any) -> Any:
+    kind: Any = _OF_CHECK[CHECKS[name]]
+    return (kind, ...) if default is MISSING else (kind | None if default is None else kind, default)
 
-    @property
-    def per_million(self) -> tuple[Decimal, Decimal, Decimal, Decimal]:
-        """As `token_costs` takes them. Not priced: writing to the cache as plain input, reading from it 0."""
-        write = self.per_million_cache_write or self.per_million_input
-        return self.per_million_input, write, self.per_million_cached or Decimal(0), self.per_million_output
+
+_KEYS: dict[str, Any] = {key.name: _field(key.name, key.default) for key in fields(PerToken)}
+_WrittenPerToken = create_model("PerToken", __base__=Part, __doc__=PerToken.__doc__, **_KEYS)
+_WrittenPerToken.synonyms = dict(PerToken.synonyms)
+
+
+def _per_token(source: Any, handler: GetCoreSchemaHandler) -> Any:
+    """An entry is read by the SDK's keys and checks, as the SDK's value."""
+    read = handler(_WrittenPerToken)
+    return no_info_after_validator_function(lambda written: PerToken(**vars(written)), read)
 
 
 Price = Rented | Owned | PerToken
@@ -208,7 +180,7 @@ class WrittenPrices(Part):
     exchange: tuple[ExchangeRate, ...] = ()
     rented: tuple[Rented, ...] = ()
     owned: tuple[Owned, ...] = ()
-    per_token: tuple[PerToken, ...] = ()
+    per_token: tuple[Annotated[PerToken, GetPydanticSchema(_per_token)], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

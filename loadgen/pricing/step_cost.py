@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 
+from loadgen_sdk.price_file import PerToken
+
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.parts import StepSummary
-from loadgen.pricing.prices import PerToken, Price, Prices, find
+from loadgen.pricing.prices import Price, Prices, find
 from loadgen.pricing.unit_cost import HOUR_S, TASK, Offer, StepCost, costs_by_token, hourly, machines
 
 

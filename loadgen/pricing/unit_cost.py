@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from decimal import ROUND_HALF_EVEN, Decimal
 
 import msgspec
-from loadgen_sdk.prices import UNDATED, token_costs
+from loadgen_sdk.price_file import UNDATED, PerToken
+from loadgen_sdk.prices import token_costs
 
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.blocks import Sessions
@@ -21,7 +22,7 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.capacity import Capacity
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.evidence import Evidence, notes, own_target
-from loadgen.pricing.prices import NO_SOURCE, Energy, Owned, PerToken, Price, Rented
+from loadgen.pricing.prices import NO_SOURCE, Energy, Owned, Price, Rented
 from loadgen.pricing.reasons import note, texts
 from loadgen.pricing.spread import Spread, rate_of_repeats
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from .errors import TargetUnusable as TargetUnusable
     from .errors import ThrottleTimeout as ThrottleTimeout
     from .errors import WrongUse as WrongUse
+    from .price_file import read_prices as read_prices
     from .prices import TokenPrice as TokenPrice
-    from .prices import read_prices as read_prices
     from .request import Completion as Completion
     from .request import Failure as Failure
     from .request import Request as Request
@@ -62,7 +62,8 @@ _NAMES_BY_MODULE = {
     "app.throttle": "Permit Throttle priority",
     "app.trace_recorder": "ShapeRecorder record_shape",
     "errors": "BudgetExceeded ClientError RequestFailed TargetUnusable ThrottleTimeout WrongUse",
-    "prices": "TokenPrice read_prices",
+    "price_file": "read_prices",
+    "prices": "TokenPrice",
     "request": "Completion Failure Request Usage",
     "transport.target": "Target",
     "transport.wire": "Tls",

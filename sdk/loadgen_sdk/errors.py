@@ -57,6 +57,11 @@ Code = Literal[
     "unsupported",  # all of it is right by itself, and cannot be done together, or not by this target
     "unreadable_file",  # a file is there, and cannot be read
     "unwritable_file",  # a file or a folder cannot be written
+    "missing_value",  # a key or a name is there, and what belongs behind it is not
+    "missing_key",  # a file, a row or a mapping lacks a key or a column that it needs
+    "unknown_key",  # a mapping has a key that does not belong there
+    "duplicate",  # one thing is given twice: a name, a key, a target, a term
+    "no_price",  # there is no price for what was used
     # this host
     "not_installed",  # a package or a program is missing; `key` of a fault says which
     "plugin_failed",  # a row of another package could not be loaded, or raised something; `key` is the package

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import places
 import pytest
+from loadgen_sdk.price_file import PerToken
 from refusals import refused
 
 import loadgen
@@ -25,7 +26,7 @@ from loadgen.cost.capacity_planning import MeasuredRate
 from loadgen.cost.size_command import _searched
 from loadgen.cost.sizing import Need, published_rate, size
 from loadgen.pricing.evidence import Evidence, notes
-from loadgen.pricing.prices import Energy, PerToken, Rented
+from loadgen.pricing.prices import Energy, Rented
 from loadgen.pricing.reasons import texts
 from loadgen.pricing.spread import Spread
 from loadgen.pricing.unit_cost import REQUEST, basis, cost, offer

@@ -9,12 +9,13 @@ import places
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loadgen_sdk.price_file import PerToken
 from refusals import refused
 
 from loadgen.core.errors import Fault, Faults, UserError
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.pricing import price_file, prices
-from loadgen.pricing.prices import Owned, PerToken, Rented
+from loadgen.pricing.prices import Owned, Rented
 
 TODAY = date(2026, 11, 21)
 EXAMPLE = places.ROOT / "docs" / "prices.example.yaml"

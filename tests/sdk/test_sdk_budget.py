@@ -27,10 +27,11 @@ from loadgen_sdk import (
 )
 from loadgen_sdk.app.budget import FileLedger, Ledger, MemoryLedger, RedisLedger, Sum
 from loadgen_sdk.app.finishing import flush
+from loadgen_sdk.price_file import PerToken
 from refusals import refused
 
+from loadgen.core.errors import Faults, UserError
 from loadgen.pricing.price_file import load_prices
-from loadgen.pricing.prices import PerToken
 from loadgen.pricing.unit_cost import costs_by_token
 
 PRICE = TokenPrice(input=1000.0, output=10_000.0)  # CHAT has 9 and 3 tokens: 0.039
@@ -258,16 +259,19 @@ def test_the_prices_of_a_file_are_those_of_the_generator(text: str, tmp_path: Pa
             assert mine.cost(1000, 50, 100, 300) == pytest.approx(float(sum(exact.values())), rel=1e-12)
 
 
+WHOLE = "currency: USD\nper_token:\n"
+ENTRY = "- {model: m, provider: p, source: s, as_of: 2025, per_million_input: 1, per_million_output: 2}\n"
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [
         (None, "unreadable_file"),
-        ("currency: USD\n", "missing_option"),
-        ("per_token: 3\n", "invalid_value"),
-        ("per_token:\n" + 2 * "- {model: m, per_million_input: 1, per_million_output: 2}\n", "conflict"),
+        ("currency: USD\n", "no_price"),
+        ("currency: USD\nper_token: 3\n", "wrong_type"),
+        ("currency: [\n", "invalid_value"),
         (
-            "per_token:\n- {model: m, per_million_input: 1, per_million_output: 2, url: a, as_of: 2025}\n"
-            "- {model: m, per_million_input: 1, per_million_output: 2, url: b, as_of: 2026}\n",
+            WHOLE + ENTRY.replace("m,", "m, url: a,", 1) + ENTRY.replace("m,", "m, url: b,", 1),
             "conflict",  # two offers, of which a later price of one says nothing of the other
         ),
     ],
@@ -278,3 +282,42 @@ def test_what_is_no_price_file(text: str | None, code: str, tmp_path: Path) -> N
         file.write_text(text)
     with refused(WrongUse, code):
         read_prices(file)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("per_million_input: 1", "per_million_input: 0"),
+        ("per_million_input: 1", "per_million_input: -1"),
+        ("per_million_input: 1", "per_million_input: .inf"),
+        ("per_million_input: 1", "per_million_input: 7100"),
+        ("per_million_input: 1", 'per_million_input: "1 USD"'),
+        ("per_million_output: 2", "per_million_output: 2, cached: 1"),
+        ("per_million_input: 1, ", ""),
+        ("per_million_output: 2", "per_million_output: 2, egress_per_gb: 50"),
+        ("per_million_output: 2", "per_million_output: 2, currency: dollars"),
+        ("as_of: 2025", "as_of: 2014"),
+        ("as_of: 2025", "as_of: 2999-01-01"),
+        ("as_of: 2025", "as_of: last week"),
+        ("source: s, ", ""),
+        ("source: s", 'source: ""'),
+        ("source: s", "source: [s]"),
+        ("source: s", "source: null"),
+        (ENTRY, 2 * ENTRY),
+        (ENTRY, "- m\n"),
+        ("currency: USD", "currency: dollars"),
+        ("currency: USD\n", ""),
+    ],
+)
+def test_what_a_price_may_not_say_is_refused_by_sdk_and_cost_in_the_same_words(
+    old: str, new: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text((WHOLE + ENTRY).replace(old, new))
+    with pytest.raises((UserError, Faults)) as theirs:
+        load_prices(file)
+    (fault,) = getattr(theirs.value, "faults", [theirs.value])
+    with refused(WrongUse, fault.code) as ours:
+        read_prices(file)
+    assert fault.what.rpartition('" ')[2] in ours.value.what
+    assert fault.place is not None and fault.place.path in ours.value.what and ours.value.hint

@@ -12,6 +12,7 @@ from typing import Any
 import canned
 import numpy as np
 import pytest
+from loadgen_sdk.price_file import PerToken
 from refusals import refused
 
 from loadgen.core.errors import Faults
@@ -36,7 +37,6 @@ from loadgen.cost.inputs import read_evidence
 from loadgen.cost.sections import report as cost_report
 from loadgen.present import text as as_text
 from loadgen.pricing.price_file import load_prices
-from loadgen.pricing.prices import PerToken
 from loadgen.pricing.unit_cost import offer as price_of
 from loadgen.runs.text import render
 
