@@ -26,7 +26,7 @@ class ListRow(msgspec.Struct, frozen=True, kw_only=True):
 
     word: the outcome. answer: name of the run that the result stands on; "": the best of them. interval: tokens/s of a
     user, and the ends of the tokens/s in all, of a capacity or of repeats.
-    about, target, simulated: of a result without runs.
+    about, target, simulated, started: of a result without runs; started: ISO 8601, "" where nothing says it.
     """
 
     word: str = ""
@@ -36,6 +36,7 @@ class ListRow(msgspec.Struct, frozen=True, kw_only=True):
     about: str = ""
     target: str = ""
     simulated: bool = False
+    started: str = ""
 
 
 class HeldLoad(NamedTuple):

@@ -11,7 +11,18 @@ from functools import reduce
 from typing import Any
 
 MOVING = frozenset(
-    ("started", "ended", "host", "version", "command", "cpu_s", "peak_rss_bytes", "cpu_share_max", "waited_share_max")
+    (
+        "started",
+        "ended",
+        "made",
+        "host",
+        "version",
+        "command",
+        "cpu_s",
+        "peak_rss_bytes",
+        "cpu_share_max",
+        "waited_share_max",
+    )
 )
 """Keys of the wall clock, of this machine, of this version and of this process."""
 VARYING = frozenset(("versions",))

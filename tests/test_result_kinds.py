@@ -484,3 +484,9 @@ def test_a_kind_that_fails_names_its_package_and_stops_nothing(
 def test_the_table_is_open_to_others() -> None:
     assert isinstance(KINDS, OpenTable) and KINDS.group == "loadgen.results"
     assert import_module("loadgen.result_kinds").RUN.name == "run"
+
+
+def test_the_list_says_when_a_size_was_answered(made: Path) -> None:
+    (row,) = [row for row in results_in(made) if row.kind == "size"]
+    assert row.started.startswith("20") and row.outcome.startswith("machines: ")
+    assert row.started[:16].replace("T", " ") in render_text([row])

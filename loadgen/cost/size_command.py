@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +20,7 @@ import typer
 
 from loadgen import result_kinds
 from loadgen.core import format, units
-from loadgen.core.errors import OK, Fault, Faults, UserError, meant
+from loadgen.core.errors import OK, SLO_MISSED, Fault, Faults, UserError, meant
 from loadgen.shell import completion
 from loadgen.shell.options import PACKAGED, AcceptSamplePrices, AllowInvalid, Given, new_folder, takes
 from loadgen.shell.output import print_answer, say
@@ -163,7 +164,9 @@ def size(
         remarks.append(f"exchanged at {'; '.join(book.exchanged)}")
     workload = next(iter(sized))[0].source.workload
     remarks += published_arithmetic(workload)
-    result = size_result.sizing(sized, need, currency=currency, workload=workload, remarks=remarks, version=version())
+    made = datetime.now(UTC).isoformat(timespec="seconds")
+    of = {"currency": currency, "workload": workload, "version": version(), "made": made}
+    result = size_result.sizing(sized, need, remarks=remarks, **of)
     print_answer(result, report(result), as_json=as_json)
     _store(result, out or new_folder(f"size-{workload}"))
     return OK
@@ -304,6 +307,7 @@ def _refuse_other_slo(slo: Sequence[str], evidence: Evidence, source: str) -> No
 
 def _searched(source: str, profile: str, slo: Sequence[str], call: Callable[[list[str]], int]) -> Path:
     """The folder of a search on a simulated machine, run now, or before with the same workload and SLO."""
+    from loadgen.core.results import capacity
     from loadgen.core.workload.loading import text_of
 
     preset = Path(source.removeprefix(SIMULATED))
@@ -316,9 +320,10 @@ def _searched(source: str, profile: str, slo: Sequence[str], call: Callable[[lis
     print(f"loadgen {shlex.join(arguments)}", file=sys.stderr)
     with contextlib.redirect_stdout(sys.stderr):
         code = call(arguments)
-    if code != OK:
+    if code == SLO_MISSED or (code != OK and not (folder / capacity.FILE).is_file()):
+        what = "no load holds" if code == SLO_MISSED else "the search came to no end"
         raise UserError(
-            "no_figure", "the search found no load that holds", source, "see its lines above; a wider --slo"
+            "no_figure", f"{what} on this machine", source, "see the lines of the search above; a wider --slo"
         )
     return folder
 

@@ -40,5 +40,6 @@ def listed(folder: Path) -> ListRow:
         word=said.word(found),
         about=f"{found.workload} · {said.load_words(found.need)}",
         target=", ".join(size.source.name for size in found.sizes),
+        started=found.made,
         simulated=any(size.simulated for size in found.sizes),
     )

@@ -73,6 +73,7 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True):
     workload: str = ""
     remarks: tuple[str, ...] = ()
     version: str = ""  # of loadgen
+    made: str = ""  # when, ISO 8601 in UTC; "" in files of before this field
 
 
 def sizing(
@@ -83,6 +84,7 @@ def sizing(
     workload: str,
     remarks: Sequence[str] = (),
     version: str = "",
+    made: str = "",
 ) -> Sizing:
     """The result of what was sized. Without evidence a source is a published figure."""
     return Sizing(
@@ -92,6 +94,7 @@ def sizing(
         workload=workload,
         remarks=tuple(remarks),
         version=version,
+        made=made,
     )
 
 

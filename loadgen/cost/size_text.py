@@ -87,8 +87,13 @@ def load_words(need: Need) -> str:
 
 def word(found: Sizing) -> str:
     """The outcome in a few words: the machines of each source."""
-    counts = (format.count(size.machines) if size.machines is not None else "none of yours" for size in found.sizes)
-    return f"machines: {', '.join(counts)}"
+    return f"machines: {', '.join(map(_count, found.sizes))}"
+
+
+def _count(size: SizedSource) -> str:
+    if size.machines is None:
+        return "none of yours"
+    return f"{'at most ' if size.source.lower_bound else ''}{size.machines:,}"
 
 
 def answer(size: SizedSource, need: Need, currency: str) -> str:

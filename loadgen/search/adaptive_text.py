@@ -15,6 +15,7 @@ KINDS = {"bracket": "grows", "probe": "narrows", "confirm": "confirms", "sustain
 ENDINGS = {
     "": "it was not over",
     "found": "",
+    "coarse": "after so many steps the limit was still not known as precisely as asked for",
     "none": "no load held: not even a sixteenth of the first one",
     "highest": "the highest load allowed held: give a larger --high",
     "unconfirmed": "steps failed at loads that should have held: the limit moves, or what builds up takes longer than "

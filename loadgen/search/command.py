@@ -330,7 +330,9 @@ def perform(
         say(f"load over {format.counted(target_count, 'target')}: every rate is that of all of them together")
     say(f"search in {trial_runner.folder}: {', '.join(trial_runner.goal.promised)}")
     say(f"repeat with --seed {trial_runner.seed}")
-    if words := report.expected(load_search, trial_s, virtual=trial_runner.settings.virtual):
+    if words := report.expected(
+        load_search, trial_s, virtual=trial_runner.settings.virtual, whole=bool(trial_runner.goal.whole)
+    ):
         say(f"expected: {words}")
     trial_runner.hearers = show.hearers
     trial_runner.go_on = experiment.resuming(trial_runner.folder, plan)

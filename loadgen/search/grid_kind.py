@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadgen.core import format
+from loadgen.core import format, run_folder
 from loadgen.present import html, markdown
 from loadgen.present.section import Report
 from loadgen.result_kinds import RECORDS, ListRow, Remade
@@ -46,7 +46,9 @@ def listed(folder: Path) -> ListRow:
     levels = sum(len(runs) for _, runs in found)
     word = f"{done} of {format.counted(len(found), 'cell')}, {format.counted(levels, 'level')}"
     simulated = plan.of.target.startswith("sim:")
-    return ListRow(word=word, about=plan.of.workload, target=plan.of.target, simulated=simulated)
+    first = next((run for _, runs in found for run in runs), None)
+    started = "" if first is None else run_folder.open_run(first).summary.run.started
+    return ListRow(word=word, about=plan.of.workload, target=plan.of.target, simulated=simulated, started=started)
 
 
 def derived(folder: Path) -> Iterator[Remade]:

@@ -32,6 +32,7 @@ LEVEL = 0.95  # confidence level of the reported interval
 MOST_PROBES = 40
 STEP = 2.0  # factor between loads while no bracket is known
 CONFIRM_AT = 0.80  # a confirmation runs at the load that passes with this probability
+ENOUGH = 24  # trials: what is known then is confirmed, also where its interval is wider than asked for
 CONFIRMATIONS = 4  # failed ones, after which the search gives up
 LAPSE = 0.01  # probability that the outcome of a full-length trial says nothing about the load
 LAPSE_EARLY = 0.05  # the same for a trial that ended early as under
@@ -78,9 +79,10 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a search. `load` None: nothing is known yet, or even the lowest load does not hold (`reason`
     "none").
 
-    reason: "" not finished; "found" precise and confirmed; "none" as above; "highest" the highest load allowed holds;
-    "unconfirmed" the confirmations failed; "probes", "time", "invalid", "gone" (no endpoint any more), "nodes" (no
-    load machine any more), "interrupted": the search stopped with what it knew then.
+    reason: "" not finished; "found" precise and confirmed; "coarse" confirmed, and not precise after `ENOUGH` trials;
+    "none" as above; "highest" the highest load allowed holds; "unconfirmed" the confirmations failed; "probes", "time",
+    "invalid", "gone" (no endpoint any more), "nodes" (no load machine any more), "interrupted": the search stopped with
+    what it knew then.
     """
 
     load: float | None
@@ -111,7 +113,8 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
         return self.confirmed is not None and self.sustained is not True
 
 
-ENDED = ("found", "highest", "none", "unconfirmed")  # reasons of searches that came to their end
+FOUND = ("found", "coarse")  # reasons of searches that confirmed a load
+ENDED = (*FOUND, "highest", "none", "unconfirmed")  # reasons of searches that came to their end
 CONFIRMING = ("confirm", "sustain")
 
 
@@ -136,7 +139,7 @@ def state_of(answer: SearchAnswer, confirmed: bool | None, sustained: bool | Non
         return "sustained" if sustained else "confirmed"
     if answer.reason not in ENDED:
         return "stopped"
-    return "held" if confirmed is not None and answer.reason == "found" else "none"
+    return "held" if confirmed is not None and answer.reason in FOUND else "none"
 
 
 def capacity_of(answer: SearchAnswer, told: Iterable[TrialResult]) -> tuple[float | None, State]:
@@ -151,7 +154,9 @@ def capacity_of(answer: SearchAnswer, told: Iterable[TrialResult]) -> tuple[floa
 def exit_code(answer: SearchAnswer) -> int:
     """The exit code of a search."""
     unsound = dict.fromkeys(("invalid", "gone", "nodes", "probes", "time"), UNSOUND)
-    return (unsound | {"found": OK, "highest": OK, "interrupted": INTERRUPTED}).get(answer.reason, SLO_MISSED)
+    return (unsound | {"found": OK, "coarse": OK, "highest": OK, "interrupted": INTERRUPTED}).get(
+        answer.reason, SLO_MISSED
+    )
 
 
 class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,7 +218,7 @@ class LoadSearch:
     def ask(self) -> NextTrial | None:
         """The next trial; None when the search has ended (see `answer`). The same trial until its result is told."""
         if reason := self._stop_reason():
-            load = self._next_sustain() if reason in ("found", "highest") else None
+            load = self._next_sustain() if reason in (*FOUND, "highest") else None
             return None if load is None else self._trial(load, "sustain")
         bounds = self._bracket()
         if not isinstance(bounds, tuple):
@@ -222,7 +227,7 @@ class LoadSearch:
         end = self._bracket_end(belief)
         if end is not None:
             return self._trial(end, "bracket")
-        if self._precise(belief):
+        if self._precise(belief) or len(self.told) >= ENOUGH:
             return self._trial(self._confirmation_load(belief), "confirm")
         return self._trial(belief.quantile(0.5), "probe")
 
@@ -372,6 +377,8 @@ class LoadSearch:
             bounds = self._bracket()
             if isinstance(bounds, tuple) and self._precise(self._belief(bounds)):
                 return "found"
+            if len(self.told) >= ENOUGH:
+                return "coarse"
         if len(confirmations) >= CONFIRMATIONS and self._confirmed is None:
             return "unconfirmed"
         if len(self.told) >= self.most_probes:

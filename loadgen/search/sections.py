@@ -21,7 +21,7 @@ from loadgen.runs.headline import judged
 from loadgen.runs.levels import curve
 from loadgen.search import text as words
 from loadgen.search.experiment import StoredSearch
-from loadgen.search.load_search import SearchAnswer, TrialResult, capacity_of
+from loadgen.search.load_search import FOUND, SearchAnswer, TrialResult, capacity_of
 from loadgen.search.load_search import evidence as evidence_of
 
 
@@ -41,7 +41,7 @@ def report(
     trials = sorted(told, key=lambda trial: trial.ask.number)
     by_load = sorted(told, key=lambda trial: (trial.ask.load, trial.ask.number))
     levels = msgspec.structs.replace(curve(named), best=evidence) if named else None
-    kind: Kind = "good" if answer.reason == "found" else "bad" if answer.reason == "none" else "warn"
+    kind: Kind = "good" if answer.reason in FOUND else "bad" if answer.reason == "none" else "warn"
     limit = " ".join(_limit(trials, summaries)) or "no load of this search missed the SLO."
     what = () if levels is None else (levels.workload, levels.model)
     sections = [

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from loadgen.core import format
 from loadgen.core.limits import MODEL_ERROR
 from loadgen.present.section import Facts, Section, Table, section
-from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer, TrialResult, capacity_of
+from loadgen.search.load_search import ENOUGH, LoadSearch, NextTrial, SearchAnswer, TrialResult, capacity_of
 
-USUAL_TRIALS, USUAL_LENGTHS, LONGER_LENGTHS = 15, 10.5, 2.5
-"""What a search usually takes: trials, full lengths of load, and more of them for a load that has to be sustained. Ten
-searches of five packaged workloads on sim:gb300-vm took 15 to 19 trials and 8.6 to 18.2 lengths in all (2026-11-24).
+LONGER_LENGTHS = 2.5
+USUAL = {False: (15, 10.5), True: (20, 20.0)}
+"""What a search usually takes: trials, full lengths of load, and more of them (`LONGER_LENGTHS`) for a load that has to
+be sustained; True: with a promise about tasks or classes, whose trials all go on to their end. Searches of the packaged
+workloads on sim:gb300-vm took 15 to 19 trials and 8.5 to 23.5 lengths in all; on tasks and classes 15 to 27 trials and
+16.2 to 35.3 lengths (2026-11-24).
 """
 KINDS = {
     "bracket": "looking for a bracket",
@@ -23,6 +26,8 @@ KINDS = {
 ENDINGS = {
     "": "not finished",
     "found": "found, and confirmed by a run at full length from empty",
+    "coarse": "found, and confirmed by a run at full length from empty; its interval is wider than the precision asked "
+    f"for after {ENOUGH} trials",
     "none": "no load holds: not even the lowest trial did",
     "highest": "the highest load allowed holds: give a larger --high",
     "unconfirmed": "not confirmed: runs at full length failed where they should pass. Either the server does not come "
@@ -37,8 +42,9 @@ ENDINGS = {
 }
 
 
-def expected(search: LoadSearch, trial_s: float, *, virtual: bool) -> str:
-    """What a search will take, in words; "" where it is done. `trial_s`: full length of a trial.
+def expected(search: LoadSearch, trial_s: float, *, virtual: bool, whole: bool = False) -> str:
+    """What a search will take, in words; "" where it is done. `trial_s`: full length of a trial. `whole`: trials go on
+    to their end.
 
     Of one that begins what is usual, right within a factor of two where runs repeat themselves; for all the most.
     """
@@ -50,11 +56,12 @@ def expected(search: LoadSearch, trial_s: float, *, virtual: bool) -> str:
     most = (
         f"{format.counted(left, 'trial')} of {format.duration(trial_s)} or less, {format.duration(longest_s)}, at most"
     )
-    usual_s = (USUAL_LENGTHS + LONGER_LENGTHS * (search.longer > 1)) * trial_s
+    trials, lengths = USUAL[whole]
+    usual_s = (lengths + LONGER_LENGTHS * (search.longer > 1)) * trial_s
     if search.told or usual_s >= longest_s:
         return most
     noisy = "" if virtual else ", more where the server varies from run to run"
-    return f"about {USUAL_TRIALS} trials, {format.duration(usual_s)} of {of}{noisy}; {most}"
+    return f"about {trials} trials, {format.duration(usual_s)} of {of}{noisy}; {most}"
 
 
 def asking(ask: NextTrial, unit: str) -> str:

@@ -110,9 +110,9 @@ HEAD = (
 
 
 def _row(result: StoredResult) -> tuple[str, ...]:
-    curve, shown = result.curve, result.shown
+    curve, shown, when = result.curve, result.shown, result.started[:16].replace("T", " ")
     if curve is None or shown is None:
-        return (result.name, result.kind, result.outcome, result.about, result.target, *("",) * (len(HEAD) - 5))
+        return (result.name, result.kind, result.outcome, result.about, result.target, *("",) * (len(HEAD) - 6), when)
     return (
         result.name,
         result.kind,
@@ -124,7 +124,7 @@ def _row(result: StoredResult) -> tuple[str, ...]:
         format.quantity(shown.output_per_s),
         level_ms(shown, "ttft_p99"),
         level_ms(shown, "tpot_p99"),
-        curve.started[:16].replace("T", " "),
+        when,
     )
 
 

@@ -32,9 +32,10 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
     usd: dict[str, float] = {}
     page: str = ""
     going_on: bool = False
-    about: str = ""  # workload and model, where there is no curve; as are the next two
+    about: str = ""  # workload and model, where there is no curve; as are the next three
     target: str = ""
     simulated: bool = False
+    made: str = ""
     input_tokens: float | None = None
     output_tokens: float | None = None
     hardware: str = ""
@@ -42,7 +43,7 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def started(self) -> str:
-        return self.curve.started if self.curve is not None else ("~" if self.going_on else "")
+        return self.curve.started if self.curve is not None else ("~" if self.going_on else self.made)
 
     @property
     def levels(self) -> tuple[SweepLevel, ...]:

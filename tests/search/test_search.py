@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -33,7 +34,7 @@ from loadgen.mlperf import kind as mlperf_kind
 from loadgen.present import text as as_text
 from loadgen.runs.show import Show
 from loadgen.search import command, experiment, load_search, text, trials
-from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer, TrialResult
+from loadgen.search.load_search import CONFIRMATIONS, ENOUGH, LoadSearch, NextTrial, Outcome, SearchAnswer, TrialResult
 from loadgen.search.watch import Goal, Watch
 from loadgen.shell.app import main
 from loadgen.shell.taken_up import typed_again
@@ -266,6 +267,19 @@ def test_what_is_not_known_is_not_called_none() -> None:
         lines = found_text(asking.answer, asking.told).splitlines()
         said[outcome] = next(line for line in lines if line.startswith("Capacity "))
     assert said == {"over": "Capacity   none", "invalid": "Capacity   not known"}
+
+
+def test_what_is_known_after_many_trials_is_confirmed() -> None:
+    """A server whose limit varies by 4 % from trial to trial: 2 % are not reached."""
+    random, search = Random(3), LoadSearch(low=0.1, high=64.0, start=1.0)
+    while (ask := search.ask()) is not None:
+        outcome: Outcome = "under" if ask.load < random.gauss(10.0, 0.4) else "over"
+        early = outcome == "under" and ask.early_under
+        search.tell(TrialResult(ask=ask, outcome=outcome, early=early, spent_s=60.0, offered=ask.load, noise=0.03))
+    kinds = [result.ask.kind for result in search.told]
+    assert "confirm" not in kinds[:ENOUGH] and kinds[ENOUGH] == "confirm"
+    assert search.answer.reason == "coarse" and len(search.told) <= ENOUGH + CONFIRMATIONS
+    assert search.answer.confirmed is not None and load_search.exit_code(search.answer) == 0
 
 
 @pytest.mark.parametrize(("limits", "reason"), [({"most_probes": 2}, "probes"), ({"most_s": 150.0}, "time")])
@@ -745,6 +759,7 @@ def test_a_search_says_before_it_begins_what_it_will_take() -> None:
     assert usual == (
         "about 15 trials, 2 h 10 min of simulated time; 40 trials of 10 min 00 s or less, 6 h 40 min, at most"
     )
+    assert text.expected(search, 600, virtual=True, whole=True).startswith("about 20 trials, 3 h 45 min")
     real = text.expected(LoadSearch(low=1, high=1000, start=1), 600, virtual=False)
     assert "1 h 45 min of load, more where the server varies from run to run;" in real
     short = LoadSearch(low=1, high=1000, start=1, most_s=1800)
@@ -765,4 +780,4 @@ def test_what_a_search_usually_takes_is_right_within_a_factor_of_two() -> None:
             _tell(search, outcome, early=early, spent_s=600 * ask.lengths * (0.3 if early else 1), sustained=True)
         assert search.answer.reason == "found"
         lengths = search.answer.spent_s / 600
-        assert 0.5 <= lengths / (text.USUAL_LENGTHS + text.LONGER_LENGTHS) <= 2, (true_load, lengths)
+        assert 0.5 <= lengths / (text.USUAL[False][1] + text.LONGER_LENGTHS) <= 2, (true_load, lengths)
