@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,13 +24,27 @@ from loadgen.core.errors import Faults, TargetError, codes
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import Execute
 from loadgen.core.metrics.summary import summarize
+from loadgen.core.results.record import ROW
 from loadgen.core.stats.quantiles import Histogram
+from loadgen.sim.row_columns import RowColumns
 from loadgen.sim.server.options import PHYSICAL
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 LONGEST = 4.0  # times the length of the level: so long is looked ahead
 MOST_REQUESTS = 60_000  # of a level: a simulation of more takes minutes
 STEP = 2**0.25  # between one length and the next: what is needed is known to a fifth
 SHORTEST = 1 / 16  # of the level's length
+
+
+class Ahead(NamedTuple):
+    """A run that lasts longer than its level. `rows`: those of `run`, ordered by `began_ns`, so that what a shorter run
+    would have brought is the first of them, in the memory of all."""
+
+    run: RecordedRun
+    began_ns: NDArray[np.int64]
+    rows: RowColumns
 
 
 def on(settings: Settings) -> Settings:
@@ -53,14 +68,14 @@ def predict(
     `longest`: so many times the length of a level are simulated, up to MOST_REQUESTS (but never less than the level).
     """
     settings = replace(settings, gpus=settings.gpus or checked.contract.gpus)
-    runs: dict[str, tuple[RecordedRun, ...]] = {}
+    runs: dict[str, tuple[Ahead, ...]] = {}
     own: dict[str, float] = {}
     trouble: dict[str, LevelForecast] = {}
     for planned in checked.levels:
         name = planned.level.name
         try:
             runs[name] = _simulated(planned, settings, perform, seed, longest)
-            own[name] = _own_s(planned, runs[name][0])
+            own[name] = _own_s(planned, runs[name][0].run)
         except (Faults, TargetError) as error:
             trouble[name] = LevelForecast(
                 name=name, length_s=0, simulated_s=0, terms=(), trouble=str(error), fault_codes=codes(error)
@@ -72,7 +87,7 @@ def predict(
 
 def _simulated(
     planned: Planned, settings: Settings, perform: Execute, seed: int | None, longest: float
-) -> tuple[RecordedRun, ...]:
+) -> tuple[Ahead, ...]:
     """The runs of a level, each several times as long as it is planned."""
     ahead = longest
     if planned.requests:
@@ -85,20 +100,21 @@ def _simulated(
         with tempfile.TemporaryDirectory() as folder:
             own_seed = {} if seed is None else {"seed": seed + number}
             _, kept = perform(workload.model_copy(update=own_seed), replace(settings, out=Path(folder) / "run"))
-            found.append(replace(read_run(kept, Path(folder)), folder=f"{planned.level.name}/r{number + 1}"))
+            run = replace(read_run(kept, Path(folder)), folder=f"{planned.level.name}/r{number + 1}")
+            found.append(_in_order(run))
     return tuple(found)
 
 
 def _forecast(
     checked: Checked,
     planned: Planned,
-    runs: dict[str, tuple[RecordedRun, ...]],
+    runs: dict[str, tuple[Ahead, ...]],
     own: dict[str, float],
     money: Money | None,
 ) -> LevelForecast:
     """Judges the runs of a level at each length. `own`: the length of one run of each level as it is planned."""
     name, repeats = planned.level.name, planned.level.repeats
-    simulated_s, own_s = _length_s(runs[name][0]), own[name]
+    simulated_s, own_s = _length_s(runs[name][0].run), own[name]
     judged: list[tuple[float, LevelVerdict]] = []
     for length_s in sorted({own_s, *_lengths(own_s, simulated_s)}):
         cut = {
@@ -147,16 +163,25 @@ def _length_s(run: RecordedRun) -> float:
     return sum(planned) if planned else float(due.max() - due.min()) / 1e9
 
 
-def _up_to(run: RecordedRun, length_s: float) -> RecordedRun:
-    """The run as if its measured load had ended after this time."""
-    start_ns = min((stage.start_ns for stage in run.header.stages if stage.measured), default=0)
+def _in_order(run: RecordedRun) -> Ahead:
+    """The run, with its rows in the order in which what they belong to began."""
     began_ns = run.rows["due_ns"]
     if run.header.turns > 1:  # a conversation or task that has begun goes on
         _, of_row = np.unique(run.rows["slot"] // run.header.turns, return_inverse=True)
         first_ns = np.full(of_row.max(initial=-1) + 1, np.iinfo(np.int64).max)
         np.minimum.at(first_ns, of_row, began_ns)
         began_ns = first_ns[of_row]
-    rows = run.rows[began_ns < start_ns + round(length_s * 1e9)]
+    order = np.argsort(began_ns, kind="stable")
+    rows: Any = RowColumns(len(order), {name: run.rows[name][order] for name in ROW.names or ()})
+    return Ahead(replace(run, rows=rows), began_ns[order], rows)
+
+
+def _up_to(ahead: Ahead, length_s: float) -> RecordedRun:
+    """The run as if its measured load had ended after this time."""
+    run = ahead.run
+    start_ns = min((stage.start_ns for stage in run.header.stages if stage.measured), default=0)
+    count = int(np.searchsorted(ahead.began_ns, start_ns + round(length_s * 1e9)))
+    rows: Any = ahead.rows.part(slice(count))
     stages = tuple(
         msgspec.structs.replace(
             stage,

@@ -47,7 +47,7 @@ def part(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float)
     end = int(np.searchsorted(due_ns, due_ns[-1] - stay_ns, "right"))
     if end <= n // 2:
         return SteadyPart(0, n, False)
-    series, firsts = _stretches(due_ns[:end], values[:end], (due_ns[end - 1] - due_ns[0]) / BATCHES)
+    series, firsts = _stretches(due_ns[:end], _ranks(values[:end]), (due_ns[end - 1] - due_ns[0]) / BATCHES)
     start = rising(series)
     return SteadyPart(0, end, False) if start is None else SteadyPart(int(firsts[start]), end, True)
 
@@ -70,7 +70,11 @@ def looks(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float
     r), where r is the correlation of intervals of one stay. r is taken larger than estimated by `errors` standard
     errors (of Fisher's z), because a short sample of a slow queue makes r look small. 0 with too few values.
     """
-    count, r = _of_stays(due_ns, values, stay_ns)
+    return _looks(due_ns, _ranks(values), stay_ns, errors)
+
+
+def _looks(due_ns: NDArray[np.int64], ranks: NDArray[np.float64], stay_ns: float, errors: float) -> float:
+    count, r = _of_stays(due_ns, ranks, stay_ns)
     return 0.0 if r is None else _worth(count, r, errors)
 
 
@@ -81,15 +85,15 @@ def length_for(
 
     With too few values to know, as if nothing correlated: so the least that it can be.
     """
-    _, r = _of_stays(due_ns, values, stay_ns)
+    _, r = _of_stays(due_ns, _ranks(values), stay_ns)
     return stay_ns * bisect.bisect_left(range(MOST_STAYS), looks, FEWEST, key=lambda n: _worth(n, r or 0.0, errors))
 
 
-def _of_stays(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float) -> tuple[int, float | None]:
+def _of_stays(due_ns: NDArray[np.int64], ranks: NDArray[np.float64], stay_ns: float) -> tuple[int, float | None]:
     """How many intervals of one stay have values, and their correlation; None with too few of them."""
-    if len(values) < FEWEST:
+    if len(ranks) < FEWEST:
         return 0, None
-    series, _ = _stretches(due_ns, values, stay_ns)
+    series, _ = _stretches(due_ns, ranks, stay_ns)
     return len(series), max(intervals.correlation(series), 0.0) if len(series) >= FEWEST else None
 
 
@@ -105,10 +109,11 @@ def slow_looks(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: 
     As `looks`, for intervals of one stay, of two, of four ... up to a twentieth of the load: what wanders for minutes
     is hardly seen between one stay and the next. The least of them.
     """
-    count, width = looks(due_ns, values, stay_ns, errors=0.0), stay_ns
+    ranks = _ranks(values)
+    count, width = _looks(due_ns, ranks, stay_ns, errors=0.0), stay_ns
     while count and (due_ns[-1] - due_ns[0]) / (2 * width) >= intervals.BATCHES:
         width *= 2
-        count = min(count, looks(due_ns, values, width, errors=0.0))
+        count = min(count, _looks(due_ns, ranks, width, errors=0.0))
     return count
 
 
@@ -119,12 +124,17 @@ def worst(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float
     return max(element(stay_values, p) for stay_values in np.split(values, firsts[1:]))
 
 
-def _stretches(
-    due_ns: NDArray[np.int64], values: NDArray[np.float64], width_ns: float
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Per interval of time that has values: the mean rank of the values, and the index of its first value."""
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The place of each value among all; equal values get their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]  # equal values get their mean rank
+    ranks: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    return ranks
+
+
+def _stretches(
+    due_ns: NDArray[np.int64], ranks: NDArray[np.float64], width_ns: float
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Per interval of time that has values: their mean rank, and the index of the first of them."""
     places = ((due_ns - due_ns[0]) / max(width_ns, 1.0)).astype(np.int64)
-    _, firsts, sizes = np.unique(places, return_index=True, return_counts=True)
-    return np.add.reduceat(ranks, firsts) / sizes, firsts
+    firsts = np.flatnonzero(np.diff(places, prepend=-1))
+    return np.add.reduceat(ranks, firsts) / np.diff(firsts, append=len(ranks)), firsts

@@ -23,7 +23,7 @@ from queueing import fail, rows, run
 from refusals import refused
 from runs import write as write_run
 
-from loadgen.contracts import quantile_interval, sections, steady_samples
+from loadgen.contracts import prediction, quantile_interval, sections, steady_samples
 from loadgen.contracts import run as validation
 from loadgen.contracts import verdict as judge
 from loadgen.contracts.evaluate import MeasuredLevel
@@ -1032,6 +1032,16 @@ def test_a_dry_run_predicts_the_load_that_each_term_needs(tmp_path: Path, capsys
     assert "40.0 s of load instead of 3 min 00 s" in shortened
     assert "can no longer pass: tpot at p50" in shortened
     assert [word for word in ("undecided", "kept") if word in shortened] == ["undecided", "kept"]
+
+
+def test_a_shorter_run_takes_the_rows_of_the_longer_one_and_no_memory_of_its_own() -> None:
+    whole = run(rows(1, 3000))
+    ahead = prediction._in_order(whole)
+    for length_s in (300, 150, 40):
+        part = prediction._up_to(ahead, length_s)
+        due: Any = part.rows["due_ns"]
+        assert sorted(due.tolist()) == sorted(one for one in whole.rows["due_ns"].tolist() if one < length_s * 1e9)
+        assert np.shares_memory(due, ahead.rows["due_ns"]), "of each length the rows are copied"
 
 
 @pytest.mark.commands
