@@ -102,6 +102,7 @@ class Course:
     ) -> None:
         self.flights = Flights()
         self.replicas = replicas
+        self.ends: list[NDArray[np.int64]] = []  # of the iterations of each replica, once all are over
         self._dispatcher = Dispatcher(schedule, max_in_flight=max_in_flight)
         self.steered = None if steer is None else steer(self._dispatcher)
         self._looks = list(looks)
@@ -338,10 +339,10 @@ def simulate(
     finally:
         if collecting:
             gc.enable()
-    ends = [np.array(replica.ends, np.int64) for replica in replicas]
+    course.ends = [np.asarray(replica.ends, np.int64) for replica in replicas]
     flights, course.flights = course.flights, Flights()  # they are forgotten with the rows: 150 MB of a rack's run
     results = outcome(
-        flights, ends, course.timetable,
+        flights, course.ends, course.timetable,
         interval=system.interval, source=source, kept_cache=system.limits.block_reuse,
     )  # fmt: skip
     return results, course
@@ -505,7 +506,7 @@ def _with_target(header: Header, preset: Preset, settings: Settings) -> Header:
 
 def _final_header(header: Header, preset: Preset, course: Course, requests: prompts.Prompts) -> Header:
     replicas = course.replicas
-    steps = sum(len(replica.ends) for replica in replicas)
+    steps = sum(map(len, course.ends))
     mean_batch = sum(replica.decoded for replica in replicas) / steps if steps else 0.0
     minimum = preset.valid_from_sequences.value
     if mean_batch < minimum:
@@ -538,7 +539,7 @@ def _sizes(spec: Any, requests: Any, per_block: int, settings: Settings) -> Size
 
 def _own_second(results: VirtualRows, course: Course, cpu_s: float) -> Second:
     """What the simulation itself used. `span_s` is 0, so that it is not taken for the load of a client."""
-    last = max((replica.ends[-1] for replica in course.replicas if replica.ends), default=0)
+    last = max((int(ends[-1]) for ends in course.ends if len(ends)), default=0)
     return Second(
         t_s=last / 1e9,
         span_s=0.0,

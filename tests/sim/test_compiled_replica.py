@@ -81,7 +81,7 @@ def script(cls: Any, limits: ServerLimits, asked: list[tuple[int, int, int, int]
         assert replica.end_of(len(replica.ends) - 1) == replica.ends[-1]
         last = replica.ends[-1]
         replica.forget()
-        assert replica.ends == [last]
+        assert list(replica.ends) == [last]
     return said
 
 

@@ -66,7 +66,7 @@ def books_are_balanced(replica: Replica) -> None:
 def test_a_prompt_alone_takes_the_roofline(costs: Costs, prompt: int, expected_ns: float) -> None:
     replica = Replica(costs, WIDE)
     [one] = drive(replica, [SimRequest("a", 0, prompt, 1)])
-    assert replica.ends == [math.floor(expected_ns) + 1]
+    assert list(replica.ends) == [math.floor(expected_ns) + 1]
     assert (one.first, one.last) == (0, 0)
 
 

@@ -1015,16 +1015,12 @@ static PyObject *replica_started(Replica *self, void *none)
 
 static PyObject *replica_ends(Replica *self, void *none)
 {
-    Py_ssize_t count = self->ends.used / 8;
-    PyObject *list = PyList_New(count);
-    for (Py_ssize_t i = 0; list != NULL && i < count; i++) {
-        PyObject *end = PyLong_FromLongLong(end_at(self, i));
-        if (end == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SetItem(list, i, end);
-    }
-    return list;
+    PyObject *module = PyImport_ImportModule("array"), *made = NULL;
+    const char *data = self->ends.used ? (const char *)self->ends.data : "";
+    if (module != NULL)
+        made = PyObject_CallMethod(module, "array", "sy#", "q", data, (Py_ssize_t)self->ends.used);
+    Py_XDECREF(module);
+    return made;
 }
 
 static PyObject *replica_queued(Replica *self, void *none)

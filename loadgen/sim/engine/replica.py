@@ -10,6 +10,7 @@ when its prefill ends, so no work is done per token. The HTTP endpoint and the v
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass
@@ -105,7 +106,7 @@ class PurePythonReplica:
         self.decoded = 0  # sum of `decoding` over all finished iterations
         self.iteration = 0  # finished iterations
         self.end_ns = NEVER
-        self.ends: list[int] = []
+        self.ends = array("q")
         self.context_requests = self.context_tokens = 0  # prefilled in the current iteration
         self.pauses = 0
         self.hits = self.misses = 0  # prompt blocks found in the cache at admission, and not found
