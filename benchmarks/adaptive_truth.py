@@ -160,7 +160,8 @@ def probe(world: World, ask: load_search.NextTrial, seed: int) -> load_search.Tr
     outcome: Any = "under" if holds(world, rows) else "over"
     early, spent_s, seen_s = False, full_ns / S, world.lengths.full
     for now in range(LOOK_S * S, full_ns, LOOK_S * S):
-        if decision := trial_watch.look(now, rows[: np.searchsorted(rows["done_ns"], now, "right")]):
+        begin, end = np.searchsorted(rows["done_ns"], (now - LOOK_S * S, now), "right")
+        if decision := trial_watch.look(now, rows[begin:end]):
             in_flight = rows[(rows["due_ns"] <= now) & (rows["done_ns"] > now)]
             outcome, early, seen_s = decision.outcome, True, min(now / S, world.lengths.full)
             spent_s = int(in_flight["done_ns"].max(initial=now)) / S

@@ -91,7 +91,8 @@ def probe(where: World, ask: load_search.NextTrial, seed: int) -> load_search.Tr
     outcome, why, early, spent_s, now = None, "", False, 0.0, 0
     full_ns = int(rows["done_ns"].max())
     for now in range(LOOK_S * S, full_ns, LOOK_S * S):
-        if decision := trial_watch.look(now, rows[: np.searchsorted(rows["done_ns"], now, "right")]):
+        begin, end = np.searchsorted(rows["done_ns"], (now - LOOK_S * S, now), "right")
+        if decision := trial_watch.look(now, rows[begin:end]):
             outcome, why, early = decision.outcome, decision.why, True
             stop_s = min(now / S, where.full_s)
             _, cut = run(where, ask.load, seed, stop_s)

@@ -36,7 +36,7 @@ from loadgen.core.execution.events import (
 from loadgen.core.execution.run import Execute
 from loadgen.core.metrics import columns, outcomes, reasons
 from loadgen.core.results import checksums, store
-from loadgen.core.results.record import ROW, joined, picked
+from loadgen.core.results.record import picked
 from loadgen.core.results.spool import Tail
 from loadgen.core.schedule.arrivals import at_load
 from loadgen.core.slo import Slo
@@ -110,23 +110,21 @@ class Trials:
 
         async def follow(watch: Watch, folder: Path, load: RunningLoad) -> None:
             nonlocal decision
-            rows = np.zeros(0, ROW)
+            now_ns = 0
             with contextlib.closing(Tail(folder)) as tail:
                 while decision is None:
                     await asyncio.sleep(self.look_s)
-                    rows = joined((rows, _finished(tail.rows())))
-                    decision = watch.look(int(rows["done_ns"].max(initial=0)), rows)
+                    news = _finished(tail.rows())
+                    now_ns = int(news["done_ns"].max(initial=now_ns))
+                    decision = watch.look(now_ns, news)
             load.decided = True
             if decision.at_ns < int(watch.due_ns[-1]):  # later there is nothing left to start
                 load.stop()
 
         def decides(watch: Watch) -> Look:
-            rows = np.zeros(0, ROW)
-
             def ends(now_ns: int, news: NDArray[np.void]) -> bool:
-                nonlocal rows, decision
-                rows = joined((rows, _finished(news)))
-                decision = watch.look(now_ns, rows)
+                nonlocal decision
+                decision = watch.look(now_ns, _finished(news))
                 return decision is not None
 
             return Look(round(self.look_s * S), ends)

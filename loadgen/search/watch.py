@@ -14,7 +14,7 @@ import numpy as np
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import outcomes, sustainable
 from loadgen.core.metrics.columns import Columns
-from loadgen.core.results.record import KIND, picked
+from loadgen.core.results.record import KIND, ROW, joined, picked
 from loadgen.core.slo import Slo
 from loadgen.core.stats import early_stopping, intervals, trend
 from loadgen.core.stats.quantiles import element, support
@@ -114,25 +114,37 @@ class Watch:
         self.planned = len(due_ns) if planned is None else planned
         self.allowed = goal.allowed(self.planned)
         self.early_under = early_under and planned is None and not goal.whole
+        self._counts = np.zeros(len(goal.names), np.int64)
+        self._rows = np.zeros(0, ROW)
+        self._missed = goal.misses(self._rows)
 
-    def look(self, now_ns: int, rows: NDArray[np.void]) -> Decision | None:
-        """Examine the trial at `now_ns`. `rows`: all records so far, in any order. None: not decided yet.
+    def look(self, now_ns: int, news: NDArray[np.void]) -> Decision | None:
+        """Examine the trial at `now_ns`. `news`: the records since the last look, in any order. None: not decided yet.
 
         Instants count from the start of the schedule.
         """
-        return self._look(now_ns, rows, self.goal.misses(rows))
+        missed = self.goal.misses(news)
+        self._counts += missed.sum(axis=1)
+        if self.early_under:
+            self._rows = joined((self._rows, news))
+            self._missed = np.concatenate((self._missed, missed), axis=1)
+        return self._decide(now_ns, self._counts, self._rows, self._missed)
 
     def first(self, rows: NDArray[np.void], every_ns: int) -> Decision | None:
         """What looks at a finished trial would have decided first. `rows`: in the order in which the requests ended."""
         missed = self.goal.misses(rows)
+        counts = np.pad(missed.cumsum(axis=1), ((0, 0), (1, 0)))
         for now_ns in range(every_ns, int(rows["done_ns"].max(initial=0)), every_ns):
-            count = np.searchsorted(rows["done_ns"], now_ns, "right")
-            if decision := self._look(now_ns, rows[:count], missed[:, :count]):
+            seen = np.searchsorted(rows["done_ns"], now_ns, "right")
+            if decision := self._decide(now_ns, counts[:, seen], rows[:seen], missed[:, :seen]):
                 return decision
         return None
 
-    def _look(self, now_ns: int, rows: NDArray[np.void], missed: NDArray[np.bool_]) -> Decision | None:
-        for name, count, allowed in zip(self.goal.names, missed.sum(axis=1), self.allowed, strict=True):
+    def _decide(
+        self, now_ns: int, counts: NDArray[np.int64], rows: NDArray[np.void], missed: NDArray[np.bool_]
+    ) -> Decision | None:
+        """`counts`: the misses so far, per name. `rows`, `missed`: what they are counted over, where `early_under`."""
+        for name, count, allowed in zip(self.goal.names, counts.tolist(), self.allowed, strict=True):
             if count > max(allowed, -1):
                 why = f"{count:,} of {self.planned:,} planned requests miss {name}, {max(allowed, 0):,} allowed"
                 return Decision("over", "misses", why, now_ns)
