@@ -96,10 +96,12 @@ class Case(NamedTuple):
     length_s: float
     folder: Path
     simulated: bool
+    search_flags: tuple[str, ...] = ()
+    repeats: int = REPEATS
 
     def search(self, name: str, *more: str) -> list[str]:
         length = f"{self.length_s:g}s"
-        flags = ("-d", length, "--max-probes", "120", "--seed", "21", "-o", name)
+        flags = ("-d", length, "--max-probes", "120", "--seed", "21", *self.search_flags, "-o", name)
         return ["search", self.workload, *self.target, *self.slo, *flags, *more]
 
     def run(self, name: str, *more: str, lengths: float = 2) -> list[str]:
@@ -373,12 +375,12 @@ def stop(case: Case, name: str, how: str, spent_s: float) -> None:
 
 def same_load(case: Case, rate: float) -> Iterator[Said]:
     """Runs at one load by other commands, held against the interval of one run more of it."""
-    runs = [summary_of(case, f"r{i + 1}") for i in range(REPEATS)]
+    runs = [summary_of(case, f"r{i + 1}") for i in range(case.repeats)]
     for name, of in FIGURES.items():
         values = [of(one) for one in runs]
         mean = statistics.fmean(values)
-        half = t_quantile(0.5 + LEVEL / 2, REPEATS - 1) * statistics.stdev(values) * math.sqrt(1 + 1 / REPEATS)
-        yield Said(name, f"{REPEATS} runs at that load", mean, mean - half, mean + half)
+        half = t_quantile(0.5 + LEVEL / 2, len(runs) - 1) * statistics.stdev(values) * math.sqrt(1 + 1 / len(runs))
+        yield Said(name, f"{len(runs)} runs at that load", mean, mean - half, mean + half)
     search = json.loads((case.folder / "search" / "capacity.json").read_bytes())["evidence"]
     yield from figures(summary_of(case, f"search/{search}"), "the search's own run", EMPTY)
     stays = [(one["sessions"]["duration_ms"] if one.get("sessions") else one["e2e_ms"])["mean"] / 1e3 for one in runs]
@@ -407,7 +409,7 @@ FIGURES: dict[str, Callable[[dict[str, Any]], float]] = {
 
 
 def warm(case: Case) -> tuple[str, str]:
-    return "--warmup", f"{max(case.length_s / 2, 20):g}s"
+    return "--warmup", f"{max(case.length_s / 2, 20 if case.simulated else 8):g}s"
 
 
 def summary_of(case: Case, name: str) -> dict[str, Any]:
@@ -464,7 +466,9 @@ def measured(case: Case) -> Iterator[Pair]:
     (case.folder / "prices.yaml").write_text(PRICES)
     told(case, *case.search("search", "--progress", "off"))
     rate = json.loads((case.folder / "search" / "capacity.json").read_bytes())["rate_per_s"]
-    for place in range(REPEATS):
+    if not rate:
+        sys.exit("the search knows no load that holds: longer trials (--length), --search-flags, a wider --slo")
+    for place in range(case.repeats):
         seeded = ("--seed", str(11 + place), "--junit", f"r{place + 1}.xml", "--progress", "off")
         told(case, *case.run(f"r{place + 1}", "--request-rate", f"{rate:.6g}", *warm(case), *seeded))
     yield from held(of_run(case, "r1"))
@@ -492,6 +496,8 @@ def main() -> int:
     flags.add_argument("--length", default="120s", help="of a probe")
     flags.add_argument("--url", default="sim:gb300-vm")
     flags.add_argument("--slo", action="append", help="in place of the workload's limits")
+    flags.add_argument("--search-flags", default="", help="more of the search: --precision 15%%")
+    flags.add_argument("--repeats", type=int, default=REPEATS, help="runs at the load that the search found")
     flags.add_argument("--out", type=Path, help="a folder to keep the results in")
     given = rig.given(flags, cases="qa", length="60s")  # shorter ones confirm nothing
     words: Counter[str] = Counter()
@@ -501,7 +507,8 @@ def main() -> int:
             folder.mkdir(parents=True, exist_ok=True)
             slo = [f"{term}:p99" for term in given.slo or CASES[name]]
             case = Case(name, ("--url", given.url, *GPUS), tuple(word for term in slo for word in ("--slo", term)),
-                        seconds(given.length) * LONGER.get(name, 1), folder, given.url.startswith("sim:"))  # fmt: skip
+                        seconds(given.length) * LONGER.get(name, 1), folder, given.url.startswith("sim:"),
+                        tuple(given.search_flags.split()), given.repeats)  # fmt: skip
             print(f"\n{name} on {given.url}, {', '.join(slo)}\n\n| name | first | beside it | |\n|---|---|---|---|")
             for pair in measured(case):
                 words[pair.word] += 1

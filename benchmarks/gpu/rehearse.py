@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import select
 import shlex
 import shutil
@@ -50,7 +51,7 @@ confidence: 95%
 horizon: {horizon:g}s
 levels:
   - name: half
-    workload: qa
+    workload: qa.yaml
     rate: {rate:.4g}/s
     duration: {seconds:g}s
     warmup: 1s
@@ -69,6 +70,7 @@ class Session:
         self.model: Path = given.model
         self.seconds: float = given.seconds
         self.lanes: int = given.lanes
+        self.output_tokens: int | None = given.output_tokens
         self.length = ["--output-tokens", str(given.output_tokens)] if given.output_tokens else []
         self.energy = [word for source in given.energy or () for word in ("--energy", source)]
         self.steps = [step for step in STEPS if not given.smoke or step.name in SMOKE]
@@ -181,6 +183,10 @@ def validate(session: Session) -> dict[str, Any]:
         tpot=max(2 * tpot_ms(usual), 0.01),
     )  # fmt: skip
     (session.out / "contract.yaml").write_text(text)
+    workload = (Path(__file__).parent.parent.parent / "workloads/qa.yaml").read_text()
+    if session.output_tokens:  # those of the closed loop, whose rate and times are promised
+        workload = re.sub(r"output_tokens: \d+", f"output_tokens: {session.output_tokens}", workload)
+    (session.out / "qa.yaml").write_text(workload)
     for left in ("validation", "bundle.zip"):
         shutil.rmtree(session.out / left, ignore_errors=True)
         (session.out / left).unlink(missing_ok=True)

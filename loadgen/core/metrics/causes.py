@@ -302,19 +302,23 @@ def _queue(case: _Case) -> Cause | None:
     share = case.excess["queue" if accounted else "rest"]
     if as_prefill := accounted and share < MOSTLY and _waits_in_prefill(case):
         share += case.excess["prefill"]
-    first, last = case.ttft[case.time < 1 / 3], case.ttft[case.time >= 2 / 3]
-    if not len(first) or not len(last):  # all was due at once
-        return None
-    early, late = float(np.median(first)) / 1e6, float(np.median(last)) / 1e6
-    if share < MOSTLY or late < GROWTH * early:
+    grew = _growth(case)
+    if share < MOSTLY or not grew:
         return None
     where = "in the server's queue" if accounted else "in the server, probably in its queue"
     if as_prefill:
         where = "in the server, whose account calls it prefill though their prompts are no longer than others"
-    text = f"they waited {where}, which grew: median TTFT {early:,.0f} ms in the first third of the time"
-    return _cause(
-        "queue", share, f"{text}, {late:,.0f} ms in the last", "likely" if accounted and not as_prefill else "possible"
-    )
+    sure = "likely" if accounted and not as_prefill else "possible"
+    return _cause("queue", share, f"they waited {where}, {grew}", sure)
+
+
+def _growth(case: _Case) -> str:
+    """How far TTFT grew from the first third of the time to the last; "" where it did not, or all was due at once."""
+    first, last = case.ttft[case.time < 1 / 3], case.ttft[case.time >= 2 / 3]
+    if not len(first) or not len(last) or np.median(last) < GROWTH * np.median(first):
+        return ""
+    early, late = float(np.median(first)) / 1e6, float(np.median(last)) / 1e6
+    return f"which grew: median TTFT {early:,.0f} ms in the first third of the time, {late:,.0f} ms in the last"
 
 
 def _missed(case: _Case, metric: str, values: NDArray[np.int64]) -> float:
@@ -325,14 +329,15 @@ def _missed(case: _Case, metric: str, values: NDArray[np.int64]) -> float:
 
 
 def _waits(case: _Case) -> Cause | None:
-    """A promise of TTFT that is missed by requests that waited alike, as in a queue that was there from the start."""
-    if not _missed(case, "ttft", case.ttft) or (case.rows["server_queue_ns"] < 0).any():
+    """All waited alike in a queue: one that grew, or that was there from the start and breaks a promise of TTFT."""
+    grew = _growth(case)
+    if not (grew or _missed(case, "ttft", case.ttft)) or (case.rows["server_queue_ns"] < 0).any():
         return None
     queue, whole = float(case.rows["server_queue_ns"].mean()) / 1e6, float(case.ttft.mean()) / 1e6
     if queue < MOSTLY * whole:
         return None
-    text = f"all requests waited in the server's queue, {queue:,.0f} of a mean TTFT of {whole:,.0f} ms"
-    return _cause("queue", queue / whole, f"{text}: more was asked for than it carries")
+    text = f"all requests waited in the server's queue, {f'{grew}; ' if grew else ''}{queue:,.0f} of a mean TTFT of"
+    return _cause("queue", queue / whole, f"{text} {whole:,.0f} ms: more was asked for than it carries")
 
 
 def _batch(case: _Case) -> Cause | None:

@@ -87,6 +87,23 @@ def test_a_power_cap_is_evidence_where_it_came_with_the_step(capped: bool) -> No
     assert ("held back by a power cap" in said.causes[0].evidence) is capped
 
 
+@pytest.mark.parametrize(("last_ms", "named"), [(2_700, True), (1_400, False)])
+def test_an_overload_in_which_all_waited_about_as_long_is_a_queue(last_ms: int, named: bool) -> None:
+    """240 requests in 1.2 s to a vLLM with 8 sequences: TTFT was 1.1 s early and 2.7 s late, so none took three times
+    as long as the fast ones. Where TTFT does not grow, a queue that was there from the start breaks no promise."""
+    rows, samples = BENCHMARK.simulate("clean", 3)
+    rows = np.sort(rows[rows["first_token_ns"] > 0], order="due_ns")
+    waited = np.linspace(1_100, last_ms, len(rows)).astype("i8") * 1_000_000
+    rows["server_queue_ns"] = waited
+    for column in ("first_event_ns", "first_token_ns", "last_token_ns", "end_ns", "done_ns"):
+        rows[column] += waited
+    said = explain([Columns(rows)], Header(), samples)
+    assert [cause.code for cause in said.causes] == ["queue"] * named, said
+    assert said.slow == 0
+    if named:
+        assert "which grew: median TTFT" in said.text and said.text.startswith("Likely: all requests waited")
+
+
 def test_few_requests_explain_nothing() -> None:
     rows, samples = BENCHMARK.simulate("queue", 3)
     assert explain([Columns(rows[:199])], Header(), samples) == Explanation()
