@@ -8,6 +8,7 @@ request is its turn; of the last request of a task it is the last place, whateve
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,9 @@ from loadgen.core.workload.tasks import most
 
 if TYPE_CHECKING:
     from loadgen.core.workload.tasks import Task, TaskStep
+
+
+LENGTHS_KEPT = 1 << 14  # requests: a prompt of a task is as long as all that it continues
 
 
 class _Context(NamedTuple):
@@ -53,6 +57,7 @@ class TaskPrompts(SyntheticPrompts):
         self._tools_tokens = sum(tool.schema_tokens for tool in known.values())
         self._corpora = {name: _corpus(step, self._lengths_key) for name, step in task.steps.items() if step.documents}
         self._documents = {name: law(task.steps[name].documents.count) for name in self._corpora}  # type: ignore[union-attr]
+        self._lengths = functools.lru_cache(LENGTHS_KEPT)(self._drawn)
 
     def __getitem__(self, number: int) -> Request:
         return self._built(number, {})
@@ -104,11 +109,10 @@ class TaskPrompts(SyntheticPrompts):
         begun = nodes[path[-1]].step
         yield begun, self._tools_tokens + self._task.steps[begun].system_tokens
         for one in reversed(path):
-            chunks, tokens = self._documents_of(task, one)
+            chunks, tokens, own, output = self._lengths(task, one)
             for place in range(len(chunks)):
                 yield chunks[: place + 1], tokens
-            own = self._new_tokens(task, one) - len(chunks) * tokens
-            yield task * self.turns + one, own + (self._output(task, one) if one != turn else 0)
+            yield task * self.turns + one, own + (output if one != turn else 0)
 
     def follows_replies(self, number: int) -> bool:
         task, turn = self.turn_of(number)
@@ -128,6 +132,12 @@ class TaskPrompts(SyntheticPrompts):
         return []
 
     # -- lengths -------------------------------------------------------------------------------------------------
+
+    def _drawn(self, task: int, turn: int) -> tuple[tuple[int, ...], int, int, int]:
+        """The chunks of a request, the tokens of each, the other tokens that it brings, and those of its answer."""
+        chunks, of_each = self._documents_of(task, turn)
+        own = self._new_tokens(task, turn) - len(chunks) * of_each
+        return chunks, of_each, own, self._output(task, turn)
 
     def _output(self, task: int, turn: int) -> int:
         return self.graphs.output_tokens(task, turn)

@@ -158,6 +158,13 @@ def test_a_request_has_exactly_the_tokens_of_its_place_in_the_graph(tmp_path: Pa
             ]  # fmt: skip
 
 
+def test_the_lengths_of_a_task_are_drawn_once_not_once_for_each_request_after_them() -> None:
+    made = prompts(load("coding-agent"))
+    numbers = list(made.numbers_of(0))
+    assert len(numbers) > 5 and sum(len(list(made.stretches(number))) for number in numbers) > 3 * len(numbers)
+    assert made._lengths.cache_info().misses == len(numbers)
+
+
 class Clock:
     """Carries a schedule out in virtual time: a request takes `service` of its number."""
 
