@@ -75,3 +75,13 @@ def test_a_run_that_is_over_before_the_first_look_gives_no_figure(monkeypatch: p
     assert rivals.true(SendLog("all").drain())[4:] == (0, 0)
     nothing = {"requests": dict.fromkeys(("ok", "scheduled", "unfinished", "cancelled"), 0), "verdict": {}}
     assert soak.judge([(0.0, {}, 0)], nothing, "")
+
+
+@pytest.mark.processes  # git, for the tree that the page names
+def test_the_page_of_a_rehearsal_takes_only_loads_for_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a search leaves has output tokens per second too, and no share of cached ones."""
+    for folder in ("benchmarks", "benchmarks/gpu"):
+        monkeypatch.syspath_prepend(ROOT / folder)
+    search = {"output_tokens_per_s": 0.0, "state": "none", "confirmed": False, "bound_why": "it was stopped"}
+    text = import_module("page").page({"look": {}, "engine": {}, "search": search})
+    assert "Search: none, confirmed: False; it was stopped" in text and "| search |" not in text

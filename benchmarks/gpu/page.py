@@ -59,7 +59,7 @@ def page(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
     ]  # fmt: skip
     rows = []
     for name, found in steps.items():
-        if found is None or "output_tokens_per_s" not in found:
+        if found is None or "cached_share" not in found:  # not a load
             continue
         cached = None if found["cached_share"] is None else f"{found['cached_share']:.0%}"
         rows.append([
