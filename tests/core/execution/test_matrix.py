@@ -39,7 +39,7 @@ from loadgen.sim.server.faults import NAMES
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import LoggedRequest, parse_log
 
-TOKENS, SHARE = 8, 0.14  # the share of requests that each fault of a cell strikes
+REQUESTS, TOKENS, SHARE = 36, 8, 0.09  # the share of requests that each fault of a cell strikes
 STALL_MS = 500
 HELD_UP = 200  # answers of the endpoint: two seconds where nothing else runs
 AT = {
@@ -54,10 +54,10 @@ ASKED = {  # how it is asked: settings
     "whole": {"stream": False},
 }
 LOADS = {
-    "open": ({"request_rate": "400", "num_requests": "24"}, ""),
-    "closed": ({"concurrency": "5", "num_requests": "24"}, ""),
+    "open": ({"request_rate": "400", "num_requests": str(REQUESTS)}, ""),
+    "closed": ({"concurrency": "5", "num_requests": str(REQUESTS)}, ""),
     "sessions": (
-        {"concurrency": "4", "num_requests": "8"},
+        {"concurrency": "4", "num_requests": str(REQUESTS // 3)},
         "  turns: {count: 3, tool_result_tokens: 3, tool_time: 1ms}\n",
     ),
 }
@@ -84,11 +84,11 @@ def groups() -> Iterator[tuple[tuple[str, ...], str]]:
         faults = [fault for fault, how in KINDS_OF_FAULT if how == asked]
         stalls = [fault for fault in faults if fault.startswith("stall")]
         others = [fault for fault in faults if fault not in stalls]
-        yield from ((tuple(few), asked) for few in (stalls, *(others[i::13] for i in range(13))))
+        yield from ((tuple(few), asked) for few in (stalls, *(others[i::7] for i in range(7))))
 
 
 GROUPS = [
-    pytest.param(*group, id=f"{'+'.join(group[0])}-{group[1]}", marks=[pytest.mark.early] * (i % 14 == 0))
+    pytest.param(*group, id=f"{'+'.join(group[0])}-{group[1]}", marks=[pytest.mark.early] * (i % 8 == 0))
     for i, group in enumerate(groups())
 ]
 
@@ -203,7 +203,7 @@ def one_cell(folder: Path, url: str, known: Known, faults: tuple[str, ...], aske
     requests = summary.requests
     assert sorted(slots) == list(range(requests.scheduled)), "each slot has exactly one record"
     parts = ("ok", "failed", "dropped", "cancelled", "unfinished", "lost")
-    assert sum(getattr(requests, part) for part in parts) == requests.scheduled == 24
+    assert sum(getattr(requests, part) for part in parts) == requests.scheduled == REQUESTS
     assert Counter(STATUSES[status] for status in rows["status"].tolist()) == Counter(
         {part: number for part in parts if (number := getattr(requests, part))}
     )
