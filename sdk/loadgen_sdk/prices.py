@@ -24,8 +24,13 @@ def token_costs(
 
     The kinds: input that neither came from a cache nor was written to one; written to a cache; from a cache; output.
     """
-    plain, written, cached, output = (count * price / MILLION for count, price in zip(tokens, prices, strict=True))
-    return plain, written, cached, output
+    (plain, written, cached, output), (input_price, write_price, cached_price, output_price) = tokens, prices
+    return (
+        plain * input_price / MILLION,
+        written * write_price / MILLION,
+        cached * cached_price / MILLION,
+        output * output_price / MILLION,
+    )
 
 
 class TokenPrice(msgspec.Struct, frozen=True):

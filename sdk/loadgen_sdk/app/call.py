@@ -119,6 +119,7 @@ class Call:
     attempt_started = NEVER
     reported = False
     _head: Any = NO_HEADERS  # of the last response, as the HTTP library has it
+    has_head = False
     _shape: CallShape | None = None
     _context: Context | None = None
     spans: tuple[Any, ...] = ()
@@ -151,10 +152,6 @@ class Call:
     @property
     def server(self) -> str:
         return self.setting.server
-
-    @property
-    def has_head(self) -> bool:
-        return self._head is not NO_HEADERS
 
     @property
     def parameters(self) -> dict[str, int | float]:
@@ -205,7 +202,7 @@ class Call:
 
     def head_received(self, headers: Any, *, refused: bool = False) -> None:
         """The head of a response has arrived. Its headers are read when they are needed."""
-        self._head = headers
+        self._head, self.has_head = headers, headers is not NO_HEADERS
         if self.permit is not None:
             self.permit.heed(read_once(headers), refused=refused)
 

@@ -10,7 +10,6 @@ import asyncio
 import functools
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from contextvars import Context, ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -231,8 +230,10 @@ def attach(owner: object, measurement: Measurement) -> None:
         if not isinstance(vars(kind).get("measurement"), property):
             kind.measurement = property(_attached)
         return
-    with suppress(AttributeError, TypeError):
+    try:  # `suppress` costs as much as all the rest
         object.__setattr__(owner, "measurement", measurement)  # past pydantic
+    except (AttributeError, TypeError):
+        pass
 
 
 class _Fields(set[str]):

@@ -184,9 +184,9 @@ class ObservedCall:
         self._report("failed" if error else "ok", Failure("error_event", error) if error else None, answer)
 
     def _report(self, status: Status, failure: Failure | None, answer: Any = None, code: str = "") -> None:
-        if self.reported:
-            return
         call, tracker = self.call, self.tracker
+        if call.reported:
+            return
         instants, usage = tracker.instants, tracker.usage()
         uncounted = usage.input is None or usage.output is None
         if uncounted and status == "ok" and call.policy.prices is not None and call.api in TEXT:

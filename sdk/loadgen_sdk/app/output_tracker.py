@@ -214,7 +214,7 @@ _counted_batches: set[str] = set()  # whose tokens have been told: an applicatio
 
 def _written(usage: Any, inputs: Any) -> int | None:
     """Tokens written to the server's cache: OpenAI says it of the input, gateways in front of Anthropic beside it."""
-    told = _rare(inputs, "cache_write_tokens")
+    told = None if inputs is None else _rare(inputs, "cache_write_tokens")
     return _rare(usage, "cache_creation_input_tokens") if told is None else told
 
 

@@ -5,6 +5,7 @@ Pure but for the wall clock, which is read where a server names an instant.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -61,6 +62,7 @@ MOST_NAMES = 1024  # names that are remembered
 _useful_names = _UsefulNames()
 
 
+@functools.lru_cache(MOST_NAMES)
 def _is_timing(name: str) -> bool:
     return name in TIMING_HEADERS or (name.startswith("x-") and name.endswith(("-time", "-ms")))
 
