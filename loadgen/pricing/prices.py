@@ -154,8 +154,11 @@ _WrittenPerToken.synonyms = dict(PerToken.synonyms)
 
 def _per_token(source: Any, handler: GetCoreSchemaHandler) -> Any:
     """An entry is read by the SDK's keys and checks, as the SDK's value."""
-    read = handler(_WrittenPerToken)
-    return no_info_after_validator_function(lambda written: PerToken(**vars(written)), read)
+
+    def value(written: Any) -> Any:  # pydantic 2.10 asks the schema of a union twice, so that it may be one already
+        return written if isinstance(written, PerToken) else PerToken(**vars(written))
+
+    return no_info_after_validator_function(value, handler(_WrittenPerToken))
 
 
 Price = Rented | Owned | PerToken
