@@ -10,20 +10,10 @@ from collections.abc import Iterator
 from functools import reduce
 from typing import Any
 
-MOVING = frozenset(
-    (
-        "started",
-        "ended",
-        "made",
-        "host",
-        "version",
-        "command",
-        "cpu_s",
-        "peak_rss_bytes",
-        "cpu_share_max",
-        "waited_share_max",
-    )
-)
+MOVING = frozenset((
+    "started", "ended", "made", "host", "version", "command", "cpu_s", "peak_rss_bytes", "cpu_share_max",
+    "waited_share_max",
+))  # fmt: skip
 """Keys of the wall clock, of this machine, of this version and of this process."""
 VARYING = frozenset(("versions",))
 """Keys of mappings whose keys are those of this machine."""

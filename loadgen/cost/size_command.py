@@ -164,9 +164,15 @@ def size(
         remarks.append(f"exchanged at {'; '.join(book.exchanged)}")
     workload = next(iter(sized))[0].source.workload
     remarks += published_arithmetic(workload)
-    made = datetime.now(UTC).isoformat(timespec="seconds")
-    of = {"currency": currency, "workload": workload, "version": version(), "made": made}
-    result = size_result.sizing(sized, need, remarks=remarks, **of)
+    result = size_result.sizing(
+        sized,
+        need,
+        currency=currency,
+        workload=workload,
+        remarks=remarks,
+        version=version(),
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
     print_answer(result, report(result), as_json=as_json)
     _store(result, out or new_folder(f"size-{workload}"))
     return OK

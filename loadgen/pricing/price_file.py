@@ -40,11 +40,10 @@ _Report = Callable[[Code, str, Loc, str], None]  # of a fault: its problem, wher
 SAMPLE = Path(__file__).parent.parent / "data" / "prices_sample.yaml"
 EXAMPLE = "docs/prices.example.yaml"
 
-ABSURD: dict[str, tuple[Decimal, Decimal]] = {  # what is paid by the token: in the SDK
-    "per_gpu_hour": (Decimal("0.05"), Decimal(200)),
-    "per_kwh": (Decimal("0.001"), Decimal(5)),
-    "capital_per_gpu": (Decimal(500), Decimal(1_000_000)),
-}
+# As the SDK's `RANGES`, of what is derived, or lies deeper in an entry.
+GPU_HOUR = (Decimal("0.05"), Decimal(200), "per_gpu_hour", "a GPU-hour")
+CAPITAL = (Decimal(500), Decimal(1_000_000), "capital_per_gpu", "a GPU's part of the capital")
+KILOWATT_HOUR = (Decimal("0.001"), Decimal(5), "per_kwh", "a kilowatt-hour")
 
 
 def load_prices(
@@ -135,11 +134,9 @@ def parse(
 
 
 def _with_hint(problem: Fault) -> Fault:
-    return (
-        problem
-        if problem.hint
-        else UserError(problem.code, problem.what, problem.place or problem.where, f"like {EXAMPLE}", key=problem.key)
-    )
+    if problem.hint:
+        return problem
+    return UserError(problem.code, problem.what, problem.place or problem.where, f"like {EXAMPLE}", key=problem.key)
 
 
 def _place(document: Map, label: str, loc: Loc) -> Place:
@@ -235,10 +232,7 @@ def _identity(price: Price) -> tuple[str, ...]:
     return (price.provider.lower(), *product, price.region.lower(), price.commitment.lower())
 
 
-_MONEY = (
-    "per_hour", "per_gpu_hour", "per_million_input", "per_million_output", "per_million_cached",
-    "per_million_cache_write", "egress_per_gb", "capital", "storage_per_month", "support_per_month",
-)  # fmt: skip
+_MONEY = (*RANGES, "per_hour", "per_gpu_hour", "capital", "storage_per_month", "support_per_month")
 
 
 def _exchanged(
@@ -292,15 +286,13 @@ def _implausible(entries: Sequence[Located], document: Map, label: str, currency
 def _amounts_to_check(price: Price) -> Iterator[tuple[tuple[str, ...], Decimal, Decimal, Decimal, str, str]]:
     if isinstance(price, Rented):
         if price.per_gpu_hour is not None:
-            yield ("per_gpu_hour",), price.per_gpu_hour, *ABSURD["per_gpu_hour"], "per_gpu_hour", "a GPU-hour"
+            yield ("per_gpu_hour",), price.per_gpu_hour, *GPU_HOUR
         if price.per_hour is not None and price.gpus is not None:
-            per_gpu = round(price.per_hour / price.gpus, 6)
-            yield ("per_hour",), per_gpu, *ABSURD["per_gpu_hour"], "per_gpu_hour", "a GPU-hour"
+            yield ("per_hour",), round(price.per_hour / price.gpus, 6), *GPU_HOUR
     if isinstance(price, Owned):
-        part = round(price.capital / price.gpus, 2)
-        yield ("capital",), part, *ABSURD["capital_per_gpu"], "capital_per_gpu", "a GPU's part of the capital"
+        yield ("capital",), round(price.capital / price.gpus, 2), *CAPITAL
     if not isinstance(price, PerToken) and price.energy is not None and price.energy.per_kwh is not None:
-        yield ("energy", "per_kwh"), price.energy.per_kwh, *ABSURD["per_kwh"], "per_kwh", "a kilowatt-hour"
+        yield ("energy", "per_kwh"), price.energy.per_kwh, *KILOWATT_HOUR
     for key, limits in RANGES.items():
         if (amount := getattr(price, key, None)) is not None:
             yield (key,), amount, *limits

@@ -154,11 +154,8 @@ _WrittenPerToken.synonyms = dict(PerToken.synonyms)
 
 def _per_token(source: Any, handler: GetCoreSchemaHandler) -> Any:
     """An entry is read by the SDK's keys and checks, as the SDK's value."""
-
-    def value(written: Any) -> Any:  # pydantic 2.10 asks the schema of a union twice, so that it may be one already
-        return written if isinstance(written, PerToken) else PerToken(**vars(written))
-
-    return no_info_after_validator_function(value, handler(_WrittenPerToken))
+    read = handler.generate_schema(_WrittenPerToken)  # `handler` itself: pydantic 2.10 then makes the value twice
+    return no_info_after_validator_function(lambda written: PerToken(**vars(written)), read)
 
 
 Price = Rented | Owned | PerToken

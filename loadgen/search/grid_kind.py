@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadgen.core import format, run_folder
+from loadgen.core import format
 from loadgen.present import html, markdown
 from loadgen.present.section import Report
 from loadgen.result_kinds import RECORDS, ListRow, Remade
+from loadgen.runs.kind import kept
 from loadgen.runs.levels import exit_code
 from loadgen.search import grid, grid_text
 from loadgen.search.grid import GridResult
@@ -46,8 +47,8 @@ def listed(folder: Path) -> ListRow:
     levels = sum(len(runs) for _, runs in found)
     word = f"{done} of {format.counted(len(found), 'cell')}, {format.counted(levels, 'level')}"
     simulated = plan.of.target.startswith("sim:")
-    first = next((run for _, runs in found for run in runs), None)
-    started = "" if first is None else run_folder.open_run(first).summary.run.started
+    named = kept(folder, [run for _, runs in found for run in runs][:1])
+    started = named[0][1].run.started if named else ""
     return ListRow(word=word, about=plan.of.workload, target=plan.of.target, simulated=simulated, started=started)
 
 

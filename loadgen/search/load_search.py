@@ -153,10 +153,9 @@ def capacity_of(answer: SearchAnswer, told: Iterable[TrialResult]) -> tuple[floa
 
 def exit_code(answer: SearchAnswer) -> int:
     """The exit code of a search."""
+    ok = dict.fromkeys((*FOUND, "highest"), OK)
     unsound = dict.fromkeys(("invalid", "gone", "nodes", "probes", "time"), UNSOUND)
-    return (unsound | {"found": OK, "coarse": OK, "highest": OK, "interrupted": INTERRUPTED}).get(
-        answer.reason, SLO_MISSED
-    )
+    return (ok | unsound | {"interrupted": INTERRUPTED}).get(answer.reason, SLO_MISSED)
 
 
 class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):

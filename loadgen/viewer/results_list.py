@@ -90,8 +90,15 @@ def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
         return empty
     try:
         row: ListRow = result_kinds.call(kind, "listed", folder)
-        of = {"word": row.word, "answer": row.answer, "about": row.about, "target": row.target}
-        shown = msgspec.structs.replace(empty, **of, simulated=row.simulated, made=row.started)
+        shown = msgspec.structs.replace(
+            empty,
+            word=row.word,
+            answer=row.answer,
+            about=row.about,
+            target=row.target,
+            simulated=row.simulated,
+            made=row.started,
+        )
         if not row.named:
             return shown if row.word else msgspec.structs.replace(shown, word="nothing was summarized")
         usd = {run: _usd(summary, prices) for run, summary in row.named}

@@ -216,8 +216,7 @@ def read_prices(path: str | os.PathLike[str], *, provider: str | None = None) ->
         raise WrongUse("missing_key", f'{path}: missing "currency"', _EXAMPLE)
     of_file = _checked(f"{path}: currency", currency, written["currency"])
     prices = [_entry(f"{path}: per_token[{index}]", entry, of_file) for index, entry in enumerate(entries)]
-    for price, first in twice(prices, lambda one: one.offer, lambda one: one.as_of):
-        at, other = (next(n for n, one in enumerate(prices) if one is which) for which in (price, first))
+    for (at, price), (other, _) in twice(list(enumerate(prices)), lambda one: one[1].offer, lambda one: one[1].as_of):
         problem = f"{path}: per_token[{at}]: two prices for {price.model} of {price.provider}"
         raise WrongUse("duplicate", problem, f"the first is per_token[{other}]; {TELL_APART}")
     found: dict[str, PerToken] = {}
@@ -240,10 +239,8 @@ _EXAMPLE = "like docs/prices.example.yaml: currency:, and per_token: with model,
 
 
 def _token_price(price: PerToken) -> TokenPrice:
-    into, out, cached, write = (
-        None if (amount := getattr(price, key)) is None else float(amount)
-        for key in ("per_million_input", "per_million_output", "per_million_cached", "per_million_cache_write")
-    )
+    amounts = [getattr(price, key) for key in MONEY]
+    into, out, cached, write = (None if amount is None else float(amount) for amount in amounts)
     assert into is not None and out is not None
     return TokenPrice(into, out, cached, price.currency or "", write)
 
