@@ -131,14 +131,19 @@ def _alone(code: Code, what: str, place: Place, hint: str) -> Faults:
 def _refuse_depth(text: str, file: str) -> None:
     """Raise `Faults` for deep nesting. Composing recurses in C and would crash; parsing to events does not recurse."""
     depth = 0
-    for event in yaml.parse(text, Loader=Loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > DEEPEST:
-            spot = Spot(event.start_mark.line + 1, event.start_mark.column + 1)
-            raise _alone("too_large", "nested too deeply", where(file, spot, ""), f"at most {DEEPEST} levels")
+    try:
+        for event in yaml.parse(text, Loader=Loader):
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+            if depth > DEEPEST:
+                spot = Spot(event.start_mark.line + 1, event.start_mark.column + 1)
+                raise _alone("too_large", "nested too deeply", where(file, spot, ""), f"at most {DEEPEST} levels")
+    except yaml.MarkedYAMLError as error:  # libyaml 0.2.6 has a limit of its own, and meets it ahead of the events
+        if error.problem == "exceeded maximum nesting depth" and error.problem_mark is not None:
+            _refuse_depth(text[: error.problem_mark.index], file)
+        raise
 
 
 def _spot(node: yaml.Node) -> Spot:
