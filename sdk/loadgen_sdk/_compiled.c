@@ -241,34 +241,6 @@ static PyType_Spec inbox_spec = {
     .slots = inbox_slots,
 };
 
-/* Put the run behind the reads. -1 with an exception. */
-static int end_run(Inbox *inbox)
-{
-    if (inbox->run_count == 0)
-        return 0;
-    PyObject *stamps = PyList_New(inbox->run_count);
-    if (stamps == NULL)
-        return -1;
-    for (int i = 0; i < inbox->run_count; i++) {
-        PlainRead *read = &inbox->run[i];
-        PyObject *item = read->events == 1 ? PyLong_FromLongLong(read->stamp)
-                                           : Py_BuildValue("LLL", read->stamp, read->events, read->error);
-        if (item == NULL) {
-            Py_DECREF(stamps);
-            return -1;
-        }
-        PyList_SetItem(stamps, i, item);
-    }
-    PyObject *run = Py_BuildValue("NLL", stamps, inbox->run_bytes, inbox->run_read_at);
-    if (run == NULL)
-        return -1;
-    int failed = PyList_Append(inbox->reads, run) < 0;
-    Py_DECREF(run);
-    inbox->run_count = 0;
-    inbox->run_bytes = 0;
-    return failed ? -1 : 0;
-}
-
 /* Whether a read is plain events only, which are then counted in the run of this inbox; -1 with an exception. */
 static int count_plain(Inbox *inbox, const char *data, Py_ssize_t size, int64_t stamp, int64_t read_at, int64_t empty_at)
 {
@@ -480,6 +452,35 @@ static PyObject *receiver_remove(PyObject *self, PyObject *value)
     Py_RETURN_NONE;
 }
 
+/* Put the run behind the reads. -1 with an exception. */
+static int end_run(Receiver *receiver, Inbox *inbox)
+{
+    if (inbox->run_count == 0)
+        return 0;
+    PyObject *stamps = PyList_New(inbox->run_count);
+    if (stamps == NULL)
+        return -1;
+    for (int i = 0; i < inbox->run_count; i++) {
+        PlainRead *read = &inbox->run[i];
+        PyObject *item = read->events == 1 ? PyLong_FromLongLong(read->stamp)
+                                           : Py_BuildValue("LLL", read->stamp, read->events, read->error);
+        if (item == NULL) {
+            Py_DECREF(stamps);
+            return -1;
+        }
+        PyList_SetItem(stamps, i, item);
+    }
+    PyObject *run = Py_BuildValue("NLL", stamps, inbox->run_bytes, inbox->run_read_at);
+    if (run == NULL)
+        return -1;
+    int failed = PyList_Append(inbox->reads, run) < 0;
+    Py_DECREF(run);
+    receiver->waiting += inbox->queued && !failed;
+    inbox->run_count = 0;
+    inbox->run_bytes = 0;
+    return failed ? -1 : 0;
+}
+
 static PyObject *receiver_take(PyObject *self, PyObject *value)
 {
     if (!is_inbox(value))
@@ -490,7 +491,7 @@ static PyObject *receiver_take(PyObject *self, PyObject *value)
         return NULL;
     }
     PyObject *empty = PyList_New(0);
-    if (empty == NULL || end_run(inbox) < 0) {
+    if (empty == NULL || end_run((Receiver *)self, inbox) < 0) {
         Py_XDECREF(empty);
         return NULL;
     }
@@ -505,7 +506,7 @@ static int enqueue(Receiver *receiver, Inbox *inbox)
 {
     if (inbox->queued)
         return 0;
-    if (end_run(inbox) < 0)
+    if (end_run(receiver, inbox) < 0)
         return -1;
     inbox->queued = 1;
     receiver->waiting += PyList_Size(inbox->reads);
@@ -609,7 +610,7 @@ static int64_t read_socket(Receiver *receiver, Inbox *inbox, int64_t previous_po
             }
             return inbox->run_count >= RUN_READS && enqueue(receiver, inbox) < 0 ? -1 : read_at;
         }
-        if (end_run(inbox) < 0)
+        if (end_run(receiver, inbox) < 0)
             return -1;
     }
     PyObject *read = read_tuple(receiver->buffer, size, stamp, read_at, empty_at, wall != 0);

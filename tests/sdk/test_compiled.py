@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from chunk_twins import AFTER, BEFORE, hold_chunks
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from loadgen_sdk.dialects import reader, sse
 from loadgen_sdk.transport import http1, plain, receiver
@@ -196,6 +196,9 @@ def make_pair() -> tuple[socket.socket, socket.socket]:
 
 @settings(RELAXED, max_examples=40)
 @given(STEPS)
+# a run that begins while its inbox is still queued, and ends there: in a read of something else, or as it is taken
+@example([(1, 1), (1, "template"), (1, "plain"), (1, 1)])
+@example([(1, 1), (1, "template"), (1, "plain"), (1, "take")])
 def test_the_same_reads_queue_and_ends(steps: list[tuple[int, Any]]) -> None:
     pure = script(steps, receiver.PurePythonInbox, receiver.PurePythonReceiver)
     assert script(steps, compiled.Inbox, compiled.Receiver) == pure

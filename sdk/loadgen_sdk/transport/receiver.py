@@ -163,7 +163,7 @@ class Receiver:
 
     def take(self, inbox: Inbox) -> list[Read | Run]:
         """The reads of an inbox, which is empty afterwards. If it is queued, it stays in the queue."""
-        _end_run(inbox)
+        self._end_run(inbox)
         reads = inbox.reads
         if reads:
             inbox.reads = []
@@ -326,7 +326,7 @@ class Receiver:
                 if len(inbox.run) >= RUN_READS:
                     self._enqueue(inbox)
                 return read_at
-            _end_run(inbox)
+            self._end_run(inbox)
         reads.append((data, stamp, read_at, empty_at, from_kernel))
         if inbox.queued:
             self.waiting += 1
@@ -342,18 +342,18 @@ class Receiver:
 
     def _enqueue(self, inbox: Inbox) -> None:
         if not inbox.queued:
-            _end_run(inbox)
+            self._end_run(inbox)
             inbox.queued = True
             self.waiting += len(inbox.reads)
             self._queue.append(inbox)
 
-
-def _end_run(inbox: Inbox) -> None:
-    """Put the run behind the reads."""
-    if inbox.run:
-        inbox.reads.append((inbox.run, inbox.run_bytes, inbox.run_read_at))
-        inbox.run = []
-        inbox.run_bytes = 0
+    def _end_run(self, inbox: Inbox) -> None:
+        """Put the run behind the reads."""
+        if inbox.run:
+            inbox.reads.append((inbox.run, inbox.run_bytes, inbox.run_read_at))
+            inbox.run = []
+            inbox.run_bytes = 0
+            self.waiting += inbox.queued  # its reads are counted
 
 
 def error_text(number: int) -> str:
