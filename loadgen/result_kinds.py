@@ -153,7 +153,7 @@ KINDS: OpenTable[ResultKind] = OpenTable(
         _row(
             "runs.repeats_kind: value headline report runs listed comparable derived",
             "runs.levels_kind: document code",
-            name="repeats", markers=("repeats.json",), schema="loadgen.core.metrics.repeats:RepeatSummary",
+            name="repeats", markers=("repeats.json",), schema="loadgen.repeated.repeats:RepeatSummary",
         ),
         _row(
             "mlperf.kind: value headline report document code runs listed comparable derived held sections",

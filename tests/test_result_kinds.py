@@ -148,6 +148,7 @@ OWNERS = {  # a file that names a marker -> why
     "runs/dashboard.py": "reads the header of the run that goes on",
     "evidence/verify.py": "places whose definition has changed, by file; the header of each run",
     "interop/trackers.py": "the files that a tracker is given",
+    "repeated/repeats.py": "its file",
     "result_kinds.py": "the table",
     "telemetry/otel.py": "reads the header of the run that it follows",
     "telemetry/prometheus.py": "reads the header of the run that it follows",

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import OK, Columns
-from loadgen.core.metrics.registry import Metric
 from loadgen.core.metrics.windows import Span, span, spread_tokens
 from loadgen.core.slo import Slo
 from loadgen.core.stats import intervals
 from loadgen.core.stats.quantiles import QUANTILES, SUPPORT, element, index
+from loadgen.repeated.registry import Metric
 
 BLOCKS = (20, 10)  # per run: more blocks miss long disturbances, fewer estimate the spread badly; the wider is used
 RESAMPLES = 300  # enough to know a standard error to 4 %

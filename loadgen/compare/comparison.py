@@ -19,16 +19,17 @@ from loadgen.compare import block_errors
 from loadgen.compare.block_errors import Known
 from loadgen.core import format
 from loadgen.core.limits import CACHED_SHARE, SHORTENED
-from loadgen.core.metrics import outcomes, registry
+from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import OK, of_class, step_of
 from loadgen.core.metrics.parts import ClassSummary, StepSummary
 from loadgen.core.metrics.reasons import STATES
-from loadgen.core.metrics.registry import SHARES, Metric, figure, metric
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.validity import answered_share
 from loadgen.core.results.manifest import ReasonCode, StepPlan
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import LEVEL
+from loadgen.repeated import registry
+from loadgen.repeated.registry import SHARES, Metric, figure, metric
 from loadgen.runs.compared import ComparedRun, Side
 from loadgen.runs.headline import promises
 

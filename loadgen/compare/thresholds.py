@@ -15,7 +15,7 @@ import msgspec
 from loadgen.compare.comparison import UNLIKE, Comparison, Difference
 from loadgen.core import format
 from loadgen.core.errors import Faults, UserError, closest
-from loadgen.core.metrics.registry import SHARES, metric, paths
+from loadgen.repeated.registry import SHARES, metric, paths
 
 _FORM = re.compile(r"\s*([A-Za-z0-9_.]+)\s*(>=|<=|>|<)\s*([+-]?)\s*(\d+(?:\.\d+)?|\.\d+)\s*(%|us|ms|s|)\s*")
 _MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}

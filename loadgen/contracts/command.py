@@ -24,9 +24,9 @@ from loadgen.shell.taken_up import taken_up, to_say
 if TYPE_CHECKING:
     from loadgen.contracts.schema import Checked
     from loadgen.core.execution.plan import Settings
-    from loadgen.core.metrics.repeats import Repetition
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.workload import Overrides, Workload
+    from loadgen.repeated.repeats import Repetition
 
 
 @takes(
@@ -90,8 +90,8 @@ def validate(
     from loadgen.contracts import run, stored, verdict
     from loadgen.contracts.planning import planned_words
     from loadgen.core.execution.folder_names import alone
-    from loadgen.core.metrics.repeats import Repetition
     from loadgen.core.workload.loading import packaged
+    from loadgen.repeated.repeats import Repetition
     from loadgen.runs.show import shown
 
     if contract is None and extend is not None:

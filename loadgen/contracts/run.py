@@ -29,8 +29,6 @@ from loadgen.core.errors import Fault, Faults, TargetError, UserError, codes
 from loadgen.core.execution.folder_names import alone, run_id
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import Execute
-from loadgen.core.metrics import repeats
-from loadgen.core.metrics.repeats import RepeatSummary, Repetition
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import checksums, store
 from loadgen.core.workload import placed
@@ -38,6 +36,8 @@ from loadgen.preflight.target_checks import FAULT, WARNING, Finding
 from loadgen.present import html, junit
 from loadgen.present import text as as_text
 from loadgen.present.section import Report
+from loadgen.repeated import repeats
+from loadgen.repeated.repeats import RepeatSummary, Repetition
 from loadgen.runs.repetition import pause, seeded
 
 if TYPE_CHECKING:

@@ -29,7 +29,6 @@ from loadgen.contracts.verdict import (
     looks_words,
 )
 from loadgen.core import format
-from loadgen.core.metrics.repeats import RepeatSummary
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import Host, TargetFacts
 from loadgen.figures import FIGURES
@@ -52,6 +51,7 @@ from loadgen.present.section import (
     section,
     simulated,
 )
+from loadgen.repeated.repeats import RepeatSummary
 from loadgen.runs import stimulus
 from loadgen.runs.repeats_text import OF_LEVELS, levels_table
 

@@ -20,9 +20,9 @@ from loadgen.shell.taken_up import typed_again
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
-    from loadgen.core.metrics.repeats import Repetition
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.workload import Workload
+    from loadgen.repeated.repeats import Repetition
     from loadgen.runs.show import Show
 
 

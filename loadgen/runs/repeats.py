@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from loadgen.core import format
 
 if TYPE_CHECKING:
-    from loadgen.core.metrics.repeats import RepeatSummary, Repetition
     from loadgen.core.metrics.summary import Summary
+    from loadgen.repeated.repeats import RepeatSummary, Repetition
 
 
 def finish(parent: Path, how: Repetition, named: Sequence[tuple[str, Summary]]) -> RepeatSummary:
     """Store the summary over the repeats in their folder."""
-    from loadgen.core.metrics import repeats
     from loadgen.core.results import checksums, store
+    from loadgen.repeated import repeats
 
     checksums.begin(parent)
     made = repeats.summarize_repeats(named, within=how.within if how.count is None else None)

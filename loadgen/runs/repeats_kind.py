@@ -10,11 +10,11 @@ import msgspec
 
 from loadgen.core import run_folder
 from loadgen.core.errors import UserError
-from loadgen.core.metrics import repeats
-from loadgen.core.metrics.repeats import RepeatSummary, summarize_repeats
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import decoded
 from loadgen.present.section import Report
+from loadgen.repeated import repeats
+from loadgen.repeated.repeats import RepeatSummary, summarize_repeats
 from loadgen.result_kinds import SUMMARIES, ListRow, Remade
 from loadgen.runs import levels_kind as of_runs
 from loadgen.runs import repeats_sections

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from loadgen.core import format
-from loadgen.core.metrics.repeats import RepeatedFigure, RepeatSummary
 from loadgen.present.page import Axis, Band, Chart, Mark, Number, Series
 from loadgen.present.section import (
     Charts,
@@ -19,6 +18,7 @@ from loadgen.present.section import (
     section,
     simulated,
 )
+from loadgen.repeated.repeats import RepeatedFigure, RepeatSummary
 from loadgen.runs import levels_text
 from loadgen.runs import repeats_text as words
 from loadgen.runs.levels import SweepCurve

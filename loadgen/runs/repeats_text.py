@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from loadgen.core import format
-from loadgen.core.metrics.registry import SHARES
-from loadgen.core.metrics.repeats import TIGHT, RepeatedFigure, RepeatSummary
 from loadgen.present.section import Table
+from loadgen.repeated.registry import SHARES
+from loadgen.repeated.repeats import TIGHT, RepeatedFigure, RepeatSummary
 
 MOST_COLUMNS = 5  # runs beside each other; of more only the least and the most
 

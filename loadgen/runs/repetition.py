@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from loadgen.core import format, seeds
 
 if TYPE_CHECKING:
-    from loadgen.core.metrics.repeats import Repetition
     from loadgen.core.workload import Workload
+    from loadgen.repeated.repeats import Repetition
 
 
 def seeded(workload: Workload, number: int, of: str = "repeat") -> Workload:

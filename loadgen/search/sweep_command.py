@@ -13,8 +13,8 @@ from loadgen.shell.options import DryRun, Given, OneWorkload, Strict, new_folder
 from loadgen.shell.output import print_answer, say
 
 if TYPE_CHECKING:
-    from loadgen.core.metrics.repeats import Repetition
     from loadgen.core.metrics.summary import Summary
+    from loadgen.repeated.repeats import Repetition
     from loadgen.search.sweep_run import Sweep
 
 
@@ -93,8 +93,8 @@ def sweep(
 def _repeated(how: Repetition, asked: Sweep, *, as_json: bool, strict: bool) -> int:
     """The whole sweep several times, as r1, r2, ... of one folder: each level's runs lie as far apart as can be."""
     from loadgen.core import run_folder
-    from loadgen.core.metrics.repeats import FILE, summarize_repeats
     from loadgen.core.results import store
+    from loadgen.repeated.repeats import FILE, summarize_repeats
     from loadgen.runs.levels import curve
     from loadgen.runs.repeats_sections import report_of_levels
     from loadgen.runs.repetition import repeat, seeded

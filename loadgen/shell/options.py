@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from loadgen.core.execution.events import Hearer
     from loadgen.core.execution.plan import Settings
     from loadgen.core.execution.run import Execute
-    from loadgen.core.metrics.repeats import Repetition
     from loadgen.core.workload import Overrides, Workload
     from loadgen.pricing.budget import Budget
+    from loadgen.repeated.repeats import Repetition
 
 TARGET = (
     "url", "model", "server", "api", "tokenizer", "extra_body", "headers", "api_key_file", "cacert", "cert", "key",

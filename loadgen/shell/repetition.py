@@ -10,7 +10,7 @@ from loadgen.core.errors import Fault, Faults, UserError, collecting
 from loadgen.shell.run_options import typed
 
 if TYPE_CHECKING:
-    from loadgen.core.metrics.repeats import Repetition
+    from loadgen.repeated.repeats import Repetition
 
 
 def repetition(text: str | None) -> Repetition | None:
@@ -18,7 +18,7 @@ def repetition(text: str | None) -> Repetition | None:
 
     Raises Faults with everything that is wrong.
     """
-    from loadgen.core.metrics import repeats
+    from loadgen.repeated import repeats
 
     if text is None:
         return None

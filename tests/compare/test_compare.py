@@ -23,7 +23,6 @@ from loadgen.compare import text as compared
 from loadgen.compare.block_errors import Known
 from loadgen.compare.comparison import ComparedRun, Difference, Side
 from loadgen.core.errors import Faults
-from loadgen.core.metrics import registry
 from loadgen.core.metrics.summary import load_summary, summarize
 from loadgen.core.results.manifest import Fingerprints
 from loadgen.core.slo import Slo, Term
@@ -31,6 +30,7 @@ from loadgen.core.stats import intervals
 from loadgen.present import junit, table
 from loadgen.present import markdown as as_markdown
 from loadgen.present import text as as_text
+from loadgen.repeated import registry
 from loadgen.shell.app import main
 
 EXAMPLE = places.DATA / "summary_example_rag_gpus.json"

@@ -18,12 +18,12 @@ from loadgen.contracts.stored import again
 from loadgen.core.errors import Faults
 from loadgen.core.execution import run as execution
 from loadgen.core.execution.plan import Settings
-from loadgen.core.metrics.repeats import RepeatSummary, Repetition, summarize_repeats
 from loadgen.core.metrics.summary import Summary, summarize
 from loadgen.core.results import checksums
 from loadgen.core.stats import intervals
 from loadgen.evidence import verify as bundle
 from loadgen.present import text as as_text
+from loadgen.repeated.repeats import RepeatSummary, Repetition, summarize_repeats
 from loadgen.runs import repeats_sections
 from loadgen.runs.levels import curve
 from loadgen.runs.repetition import repeat

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from plugin_packages import forgetting, install
 
 import loadgen
-from loadgen.core.metrics import columns, outcomes, registry
+from loadgen.core.metrics import columns, outcomes
 from loadgen.core.metrics.columns import UNDEFINED, Columns
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary, summarize
 from loadgen.core.results.record import ROW
@@ -26,6 +26,7 @@ from loadgen.core.workload.slo_fields import stop_rule
 from loadgen.evidence.verify import bundle
 from loadgen.figures import FIGURES, PLACES
 from loadgen.plugins import none, resolve
+from loadgen.repeated import registry
 from loadgen.runs import text
 from loadgen.runs.outcome import cases
 from loadgen.shell.app import main

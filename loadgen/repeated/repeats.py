@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from loadgen.core.metrics.registry import SHARES, figure, metric, shown
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import LEVEL
+from loadgen.repeated.registry import SHARES, figure, metric, shown
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
