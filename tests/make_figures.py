@@ -1,12 +1,10 @@
-"""Writes what `docs/summary.md` says of the figures of requests from their rows, and from nothing else.
+"""Writes the table of figures in `docs/summary.md` from their rows, and from nothing else.
 
-Their lines in the table of the summary, and the table of where each is shown. `python tests/make_figures.py` writes
-them again; `core/metrics/test_figures.py` checks that they are what it would write.
+`python tests/make_figures.py` writes it again; `core/metrics/test_figures.py` checks that it is what it would write.
 """
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from loadgen.figures import FIGURES, FigureRow
@@ -14,18 +12,16 @@ from loadgen.figures import FIGURES, FigureRow
 PAGE = Path(__file__).parent.parent / "docs" / "summary.md"
 BEGIN = "<!-- figures: made by tests/make_figures.py from the rows of loadgen/figures.py -->"
 END = "<!-- end of the figures -->"
-HEAD = ("figure", "key", "sample", "better", "guards", "`compare` shows", "also in")
-BETTER = {-1: "lower", 0: "", 1: "higher"}
-
-
-def line(row: FigureRow) -> str:
-    """The line of a figure in the table of the summary."""
-    return f"| `{row.field}` | {row.unit} | {row.meaning} |"
+HEAD = ("figure", "is", "also in")
 
 
 def cells(row: FigureRow) -> tuple[str, ...]:
-    guards, compared = (", ".join(f"`{name}`" for name in names) for names in (row.guards, row.compared))
-    return row.words, f"`{row.name}`", row.sample, BETTER[row.better], guards, compared, ", ".join(row.shown)
+    sample = "" if row.sample == "ok" else f"; of {row.sample}"
+    guards = f" [{', '.join(f'`{code}`' for code in row.guards)}]" if row.guards else ""
+    compared = [f"compare {' '.join(row.compared)}"] if row.compared else []
+    unit = "" if row.unit == "ms" else f" ({row.unit})"
+    name = f"`{row.path}`" + " ↑" * (row.better > 0)
+    return name, row.meaning + unit + sample + guards, ", ".join([*row.shown, *compared])
 
 
 def table() -> str:
@@ -34,13 +30,9 @@ def table() -> str:
 
 
 def page() -> str:
-    """The page with both as they should be."""
+    """The page with the table as it should be."""
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    text, _, behind = before.partition("\n### Summary\n")
-    for row in FIGURES.own:
-        if not row.block:
-            behind = re.sub(rf"^\| `{row.field}` \|.*$", lambda _, row=row: line(row), behind, count=1, flags=re.M)
-    return f"{text}\n### Summary\n{behind}{table()}{rest.partition(END)[2]}"
+    return before + table() + rest.partition(END)[2]
 
 
 if __name__ == "__main__":

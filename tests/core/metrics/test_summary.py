@@ -689,12 +689,19 @@ def structs(kind: Any) -> "itertools.chain[Any]":
     return itertools.chain()
 
 
+def unfolded(pattern: str) -> list[str]:
+    """The names that a pattern of the page stands for: `{start,end}_s` is two."""
+    parts = [part.split(",") for part in re.split(r"[{}]", pattern)]
+    return ["".join(chosen) for chosen in itertools.product(*parts)]
+
+
 def test_every_field_is_documented_and_nothing_else() -> None:
     text = (places.ROOT / "docs" / "summary.md").read_text()
     sections = {part.split("\n", 1)[0].strip(): part for part in re.split(r"^### ", text, flags=re.M)[1:]}
-    rows = {name: re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", part, flags=re.M) for name, part in sections.items()}
-    documented = {name: tuple(re.findall(r"\w+", " ".join(cells))) for name, cells in rows.items()}
-    namespace = {kind.__name__: kind.__struct_fields__ for kind in structs(Summary)}
+    heads = {name: re.findall(r"^- ((?:`[\w{},]+`(?:, )?)+)", part, flags=re.M) for name, part in sections.items()}
+    names = {name: re.findall(r"`([^`]+)`", " ".join(found)) for name, found in heads.items()}
+    documented = {name: sorted(itertools.chain(*map(unfolded, found))) for name, found in names.items() if found}
+    namespace = {kind.__name__: sorted(kind.__struct_fields__) for kind in structs(Summary)}
     assert documented == namespace
 
 
