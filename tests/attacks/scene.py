@@ -191,16 +191,25 @@ def words(codes: tuple[int, ...]) -> str:
     return " or ".join(map(str, codes))
 
 
+def short(command: str) -> str:
+    """A command without the flags that all of its kind have."""
+    shown = [flag for flag in ("--workers 2", "--dataset", "--trace") if flag in command]
+    return " ".join([command.split(maxsplit=1)[0], *shown])
+
+
 def table(rows: list[Row]) -> str:
-    """The rows as they stand in docs/reliability.md."""
-    lines = [
-        "| attack | command | when | exit | says | left on disk | `pytest -m attacks -k` |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    """The rows as they stand in docs/reliability.md: a line for those that end alike."""
+    typed: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
-        typed = row.command.replace("|", "\\|")
-        says = f"`{row.words}`" if row.words else ""
-        lines.append(
-            f"| {row.attack} | `{typed}` | {row.phase} | {words(row.codes)} | {says} | {row.left} | `{row.name}` |"
-        )
-    return "\n".join(lines)
+        said = f" (`{row.words}`)" if row.words else ""
+        end = (row.phase, words(row.codes), row.left)
+        typed.setdefault((row.attack, said, *end), []).append(f"`{short(row.command)}`")
+    lines: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for (attack, said, *end), commands in typed.items():
+        kind, colon, what = attack.rpartition(": ")
+        lines.setdefault((" ".join(commands), *end), {}).setdefault(kind + colon, []).append(what + said)
+    told = ["| attack (what is said) | command | when | exit | left on disk |", "|---|---|---|---|---|"]
+    for rest, kinds in lines.items():
+        attacks = "; ".join(kind + "; ".join(same) for kind, same in kinds.items())
+        told.append(f"| {attacks} | {' | '.join(rest)} |")
+    return "\n".join(told)
