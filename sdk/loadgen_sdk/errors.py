@@ -16,8 +16,12 @@ code is in `http_status`. The generator adds two kinds for slots that were never
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Iterable
 from typing import Literal
+
+log = logging.getLogger("loadgen_sdk")
 
 KINDS = (
     "",
@@ -150,3 +154,11 @@ def refuse_unknown(given: Iterable[str], known: type, what: str) -> None:
     names = known.__annotations__
     if (unknown := next((name for name in given if name not in names), None)) is not None:
         raise TypeError(f"{what} got an unexpected keyword argument {unknown!r}")
+
+
+def warn(text: str, category: type[Warning] = UserWarning, *, stacklevel: int) -> None:
+    """`warnings.warn` inside a call of the application: where filters make an error of it, it is logged, not raised."""
+    try:
+        warnings.warn(text, category, stacklevel=stacklevel)
+    except Warning:
+        log.warning(text)

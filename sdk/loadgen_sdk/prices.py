@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import TypeVar
 
 import msgspec
 
-from .errors import WrongUse
+from .errors import WrongUse, warn
 
 Amount = TypeVar("Amount", float, Decimal)
 MILLION = 1_000_000
@@ -95,4 +94,4 @@ def price_of(prices: Prices, *models: str) -> TokenPrice | None:
 
 @functools.cache
 def warn_once(text: str) -> None:
-    warnings.warn(text, stacklevel=4)
+    warn(text, stacklevel=5)

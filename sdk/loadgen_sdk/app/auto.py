@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
 import os
 import sys
 import weakref
@@ -30,6 +31,8 @@ from .policy import Observer, Observers, make_policy
 from .retry import Retry
 from .throttle import Throttle
 from .trace_recorder import ShapeRecorder
+
+log = logging.getLogger("loadgen_sdk")
 
 NAMES = ("openai", "anthropic", "litellm")
 VARIABLE = "LOADGEN_SDK_AUTO"
@@ -87,9 +90,15 @@ class Auto:
         @functools.wraps(make)
         def instrumented(client: Any, *args: Any, **kwargs: Any) -> None:
             make(client, *args, **kwargs)
-            if OPTIONS not in vars(client):  # a subclass calls the constructor of its base, which is wrapped too
-                self._clients[client] = {name: vars(client)[name] for name in _REPLACED if name in vars(client)}
+            if OPTIONS in vars(client):  # a subclass calls the constructor of its base, which is wrapped too
+                return
+            plain = {name: vars(client)[name] for name in _REPLACED if name in vars(client)}
+            self._clients[client] = {**plain, "max_retries": client.max_retries}  # openai's own is a property
+            try:
                 install(client, client, self._options)
+            except Exception:  # a class of a shape that nobody has thought of: it works as before
+                log.exception("a %s is not measured", type(client).__name__)
+                self._restore(client)
 
         def undo() -> None:
             if kind.__init__ is instrumented:  # type: ignore[misc]
@@ -105,12 +114,15 @@ class Auto:
             sys.meta_path.remove(self)
         while self._undo:
             self._undo.pop()()
-        for client, plain in [*self._clients.items()]:
-            attributes = vars(client)
-            for name in _REPLACED:  # what is not in `plain`, its class makes when it is next used
-                attributes.pop(name, None)
-            attributes.update(plain)
-        self._clients.clear()
+        for client in [*self._clients]:
+            self._restore(client)
+
+    def _restore(self, client: Any) -> None:
+        plain, attributes = self._clients.pop(client), vars(client)
+        for name in _REPLACED:  # what is not in `plain`, its class makes when it is next used
+            attributes.pop(name, None)
+        for name, value in plain.items():
+            setattr(client, name, value)
 
     def __enter__(self) -> Auto:
         return self

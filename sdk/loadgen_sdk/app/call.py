@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import Context, copy_context
@@ -17,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from ..errors import warn
 from ..prices import price_of
 from ..request import NEVER, Failure, Usage
 from .budget import BudgetHold
@@ -81,11 +81,11 @@ class Setting(msgspec.Struct):
             self.warned_blind = True
             module = sys.modules.get(self.package)
             named = f"{self.package} {getattr(module, '__version__', '')}".rstrip()
-            warnings.warn(
+            warn(
                 f"{named} hides the headers of its answers from this loadgen_sdk: measurements have no "
                 "request_id and no server_timing, throttles see the headers of refusals alone; take a newer one",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
 

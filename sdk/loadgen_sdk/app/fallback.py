@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import RequestFailed, TargetUnusable, ThrottleTimeout, WrongUse
 from ..request import Completion, Failure
 from .retry import RETRIED, RETRIED_STATUS
-from .steps import Steps, runner
+from .steps import Steps, repeatable, runner
 
 
 class Circuit:
@@ -86,6 +86,7 @@ class Fallback:
         """`send`, the method of the first client at this path, with the same method of the second behind it."""
 
         def steps(*args: Any, **kwargs: Any) -> Steps[Any]:
+            repeatable(kwargs)
             if self.circuit.admits(monotonic_ns()):
                 try:
                     answer = yield partial(send, *args, **kwargs)

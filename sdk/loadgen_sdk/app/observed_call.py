@@ -12,7 +12,6 @@ import functools
 import logging
 import sys
 import time
-import warnings
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -21,14 +20,14 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
-from ..errors import BudgetExceeded, ThrottleTimeout
+from ..errors import BudgetExceeded, ThrottleTimeout, warn
 from ..request import NEVER, Failure
 from . import event_loop
 from .call import NO_HEADERS, Call, Observed, Setting, all_current
 from .finishing import collecting, later
 from .measurement import TEXT, Api, Status, attach, warn_uncounted
 from .output_tracker import OutputTracker
-from .steps import Steps, runner
+from .steps import Steps, repeatable, runner
 
 log = logging.getLogger("loadgen_sdk")
 
@@ -64,9 +63,9 @@ class ObservedCall:
             self.raw_asked = form in ("true", "raw")
             self.unread = not self.raw_asked
         if streamed and setting.ask_usage and api in ("chat", "completions"):
-            options = kwargs.get("stream_options")
+            options, more = kwargs.get("stream_options"), kwargs.get("extra_body")
             options = options if isinstance(options, Mapping) else {}
-            if not options.get("include_usage"):
+            if not options.get("include_usage") and not (isinstance(more, Mapping) and "stream_options" in more):
                 kwargs["stream_options"] = {**options, "include_usage": True}
                 self.hides_usage = True
 
@@ -98,6 +97,13 @@ class ObservedCall:
 
         None: there is no further attempt, and the measurement has been reported.
         """
+        try:
+            return self._attempt_failed(error)
+        except Exception:  # the application gets its own error, not one of ours
+            self._not_measured()
+            return None
+
+    def _attempt_failed(self, error: BaseException) -> float | None:
         if collecting():  # a coroutine that nobody awaits any more: closed by the collector
             later(partial(self.attempt_failed, error))
             return None
@@ -125,6 +131,13 @@ class ObservedCall:
 
     def answered(self, answer: Any, result: Any, blocking: bool) -> Any:
         """The method has returned `answer`, and `result` is what is in it. Returns what the application gets."""
+        try:
+            return self._answered(answer, result, blocking)
+        except Exception:
+            self._not_measured()
+            return answer
+
+    def _answered(self, answer: Any, result: Any, blocking: bool) -> Any:
         if not self.call.has_head:
             self.call.setting.warn_blind()
         if self.unread:
@@ -137,6 +150,12 @@ class ObservedCall:
             return answer
         return self.observe_result(result)
 
+    def unreadable(self, answer: Any, error: Exception) -> Any:
+        """What came cannot be read. Who asked for the raw response gets it, and the error where it is parsed."""
+        self.raw = answer
+        self._report("failed", failure_of(error), None, _code_of(error))
+        return answer
+
     def observe_result(self, result: Any) -> Any:
         """Observe the stream, or report the answer. Returns what the application gets."""
         if not self.streamed:
@@ -145,8 +164,12 @@ class ObservedCall:
         elif hasattr(result, "_iterator"):
             stream = _unwrapped(result)
             self.get_stream = weakref.ref(stream)  # a cycle would delay the end of an abandoned stream
-            stream._iterator = ObservedEvents(_own_iterator(stream), self)
-            stream.close = partial(_close, self)
+            twin = copy.copy(stream)
+            twin._iterator = None
+            events = _own_iterator(stream, twin)
+            stream._iterator = ObservedEvents(events, self)
+            stream.close = partial(_close, self, twin)
+            _watch_response(getattr(stream, "response", None), events, self)
         else:
             result = ObservedStream(result, self)
             self.get_stream = weakref.ref(result)
@@ -184,9 +207,20 @@ class ObservedCall:
         self._report("failed" if error else "ok", Failure("error_event", error) if error else None, answer)
 
     def _report(self, status: Status, failure: Failure | None, answer: Any = None, code: str = "") -> None:
-        call, tracker = self.call, self.tracker
-        if call.reported:
+        if self.call.reported:
             return
+        try:
+            self._tell(status, failure, answer, code)
+        except Exception:
+            self._not_measured()
+
+    def _not_measured(self) -> None:
+        """A fault of ours is none of the application's."""
+        log.exception("a call is not measured")
+        self.call.withdraw()
+
+    def _tell(self, status: Status, failure: Failure | None, answer: Any, code: str) -> None:
+        call, tracker = self.call, self.tracker
         instants, usage = tracker.instants, tracker.usage()
         uncounted = usage.input is None or usage.output is None
         if uncounted and status == "ok" and call.policy.prices is not None and call.api in TEXT:
@@ -276,7 +310,7 @@ def measured(
         if blocking and not setting.warned and asyncio._get_running_loop() is not None:
             setting.warned = True
             message = "a blocking OpenAI client was called inside a running event loop: every other task stands still"
-            warnings.warn(f"{message}; use AsyncOpenAI, or asyncio.to_thread", RuntimeWarning, stacklevel=5)
+            warn(f"{message}; use AsyncOpenAI, or asyncio.to_thread", RuntimeWarning, stacklevel=6)
         try:
             return ObservedCall(api, setting, kwargs if arguments_of is None else arguments_of(kwargs), labels)
         except Exception:  # a fault of ours is none of the application's
@@ -288,6 +322,7 @@ def measured(
     acquire = None if throttle is None else throttle.acquire_blocking if blocking else throttle.acquire
 
     def steps(*args: Any, **kwargs: Any) -> Steps[Any]:
+        repeatable(kwargs)
         if (observed := begin(kwargs)) is None:
             return (yield partial(method, *args, **kwargs))
         wait_s: float | None = None
@@ -304,7 +339,6 @@ def measured(
                     observed.call.hold = yield partial(book, observed.call.estimated_cost(), observed.call.model)
                 with observed:
                     answer = yield partial(method, *args, **kwargs)
-                result = (yield answer.parse) if observed.raw_asked else answer
                 break
             except BaseException as error:
                 if isinstance(error, TypeError) and not observed.call.has_head:  # wrong arguments: there was no call
@@ -315,6 +349,12 @@ def measured(
                     if isinstance(error, ThrottleTimeout):
                         raise _timeout_of(sys.modules[setting.package], error) from error
                     raise
+        result = answer
+        if observed.raw_asked:
+            try:
+                result = yield answer.parse
+            except Exception as error:
+                return observed.unreadable(answer, error)
         return observed.answered(answer, result, blocking)
 
     return functools.wraps(method)(runner(steps, blocking))
@@ -372,25 +412,38 @@ def _unwrapped(stream: Any) -> Any:
     return stream
 
 
-def _own_iterator(stream: Any) -> Any:
+def _own_iterator(stream: Any, twin: Any) -> Any:
     """The events of a stream, without a reference to it.
 
     The package's iterator refers to its stream and the stream to the iterator: such a cycle stays until the collector
-    comes, and with it the permit of a stream that nobody reads. A twin of the stream breaks it.
+    comes, and with it the permit of a stream that nobody reads. A twin of the stream, its copy, breaks it.
     """
     make_iterator = getattr(type(stream), "__stream__", None)
-    if make_iterator is None:
-        return stream._iterator
-    twin = copy.copy(stream)
-    twin._iterator = None
-    return make_iterator(twin)
+    return stream._iterator if make_iterator is None else make_iterator(twin)
 
 
-def _close(observed: ObservedCall) -> Any:
-    """The `close` method of a measured stream: end the call, then close the stream (a coroutine if it is async)."""
+def _close(observed: ObservedCall, twin: Any) -> Any:
+    """The `close` method of a measured stream: end the call, then close the stream (a coroutine if it is async).
+
+    twin: of the stream, which may be gone: what closes it is often all that is kept.
+    """
     observed.abandoned()
-    stream = observed.get_stream()
-    return type(stream).close(stream)
+    return type(twin).close(twin)
+
+
+def _watch_response(response: Any, events: Any, observed: ObservedCall) -> None:
+    """What `chat.completions.stream` and its kin return closes the response of its stream, not the stream."""
+    name = "aclose" if hasattr(events, "__anext__") else "close"
+    if (close := getattr(response, name, None)) is not None:
+        setattr(response, name, partial(_close_response, observed, weakref.ref(events), close))
+
+
+def _close_response(observed: ObservedCall, events: Callable[[], Any], close: Callable[[], Any]) -> Any:
+    """`close` of a response. Its events close it themselves when they end: they are running then."""
+    reading = events()
+    if reading is not None and not (getattr(reading, "gi_running", False) or getattr(reading, "ag_running", False)):
+        observed.abandoned()
+    return close()
 
 
 class ObservedEvents:

@@ -96,7 +96,7 @@ def install(result: Any, client: Any, options: Options) -> None:
     if (process := getattr(type(result), "_process_response", None)) is not None:
         attributes["_process_response"] = _tells_heads(partial(process, result))
     if policy.retry is not None:
-        attributes["max_retries"] = 0
+        result.max_retries = 0
     url = getattr(client, "base_url", None)
     setting = Setting(
         policy,

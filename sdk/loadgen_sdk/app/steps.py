@@ -15,6 +15,13 @@ T = TypeVar("T")
 Steps = Generator[Callable[[], Any], Any, T]
 
 
+def repeatable(arguments: dict[str, Any]) -> None:
+    """Put lists in the place of iterators: another attempt, and another endpoint, would find them used up."""
+    for name, value in arguments.items():
+        if hasattr(value, "__next__") and not hasattr(value, "read"):  # a file is rewound by the HTTP library
+            arguments[name] = list(value)
+
+
 def run_blocking(steps: Steps[T]) -> T:
     """Do the steps in this thread."""
     try:

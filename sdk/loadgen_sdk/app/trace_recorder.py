@@ -13,7 +13,6 @@ import hashlib
 import os
 import secrets
 import threading
-import warnings
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import WrongUse
+from ..errors import WrongUse, warn
 from .finishing import flush, later
 from .measurement import Measurement
 from .prompt_text import read_prompt
@@ -182,7 +181,7 @@ class ShapeRecorder:
             if unwritten:
                 self.lost += unwritten
                 self._rows.clear()
-                warnings.warn(f"{unwritten} calls are missing in {self.path}: it could not be written", stacklevel=2)
+                warn(f"{unwritten} calls are missing in {self.path}: it could not be written", stacklevel=3)
             os.close(self._fd)
             self._fd = -1
             atexit.unregister(self.close)
@@ -260,7 +259,7 @@ class ShapeRecorder:
                 why = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
                 kept = f"up to {KEPT_ROWS:,} calls are kept in memory until it can be"
                 text = f"cannot write to {self.path}: {why}; {kept}"
-                warnings.warn(text, RuntimeWarning, stacklevel=3)
+                warn(text, RuntimeWarning, stacklevel=4)
         else:
             self._warned = False
 

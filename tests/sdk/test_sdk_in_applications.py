@@ -1,0 +1,295 @@
+"""What applications do with their clients, and must not notice of ours: errors, lost permits, changed requests."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import pickle
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import openai
+import pytest
+from canned import CHAT, CHAT_EVENTS, HANG, RESPONSE_EVENTS, answer, events, serving
+from loadgen_sdk import Fallback, Measurement, Retry, Throttle, TokenPrice, auto, instrument, record_shape
+from loadgen_sdk.app.finishing import flush
+from loadgen_sdk.app.observed_call import ObservedCall
+from test_sdk_packages import ASKED, MESSAGE_EVENTS
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+ASK: dict[str, Any] = {"model": "m", "messages": MESSAGES}
+KEY = "k-12345678"
+BUSY = answer({"error": {"message": "busy"}}, "500 Internal Server Error")
+NOT_JSON = answer(CHAT).replace(b'{"id"', b'<"id"')
+
+
+def blocking(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=url, api_key=KEY, max_retries=0)
+
+
+def waiting(url: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0)
+
+
+def in_flight(throttle: Throttle) -> int:
+    return throttle.in_flight(key=KEY, model="m")
+
+
+def test_messages_from_a_generator_are_sent_whole_by_every_attempt() -> None:
+    """A second attempt, or a second endpoint, found the generator used up, and asked about nothing."""
+    with serving(BUSY, answer(CHAT), BUSY, answer(CHAT)) as server, blocking(server.url) as client:
+        again = instrument(client, retry=Retry(2, first_wait_s=0.001), throttle=Throttle(tokens="90000/min"))
+        elsewhere = instrument(client, fallback=Fallback(client))
+        for own in (again, elsewhere):
+            own.chat.completions.create(model="m", messages=(one for one in MESSAGES))  # type: ignore[arg-type, misc]
+        assert [one.body["messages"] for one in server.heard] == [MESSAGES] * 4
+
+
+@pytest.mark.parametrize("way", ["blocking", "async"])
+def test_a_raw_response_that_cannot_be_parsed_is_the_applications(way: str) -> None:
+    """`with_raw_response` gives it, whatever is in it; parsing it is what fails. It was `create` that did."""
+    told: list[Measurement] = []
+
+    async def go(url: str) -> Any:
+        async with waiting(url) as client:
+            return await instrument(client, told.append).chat.completions.with_raw_response.create(**ASK)
+
+    with serving(NOT_JSON) as server, blocking(server.url) as client:
+        if way == "blocking":
+            raw = instrument(client, told.append).chat.completions.with_raw_response.create(**ASK)
+        else:
+            raw = asyncio.run(go(server.url))
+    assert raw.http_response.text.startswith("<")
+    with pytest.raises(json.JSONDecodeError):
+        raw.parse()
+    assert [(one.status, one.failure.kind if one.failure else "") for one in told] == [("failed", "malformed")]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("stream", [False, True])
+def test_our_warnings_raise_nothing_where_warnings_are_errors(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """They raised in the call, and its permit was lost."""
+    told: list[Measurement] = []
+    uncounted = {name: value for name, value in CHAT.items() if name != "usage"}
+    throttle = Throttle(concurrency=1)
+    with (
+        serving(events(*CHAT_EVENTS[:-1]) if stream else answer(uncounted)) as server,
+        blocking(server.url) as client,
+    ):
+        prices = {"other": TokenPrice(1, 2)}
+        own = instrument(client, told.append, prices=prices, ask_usage=False, throttle=throttle)
+
+        async def inside_a_loop() -> None:
+            list(own.chat.completions.create(**ASK, stream=stream))
+
+        asyncio.run(inside_a_loop())
+        list(own.chat.completions.create(**ASK, stream=stream))
+    assert [one.status for one in told] == ["ok"] * 2 and in_flight(throttle) == 0
+    assert "inside a running event loop" in caplog.text and "sent no token counts" in caplog.text
+
+
+@pytest.mark.parametrize("broken", ["_answered", "_attempt_failed", "_tell"])
+def test_a_fault_of_ours_is_logged_and_gives_the_permit_back(
+    broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fault(*_: Any) -> None:
+        raise KeyError("of ours")
+
+    monkeypatch.setattr(ObservedCall, broken, fault)
+    throttle = Throttle(concurrency=1, max_wait_s=5)
+    with serving(answer(CHAT), BUSY, events(*CHAT_EVENTS)) as server, blocking(server.url) as client:
+        own = instrument(client, throttle=throttle)
+        assert own.chat.completions.create(**ASK).choices
+        with pytest.raises(openai.InternalServerError):
+            own.chat.completions.create(**ASK)
+        assert len([*own.chat.completions.create(**ASK, stream=True)]) == len(CHAT_EVENTS)
+    assert "a call is not measured" in caplog.text and in_flight(throttle) == 0
+
+
+def test_what_closes_a_stream_may_be_all_that_is_kept_of_it() -> None:
+    """A web framework keeps `stream.close` for the end of its answer; it raised when the stream was gone."""
+    told: list[Measurement] = []
+
+    def kept(stream: Any) -> Callable[[], Any]:
+        close: Callable[[], Any] = stream.close
+        return close
+
+    async def go(url: str) -> None:
+        async with waiting(url) as client:
+            own = instrument(client, told.append)
+            await kept(await own.chat.completions.create(**ASK, stream=True))()
+
+    with serving(events(*CHAT_EVENTS)) as server, blocking(server.url) as client:
+        kept(instrument(client, told.append).chat.completions.create(**ASK, stream=True))()
+        asyncio.run(go(server.url))
+    assert flush() and [one.status for one in told] == ["abandoned"] * 2
+
+
+def test_usage_that_the_application_asks_for_by_extra_body_reaches_it() -> None:
+    asked: dict[str, Any] = {**ASK, "stream": True, "extra_body": {"stream_options": {"include_usage": True}}}
+    with serving(events(*CHAT_EVENTS)) as server, blocking(server.url) as client:
+        plain = [*client.chat.completions.create(**asked)]
+        ours = [*instrument(client, prices=TokenPrice(1, 2)).chat.completions.create(**asked)]
+        assert ours == plain and server.heard[0].body == server.heard[1].body
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+@pytest.mark.parametrize("way", ["blocking", "async"])
+def test_the_block_of_a_stream_that_is_left_gives_its_permit_back(way: str, api: str) -> None:
+    """It closes the response, not the stream: the next call of the same function waited for ever."""
+    told: list[Measurement] = []
+    throttle = Throttle(concurrency=1, max_wait_s=5)
+
+    def block(own: Any) -> Any:
+        return own.chat.completions.stream(**ASK) if api == "chat" else own.responses.stream(model="m", input="Hi")
+
+    async def go(url: str) -> None:
+        async with waiting(url) as client:
+            own = instrument(client, told.append, throttle=throttle)
+            for _ in range(2):
+                async with block(own) as stream:
+                    await anext(stream)
+            async with block(own) as stream:
+                async for _ in stream:
+                    pass
+
+    said = events(*CHAT_EVENTS) if api == "chat" else events(*RESPONSE_EVENTS, done=False)
+    with serving(said) as server, blocking(server.url) as client:
+        if not hasattr(client.chat.completions, "stream"):
+            pytest.skip(f"openai {openai.__version__} has no such method")
+        if way == "blocking":
+            own = instrument(client, told.append, throttle=throttle)
+            for _ in range(2):
+                with block(own) as stream:
+                    next(iter(stream))
+            with block(own) as stream:
+                assert [*stream]
+        else:
+            asyncio.run(go(server.url))
+    assert [one.status for one in told] == ["abandoned", "abandoned", "ok"] and in_flight(throttle) == 0
+
+
+def test_the_block_of_anthropics_stream_too() -> None:
+    anthropic: ModuleType = pytest.importorskip("anthropic")
+    told: list[Measurement] = []
+    throttle = Throttle(concurrency=1, max_wait_s=5)
+    with (
+        serving(events(*MESSAGE_EVENTS, done=False)) as server,
+        anthropic.Anthropic(base_url=server.url.removesuffix("/v1"), api_key=KEY, max_retries=0) as client,
+    ):
+        own = instrument(client, told.append, throttle=throttle)
+        for _ in range(2):
+            with own.messages.stream(**ASKED) as stream:
+                next(iter(stream.text_stream))
+        with own.messages.stream(**ASKED) as stream:
+            stream.until_done()
+    assert [one.status for one in told] == ["abandoned", "abandoned", "ok"]
+
+
+def test_a_loop_that_raises_gives_its_permit_back() -> None:
+    told: list[Measurement] = []
+    throttle = Throttle(concurrency=1, max_wait_s=5)
+    with serving(events(*CHAT_EVENTS)) as server, blocking(server.url) as client:
+        own = instrument(client, told.append, throttle=throttle)
+        for _ in range(2):
+            with pytest.raises(KeyError):
+                raise_in_the_loop(own)
+            gc.collect()
+    assert flush() and [one.status for one in told] == ["abandoned"] * 2
+
+
+def raise_in_the_loop(own: Any) -> None:
+    for _ in own.chat.completions.create(**ASK, stream=True):
+        raise KeyError("of the application")
+
+
+def test_threads_and_two_event_loops_share_a_throttle() -> None:
+    told: list[Measurement] = []
+    throttle = Throttle(concurrency=2)
+
+    async def tasks(url: str) -> None:
+        async with waiting(url) as client, asyncio.TaskGroup() as group:
+            own = instrument(client, told.append, throttle=throttle)
+            for _ in range(10):
+                group.create_task(own.chat.completions.create(**ASK))
+
+    def calls(url: str) -> None:
+        with blocking(url) as client:
+            own = instrument(client, told.append, throttle=throttle)
+            for _ in range(10):
+                own.chat.completions.create(**ASK)
+
+    with serving(answer(CHAT)) as server:
+        ways: tuple[Callable[[], Any], ...] = (
+            lambda: asyncio.run(tasks(server.url)), lambda: asyncio.run(tasks(server.url)),
+            lambda: calls(server.url), lambda: calls(server.url),
+        )  # fmt: skip
+        threads = [threading.Thread(target=way) for way in ways]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(told) == len(server.heard) == 40 and in_flight(throttle) == 0
+
+
+def test_a_task_group_that_fails_cancels_calls_in_flight_and_in_line() -> None:
+    told: list[Measurement] = []
+    throttle = Throttle(concurrency=3)
+
+    async def go(url: str) -> None:
+        async with waiting(url) as client:
+            own = instrument(client, told.append, throttle=throttle, retry=Retry(3))
+
+            async def fail(calls: list[asyncio.Task[Any]]) -> None:
+                while in_flight(throttle) < 3:
+                    await asyncio.sleep(0)
+                raise KeyError(len(calls))
+
+            with pytest.raises(ExceptionGroup):
+                async with asyncio.TaskGroup() as group:
+                    calls = [group.create_task(own.chat.completions.create(**ASK)) for _ in range(9)]
+                    group.create_task(fail(calls))
+
+    with serving(HANG) as server:
+        asyncio.run(go(server.url))
+    assert [one.status for one in told] == ["cancelled"] * 9 and in_flight(throttle) == 0
+
+
+def test_answers_can_be_pickled_and_copied(tmp_path: Any) -> None:
+    with serving(answer(CHAT)) as server, blocking(server.url) as client, record_shape(tmp_path / "t.jsonl") as shape:
+        made = instrument(client, record=shape, keep_content=True).chat.completions.create(**ASK)
+        assert pickle.loads(pickle.dumps(made)) == made == made.model_copy(deep=True)
+
+
+def test_the_client_of_the_module_is_retried_by_ours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its `max_retries` is a property: set beside that it had no effect, and each attempt was made three times."""
+    told: list[Measurement] = []
+    openai._reset_client()  # type: ignore[attr-defined]
+    with serving(BUSY) as server, auto(told.append, retry=Retry(2, first_wait_s=0.001)):
+        monkeypatch.setattr(openai, "api_key", KEY)
+        monkeypatch.setattr(openai, "base_url", server.url + "/")
+        with pytest.raises(openai.InternalServerError):
+            openai.chat.completions.create(**ASK)
+        sent = len(server.heard)
+        openai._load_client().close()
+    openai._reset_client()  # type: ignore[attr-defined]
+    assert sent == 2 == len(told[0].attempts) and told[0].hidden_retries == 0
+    assert openai.max_retries == openai.DEFAULT_MAX_RETRIES
+
+
+def test_a_client_of_an_unknown_shape_works_on_under_auto(caplog: pytest.LogCaptureFixture) -> None:
+    class Chat:
+        def __init__(self, owner: Any, name: str) -> None:
+            self.name = name
+
+    class Own(openai.OpenAI):
+        @property
+        def chat(self) -> Any:
+            return Chat(self, "chat")
+
+    with auto(retry=Retry(2)), Own(base_url="http://localhost:1/v1", api_key=KEY, max_retries=4) as client:
+        assert client.chat.name == "chat" and client.max_retries == 4
+    assert "a Own is not measured" in caplog.text
