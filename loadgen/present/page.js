@@ -22,12 +22,12 @@
     if (size >= 1000) return Math.round(value).toLocaleString("en");
     return String(Number(value.toPrecision(3)));
   }
-  function time(seconds, longest = seconds) {  // every tick of an axis in the unit of its end
-    const parts = (whole, unit) => {  // 1:20 h, 10 min
+  function time(seconds, longest = seconds) {  // every tick of an axis in the unit of its end, below an hour in minutes
+    const parts = (whole, unit) => {  // 10 min, 1:20 h
       const left = Math.round(seconds / whole * 60) % 60;
       return Math.floor(seconds / whole + 1 / 120) + (left ? ":" + String(left).padStart(2, "0") : "") + unit;
     };
-    if (longest >= 7200) return parts(3600, " h");
+    if (longest >= 7200 && seconds >= 3600) return parts(3600, " h");
     if (longest >= 180) return parts(60, " min");
     return number(seconds) + " s";
   }

@@ -23,6 +23,7 @@ from loadgen.present.glossary import WORDS
 
 FEW = 4  # columns that fit a phone; a row of more becomes a card there
 COLORS = ("c1", "c2", "c3", "c4", "c5", "c6")  # CSS variables of page.css, as are "good", "bad", "warn", "soft"
+WIDE = 120  # letters of a fact that are more than a column holds well
 
 
 class Axis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -154,7 +155,8 @@ class Page:
         for name, value in facts.items():
             text = value if isinstance(value, str) else ", ".join(filter(None, value))
             if text:
-                items.append(f"<div><dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(text)}</dd></div>")
+                wide = ' class="wide"' if len(text) > WIDE else ""  # a row of its own, not a column of a dozen lines
+                items.append(f"<div{wide}><dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(text)}</dd></div>")
         self.add(f'<dl class="facts">{"".join(items)}</dl>')
 
     def table(
