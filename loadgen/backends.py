@@ -20,6 +20,7 @@ class BackendRow(NamedTuple):
     Of a target. schemes: of the URLs that ask for it; "": there is no URL. shown: the target in words, {} is what
     follows the scheme; "": the URL says it. simulated: a model of a server answers. virtual: in virtual time.
     known: (settings) `core.execution.context.KnownTarget`, without asking the target.
+    fills: (workload, settings) the rate that about fills the target, without asking it; a search begins there.
     serve: (settings) a context manager of the settings with the URL of a target that it starts, and stops at its end.
     run: (workload, settings, folder, tell, steering) carries out the whole run in its folder; returns the Summary. It
     is for targets that no HTTP reaches; without it the load is sent over HTTP.
@@ -34,6 +35,7 @@ class BackendRow(NamedTuple):
     simulated: bool = False
     virtual: bool = False
     known: str = ""
+    fills: str = ""
     serve: str = ""
     run: str = ""
     flag: str = ""
@@ -69,6 +71,7 @@ BACKENDS: OpenTable[BackendRow] = OpenTable(
             simulated=True,
             virtual=True,
             known="loadgen.sim.virtual_backend:known",
+            fills="loadgen.sim.roofline:filling_rate",
             run="loadgen.sim.virtual_backend:run",
         ),
     ),

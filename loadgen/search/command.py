@@ -76,7 +76,14 @@ def search(
     ] = "rate",
     low: Annotated[float | None, typer.Option("--low", min=0, help="Not below this load.")] = None,
     high: Annotated[float | None, typer.Option("--high", min=0, help="Not above this load.")] = None,
-    start: Annotated[float | None, typer.Option("--start", min=0, help="First load, without --low and --high.")] = None,
+    start: Annotated[
+        float | None,
+        typer.Option(
+            "--start",
+            min=0,
+            help="First load, without --low and --high. Default: 1; of a simulated target what its preset lets expect.",
+        ),
+    ] = None,
     precision: Annotated[
         str, typer.Option("--precision", help="Half width of the interval, as a share: 5%, or 0.05.")
     ] = "2%",
@@ -125,7 +132,7 @@ def search(
     from loadgen.core.workload import Closed
     from loadgen.runs.show import shown
     from loadgen.search import adaptive_command, experiment, trials
-    from loadgen.search.load_search import LoadSearch
+    from loadgen.search.load_search import NEAR, STEP, LoadSearch
 
     own_workload = (workload, given["trace"], given["dataset"], given["input_tokens"]) != (None,) * 4
     if resume is not None and not own_workload and (command := experiment.plan_of(resume).command):
@@ -176,10 +183,12 @@ def search(
         seed=experiment.seed_of(folder, checked.seed),
     )
     has_bounds = low is not None and high is not None
+    about = None if closed or start or low else _filling_rate(checked, settings)
     load_search = LoadSearch(
         low=float(math.ceil(max(1.0, low or 1.0))) if closed else lowest,
         high=float(max(1, math.floor(high or 1e6))) if closed else high or 1e6,
-        start=None if has_bounds else first_load,
+        start=None if has_bounds else first_load if about is None else min(about / math.sqrt(NEAR), high or math.inf),
+        step=STEP if about is None else NEAR,
         precision=half_width,
         most_probes=max_probes,
         most_s=longest_s,
@@ -197,6 +206,15 @@ def search(
     with alone(folder):
         unit = experiment.unit_of(plan, chained=chains.of_requests(trial_workload.requests, 0).turns > 1)
         return perform(load_search, trial_runner, plan, show, unit=unit, as_json=as_json, trial_s=trial_ns / 1e9)
+
+
+def _filling_rate(workload: Workload, settings: Settings) -> float | None:
+    """The rate that about fills the target, where its backend knows without asking it."""
+    from loadgen.backends import BACKENDS
+
+    row = settings.backend
+    rate: float | None = BACKENDS.function(row, row.fills)(workload, settings) if row.fills else None
+    return rate
 
 
 def _terms(asked: Sequence[str], percentile: str | None) -> tuple[str, ...]:

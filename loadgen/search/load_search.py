@@ -31,6 +31,7 @@ SURE = 0.90  # probability that the answer lies within the precision, required b
 LEVEL = 0.95  # confidence level of the reported interval
 MOST_PROBES = 40
 STEP = 2.0  # factor between loads while no bracket is known
+NEAR = 1.2  # the same where the first load is an estimate: the answer is most often between the first two
 CONFIRM_AT = 0.80  # a confirmation runs at the load that passes with this probability
 ENOUGH = 24  # trials: what is known then is confirmed, also where its interval is wider than asked for
 CONFIRMATIONS = 4  # failed ones, after which the search gives up
@@ -189,6 +190,7 @@ class LoadSearch:
     whole: bool = False
     longer: float = 1.0  # duration of the trials that confirm a sustained load, in full lengths; 1: no such trials
     run_spread: float | None = 0.0  # of the server, as a share; None: not told, to be learned
+    step: float = STEP  # factor between loads while no bracket is known
     told: list[TrialResult] = field(default_factory=list)
     stopped: str = ""
 
@@ -333,9 +335,9 @@ class LoadSearch:
             return self.start
         if missed is None:
             assert held is not None
-            return min(held * STEP, self.high)
+            return min(held * self.step, self.high)
         if held is None:
-            return max(missed / STEP, self.low)
+            return max(missed / self.step, self.low)
         low, high = min(held, missed), max(held, missed)
         return max(low / 1.1, self.low), min(high * 1.1, self.high)
 

@@ -357,7 +357,7 @@ def run(
     time.
     """
     _check(settings)
-    preset = _preset(settings)
+    preset = preset_of(settings)
     started = process_time()
     settings = dataclasses.replace(settings, workers=1, keep="raw")
     found, answer = (_probe_result(preset, settings),), AnswerTime(preset.answer_ns, "preset")
@@ -384,7 +384,7 @@ def run(
     simulated = partial(
         simulate,
         timetable,
-        _sizes(workload.requests, requests, per_block, settings),
+        sizes_of(workload.requests, requests, per_block, settings),
         system,
         source=plan.tokenizer.tag,
         max_in_flight=workload.max_in_flight,
@@ -448,7 +448,7 @@ def _check(settings: Settings) -> None:
 
 def known(settings: Settings) -> KnownTarget:
     """What the preset says of itself. Raises UserError for one that there is not, or that is not valid."""
-    preset = _preset(settings)
+    preset = preset_of(settings)
     return KnownTarget(
         name=f"simulated: {preset.name}",
         words=preset.words,
@@ -458,7 +458,8 @@ def known(settings: Settings) -> KnownTarget:
     )
 
 
-def _preset(settings: Settings) -> Preset:
+def preset_of(settings: Settings) -> Preset:
+    """The preset that the URL names. Raises UserError."""
     return load_preset(after_scheme(settings.url), "--url sim:")
 
 
@@ -521,11 +522,11 @@ def _final_header(header: Header, preset: Preset, course: Course, requests: prom
     )
 
 
-def _sizes(spec: Any, requests: Any, per_block: int, settings: Settings) -> Sizes:
+def sizes_of(spec: Any, requests: Any, per_block: int, settings: Settings) -> Sizes:
     """The lengths of requests, computed without building their text if possible."""
     if hasattr(spec, "classes"):
         classes = zip(spec.classes.values(), requests.parts, strict=True)
-        return of_mix(requests, [_sizes(one.requests, part, per_block, settings) for one, part in classes])
+        return of_mix(requests, [sizes_of(one.requests, part, per_block, settings) for one, part in classes])
     if hasattr(spec, "steps"):
         return of_tasks(requests, per_block)
     if settings.values:

@@ -608,6 +608,20 @@ def test_a_search_is_taken_up_without_its_flags(tmp_path: Path, capsys: pytest.C
     assert "no search to go on with" in capsys.readouterr().err
 
 
+def test_a_search_on_a_simulated_target_begins_where_its_preset_is_full(tmp_path: Path) -> None:
+    """The answer lies between the first two loads, and few trials are needed after them."""
+    folder = tmp_path / "s"
+    asked = ["search", "qa", "--url", "sim:gb300-vm", "-d", "60s", "--slo", "ttft:2s:p95", "--seed", "3"]
+    assert exit_code([*asked, "--out", str(folder)]) == 0
+    first, second, *others = experiment.told(folder)
+    assert {first.outcome, second.outcome} == {"under", "over"}
+    assert len(others) <= 9
+    loads = sorted((first.ask.load, second.ask.load))
+    assert loads[1] / loads[0] == pytest.approx(load_search.NEAR)
+    assert exit_code([*asked, "--start", "100", "--max-probes", "1", "--out", str(tmp_path / "t")]) == 3
+    assert experiment.told(tmp_path / "t")[0].ask.load == 100, "what is asked for stands"
+
+
 def test_what_is_typed_again_stands_over_what_was_typed_before() -> None:
     before = ["search", "qa", "--url=http://a", "-u", "http://b", "--slo", "ttft:2s", "-k", "--max-probes", "3"]
     assert typed_again(before, ["search", "--resume", "f", "--url", "http://c", "--insecure"]) == [

@@ -1,0 +1,47 @@
+"""The rate that fills a simulated machine by its roofline, against capacities that searches found."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadgen.core.execution.plan import Settings
+from loadgen.core.workload import loading
+from loadgen.core.workload.flags import read_flags
+from loadgen.sim import roofline
+
+VM = "sim:gb300-vm"
+
+
+def filling(profile: str, url: str = VM, **flags: str) -> float:
+    workload = loading.load(profile, read_flags(request_rate="1", duration="60s", warmup="0", **flags))
+    rate = roofline.filling_rate(workload, Settings(url=url))
+    assert rate is not None
+    return rate
+
+
+@pytest.mark.parametrize(
+    ("profile", "found"), [("qa", 114.2), ("rag", 33.9), ("summarization", 40.3), ("agentic", 12.8)]
+)  # half of all runs of ten minutes pass there: search PROFILE --url sim:gb300-vm, 2026-11-24
+def test_a_machine_is_full_where_searches_find_it(profile: str, found: float) -> None:
+    assert 0.95 * found < filling(profile) < 1.12 * found
+
+
+def test_more_machines_carry_more_and_a_slower_pace_too() -> None:
+    assert filling("qa", "sim:gb300-rack") == pytest.approx(18 * filling("qa"), rel=0.01)
+    assert filling("rag", slo=("tpot:30ms",)) < 0.75 * filling("rag", slo=("tpot:60ms",))  # type: ignore[arg-type]
+
+
+def test_what_a_machine_keeps_of_earlier_turns_it_does_not_compute_again() -> None:
+    """Turns meet four machines by chance: some find their conversation there."""
+    workload = loading.load("agentic", read_flags(request_rate="1", duration="60s", warmup="0"))
+    work = roofline._work(workload, Settings(url=VM))
+    assert work is not None
+    asked = sum(750 * turn + 250 * (turn - 1) + 750 for turn in range(1, 5))  # see workloads/agentic.yaml
+    assert 0.5 * asked < work.computed < 0.9 * asked
+    assert work.generated == 1000
+
+
+def test_values_are_asked_of_the_prompt_alone() -> None:
+    workload = loading.load("qa", read_flags(request_rate="1", duration="60s", warmup="0"))
+    rate = roofline.filling_rate(workload, Settings(url=VM, api="embeddings"))
+    assert rate is not None and rate > 3 * filling("qa")
