@@ -7,34 +7,51 @@ figure is shown without the notes that belong to it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from loadgen.core import format
 from loadgen.cost import published
 from loadgen.present import markdown
-from loadgen.present.section import Bullets, Report, Said, Section, Table, section
+from loadgen.present.section import Bullets, Part, Report, Said, Section, Table, section
 
 PAGE = Path(__file__).parent.parent / "docs" / "published.md"
 SAID = (
-    "What others have published, with source, date, quality, and what is to be known of each. Nothing here was "
-    "measured by loadgen. A part of a system's name in the second table, after published:, is a source of loadgen size."
+    "What others have published, and what is to be known of it: a note that belongs to several tables stands below "
+    "the first. Nothing here was measured by loadgen. A part of a system's name in the second table, after "
+    "published:, is a source of loadgen size."
 )
 
 IGNORED = (
-    "it divides an output-token rate by input + output tokens; output alone would give more, and reading the prompts, "
-    "which Offline hides in its mean of 272.7 output tokens per sample, would take some of that back",
-    "it has no latency limit: Offline answers when it likes (the median sample waited 37 to 40 minutes)",
-    'it is a rate, and calls it "concurrent": how many users that is depends on how long they wait and think',
-    "it takes every replica busy all the time: no peaks, no routing, no lost machine",
+    "that reading the prompts, which Offline hides in its mean of 272.7 output tokens per sample, takes time",
+    "latency: Offline answers when it likes (the median sample waited 37 to 40 minutes)",
+    "how long users wait and think, which makes a rate a number of users",
+    "peaks, routing and lost machines",
 )
 
 
 def page() -> str:
     """The whole page."""
-    sections = [section("", Said(SAID)), *(make() for make in SECTIONS)]
+    sections = [section("", Said(SAID)), *_each_note_once(make() for make in SECTIONS)]
     told = markdown.render(Report(title="Published figures", made_by="loadgen", sections=sections))
     return re.sub("(?m)^##(#+ )", r"\1", told)
+
+
+def _each_note_once(sections: Iterable[Section]) -> Iterator[Section]:
+    """A note that belongs to several tables stands below the first."""
+    said: set[str] = set()
+
+    for one in sections:
+        parts: list[Part] = []
+        for part in one.parts:
+            if isinstance(part, Bullets):
+                # of a row, a note has the row's name in front
+                part = Bullets(
+                    [note for note in part.sentences if not {note, note.partition(": ")[2]} & said], part.kind
+                )
+                said.update(part.sentences)
+            parts.append(part)
+        yield section(one.head, *parts)
 
 
 def _section(
@@ -67,8 +84,6 @@ def _nodes() -> Section:
     columns = (
         ("node", "{0.node}"),
         ("tokens/s", "{0.tokens_per_s:,.1f}"),
-        ("samples/s", "{0.samples_per_s:.3f}"),
-        ("samples", "{0.samples:,}"),
         ("run s", "{0.run_s:,.0f}"),
         ("latency p50 s", "{0.latency_p50_s:,.0f}"),
     )
@@ -163,7 +178,7 @@ def _capacity() -> Section:
         *_cells(columns, [published.arithmetic(row, rack) for row in source.rows]),
         f"again: {rack.sum_of_rates:,.1f} tokens/s over input + output tokens, as published; by output: over "
         f"output tokens alone; on one clock: the same with {rack.single_clock:,.0f} tokens/s",
-        *(f"what this arithmetic ignores: {words}" for words in IGNORED),
+        f"this arithmetic ignores: {'; '.join(IGNORED)}",
     )
 
 
@@ -173,7 +188,7 @@ def _figures() -> Section:
     return _section(source, ("figure", "published", "found"), rows, left=3)
 
 
-SECTIONS = (_nodes, _mlperf, _latency, _limits, _capacity, _figures)
+SECTIONS = (_figures, _mlperf, _latency, _limits, _capacity, _nodes)
 
 
 if __name__ == "__main__":

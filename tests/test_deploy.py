@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 
 from loadgen.shell import app as cli
+from loadgen.shell.parsing import parser, spread
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 
@@ -23,6 +26,15 @@ def test_the_job_runs_what_loadgen_understands(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ending:
         cli.main(typed)
     assert ending.value.code in (0, 1, 3) and (tmp_path / "run" / "summary.json").is_file()
+
+
+def test_the_ray_job_and_the_script_for_slurm_type_what_loadgen_takes() -> None:
+    job = yaml.safe_load((DEPLOY / "rayjob.yaml").read_text())
+    script = (DEPLOY / "loadgen.sbatch").read_text().replace('"$@"', "rag --url http://host:8000")
+    (submitted,) = re.findall(r"loadgen run .*", script)
+    for line in (job["spec"]["entrypoint"], submitted):
+        name, *words = shlex.split(line)[1:]
+        parser().commands[name].make_context("loadgen", spread(words))
 
 
 def test_the_image_runs_as_somebody_without_root() -> None:

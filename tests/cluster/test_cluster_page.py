@@ -152,11 +152,11 @@ def wait_for(port: str) -> None:
 
 def test_the_script_for_slurm_runs_to_the_end_of_its_load(home: Path, tmp_path: Path) -> None:
     """With the three commands of Slurm that it uses in the place of Slurm's: a step is run on this machine."""
-    (script,) = re.findall(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", PAGE, re.DOTALL)
+    script = (places.ROOT / "deploy/loadgen.sbatch").read_text("utf-8")
     script = script.replace("port=6379", f"port={free_port()}").replace("ray start", f"ray start {SMALL}")
     (tmp_path / "loadgen.sbatch").write_text(script)
     rack_file(tmp_path)
-    (line,) = re.findall(r"    sbatch loadgen.sbatch (.*)\n", PAGE)
+    (line,) = re.findall(r"    sbatch deploy/loadgen.sbatch (.*)\n", PAGE)
     done = typed(
         f"bash loadgen.sbatch {shlex.join(SHORTER.get(word, word) for word in shlex.split(line))}", tmp_path,
         SLURM_JOB_NODELIST="load-[1-2]", SLURM_JOB_ID="7", SLURM_CPUS_PER_TASK="2", SLURM_SUBMIT_DIR=str(tmp_path),

@@ -36,18 +36,21 @@ GROUPS = {
 def tables(folder: Path) -> str:
     """Every table; the checks are carried out in this empty folder."""
     bench = Bench(folder)
-    lines, count = [], {"yes": 0, "partly": 0, "no": 0}
+    lines, lacking, count = [], [], {"yes": 0, "partly": 0, "no": 0}
     for group, features in GROUPS.items():
-        lines += ["", f"## {group}", "", "| feature | | not there |", "|---|---|---|"]
+        lines += ["", f"## {group}", ""]
         for feature in features:
             word, absent = verdict(feature, bench)
             count[word] += 1
-            lines.append(f"| {feature.name} | {word} | {absent} |")
+            if word == "yes":
+                lines.append(f"- {feature.name}")
+            else:
+                lacking.append(f"| {feature.name} | {word} | {absent} |")
     said = f"{sum(count.values())} features: " + ", ".join(f"{number} {word}" for word, number in count.items()) + "."
     heads = [f"{tool.name} {tool.version}, {tool.seen}" for tool in TOOLS]
     lines += [OTHERS_HEAD, f"| in the result file | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
     lines += [f"| {row.name} | {' | '.join(verdicts(row))} |" for row in SEEN]
-    return "\n".join([said, *lines])
+    return "\n".join([said, "", "| not there | | of it |", "|---|---|---|", *lacking, *lines])
 
 
 def page(folder: Path) -> str:
