@@ -34,6 +34,11 @@ _ELSEWHERE = {
     "--format": "--as", "--think-time": "think_time: in the workload file, docs/workloads.md",
 }  # fmt: skip
 """Flags of other tools that there are none of here, and what is done instead."""
+_RATES = {
+    **dict.fromkeys(("--request-rate", "--rate", "--rps", "--qps", "-r"), "--target-qps"),  # of mlperf
+    "--target-qps": "--request-rate",
+}
+"""How a rate is called by the other commands, for those that have that flag."""
 _WORDS = {"sim": "--preset {}", "run": "one workload at a time"}
 """A command -> what is meant by a word too many."""
 
@@ -49,7 +54,7 @@ def fault_of(error: Any) -> UserError:
         known = [name for one in error.ctx.command.params for name in one.opts]
         similar = closest(flag, known, cutoff=0.7)
         hint = next(
-            (row for table in (_ELSEWHERE, removed.OPTIONS) if (row := table.get(flag, "")) and _fits(row, known)),
+            (row for table in (_RATES, _ELSEWHERE, removed.OPTIONS) if (row := table.get(flag, "")) and _fits(row, known)),
             f"{f'did you mean {similar}? ' if similar else ''}all of them: {help_of_it}",
         )
         return UserError("unknown_name", f"no flag is called {flag}", f"{command} {flag}", hint)
