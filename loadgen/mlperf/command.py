@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loadgen.answers.command import tell
+from loadgen.core import units
 from loadgen.core.errors import INTERRUPTED, UNSOUND, Fault, Faults, UserError, collecting
 from loadgen.search.command import RunSpread, Sustain, longer, perform, spread_of_runs
 from loadgen.shell import completion
 from loadgen.shell.help import Command, in_order
 from loadgen.shell.options import OF_THE_LOAD, TARGET, Given, new_folder, takes
 from loadgen.shell.output import print_answer, print_report, say
+from loadgen.shell.run_options import typed
 from loadgen.shell.taken_up import taken_up
 
 if TYPE_CHECKING:
@@ -59,8 +61,8 @@ class Common:
     ] = None
     mean_input: Annotated[float | None, typer.Option("--mean-input", help="Of the synthetic set.")] = None
     min_duration: Annotated[
-        float | None,
-        typer.Option("--min-duration", min=1, help="Seconds, instead of the rules' 600. Named in the result."),
+        str | None,
+        typer.Option("--min-duration", help="Instead of the rules' 10m; a bare number: seconds. Named in the result."),
     ] = None
     harness: Annotated[
         str,
@@ -296,7 +298,11 @@ def _checked(
         if common.benchmark is None:
             known = ", ".join(rules.rules().benchmarks)
             raise UserError("missing_option", "which benchmark?", "--benchmark", f"give -b with one of {known}")
-        test = rules.test(common.benchmark, scenario, common.round_name, min_duration_s=common.min_duration or 0)
+        typed_text = common.min_duration
+        shorter = typed("--min-duration", typed_text, units.seconds)
+        if shorter is not None and shorter < 1:
+            raise UserError("out_of_range", "a test has at least a second", f"--min-duration {typed_text}", "10m")
+        test = rules.test(common.benchmark, scenario, common.round_name, min_duration_s=shorter or 0)
     with collecting(faults):
         settings = given.settings(needs_text="the rules are about generated tokens")
         if common.harness == "loadgen":

@@ -24,8 +24,8 @@ _OF_NAMES = {"as_json": "Output", "as_markdown": "Output", "as_csv": "Output", "
 _METAVARS = {
     "FOLDER": ("resume", "results", "extend"),
     "FILE": ("html", "junit", "out", "prices", "dataset", "log", "cert", "key", "api_key_file", "faults_file"),
-    "TIME": ("think", "max_time", "ttft", "itl", "per_input_token"),
-    "SECONDS": ("seconds", "min_duration"),
+    "TIME": ("think", "max_time", "min_duration", "ttft", "itl", "per_input_token"),
+    "SECONDS": ("seconds",),
     "LOAD": ("low", "high", "start"),
     "RATE": ("target_qps",),
     "TOKENS": ("mean_input", "mean_output", "max_seq_len", "max_num_tokens"),

@@ -39,6 +39,7 @@ _RATES = {
     "--target-qps": "--request-rate",
 }
 """How a rate is called by the other commands, for those that have that flag."""
+_TABLES = (_RATES, _ELSEWHERE, removed.OPTIONS)
 _WORDS = {"sim": "--preset {}", "run": "one workload at a time"}
 """A command -> what is meant by a word too many."""
 
@@ -54,7 +55,7 @@ def fault_of(error: Any) -> UserError:
         known = [name for one in error.ctx.command.params for name in one.opts]
         similar = closest(flag, known, cutoff=0.7)
         hint = next(
-            (row for table in (_RATES, _ELSEWHERE, removed.OPTIONS) if (row := table.get(flag, "")) and _fits(row, known)),
+            (row for table in _TABLES if (row := table.get(flag, "")) and _fits(row, known)),
             f"{f'did you mean {similar}? ' if similar else ''}all of them: {help_of_it}",
         )
         return UserError("unknown_name", f"no flag is called {flag}", f"{command} {flag}", hint)

@@ -205,7 +205,7 @@ def test_the_page_of_a_run_says_what_its_text_says(
 
 def test_offline_without_a_rate_measures_one_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The query is sized by a trial pass, so that it is long enough and not many times so."""
-    flags = ["--min-duration", "60", "--dataset", str(_small_data(tmp_path, 800)), "--url", "sim:gb200-vm"]
+    flags = ["--min-duration", "1m", "--dataset", str(_small_data(tmp_path, 800)), "--url", "sim:gb200-vm"]
     assert _exit(["mlperf", "offline", "-b", "llama2-70b", *flags, "--out", str(tmp_path / "o")]) == 0
     told = capsys.readouterr()
     assert "one pass of the data set first" in told.err

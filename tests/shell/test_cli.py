@@ -62,6 +62,7 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
         (["fit", "x", "--on-bad-row", "no"], "error: 'no' is not one of 'fail', 'skip'", "--help"),
         (["run", "rag", "more"], "more", "--help"),
         (["run", "rag", "--max-tokens", "5"], "no flag is called --max-tokens", "did you mean --output-tokens?"),
+        (["mlperf", "offline", "-b", "llama2-70b", "--min-duration", "9ms"], "a test has at least a second", "10m"),
         (["mlperf", "server", "--request-rate", "5"], "no flag is called --request-rate", "--target-qps"),
         (["run", "rag", "--qps", "5"], "no flag is called --qps", "hint: --request-rate"),
         (["run", "rag", "--users", "5"], "no flag is called --users", "loadgen size"),
