@@ -16,6 +16,8 @@ OUTSIDE = {  # file of the repository -> page of the site
     "benchmarks/simulation.md": "simulation-figures.md",
     "benchmarks/trust.md": "trust.md",
     "benchmarks/search_truth.md": "search-truth.md",
+    "benchmarks/figures.md": "figures.md",
+    "benchmarks/attacks.md": "attacks.md",
     "benchmarks/servers.md": "servers-seen.md",
     "results/gb300-rack-simulated/README.md": "gb300-rack.md",
     "CHANGELOG.md": "changelog.md",

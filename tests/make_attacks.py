@@ -1,4 +1,4 @@
-"""Writes the table of attacks in `docs/reliability.md` from the rows of tests/attacks, and from nothing else.
+"""Writes the table of attacks in `benchmarks/attacks.md` from the rows of tests/attacks, and from nothing else.
 
 `python tests/make_attacks.py` writes it again; `attacks/test_attacks.py` checks that it is what it would write.
 """
@@ -14,7 +14,7 @@ sys.path[:0] = [str(TESTS / "attacks"), str(TESTS)]
 from rows import ROWS  # noqa: E402
 from scene import table  # noqa: E402
 
-PAGE = TESTS.parent / "docs" / "reliability.md"
+PAGE = TESTS.parent / "benchmarks" / "attacks.md"
 BEGIN = "<!-- attacks: made by tests/make_attacks.py from tests/attacks -->"
 END = "<!-- end of the attacks -->"
 

@@ -1,4 +1,4 @@
-"""The table of attacks; `python tests/make_attacks.py` writes it into docs/reliability.md."""
+"""The table of attacks; `python tests/make_attacks.py` writes it into benchmarks/attacks.md."""
 
 from __future__ import annotations
 

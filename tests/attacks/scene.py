@@ -198,7 +198,7 @@ def short(command: str) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """The rows as they stand in docs/reliability.md: a line for those that end alike."""
+    """The rows as they stand in benchmarks/attacks.md: a line for those that end alike."""
     typed: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         said = f" (`{row.words}`)" if row.words else ""
