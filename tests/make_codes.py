@@ -31,11 +31,10 @@ def _table(file: str) -> str:
 def tables() -> str:
     lines = [BEGIN]
     for whose, file in FILES.items():
-        lines += ["", f"Codes of {whose}:", "", "| code | says |", "|---|---|"]
+        lines += ["", f"Codes of {whose}:"]
         for match in LINE.finditer(_table(file)):
-            lines.append(
-                f"| **{match['group']}** | |" if match["group"] else f"| `{match['code']}` | {match['meaning']} |"
-            )
+            group, code, meaning = match.groups()
+            lines += ["", f"**{group}**", ""] if group else [f"- `{code}`: {meaning}"]
     return "\n".join([*lines, "", END])
 
 

@@ -1,4 +1,4 @@
-"""The package of docs/plugins.md: installed as pip would, used by every command that goes by a table, and counted."""
+"""The package of examples/: installed as pip would, used by every command that goes by a table, and counted."""
 
 from __future__ import annotations
 
@@ -38,17 +38,14 @@ from loadgen.viewer.results_list import results_in
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "plugins.md").read_text("utf-8")
+PACKAGE = ROOT / "examples" / "acme-loadgen"
+ROWS = (PACKAGE / "acme_loadgen.py").read_text("utf-8")
 TABLES = [plugins.resolve(reference) for reference in plugins.TABLES]
 SMALL = ("--input-tokens", "8", "--output-tokens", "4", "-n", "3", "--warmup", "0", "--concurrency", "1")
 
 
-def block(kind: str) -> str:
-    (text,) = re.findall(rf"(?ms)^```{kind}\n(.*?)^```$", PAGE)
-    return str(text)
-
-
 def installed(folder: Path, text: str) -> None:
-    points = tomllib.loads(block("toml"))["project"]["entry-points"]
+    points = tomllib.loads((PACKAGE / "pyproject.toml").read_text("utf-8"))["project"]["entry-points"]
     install(folder, "acme-loadgen", {"acme_loadgen": text}, points)
 
 
@@ -68,7 +65,7 @@ def site(tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 
 @pytest.fixture
 def acme(site: Path) -> Path:
-    installed(site, block("python"))
+    installed(site, ROWS)
     return site
 
 
@@ -76,6 +73,12 @@ def ends(*typed: object) -> int:
     with pytest.raises(SystemExit) as ended:
         main([str(one) for one in typed])
     return int(ended.value.code or 0)
+
+
+def test_the_page_shows_lines_of_the_package() -> None:
+    for kind, name in (("toml", "pyproject.toml"), ("python", "acme_loadgen.py")):
+        (shown,) = re.findall(rf"(?ms)^```{kind}\n(.*?)^```$", PAGE)
+        assert shown in (PACKAGE / name).read_text("utf-8")
 
 
 def test_it_has_a_row_of_each_table_and_no_fault(acme: Path) -> None:
@@ -169,7 +172,7 @@ def test_a_backend_that_fails_at_its_start_is_not_our_bug(acme: Path, tmp_path: 
 
 
 def test_one_that_fails_stops_nothing_and_doctor_names_it(site: Path, capsys: Any) -> None:
-    installed(site, block("python").replace("SERVER = Quirk(", "SERVER = dict("))
+    installed(site, ROWS.replace("SERVER = Quirk(", "SERVER = dict("))
     assert ends("doctor", "--url", "sim:gb300-vm", "--json") == OK
     told = capsys.readouterr()
     found = [one["found"] for one in json.loads(told.out)["findings"] if one["check"] == "plug-in"]
