@@ -6,6 +6,7 @@ A leaf, like every table: a row names functions as text. No other module asks wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgen.core.errors import UserError
+from loadgen.core.errors import Fault, Faults, UserError
 from loadgen.plugins import OpenTable, resolve
 
 PAGE = "report.html"  # the page of a result, where its kind does not say otherwise
@@ -228,22 +229,34 @@ def _is_marked(kind: ResultKind, path: Path) -> bool:
     return not kind.markers or any((path / marker).is_file() for marker in kind.markers)
 
 
+@contextmanager
+def whole(path: Path) -> Iterator[None]:
+    """Raises UserError where what is done with a result finds in it what no result of loadgen says: its files may be
+    somebody else's, and what damaged ones raise nobody can list.
+    """
+    try:
+        yield
+    except (Fault, Faults, OSError, MemoryError):
+        raise
+    except Exception as error:
+        said = f"its files say what no result of loadgen says: {type(error).__name__}: {error}"[:300]
+        raise UserError("damaged_file", said, str(path), "is it as it was written? If so, please report it") from error
+
+
 def call(kind: ResultKind, name: str, *given: Any) -> Any:
-    """Call the function that a row names in this field. Raises UserError for a folder with links out of it."""
+    """Call the function that a row names in this field. Raises UserError for a folder with links out of it, or with
+    files that no result has.
+    """
     path = given[0] if given and isinstance(given[0], Path) else None
     if path is not None and name != "fits" and not kind.collects and _is_marked(kind, path):
         resolve("loadgen.core.results.files:refuse_links")(path)
-    return KINDS.function(kind, getattr(kind, name))(*given)
+    with nullcontext() if path is None else whole(path):
+        return KINDS.function(kind, getattr(kind, name))(*given)
 
 
 def leaves_page_in(kind: ResultKind, folder: Path) -> bool:
     """Whether a page may be written into a folder: one of several results has some of them directly in it."""
     return not kind.collects or any(below.is_dir() and kind_of(below, "listed") for below in folder.iterdir())
-
-
-def _written(form: str, report: Any, **options: Any) -> Any:
-    """A report in one of the forms of `present`, which stands above this leaf."""
-    return resolve(f"loadgen.present.{form}:render")(report, **options)
 
 
 def ask(path: Path, name: str) -> Any:
@@ -289,7 +302,7 @@ class OpenedResult:
     @property
     def headline(self) -> str:
         """The result in one sentence."""
-        return str(call(self.row, "headline", self.value))
+        return str(self._said("headline"))
 
     @property
     def text(self) -> str:
@@ -299,36 +312,47 @@ class OpenedResult:
     def shown(self, *, color: bool) -> str:
         """`text`, with colours if asked for."""
         if self.row.report:
-            return str(_written("text", call(self.row, "report", self.value), color=color))
-        return str(call(self.row, "text", self.value, color))
+            return self._written("text", color=color)
+        return str(self._said("text", color))
 
     @property
     def markdown(self) -> str:
         """The report as Markdown, ending in a newline; of a kind that has none, its text between fences."""
         if self.row.report:
-            return str(_written("markdown", call(self.row, "report", self.value)))
+            return self._written("markdown")
         return f"```text\n{self.text}```\n"
 
     @property
     def page(self) -> str | None:
         """The report as one HTML page; None of a kind without one."""
         if self.row.report:
-            return str(_written("html", call(self.row, "report", self.value)))
-        return str(call(self.row, "page", self.value)) if self.row.page else None
+            return self._written("html")
+        return str(self._said("page")) if self.row.page else None
 
     @property
     def document(self) -> bytes:
         """What `loadgen report --json` prints."""
-        return bytes(call(self.row, "document", self.value))
+        return bytes(self._said("document"))
 
     def exit_code(self, *, strict: bool = False) -> int:
         """That of `loadgen report`."""
-        return int(call(self.row, "code", self.value, strict))
+        return int(self._said("code", strict))
 
     @property
     def runs(self) -> tuple[Path, ...]:
         """The folders of its runs; () of a kind without."""
         return tuple(call(self.row, "runs", self.path)) if self.row.runs else ()
+
+    def _said(self, name: str, *given: Any) -> Any:
+        value = self.value
+        with whole(self.path):
+            return call(self.row, name, value, *given)
+
+    def _written(self, form: str, **options: Any) -> str:
+        """The report in one of the forms of `present`, which stands above this leaf."""
+        report = self._said("report")
+        with whole(self.path):
+            return str(resolve(f"loadgen.present.{form}:render")(report, **options))
 
     def __str__(self) -> str:
         return self.text

@@ -133,6 +133,32 @@ def test_the_rows_have_names_of_their_own() -> None:
     assert len(set(names)) == len(names) and set(MADE.values()) <= set(names)
 
 
+def _changed(value: object, text: str, number: float) -> object:
+    """A document whose texts and numbers somebody else has written."""
+    if isinstance(value, dict):
+        return {key: _changed(one, text, number) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_changed(one, text, number) for one in value][: 9 if number else 0]
+    if isinstance(value, str):
+        return text or value
+    return type(value)(number) if number and isinstance(value, int | float) and type(value) is not bool else value
+
+
+@pytest.mark.commands
+@pytest.mark.parametrize(("text", "number"), [("\x1b[2J VALID", 3.0), ("", 10.0**18), ("", -7.5), ("", 0.0)])
+@pytest.mark.parametrize("name", MADE)
+def test_a_result_of_somebody_else_is_shown_or_refused(
+    made: Path, tmp_path: Path, name: str, text: str, number: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    its = tmp_path / name
+    (shutil.copytree if (made / name).is_dir() else shutil.copy)(made / name, its)
+    for file in [its] if its.is_file() else its.glob("*.json"):
+        lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
+        file.write_text("\n".join(json.dumps(_changed(json.loads(line), text, number)) for line in lines))
+    for command in (("report",), ("report", "--json"), ("bundle", "-o", tmp_path / "b.zip")):
+        assert exits(command[0], its, *command[1:]) in (0, 1, 2, 3), capsys.readouterr().err[-600:]
+
+
 OWNERS = {  # a file that names a marker -> why
     "answers/folder.py": "writes it",
     "cost/size_result.py": "writes it",
