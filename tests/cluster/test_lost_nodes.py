@@ -114,7 +114,8 @@ def test_a_node_is_killed(tmp_path: Path, cluster: Any, endpoint: Embedded, comm
     print(said)  # for the table of docs/reliability.md
     print(f"{command}, {phase}: exit {process.returncode}")
     assert "Traceback" not in said and "raylet" not in said and "bug" not in said, said
-    assert f"#{gone[:6]}" in said, "it is named"
+    told = [line for line in said.splitlines() if "lost" in line or "died" in line]
+    assert any(f"#{gone[:6]}" in line for line in told), said
     assert "the same loadgen in the Python" not in said
     runs = [run_folder.open_run(path.parent).summary for path in (tmp_path / "out").rglob("run.json")]
     lost = [summary.requests.lost for summary in runs]
@@ -124,7 +125,7 @@ def test_a_node_is_killed(tmp_path: Path, cluster: Any, endpoint: Embedded, comm
         assert process.returncode in (0, 1, 3), said  # 1, 3: a busy host's senders are late
     else:
         assert any(lost)
-        assert process.returncode == 3, said
+        assert process.returncode == (0 if command == "sweep" else 3), said  # another level of the sweep is valid
 
 
 @pytest.mark.parametrize("joins", [True, False])

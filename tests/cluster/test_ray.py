@@ -367,7 +367,8 @@ def _a_lost_node_leaves_what_it_had_finished(tmp_path: Path, nodes: Any) -> None
     finished = sent & set(own["slot"].tolist())
     assert len(finished) - len(kept) <= 2 * 20 + 5  # what it did within its last two seconds
     assert not summary.verdict.valid
-    assert says(summary.verdict.codes, "worker_died", worker=gone)
+    where = next(f"{one.node} ({one.address})" for one in told_of.cluster.workers if one.lost)
+    assert says(summary.verdict.codes, "worker_died", worker=gone, node=where)
     (note,) = [note for note in told_of.notes if "was lost" in note]
     assert float(note.partition(", seen ")[2].partition(" s ")[0]) < 15
 

@@ -44,7 +44,7 @@ SENTENCES = {
         "{dropped:,} of {requests:start|starts} ({share:share}) were dropped at the in-flight cap, limit "
         "{limit:share}: the load was not offered, and nothing says that the server would have missed it; give a higher "
         "--max-in-flight",
-    "worker_died": "worker {worker} died: the rest of its requests are lost",
+    "worker_died": "worker {worker} died{node:on}: the rest of its requests are lost",
     "interrupted": "the run was interrupted: it shows a part of the load that was planned",
     "stopped": "the run ended early, as asked for when a target stops answering (--set on_target_failure=stop)",
     "stopped_by_errors":
@@ -227,6 +227,7 @@ FORMATS: Formats = {
     "of": lambda value: "stands against" if value is None else f"is {share(value)} of",
     "after": lambda value: "" if value is None else f", {value:g} s after the end of the load",
     "as_long": lambda value: "" if value is None else f", {value:g} s",
+    "on": lambda node: "" if node is None else f" on {node}",
     "template": lambda known: "" if known else " (the chat template's share is not known)",
     "bundled": lambda value: "" if value is None else f" ({share(value)} of the events came with others in one read)",
     "heaviest": lambda value: f"; the heaviest share has {value:.1%} more output tokens than the mean" if value else "",

@@ -246,8 +246,9 @@ def _reasons(header: Header, summary: Any, signs: Signs, seconds: Sequence[Secon
     failed = requests.failed + requests.lost
     if counted and failed / counted > limits.failure_share:
         yield _code("failures", failed=failed, requests=counted, share=failed / counted, limit=limits.failure_share)
+    nodes = {one.worker: f"{one.node} ({one.address})" for one in header.cluster.workers} if header.cluster else {}
     for worker in signs.dead_workers:
-        yield _code("worker_died", worker=worker)
+        yield _code("worker_died", worker=worker, node=nodes.get(worker))
     yield from state_reasons(summary.run.state) if header.stopped_by is None else (header.stopped_by,)
 
 

@@ -316,7 +316,12 @@ BUSY = Second(t_s=5.0, worker=3, cpu_share=0.91)
         ({"status": (10, FAILED)}, [], {}, None),
         ({"status": (11, FAILED)}, [], {}, ("failures", {"failed": 11, "requests": 1000, "limit": 0.01})),
         ({"status": (1000, FAILED)}, [], {}, ("none_ok", {"requests": 1000})),
-        ({"status": (1, LOST), "kind": (1, KINDS.index("worker_died"))}, [], {}, ("worker_died", {"worker": 0})),
+        (
+            {"status": (1, LOST), "kind": (1, KINDS.index("worker_died"))},
+            [],
+            {},
+            ("worker_died", {"worker": 0, "node": None}),
+        ),
     ],
 )
 def test_each_limit_from_both_sides(
