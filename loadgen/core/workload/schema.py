@@ -83,10 +83,14 @@ HeaderText = Annotated[str, Field(pattern=r"^[!-~](?:[ -~]{0,500}[!-~])?$")]
 class Turns(Part):
     """Conversations: `count` requests each, every one re-sending what was said before it."""
 
+    # requests of each conversation
     count: Annotated[int, Strict(), Field(ge=1, le=10_000)]
-    tool_result_tokens: Length  # what each later turn adds: the result of a tool, or the next message of the user
-    tool_time: Delay = Fixed[Duration](value=0)  # from the end of a turn to the start of the next
-    history: Literal["scripted", "server"] = "scripted"  # assistant turns: generated from the seed, or real replies
+    # what each later turn adds: a tool's result, or the user's next message
+    tool_result_tokens: Length
+    # from the end of a turn to the start of the next
+    tool_time: Delay = Fixed[Duration](value=0)
+    # earlier answers: from the seed, so that the load is the same everywhere, or what the server said
+    history: Literal["scripted", "server"] = "scripted"
 
 
 def _cache(value: Any, info: ValidationInfo) -> float:
@@ -162,18 +166,26 @@ class Synthetic(Part):
         "random_input_len": "input_tokens",
         "random_output_len": "output_tokens",
     }
-    input_tokens: Length  # content tokens of the (first) prompt, including the shared prefix
-    output_tokens: Length  # tokens of each answer
-    shared_prefix_tokens: Tokens = 0  # this many tokens at the start are equal within a prefix group
-    prefixes: Whole = 1  # number of prefix groups
-    system_tokens: Tokens = 0  # length of a system message, equal for all requests, in addition to the prompt
+    # of the (first) prompt, as the server counts them; shared prefix and chunks are a part of it
+    input_tokens: Length
+    # of each answer
+    output_tokens: Length
+    # so many at the start are equal within a prefix group
+    shared_prefix_tokens: Tokens = 0
+    # prefix groups
+    prefixes: Whole = 1
+    # of a system message, equal for all, on top
+    system_tokens: Tokens = 0
+    # conversations
     turns: Turns | None = None
-    chunks: Chunks | None = None  # retrieved ones, at the start of the prompt: a part of input_tokens
+    # retrieved ones at the start of the prompt
+    chunks: Chunks | None = None
+    # PNG images in each first message, on top
     images: Images | None = None
-    prompts: Literal["random", "natural"] = (
-        "random"  # words drawn at random, or passages of a book behind a few of them
-    )
-    cache: CacheState | None = None  # the share of its prompt tokens that the server knows; None: as prefixes have it
+    # words drawn at random, or passages of a book behind a few of them
+    prompts: Literal["random", "natural"] = "random"
+    # or `{hit_rate: 60%}`: the share of a prompt that the server's cache knows; else as prefixes have it
+    cache: CacheState | None = None
 
     @model_validator(mode="after")
     def _cache_alone(self) -> Synthetic:
@@ -324,12 +336,19 @@ class Replay(Tagged):
 
     tag = "trace"
     short = "file"
+    # its file; not needed beside `--trace`
     file: Annotated[Path, BeforeValidator(_existing_file)]
+    # 2: twice as fast; sessions begin faster, pauses stay
     speed: Positive = 1.0
-    slice_ns: TimeSlice | None = Field(None, validation_alias="slice")  # only what came in this time
-    loop: Annotated[int, Strict(), Field(ge=1, le=1_000_000)] = 1  # how often it is played, one after the other
+    # `10m..20m`, `10m..`, `..20m`: only what came then, counted from the first request
+    slice_ns: TimeSlice | None = Field(None, validation_alias="slice")
+    # how often, one after the other, with new text; `--duration` may end it first
+    loop: Annotated[int, Strict(), Field(ge=1, le=1_000_000)] = 1
+    # skip: rows with a fault are left out and counted
     on_bad_row: OnBadRow = "fail"
-    replay: TraceReplay = "instants"  # sessions: when its sessions began; of requests from a trace, as these have it
+    # sessions: requests wait for the answers they waited for in the trace, then for the recorded pause; sessions count
+    # as tasks do. instants: due when the trace says
+    replay: TraceReplay = "instants"
 
 
 if TYPE_CHECKING:
@@ -361,11 +380,18 @@ class Stage(Part):
         "requests": "count",
         "time": "duration",
     }
+    # shown in results
     name: str = ""
+    # when requests start; or `spike: 3x for 60s`
     arrival: Arrival
+    # ends it
     duration_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="duration")
+    # ends it, whichever comes first: requests, conversations or tasks
     count: Whole | None = None
+    # Poisson, in their place: until the last arrival is at or after the duration and there are so many, then up to a
+    # whole multiple of `passes_of`, as MLPerf has it
     at_least: AtLeast | None = None
+    # false, or `warmup: true`: sent and recorded, left out of the results
     measured: Annotated[bool, Strict()] = True
 
     @model_validator(mode="after")
@@ -432,15 +458,18 @@ def _weight(value: Any) -> float | str:
 class RequestClass(Part):
     """One class of what a run sends: single requests, conversations or tasks, and what was promised for them."""
 
+    # share of all starts: percentages that add up to 100, or relative weights (`6`)
     weight: Annotated[
         float | str,
         PlainValidator(_weight),
         JsonSchema(
             anyOf=[{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": units.SHARE_PATTERN}]
         ),
-    ]  # of a checked workload: its share of all starts: single requests, conversations and tasks alike
+    ]
+    # as above: generated, conversations, tasks, a file or a trace
     requests: Annotated[_OfOneKind, _ONE_KIND]
-    slo: WorkloadSlo = None  # None: that of the workload
+    # its own promise; else the workload's
+    slo: WorkloadSlo = None
 
     @field_validator("requests")
     @classmethod
@@ -451,10 +480,14 @@ class RequestClass(Part):
             )
         return requests
 
-    model: Annotated[str, Field(min_length=1)] | None = None  # or a LoRA adapter; None: the target's model
-    priority: Annotated[int, Strict()] | None = None  # sent as `priority`
-    tenant: HeaderText | None = None  # sent in TENANT_HEADERS; fairness is told over tenants
-    headers: dict[HeaderName, HeaderText] = Field(default_factory=dict)  # of each request, beside those of the run
+    # or a LoRA adapter by the server's name; else the target's
+    model: Annotated[str, Field(min_length=1)] | None = None
+    # sent as `priority` (vLLM: lower is served first)
+    priority: Annotated[int, Strict()] | None = None
+    # sent as `x-gateway-inference-fairness-id` and, for llm-d from 0.8 on, `x-llm-d-inference-fairness-id`
+    tenant: HeaderText | None = None
+    # further headers, like `{x-gateway-inference-objective: premium}`; no keys, as workloads are kept with results
+    headers: dict[HeaderName, HeaderText] = Field(default_factory=dict)
 
     def sent_headers(self) -> dict[str, str]:
         """The headers of its requests: by names in lower case, those of the file over those of the tenant."""
@@ -566,22 +599,38 @@ class Written(Part):
         "dataset": "requests",
         "slos": "slo",
     }
+    # what results are called
     name: Annotated[str, Field(min_length=1, max_length=200)]
+    # free text
     description: str = ""
-    # several classes are written as `classes`
+    # what is sent; or `classes`: several kinds of it, or `trace`
     requests: Annotated[_Requests, _ANY_KIND]
+    # when; else flags say
     stages: tuple[Stage, ...] = ()
+    # what was promised
     slo: WorkloadSlo = None
+    # longest drain after the load; else `timeout`. What it cuts is `unfinished`, not failed; Ctrl-C ends it
+    # (`cancelled`, not valid). A closed loop by `count` ends with its last answer
     grace_ns: Grace = Field(default=cast(Any, None), validation_alias="grace")
+    # of a request, from due to the end of its body
     timeout_ns: Annotated[Duration, Field(gt=0)] = Field(default=TIMEOUT_NS, validation_alias="timeout")
+    # longest silence inside a response
     stall_timeout_ns: Annotated[Duration, Field(gt=0)] = Field(
         default=STALL_TIMEOUT_NS, validation_alias="stall_timeout"
     )
+    # open loop: a start above it is `dropped`, never sent late; above 5 % of the starts the run is not valid unless
+    # the SLO is missed without them too
     max_in_flight: Whole | None = None
+    # rules that end the run early
     stop_when: tuple[WrittenStopRule, ...] = ()
+    # below 2^64; else fresh
     seed: Seed | None = None
+    # of arrivals, LoadGen's Poisson draw bit for bit; else from `seed`
     schedule_seed: Seed | None = None
-    salt: Salt | None = None  # None: derived from the seed; "fresh": a new one in every run
+    # a word, or `fresh`: changes generated texts, not lengths or arrivals; else from the seed
+    salt: Salt | None = None
+    # beyond them the measurement is INVALID; beyond `event_` and `tpot_error_share` ITL and gaps, or TPOT, are
+    # withheld
     limits: Limits = Limits()
 
     @classmethod

@@ -45,8 +45,11 @@ class Tool(Part):
     Without `result_tokens` no model knows it: it is a part of the pipeline (a vector search), of which the time counts.
     """
 
-    schema_tokens: Annotated[Tokens, Field(ge=SMALLEST_SCHEMA)] = 100  # of its definition in the field `tools`
+    # of its definition in the field `tools` (as compact JSON)
+    schema_tokens: Annotated[Tokens, Field(ge=SMALLEST_SCHEMA)] = 100
+    # it works
     time: Delay = Fixed[Duration](value=0)
+    # it gives back; without: a part of the pipeline, unknown to the model
     result_tokens: Length | None = None
 
 
@@ -93,30 +96,43 @@ class TaskStep(Part):
     message and nothing to go on from asks the question of the step before it.
     """
 
+    # embed: its text goes to `/v1/embeddings`; rerank: as the query to `/v1/rerank`. Their answers come whole, without
+    # tokens, turns or context
     kind: Literal["chat", "embed", "rerank"] = "chat"
-    target: Annotated[str, Field(pattern=TARGET_NAME)] | StepTarget | None = (
-        None  # a name that --url or --targets gives
-    )
-    model: Annotated[str, Field(min_length=1)] | None = None  # None: that of the target
+    # name of an endpoint of `--url` or `--targets`, or `{url: ..., api_key_env: NAME}`; else the run's
+    target: Annotated[str, Field(pattern=TARGET_NAME)] | StepTarget | None = None
+    # asked for there; else the only one it lists
+    model: Annotated[str, Field(min_length=1)] | None = None
 
+    # steps that must have ended. It goes on with the first one's context; the others' answers come as results of calls
     after: Annotated[
         tuple[str, ...],
         BeforeValidator(_as_tuple),
         JsonSchema(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}]),
-    ] = ()  # the steps that must end before; it continues the context of the first, the others' answers are results
-    context: Literal["new"] | None = None  # new: a sub-agent; it knows its message, or without one those answers
-    system_tokens: Tokens = 0  # of a context that begins here: its system message, equal in all tasks
-    input_tokens: Length | None = None  # a message of the user, before its first request; before each if it has no tool
-    think_time: Delay = Fixed[Duration](value=0)  # before each of these messages but the one that begins the task
+    ] = ()
+    # `new`: its own, a system message and its message; without `input_tokens` the answers it waits for
+    context: Literal["new"] | None = None
+    # of a context that begins here, equal in all tasks
+    system_tokens: Tokens = 0
+    # a message of the user: before its first request, before later ones too without `tool`
+    input_tokens: Length | None = None
+    # before each such message but the one that begins the task
+    think_time: Delay = Fixed[Duration](value=0)
+    # runs before its requests; or several with weights, drawn for each. The answer before calls it
     tool: Annotated[
         dict[str, Positive] | None,
         BeforeValidator(_as_weights),
         JsonSchema(anyOf=[{"type": "string"}, {"type": "object", "additionalProperties": {"type": "number"}}]),
-    ] = None  # the kinds of tools that run before its requests, each drawn by weight
-    documents: Documents | None = None  # that a rerank ranks, or that stand at the start of a chat's message
-    best: Annotated[int, Strict(), Field(ge=1)] | None = None  # so many of a rerank's documents stand there
+    ] = None
+    # what a rerank ranks; what stands at the start of a chat's message
+    documents: Documents | None = None
+    # of a chat right after a rerank: so many of its documents there, drawn, not read from the ranking
+    best: Annotated[int, Strict(), Field(ge=1)] | None = None
+    # of each answer; required of chats
     output_tokens: Length | None = None
+    # requests one after the other; laws need a `max`
     turns: Length = Fixed[OneTokenOrMore](value=1)
+    # such rows side by side
     parallel: Length = Fixed[OneTokenOrMore](value=1)
 
     @field_validator("turns", "parallel")
@@ -138,11 +154,17 @@ def most(length: Any) -> int | None:
 class Task(Part):
     """A graph of steps with one request at its beginning and one at its end: an agent's task, or a pipeline."""
 
+    # by name, below
     steps: Annotated[dict[Annotated[str, Field(pattern=_NAME)], TaskStep], Field(min_length=1)]
-    tools: dict[Annotated[str, Field(pattern=_NAME)], Tool] = Field({})  # every request carries the definitions of all
-    tool_choice: Literal["auto", "none", "required"] | None = None  # sent with requests whose answer calls a tool
-    history: Literal["scripted", "server"] = "scripted"  # earlier answers: generated from the seed, or real replies
-    abandoned: Share = 0.0  # of the tasks: their user goes away in the middle of an answer
+    # by name; every request carries all definitions
+    tools: dict[Annotated[str, Field(pattern=_NAME)], Tool] = Field({})
+    # sent with requests whose answer calls a tool. Servers without a parser of calls take `none`
+    tool_choice: Literal["auto", "none", "required"] | None = None
+    # earlier answers: from the seed, or what the server generated; one without a call stands as the argument of one
+    history: Literal["scripted", "server"] = "scripted"
+    # tasks whose user goes away in the middle of an answer: that request and what is in flight beside it is cancelled,
+    # the rest never sent, nothing failed
+    abandoned: Share = 0.0
 
     @model_validator(mode="before")
     @classmethod

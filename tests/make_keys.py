@@ -1,0 +1,161 @@
+"""Writes the tables of keys in `docs/workloads.md` and of terms in `docs/validate.md` from the schemas of these files.
+
+What a key takes and its default are those of its field; what it is, the comment at the field. `python
+tests/make_keys.py` writes them again; `test_make_keys.py` checks that they are what it would write.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from loadgen.contracts import schema as contracts
+from loadgen.core.workload import schema, tasks
+from loadgen.core.workload.fields import Fixed, Part, Tagged
+from loadgen.core.workload.file_schema import json_schema
+
+DOCS = Path(__file__).parent.parent / "docs"
+TABLES: dict[str, tuple[type[Part], ...]] = {
+    "workload": (schema.Written,),
+    "requests": (schema.Synthetic,),
+    "turns": (schema.Turns,),
+    "steps": (tasks.TaskStep,),
+    "tasks": (tasks.Task, tasks.Tool),
+    "trace": (schema.Replay,),
+    "classes": (schema.RequestClass,),
+    "stages": (schema.Stage,),
+}
+"""The tables of workloads.md, each of the keys of these parts."""
+KINDS = {  # how the JSON Schema of a value shows what it is
+    "FixedTokens": "length",
+    "FixedDuration": "delay",
+    "min|h": "time",
+    "min|m|h": "rate",
+    "%$": "share",
+    '"integer"': "number",
+    '"number"': "number",
+    '"boolean"': "`true`, `false`",
+}
+EXAMPLES = {"ms": "2s", "%": "1%", "/s": "10/s", "tokens": "20", "": "0.45 USD", "x": "1.5x", "J": "0.5 J/token"}
+"""How the limit of a term may be written, by its unit."""
+
+
+@cache
+def _comments(part: type[Part]) -> dict[str, str]:
+    """What the comments above and behind the fields of a class say."""
+    lines = inspect.getsource(part).splitlines()
+    (body,) = ast.parse("\n".join(lines)).body
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for node in body.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            first = last = node.lineno - 1
+            while lines[first - 1].lstrip().startswith("# "):
+                first -= 1
+            last = node.end_lineno or last
+            said = [re.search(r"(?:^|\s)# (.*)$", line) for line in lines[first:last]]
+            found[node.target.id] = " ".join(match[1] for match in said if match)
+    return found
+
+
+def _written(name: str, value: Any) -> str:
+    """A default as a file would say it; "" where there is nothing to say."""
+    value = value.value if isinstance(value, Fixed) else value
+    if value in (None, PydanticUndefined, "", ()) or isinstance(value, dict | Part):
+        return ""
+    if name.endswith(("_ns", "_time")):
+        return f"`{value // 10**9}s`" if value else "`0`"
+    share = name == "abandoned" or name.endswith("_share")
+    return f"`{value * 100:g}%`" if share else f"`{str(value).lower()}`"
+
+
+def _key(name: str, field: FieldInfo) -> str:
+    return str(field.validation_alias or name)
+
+
+def _takes(field: FieldInfo, shape: dict[str, Any]) -> str:
+    parts = None if getattr(field.annotation, "__origin__", None) is dict else field.annotation  # parts by name
+    for annotation in (parts, *getattr(parts, "__args__", ())):
+        if isinstance(annotation, type) and issubclass(annotation, Part) and not any(
+            one.is_required() for one in annotation.model_fields.values()
+        ):  # fmt: skip
+            inner = {_key(*one): _written(one[0], one[1].default).strip("`") for one in annotation.model_fields.items()}
+            return f"`{{{', '.join(f'{key}: {value}' for key, value in inner.items() if value)}}}`"
+    text = str(shape).replace("'", '"')
+    if choices := shape.get("enum") or next((one["enum"] for one in shape.get("anyOf", []) if "enum" in one), None):
+        return ", ".join(f"`{choice}`" for choice in choices)
+    return next((kind for mark, kind in KINDS.items() if mark in text), "")
+
+
+def _rows(part: type[Part]) -> list[tuple[str, ...]]:
+    whole = json_schema()
+    shapes = whole if part is schema.Written else whole["$defs"][part.__name__]
+    if issubclass(part, Tagged):  # written under its tag
+        shapes = shapes["properties"][part.tag]["anyOf"][-1]
+    shapes = shapes["properties"]
+    rows = []
+    for name, field in part.model_fields.items():
+        key, told = _key(name, field), _comments(part)[name]
+        takes, default = _takes(field, shapes.get(key, {})), _written(name, field.default)
+        if default in takes:
+            default = ""
+        default = "required" if field.is_required() else default
+        rows.append((f"`{key}`", ", ".join(filter(None, (takes, default))), told))
+    return rows
+
+
+def keys(name: str) -> str:
+    """The table of a name in TABLES."""
+    rows = [row for part in TABLES[name] for row in _rows(part)]
+    return _table(("key", "takes, default", ""), rows)
+
+
+def terms() -> str:
+    """The table of the terms of a contract: how each is written, and what it promises."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name, kind in ({"ttft": contracts.kind_of("ttft")} | contracts.KINDS).items():
+        limit = "97%" if kind.limit.key == "share" else EXAMPLES[kind.limit.unit]
+        inner = {"of": "ttft", "level": "alone", "window": "1h"}
+        inside = [f"{one.removesuffix('_ns')}: {inner[one.removesuffix('_ns')]}" for one in reversed(kind.takes)]
+        at = [f"at: p{kind.at * 100:g}"] if kind.at else []
+        value = f"{{{', '.join([*inside, *at, f'{kind.limit.key}: {limit}'])}}}" if inside or at else limit
+        of = "token or request" if kind.limit.unit == "J" else "a latency"
+        said = kind.words.format(
+            kind="it", limit="so much", at="a percentile", window="window", of=of, level="another level", currency=""
+        )
+        alike.setdefault((value, " ".join(said.split())), []).append(name)
+    rows = [(", ".join(f"`{name}: {value}`" for name in names), said) for (value, said), names in alike.items()]
+    return _table(("term", "promises"), rows)
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
+
+
+def page(name: str) -> str:
+    """A page with its tables as they should be."""
+    text = (DOCS / name).read_text("utf-8")
+    for mark in re.findall(r"<!-- (keys of \w+|terms): made by tests/make_keys.py", text):
+        made = terms() if mark == "terms" else keys(mark.removeprefix("keys of "))
+        text = re.sub(
+            rf"(<!-- {mark}: made .*? -->\n).*?(<!-- end of the (?:keys|terms) -->)",
+            lambda match, made=made: f"{match[1]}\n{made}\n\n{match[2]}",
+            text,
+            count=1,
+            flags=re.DOTALL,
+        )
+    return text
+
+
+PAGES = ("workloads.md", "validate.md")
+
+if __name__ == "__main__":
+    for one in PAGES:
+        (DOCS / one).write_text(page(one), "utf-8")
