@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import pickle
+import sys
 import threading
 from collections.abc import Callable
 from types import ModuleType
@@ -16,7 +17,6 @@ import pytest
 from canned import CHAT, CHAT_EVENTS, HANG, RESPONSE_EVENTS, answer, events, serving
 from loadgen_sdk import Fallback, Measurement, Retry, Throttle, TokenPrice, auto, instrument, record_shape
 from loadgen_sdk.app.finishing import flush
-from loadgen_sdk.app.observed_call import ObservedCall
 from test_sdk_packages import ASKED, MESSAGE_EVENTS
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -91,22 +91,58 @@ def test_our_warnings_raise_nothing_where_warnings_are_errors(stream: bool, capl
     assert "inside a running event loop" in caplog.text and "sent no token counts" in caplog.text
 
 
-@pytest.mark.parametrize("broken", ["_answered", "_attempt_failed", "_tell"])
-def test_a_fault_of_ours_is_logged_and_gives_the_permit_back(
-    broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_fault_of_ours_at_the_end_of_a_call_is_logged_and_gives_the_permit_back(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fault(*_: Any) -> None:
-        raise KeyError("of ours")
+    class Broken:
+        def begin(self, *_: Any) -> str:
+            return "a call"
 
-    monkeypatch.setattr(ObservedCall, broken, fault)
+        def end(self, *_: Any) -> None:
+            raise RuntimeError("broken")
+
     throttle = Throttle(concurrency=1, max_wait_s=5)
     with serving(answer(CHAT), BUSY, events(*CHAT_EVENTS)) as server, blocking(server.url) as client:
-        own = instrument(client, throttle=throttle)
+        own = instrument(client, throttle=throttle, record=Broken())  # type: ignore[arg-type]
         assert own.chat.completions.create(**ASK).choices
         with pytest.raises(openai.InternalServerError):
             own.chat.completions.create(**ASK)
         assert len([*own.chat.completions.create(**ASK, stream=True)]) == len(CHAT_EVENTS)
-    assert "a call is not measured" in caplog.text and in_flight(throttle) == 0
+    assert caplog.text.count("a call is not measured") == 3 and in_flight(throttle) == 0
+
+
+def test_a_stream_of_no_known_make_reaches_the_application(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stream:
+        __slots__ = ("_iterator",)  # and so no weak references
+
+    def completion(**_: Any) -> Stream:
+        return made
+
+    made, module, throttle = Stream(), ModuleType("litellm"), Throttle(concurrency=1)
+    made._iterator = iter(())
+    module.completion = completion  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "litellm", module)
+    own: Any = instrument(module, throttle=throttle)
+    assert own.completion(model="m", messages=[], stream=True) is made
+    assert "a call is not measured" in caplog.text and throttle.in_flight(model="m") == 0
+
+
+def test_an_error_of_the_http_library_without_a_request() -> None:
+    """A client that fetches a token before each call: its error raised another one where its request was asked for."""
+    told: list[Measurement] = []
+    library: Any = next(sys.modules[name] for name in ("httpx2", "httpx") if name in sys.modules)
+
+    class Own(openai.OpenAI):
+        def _prepare_options(self, options: Any) -> Any:
+            raise library.ConnectError("the server of tokens is away")
+
+    with Own(base_url="http://localhost:1/v1", api_key=KEY, max_retries=0) as client:
+        own = instrument(client, told.append)
+        with pytest.raises(library.ConnectError):
+            own.chat.completions.create(**ASK)
+    assert [(one.status, one.failure.kind if one.failure else "") for one in told] == [("failed", "connect")]
 
 
 def test_what_closes_a_stream_may_be_all_that_is_kept_of_it() -> None:
@@ -264,17 +300,17 @@ def test_answers_can_be_pickled_and_copied(tmp_path: Any) -> None:
         assert pickle.loads(pickle.dumps(made)) == made == made.model_copy(deep=True)
 
 
-def test_the_client_of_the_module_is_retried_by_ours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_client_of_the_module_is_retried_by_ours_alone() -> None:
     """Its `max_retries` is a property: set beside that it had no effect, and each attempt was made three times."""
     told: list[Measurement] = []
     openai._reset_client()  # type: ignore[attr-defined]
     with serving(BUSY) as server, auto(told.append, retry=Retry(2, first_wait_s=0.001)):
-        monkeypatch.setattr(openai, "api_key", KEY)
-        monkeypatch.setattr(openai, "base_url", server.url + "/")
+        openai.api_key, openai.base_url = KEY, server.url + "/"
         with pytest.raises(openai.InternalServerError):
             openai.chat.completions.create(**ASK)
         sent = len(server.heard)
         openai._load_client().close()
+    openai.api_key = openai.base_url = None
     openai._reset_client()  # type: ignore[attr-defined]
     assert sent == 2 == len(told[0].attempts) and told[0].hidden_retries == 0
     assert openai.max_retries == openai.DEFAULT_MAX_RETRIES

@@ -107,14 +107,12 @@ class ObservedCall:
         if collecting():  # a coroutine that nobody awaits any more: closed by the collector
             later(partial(self.attempt_failed, error))
             return None
-        request_headers = getattr(getattr(error, "request", None), "headers", NO_HEADERS)
-        retry_count = request_headers.get("x-stainless-retry-count", "")
+        retry_count = _headers_of(error, "request").get("x-stainless-retry-count", "")
         self.hidden_retries = int(retry_count) if retry_count.isdecimal() else 0
-        headers = getattr(getattr(error, "response", None), "headers", None) or NO_HEADERS
         failure = failure_of(error)
         wait_s = self.call.attempt_failed(
             failure,
-            headers,
+            _headers_of(error, "response"),
             at=monotonic_ns(),
             code=_code_of(error),
             final=isinstance(error, ThrottleTimeout | BudgetExceeded),
@@ -265,6 +263,14 @@ def failure_of(error: BaseException) -> Failure:
     if "APITimeoutError" in names and "ConnectTimeout" not in names:
         kind, text = "timeout_total", str(error)
     return Failure(kind, text, status)
+
+
+def _headers_of(error: BaseException, name: str) -> Any:
+    """The headers of an error's request or response. The HTTP library raises where an error of its own has none."""
+    try:
+        return getattr(getattr(error, name, None), "headers", None) or NO_HEADERS
+    except RuntimeError:
+        return NO_HEADERS
 
 
 def _code_of(error: BaseException) -> str:
