@@ -88,8 +88,8 @@ def _fields(value: object, *names: str, **renamed: str) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, Decimal):  # at most 12 decimal places, without an exponent
-        return f"{round(value, 12).normalize():f}"
+    if isinstance(value, Decimal):  # 12 decimal places, of a small number 12 digits, without an exponent
+        return f"{round(value, max(12, 11 - value.adjusted())).normalize():f}"
     return list(map(_plain, value)) if isinstance(value, tuple) else value
 
 
