@@ -29,6 +29,7 @@ from pydantic import (
 
 from loadgen.core import format
 from loadgen.core.errors import Fault, Faults
+from loadgen.core.results.capacity import HORIZON_S
 from loadgen.core.slo import Slo
 from loadgen.core.stats.quantiles import name as percentile
 from loadgen.core.units import Wrong
@@ -396,7 +397,7 @@ def _levels(value: Any) -> Any:
     return value
 
 
-HORIZON_NS = 12 * 60 * 10**9
+HORIZON_NS = round(HORIZON_S * 1e9)
 """A PASS of a latency holds for what comes back within this time, unless the contract signs another `horizon`.
 
 A server that changes for minutes moves its median too, and no record of a load that never met its slow state shows that

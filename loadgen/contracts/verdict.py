@@ -18,7 +18,6 @@ import msgspec
 from loadgen.contracts.evaluate import Evaluator, Held, MeasuredLevel, Money
 from loadgen.contracts.planning import JUDGED_HERE
 from loadgen.contracts.schema import (
-    HORIZON_NS,
     OF_TASKS,
     AnswersAsked,
     Contract,
@@ -32,6 +31,7 @@ from loadgen.core import errors as codes
 from loadgen.core import format
 from loadgen.core.limits import CACHED_SHARE, NO_SPAN_SHARE, NOT_OFFERED_SHARE
 from loadgen.core.metrics import reasons
+from loadgen.core.results.capacity import HORIZON_S, within
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
 
@@ -162,12 +162,9 @@ def looks_words(validation: Validation) -> str:
 
 def horizon_words(validation: Validation) -> str:
     """What a contract does not look for that signs less than the usual horizon; "" where it signs no less."""
-    if validation.horizon_s is None or validation.horizon_s >= HORIZON_NS / 1e9:
+    if validation.horizon_s is None or validation.horizon_s >= HORIZON_S:
         return ""
-    return (
-        f"signed: what comes back within {format.duration(validation.horizon_s)} (usual: "
-        f"{format.duration(HORIZON_NS / 1e9)}); slow spells of minutes that come back less often were not looked for"
-    )
+    return f"signed: {within(validation.horizon_s)}"
 
 
 def confidence_words(validation: Validation) -> str:

@@ -13,7 +13,7 @@ import msgspec
 from loadgen.core import format
 from loadgen.core.limits import MODEL_ERROR
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.results.capacity import STILL_KEPT, Capacity
+from loadgen.core.results.capacity import STILL_KEPT, Capacity, within
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.reasons import note
 
@@ -71,6 +71,8 @@ def notes(evidence: Evidence) -> Iterator[ReasonCode]:
         ends = {"lower": capacity.low_per_s, "upper": capacity.high_per_s}
         if at := [end for end, value in ends.items() if value == capacity.rate_per_s]:
             yield note("at_an_end", ends=at)
+        if capacity.horizon_s is not None:
+            yield note("horizon", horizon_s=capacity.horizon_s, within=within(capacity.horizon_s))
     if any(summary.goodput.undecided for summary in summaries):
         yield note("slo_undecided")
     if evidence.lowered_from_per_s is not None and capacity is not None:

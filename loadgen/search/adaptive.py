@@ -125,6 +125,7 @@ class Adaptive:
             whole=closed,
             longer=max(self.plan.sustain_s / self.plan.window_s, 1 + 1e-9),
             run_spread=self.plan.run_spread,
+            trial_s=self.plan.window_s if self.plan.run_spread is None else None,
         )
         self._ask = self._asked()
         self._step = LoadStep(self._ask.kind, self._ask.load, self._longest_ns)

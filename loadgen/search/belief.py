@@ -17,7 +17,7 @@ from loadgen.core.stats.intervals import Interval, normal_cdf
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-RUN_SPREAD = 0.015  # of a measured server whose run-to-run variation nobody told: the median of what it may be
+RUN_SPREAD = 0.025  # of a measured server whose variation from run to run nobody told: the median of what it may be
 RUN_SPREAD_FACTOR = 2.0  # one standard deviation, as a factor, of that variation around its median
 SIGMA_FACTOR = 1.4  # one standard deviation, as a factor, of sigma around its expected value
 SIGMAS = tuple(float(sigma) for sigma in np.geomspace(1e-3, 0.1, 24))

@@ -195,6 +195,7 @@ def search(
         whole=closed or any(isinstance(stage.arrival, Closed) for stage in trial_workload.stages),
         longer=longer(sustain, settings),
         run_spread=spread,
+        trial_s=None if settings.virtual else trial_ns / 1e9,
     )
     plan = experiment.ExperimentPlan(
         by="search", kind="concurrency" if closed else "request_rate",

@@ -309,6 +309,7 @@ def with_state(found: capacity.Capacity | None, answer: SearchAnswer, go_on: str
         found or nothing,
         low_per_s=None,
         high_per_s=None,
+        horizon_s=None,
         lower_bound=True,
         bound_why=NOTHING_HELD if state == "none" else STOPPED,
         state=state,
@@ -322,7 +323,8 @@ NOTHING_HELD = "no load held, or none was confirmed"
 
 def swept(folder: Path, told: Sequence[TrialResult]) -> tuple[levels.SweepCurve, list[TrialResult], SearchAnswer]:
     """The curve of a sweep with at least one run, its results as the curve judges them, and the answer they give."""
-    table = levels.curve([(run.name, run_folder.open_run(run).summary) for run in run_folder.runs_in(folder)])
+    named = [(run.name, run_folder.open_run(run).summary) for run in run_folder.runs_in(folder)]
+    table = levels.curve(named)
     # what the table says of a level is what the capacity is made from
     outcomes = {level.name: levels.outcome(level) for level in table.levels}
     judged = [
@@ -331,6 +333,9 @@ def swept(folder: Path, told: Sequence[TrialResult]) -> tuple[levels.SweepCurve,
     ]
     loads = sorted(trial.ask.load for trial in judged) or [1.0]
     search = LoadSearch(low=loads[0], high=loads[-1], start=loads[0])
+    if not any(summary.target.simulated for _, summary in named):  # as of a search: a real server varies, and changes
+        offered_s = [summary.window.steady.duration_s for _, summary in named]
+        search.run_spread, search.trial_s = None, min((span_s for span_s in offered_s if span_s), default=None)
     return table, judged, resume(search, [trial for trial in judged if trial.outcome != "invalid"]).answer
 
 
@@ -370,6 +375,7 @@ def highest(
         rate_per_s=rate,
         low_per_s=min(ends.low, rate) if ends else None,
         high_per_s=high,
+        horizon_s=answer.horizon_s if ends else None,
         lower_bound=bool(bound_why) or answer.missed is None,
         bound_why=bound_why or (capacity.STILL_KEPT if answer.missed is None else ""),
         unit="conversations" if summary.sessions is not None and not closed else "requests",

@@ -19,7 +19,7 @@ import msgspec
 
 from loadgen.core.errors import INTERRUPTED, OK, SLO_MISSED, UNSOUND
 from loadgen.core.results.capacity import State
-from loadgen.core.stats.intervals import Interval
+from loadgen.core.stats.intervals import Interval, recurrence
 from loadgen.search.belief import Belief
 from loadgen.search.watch import Outcome
 
@@ -100,6 +100,7 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     steady: float | None = None  # the steady knee: the highest load that held and did not grow
     not_steady: float | None = None  # the lowest load that held by the rules and grew, or missed them when it went on
     lengths: float = 1.0  # duration of the trials behind `steady`, in full lengths
+    horizon_s: float | None = None  # `interval` is of changes that come back within this time; null: of no change
     run_spread: float | None = None  # variation from run to run in `interval`, as a share
     run_spread_from: Literal["", "told", "learned", "simulated"] = ""
 
@@ -172,6 +173,7 @@ class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
     longer: float
     run_spread: float | None
     stopped: str
+    trial_s: float | None = None  # null also in older files
 
 
 @dataclass(slots=True)
@@ -191,6 +193,7 @@ class LoadSearch:
     longer: float = 1.0  # duration of the trials that confirm a sustained load, in full lengths; 1: no such trials
     run_spread: float | None = 0.0  # of the server, as a share; None: not told, to be learned
     step: float = STEP  # factor between loads while no bracket is known
+    trial_s: float | None = None  # full length of a trial; None: of a server that does not change while it is searched
     told: list[TrialResult] = field(default_factory=list)
     stopped: str = ""
 
@@ -418,6 +421,7 @@ class LoadSearch:
             steady=None if steady is None else steady.ask.load,
             not_steady=None if not_steady is None else not_steady.ask.load,
             lengths=self.longer,
+            horizon_s=None if interval is None or self.trial_s is None else recurrence(self.trial_s, LEVEL),
             run_spread=spread,
             run_spread_from="learned" if self.run_spread is None else "told" if self.run_spread else "simulated",
         )

@@ -7,8 +7,18 @@ from collections.abc import Sequence
 
 from loadgen.core import format
 from loadgen.core.limits import MODEL_ERROR
+from loadgen.core.results import capacity as capacity_file
+from loadgen.core.stats.intervals import length_for
 from loadgen.present.section import Facts, Section, Table, section
-from loadgen.search.load_search import ENOUGH, LoadSearch, NextTrial, SearchAnswer, TrialResult, capacity_of
+from loadgen.search.load_search import (
+    ENOUGH,
+    LEVEL,
+    LoadSearch,
+    NextTrial,
+    SearchAnswer,
+    TrialResult,
+    capacity_of,
+)
 
 LONGER_LENGTHS = 2.5
 USUAL = {False: (15, 10.5), True: (20, 20.0)}
@@ -156,13 +166,16 @@ def covers(answer: SearchAnswer, simulated: bool) -> str:
             f"the model is wrong by {format.shares(MODEL_ERROR)} (docs/simulation.md); other sample orders and seeds "
             f"change it by up to {ORDERS}; this interval covers the search's own noise, and neither of these"
         )
-    spread = answer.run_spread
-    if spread is None:
-        return "the interval covers the search's own noise, and no variation from run to run"
-    origin = "as told" if answer.run_spread_from == "told" else "learned from these runs: --run-spread tells it"
+    told = answer.run_spread_from != "learned"
+    origin = "as told" if told else "learned from these runs: --run-spread tells it"
+    spread = f"a variation from run to run of {answer.run_spread or 0.0:.1%} ({origin})"
+    within = "" if answer.horizon_s is None else f", for {capacity_file.within(answer.horizon_s)}"
+    if answer.horizon_s is not None and answer.horizon_s < capacity_file.HORIZON_S:
+        enough_s = length_for(capacity_file.HORIZON_S, LEVEL)
+        within += f" (trials of {format.duration(60 * math.ceil(enough_s / 60))} look for all of them: -d)"
     return (
-        f"the interval covers the search's own noise and a variation from run to run of {spread:.1%} ({origin}), not "
-        "that of another day or another start of the server"
+        f"the interval covers the search's own noise and {spread}{within}; it is not of another day or another start "
+        "of the server"
     )
 
 

@@ -192,6 +192,13 @@ def test_a_rate_at_the_end_of_its_own_interval_says_why(low: float, high: float,
     assert end or "end of its interval" not in said
 
 
+def test_an_interval_of_short_trials_says_what_it_holds_for_beside_every_cost() -> None:
+    short = replace(EVIDENCE, capacity=msgspec.structs.replace(CAPACITY, horizon_s=162.65))
+    words = "the interval of the capacity holds for what comes back within 2 min 43 s (usual: 12 min 00 s)"
+    assert words in " ".join(texts(notes(short)))
+    assert "holds for what comes back" not in " ".join(texts(notes(EVIDENCE)))
+
+
 def test_what_is_simulated_says_the_models_error_in_every_command() -> None:
     simulated = msgspec.structs.replace(RAG, target=msgspec.structs.replace(RAG.target, simulated=True))
     said = texts(notes(replace(EVIDENCE, summaries=(simulated,))))

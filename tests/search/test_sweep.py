@@ -19,7 +19,8 @@ from loadgen.core import run_folder
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results import capacity, store
-from loadgen.core.results.manifest import Fingerprints, StagePlan
+from loadgen.core.results.manifest import Fingerprints, StagePlan, TargetFacts
+from loadgen.core.stats import intervals
 from loadgen.present import html as as_page
 from loadgen.present import markdown as as_markdown
 from loadgen.present import text as as_text
@@ -28,6 +29,7 @@ from loadgen.runs import levels_text as shown
 from loadgen.runs.levels import SweepLevel
 from loadgen.search import experiment, sweep
 from loadgen.search.load_search import NextTrial, TrialResult
+from loadgen.search.watch import Outcome
 from loadgen.shell.app import main
 
 pytestmark = pytest.mark.commands
@@ -154,6 +156,25 @@ def test_a_folder_of_levels_is_a_curve(tmp_path: Path) -> None:
     assert re.search(r"\nLevels\n.*\nload ", text) and "\n4 in flight" in text and "highest within the SLO" in text
     assert "capacity may be far higher" in " ".join(text.split()), "no level above the best one was tried"
     assert pasted.count("\n| ") == 5 and "Highest level within the SLO" in pasted
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_the_interval_of_a_sweep_covers_what_that_of_a_search_does(tmp_path: Path, simulated: bool) -> None:
+    """A real server varies from run to run and over minutes, by whichever command it was asked."""
+    told = []
+    outcomes: tuple[tuple[float, Outcome], ...] = ((3.0, "under"), (6.0, "over"))
+    for number, (rate, outcome) in enumerate(outcomes):
+        stage = StagePlan(name="load", arrival=f"poisson {rate:g}/s", slots=150, rate=rate)
+        folder, targets = tmp_path / f"r{rate:g}", (TargetFacts(simulated=simulated),)
+        runs.write(folder, rows(number, 150, rate), stages=(stage,), targets=targets, slo=None)
+        ask = NextTrial(number=number, load=rate, kind="level", early_under=False)
+        told.append(
+            TrialResult(ask=ask, outcome=outcome, early=False, spent_s=50, offered=rate, noise=0.1, folder=folder.name)
+        )
+    answer = experiment.swept(tmp_path, told)[2]
+    assert answer.run_spread_from == ("simulated" if simulated else "learned")
+    assert (answer.horizon_s is None) is simulated
+    assert simulated or answer.horizon_s == pytest.approx(intervals.recurrence(25), rel=0.2)
 
 
 def told_of(*found: SweepLevel) -> str:

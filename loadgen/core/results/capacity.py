@@ -22,6 +22,19 @@ STILL_KEPT = (
 )
 
 
+HORIZON_S = 12 * 60.0
+"""The usual horizon: what comes back within this time was looked for (`contracts.schema.HORIZON_NS` says why)."""
+
+
+def within(horizon_s: float) -> str:
+    """What an interval or a verdict holds for, in words; and below the usual horizon what was not looked for."""
+    words = f"what comes back within {format.duration(horizon_s)}"
+    if horizon_s >= HORIZON_S:
+        return words
+    usual = f"(usual: {format.duration(HORIZON_S)})"
+    return f"{words} {usual}; slow spells of minutes that come back less often were not looked for"
+
+
 State = Literal["sustained", "confirmed", "held", "stopped", "none"]
 """How far the way to a capacity was gone: a longer run showed that nothing grows at it; a run at full length from empty
 met every term; a level of a sweep met them, or a trial of a search whose confirmations all grew; the search was stopped
@@ -38,6 +51,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     In files without tokens (of an earlier version) `rate_per_s` may be the rate at which half of the runs fail:
     `as_shown` turns it into what their run showed. `low_per_s` and `high_per_s` are the interval of the highest
     rate, widened to the seen one and below a load that was not sustained, at `confidence`; null when there is none.
+    `horizon_s`: they hold for what comes back within this time; null: of a server that does not change, or not known.
     `evidence` is a folder, relative to this file. `recipe` is the fingerprint of what was asked, without the rate:
     equal for two searches for the same thing. `lower_bound`: the capacity is at least this, for the reason in
     `bound_why`: no load that was tried was too high, or the next one that was tried is a step away. `sustained`:
@@ -51,6 +65,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     low_per_s: float | None = None
     high_per_s: float | None = None
     confidence: float = CONFIDENCE
+    horizon_s: float | None = None
     lower_bound: bool = False
     bound_why: str = ""
     unit: Literal["requests", "conversations"] = "requests"

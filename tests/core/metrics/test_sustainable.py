@@ -317,6 +317,18 @@ def test_the_text_says_what_an_interval_covers_the_largest_first() -> None:
     assert "--run-spread" in search_text.covers(measured, False)
     as_told = searched(steady=200, run_spread=0.03).answer
     assert "3.0%" in search_text.covers(as_told, False) and "as told" in search_text.covers(as_told, False)
+    none = searched(steady=200, run_spread=0.0).answer
+    assert "0.0% (as told)" in search_text.covers(none, False)
+
+
+@pytest.mark.parametrize(("trial_s", "within"), [(600, "2 min 43 s (usual: 12 min 00 s)"), (2700, "12 min 12 s")])
+def test_an_interval_says_which_changes_it_was_long_enough_for(trial_s: float, within: str) -> None:
+    """Trials of ten minutes meet no spell that comes back each half hour: the interval does not hold for it."""
+    words = search_text.covers(searched(steady=200, run_spread=None, trial_s=trial_s).answer, False)
+    assert f"for what comes back within {within}" in words
+    assert ("slow spells of minutes that come back less often were not looked for" in words) is (trial_s < 2700)
+    assert ("trials of 45 min 00 s look for all of them: -d" in words) is (trial_s < 2700)
+    assert "comes back" not in search_text.covers(searched(steady=200).answer, True), "a model does not change"
 
 
 # -- resonance ---------------------------------------------------------------------------------------------------------
