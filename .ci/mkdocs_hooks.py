@@ -16,6 +16,7 @@ OUTSIDE = {  # file of the repository -> page of the site
     "benchmarks/simulation.md": "simulation-figures.md",
     "benchmarks/trust.md": "trust.md",
     "benchmarks/search_truth.md": "search-truth.md",
+    "benchmarks/hot_path.md": "hot-path.md",
     "benchmarks/figures.md": "figures.md",
     "benchmarks/attacks.md": "attacks.md",
     "benchmarks/servers.md": "servers-seen.md",

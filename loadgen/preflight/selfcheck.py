@@ -258,7 +258,7 @@ def sentence(sound_level: SoundLevel) -> str:
 def report(result: SelfcheckResult) -> Report:
     """What one worker of this host can carry."""
     read_by = {
-        "python": "Sockets are read by Python: installed with a C compiler, a worker carries more (docs/hot-path.md).",
+        "python": "Sockets are read by Python: installed with a C compiler, a worker carries more (docs/scale.md).",
         "compiled": "Sockets are read by compiled code.",
     }
     cores = format.counted(result.cpus, "core")
