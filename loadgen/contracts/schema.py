@@ -200,7 +200,7 @@ is not known."""
 # a time is at most `limit` at a percentile; failed and dropped requests are over every limit
 _LATENCY = Kind(_TIME, "{kind} at {at} within {limit}", at=0.99)
 KINDS = {
-    # share of requests that are not ok (failed, dropped at the in-flight cap, lost)
+    # share of requests that are not ok (failed, dropped at a cap, lost)
     "errors": Kind(_AT_MOST, "{kind} at most {limit}"),
     # share of requests that meet every limit of the `slo`
     "goodput": Kind(_AT_LEAST, "{kind} at least {limit}", needs=("slo",)),

@@ -337,8 +337,8 @@ def _dropped(runs: Sequence[RecordedRun]) -> str:
     if dropped <= NOT_OFFERED_SHARE:
         return ""
     return (
-        f"{format.percent(dropped)} of the starts were dropped at the in-flight cap, and are in no figure here: the "
-        "load was not offered; raise max_in_flight in its workload"
+        f"{format.percent(dropped)} of the starts were dropped at a cap, and are in no figure here: the "
+        "load was not offered; raise max_in_flight (or max_in_prefill) in its workload"
     )
 
 

@@ -327,6 +327,9 @@ class RunOptions(TypedDict, total=False):
         shown="the length of an answer", sets="TIME")]
     max_in_flight: Annotated[Text, _of_load("--max-in-flight N",
         "Open loop: a start above this many in flight is dropped and counted.", shown="no limit")]
+    max_in_prefill: Annotated[Text, _of_load("",
+        "At most this many sent and without a first output: a lane waits for its place, a start of an open loop is "
+        "dropped and counted.", shown="no limit", sets="N")]
     num_requests: Annotated[Text, _of_load("--num-requests -n N", "Stop after this many.",
         shown="as the workload says")]
     duration: Annotated[Text, _of_load("--duration -d TIME",

@@ -94,6 +94,7 @@ class Course:
         next_replica: Route,
         *,
         max_in_flight: int | None = None,
+        max_in_prefill: int | None = None,
         timeout_ns: int = NEVER,
         drain_ns: int = NEVER,
         stop_ns: int = NEVER,
@@ -103,7 +104,8 @@ class Course:
         self.flights = Flights()
         self.replicas = replicas
         self.ends: list[NDArray[np.int64]] = []  # of the iterations of each replica, once all are over
-        self._dispatcher = Dispatcher(schedule, max_in_flight=max_in_flight)
+        self._dispatcher = Dispatcher(schedule, max_in_flight=max_in_flight, max_in_prefill=max_in_prefill)
+        self._caps_prefill = max_in_prefill is not None
         self.steered = None if steer is None else steer(self._dispatcher)
         self._looks = list(looks)
         self.decided = False  # one of `looks` has ended the load
@@ -158,7 +160,10 @@ class Course:
                 break
             index = ends[0][1]
             replica = replicas[index]
-            for request in replica.finish():
+            done = replica.finish()
+            for request in replica.started if self._caps_prefill else ():
+                dispatcher.first_output(request.key, end)
+            for request in done:
                 number, due_ns = request.key, request.due_ns
                 if not request.asked and not self._is_last(request):
                     continue
@@ -309,6 +314,7 @@ def simulate(
     *,
     source: str = "estimate",
     max_in_flight: int | None = None,
+    max_in_prefill: int | None = None,
     timeout_ns: int = NEVER,
     drain_ns: int = NEVER,
     stop_ns: int = NEVER,
@@ -321,13 +327,13 @@ def simulate(
     decided while it goes; the schedule is that of its first step.
     """
     replicas, flights = system.replicas(), None
-    if steer is None and max_in_flight is None and stop_ns == NEVER and not looks:
+    if steer is None and max_in_flight is max_in_prefill is None and stop_ns == NEVER and not looks:
         flights = open_loop.carried(schedule, sizes, replicas, system.route(), timeout_ns=timeout_ns, drain_ns=drain_ns)
         replicas = replicas if flights is not None else system.replicas()
     course = Course(
         schedule, sizes, replicas, system.route(),
-        max_in_flight=max_in_flight, timeout_ns=timeout_ns, drain_ns=drain_ns, stop_ns=stop_ns, steer=steer,
-        looks=looks,
+        max_in_flight=max_in_flight, max_in_prefill=max_in_prefill, timeout_ns=timeout_ns, drain_ns=drain_ns,
+        stop_ns=stop_ns, steer=steer, looks=looks,
     )  # fmt: skip
     collecting = gc.isenabled()
     gc.disable()  # requests create no cycles, and a collection would scan hundreds of thousands of them
@@ -388,6 +394,7 @@ def run(
         system,
         source=plan.tokenizer.tag,
         max_in_flight=workload.max_in_flight,
+        max_in_prefill=workload.max_in_prefill,
         timeout_ns=workload.timeout_ns,
         drain_ns=workload.drain_ns,
     )

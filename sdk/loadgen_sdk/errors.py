@@ -9,7 +9,7 @@
 
 Kinds (metrics.md): network `dns connect tls reset`; time `timeout_total timeout_stall`; errors reported by the server
 `http_4xx http_429 http_5xx error_event`; the body `truncated empty no_finish_reason malformed`. For `http_4xx` the
-code is in `http_status`. The generator adds two kinds for slots that were never sent, `in_flight_cap` and
+code is in `http_status`. The generator adds kinds for slots that were never sent, `in_flight_cap`, `prefill_cap` and
 `previous_turn_failed`, and `abandoned` for what a user of the load did not wait for.
 `over_budget` is of a call of an application alone.
 """
@@ -46,6 +46,7 @@ KINDS = (
     "unfinished",
     "abandoned",
     "over_budget",
+    "prefill_cap",
 )
 """The index of a kind is its code in a record. Append only, because stored runs hold these codes."""
 

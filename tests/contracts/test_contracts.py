@@ -272,7 +272,7 @@ def contradict(part: Any) -> None:
     ("change", "term", "verdict", "why"),
     [
         (drop, "{ttft: {limit: 50ms, at: p50}}", FAIL, "breaks"),  # what was sent is over it all the same
-        (drop, "{tpot: {limit: 30ms, at: p50}}", INCONCLUSIVE, "dropped at the in-flight cap"),
+        (drop, "{tpot: {limit: 30ms, at: p50}}", INCONCLUSIVE, "dropped at a cap"),
         (drop, "{requests: 7/s}", INCONCLUSIVE, "the load was not offered"),  # 6.4/s were sent
         (at_once, "{tpot: {limit: 30ms, at: p50}}", INCONCLUSIVE, "came at one instant"),
         (at_once, "{tpot: {limit: 11.2ms, at: p50}}", FAIL, "breaks"),
@@ -296,7 +296,7 @@ def test_a_level_says_that_its_load_was_not_offered() -> None:
     contract = parse("name: c\nlevels:\n  - {name: load, workload: qa, must: [{errors: 1%}]}\n", "c.yaml", {})
     levels = {share: MeasuredLevel(runs=(run(found, slo=SLO),)) for share, found in ((0, GOOD), (20, changed(drop)))}
     notes = {share: judge.levels(contract, {"load": level})[0].notes for share, level in levels.items()}
-    assert [sum("in-flight cap" in note for note in said) for said in notes.values()] == [0, 1]
+    assert [sum("dropped at a cap" in note for note in said) for said in notes.values()] == [0, 1]
 
 
 @pytest.mark.parametrize(

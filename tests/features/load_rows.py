@@ -88,11 +88,12 @@ def spike(bench: Bench) -> bool:
 
 
 def in_prefill(bench: Bench) -> bool:
-    """Requests that have been sent and have no first token: never more than the cap."""
-    ran = bench.run("-n 40 --request-rate inf --set prefill_concurrency=2")
+    """Requests that have been sent and have no first token: never more than the cap, which is below those in flight."""
+    ran = bench.run("-n 40 -c 8 --set concurrency_ramp=0 --set max_in_prefill=2", asks(50, 40))
     sent, first = (bench.rows(ran, name) for name in ("sent_ns", "first_token_ns"))
     steps = sorted([(at, 1) for at in sent] + [(at, -1) for at in first], key=lambda step: (step[0], step[1]))
-    return ran.code != 2 and int(max(np.cumsum([change for _, change in steps]))) <= 2
+    most = int(max(np.cumsum([change for _, change in steps])))
+    return ran.code != 2 and most == 2 and ran["load.peak_in_flight"] > 4
 
 
 def same_seed(bench: Bench) -> bool:

@@ -54,6 +54,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("concurrency", 0, "invalid_value"),
     ("concurrency_ramp", "soon", "invalid_value"),
     ("max_in_flight", "0", "invalid_value"),
+    ("max_in_prefill", "0", "invalid_value"),
     ("num_requests", -5, "invalid_value"),
     ("duration", "0s", "out_of_range"),
     ("warmup", "ten", "invalid_value"),

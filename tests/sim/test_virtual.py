@@ -196,6 +196,22 @@ def test_an_overloaded_server_is_given_up_on_and_the_cap_drops(tmp_path: Path) -
     assert int(made_events(folder)) == int(begun["output_events"].sum())
 
 
+def test_prefill_has_two_places_in_virtual_time_too(tmp_path: Path) -> None:
+    text = (
+        "requests: {input_tokens: 2000, output_tokens: 100}\nmax_in_prefill: 2\n"
+        "stages: [{arrival: {closed: {concurrency: 12, ramp: 0s}}, count: 60}]"
+    )
+    summary, folder = ran(workload(tmp_path, text), tmp_path)
+    rows = store.read_run(folder).rows
+    steps = sorted([(at, 1) for at in rows["due_ns"]] + [(at, 0) for at in rows["first_token_ns"]], key=lambda s: s)
+    most = now = 0
+    for _, begins in steps:
+        now += 1 if begins else -1
+        most = max(most, now)
+    assert (summary.requests.ok, summary.load.in_flight_max, most) == (60, 12, 2)
+    assert (rows["sent_ns"] == rows["due_ns"]).all()
+
+
 def made_events(folder: Path) -> int:
     return int(sum(one.sum() for one in store.read_run(folder).timeline))
 

@@ -56,7 +56,8 @@ class Sender(Protocol):
         asked_output: int,
         **more: Any,
     ) -> object:
-        """`more`: `more` header lines; for requests of conversations and tasks also `sink` of output events."""
+        """`more`: `more` header lines; for requests of conversations and tasks also `sink` of output events;
+        `on_first`, which is told when the first output came."""
 
     def cancel(self, exchange: object, failure: Failure) -> None: ...
 
@@ -79,6 +80,7 @@ class DriveSettings:
     hold_ns: int = HOLD_NS
     drain_ns: int
     max_in_flight: int | None = None
+    max_in_prefill: int | None = None
     worker: int = 0
     run_id: str = ""
     trace: TraceContext | None = None
@@ -92,7 +94,10 @@ class Driver:
         """`start_ns`: instant 0 of the schedule, on the monotonic clock."""
         clients, wire, drain_ns = own.clients, own.wire, settings.drain_ns
         self._schedule, self._session_header = schedule, settings.session_header
-        self._dispatcher = Dispatcher(schedule, max_in_flight=settings.max_in_flight)
+        self._dispatcher = Dispatcher(
+            schedule, max_in_flight=settings.max_in_flight, max_in_prefill=settings.max_in_prefill
+        )
+        self._caps_prefill = settings.max_in_prefill is not None
         self.steered = None if own.steer is None else own.steer(self._dispatcher)
         self.on_step: Callable[[StepBegun], None] = lambda steps: None
         self._ended_rows: list[bytes] = []  # since the last look of the steering
@@ -215,6 +220,8 @@ class Driver:
             more["more"] = self._trace.header(number) + more.get("more", b"")
         if self._head_lines is not None:
             more["more"] = self._head_lines(number) + more.get("more", b"")
+        if self._caps_prefill:
+            more["on_first"] = partial(self._on_first, number)
         exchange = self._clients[target].send(
             None,
             body,
@@ -268,6 +275,12 @@ class Driver:
             ):
                 return True
         return False
+
+    def _on_first(self, number: int, at_ns: int) -> None:
+        """The first output of a request has come: its place in prefill is free."""
+        self._dispatcher.first_output(number, at_ns - self.start_ns)
+        if not self._starting:
+            self._on_wake(monotonic_ns())
 
     def _on_done(self, start: Start, target: int, built: Built, done: Completion) -> None:
         number = start.number
@@ -446,6 +459,7 @@ def drive_settings(plan: Plan, share: int, shares: int) -> DriveSettings:
         hold_ns=0 if settings.client == "openai" else HOLD_NS,  # its tasks need turns of the event loop
         drain_ns=workload.drain_ns,
         max_in_flight=cap(workload.max_in_flight, share, shares),
+        max_in_prefill=cap(workload.max_in_prefill, share, shares),
         worker=share,
         run_id=job.run_id,
         trace=TraceContext(job.run_id) if settings.traceparent else None,

@@ -258,14 +258,14 @@ def prepare(
         plan = structs.replace(plan, job=job, timetable=arrivals.build(started, seed))
     if not settings.workers:
         own_cores = max(1, resource_limits.cpus() - simulated) if cores is None else cores
-        most = workers(plan.timetable, plan.requests, workload.max_in_flight, own_cores)
+        most = workers(plan.timetable, plan.requests, workload, own_cores)
         settings = replace(settings, workers=most)
         plan = structs.replace(plan, job=structs.replace(plan.job, settings=settings))
     _check_limits(plan, here=cores is None)
     return structs.replace(plan, steering=steering), begins
 
 
-def workers(timetable: Schedule, requests: Prompts, max_in_flight: int | None, cores: int) -> int:
+def workers(timetable: Schedule, requests: Prompts, workload: Workload, cores: int) -> int:
     """Number of worker processes for `auto`: enough for the expected output events, at most one per core.
 
     1 if a stage other than the last ends with its last completion, because workers do not report that to each other.
@@ -283,12 +283,12 @@ def workers(timetable: Schedule, requests: Prompts, max_in_flight: int | None, c
         else:
             rate = min(span.offered_rps or 0.0, span.slots or 0)
             useful = max(useful, math.ceil(rate * events / EVENTS_EACH))
-    return max(1, min(cores, useful, max_in_flight or cores))
+    return max(1, min(cores, useful, workload.max_in_flight or cores, workload.max_in_prefill or cores))
 
 
-def cap(max_in_flight: int | None, share: int, shares: int) -> int | None:
-    """A worker's part of the in-flight limit; the parts of all workers add up to the limit."""
-    return None if max_in_flight is None else len(range(share, max_in_flight, shares))
+def cap(most: int | None, share: int, shares: int) -> int | None:
+    """A worker's part of a limit of requests at once; the parts of all workers add up to the limit."""
+    return None if most is None else len(range(share, most, shares))
 
 
 def _check_limits(plan: Plan, *, here: bool) -> None:
@@ -306,14 +306,14 @@ def _check_limits(plan: Plan, *, here: bool) -> None:
                 "resource_limit", what, f"--workers {settings.workers}", "--workers auto: a core each, if there is work"
             )
         )
-    is_open = any(not span.lanes for span in timetable.stages)
-    if in_flight_limit is not None and in_flight_limit < settings.workers and is_open:
-        what = (
-            f"{format.counted(in_flight_limit, 'request')} in flight cannot be spread over "
-            f"{format.counted(settings.workers, 'worker')}"
-        )
-        hint = f"--workers {in_flight_limit} or fewer: each has its part of the cap"
-        faults.append(UserError("out_of_range", what, "--max-in-flight", hint))
+    caps = [("in prefill", job.workload.max_in_prefill, "--set max_in_prefill")]
+    if any(not span.lanes for span in timetable.stages):
+        caps.append(("in flight", in_flight_limit, "--max-in-flight"))
+    for where, most, flag in caps:
+        if most is not None and most < settings.workers:
+            workers = format.counted(settings.workers, "worker")
+            what = f"{format.counted(most, 'request')} {where} cannot be spread over {workers}"
+            faults.append(UserError("out_of_range", what, flag, f"--workers {most} or fewer: each has its part"))
     if here:
         faults += resource_limits.faults(
             total=resource_limits.connections(timetable, in_flight_limit),
@@ -337,6 +337,9 @@ def _faults_of_tasks(workload: Workload, settings: Settings) -> Iterator[UserErr
         yield UserError(
             "unsupported", "nobody goes away in the middle of an answer that comes whole", "--no-stream", hint
         )
+    if workload.max_in_prefill is not None and not (settings.stream or settings.values):
+        problem = "an answer that comes whole does not tell when its prefill was over"
+        yield UserError("unsupported", problem, "--no-stream", "stream, or leave max_in_prefill out")
     if settings.values:
         for rule in workload.stop_when:
             if rule.metric != "errors" and needs(rule.metric):

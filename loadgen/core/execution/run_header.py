@@ -120,6 +120,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         random_words=any(map(_has_random_words, parts(workload.requests).values())),
         shares_prompts=any(map(_shares_prompts, parts(workload.requests).values())),
         max_in_flight=workload.max_in_flight,
+        max_in_prefill=workload.max_in_prefill,
         grace_s=workload.drain_ns / 1e9,
         timeout_s=workload.timeout_ns / 1e9,
         stall_timeout_s=workload.stall_timeout_ns / 1e9,
@@ -359,7 +360,7 @@ def _stage_plan(workload: Workload, timetable: Schedule, index: int, begin: Begi
         law = law.model_copy(update={"ramp_ns": None})  # what the workload says is equal for all servers
     return manifest.StagePlan(
         name=span.name,
-        arrival=words(law),
+        arrival=words(law, workload.max_in_prefill),
         closed=bool(span.lanes),
         measured=span.measured,
         start_ns=span.start_ns or 0,
@@ -374,8 +375,10 @@ def _stage_plan(workload: Workload, timetable: Schedule, index: int, begin: Begi
     )
 
 
-def words(arrival: Any) -> str:
-    """An arrival law as text, for example "poisson 10/s"."""
+def words(arrival: Any, in_prefill: int | None = None) -> str:
+    """An arrival law as text, for example "poisson 10/s". `in_prefill`: the most requests there at once."""
+    if in_prefill is not None:
+        return f"{words(arrival)}, at most {in_prefill:,} in prefill"
     if isinstance(arrival, Closed):
         ramp = f", begun over {arrival.ramp_ns / 1e9:g} s" if arrival.ramp_ns else ""
         ramp = ", begun all at once" if arrival.ramp_ns == 0 else ramp

@@ -121,7 +121,7 @@ def goodput(
     """Each SLO term judged at its quantile, and the requests that meet all terms.
 
     `unsound`: metrics whose figures are withheld, with the reason; terms on them are undecided. `dropped_too`: whether
-    starts dropped at the in-flight cap count, as misses.
+    starts dropped at a cap count, as misses.
 
     Failed, dropped and lost requests are over every limit, and so are the `unrecorded` ones; cancelled requests are
     left out, and so are unfinished ones unless they are over already (`is_over_when_cut`). A request too short to have

@@ -41,9 +41,9 @@ SENTENCES = {
         "{at_s:.0f} s, limit {limit:share}: add workers",
     "failures": "{failed:,} of {requests:request|requests} failed or were lost ({share:share}), limit {limit:share}",
     "dropped":
-        "{dropped:,} of {requests:start|starts} ({share:share}) were dropped at the in-flight cap, limit "
+        "{dropped:,} of {requests:start|starts} ({share:share}) were dropped at a cap, limit "
         "{limit:share}: the load was not offered, and nothing says that the server would have missed it; give a higher "
-        "--max-in-flight",
+        "--max-in-flight or max_in_prefill",
     "worker_died": "worker {worker} died{node:on}: the rest of its requests are lost",
     "interrupted": "the run was interrupted: it shows a part of the load that was planned",
     "stopped": "the run ended early, as asked for when a target stops answering (--set on_target_failure=stop)",
@@ -57,7 +57,7 @@ SENTENCES = {
     "withheld": "{metrics:families} withheld: {why}",
     "not_offered":
         "not the load that was asked for: {dropped:,} of {requests:start|starts} ({share:share}) were dropped at "
-        "the in-flight cap (--max-in-flight), and count as missed",
+        "a cap (--max-in-flight, max_in_prefill), and count as missed",
     "shortened":
         "not the load that was asked for: the answers have {got:,} of {asked:,} output tokens asked "
         "({share:share}): the server ends them early, so its figures are for shorter answers",

@@ -233,6 +233,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     cache_asked: float | None = None  # share of prompt tokens that the servers' caches were to know; null: not asked
     cache_bound: float | None = None  # share of a trace's prompt tokens that came before in it; null: not told
     max_in_flight: int | None = None
+    max_in_prefill: int | None = None  # null also in runs before minor version 8
     grace_s: float | None = None  # how long the drain may last: as asked with `grace`, else as `timeout`
     timeout_s: float | None = None
     stall_timeout_s: float | None = None

@@ -31,7 +31,7 @@ class Start(NamedTuple):
     turn: int
     lane: int  # -1 in open loop
     due_ns: int  # from the start of the run; -1 if never known: the slot was still waiting for another one
-    dropped: str = ""  # "", "in_flight_cap", "previous_turn_failed", "abandoned" or "interrupted"
+    dropped: str = ""  # "", "in_flight_cap", "prefill_cap", "previous_turn_failed", "abandoned" or "interrupted"
 
 
 _STARTED = -1
@@ -70,15 +70,25 @@ class Dispatcher:
     by its number of lanes, and nothing is dropped there. A request of a task that fails ends the task: what is in
     flight beside it goes on, and nothing more starts.
 
+    `max_in_prefill` limits how many requests have been started and have no output yet (`first_output`). While they are
+    so many, a start of an open loop is dropped (`prefill_cap`); one of a closed loop waits, in order, and is due when a
+    place is free.
+
     A closed-loop stage takes over from the stage before it place by place: each of its lanes begins when the requests
     (and lanes, and conversations) of earlier stages leave a place free. So the number in flight never exceeds the lanes
     of the stage, also at the end of a warm-up. After a closed loop that ends with its requests, the stage begins when
     the first lane of that one has nothing more to send.
     """
 
-    def __init__(self, schedule: Schedule, *, max_in_flight: int | None = None) -> None:
+    def __init__(
+        self, schedule: Schedule, *, max_in_flight: int | None = None, max_in_prefill: int | None = None
+    ) -> None:
         self.schedule = schedule
         self._max_in_flight = _NEVER if max_in_flight is None else max_in_flight
+        self._max_in_prefill = _NEVER if max_in_prefill is None else max_in_prefill
+        self._in_prefill: set[int] = set()
+        self._held: deque[tuple[int, int, int, int, int]] = deque()  # as in `_heap`: they wait for a place in prefill
+        self._freed_ns = 0  # when such a place was freed last
         self._turns = schedule.turns
         self._open: dict[int, _OpenChain] = {}  # conversations and tasks that have begun and are not over
         self._in_flight: dict[int, Start] = {}
@@ -117,6 +127,8 @@ class Dispatcher:
             return None
         if self._dropped:
             return self._dropped[0].due_ns
+        if self._held and len(self._in_prefill) < self._max_in_prefill:
+            return self._freed_ns
         due = min(self._next_due, self._next_stage_ns, self._heap[0][0] if self._heap else _NEVER)
         return None if due == _NEVER else due
 
@@ -129,6 +141,7 @@ class Dispatcher:
         if self._stopped:
             return out
         heap, dropped, in_flight, cap = self._heap, self._dropped, self._in_flight, self._max_in_flight
+        held, in_prefill, prefill_cap = self._held, self._in_prefill, self._max_in_prefill
         while len(out) < limit:
             if dropped:
                 out.append(dropped.popleft())
@@ -136,34 +149,46 @@ class Dispatcher:
             due = self._next_due
             heap_due = heap[0][0] if heap else _NEVER
             next_stage_ns = self._next_stage_ns
+            if held and len(in_prefill) < prefill_cap:
+                due, number, stage, turn, lane = held.popleft()
+                due, chain = max(due, self._freed_ns), number // self._turns
+                if due >= self._stage_ends_ns[stage]:
+                    self._end_held(chain, stage, turn, due)
+                    continue
             # no offsets left: all lie before the stage's end; what was due before it comes before its lanes
-            if next_stage_ns <= now_ns and next_stage_ns < due and next_stage_ns <= heap_due:
+            elif next_stage_ns <= now_ns and next_stage_ns < due and next_stage_ns <= heap_due:
                 self._begin_stage(self._current.index + 1, next_stage_ns)
                 continue
-            if due <= heap_due:
+            elif due <= heap_due:
                 if due > now_ns:
                     break
                 chain = self._chain
                 self._advance()
                 number, stage, turn, lane = chain * self._turns, self._current.index, 0, -1
-                if len(in_flight) < cap:
+                if len(in_flight) < cap and len(in_prefill) < prefill_cap:
                     self._at_work[stage] += 1
             else:
                 if heap_due > now_ns:
                     break
-                due, number, stage, turn, lane = heapq.heappop(heap)
+                due, number, stage, turn, lane = waited = heapq.heappop(heap)
+                if lane >= 0 and len(in_prefill) >= prefill_cap:
+                    held.append(waited)
+                    continue
                 chain = number // self._turns
             session = -1
             if self._turns > 1:
                 made = self.schedule.chains.of(chain)
                 session, number = chain if made.is_session else -1, self.schedule.number(chain, turn, made)
-            if lane < 0 and len(in_flight) >= cap:
-                start = Start(number, stage, session, turn, lane, due, "in_flight_cap")
+            if lane < 0 and (len(in_flight) >= cap or len(in_prefill) >= prefill_cap):
+                why = "in_flight_cap" if len(in_flight) >= cap else "prefill_cap"
+                start = Start(number, stage, session, turn, lane, due, why)
                 if session >= 0:
                     self._end_at_cap(start, due)
             else:
                 start = Start(number, stage, session, turn, lane, due)
                 in_flight[number] = start
+                if prefill_cap < _NEVER:
+                    in_prefill.add(number)
                 if session >= 0 and not turn:
                     self._open[chain] = _OpenChain(made)
             out.append(start)
@@ -179,6 +204,7 @@ class Dispatcher:
         KeyError if the slot is not in flight.
         """
         start = self._in_flight.pop(number)
+        self.first_output(number, now_ns)
         if self._stopped:
             return
         stage, lane = start.stage, start.lane
@@ -199,6 +225,23 @@ class Dispatcher:
                 self._end_stage_at(now_ns)
         if not goes_on:
             self._leave(stage, due)
+
+    def first_output(self, number: int, now_ns: int) -> None:
+        """The request of slot `number` has its first output: its place in prefill, if it had one, is free."""
+        if number in self._in_prefill:
+            self._in_prefill.remove(number)
+            self._freed_ns = now_ns
+
+    def _end_held(self, chain: int, stage: int, turn: int, now_ns: int) -> None:
+        """A slot waited for a place in prefill until its stage was over: its lane leaves."""
+        if turn:
+            task = self._open[chain]
+            task.pending -= 1
+            task.is_over = True
+            if task.pending:
+                return
+            del self._open[chain]
+        self._leave(stage, now_ns)
 
     def beside(self, number: int) -> list[int]:
         """The slots in flight of the same conversation or task."""
@@ -242,10 +285,12 @@ class Dispatcher:
     def _drop_rest(self, task: _OpenChain, start: Start, now_ns: int, why: str) -> None:
         """Drop what of a conversation or task has not started: its history would be incomplete."""
         chain, turns = start.session, task.rest()
-        due = [entry for entry in self._heap if entry[1] // self._turns == chain] if task.pending else []
+        waiting = (*self._heap, *self._held) if task.pending else ()
+        due = [entry for entry in waiting if entry[1] // self._turns == chain]
         if due:  # of a branch beside the one that failed
             self._heap[:] = [entry for entry in self._heap if entry[1] // self._turns != chain]
             heapq.heapify(self._heap)
+            _keep(self._held, [entry for entry in self._held if entry[1] // self._turns != chain])
             task.pending -= len(due)
             turns += [entry[3] for entry in due]
         for turn in sorted(turns):
@@ -293,8 +338,9 @@ class Dispatcher:
         span = self._current
         if span.lanes:
             last = max((start.number for start in self._in_flight.values() if start.stage == span.index), default=-1)
-            waiting = [entry for entry in self._heap if entry[2] == span.index]
+            waiting = [entry for entry in (*self._heap, *self._held) if entry[2] == span.index]
             self._heap[:] = [entry for entry in self._heap if entry[2] != span.index]
+            _keep(self._held, [entry for entry in self._held if entry[2] != span.index])
             heapq.heapify(self._heap)
             last = max([last, *(entry[1] - span.lanes for entry in waiting)])
             self._begun = max(self._begun, last + 1)
@@ -334,7 +380,7 @@ class Dispatcher:
         if not self._stopped:
             raise RuntimeError("the agenda has not been stopped")
         yield from self._dropped
-        for due, number, stage, turn, lane in self._heap:
+        for due, number, stage, turn, lane in (*self._heap, *self._held):
             span, chain = self.schedule.stages[stage], number // self._turns
             if turn == 0:  # only lanes have first slots here
                 yield from self._unsent_of_lane(span, lane, chain, due)
@@ -442,6 +488,11 @@ class Dispatcher:
             due = -1 if start_ns is None else start_ns + int(offset)
             yield from self._interrupt_chain(span, chain, -1, due)
             chain += self.schedule.parts
+
+
+def _keep(held: deque[tuple[int, int, int, int, int]], rest: list[tuple[int, int, int, int, int]]) -> None:
+    held.clear()
+    held.extend(rest)
 
 
 def _sends_all(span: StageSpan) -> bool:

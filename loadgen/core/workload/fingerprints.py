@@ -50,6 +50,8 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
     recipe: dict[str, Any] = Written.__pydantic_serializer__.to_python(workload, mode="json", exclude=excluded)
     if recipe["grace_ns"] is None:  # so that fingerprints from when 30 s was the default stay equal
         recipe["grace_ns"] = 30 * units.NS_PER_S
+    if recipe["max_in_prefill"] is None:  # so that fingerprints from before there was such a cap stay equal
+        del recipe["max_in_prefill"]
     for one in recipe["requests"].get("classes", {}).values():
         for name in ("tenant", "headers"):  # so that fingerprints from before there were any stay equal
             if not one[name]:

@@ -31,6 +31,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int | None = None
     concurrency_ramp: int | None = None
     max_in_flight: int | None = None
+    max_in_prefill: int | None = None
     num_requests: int | None = None
     duration: int | None = None
     warmup_ns: int | None = None
@@ -56,8 +57,8 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
 
 
 BY_KEY = frozenset({
-    "burstiness", "concurrency_ramp", "limit", "on_bad_row", "schedule_seed", "stall_timeout", "trace_loop",
-    "trace_replay", "trace_slice", "trace_speed",
+    "burstiness", "concurrency_ramp", "limit", "max_in_prefill", "on_bad_row", "schedule_seed", "stall_timeout",
+    "trace_loop", "trace_replay", "trace_slice", "trace_speed",
 })  # fmt: skip
 """What a command line gives as `--set NAME=VALUE`."""
 
@@ -229,6 +230,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "concurrency": _count(1, MOST_LANES),
     "concurrency_ramp": _seconds,
     "max_in_flight": _count(1),
+    "max_in_prefill": _count(1),
     "num_requests": _count(1),
     "duration": _seconds_above_zero,
     "grace": _seconds,

@@ -61,6 +61,7 @@ class Exchange:
         "keep_text",
         "kernel_stamp",
         "on_done",
+        "on_first",
         "over",
         "patient",
         "payload",
@@ -93,6 +94,7 @@ class Exchange:
         keep_text: bool = False,
         keep_headers: bool = False,
         sink: Callable[[str, str, int], None] | None = None,
+        on_first: Callable[[int], None] | None = None,
     ) -> None:
         self.request = request
         self.asked_output = asked_output
@@ -105,6 +107,7 @@ class Exchange:
         self.keep_text = keep_text
         self.keep_headers = keep_headers
         self.sink = sink
+        self.on_first = on_first  # told when the first output came, before anything later
         self.connection: object | None = None  # the connection that carries it now
         self.over = False
         self.done = NEVER
@@ -197,6 +200,8 @@ class Exchange:
                 self._take_carefully(events, stamp, earliest, chunks == 1)
                 if reading.first_token >= 0:
                     self.client_lag = read_at - stamp
+                    if self.on_first is not None:
+                        self.on_first(reading.first_token)
             elif chunks == 1 and (response.chunked or events_in(events) == 1):  # one write of the server
                 reading.take(events, stamp)
             else:

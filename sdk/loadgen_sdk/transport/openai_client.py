@@ -140,14 +140,16 @@ class OpenAIClient:
         more: bytes = b"",
         asked_output: int = 0,
         sink: Callable[[str, str, int], None] | None = None,
+        on_first: Callable[[int], None] | None = None,
     ) -> Exchange:
         """Send now. `on_done` is called exactly once, with the Completion. The returned object is for `cancel`.
 
         `asked_output` is for clients that read sockets themselves.
         """
         exchange = Exchange(
-            request, b"", body, due, on_done, flow, stream=self._streaming, keep_text=self._keep_text, sink=sink
-        )
+            request, b"", body, due, on_done, flow, stream=self._streaming, keep_text=self._keep_text, sink=sink,
+            on_first=on_first,
+        )  # fmt: skip
         run = self._run(exchange, _headers(name or (request.id if request else ""), more))
         task = self._tasks[exchange] = asyncio.get_running_loop().create_task(run)
 
@@ -216,8 +218,10 @@ class OpenAIClient:
         exchange.response.status = answer.response.status_code
         try:
             async for event in answer:
-                at = monotonic_ns()
+                at, waited = monotonic_ns(), reading.first_token < 0
                 reading.take([_json(event)], at)
+                if waited and reading.first_token >= 0 and exchange.on_first is not None:
+                    exchange.on_first(at)
                 limit.reschedule(min(deadline, loop.time() + stall_s) if stall_s else deadline)
         finally:
             exchange.bytes_received = getattr(answer.response, "num_bytes_downloaded", 0)

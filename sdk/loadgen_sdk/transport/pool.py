@@ -218,12 +218,13 @@ class Pool:
         more: bytes = b"",
         asked_output: int = 0,
         sink: Callable[[str, str, int], None] | None = None,
+        on_first: Callable[[int], None] | None = None,
     ) -> Exchange:
         """Send now. `on_done` is called exactly once, with the Completion. `due`: the planned instant (monotonic ns).
 
         `name` is sent as X-Request-Id, `more` after it (whole header lines). `asked_output`: tokens that the body asks
         for, 0 or less if unknown; the end is expected with them. `sink` is called with (text, reasoning, instant) for
-        each output event.
+        each output event, `on_first` with the instant of the first one.
         """
         exchange = Exchange(
             request,
@@ -238,6 +239,7 @@ class Pool:
             keep_text=self._keep_text,
             keep_headers=self._keep_headers,
             sink=sink,
+            on_first=on_first,
         )
         exchange.deadline = due + self._timeout_ns
         self._in_flight[exchange] = None

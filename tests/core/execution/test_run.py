@@ -188,6 +188,32 @@ def test_the_cap_drops(tmp_path: Path) -> None:
     assert (summary.requests.dropped, summary.requests.scheduled) == (90, 100)
 
 
+def in_prefill(rows: Any) -> int:
+    """The most requests that were sent and had no first token."""
+    steps = sorted([(at, 1) for at in rows["sent_ns"]] + [(at, -1) for at in rows["first_token_ns"]])
+    return int(np.cumsum([change for _, change in steps]).max())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("client", "workers"), [("wire", 1), ("wire", 2), ("openai", 1)])
+def test_lanes_wait_for_a_place_in_prefill(tmp_path: Path, client: str, workers: int) -> None:
+    """Two at a time for 10 ms each, then 200 ms of answer: all eight lanes are at work, and nothing counts as late."""
+    load = {"concurrency": "8", "concurrency_ramp": "0", "num_requests": "24", "max_in_prefill": "2"}
+    with start(Options(ttft="10ms", itl="25ms")) as endpoint:
+        summary, stored = go(tmp_path, endpoint.url, settings={"client": client, "workers": workers}, **load)
+    assert outcomes(stored.rows) == {("ok", ""): 24}
+    assert in_prefill(stored.rows) == 2 and (summary.load.in_flight_max or 0) > 4
+    assert "at most 2 in prefill" in summary.load.arrival
+
+
+@pytest.mark.processes
+def test_a_cap_on_prefill_needs_streams_and_a_place_for_each_worker(tmp_path: Path, endpoint: Embedded) -> None:
+    load = {"concurrency": "4", "num_requests": "8", "max_in_prefill": "1"}
+    for settings, words in (({"stream": False}, "does not tell when its prefill"), ({"workers": 2}, "spread over 2")):
+        with pytest.raises(Faults, match=words):
+            go(tmp_path, endpoint.url, settings=settings, **load)
+
+
 @pytest.mark.processes
 def test_the_openai_package_drives_the_same_load(tmp_path: Path, endpoint: Embedded) -> None:
     found = []

@@ -174,7 +174,7 @@ def test_auto(tmp_path: Path, flags: dict[str, str], simulated: bool, expected: 
 
     made = workload(tmp_path, **flags)
     requests = build(made, 7, 1, tokenizer.load_tokenizer(None))
-    found = plan.workers(arrivals.build(made, 7), requests, made.max_in_flight, 8 - simulated)
+    found = plan.workers(arrivals.build(made, 7), requests, made, 8 - simulated)
     assert found == expected
 
 

@@ -27,6 +27,8 @@ class Run:
     starts: list[tuple[int, Start]] = field(default_factory=list)
     ends: dict[int, int] = field(default_factory=dict)
     most: int = 0
+    in_prefill: set[int] = field(default_factory=set)
+    most_in_prefill: int = 0
     unsent: list[Start] = field(default_factory=list)
 
     @property
@@ -39,17 +41,29 @@ class Run:
 
 
 def drive(
-    dispatcher: Dispatcher, service: Service, *, stop_ns: int | None = None, limit: int = 64, late_ns: int = 0
+    dispatcher: Dispatcher,
+    service: Service,
+    *,
+    stop_ns: int | None = None,
+    limit: int = 64,
+    late_ns: int = 0,
+    prefill_ns: int | None = None,
 ) -> Run:
     """Run a dispatcher on a virtual clock, from `stop_ns` on only to the ends of what is in flight. With `late_ns` it
-    is asked for what is due only so much after the instant that it named."""
-    run, now, ends = Run(), 0, list[tuple[int, int, bool]]()
+    is asked for what is due only so much after the instant that it named. `prefill_ns`: when the first output comes."""
+    run, now, ends, prefilled = Run(), 0, list[tuple[int, int, bool]](), list[tuple[int, int]]()
     while not dispatcher.done:
         due = dispatcher.next_ns()
+        if prefilled and (due is None or prefilled[0][0] <= due) and prefilled[0][0] <= ends[0][0]:
+            now, number = heapq.heappop(prefilled)
+            dispatcher.first_output(number, now)
+            run.in_prefill.discard(number)
+            continue
         if ends and (due is None or ends[0][0] <= due):
             now, number, ok = heapq.heappop(ends)
             run.ends[number] = now
             dispatcher.finished(number, now, ok)
+            run.in_prefill.discard(number)
             continue
         assert due is not None, "neither anything in flight nor anything to come, and yet not done"
         now = max(now, due + late_ns)
@@ -68,6 +82,10 @@ def drive(
                 if not start.dropped:
                     took, ok = service(start)
                     heapq.heappush(ends, (now + took, start.number, ok))
+                    run.in_prefill.add(start.number)
+                    if prefill_ns is not None and prefill_ns < took:
+                        heapq.heappush(prefilled, (now + prefill_ns, start.number))
+            run.most_in_prefill = max(run.most_in_prefill, len(run.in_prefill))
             run.most = max(run.most, dispatcher.in_flight)
     assert dispatcher.in_flight == 0
     assert dispatcher.next_ns() is None
@@ -219,6 +237,48 @@ def test_the_cap_does_not_drop_in_closed_loop() -> None:
     run = drive(Dispatcher(build(workload(closed(8, count=50)), 1), max_in_flight=2), lasting(MS))
     assert len(run.sent) == 50
     assert run.most == 8
+
+
+def test_lanes_wait_in_order_for_a_place_in_prefill() -> None:
+    """Eight lanes, one in prefill at a time for 10 ms: a start each 10 ms, due when the one before has its first
+    output. Seven answers of 70 ms are in flight."""
+    run = drive(
+        Dispatcher(build(workload(closed(8, count=24)), 1), max_in_prefill=1), lasting(70 * MS), prefill_ns=10 * MS
+    )
+    assert [(now, start.due_ns, start.lane) for now, start in run.starts] == [
+        (10 * MS * n, 10 * MS * n, n % 8) for n in range(24)
+    ]  # fmt: skip
+    assert (run.most, run.most_in_prefill) == (7, 1)
+
+
+def test_an_open_loop_drops_what_finds_prefill_full() -> None:
+    """A gap of 100 ms, 250 ms of prefill, two places: as with the cap in flight, one of three finds none."""
+    schedule = build(workload(constant(10.0, count=20)), 1)
+    run = drive(Dispatcher(schedule, max_in_prefill=2), lasting(900 * MS), prefill_ns=250 * MS)
+    assert [start.dropped for _, start in run.starts][:6] == ["", "", "prefill_cap", "", "", "prefill_cap"]
+    assert run.most > run.most_in_prefill == 2
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 4), st.booleans(), st.integers(1, 3), st.floats(0, 0.3), st.booleans())
+def test_a_cap_on_prefill_loses_no_slot(
+    seed: int, cap: int, is_open: bool, turns: int, failing: float, stopped: bool
+) -> None:
+    stages = (gamma(40.0, 0.5, count=25), closed(6, count=30)) if is_open else (closed(3, count=9), closed(6, count=30))
+    schedule = build(workload(*stages, turns=turns, tool_ns=MS), seed)
+    stop_ns = 400 * MS if stopped else None
+    ran = drive(Dispatcher(schedule, max_in_prefill=cap), at_random(seed, failing), stop_ns=stop_ns, prefill_ns=20 * MS)
+    assert numbers(ran.all) == schedule.columns().number.tolist()
+    assert ran.most_in_prefill <= cap
+    assert {start.dropped for start in ran.all if start.lane >= 0} <= {"", "previous_turn_failed", "interrupted"}
+
+
+def test_lanes_that_wait_for_prefill_when_their_stage_ends_leave() -> None:
+    """Of conversations too: the stage is over at 1 s, and nothing starts from then on."""
+    schedule = build(workload(closed(4, duration_ns=S), turns=3, tool_ns=MS), 1)
+    run = drive(Dispatcher(schedule, max_in_prefill=1), lasting(300 * MS), prefill_ns=90 * MS)
+    assert {now for now, _ in run.starts} == {90 * MS * n for n in range(12)}
+    assert run.most_in_prefill == 1 and not run.unsent
 
 
 def test_a_closed_loop_with_a_duration_ends_there_and_schedules_only_what_it_reached() -> None:
