@@ -408,9 +408,21 @@ def latencies(summary: Summary) -> list[tuple[FigureRow, Distribution]]:
     return chosen + [(row, summary.figures[row.name]) for row in strange]
 
 
+def connect(summary: Summary) -> str:
+    """What a connection takes without load, and the lookup of the name before it."""
+    if summary.rtt_ms is None:
+        return ""
+    dns = "" if summary.dns_ms is None else f", the name's lookup before it {format.milliseconds(summary.dns_ms)} ms"
+    return f"{format.milliseconds(summary.rtt_ms)} ms without load{dns}"
+
+
 def own_times(summary: Summary) -> list[tuple[FigureRow, Distribution]]:
-    """The times and errors of the load generator itself, with their rows."""
-    return [(row, found) for row, found in distributions(summary) if "client" in row.shown]
+    """The times and errors of the load generator itself, with their rows; newer ones where they have samples."""
+    return [
+        (row, found)
+        for row, found in distributions(summary)
+        if "client" in row.shown and (found.count or not row.block)
+    ]
 
 
 def distributions(summary: Summary) -> Iterator[tuple[FigureRow, Distribution]]:

@@ -17,7 +17,7 @@ from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.server_metrics.series import MetricSample, Served
 from loadgen.present.page import Chart
 from loadgen.present.section import Charts, PageOnly, Quoted, Said, Section, Table, facts, section
-from loadgen.runs import charts, stimulus
+from loadgen.runs import charts, headline, stimulus
 from loadgen.runs.definitions import DEFINITIONS
 from loadgen.runs.page_data import Figures
 
@@ -153,7 +153,7 @@ def end(summary: Summary, header: Header | None) -> Iterator[Section]:
             {"compiled": "sockets read by compiled code", "python": "sockets read by Python"}.get(host.hot_path, ""),
         ),
         Tokenizer=f"{run.tokenizer} ({run.tokenizer_tag})" if run.tokenizer else "",
-        Connect=f"{format.milliseconds(summary.rtt_ms)} ms without load" if summary.rtt_ms is not None else "",
+        Connect=headline.connect(summary),
         Machine=(host.name, host.cpu, f"{host.cpus} CPUs" if host.cpus else "", host.kernel),
         Clock=host.clock,
         Versions=(f"Python {host.python}", *(f"{name} {version}" for name, version in host.versions.items())),

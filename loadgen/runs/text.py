@@ -180,7 +180,8 @@ def _verdict(summary: Summary) -> Warned | None:
 
 def _facts(summary: Summary) -> Facts:
     run, target, window = summary.run, summary.target, summary.window
-    rtt = f"connect time {format.milliseconds(summary.rtt_ms)} ms without load" if summary.rtt_ms is not None else ""
+    rtt = run_headline.connect(summary)
+    rtt = f"connect time {rtt}" if rtt else ""
     return facts(
         Target=_target(target),
         Model=target.model,

@@ -361,5 +361,7 @@ def _of_sent(
         "server_decode_ns": np.where(has_first, last - first, -1),
         **dict.fromkeys(("reasoning_tokens", "server_transfer_ns", "draft_tokens", "accepted_tokens"), -1),
         "cache_written_tokens": -1,
+        "tcp_ns": -1,
+        "tls_ns": -1,
         "text": text,
     }

@@ -58,6 +58,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     request: Request | None
     due: int
     ready: int = NEVER  # a connection was available
+    tcp: int = NEVER  # how long TCP took (ns) of a connection that it was the first on; -1: it was not
+    tls: int = NEVER  # how long its TLS handshake took; 0 without TLS
     sent: int = NEVER  # first byte handed to the kernel
     first_byte: int = NEVER  # response head
     first_event: int = NEVER  # first SSE event of any kind

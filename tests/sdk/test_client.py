@@ -768,6 +768,9 @@ def test_tls_of_a_known_authority(papers: Papers) -> None:
         assert [(one.failure, one.reused, one.output_events) for one in done] == [
             (None, False, TOKENS), (None, True, TOKENS), (None, True, TOKENS),
         ]  # fmt: skip
+        assert [one.tcp >= 0 and one.tls > 0 for one in done] == [True, False, False]
+        assert done[0].tcp + done[0].tls <= done[0].ready - done[0].due
+        assert [(one.tcp, one.tls) for one in done[1:]] == [(-1, -1)] * 2
         faults = ("split", "truncate@2", "oversized@2", "reset_after@1", "close_delimited")
         kinds = [ask(endpoint.url, tls=Tls(ca=papers.ca), fault=fault)[0].failure for fault in faults]
         assert [kind and kind.kind for kind in kinds] == [None, "truncated", None, "reset", None]

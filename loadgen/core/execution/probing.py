@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 from loadgen_sdk.dialects.body import asking_for_timing
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.fetch import Fetcher
@@ -66,9 +67,11 @@ async def find(settings: Settings, timeout_s: float) -> ProbeResult:
     except TargetUnusable as error:
         raise UserError(error.code, str(error), shown, error.hint) from None
     try:
-        return await ask(settings, target, Fetcher(target, settings.tls.context() if target.tls else None, timeout_s))
+        fetcher = Fetcher(target, settings.tls.context() if target.tls else None, timeout_s)
+        found = await ask(settings, target, fetcher)
     except TargetUnusable as error:
         raise TargetError(error.code, str(error), shown, error.hint) from None
+    return found if fetcher.dns_ns is None else msgspec.structs.replace(found, dns_ms=fetcher.dns_ns / 1e6)
 
 
 async def find_all(settings: Settings, known: Known, timeout_s: float, tell: Tell = silent) -> tuple[ProbeResult, ...]:

@@ -104,6 +104,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
             timetable=schedule.fingerprint(asked_timetable),
         ),
         rtt_ms=statistics.median(result.rtt_ms for result in found),
+        dns_ms=max((result.dns_ms for result in found if result.dns_ms is not None), default=None),
         tokenizer=tokenizer.name,
         tokenizer_tag=tokenizer.tag,
         tokenizer_sha256=tokenizer.file_sha256,

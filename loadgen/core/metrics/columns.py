@@ -287,6 +287,16 @@ def connect(columns: Columns) -> NDArray[np.int64]:
     return np.where((due < 0) | (ready < 0), UNDEFINED, sendable(columns) - due)
 
 
+def tcp(columns: Columns) -> NDArray[np.int64]:
+    """Of the first request of a connection, how long TCP took."""
+    return np.where(columns["tcp_ns"] < 0, UNDEFINED, columns["tcp_ns"])
+
+
+def tls(columns: Columns) -> NDArray[np.int64]:
+    """The same of the TLS handshake; a connection without TLS has none."""
+    return np.where(columns["tls_ns"] <= 0, UNDEFINED, columns["tls_ns"])
+
+
 def _where_first_token(field: str) -> Callable[[Columns], NDArray[np.int64]]:
     return lambda columns: np.where(columns["first_token_ns"] < 0, UNDEFINED, columns[field])
 

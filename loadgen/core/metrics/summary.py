@@ -117,6 +117,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     run: RunFacts
     target: TargetFacts
     rtt_ms: float | None
+    dns_ms: float | None = None  # names are looked up once, before the load; null: addresses, or not known
     window: Window
     bytes: Bytes
     fingerprints: Fingerprints
@@ -270,6 +271,7 @@ def build(
         run=_run_facts(header),
         target=target,
         rtt_ms=header.rtt_ms,
+        dns_ms=header.dns_ms,
         window=inside,
         bytes=blocks.bytes(measured),
         fingerprints=header.fingerprints,

@@ -218,6 +218,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[StepPlan, ...] = ()  # of tasks; empty where there are none, or their numbers of requests are drawn
     fingerprints: Fingerprints = Fingerprints()
     rtt_ms: float | None = None  # connect time without load
+    dns_ms: float | None = None  # what the lookup of a target's name took before the load, the longest; null: addresses
     tokenizer: str = ""
     tokenizer_tag: str = ""  # estimate, tokenizer
     tokenizer_sha256: str = ""  # of the tokenizer file; "": the packaged vocabulary

@@ -78,6 +78,8 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
     ("draft_tokens", "i4", "tokens that speculation proposed, -1 not told"),
     ("accepted_tokens", "i4", "of those, the ones that were right, -1 not told"),
     ("cache_written_tokens", "i4", "prompt tokens that the server says it wrote to its cache, -1 not told"),
+    ("tcp_ns", "i8", "how long TCP took of a connection that it was the first on; -1 it was not"),
+    ("tls_ns", "i8", "the same of its TLS handshake, 0 without TLS"),
 )
 ROW = np.dtype([(name, "<" + code) for name, code, _ in FIELDS])
 
@@ -216,6 +218,8 @@ def row(place: RowPlace, done: Completion, start_ns: int, *, text: int, built: B
         account.drafted,
         account.accepted,
         -1 if usage.cache_written is None else usage.cache_written,
+        done.tcp,
+        done.tls,
     )
 
 
@@ -237,5 +241,5 @@ def unsent_row(place: RowPlace, due_ns: int, kind: str, status: str, built: Buil
     counts = (-1, -1, -1, -1, built.tokens, built.asked_output, 0, 0, 0, 0)
     return pack(
         *place, STATUS[status], KIND[kind], 0, 0, due_ns, *never, 0, 0, 0, 0, 0, *counts, 0, 0, 0, 0, 0, text, -1,
-        -1, -1, -1, -1, -1, -1, -1,
+        -1, -1, -1, -1, -1, -1, -1, -1, -1,
     )  # fmt: skip

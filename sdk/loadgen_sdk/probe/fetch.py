@@ -48,6 +48,7 @@ class Fetcher:
         self._proxy = proxy
         self._peer = (target.host, target.port) if proxy is None else (proxy.host, proxy.port)
         self._address: str | None = None
+        self.dns_ns: int | None = None  # how long the host's name took to be looked up; None: not yet, or an address
 
     async def connect(self) -> int:
         """Open one TCP connection and drop it. Returns the ns it took, without name resolution."""
@@ -114,8 +115,11 @@ class Fetcher:
     async def _resolve(self) -> str:
         """The first address of the host that accepts a connection."""
         try:
+            started = monotonic_ns()
             async with timeout(self._connect_s):
                 found = await resolve(*self._peer)
+            if self._peer[0] not in [address[0] for _, address in found]:
+                self.dns_ns = monotonic_ns() - started
         except TimeoutError:
             raise self._unresolved("no answer from DNS") from None
         except (OSError, UnicodeError) as error:

@@ -65,6 +65,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     version: str  # of the server; "": not reported
     evidence: tuple[str, ...]  # why it is taken for that kind of server, as texts
     rtt_ms: float  # median TCP connect time without load
+    dns_ms: float | None = None  # what looking up the host's name took; None: an address, or not known
     template_tokens: int | None  # tokens that the server adds to a prompt: chat template, BOS
     token_ratio: float | None  # the server's token count divided by ours, for the sample prompts; 1.0: same count
     usage: bool | None  # answers of this kind (streamed or not) carry a token count

@@ -76,7 +76,9 @@ class Exchange:
         "sink",
         "split",
         "stream",
+        "tcp",
         "template",
+        "tls",
         "tries",
     )
 
@@ -114,7 +116,7 @@ class Exchange:
         self.failure: Failure | None = None
         self.resent = 0
         self.tries = 0  # addresses tried
-        self.ready = NEVER
+        self.ready = self.tcp = self.tls = NEVER
         self.deadline = 0
         self.bytes_sent = self.bytes_received = 0
         self.reused = False
@@ -358,6 +360,8 @@ class Exchange:
                 request=self.request,
                 due=self.due,
                 ready=self.ready,
+                tcp=self.tcp,
+                tls=self.tls,
                 sent=self.sent,
                 first_byte=self.first_byte,
                 first_event=reading.first_event,

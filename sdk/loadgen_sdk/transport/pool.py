@@ -315,6 +315,8 @@ class Pool:
         connection.patient, connection.template = False, None
         exchange.connection = connection
         exchange.reused = connection.served > 0
+        if not exchange.reused:
+            exchange.tcp, exchange.tls = connection.tcp_ns, connection.tls_ns
         self.wire.awaited.add(exchange)
         exchange.sent = self.wire.send(connection, (exchange.head, exchange.payload))
         exchange.bytes_sent += len(exchange.head) + len(exchange.payload)

@@ -106,8 +106,10 @@ class ClientConnection(Inbox):
         "served",
         "sock",
         "state",
+        "tcp_ns",
         "tls",
         "tls_in",
+        "tls_ns",
         "tls_out",
         "tunnel",
         "unsent",
@@ -126,6 +128,7 @@ class ClientConnection(Inbox):
         self.uses_left: int | None = None
         self.idle_since = self.connecting_since = now
         self.unsent: list[bytes] = []
+        self.tcp_ns = self.tls_ns = 0  # how long they took; until then `tls_ns` is when the handshake began
         self.tls: ssl.SSLObject | None = None
         self.tls_in: ssl.MemoryBIO | None = None
         self.tls_out: ssl.MemoryBIO | None = None
@@ -417,7 +420,8 @@ class Wire:
                 self.give_up(connection, "connect", os.strerror(code))
                 return
             self._poll.modify(connection.fd, select.EPOLLIN)
-            connection.emptied_at = monotonic_ns()
+            connection.emptied_at = now = monotonic_ns()
+            connection.tcp_ns, connection.tls_ns = now - connection.connecting_since, now
             connection.open = True
             if connection.tunnel:
                 connection.state = "tunnel"
@@ -443,8 +447,9 @@ class Wire:
             self._poll.modify(connection.fd, select.EPOLLIN)
 
     def _connection_made(self, connection: ClientConnection) -> None:
-        connection.state = "open"
-        connection.peer.connected(connection, monotonic_ns())
+        connection.state, now = "open", monotonic_ns()
+        connection.tls_ns = now - connection.tls_ns if connection.tls is not None else 0
+        connection.peer.connected(connection, now)
 
     # -- TLS -----------------------------------------------------------------------------------------------------
 
@@ -487,7 +492,7 @@ class Wire:
         if problem := refusal(connection.tunnel):
             self.give_up(connection, "connect", problem)
             return
-        connection.state = "handshake"
+        connection.state, connection.tls_ns = "handshake", monotonic_ns()
         self._handshake(connection)
 
     def _decrypt(self, connection: ClientConnection, reads: list[Read | Run]) -> None:

@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 import refusals
+import trustme
 from loadgen_sdk import compiled
+from loadgen_sdk.transport.wire import Tls
 from runs import NO_PAGES, says, when_started
 from servers import log
 
@@ -186,6 +188,32 @@ def test_the_cap_drops(tmp_path: Path) -> None:
         summary, stored = go(tmp_path, endpoint.url, request_rate="2000", num_requests="100", max_in_flight="10")
     assert outcomes(stored.rows) == {("ok", ""): 10, ("dropped", "in_flight_cap"): 90}
     assert (summary.requests.dropped, summary.requests.scheduled) == (90, 100)
+
+
+@pytest.mark.processes
+def test_the_steps_of_connecting_are_told_apart(tmp_path: Path, endpoint: Embedded) -> None:
+    """The first request of each connection has TCP and the handshake; without TLS there is none, and an address has no
+    name to look up."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    issued = authority.issue_cert("localhost")
+    issued.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    issued.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+    load: dict[str, Any] = {"concurrency": "3", "num_requests": "12"}
+    options = Options(cert=str(tmp_path / "cert.pem"), key=str(tmp_path / "key.pem"), **FAST)
+    with start(options) as secure:
+        url = secure.url.replace("127.0.0.1", "localhost")
+        summary, stored = go(tmp_path, url, settings={"tls": Tls(ca=str(tmp_path / "ca.pem"))}, **load)
+    first = stored.rows["reused"] == 0
+    assert (first == (stored.rows["tls_ns"] > 0)).all() and (first == (stored.rows["tcp_ns"] > 0)).all()
+    assert summary.figures["tls_ms"].count == summary.figures["tcp_ms"].count == int(first.sum()) >= 1
+    assert (summary.dns_ms or 0) > 0
+    words = text.render(summary)
+    assert "the name's lookup before it" in words and "TLS handshake" in words
+    (tmp_path / "plain").mkdir()
+    summary, stored = go(tmp_path / "plain", endpoint.url, **load)
+    assert set(stored.rows["tls_ns"]) == {-1, 0} and summary.dns_ms is None
+    assert summary.figures["tls_ms"].count == 0 and "TLS handshake" not in text.render(summary)
 
 
 def in_prefill(rows: Any) -> int:
