@@ -184,7 +184,7 @@ KINDS: OpenTable[ResultKind] = OpenTable(
         _row("search.adaptive_kind: sections derived", name="adaptive", markers=("adaptive.json",),
              schema="loadgen.search.adaptive:StoredAdaptive"),
         _row("runs.levels_kind: held", name="capacity", markers=("capacity.json",),
-             schema="loadgen.core.results.capacity:Capacity"),
+             schema="loadgen.repeated.capacity:Capacity"),
         # without a file of their own; looked at last
         _row("interop.calls_kind: fits value headline report document code", name="calls", page_name=""),
         _row("interop.kind: fits value headline report document code comparable sections",

@@ -34,7 +34,6 @@ from loadgen.contracts.load import load_contract
 from loadgen.core.errors import Fault, Faults
 from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results import manifest, store
-from loadgen.core.results.capacity import load_capacity
 from loadgen.core.server_metrics import energy, request_accounts, series
 from loadgen.core.workload import load
 from loadgen.core.workload.dataset import read_rows
@@ -44,6 +43,7 @@ from loadgen.interop import application_calls, reader
 from loadgen.mlperf import loadgen_log
 from loadgen.mlperf.pickle_reader import read_pickle
 from loadgen.pricing import price_file
+from loadgen.repeated.capacity import load_capacity
 from loadgen.runs.kind import compared
 from loadgen.shell.targets import load_targets
 from loadgen.sim.presets.preset import load_preset

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from loadgen.core.errors import UserError
-from loadgen.core.results.capacity import STILL_KEPT
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.evidence import Evidence
 from loadgen.pricing.reasons import note
 from loadgen.pricing.spread import Spread, rate_of_repeats
+from loadgen.repeated.capacity import STILL_KEPT
 
 
 def scaled(rate: Spread[float], by: float) -> Spread[float]:

@@ -13,10 +13,10 @@ from loadgen import result_kinds
 from loadgen.core import format
 from loadgen.core.errors import UNSOUND, Fault, Faults, UserError, collecting, of_reading
 from loadgen.core.metrics.summary import FILE, Summary, load_summary
-from loadgen.core.results import capacity
 from loadgen.core.workload.messages import locate
 from loadgen.core.workload.yaml_marks import read_yaml, where
 from loadgen.pricing.evidence import Evidence
+from loadgen.repeated import capacity
 from loadgen.result_kinds import HeldLoad
 from loadgen.runs.headline import promises
 

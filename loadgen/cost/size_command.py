@@ -313,8 +313,8 @@ def _refuse_other_slo(slo: Sequence[str], evidence: Evidence, source: str) -> No
 
 def _searched(source: str, profile: str, slo: Sequence[str], call: Callable[[list[str]], int]) -> Path:
     """The folder of a search on a simulated machine, run now, or before with the same workload and SLO."""
-    from loadgen.core.results import capacity
     from loadgen.core.workload.loading import text_of
+    from loadgen.repeated import capacity
 
     preset = Path(source.removeprefix(SIMULATED))
     machine = preset.read_text("utf-8", "replace") if preset.is_file() else ""

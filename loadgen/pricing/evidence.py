@@ -13,9 +13,9 @@ import msgspec
 from loadgen.core import format
 from loadgen.core.limits import MODEL_ERROR
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.results.capacity import STILL_KEPT, Capacity, within
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.reasons import note
+from loadgen.repeated.capacity import STILL_KEPT, Capacity, within
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

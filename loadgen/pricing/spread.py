@@ -8,8 +8,8 @@ from decimal import Decimal
 from typing import Any, Generic, TypeVar
 
 from loadgen.core import format
-from loadgen.core.results.capacity import CONFIDENCE
 from loadgen.core.stats.intervals import replications
+from loadgen.repeated.capacity import CONFIDENCE
 
 T = TypeVar("T", float, Decimal)
 

@@ -19,12 +19,12 @@ from loadgen_sdk.prices import token_costs
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.blocks import Sessions
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.results.capacity import Capacity
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.evidence import Evidence, notes, own_target
 from loadgen.pricing.prices import NO_SOURCE, Energy, Owned, Price, Rented
 from loadgen.pricing.reasons import note, texts
 from loadgen.pricing.spread import Spread, rate_of_repeats
+from loadgen.repeated.capacity import Capacity
 
 # The units that a cost is per: keys of `rates` and `counts` of a Basis, and of the costs of an Offer.
 REQUEST, GOOD, TASK, OUTPUT, TOTAL = "request", "good_request", "task", "million_output_tokens", "million_tokens"

@@ -11,7 +11,7 @@ import msgspec
 
 from loadgen.core.errors import OK, UNSOUND
 from loadgen.core.metrics.blocks import per_gpu
-from loadgen.core.results.capacity import STILL_KEPT
+from loadgen.repeated.capacity import STILL_KEPT
 from loadgen.runs.headline import brief, promises
 from loadgen.runs.rates import headline
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from loadgen.core import run_folder
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.summary import Summary, dump_summary
-from loadgen.core.results import capacity
 from loadgen.present.section import Report
+from loadgen.repeated import capacity
 from loadgen.repeated.repeats import summarize_repeats
 from loadgen.result_kinds import HeldLoad, ListRow, Remade
 from loadgen.runs import levels_text, repeats_text

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadgen.core.results import capacity
 from loadgen.core.run_folder import OpenedRun
 from loadgen.present.additions import Addition
+from loadgen.repeated import capacity
 from loadgen.result_kinds import RECORDS, SUMMARIES, Remade
 from loadgen.search import adaptive_run
 from loadgen.search import adaptive_text as report

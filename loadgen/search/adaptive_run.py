@@ -10,11 +10,12 @@ import msgspec
 from loadgen.core import format, run_folder
 from loadgen.core.errors import Fault, UserError
 from loadgen.core.execution.plan import Settings
-from loadgen.core.results import capacity, checksums, store
-from loadgen.core.results.capacity import Capacity
+from loadgen.core.results import checksums, store
 from loadgen.core.results.manifest import AdaptivePlan, Header, decode
 from loadgen.core.slo import Slo
 from loadgen.core.workload import Closed, Poisson, Workload
+from loadgen.repeated import capacity
+from loadgen.repeated.capacity import Capacity
 from loadgen.search import experiment
 from loadgen.search.adaptive import SUSTAIN, Adaptive, StoredAdaptive, replayed
 from loadgen.search.watch import Goal

@@ -23,10 +23,11 @@ import msgspec
 
 from loadgen.core import format, run_folder, seeds
 from loadgen.core.errors import UserError
-from loadgen.core.results import capacity, checksums, store
+from loadgen.core.results import checksums, store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import decoded, decoded_lines
 from loadgen.core.workload import Workload, request_fingerprint
+from loadgen.repeated import capacity
 from loadgen.runs import levels
 from loadgen.runs.headline import promises
 from loadgen.runs.level_figures import FIGURES

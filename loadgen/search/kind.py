@@ -10,10 +10,10 @@ import msgspec
 
 from loadgen.core.errors import INTERRUPTED, UNSOUND, UserError
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.results import capacity
 from loadgen.core.run_folder import OpenedRun
 from loadgen.present.additions import Addition
 from loadgen.present.section import Quoted, Report, Said, section
+from loadgen.repeated import capacity
 from loadgen.result_kinds import SUMMARIES, ListRow, Remade
 from loadgen.runs import levels_kind as runs
 from loadgen.runs.compared import Side

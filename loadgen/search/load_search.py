@@ -18,8 +18,8 @@ from typing import Literal
 import msgspec
 
 from loadgen.core.errors import INTERRUPTED, OK, SLO_MISSED, UNSOUND
-from loadgen.core.results.capacity import State
 from loadgen.core.stats.intervals import Interval, recurrence
+from loadgen.repeated.capacity import State
 from loadgen.search.belief import Belief
 from loadgen.search.watch import Outcome
 

@@ -14,12 +14,12 @@ from refusals import refused
 
 from loadgen.core.errors import Faults, UserError
 from loadgen.core.metrics.summary import dump_summary, load_summary
-from loadgen.core.results.capacity import Capacity, dump, load_capacity
 from loadgen.cost.capacity_planning import measured, scaled
 from loadgen.cost.inputs import read_evidence
 from loadgen.cost.size_command import measured_rate
 from loadgen.pricing.evidence import Evidence
 from loadgen.pricing.spread import Spread, rate_of_repeats
+from loadgen.repeated.capacity import Capacity, dump, load_capacity
 
 DATA = places.DATA
 RAG = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())

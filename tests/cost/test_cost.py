@@ -28,8 +28,6 @@ from refusals import refused
 from loadgen.core.errors import Faults, UserError
 from loadgen.core.metrics.blocks import Sessions
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
-from loadgen.core.results.capacity import Capacity
-from loadgen.core.results.capacity import dump as dump_capacity
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.stats.quantiles import Distribution
@@ -44,6 +42,8 @@ from loadgen.present import text as as_text
 from loadgen.pricing import price_file, prices, reasons
 from loadgen.pricing.evidence import Evidence
 from loadgen.pricing.unit_cost import GOOD, OUTPUT, REQUEST, TASK, TOTAL, UNITS, Cost, Offer, offer
+from loadgen.repeated.capacity import Capacity
+from loadgen.repeated.capacity import dump as dump_capacity
 
 DATA = places.DATA
 GPUS = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())

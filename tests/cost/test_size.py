@@ -21,7 +21,6 @@ import loadgen
 from loadgen.core.errors import Faults, UserError
 from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results import checksums
-from loadgen.core.results.capacity import Capacity, dump
 from loadgen.cost.capacity_planning import MeasuredRate
 from loadgen.cost.size_command import _searched
 from loadgen.cost.sizing import Need, published_rate, size
@@ -30,6 +29,7 @@ from loadgen.pricing.prices import Energy, Rented
 from loadgen.pricing.reasons import texts
 from loadgen.pricing.spread import Spread
 from loadgen.pricing.unit_cost import REQUEST, basis, cost, offer
+from loadgen.repeated.capacity import Capacity, dump
 from loadgen.shell.parsing import parser
 
 DATA = places.DATA

@@ -15,7 +15,6 @@ import pytest
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run
 from loadgen.core.execution.plan import Settings
-from loadgen.core.results import capacity
 from loadgen.core.schedule import arrivals
 from loadgen.core.workload import Closed
 from loadgen.evidence import verify as bundle
@@ -23,6 +22,7 @@ from loadgen.mlperf import log_files, official_loadgen, rules
 from loadgen.mlperf import result as mlperf
 from loadgen.mlperf import run as mlperf_run
 from loadgen.mlperf.loadgen_log import read_log
+from loadgen.repeated import capacity
 from loadgen.shell.app import main
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options

@@ -15,7 +15,6 @@ from loadgen.core.execution.events import LoadStarted, RunEvent, StepBegun
 from loadgen.core.execution.plan import Settings
 from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results import store
-from loadgen.core.results.capacity import load_capacity
 from loadgen.core.results.manifest import AdaptivePlan
 from loadgen.core.results.record import ROW, STATUS
 from loadgen.core.schedule import arrivals
@@ -25,6 +24,7 @@ from loadgen.core.slo import Slo, Term
 from loadgen.core.workload import Closed, Fixed, Poisson, Stage, Synthetic, Workload, read_flags
 from loadgen.core.workload.loading import given as load
 from loadgen.evidence.remake import remade
+from loadgen.repeated.capacity import load_capacity
 from loadgen.search import adaptive_run
 from loadgen.search.adaptive import Adaptive, StoredAdaptive
 from loadgen.search.watch import Goal

@@ -24,7 +24,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.execution import run
 from loadgen.core.execution.plan import Settings
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.results import capacity, manifest, store
+from loadgen.core.results import manifest, store
 from loadgen.core.results.record import KIND, ROW, STATUS
 from loadgen.core.results.spool import Tail
 from loadgen.core.slo import Slo, Term
@@ -32,6 +32,7 @@ from loadgen.core.stats.early_stopping import allowed
 from loadgen.core.workload import Closed, Fixed, Poisson, Stage, Synthetic, Workload
 from loadgen.mlperf import kind as mlperf_kind
 from loadgen.present import text as as_text
+from loadgen.repeated import capacity
 from loadgen.runs.show import Show
 from loadgen.search import command, experiment, load_search, text, trials
 from loadgen.search.load_search import CONFIRMATIONS, ENOUGH, LoadSearch, NextTrial, Outcome, SearchAnswer, TrialResult

@@ -18,12 +18,13 @@ from queueing import rows
 from loadgen.core import run_folder
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.summary import load_summary
-from loadgen.core.results import capacity, store
+from loadgen.core.results import store
 from loadgen.core.results.manifest import Fingerprints, StagePlan, TargetFacts
 from loadgen.core.stats import intervals
 from loadgen.present import html as as_page
 from loadgen.present import markdown as as_markdown
 from loadgen.present import text as as_text
+from loadgen.repeated import capacity
 from loadgen.runs import levels
 from loadgen.runs import levels_text as shown
 from loadgen.runs.levels import SweepLevel

@@ -20,8 +20,8 @@ import runs
 from browser import Browser, find
 
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
-from loadgen.core.results.capacity import Capacity, dump
 from loadgen.pricing.price_file import load_prices
+from loadgen.repeated.capacity import Capacity, dump
 from loadgen.search.experiment import ExperimentPlan
 from loadgen.shell.parsing import parser
 from loadgen.viewer import page as results_page

@@ -22,7 +22,6 @@ from loadgen.core.metrics.reasons import coded
 from loadgen.core.metrics.sustainable import Sustainable
 from loadgen.core.metrics.windows import Span, Window
 from loadgen.core.requests import resonance
-from loadgen.core.results.capacity import load_capacity
 from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
 from loadgen.core.results.record import ROW
 from loadgen.core.slo import Slo, Term
@@ -32,6 +31,7 @@ from loadgen.mlperf import rules
 from loadgen.mlperf import run as mlperf_run
 from loadgen.mlperf import text as mlperf_text
 from loadgen.present import text as as_text
+from loadgen.repeated.capacity import load_capacity
 from loadgen.search import text as search_text
 from loadgen.search.belief import Belief
 from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer, TrialResult

@@ -23,13 +23,14 @@ from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import summary as summaries_of
 from loadgen.core.metrics.load import in_flight as flying
 from loadgen.core.metrics.summary import Summary, load_summary, summarize
-from loadgen.core.results import capacity, store
+from loadgen.core.results import store
 from loadgen.core.results.manifest import Header, StagePlan
 from loadgen.core.results.record import SOURCES
 from loadgen.core.schedule.arrivals import build
 from loadgen.core.schedule.dispatcher import Dispatcher
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.core.workload import Closed, Fixed, Poisson, Stage, Synthetic, Workload
+from loadgen.repeated import capacity
 from loadgen.shell.app import main
 
 TTFT_NS, ITL_NS, TOKENS = 600 * MS, 20 * MS, 32
