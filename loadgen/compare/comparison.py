@@ -16,15 +16,15 @@ import msgspec
 import numpy as np
 
 from loadgen.compare import block_errors
-from loadgen.compare.block_errors import Known
 from loadgen.core import format
 from loadgen.core.limits import CACHED_SHARE, SHORTENED
-from loadgen.core.metrics import outcomes
+from loadgen.core.metrics import outcomes, within
 from loadgen.core.metrics.columns import OK, of_class, step_of
 from loadgen.core.metrics.parts import ClassSummary, StepSummary
 from loadgen.core.metrics.reasons import STATES
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.validity import answered_share
+from loadgen.core.metrics.within import Known
 from loadgen.core.results.manifest import ReasonCode, StepPlan
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import LEVEL
@@ -409,13 +409,13 @@ def _estimate(side: Side, compared: Metric, repeated: bool) -> tuple[Known | Non
         error = float(scaled.std(ddof=1)) / math.sqrt(len(values))
         if is_share:  # three runs without a failure do not say that there is none
             requests = sum(run.summary.requests.scheduled for run in side.runs)
-            error = max(error, block_errors.least_share_error(value * requests, requests))
+            error = max(error, within.least_share_error(value * requests, requests))
         known = Known(float(scaled.mean()), error, len(values) - 1)
         recorded = [part for run in side.runs if (part := run.measured()) is not None]
         if compared.per_request and len(recorded) == len(side.runs):
-            within, freedom = block_errors.within_runs(recorded, compared)
-            if within > known.error:
-                known = Known(known.value, within, freedom)
+            inside, freedom = block_errors.within_runs(recorded, compared)
+            if inside > known.error:
+                known = Known(known.value, inside, freedom)
         return known, ""
     parts = [run.measured() for run in side.runs]
     columns = [part for part in parts if part is not None]
@@ -424,14 +424,12 @@ def _estimate(side: Side, compared: Metric, repeated: bool) -> tuple[Known | Non
     if compared.per_request:
         return block_errors.latency(columns, compared, value)
     if compared.path == "ok_share":
-        return block_errors.share([block_errors.marks(part, part.where(OK)) for part in columns], value), ""
+        return within.share([within.marks(part, part.where(OK)) for part in columns], value), ""
     if compared.path == "goodput.share":
         slo = next((run.header.slo for run in side.runs if run.header is not None), None)
         if slo is None:
             return None, "no SLO"
-        return block_errors.share(
-            [block_errors.marks(part, outcomes.meets(part, slo), slo) for part in columns], value
-        ), ""
+        return within.share([within.marks(part, outcomes.meets(part, slo), slo) for part in columns], value), ""
     if compared.path == "tokens.steady_output_per_s":
         return block_errors.rate([run.summary.window.steady for run in side.runs], columns, value)
     return None, "no interval is known for it"

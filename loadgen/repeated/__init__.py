@@ -1,4 +1,4 @@
 """What is true of several runs of one load? Figures by their path, means over runs, the capacity found.
 
-Pure: summaries in, values out. Below the shell, whose options repeat a load, and pricing; wings compare and print by it.
+Pure: summaries in, values out. Below the shell, whose options repeat a load, and below pricing; wings print by it.
 """

@@ -36,7 +36,7 @@ from loadgen.present.section import (
     section,
     simulated,
 )
-from loadgen.runs import fairness, nodes, page, recovery, sections, speculation, splits, stimulus
+from loadgen.runs import fairness, nodes, page, recovery, sections, speculation, splits, stimulus, within
 from loadgen.runs import headline as run_headline
 from loadgen.runs.page_data import Figures
 from loadgen.runs.rates import headline
@@ -295,6 +295,7 @@ def _latency(summary: Summary, figures: Callable[[], Figures] | None) -> Iterato
     about = (Said(sentence, "soft") for sentence in run_headline.about_latency(summary))
     yield section("Latency", _distributions(rows), _asked(summary, rows), _needed(needs), *about, id="latency")
     yield sections.slo(summary)
+    yield from within.sections(summary)
     yield from recovery.sections(summary.recovery, figures)
     yield from page.curves(summary, figures)
 

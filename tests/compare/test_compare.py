@@ -23,6 +23,7 @@ from loadgen.compare import text as compared
 from loadgen.compare.block_errors import Known
 from loadgen.compare.comparison import ComparedRun, Difference, Side
 from loadgen.core.errors import Faults
+from loadgen.core.metrics import within
 from loadgen.core.metrics.summary import load_summary, summarize
 from loadgen.core.results.manifest import Fingerprints
 from loadgen.core.slo import Slo, Term
@@ -275,7 +276,7 @@ def test_the_error_of_a_quantile_is_that_of_its_sampling() -> None:
     truth = math.sqrt(math.pi / 2) * sigma / math.sqrt(n)
     values = draw.lognormal(15, sigma, n)
     assert block_errors._quantile_error(values, 0.5)[0] == pytest.approx(truth, rel=0.7)
-    ranks = [block_errors._rank_error(draw.lognormal(15, sigma, n), 0.5, 20) for _ in range(20)]
+    ranks = [within.rank_error(draw.lognormal(15, sigma, n), 0.5, 20) for _ in range(20)]
     assert np.mean(ranks) == pytest.approx(truth, rel=0.2)
 
 

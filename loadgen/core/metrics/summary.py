@@ -25,6 +25,7 @@ from loadgen.core.metrics import (
     stimulus,
     sustainable,
     validity,
+    within,
 )
 from loadgen.core.metrics.accumulator import Accumulator, Cell, CellPair, sampled
 from loadgen.core.metrics.between import BetweenNodes
@@ -68,6 +69,7 @@ from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.server_metrics.hardware import SeenHardware
 from loadgen.core.server_metrics.series import Served
 from loadgen.core.slo import not_here
+from loadgen.core.stats.intervals import Interval
 from loadgen.core.stats.quantiles import Distribution, Histogram, asked, of_gaps, pooled
 from loadgen.figures import FIGURES
 
@@ -81,6 +83,7 @@ if TYPE_CHECKING:
     from loadgen.core.server_metrics.series import MetricSample
 
 SCHEMA = 1
+_FROM_HEADER = ("rtt_ms", "dns_ms", "cache_reset", "chunks", "cache_asked", "cache_bound")
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,6 +184,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     energy: EnergyUse | None = None  # what the accelerators used; null when nothing says it
     kept: str = "raw"  # which rows were kept: raw (all), sample, histogram (none)
     figures: dict[str, Distribution] = {}  # those that have no field of their own: newer ones, and of other packages
+    within: dict[str, Interval] = {}  # path of a figure -> its interval by blocks of time; empty: too short, or no rows
     percentiles: dict[str, dict[str, float]] = {}  # those that were asked for: field of a figure -> its name -> ms
 
 
@@ -241,6 +245,7 @@ def build(
     unsound = validity.withheld(header.limits, guarded, unsure_share, seconds, inside) | _unknown(header, measured)
     itl_absent = blocks.itl_absent(measured, samples["inter_chunk"])
     undecided = {**({"itl": f"there is no ITL: {itl_absent}"} if itl_absent else {}), **unsound}
+    tokens_in = blocks.tokens_over_time(measured, own_timeline)
     arrival = ", then ".join(plans[i].arrival for i in chosen if plans[i].arrival)
     parts = Parts(header, seconds, undecided)
     whole = parts.figures(measured, everything, inside, arrival, own_timeline, target.gpus, own_gaps, lost)
@@ -270,8 +275,6 @@ def build(
         schema_minor=SCHEMA_MINOR,
         run=_run_facts(header),
         target=target,
-        rtt_ms=header.rtt_ms,
-        dns_ms=header.dns_ms,
         window=inside,
         bytes=blocks.bytes(measured),
         fingerprints=header.fingerprints,
@@ -290,17 +293,16 @@ def build(
         stages=tuple(of_stage(i) for i in range(len(header.stages))),
         hardware=hardware.of_samples(server_samples),
         rack=rack_of(by_part["targets"], whole["tokens"].output_per_s) if interchangeable(header.targets) else None,
-        **{name: getattr(header, name) for name in ("cache_reset", "chunks", "cache_asked", "cache_bound")},
-        drift=drift.of_blocks(
-            accumulator.blocks, accumulator.block_ns, inside.steady, blocks.tokens_over_time(measured, own_timeline)
-        ),
+        **{name: getattr(header, name) for name in _FROM_HEADER},
+        drift=drift.of_blocks(accumulator.blocks, accumulator.block_ns, inside.steady, tokens_in),
         speculation=speculation.of_rows(measured.columns, server_samples),
         **_of_rows(measured.columns, warmup.columns, inside, header, server_samples, accumulator.exact),
         kept="raw" if accumulator.exact else header.keep,
         **{**_of_figures(samples, header.percentiles, measured, own_gaps, itl_absent), **whole, **by_part},
     )
     summary = withhold(summary)
-    summary = msgspec.structs.replace(summary, fairness=fairness.of_classes(summary.classes))
+    inner = within.of_run(measured.columns, summary, header.slo, tokens_in) if accumulator.exact else {}
+    summary = msgspec.structs.replace(summary, fairness=fairness.of_classes(summary.classes), within=inner)
     missed = parts.missed_without_dropped(accumulator, own_gaps, inside, lost)
     signs = _signs(everything, header, missed=missed, is_counted="tokens" not in unsound, exact=accumulator.exact)
     delivered = stimulus.checks(header, summary, signs, measured.columns)

@@ -1,0 +1,93 @@
+"""Intervals of the figures of one run by blocks of its time: against closed forms, and where there are none."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from make_examples import blank
+
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.run import execute
+from loadgen.core.metrics import within
+from loadgen.core.metrics.columns import Columns
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.stats.intervals import t_quantile
+from loadgen.core.workload import load
+from loadgen.runs import text
+from loadgen.runs.within import COVERS
+
+N, PHI = 4000, 0.9
+MEDIAN_NS = 50_000_000
+
+
+def correlated(seed: int) -> Columns:
+    """Requests with TTFT exp(x), x an AR(1) process with variance 1/4: each leans on the one before, as in a queue."""
+    rng = np.random.default_rng(seed)
+    steps = rng.normal(0, 0.5 * math.sqrt(1 - PHI**2), N)
+    x = np.empty(N)
+    x[0] = rng.normal(0, 0.5)
+    for n in range(1, N):
+        x[n] = PHI * x[n - 1] + steps[n]
+    rows = blank(N)
+    rows["due_ns"] = np.arange(N) * 10_000_000
+    rows["first_token_ns"] = rows["due_ns"] + (MEDIAN_NS * np.exp(x)).astype(np.int64)
+    order = rng.permutation(N)  # the blocks are of time, whatever the order of the rows
+    return Columns(rows[order])
+
+
+@pytest.mark.parametrize(("p", "z"), [(0.5, 0.0), (0.9, 1.2816)])
+def test_the_true_quantile_is_within_as_often_as_is_said(p: float, z: float) -> None:
+    """95 %, of which 200 runs may show 90.5 % (p = 0.003); of independent requests it would be some 60 %."""
+    truth, hits = MEDIAN_NS * math.exp(z * 0.5), 0
+    for seed in range(200):
+        values = within.samples(correlated(seed), "ttft").astype(float)
+        error = max(within.rank_error(values, p, blocks) for blocks in within.BLOCKS)
+        freedom = max(min(within.BLOCKS[1], within.blocks_beyond(values, p)) - 1.0, 1.0)
+        value = float(np.sort(values)[int(N * p)])
+        found = within.Known(math.log(value), error, freedom).interval(math.exp)
+        hits += found.low <= truth <= found.high
+    assert hits >= 181
+
+
+def test_a_rate_by_pieces_by_hand() -> None:
+    """9 and 11 in turn: the error of the mean of 20 is sqrt(20/19) / sqrt(20), on the scale of logs a tenth."""
+    known = within.rate([9.0, 11.0] * 10, 10.0)
+    assert known is not None
+    half = t_quantile(0.975, 19) * math.sqrt(20 / 19) / math.sqrt(20) / 10
+    found = known.interval(math.exp)
+    assert (found.value, found.low, found.high) == pytest.approx((10, 10 * math.exp(-half), 10 * math.exp(half)))
+    assert within.rate([0.0] * 20, 1.0) is None
+
+
+def test_a_share_without_a_miss_is_not_known_to_be_one() -> None:
+    """Of 100, two more of either kind: p = 102/104."""
+    known = within.share([np.ones(100)], 1.0)
+    assert known is not None and known.error == pytest.approx(math.sqrt(102 / 104 * 2 / 104 / 104))
+    assert within.share([np.ones(79)], 1.0) is None
+
+
+def ran(folder: Path, output_tokens: int) -> Summary:
+    """Twenty requests a second for a minute, in virtual time."""
+    folder.mkdir()
+    (folder / "w.yaml").write_text(
+        f"name: w\nrequests: {{input_tokens: {{uniform: {{min: 50, max: 900}}}}, output_tokens: {output_tokens}}}\n"
+        "stages: [{arrival: {poisson: 20/s}, duration: 60s}]\nslo: {ttft: 1s}\nseed: 1\n"
+    )
+    return execute(load(str(folder / "w.yaml")), Settings(url="sim:gb300-vm", out=folder / "out"))[0]
+
+
+def test_text_and_json_say_the_same_and_a_short_run_says_nothing(tmp_path: Path) -> None:
+    long = ran(tmp_path / "long", 10)
+    assert set(long.within) >= {"ttft_ms.p50", "e2e_ms.p50", "tokens.steady_output_per_s", "goodput.share"}
+    for path, one in long.within.items():
+        assert one.low <= one.value <= one.high and one.level == 0.95, path
+    assert long.within["ttft_ms.p50"].value == pytest.approx(long.ttft_ms.p50)
+    words = " ".join(text.render(long).split())
+    assert "How sure these figures are" in words and " ".join(COVERS.split()) in words
+    value, low, high = (f"{value:.1f}" for value in long.within["ttft_ms.p50"])
+    assert f"TTFT p50, ms {value} {low} {high}" in words
+    short = ran(tmp_path / "short", 1000)
+    assert short.within == {} and "How sure" not in text.render(short)
