@@ -621,8 +621,8 @@ class Written(Part):
     # open loop: a start above it is `dropped`, never sent late; above 5 % of the starts the run is not valid unless
     # the SLO is missed without them too
     max_in_flight: Whole | None = None
-    # requests sent and without output yet: a lane waits for its place, and its request is due when there is one; an open
-    # loop drops what finds none. Streams only
+    # sent and without output yet: a lane waits for its place, and its request is due when there is one; an open loop
+    # drops what finds none. Streams only
     max_in_prefill: Whole | None = None
     # rules that end the run early
     stop_when: tuple[WrittenStopRule, ...] = ()
