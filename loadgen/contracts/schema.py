@@ -29,7 +29,6 @@ from pydantic import (
 
 from loadgen.core import format
 from loadgen.core.errors import Fault, Faults
-from loadgen.core.results.capacity import HORIZON_S
 from loadgen.core.slo import Slo
 from loadgen.core.stats.quantiles import name as percentile
 from loadgen.core.units import Wrong
@@ -51,6 +50,7 @@ from loadgen.core.workload.schema import Lanes
 from loadgen.core.workload.slo_fields import checked_slo
 from loadgen.core.workload.yaml_marks import Map, read_yaml
 from loadgen.figures import FIGURES, POOLED
+from loadgen.repeated.capacity import HORIZON_S
 
 OfAnswers = Literal["rouge1", "rouge2", "rougeL", "exact", "choice", "json"]
 _EXAMPLE = (

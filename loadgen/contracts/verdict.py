@@ -31,9 +31,9 @@ from loadgen.core import errors as codes
 from loadgen.core import format
 from loadgen.core.limits import CACHED_SHARE, NO_SPAN_SHARE, NOT_OFFERED_SHARE
 from loadgen.core.metrics import reasons
-from loadgen.core.results.capacity import HORIZON_S, within
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
+from loadgen.repeated.capacity import HORIZON_S, within
 
 SCHEMA = 1
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from loadgen.core import format
 from loadgen.core.limits import MODEL_ERROR
-from loadgen.core.results import capacity as capacity_file
 from loadgen.core.stats.intervals import length_for
 from loadgen.present.section import Facts, Section, Table, section
+from loadgen.repeated import capacity as capacity_file
 from loadgen.search.load_search import (
     ENOUGH,
     LEVEL,
