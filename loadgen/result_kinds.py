@@ -230,7 +230,7 @@ def _is_marked(kind: ResultKind, path: Path) -> bool:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[None]:
+def whole(path: str | Path) -> Iterator[None]:
     """Raises UserError where what is done with a result finds in it what no result of loadgen says: its files may be
     somebody else's, and what damaged ones raise nobody can list.
     """

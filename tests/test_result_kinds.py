@@ -31,6 +31,7 @@ from loadgen.answers.comparison import AnswersResult, judge, score
 from loadgen.answers.questions import AnswerKey
 from loadgen.compare.inputs import read_sides
 from loadgen.core.errors import Faults, UserError
+from loadgen.core.format import quantity
 from loadgen.core.results import checksums
 from loadgen.evidence import verify
 from loadgen.mlperf.accuracy import AccuracyMean, AccuracyResult, AccuracyTarget
@@ -155,8 +156,24 @@ def test_a_result_of_somebody_else_is_shown_or_refused(
     for file in [its] if its.is_file() else its.glob("*.json"):
         lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
         file.write_text("\n".join(json.dumps(_changed(json.loads(line), text, number)) for line in lines))
-    for command in (("report",), ("report", "--json"), ("bundle", "-o", tmp_path / "b.zip")):
+    for command in (("report",), ("report", "--json"), ("bundle", "-o", tmp_path / "b.zip"), ("compare", made / "raw")):
         assert exits(command[0], its, *command[1:]) in (0, 1, 2, 3), capsys.readouterr().err[-600:]
+    assert "\x1b" not in render_text(results_in(tmp_path))
+
+
+@pytest.mark.commands
+def test_a_comparison_with_a_header_that_fits_no_records_is_refused(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    its = Path(shutil.copytree(made / "repeats", tmp_path / "its"))
+    header = its / "r1" / "run.json"
+    header.write_text(json.dumps(_changed(json.loads(header.read_bytes()), "", 0.0)))
+    assert exits("compare", made / "raw", its, "--anyway") == 2
+    assert "its files say what no result of loadgen says" in capsys.readouterr().err
+
+
+def test_a_figure_without_end_is_printed() -> None:
+    assert (quantity(float("inf")), quantity(float("-inf")), quantity(float("nan"))) == ("inf", "-inf", "nan")
 
 
 OWNERS = {  # a file that names a marker -> why

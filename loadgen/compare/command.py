@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from loadgen.core.errors import OK, SLO_MISSED, UNSOUND, UserError
+from loadgen.result_kinds import whole
 from loadgen.shell import completion
 from loadgen.shell.output import print_answer, say_changed, write_file
 from loadgen.shell.run_options import share_of
@@ -89,12 +90,9 @@ def compare(
         say_changed(folder)
     level = _confidence(confidence)
     conditions = thresholds.parse_thresholds(fail_on or ())
-    comparison_result = comparison.compare(
-        inputs.read_sides(results),
-        also=[condition.metric for condition in conditions],
-        confidence=level,
-        anyway=anyway,
-    )
+    also, sides = [condition.metric for condition in conditions], inputs.read_sides(results)
+    with whole(" ".join(map(str, results))):
+        comparison_result = comparison.compare(sides, also=also, confidence=level, anyway=anyway)
     outcomes = list(thresholds.hold(conditions, comparison_result, beyond_noise=beyond_noise))
     said = report(comparison_result, outcomes)
     values = {"comparison": comparison_result, "conditions": outcomes}

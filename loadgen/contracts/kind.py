@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,6 +15,7 @@ from loadgen.contracts import stored
 from loadgen.contracts.verdict import Validation, exit_code
 from loadgen.core import format, run_folder
 from loadgen.core.errors import UserError
+from loadgen.core.results.manifest import decoded
 from loadgen.present.section import Report
 from loadgen.result_kinds import RECORDS, ListRow, Remade
 from loadgen.runs.compared import Side
@@ -59,8 +61,9 @@ def runs(folder: Path) -> list[Path]:
 
 
 def listed(folder: Path) -> ListRow:
-    word = msgspec.json.decode((folder / contracts.VERDICT).read_bytes()).get("verdict", "")
-    return ListRow(word=word, named=kept(folder, runs(folder)))
+    file = folder / contracts.VERDICT
+    told = decoded(file.read_bytes(), dict[str, Any], str(file), "a verdict")
+    return ListRow(word=str(told.get("verdict", "")), named=kept(folder, runs(folder)))
 
 
 def comparable(folder: Path) -> Side:

@@ -23,6 +23,8 @@ def quantity(value: float | None, digits: int = 3) -> str:
         return NONE
     if value == 0:
         return "0"
+    if not math.isfinite(value):
+        return str(value)
     rounded = abs(float(f"{value:.{digits}g}"))
     decimals = min(max(digits - 1 - math.floor(math.log10(rounded)), 0), digits + 1)
     least = 10**-decimals
