@@ -36,8 +36,8 @@ def caught(names: list[str]) -> Iterator[None]:
         names.append(type(error).__name__)
 
 
-def chat(client: Any, **more: Any) -> Any:
-    return client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=8, **more)
+def chat(client: Any, max_tokens: int = 8, **more: Any) -> Any:
+    return client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=max_tokens, **more)
 
 
 def openai_calls(client: Any, refused: Any) -> list[str]:
@@ -284,8 +284,8 @@ def fastapi(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
     )
     names: list[str] = []
 
-    async def pieces() -> AsyncIterator[str]:
-        async with await chat(own, stream=True) as stream:
+    async def pieces(tokens: int) -> AsyncIterator[str]:
+        async with await chat(own, tokens, stream=True) as stream:
             async for event in stream:
                 yield event.choices[0].delta.content or " " if event.choices else " "
 
@@ -294,26 +294,29 @@ def fastapi(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
             return {"text": (await chat(own)).choices[0].message.content}
 
     async def streamed() -> Any:
-        return StreamingResponse(pieces())
+        return StreamingResponse(pieces(8))
+
+    async def long() -> Any:
+        return StreamingResponse(pieces(5000))
 
     async def error() -> Any:
         with caught(names):
             await chat(refused)
         return JSONResponse({"error": names[-1]}, 503)
 
-    for path, door in (("/whole", whole), ("/stream", streamed), ("/refused", error)):
+    for path, door in (("/whole", whole), ("/stream", streamed), ("/refused", error), ("/long", long)):
         app.add_api_route(path, door)
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        for path, most in (("/whole", None), ("/stream", None), ("/refused", None), ("/stream", 200)):
+        for path, stays in (("/whole", True), ("/stream", True), ("/refused", True), ("/long", False)):
             with socket.create_connection(listener.getsockname()) as user:
                 user.sendall(f"GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n".encode())
                 received = user.recv(65536)
-                while most is None and (more := user.recv(65536)):
-                    received += more
+                while (stays or received.endswith(b"\r\n\r\n")) and (more := user.recv(65536)):
+                    received += more  # who leaves has seen a piece: the head alone comes before the call is sent
                 assert received.startswith(b"HTTP/1.1 503" if path == "/refused" else b"HTTP/1.1 200"), received
     finally:
         server.should_exit = True

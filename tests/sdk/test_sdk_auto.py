@@ -52,7 +52,7 @@ def test_clients_made_by_others_are_measured_until_it_stops() -> None:
 
 
 def test_what_a_framework_keeps_of_a_client_is_not_measured_after_the_stop() -> None:
-    """LangChain keeps `client.chat.completions`, and the function of it."""
+    """LangChain keeps `client.chat.completions` (langchain-openai 1.7.4: base.py, `self.client`), and its function."""
     told: list[Measurement] = []
     with serving(answer(CHAT)) as server:
         with auto(told.append):

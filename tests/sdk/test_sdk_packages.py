@@ -280,17 +280,38 @@ class Routed:
         return self.completion(model, messages)
 
 
-def test_the_router_of_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
+class Sealed:
+    """The same since LiteLLM 1.110 (router.py): it has no subclasses, and what it lacks itself its core has."""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        raise TypeError("litellm.Router cannot be subclassed")
+
+    def __init__(self, model_list: list[str]) -> None:
+        self.__dict__["_core"] = Routed(model_list)
+
+    def __getattribute__(self, name: str) -> Any:
+        try:
+            return object.__getattribute__(self, name)
+        except AttributeError:
+            return getattr(object.__getattribute__(self, "__dict__")["_core"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._core, name, value)
+
+
+@pytest.mark.parametrize("kind", [Routed, Sealed])
+def test_the_router_of_litellm(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("litellm")
-    module.Router = Routed  # type: ignore[attr-defined]
+    module.Router = kind  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "litellm", module)
     told: list[Measurement] = []
     own = instrument(module, told.append)
     router = own.Router(model_list=["deployment"])
-    assert isinstance(router, Routed) and own.Router is own.Router is not Routed
+    assert isinstance(router, kind) and isinstance(router, own.Router) and type(router) is kind
+    assert own.Router is own.Router is not kind
     assert router.completion("group", []) == "group by deployment"
     assert asyncio.run(router.acompletion("group", [])) == "group by deployment"
-    assert Routed(["x"]).completion("group", []) == "group by x"
+    assert kind(["x"]).completion("group", []) == "group by x"
     assert [(one.model, one.status) for one in told] == [("group", "ok")] * 2
 
 

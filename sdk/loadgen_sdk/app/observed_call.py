@@ -130,23 +130,20 @@ class ObservedCall:
     def answered(self, answer: Any, result: Any, blocking: bool) -> Any:
         """The method has returned `answer`, and `result` is what is in it. Returns what the application gets."""
         try:
-            return self._answered(answer, result, blocking)
+            if not self.call.has_head:
+                self.call.setting.warn_blind()
+            if self.unread:
+                self.raw = answer
+                _observe_unread(answer, self, blocking)
+                return answer
+            if self.raw_asked:
+                self.raw = answer
+                self.observe_result(result)
+                return answer
+            return self.observe_result(result)
         except Exception:
             self._not_measured()
             return answer
-
-    def _answered(self, answer: Any, result: Any, blocking: bool) -> Any:
-        if not self.call.has_head:
-            self.call.setting.warn_blind()
-        if self.unread:
-            self.raw = answer
-            _observe_unread(answer, self, blocking)
-            return answer
-        if self.raw_asked:
-            self.raw = answer
-            self.observe_result(result)
-            return answer
-        return self.observe_result(result)
 
     def unreadable(self, answer: Any, error: Exception) -> Any:
         """What came cannot be read. Who asked for the raw response gets it, and the error where it is parsed."""
@@ -205,10 +202,34 @@ class ObservedCall:
         self._report("failed" if error else "ok", Failure("error_event", error) if error else None, answer)
 
     def _report(self, status: Status, failure: Failure | None, answer: Any = None, code: str = "") -> None:
-        if self.call.reported:
+        call = self.call
+        if call.reported:
             return
         try:
-            self._tell(status, failure, answer, code)
+            tracker = self.tracker
+            instants, usage = tracker.instants, tracker.usage()
+            uncounted = usage.input is None or usage.output is None
+            if uncounted and status == "ok" and call.policy.prices is not None and call.api in TEXT:
+                warn_uncounted(call.model)
+            first_event_tokens = tracker.first_event_tokens if self.streamed else usage.output or 0  # all came at once
+            observed = Observed(
+                sent=call.attempt_started,
+                first_token=instants[0] if instants else NEVER,
+                first_answer=tracker.first_answer,
+                last_token=instants[-1] if instants else NEVER,
+                end=tracker.end,
+                first_event_tokens=first_event_tokens,
+                finish_reason=tracker.finish_reason,
+                hidden_retries=self.hidden_retries,
+                response_model=tracker.response_model,
+                response_id=tracker.response_id,
+                usage=usage,
+                choices=() if tracker.contents is None else tracker.contents.choices(tracker.finish_reason),
+            )
+            measurement = call.report(status, failure, observed, done=monotonic_ns(), code=code)
+            for owner in (answer,) if self.raw is None else (answer, self.raw):
+                if owner is not None:
+                    attach(owner, measurement)
         except Exception:
             self._not_measured()
 
@@ -216,32 +237,6 @@ class ObservedCall:
         """A fault of ours is none of the application's."""
         log.exception("a call is not measured")
         self.call.withdraw()
-
-    def _tell(self, status: Status, failure: Failure | None, answer: Any, code: str) -> None:
-        call, tracker = self.call, self.tracker
-        instants, usage = tracker.instants, tracker.usage()
-        uncounted = usage.input is None or usage.output is None
-        if uncounted and status == "ok" and call.policy.prices is not None and call.api in TEXT:
-            warn_uncounted(call.model)
-        first_event_tokens = tracker.first_event_tokens if self.streamed else usage.output or 0  # all came at once
-        observed = Observed(
-            sent=call.attempt_started,
-            first_token=instants[0] if instants else NEVER,
-            first_answer=tracker.first_answer,
-            last_token=instants[-1] if instants else NEVER,
-            end=tracker.end,
-            first_event_tokens=first_event_tokens,
-            finish_reason=tracker.finish_reason,
-            hidden_retries=self.hidden_retries,
-            response_model=tracker.response_model,
-            response_id=tracker.response_id,
-            usage=usage,
-            choices=() if tracker.contents is None else tracker.contents.choices(tracker.finish_reason),
-        )
-        measurement = call.report(status, failure, observed, done=monotonic_ns(), code=code)
-        for owner in (answer,) if self.raw is None else (answer, self.raw):
-            if owner is not None:
-                attach(owner, measurement)
 
 
 def _no_stream() -> None:

@@ -191,19 +191,28 @@ def measured_litellm(litellm: ModuleType, options: Options) -> dict[str, Callabl
 
 
 def measured_router(router: type, options: Options) -> type:
-    """LiteLLM's Router as a class whose calls are measured, each one call, however many deployments it tries."""
+    """What makes LiteLLM's Routers, with calls that are measured: each one call, however many deployments it tries.
+
+    No subclass: since LiteLLM 1.110 a Router may have none. What it makes are Routers as that class makes them.
+    """
     setting = _litellm_setting(options)
 
-    class Router(router):  # type: ignore[misc]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
+    class Kind(type):
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            made = router(*args, **kwargs)
             for name, api, blocking, places in LITELLM:
-                if (method := getattr(self, name, None)) is not None:
+                if (method := getattr(made, name, None)) is not None:
                     model_first = ("model", next(place for place in places if place != "model"))
-                    setattr(self, name, _measured_function(method, api, setting, blocking, model_first))
+                    vars(made)[name] = _measured_function(method, api, setting, blocking, model_first)
+            return made
 
-    Router.__name__, Router.__qualname__ = router.__name__, router.__qualname__
-    return Router
+        def __instancecheck__(cls, made: object) -> bool:
+            return isinstance(made, router)
+
+        def __getattr__(cls, name: str) -> Any:
+            return getattr(router, name)
+
+    return Kind(router.__name__, (), {"__doc__": router.__doc__, "__qualname__": router.__qualname__})
 
 
 def _litellm_setting(options: Options) -> Setting:
