@@ -66,6 +66,7 @@ LONGER = {"rag": 5, "summarization": 2, "agentic": 5, "rag-pipeline": 5}  # prob
 CHAINED = ("agentic", "rag-pipeline")  # a rate is of tasks, so several requests each
 EMPTY = "it began with an empty server"
 CLOSED = "closed loop"
+WITHHELD = "withheld: the client was too busy"
 
 
 class Said(NamedTuple):
@@ -154,7 +155,9 @@ def held(pairs_of: Iterable[Said]) -> Iterator[Pair]:
     """Each place against the first that says a name."""
     references: dict[str, Said] = {}
     for found in pairs_of:
-        said = found._replace(value=math.nan) if found.value is None else found  # null: withheld, so no place says one
+        said = found
+        if found.value is None:  # so no place says one
+            said = found._replace(value=math.nan, mark=found.mark or WITHHELD)
         reference = references.setdefault(said.name, said)
         if reference is not said:
             yield Pair(reference, said, word(reference, said))
@@ -258,9 +261,10 @@ def of_money(case: Case, name: str, rate: float) -> Iterator[Said]:
     yield Said("USD a month", "size: JSON", float(of_size["per_month"]["mid"]))
     yield in_text("USD a month", "size: headline", rf"USD\s+{NUMBER}(?:\s+\[[^\]]*\])?\s+a\s+month", text)
     per_thousand = float(offer["costs"][unit]["total"]) * 1000
-    yield Said("USD per 1,000 at capacity", "cost: JSON", per_thousand)
     each = float(of_size["per_thousand"]["mid"]) * of_size["used"]
     yield Said("USD per 1,000 at capacity", "size: JSON, times the share used", each)
+    last = 1000 * 0.51e-12  # money has twelve decimal places
+    yield Said("USD per 1,000 at capacity", "cost: JSON", per_thousand, per_thousand - last, per_thousand + last)
 
 
 def ui_rows(case: Case) -> dict[str, dict[str, str]]:
@@ -315,7 +319,7 @@ def of_prometheus(case: Case, rate: float) -> Iterator[Said]:
         yield Said(name, "scraped: Prometheus", seen, seen, seen + late * value / max(ok, 1))
     for metric in ("ttft", "tpot"):
         p99 = summary[f"{metric}_ms"]["p99"]
-        mark = "withheld: the client was too busy" if p99 is None else ""
+        mark = WITHHELD if p99 is None else ""
         yield Said(f"{metric} p99, its bucket", "scraped: JSON", p99, mark=mark)
         low, high = bucket(page, f"loadgen_{metric}_seconds", 0.99)
         yield Said(f"{metric} p99, its bucket", "scraped: Prometheus", high * 1e3, low * 1e3, high * 1e3, mark)
@@ -378,6 +382,9 @@ def same_load(case: Case, rate: float) -> Iterator[Said]:
     runs = [summary_of(case, f"r{i + 1}") for i in range(case.repeats)]
     for name, of in FIGURES.items():
         values = [of(one) for one in runs]
+        if None in values:
+            yield Said(name, f"{len(runs)} runs at that load", math.nan, mark=WITHHELD)
+            continue
         mean = statistics.fmean(values)
         half = t_quantile(0.5 + LEVEL / 2, len(runs) - 1) * statistics.stdev(values) * math.sqrt(1 + 1 / len(runs))
         yield Said(name, f"{len(runs)} runs at that load", mean, mean - half, mean + half)

@@ -79,7 +79,8 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
         what = "an Offline rate says nothing about users: everything was due at once, and nobody waited within a limit"
         raise UserError("no_figure", what, evidence.folder, "a run or search of the profile under its SLO")
     if capacity is not None:
-        basis, noun = f"capacity by {capacity.method}", str(capacity.unit)
+        state = f", {capacity.state}" if capacity.state else ""
+        basis, noun = f"capacity by {capacity.method}{state}", str(capacity.unit)
         bound_why = (capacity.bound_why or STILL_KEPT) if capacity.lower_bound else ""
         rate = Spread(mid=capacity.rate_per_s, low=capacity.low_per_s, high=capacity.high_per_s)
         if capacity.unit == "requests" and summary.sessions is not None:

@@ -177,11 +177,11 @@ def measured(offer: Offer) -> str:
             rate += f" ({capacity.confidence * 100:g} % interval {ends})"
         else:
             rate += " (no interval)"
-        confirmed = ", confirmed" if capacity.confirmed else ""
+        state = f", {word}" if (word := capacity.state or ("confirmed" if capacity.confirmed else "")) else ""
         shown = ""
         if capacity.output_tokens_per_s is not None:
             shown = f", {format.quantity(capacity.output_tokens_per_s, 4)} output tokens/s while its run offered load"
-        words = f"{rate} of {workload}{confirmed}{shown}"
+        words = f"{rate} of {workload}{state}{shown}"
         return f"capacity by {capacity.method}: {words}; under {limits}; from {place}"
     if isinstance(offer.price, PerToken):
         counted = f"{format.counted(summary.requests.ok, 'request')} of {workload}, tokens as counted"

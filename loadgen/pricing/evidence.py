@@ -77,8 +77,12 @@ def notes(evidence: Evidence) -> Iterator[ReasonCode]:
         yield note("slo_undecided")
     if evidence.lowered_from_per_s is not None and capacity is not None:
         yield note("capacity_lowered", stored_per_s=evidence.lowered_from_per_s, offered_per_s=capacity.rate_per_s)
-    if capacity is not None and capacity.method == "search" and capacity.confirmed is False:
-        yield note("unconfirmed")
+    if capacity is not None and capacity.method == "search":
+        if capacity.confirmed is False:
+            yield note("unconfirmed")
+        elif not capacity.sustained and capacity.sustained_why:
+            go_on = f"; the search was stopped, go on with: {capacity.go_on}" if capacity.go_on else ""
+            yield note("not_sustained", why=capacity.sustained_why + go_on)
     if evidence.at_once:
         yield note("at_once")
     elif not summaries[0].goodput.has_slo:

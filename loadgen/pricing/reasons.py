@@ -32,6 +32,7 @@ SENTENCES = {
         "the rate is the {ends:both} end of its interval: the rate is the load that held at full length, the interval "
         "is where the highest such load lies by all trials together",
     "horizon": "the interval of the capacity holds for {within}",
+    "not_sustained": "whether this load can go on is not known: {why}",
     "unconfirmed": "the search ended before a confirmation: a trial at full length is the evidence",
     "at_once":
         "Offline: everything was due at once, without a limit on latency; rates are over the whole run. Under a limit "

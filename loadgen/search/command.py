@@ -355,6 +355,7 @@ def perform(
         say(f"expected: {words}")
     trial_runner.hearers = show.hearers
     trial_runner.go_on = experiment.resuming(trial_runner.folder, plan)
+    trial_runner.keep(load_search)
     show.begin(load_search.most_probes - len(earlier_trials), at_most=True)
     try:
         while (ask := load_search.ask()) is not None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadgen.core.errors import INTERRUPTED, UNSOUND, UserError
+from loadgen.core.errors import INTERRUPTED, UNSOUND, Fault, UserError
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.run_folder import OpenedRun
 from loadgen.present.additions import Addition
@@ -23,6 +23,12 @@ from loadgen.search import sections as search_report
 from loadgen.search import text as words
 from loadgen.search.experiment import StoredSearch
 from loadgen.search.load_search import LoadSearch, SearchAnswer, TrialResult, exit_code, resume
+
+
+class WithoutCapacity(Fault):
+    """A search that was stopped, or found nothing, where one of its runs has to stand for it: exit code 3."""
+
+    exit_code = UNSOUND
 
 
 class StoredTrials(NamedTuple):
@@ -88,7 +94,7 @@ def ended(folder: Path) -> Report:
 
 def code(found: StoredTrials, strict: bool) -> int:
     if found.search is None:
-        return runs.code(found.as_runs, strict)
+        return UNSOUND  # it was ended before it could say anything: no SLO was missed
     left = exit_code(found.search.answer)
     return UNSOUND if left == INTERRUPTED else left
 
@@ -99,13 +105,15 @@ def listed(folder: Path) -> ListRow:
 
 
 def comparable(folder: Path) -> Side:
-    """The run that shows the capacity: sustained, else confirmed. Raises UserError where there is none."""
+    """The run that shows the capacity: sustained, else confirmed. Raises WithoutCapacity where there is none."""
     held = runs.capacity_in(folder)
     if held is None or held.unfinished:
         names = ", ".join(run.name for run in runs.runs(folder)) or "none yet"
         why = f": {held.bound_why}" if held is not None and held.bound_why else ""
         what = f"a search without a capacity{why}; no run of it stands for a load that holds"
-        raise UserError("no_figure", what, str(folder), f"name one of its runs: {names}")
+        ended = held is not None and held.state == "none"
+        go_on = "" if ended else f"go on with: {experiment.resuming(folder, experiment.plan_of(folder))}; or "
+        raise WithoutCapacity("no_figure", what, str(folder), f"{go_on}name one of its runs: {names}")
     run = folder / held.evidence
     unit = f"{held.unit}/s"
     how = "sustained" if held.sustained else "confirmed" if held.confirmed else "the highest that held"

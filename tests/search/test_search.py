@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -706,6 +706,32 @@ def test_a_stopped_search_sizes_no_machines(
         assert exit_code(call) == 3, call
         said = capsys.readouterr()
         assert said.out == "" and "--resume c" in said.err, call
+
+
+def test_a_search_killed_in_its_first_trial_is_told_as_stopped_by_every_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What SIGKILL leaves then is a plan and a capacity without a load: exit 3 and the line that goes on."""
+    monkeypatch.chdir(tmp_path)
+
+    def killed(*_: object, **__: object) -> NoReturn:
+        raise SystemExit(137)  # no handler of the search sees it, as none sees SIGKILL
+
+    plan = experiment.ExperimentPlan(
+        by="search", kind="request_rate", workload="w", source_text="", target="t", flags={},
+        command=("loadgen", "search", "w"),
+    )  # fmt: skip
+    Path("c").mkdir()
+    runner = _probes(Path("c"), execute=killed)
+    with pytest.raises(SystemExit):
+        search = LoadSearch(low=1, high=10_000, start=20)
+        command.perform(search, runner, plan, Show("off", quiet=True), unit="/s", as_json=False, trial_s=10)
+    assert capacity.load_capacity(Path("c", capacity.FILE).read_bytes()).state == "stopped"
+    assert not Path("c", "search.json").exists()
+    for call in (["cost", "c", "--accept-sample-prices"], ["size", "qa", "c", "--users", "10"], ["compare", "c", "c"]):
+        capsys.readouterr()
+        assert exit_code(call) == 3, call
+        assert "--resume c" in capsys.readouterr().err, call
 
 
 def test_a_search_that_is_killed_leaves_a_capacity_with_its_state(tmp_path: Path) -> None:
