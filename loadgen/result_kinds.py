@@ -157,7 +157,8 @@ KINDS: OpenTable[ResultKind] = OpenTable(
             name="repeats", markers=("repeats.json",), schema="loadgen.repeated.repeats:RepeatSummary",
         ),
         _row(
-            "mlperf.kind: value headline report document code runs listed comparable derived held sections",
+            "mlperf.kind: value headline report document code runs listed comparable derived held",
+            "mlperf.added: sections",
             name="mlperf", markers=("mlperf.json",), bundled_as="run", schema="loadgen.mlperf.result:MlperfResult",
             kept=("mlperf_requests.jsonl", "mlperf_queries.parquet"), texts=("mlperf_requests.jsonl",),
         ),

@@ -11,16 +11,13 @@ import msgspec
 from loadgen import result_kinds
 from loadgen.core import format, run_folder
 from loadgen.core.errors import UserError
-from loadgen.core.run_folder import OpenedRun
 from loadgen.mlperf import run as mlperf
 from loadgen.mlperf import text as words
 from loadgen.mlperf.result import MlperfResult
-from loadgen.present.additions import Addition
 from loadgen.present.section import Report
 from loadgen.result_kinds import RECORDS, HeldLoad, ListRow, Remade
 from loadgen.runs import kind as of_run
 from loadgen.runs.compared import Side
-from loadgen.search import experiment
 
 QUERIES = "the queries of the official LoadGen, by our stamps"
 
@@ -63,14 +60,6 @@ def listed(folder: Path) -> ListRow:
     about = f"{result.benchmark} {result.scenario}"
     word = "VALID" if result.valid else "INVALID"
     return ListRow(word=word, about=about, simulated=result.simulated)
-
-
-def sections(folder: Path, run: OpenedRun) -> Addition | None:
-    if (folder / mlperf.RESULT).is_file():
-        return words.addition(mlperf.read(folder), run.summary.target.gpus)
-    if (folder / experiment.PLAN).is_file() and experiment.is_mlperf(experiment.plan_of(folder)):
-        return Addition(warned=(words.warned(),))  # a search for a peak that has none yet
-    return None
 
 
 def comparable(folder: Path) -> Side:

@@ -5,21 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from loadgen.core.results.manifest import decode
 from loadgen.core.run_folder import OpenedRun
 from loadgen.present.additions import Addition
 from loadgen.repeated import capacity
 from loadgen.result_kinds import RECORDS, SUMMARIES, Remade
-from loadgen.search import adaptive_run
-from loadgen.search import adaptive_text as report
 
 
 def sections(folder: Path, run: OpenedRun) -> Addition | None:
     """None of another run. The file is not needed: a run that was killed is judged by its records."""
+    file = folder / "run.json"
+    if not file.is_file() or decode(file.read_bytes(), str(file)).adaptive is None:
+        return None  # before anything is imported that only such a run needs
+    from loadgen.search import adaptive_run, adaptive_text
+
     found = adaptive_run.read(folder)
-    return None if found is None else report.addition(found)
+    return None if found is None else adaptive_text.addition(found)
 
 
 def derived(folder: Path) -> Iterator[Remade]:
+    from loadgen.search import adaptive_run
+
     found = adaptive_run.read(folder)
     if found is None:
         return

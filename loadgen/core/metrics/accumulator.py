@@ -9,7 +9,7 @@ of them (`--keep sample`). `summary.build` makes a Summary of either.
 from __future__ import annotations
 
 import zlib
-from operator import add
+from operator import add, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -137,9 +137,9 @@ class Cell:
         self.count(name + "_known", len(known))
 
     def error(self, kind: str, count: int, due_ns: int, words: str) -> None:
-        """Count failures of a kind; the text kept is that of the earliest."""
+        """Count failures of a kind; the text kept is that of the earliest, of several the first one added."""
         before = self.errors.get(kind, (0, 1 << 62, ""))
-        self.errors[kind] = (before[0] + count, *min(before[1:], (due_ns, words)))
+        self.errors[kind] = (before[0] + count, *min(before[1:], (due_ns, words), key=itemgetter(0)))
 
     def merge(self, other: Cell) -> None:
         """Add another cell to this one; the other does not change."""
@@ -168,6 +168,10 @@ class Cell:
         """Add rows of one stage. `metrics`: those of which a cell that is not exact keeps a sample."""
         if self.exact:
             self.columns.append(columns)
+        for block in columns.blocks():
+            self._add(block, texts, metrics, open_loop)
+
+    def _add(self, columns: Columns, texts: Sequence[str], metrics: Sequence[str], open_loop: bool) -> None:
         if not len(columns):
             return
         if not self.exact:

@@ -76,7 +76,7 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> Betwee
     """Compare the nodes of the measured rows of a run."""
     if not interchangeable(header.targets):
         return BetweenNodes(why="the targets serve different steps of the tasks")
-    requests = JoinedColumns(measured, ok=True)
+    requests = JoinedColumns(measured, ok=True, keep=False)
     unit, names, of_row = _units(requests, header)
     if len(names) < 2:
         return BetweenNodes()
@@ -99,7 +99,7 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> Betwee
     for metric in METRICS:
         values = requests.measure(metric)
         chosen = inside & (values != UNDEFINED) & (place[of_row] >= 0)
-        cells = _cells(place[of_row][chosen], share[chosen], values[chosen] / 1e6, len(spoken))
+        cells = _cells(place[of_row[chosen]], share[chosen], values[chosen] / 1e6, len(spoken))
         if cells is None:
             continue
         means, counts, within = cells
@@ -132,8 +132,8 @@ def _units(requests: JoinedColumns, header: Header) -> tuple[str, list[str], NDA
         number = np.array([names.index(node) for node in nodes])
         unit = "node" if any(target.node for target in targets) else "target"
         return unit, names, number[requests["target"]]
-    keys, of_row = np.unique(sustainable.keys(requests), return_inverse=True)
-    return "replica", [sustainable.part_name(int(key), header) for key in keys], of_row.reshape(-1)
+    keys, of_row = sustainable.numbered(sustainable.keys(requests))
+    return "replica", [sustainable.part_name(key, header) for key in keys.tolist()], of_row
 
 
 def _cells(

@@ -86,11 +86,15 @@ class _Case(NamedTuple):
 
 def explain(measured: Sequence[Columns], header: Header, samples: Sequence[MetricSample] = ()) -> Explanation:
     """The causes of the slow requests among the measured rows. `samples`: of the servers' metrics pages."""
-    everything = JoinedColumns(measured, ok=True)
+    everything = JoinedColumns(measured, ok=True, keep=False)
     streamed = np.flatnonzero(everything.measure("ttft") != UNDEFINED)
     if len(streamed) < FEWEST:
         return Explanation()
-    in_order = streamed[np.lexsort((everything["slot"][streamed], everything["due_ns"][streamed]))]
+    due = everything["due_ns"][streamed]
+    order = np.argsort(due)
+    if (np.diff(due[order]) == 0).any():
+        order = np.lexsort((everything["slot"][streamed], due))
+    in_order = streamed[order]
     stride = _stride(len(in_order))
     rows = JoinedColumns(measured, ok=True, order=in_order[::stride])
     ttft, due = rows.measure("ttft"), rows["due_ns"]

@@ -18,7 +18,7 @@ from loadgen.core.stats.quantiles import Histogram, pooled
 from loadgen.figures import FIGURES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 
 OK, FAILED, DROPPED, CANCELLED, LOST, UNFINISHED = range(len(STATUSES))
+
+BLOCK_ROWS = 131_072  # a column of so many rows is in the cache of a processor
 
 _KEPT = (
     "status", "kind", "stage", "turn", "due_ns", "sent_ns", "first_token_ns", "last_token_ns", "end_ns", "done_ns",
@@ -72,22 +74,27 @@ def step_of(header: Header, requests: NDArray[np.int64], turns: NDArray[np.int64
 class Columns:
     """A view by column of the rows of a run, of a selection of them, or of a selection of other columns.
 
-    Columns that are used often are kept in memory, contiguous, once they were read or derived. `keep_all` keeps every
-    column: half a gigabyte for the run of a rack.
+    Columns that are used often are kept in memory, contiguous, once they were read or derived; those of a file are kept
+    by its `Frame`. `keep_all` keeps every column: half a gigabyte for the run of a rack.
     """
 
-    __slots__ = ("_keep_all", "_kept", "_rows", "_selected_rows")
+    __slots__ = ("_keep", "_kept", "_length", "_rows", "_selected", "_within")
 
     def __init__(
         self, rows: NDArray[np.void] | Columns, chosen: NDArray[np.bool_] | None = None, *, keep_all: bool = False
     ) -> None:
         self._rows = rows
-        self._selected_rows = None if chosen is None or bool(chosen.all()) else np.flatnonzero(chosen)
+        self._within = getattr(rows, "within", None)  # of a file
+        self._length = len(rows) if chosen is None else int(np.count_nonzero(chosen))
+        # of most rows a mask, which is copied by faster, of fewer their places
+        self._selected: NDArray[Any] | None = None
+        if chosen is not None and self._length < len(rows):
+            self._selected = chosen if 2 * self._length > len(rows) else np.flatnonzero(chosen)
         self._kept: dict[str, NDArray[np.int64]] = {}
-        self._keep_all = keep_all
+        self._keep: Collection[str] | None = None if keep_all else () if self._within else _KEPT
 
     def __len__(self) -> int:
-        return len(self._rows) if self._selected_rows is None else len(self._selected_rows)
+        return self._length
 
     def __getitem__(self, field: str) -> NDArray[np.int64]:
         """The column of one field of `record.FIELDS`, in the integer type of that field."""
@@ -97,32 +104,53 @@ class Columns:
             return np.zeros(0, ROW[field])
         column = self._read(field)
         column = column if column.strides == (0,) else np.ascontiguousarray(column)
-        if self._keep_all or field in _KEPT:
+        if self._keep is None or field in self._keep:
             self._kept[field] = column
         return column
 
     def _read(self, field: str, chosen: NDArray[Any] | slice = slice(None)) -> NDArray[np.int64]:
-        if self._selected_rows is None:
+        selected = self._selected
+        if selected is None:
             return self._rows[field][chosen]
-        selected, column = self._selected_rows[chosen], None
-        if len(selected) and (within := getattr(self._rows, "within", None)):  # a file: the groups of these rows
+        if selected.dtype == bool and not (isinstance(chosen, np.ndarray) and chosen.dtype != bool):
+            column = self._rows[field]
+            return (column[selected] if column.strides != (0,) else column[: len(self)])[chosen]
+        selected = (selected.nonzero()[0] if selected.dtype == bool else selected)[chosen]
+        first = 0
+        if len(selected) and self._within:  # the groups of these rows
             first = int(selected.min())
-            column, selected = within(field, first, int(selected.max()) + 1), selected - first
-        column = self._rows[field] if column is None else column
-        return column[selected] if column.strides != (0,) else np.broadcast_to(column[:1], len(selected))
+            column = self._within(field, first, int(selected.max()) + 1)
+        else:
+            column = self._rows[field]
+        return column[selected - first] if column.strides != (0,) else np.broadcast_to(column[:1], len(selected))
 
     def take(self, field: str, chosen: NDArray[Any] | slice) -> NDArray[np.int64]:
         """The values of a field in some rows, by place or by mask: others are not read for them."""
-        if field in self._kept or self._keep_all or isinstance(self._rows, Columns) or not len(self):
+        if field in self._kept or self._keep is None or isinstance(self._rows, Columns) or not len(self):
             return self[field][chosen]
         return self._read(field, chosen)
+
+    def blocks(self) -> Iterator[Columns]:
+        """The same rows in their order, of millions a part after the other: what is worked out of one stays small."""
+        rows, selected = self._rows, self._selected
+        if isinstance(rows, Columns) or self._keep is None or len(rows) <= BLOCK_ROWS:
+            yield self
+            return
+        for first in range(0, len(rows), BLOCK_ROWS):
+            end, chosen = first + BLOCK_ROWS, None
+            if selected is not None and selected.dtype == bool:
+                chosen = selected[first:end]
+            elif selected is not None:
+                chosen = np.zeros(min(BLOCK_ROWS, len(rows) - first), bool)
+                chosen[selected[slice(*np.searchsorted(selected, (first, end)))] - first] = True
+            yield Columns(rows[first:end], chosen)
 
     def measure(self, metric: str) -> NDArray[np.int64]:
         """A figure for every row, of any status: int64 ns, UNDEFINED where a row has no value (`loadgen.figures`)."""
         if metric in self._kept:
             return self._kept[metric]
         values: NDArray[np.int64] = FIGURES.values(metric)(self)
-        if metric in _KEPT:
+        if metric in _KEPT and self._keep != ():
             self._kept[metric] = values
         return values
 
@@ -148,10 +176,15 @@ class Columns:
 
 
 class JoinedColumns:
-    """The columns of several stages as one; `ok`: of their ok requests alone; `order`: of these of them, so ordered."""
+    """The columns of several stages as one; `ok`: of their ok requests alone; `order`: of these of them, so ordered.
 
-    def __init__(self, parts: Sequence[Columns], *, ok: bool, order: NDArray[np.int64] | None = None) -> None:
-        self._parts = parts
+    Kept once they were read; without `keep` made again each time, for those that need each of many columns once.
+    """
+
+    def __init__(
+        self, parts: Sequence[Columns], *, ok: bool, order: NDArray[np.int64] | None = None, keep: bool = True
+    ) -> None:
+        self._parts, self._keep = parts, keep
         self._chosen: list[NDArray[Any] | slice] = [part.where(OK) if ok else slice(None) for part in parts]
         self._order: NDArray[np.int64] | None = None
         if order is not None:
@@ -173,11 +206,14 @@ class JoinedColumns:
     def _joined(
         self, name: str, column: Callable[[Columns, NDArray[Any] | slice], NDArray[np.int64]]
     ) -> NDArray[np.int64]:
-        if name not in self._kept:
-            columns = [column(part, chosen) for part, chosen in zip(self._parts, self._chosen, strict=True)]
-            whole = np.concatenate([np.zeros(0, np.int64), *columns])
-            self._kept[name] = whole if self._order is None else whole[self._order]
-        return self._kept[name]
+        if name in self._kept:
+            return self._kept[name]
+        columns = [column(part, chosen) for part, chosen in zip(self._parts, self._chosen, strict=True)]
+        whole = np.concatenate([np.zeros(0, np.int64), *columns])
+        whole = whole if self._order is None else whole[self._order]
+        if self._keep:
+            self._kept[name] = whole
+        return whole
 
 
 UNDEFINED = np.iinfo(np.int64).min
@@ -268,6 +304,8 @@ def e2e_per_token(columns: Columns) -> NDArray[np.int64]:
 
 def acceptance(columns: Columns) -> NDArray[np.int64]:
     """Accepted by drafted tokens, in %, millionths; where something was drafted."""
+    if int(columns["draft_tokens"].max(initial=0)) <= 0:
+        return np.broadcast_to(np.int64(UNDEFINED), len(columns))
     drafted, accepted = (columns[f"{name}_tokens"].astype(np.int64) for name in ("draft", "accepted"))
     told = (drafted > 0) & (accepted >= 0)
     return np.where(told, accepted * 100_000_000 // np.maximum(drafted, 1), UNDEFINED)
@@ -275,6 +313,8 @@ def acceptance(columns: Columns) -> NDArray[np.int64]:
 
 def accepted_length(columns: Columns) -> NDArray[np.int64]:
     """Output tokens of a step of the model, in millionths; where something was drafted."""
+    if int(columns["draft_tokens"].max(initial=0)) <= 0:
+        return np.broadcast_to(np.int64(UNDEFINED), len(columns))
     drafted, accepted = (columns[f"{name}_tokens"].astype(np.int64) for name in ("draft", "accepted"))
     output = columns["output_tokens"].astype(np.int64)
     told = (drafted > 0) & (accepted >= 0) & (output > accepted)
@@ -321,7 +361,7 @@ def max_gap(columns: Columns) -> NDArray[np.int64]:
     return np.where(columns["output_events"] < 2, UNDEFINED, columns["max_gap_ns"])
 
 
-def sendable(columns: Columns | JoinedColumns) -> NDArray[np.int64]:
+def sendable(columns: Columns | JoinedColumns | Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
     """When each request could have been sent: when it was due, or its connection was there, if it needed a new one."""
     due, ready = columns["due_ns"], columns["ready_ns"]
     instants: NDArray[np.int64] = np.where(columns["reused"] > 0, due, np.maximum(due, ready))
@@ -329,9 +369,9 @@ def sendable(columns: Columns | JoinedColumns) -> NDArray[np.int64]:
 
 
 def defined(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The values without those that are UNDEFINED."""
-    known: NDArray[np.int64] = values[values != UNDEFINED]
-    return known
+    """The values without those that are UNDEFINED; the same array where there are none."""
+    is_known = values != UNDEFINED
+    return values if is_known.all() else values[is_known]
 
 
 def token_spans(columns: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

@@ -7,6 +7,7 @@ the server's own account of each request (`server_queue_ns` and so on in the rec
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -14,6 +15,7 @@ import numpy as np
 
 from loadgen.core.limits import STALL_NS
 from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, class_of, sendable
+from loadgen.core.results.record import ROW
 from loadgen.core.stats.quantiles import milliseconds
 
 if TYPE_CHECKING:
@@ -111,29 +113,56 @@ class SlowRequest(msgspec.Struct, frozen=True, kw_only=True):
 def of_rows(measured: Sequence[Columns], header: Header) -> Splits:
     """The splits of the measured rows of a run."""
     for columns in measured:
-        columns.forget()  # here a run of millions would hold most: these columns, and those of the ok requests
-    requests = JoinedColumns(measured, ok=True)
-    ttft, e2e = requests.measure("ttft"), requests.measure("e2e")
-    if not len(e2e):
+        columns.forget()  # here a run of millions would hold most
+    requests = JoinedColumns(measured, ok=True, keep=False)
+    has_account, queue_known = requests["server_prefill_ns"] >= 0, bool((requests["server_queue_ns"] >= 0).any())
+    if not len(has_account):
         return Splits(why="no request ended ok")
-    due, able, has_account = requests["due_ns"], sendable(requests), requests["server_prefill_ns"] >= 0
-    groups = []
-    for by, name, mask in _groups(requests, header):
-        own = np.flatnonzero(mask)
-        of_ttft = own[(ttft[own] != UNDEFINED) & (has_account[own] if has_account.any() else True)]
-        groups.append(
-            SplitGroup(
-                by=by,
-                name=name,
-                requests=len(own),
-                ttft=tuple(_ttft(requests, ttft, able, at, near) for at, near in _near(ttft, due, of_ttft)),
-                e2e=tuple(_e2e(requests, ttft, e2e, at, near) for at, near in _near(e2e, due, own)),
-            )
+    found = list(_groups(requests, header))
+    due = requests["due_ns"]
+    near = {}
+    for metric in ("ttft", "e2e"):
+        values = requests.measure(metric)
+        for i, (_, _, own) in enumerate(found):
+            if metric == "ttft":
+                own = own & (values != UNDEFINED) & (has_account if (own & has_account).any() else True)
+            near[metric, i] = list(_near(values, due, own))
+    del due, values
+    of_ttft = _gathered(requests, _OF_TTFT, [each for i in range(len(found)) for each in near["ttft", i]])
+    of_e2e = _gathered(requests, _OF_E2E, [each for i in range(len(found)) for each in near["e2e", i]])
+    groups = tuple(
+        SplitGroup(
+            by=by,
+            name=name,
+            requests=int(np.count_nonzero(own)),
+            ttft=tuple(_ttft(next(of_ttft), at) for at, _ in near["ttft", i]),
+            e2e=tuple(_e2e(next(of_e2e), at) for at, _ in near["e2e", i]),
         )
-    queue_known = bool((requests["server_queue_ns"] >= 0).any())
-    return Splits(
-        accounted=int(has_account.sum()), groups=tuple(groups), why=_why(bool(has_account.any()), queue_known, header)
+        for i, (by, name, own) in enumerate(found)
     )
+    return Splits(
+        accounted=int(has_account.sum()), groups=groups, why=_why(bool(has_account.any()), queue_known, header)
+    )
+
+
+_ACCOUNT = ("queue", "prefill", "transfer")
+_OF_TTFT = ("due_ns", "sent_ns", "ready_ns", "reused", "ttft", *(f"server_{name}_ns" for name in _ACCOUNT))
+_OF_E2E = ("ttft", "e2e", "max_gap_ns")
+
+Gathered = dict[str, "NDArray[np.int64]"]
+"""Columns and figures of some requests, by name."""
+
+
+def _gathered(
+    requests: JoinedColumns, names: Sequence[str], near: Sequence[tuple[Near, NDArray[np.int64]]]
+) -> Iterator[Gathered]:
+    """These columns of the requests near each quantile. Of the run's columns one is in memory at a time."""
+    found: list[Gathered] = [{} for _ in near]
+    for name in names:
+        whole = requests[name] if name in (ROW.names or ()) else requests.measure(name)
+        for columns, (_, places) in zip(found, near, strict=True):
+            columns[name] = whole[places]
+    return iter(found)
 
 
 def _why(has_account: bool, queue_known: bool, header: Header) -> str:
@@ -168,13 +197,14 @@ def _groups(requests: JoinedColumns, header: Header) -> Iterator[tuple[str, str,
 
 
 def _near(
-    values: NDArray[np.int64], due: NDArray[np.int64], own: NDArray[np.int64]
+    values: NDArray[np.int64], due: NDArray[np.int64], own: NDArray[np.bool_]
 ) -> Iterator[tuple[Near, NDArray[np.int64]]]:
     """The requests near each quantile, of the requests `own`; equal values in the order in which they were due.
 
     Of millions, only those near a quantile are put in order.
     """
-    n, of_own = len(own), values[own]
+    parted = values[own]
+    n = len(parted)
     places = {
         at: (first := min(int(n * low), n - 1), max(int(n * high), first + 1))
         for at, (low, high, fewest) in BANDS.items()
@@ -182,59 +212,80 @@ def _near(
     }
     if not places:
         return
-    parted = np.partition(of_own, sorted({place for first, end in places.values() for place in (first, end - 1)}))
+    parted.partition(sorted({place for first, end in places.values() for place in (first, end - 1)}))
     for at, (first, end) in places.items():
         least, largest = parted[first], parted[end - 1]
-        before = int((of_own < least).sum())
-        near = own[(of_own >= least) & (of_own <= largest)]
+        before = int((parted < least).sum())
+        near = np.flatnonzero(own & (values >= least) & (values <= largest))
         ordered = near[np.lexsort((due[near], values[near]))]
         yield at, ordered[first - before : end - before]
 
 
-def _ttft(
-    requests: JoinedColumns, ttft: NDArray[np.int64], able: NDArray[np.int64], at: Near, near: NDArray[np.int64]
-) -> TtftSplit:
-    """`able`: when each request could have been sent."""
-    due, sent = requests["due_ns"][near], requests["sent_ns"][near]
-    whole = float(ttft[near].mean())
-    parts = {"client": float((sent - able[near]).mean()), "connect": float((able[near] - due).mean())}
-    for name in ("queue", "prefill", "transfer"):
-        values = requests[f"server_{name}_ns"][near]
+def _ttft(near: Gathered, at: Near) -> TtftSplit:
+    able, whole = sendable(near), float(near["ttft"].mean())
+    parts = {"client": float((near["sent_ns"] - able).mean()), "connect": float((able - near["due_ns"]).mean())}
+    for name in _ACCOUNT:
+        values = near[f"server_{name}_ns"]
         if (values >= 0).all():
             parts[name] = float(values.mean())
     parts["rest"] = whole - sum(parts.values())
     in_ms = {f"{name}_ms": milliseconds(value) for name, value in parts.items()}
-    return TtftSplit(at=at, requests=len(near), ttft_ms=milliseconds(whole), **in_ms)
+    return TtftSplit(at=at, requests=len(able), ttft_ms=milliseconds(whole), **in_ms)
 
 
-def _e2e(
-    requests: JoinedColumns, ttft: NDArray[np.int64], e2e: NDArray[np.int64], at: Near, near: NDArray[np.int64]
-) -> E2eSplit:
-    gap = requests["max_gap_ns"][near]
-    whole, stall = float(e2e[near].mean()), float(np.where(gap > STALL_NS, gap, 0).mean())
-    first = float(np.where(ttft[near] == UNDEFINED, e2e[near], ttft[near]).mean())  # not streamed: the whole answer
+def _e2e(near: Gathered, at: Near) -> E2eSplit:
+    gap, ttft, e2e = near["max_gap_ns"], near["ttft"], near["e2e"]
+    whole, stall = float(e2e.mean()), float(np.where(gap > STALL_NS, gap, 0).mean())
+    first = float(np.where(ttft == UNDEFINED, e2e, ttft).mean())  # not streamed: the whole answer
     return E2eSplit(
-        at=at, requests=len(near), e2e_ms=milliseconds(whole), ttft_ms=milliseconds(first),
+        at=at, requests=len(e2e), e2e_ms=milliseconds(whole), ttft_ms=milliseconds(first),
         decode_ms=milliseconds(whole - first - stall), stall_ms=milliseconds(stall),
     )  # fmt: skip
 
 
 def slowest(measured: Sequence[Columns], others: Sequence[Columns], header: Header) -> tuple[SlowRequest, ...]:
     """The slowest measured requests by TTFT, then those by E2E, the slowest first. `others`: the other stages' rows."""
-    requests, everything = JoinedColumns(measured, ok=True), JoinedColumns([*measured, *others], ok=False)
-    made: list[SlowRequest] = []
+    requests = JoinedColumns(measured, ok=True, keep=False)
+    listed: list[tuple[str, int, JoinedColumns]] = []
     for by in ("ttft", "e2e"):
         values = requests.measure(by)
         known = np.flatnonzero(values != UNDEFINED)
         if len(known) > SHOWN:  # of millions, only these are put in order
             known = known[values[known] >= np.partition(values[known], -SHOWN)[-SHOWN]]
         places = known[np.lexsort((requests["due_ns"][known], -values[known]))][:SHOWN]
-        listed = JoinedColumns(measured, ok=True, order=places)
-        made += [_slow(by, place, listed, everything, header) for place in range(len(places))]
-    return tuple(made)
+        of_them = JoinedColumns(measured, ok=True, order=places)
+        listed += [(by, place, of_them) for place in range(len(places))]
+    found = [_Beside(*(int(of[name][place]) for name in ("sent_ns", "target", "slot"))) for _, place, of in listed]
+    for part in (*measured, *others):
+        for block in part.blocks():
+            for one in found:
+                one.count(block)
+    return tuple(_slow(*each, beside, header) for each, beside in zip(listed, found, strict=True))
 
 
-def _slow(by: str, place: int, requests: JoinedColumns, everything: JoinedColumns, header: Header) -> SlowRequest:
+@dataclass
+class _Beside:
+    """What was in flight at the target of a request when it was sent, but itself."""
+
+    sent_ns: int
+    target: int
+    slot: int
+    in_flight: int = 0
+    waiting_input_tokens: int = 0
+
+    def count(self, columns: Columns) -> None:
+        """Add those of some rows."""
+        start, done, sent = columns["sent_ns"], columns["done_ns"], self.sent_ns
+        flying = np.flatnonzero((start >= 0) & (start <= sent) & ((done < 0) | (done > sent)))
+        others = (columns.take("target", flying) == self.target) & (columns.take("slot", flying) != self.slot)
+        flying = flying[others]
+        self.in_flight += len(flying)
+        prompts, first = columns.take("input_tokens", flying), columns.take("first_token_ns", flying)
+        waiting = ((first < 0) | (first > sent)) & (prompts >= 0)
+        self.waiting_input_tokens += int(prompts[waiting].sum(dtype=np.int64))
+
+
+def _slow(by: str, place: int, requests: JoinedColumns, beside: _Beside, header: Header) -> SlowRequest:
     def of(name: str) -> int:
         return int(requests[name][place])
 
@@ -246,11 +297,6 @@ def _slow(by: str, place: int, requests: JoinedColumns, everything: JoinedColumn
 
     due, sent, first, last = of("due_ns"), of("sent_ns"), of("first_token_ns"), of("last_token_ns")
     able = int(sendable(requests)[place])
-    start, done = everything["sent_ns"], everything["done_ns"]
-    flying = np.flatnonzero((start >= 0) & (start <= sent) & ((done < 0) | (done > sent)))
-    flying = flying[(everything["target"][flying] == of("target")) & (everything["slot"][flying] != of("slot"))]
-    prompts, first_of_others = everything["input_tokens"][flying], everything["first_token_ns"][flying]
-    waiting = ((first_of_others < 0) | (first_of_others > sent)) & (prompts >= 0)
     facts = header.targets[of("target")] if len(header.targets) > 1 else None
     return SlowRequest(
         by=by,
@@ -271,6 +317,6 @@ def _slow(by: str, place: int, requests: JoinedColumns, everything: JoinedColumn
         input_tokens=count("input_tokens"),
         cached_tokens=count("cached_tokens"),
         output_tokens=count("output_tokens"),
-        in_flight=len(flying),
-        waiting_input_tokens=int(prompts[waiting].sum()),
+        in_flight=beside.in_flight,
+        waiting_input_tokens=beside.waiting_input_tokens,
     )

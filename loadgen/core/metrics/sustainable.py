@@ -114,41 +114,55 @@ def _of_all(parts: Sequence[Columns], values: Callable[[Columns], NDArray[np.int
 def _parts(measured: Sequence[Columns], others: Sequence[Columns], span: _Span, header: Header) -> Iterator[_Part]:
     """The block means of each target, or of each replica where the rows name one."""
     everything = [*measured, *others]
-    of_measured = _of_all(measured, keys)
-    starts, ends, of_sent = (
-        np.concatenate([values(part)[part["sent_ns"] >= 0] for part in everything])
-        for values in (lambda part: part["sent_ns"], lambda part: part["done_ns"], keys)
-    )
-    ends = np.where(ends < 0, np.iinfo(np.int64).max, ends)
     due = _of_all(measured, lambda part: part["due_ns"])
-    ttft = _of_all(measured, lambda part: np.where(part.where(OK), part.measure("ttft"), metrics.UNDEFINED))
-    place = np.floor((due - span.start_ns) / ((span.end_ns - span.start_ns) / BLOCKS)).astype(np.int64)
+    place = np.floor((due - span.start_ns) / ((span.end_ns - span.start_ns) / BLOCKS))
     in_span = (place >= 0) & (place < BLOCKS)
+    place = place[in_span].astype(np.int8)
+    ttft = _of_all(measured, lambda part: np.where(part.where(OK), part.measure("ttft"), metrics.UNDEFINED))[in_span]
+    names, of_row = numbered(_of_all(measured, keys)[in_span])
+    of_sent, starts, ends = (
+        np.concatenate([values(part)[part["sent_ns"] >= 0] for part in everything])
+        for values in (keys, lambda part: part["sent_ns"], lambda part: part["done_ns"])
+    )
+    known, of_sent = numbered(of_sent)
+    sent_of = _grouped(of_sent, len(known))
+    rows_of = _grouped(of_row, len(names))
     instants = np.linspace(span.start_ns, span.end_ns, BLOCKS * INSTANTS + 1)[:-1]
-    names = np.unique(of_measured[in_span])
-    sent_order, sent_bounds = _grouped(of_sent, names)
-    rows_order, rows_bounds = _grouped(of_measured, names)
-    for i, key in enumerate(names.tolist()):
-        own = sent_order[sent_bounds[2 * i] : sent_bounds[2 * i + 1]]
+    for key, rows in zip(names.tolist(), rows_of, strict=True):
+        own = sent_of[at] if (at := int(np.searchsorted(known, key))) < len(known) and known[at] == key else of_sent[:0]
+        ended = ends[own]
         flying = np.searchsorted(np.sort(starts[own]), instants, "right")
-        flying = flying - np.searchsorted(np.sort(ends[own]), instants, "right")
-        rows = rows_order[rows_bounds[2 * i] : rows_bounds[2 * i + 1]]
-        rows = rows[in_span[rows]]
+        flying = flying - np.searchsorted(np.sort(ended[ended >= 0]), instants, "right")
         requests = len(rows)
         rows = rows[ttft[rows] != metrics.UNDEFINED]
         counts = np.bincount(place[rows], minlength=BLOCKS)
         sums = np.bincount(place[rows], weights=ttft[rows], minlength=BLOCKS)
         means = np.where(counts > 0, sums / np.maximum(counts, 1), math.nan)
         series = (flying.reshape(BLOCKS, INSTANTS).mean(axis=1), means)
-        yield _Part(part_name(int(key), header), requests, series)
+        yield _Part(part_name(key, header), requests, series)
 
 
 REPLICAS = 1 << 16
+MOST_KEYS = 256 * REPLICAS  # more of them are in no table
 
 
 def keys(rows: Columns | JoinedColumns) -> NDArray[np.int64]:
     """One number per target and replica of these rows."""
     return rows["target"].astype(np.int64) * REPLICAS + rows["replica"].astype(np.int64) + 1
+
+
+def numbered(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The different keys in order, and for each row the place of its own, without putting all rows in order."""
+    least = int(keys.min(initial=0))
+    if not len(keys) or int(keys.max()) - least > MOST_KEYS:
+        names, of_row = np.unique(keys, return_inverse=True)
+        return names, of_row.reshape(-1)
+    found = np.zeros(int(keys.max()) - least + 1, bool)
+    found[keys - least] = True
+    names = np.flatnonzero(found)
+    place = np.zeros(len(found), np.min_scalar_type(len(names)))
+    place[names] = np.arange(len(names))
+    return names + least, place[keys - least]
 
 
 def part_name(key: int, header: Header) -> str:
@@ -161,12 +175,10 @@ def part_name(key: int, header: Header) -> str:
     return f"target {facts.name or facts.url or target}"
 
 
-def _grouped(of_row: NDArray[np.int64], names: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[int]]:
-    """An order of the rows by key, and the bounds of each name in it: start, end, start, end..."""
-    order = np.argsort(of_row, kind="stable")
-    ordered = of_row[order]
-    bounds = np.stack([np.searchsorted(ordered, names, "left"), np.searchsorted(ordered, names, "right")], axis=1)
-    return order, bounds.ravel().tolist()
+def _grouped(of_row: NDArray[np.int64], count: int) -> list[NDArray[np.int64]]:
+    """The places of the rows of each number, in their order."""
+    order = np.argsort(of_row, kind="stable")  # of small integers: by counting
+    return np.split(order, np.cumsum(np.bincount(of_row, minlength=count)))[:count]
 
 
 class _Growth(NamedTuple):

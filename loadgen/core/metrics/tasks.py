@@ -45,6 +45,9 @@ class TaskTable(NamedTuple):
 def of_requests(columns: Columns, turns: int) -> TaskTable:
     """The tasks that these requests belong to; requests that stand alone are left out. `turns`: of the header."""
     inside = np.flatnonzero(columns["session"] >= 0)
+    if not len(inside):
+        none = np.zeros(0, np.int64)
+        return TaskTable(none, TaskColumns(*[none] * len(TaskColumns._fields)), none, none > 0)
     order = inside[np.argsort(columns.take("session", inside), kind="stable")]
     sessions = columns.take("session", order)
     starts = np.flatnonzero(np.diff(sessions, prepend=-1))

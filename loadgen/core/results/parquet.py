@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 _BOOLEANS = ("reused", "kernel_stamp")
+KEPT_BYTES = 96  # a row, at most, of the columns that a `Frame` keeps: twelve instants
+_Group = tuple[tuple[int, int], int, int]  # file and number in it, first row, row after the last
 
 
 def to_table(rows: NDArray[np.void], texts: list[str]) -> Any:
@@ -106,10 +108,11 @@ def from_parquet(files: list[Path], only: Sequence[str] | None = None) -> tuple[
 
 
 class Frame:
-    """Rows in Parquet files, read one column at a time.
+    """Rows in Parquet files, read one column at a time, and of that the groups that are asked for.
 
-    `frame["due_ns"]` returns the same array as rows in memory would; it may be read-only. No column is cached but for
-    groups of one value, so a run of millions of rows needs a fraction of the memory of its rows.
+    `frame["due_ns"]` returns the same array as rows in memory would, but read-only; `frame[100:200]` are some of the
+    rows. Of the columns read, those asked for last are kept, KEPT_BYTES a row; groups of one value take no memory. So a
+    run of millions of rows needs a fraction of the memory of its rows.
     """
 
     def __init__(self, files: list[Path], only: Sequence[str] | None = None) -> None:
@@ -124,8 +127,10 @@ class Frame:
         ends = [0, *accumulate(self._files[i].metadata.row_group(group).num_rows for i, group in places)]
         self._groups = [*zip(places, ends, ends[1:], strict=False)]  # each with its rows among those of all files
         self._length: int = ends[-1]
-        self._same: dict[tuple[str, int], int] = {}  # column and last row of a group -> its only value
+        self._same: dict[tuple[str, int], int | None] = {}  # column, last row of a group -> its only value
+        self._kept: dict[str, _Column] = {}  # the one asked for last at the end
         self._columns = set(self._files[0].schema_arrow.names if only is None else only)
+        self._codes: dict[str, int] = {}  # of the error texts found so far
         self._texts: list[str] | None = None if "text" in self._columns else []
 
     def close(self) -> None:
@@ -136,30 +141,51 @@ class Frame:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, name: str) -> NDArray[Any]:
+    def __getitem__(self, name: Any) -> Any:
+        """A column by its name; some of the rows by a slice."""
+        if isinstance(name, slice):
+            return FramePart(self, *name.indices(self._length)[:2])
         return self.within(name, 0, self._length)
 
     def within(self, name: str, first: int, end: int) -> NDArray[Any]:
         """The values of a column from one row to another; what is the same in all of them has the memory of one."""
         if name not in self._columns:
             return np.broadcast_to(np.array(-1 if ROW[name].kind == "i" else 0, ROW[name]), end - first)
-        if name == "text" and end - first < self._length:  # its codes are those of the whole column
-            return self[name][first:end]
+        if name == "text":
+            _ = self.texts  # which numbers them in the order of the rows
         groups = [one for one in self._groups if one[1] < min(end, one[2]) and one[2] > first]
-        same = {self._same.get((name, to)) for _, _, to in groups}
+        same = {self._only_value(name, group) for group in groups}
         if len(same) == 1 and None not in same:
             return np.broadcast_to(np.array(same.pop(), ROW[name]), end - first)
-        values, texts = np.empty(end - first, ROW[name]), dict[str, int]()
-        for (file, group), begin, to in groups:
-            with self._readable(file):
-                column = self._files[file].read_row_group(group, columns=[name]).column(0).combine_chunks()
-            found = _to_row_values(name, column, texts)
-            if name != "text" and (found == found[0]).all():
-                self._same[name, to] = int(found[0])
-            values[max(begin - first, 0) : to - first] = found[max(first - begin, 0) : end - begin]
-        if name == "text":
-            self._texts = list(texts)
+        kept = self._kept.pop(name, None) or _Column(np.empty(self._length, ROW[name]), set())
+        self._kept[name] = kept
+        while len(self._kept) > 1 and sum(one.values.nbytes for one in self._kept.values()) > KEPT_BYTES * len(self):
+            del self._kept[next(iter(self._kept))]
+        for group in groups:
+            if group[2] not in kept.filled:
+                only = self._only_value(name, group)
+                kept.values[group[1] : group[2]] = self._read(name, group) if only is None else only
+                kept.filled.add(group[2])
+        values = kept.values[first:end]
+        values.flags.writeable = False  # it is kept
         return values
+
+    def _read(self, name: str, group: _Group) -> NDArray[Any]:
+        (file, number), _, end = group
+        with self._readable(file):
+            column = self._files[file].read_row_group(number, columns=[name]).column(0).combine_chunks()
+        found = _to_row_values(name, column, self._codes)
+        if name != "text" and (found == found[0]).all():
+            self._same[name, end] = int(found[0])
+        return found
+
+    def _only_value(self, name: str, group: _Group) -> int | None:
+        """The value of all rows of a group, by its statistics or since it was read. None: several, or not known."""
+        (file, number), _, end = group
+        if (name, end) not in self._same:
+            with self._readable(file):
+                self._same[name, end] = _by_statistics(name, self._files[file].metadata.row_group(number))
+        return self._same[name, end]
 
     @contextlib.contextmanager
     def _readable(self, first: int) -> Iterator[None]:
@@ -178,9 +204,45 @@ class Frame:
     def texts(self) -> list[str]:
         """The error texts that the column `text` refers to by index."""
         if self._texts is None:
-            self["text"]
-        assert self._texts is not None
+            self._texts = []  # from here on numbered in the order of the rows
+            self.within("text", 0, len(self))
+            self._texts = list(self._codes)
         return self._texts
+
+
+class FramePart:
+    """Some rows of a frame, one after the other."""
+
+    __slots__ = ("_end", "_first", "_frame")
+
+    def __init__(self, frame: Frame, first: int, end: int) -> None:
+        self._frame, self._first, self._end = frame, first, end
+
+    def __len__(self) -> int:
+        return self._end - self._first
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._frame.within(name, self._first, self._end)
+
+
+class _Column(NamedTuple):
+    """A column as far as it was read: `filled` are the groups, by their last row."""
+
+    values: NDArray[Any]
+    filled: set[int]
+
+
+def _by_statistics(name: str, group: Any) -> int | None:
+    """The only value of a column in a group of rows, where its statistics say so; of words they are not asked."""
+    columns = [group.column(i) for i in range(group.num_columns)]
+    found = next((column for column in columns if column.path_in_schema == name), None)
+    facts = None if found is None else found.statistics
+    if facts is None or ROW[name].kind != "i" or not facts.has_null_count:
+        return None
+    if facts.null_count == group.num_rows:
+        return -1
+    is_one = name != "text" and facts.null_count == 0 and facts.has_min_max and facts.min == facts.max
+    return int(facts.min) if is_one else None
 
 
 def _to_row_values(name: str, column: Any, texts: dict[str, int]) -> NDArray[Any]:

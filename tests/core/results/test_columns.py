@@ -1,7 +1,9 @@
 """Column arithmetic against the scalar definitions and against the slow way of saying the same."""
 
+from collections import Counter
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,14 +17,14 @@ from numpy.typing import NDArray
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import tasks
 from loadgen.core.metrics.accumulator import Accumulator, Cell
-from loadgen.core.metrics.columns import Columns, JoinedColumns
+from loadgen.core.metrics.columns import BLOCK_ROWS, Columns, JoinedColumns
 from loadgen.core.metrics.goodput import goodput
 from loadgen.core.metrics.load import gap_variation, in_flight
 from loadgen.core.metrics.summary import summarize
 from loadgen.core.metrics.windows import Span, Window, events_between, span, steady_events
 from loadgen.core.results.manifest import Header, StagePlan
-from loadgen.core.results.parquet import Frame, to_table, write
-from loadgen.core.results.record import BIN_NS, ROW, STATUSES, joined, picked
+from loadgen.core.results.parquet import KEPT_BYTES, Frame, to_table, write
+from loadgen.core.results.record import BIN_NS, KINDS, ROW, STATUSES, joined, picked
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.quantiles import Histogram
 
@@ -266,3 +268,63 @@ def test_rows_in_a_file_are_those_in_memory_in_any_part(tmp_path: Path) -> None:
         assert (said == np.array([*texts, ""])[rows["text"]]).all()
         assert (frame.within("text", 250, 650) == frame["text"][250:650]).all()
     assert summarize(header, frame) == summarize(header, rows)
+
+
+def test_a_summary_of_a_file_reads_every_group_once_and_keeps_a_few_columns(tmp_path: Path) -> None:
+    rows = sent_rows(3_000, 3)
+    write(tmp_path / "rows.parquet", [to_table(rows[at : at + 1_000], []) for at in range(0, 3_000, 1_000)])
+    frame = CountedFrame([tmp_path / "rows.parquet"])
+    header = Header(stages=(StagePlan(measured=False), StagePlan()))
+    assert summarize(header, cast("NDArray[np.void]", frame)) == summarize(header, rows)
+    assert frame.most_kept <= KEPT_BYTES * len(rows)
+    assert not [group for group in frame.reads if group[0] == "output_tokens"]  # one value: the statistics say it
+    often = {group: times for group, times in frame.reads.items() if times > 1 and group[0] in ("due_ns", "sent_ns")}
+    assert not often
+
+
+def test_blocks_are_the_rows_in_their_order() -> None:
+    rows = sent_rows(2 * BLOCK_ROWS + 5, 2)
+    for chosen in (None, rows["slot"] % 100 > 0, rows["slot"] % 100 == 0, rows["slot"] < 0):
+        columns = Columns(rows, chosen)
+        parts = list(columns.blocks())
+        assert [part["slot"].tolist() for part in parts if len(part)] != [] or not len(columns)
+        assert np.concatenate([part["slot"] for part in parts]).tolist() == columns["slot"].tolist()
+        assert max(map(len, parts)) <= BLOCK_ROWS
+        whole, by_block = Cell(exact=True), Cell(exact=True)
+        whole.add(Columns(rows, chosen, keep_all=True), [], (), True)
+        by_block.add(columns, [], (), True)
+        assert (whole.sums, whole.least, whole.most, whole.errors) == (
+            by_block.sums, by_block.least, by_block.most, by_block.errors,
+        )  # fmt: skip
+
+
+class CountedFrame(Frame):
+    """A frame that counts how often each group of a column is read, and how much it keeps."""
+
+    def __init__(self, files: list[Path]) -> None:
+        super().__init__(files)
+        self.reads: Counter[tuple[str, int]] = Counter()
+        self.most_kept = 0
+
+    def _read(self, name: str, group: Any) -> NDArray[Any]:
+        self.reads[name, group[2]] += 1
+        self.most_kept = max(self.most_kept, sum(column.values.nbytes for column in self._kept.values()))
+        return super()._read(name, group)
+
+
+def sent_rows(count: int, seed: int) -> NDArray[np.void]:
+    """Answers of many lengths of time, some failed, in two stages, in no order."""
+    rows, draw = blank(count), np.random.default_rng(seed)
+    rows["slot"] = rows["request"] = np.arange(count)
+    rows["stage"] = rows["slot"] >= count // 10
+    rows["due_ns"] = rows["ready_ns"] = draw.permutation(count) * 1_000
+    at = rows["due_ns"].copy()
+    for name in ("sent_ns", "first_byte_ns", "first_token_ns", "last_token_ns"):
+        at += draw.integers(1, 10**9, count)
+        rows[name] = at
+    rows["first_event_ns"] = rows["first_answer_ns"] = rows["first_token_ns"]
+    rows["end_ns"] = rows["done_ns"] = rows["last_token_ns"]
+    rows["output_tokens"], rows["output_events"], rows["max_gap_ns"] = 50, 50, draw.integers(1, 10**9, count)
+    rows["status"] = np.where(rows["slot"] % 11 == 0, STATUSES.index("failed"), 0)
+    rows["kind"] = np.where(rows["slot"] % 11 == 0, KINDS.index("connect"), 0)
+    return rows

@@ -1,0 +1,27 @@
+"""What a test of MLPerf adds to the report of its run. Every report of a run asks here, so what only a test needs is
+imported where there is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loadgen.present.additions import Addition
+
+if TYPE_CHECKING:
+    from loadgen.core.run_folder import OpenedRun
+
+
+def sections(folder: Path, run: OpenedRun) -> Addition | None:
+    if (folder / "mlperf.json").is_file():
+        from loadgen.mlperf import run as mlperf
+        from loadgen.mlperf import text
+
+        return text.addition(mlperf.read(folder), run.summary.target.gpus)
+    if (folder / "plan.json").is_file():
+        from loadgen.mlperf import text
+        from loadgen.search import experiment
+
+        if experiment.is_mlperf(experiment.plan_of(folder)):
+            return Addition(warned=(text.warned(),))  # a search for a peak that has none yet
+    return None
