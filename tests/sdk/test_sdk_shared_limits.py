@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from loadgen_sdk import Throttle
 from loadgen_sdk.app.finishing import flush
 from loadgen_sdk.app.gate import Limits, Rate
 from loadgen_sdk.app.shared_gate import Grant, SharedGate
-from loadgen_sdk.app.shared_limits import FileStore, RedisStore, SharedLimits, Store
+from loadgen_sdk.app.shared_limits import FileStore, RedisStore, SharedLimits, Store, locked_file
 
 S = 1_000_000_000
 
@@ -166,3 +167,21 @@ def test_a_file_that_stays_locked_is_said_and_the_process_goes_on_alone(
         fcntl.flock(other, fcntl.LOCK_EX)
         throttle.acquire_blocking().done()
     assert caplog.text.count("another process has locked it") == 1
+
+
+@pytest.mark.processes
+def test_a_fork_in_the_middle_of_a_step_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """The child has the locked file open as well: as long as it lived, nobody shared limits or a budget."""
+    path, (ended, end) = tmp_path / "limits", os.pipe()
+    with locked_file(str(path)):
+        if (child := os.fork()) == 0:
+            os.close(end)
+            os.read(ended, 1)
+            os._exit(0)
+    try:
+        with path.open("rb") as other:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(end)
+        os.close(ended)
+        assert os.waitpid(child, 0)[1] == 0

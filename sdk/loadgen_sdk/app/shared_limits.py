@@ -109,13 +109,16 @@ def locked_file(path: str) -> Iterator[FileIO]:
         deadline = time.monotonic() + LOCK_WAIT_S
         while True:
             try:
-                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)  # closing the file gives the lock back
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"another process has locked it for {LOCK_WAIT_S} s") from None
                 time.sleep(LOCK_POLL_S)
-        yield file
+        try:
+            yield file
+        finally:  # closing it is not enough: a process that was forked meanwhile has it open as well
+            fcntl.flock(file.fileno(), fcntl.LOCK_UN)
 
 
 class RedisStore:
