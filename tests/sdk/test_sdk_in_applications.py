@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import pickle
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -16,6 +18,8 @@ import openai
 import pytest
 from canned import CHAT, CHAT_EVENTS, HANG, RESPONSE_EVENTS, answer, events, serving
 from loadgen_sdk import Fallback, Measurement, Retry, Throttle, TokenPrice, auto, instrument, record_shape
+from loadgen_sdk.app.budget import MemoryLedger
+from loadgen_sdk.app.fallback import Circuit
 from loadgen_sdk.app.finishing import flush
 from test_sdk_packages import ASKED, MESSAGE_EVENTS
 
@@ -329,3 +333,24 @@ def test_a_client_of_an_unknown_shape_works_on_under_auto(caplog: pytest.LogCapt
     with auto(retry=Retry(2)), Own(base_url="http://localhost:1/v1", api_key=KEY, max_retries=4) as client:
         assert client.chat.name == "chat" and client.max_retries == 4
     assert "a Own is not measured" in caplog.text
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("owner", "use"),
+    [
+        (Retry(), lambda one: one.begun()),
+        (Circuit(1, 1), lambda one: one.admits(0)),
+        (MemoryLedger(), lambda one: one.add("ever", 0.0, 1.0)),
+    ],
+)
+def test_a_fork_while_another_thread_holds_a_lock(owner: Any, use: Callable[[Any], Any]) -> None:
+    """Nobody releases it in the child, where every call waited for ever."""
+    with owner._lock:
+        if (child := os.fork()) == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)
+            use(owner)
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    use(owner)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -19,7 +18,7 @@ import msgspec
 
 from ..errors import BudgetExceeded, WrongUse
 from . import event_loop
-from .finishing import collecting, later
+from .finishing import collecting, later, lock_of
 from .shared_limits import DOWN_NS, is_redis, locked_file, redacted, redis_client, writable
 
 log = logging.getLogger("loadgen_sdk")
@@ -52,7 +51,7 @@ class MemoryLedger:
 
     def __init__(self) -> None:
         self._period, self._spent = "", 0.0
-        self._lock = threading.Lock()
+        self._lock = lock_of(self)
 
     def add(self, period: str, amount: float, limit: float) -> Sum:
         with self._lock:

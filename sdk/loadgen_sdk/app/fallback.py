@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from time import monotonic_ns
@@ -11,6 +10,7 @@ from typing import Any
 
 from ..errors import RequestFailed, TargetUnusable, ThrottleTimeout, WrongUse
 from ..request import Completion, Failure
+from .finishing import lock_of
 from .retry import RETRIED, RETRIED_STATUS
 from .steps import Steps, repeatable, runner
 
@@ -24,7 +24,7 @@ class Circuit:
         self._failed = 0  # in a row
         self._open_until = 0
         self._trying = False
-        self._lock = threading.Lock()
+        self._lock = lock_of(self)
 
     def admits(self, now: int) -> bool:
         """Whether a call may go to the first endpoint. Each admitted call ends by `answered`, `failed` or `undone`."""

@@ -13,8 +13,10 @@ import gc
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Any
 
 log = logging.getLogger("loadgen_sdk")
 
@@ -54,6 +56,12 @@ def flush(timeout_s: float = FLUSH_S) -> bool:
     return done.wait(timeout_s)
 
 
+def lock_of(owner: Any) -> threading.Lock:
+    """The lock that `owner` keeps as `_lock`: a child of a fork has a new one, as no thread there would release it."""
+    _owners.add(owner)
+    return threading.Lock()
+
+
 def _run(queue: SimpleQueue[Callable[[], object]]) -> None:
     _State.worker = _thread.get_ident()
     while True:
@@ -72,7 +80,11 @@ def _collector_phase(phase: str, _: object) -> None:
 def _after_fork() -> None:
     """In a child: the thread is not there, and what was handed over is the parent's."""
     _State.queue, _State.started, _State.worker, _State.collecting = SimpleQueue(), False, 0, 0
+    for owner in _owners:
+        owner._lock = threading.Lock()
 
+
+_owners: weakref.WeakSet[Any] = weakref.WeakSet()
 
 gc.callbacks.append(_collector_phase)
 atexit.register(flush)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..errors import WrongUse
 from ..request import Failure
+from .finishing import lock_of
 from .renamed import gone, renamed
 
 log = logging.getLogger("loadgen_sdk")
@@ -72,7 +72,7 @@ class Retry:
         self._retry_if = retry_if
         self._balance = float(reserve)
         self._random = random.Random(seed)
-        self._lock = threading.Lock()
+        self._lock = lock_of(self)
 
     if not TYPE_CHECKING:  # a type checker knows no old names
         __getattr__ = gone(first_s="first_wait_s", most_s="max_wait_s")
