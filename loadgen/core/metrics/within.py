@@ -137,12 +137,14 @@ def of_run(
 ) -> dict[str, Interval]:
     """Intervals of the figures of a run by their path, of those that its summary has.
 
-    Empty where a block would not be as long as a request: ten times E2E p50 is the least. `tokens_in`: output tokens
-    that came in an interval.
+    Empty where a block would not be as long as a request (ten times E2E p50 is the least), or have four of them.
+    `tokens_in`: output tokens that came in an interval.
     """
     steady = summary.window.steady
-    longest_ms = summary.e2e_ms.p50
-    if longest_ms is None or (steady.duration_s or 0.0) * 1e3 < min(BLOCKS) * longest_ms:
+    usual_ms = summary.e2e_ms.p50
+    if usual_ms is None or (steady.duration_s or 0.0) * 1e3 < min(BLOCKS) * usual_ms:
+        return {}
+    if summary.requests.ok < 4 * max(BLOCKS):
         return {}
     return {path: interval for path, interval in _of_run(parts, summary, slo, tokens_in) if interval is not None}
 

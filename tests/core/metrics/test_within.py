@@ -69,12 +69,12 @@ def test_a_share_without_a_miss_is_not_known_to_be_one() -> None:
     assert within.share([np.ones(79)], 1.0) is None
 
 
-def ran(folder: Path, output_tokens: int) -> Summary:
-    """Twenty requests a second for a minute, in virtual time."""
+def ran(folder: Path, output_tokens: int, length: str = "60s") -> Summary:
+    """Twenty requests a second, in virtual time."""
     folder.mkdir()
     (folder / "w.yaml").write_text(
         f"name: w\nrequests: {{input_tokens: {{uniform: {{min: 50, max: 900}}}}, output_tokens: {output_tokens}}}\n"
-        "stages: [{arrival: {poisson: 20/s}, duration: 60s}]\nslo: {ttft: 1s}\nseed: 1\n"
+        f"stages: [{{arrival: {{poisson: 20/s}}, duration: {length}}}]\nslo: {{ttft: 1s}}\nseed: 1\n"
     )
     return execute(load(str(folder / "w.yaml")), Settings(url="sim:gb300-vm", out=folder / "out"))[0]
 
@@ -89,5 +89,5 @@ def test_text_and_json_say_the_same_and_a_short_run_says_nothing(tmp_path: Path)
     assert "How sure these figures are" in words and " ".join(COVERS.split()) in words
     value, low, high = (f"{value:.1f}" for value in long.within["ttft_ms.p50"])
     assert f"TTFT p50, ms {value} {low} {high}" in words
-    short = ran(tmp_path / "short", 1000)
-    assert short.within == {} and "How sure" not in text.render(short)
+    for short in (ran(tmp_path / "in-time", 1000), ran(tmp_path / "in-requests", 10, "3s")):
+        assert short.within == {} and "How sure" not in text.render(short)
