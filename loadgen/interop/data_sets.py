@@ -20,6 +20,7 @@ from loadgen.core.workload.data_files import Placed
 
 TOGETHER = 100  # rows of a table that are taken at once
 FREE_GROWTH, MOST_GROWTH = 1 << 30, 200  # the texts of a table may be 1 GiB, or so many times the size of its file
+VALUE = 32  # bytes of one that is no text, as a row holds it
 _CELL_LIMIT = 1 << 30
 
 
@@ -91,15 +92,25 @@ def _tables(file: Path, form: str) -> Iterator[Placed]:
     import pyarrow.parquet as pq
 
     number, size, own = 0, 0, file.stat().st_size
+
+    def check(size: int) -> None:
+        if size > max(FREE_GROWTH, MOST_GROWTH * own):
+            what = f"its rows unpack to more than {format.size(size)}, {size / own:,.0f} times its size"
+            raise UserError("too_large", what, f"{file}: row {number + 1}", "no data set is like that")
+
     try:
-        for batch in pq.ParquetFile(file).iter_batches(TOGETHER) if form == "Parquet" else _arrow_batches(file):
+        if form == "Parquet":
+            opened = pq.ParquetFile(file)
+            check(VALUE * _said(opened.metadata))
+        for batch in opened.iter_batches(TOGETHER) if form == "Parquet" else _arrow_batches(file):
             batch.validate(full=True)  # reading a damaged Arrow file would end the process
             for first in range(0, batch.num_rows, TOGETHER):
-                for row in batch.slice(first, TOGETHER).to_pylist():
-                    number, size = number + 1, size + _size(row)
-                    if size > max(FREE_GROWTH, MOST_GROWTH * own):
-                        what = f"its rows unpack to more than {format.size(size)}, {size / own:,.0f} times its size"
-                        raise UserError("too_large", what, f"{file}: row {number}", "no data set is like that")
+                rows = batch.slice(first, TOGETHER)
+                check(size + VALUE * sum(map(_values, rows.columns)))
+                for row in rows.to_pylist():
+                    size += _size(row)
+                    check(size)
+                    number += 1
                     yield f"{file}: row {number}", _plain(row)
     except (pa.ArrowException, OSError, ValueError, KeyError, OverflowError) as error:  # the last: dates of no year
         if isinstance(error, OSError) and error.errno is not None:  # of the disk; those of Arrow have no number
@@ -120,11 +131,31 @@ def _arrow_batches(file: Path) -> Iterator[Any]:
             yield from pa.ipc.open_stream(source)
 
 
+def _said(metadata: Any) -> int:
+    """How many values the columns of a Parquet file have, as it says: those of one list may be 2^31 in a few bytes."""
+    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
+    return sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
+
+
+def _values(column: Any) -> int:
+    """How many values a column has, those of its lists and structs too."""
+    from pyarrow import types
+
+    if types.is_map(column.type):
+        ends = column.offsets
+        return len(column) + 2 * int(ends[-1].as_py() - ends[0].as_py())
+    if types.is_struct(column.type):
+        return len(column) + sum(map(_values, column.flatten()))
+    return len(column) + (_values(column.flatten()) if hasattr(column, "value_lengths") else 0)
+
+
 def _size(value: Any) -> int:
     """About the bytes of a value: a dictionary of Parquet gives one long text to any number of rows."""
     if isinstance(value, dict):
         return sum(map(_size, value.values()))
-    return sum(map(_size, value)) if isinstance(value, list) else len(value) if isinstance(value, str | bytes) else 8
+    return (
+        sum(map(_size, value)) if isinstance(value, list) else len(value) if isinstance(value, str | bytes) else VALUE
+    )
 
 
 def _plain(value: Any) -> Any:

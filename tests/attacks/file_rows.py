@@ -92,6 +92,17 @@ def deep(_: bytes) -> bytes:
     return _written(pa.table({"prompt": [value]}))
 
 
+def long_list(_: bytes) -> bytes:
+    """A list of 2^31 numbers, it says: one number and how often it comes."""
+    made, least = io.BytesIO(), 1 << 20
+    numbers = pa.ListArray.from_arrays(pa.array([0, least], pa.int32()), pa.array(np.zeros(least, np.int8)))
+    pq.write_table(pa.table({"prompt": numbers}), made)
+    before, footer = _footer(made.getvalue())
+    said = _long(least)
+    assert said in footer
+    return _with_footer(before, footer.replace(said, _long(1 << 31)))
+
+
 def groups(_: bytes) -> bytes:
     table = pa.table({"prompt": [TEXT]})
     with io.BytesIO() as file:
@@ -107,6 +118,7 @@ PARQUET: tuple[tuple[str, str, Damage, str], ...] = (
     ("footer-size", "a footer of 4 GiB, it says", lambda data: data[:-8] + b"\xff" * 4 + b"PAR1", "footer"),
     ("encrypted", "encrypted, it says", lambda data: data[:-4] + b"PARE", "encrypted"),
     ("bomb", "200 GB in a kilobyte", bomb, "times its size"),
+    ("list", "a list of 2^31 numbers in a kilobyte, it says", long_list, "times its size"),
     ("deep", "lists in lists, 900 deep", deep, "deep"),
     ("types", "prompts that are numbers", lambda _: _written(pa.table({"prompt": [1.5]})), "prompt is 1.5"),
     ("bytes", "prompts that are no UTF-8", lambda _: _written(pa.table({"prompt": [b"\xff"]})), "prompt"),
@@ -274,7 +286,7 @@ def rows() -> list[Row]:
             words,
             NOTHING,
             _parquet(DATASET, damage),
-            name == "bomb",
+            name in ("bomb", "list"),
         )
         for name, attack, damage, words in PARQUET
     ]

@@ -316,6 +316,18 @@ def test_damaged_parquet_is_named_in_words(tmp_path, damage, code):
     assert "not Parquet: " in str(caught.value) and "None" not in str(caught.value)
 
 
+def test_a_list_without_end_in_a_small_file_is_refused_before_it_is_read(tmp_path):
+    """Of nulls it takes no room at all, as Arrow counts."""
+    import pyarrow as pa
+
+    numbers = pa.ListArray.from_arrays(pa.array([0, 1 << 30], pa.int32()), pa.nulls(1 << 30))
+    table = pa.table({"prompt": ["why?"], "more": pa.StructArray.from_arrays([numbers], ["n"])})
+    with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table)
+    with refused(UserError, "too_large", where="row 1"):
+        list(dataset.placed(tmp_path / "a.arrow"))
+
+
 def test_text_that_is_stored_as_bytes_is_text_and_other_bytes_are_no_prompt(tmp_path):
     parquet(tmp_path / "a.parquet", [{"prompt": "höre".encode(), "image": b"\xff\xd8"}])
     assert [row for _, row in dataset.placed(tmp_path / "a.parquet")] == [{"prompt": "höre"}]
