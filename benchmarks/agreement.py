@@ -436,9 +436,12 @@ def other_capacities(case: Case) -> Iterator[Said]:
     length = f"{2 * case.length_s:g}s"
     told(case, "sweep", case.workload, *case.target, *case.slo, "--request-rate", levels, "-d", length, *warm(case),
          "--seed", "5", "-o", "sweep", "--progress", "off")  # fmt: skip
-    swept = json.loads((case.folder / "sweep" / "capacity.json").read_bytes())
-    low = swept["rate_per_s"]
-    yield Said("capacity", "sweep, to its next level", low, low, low * BRACKET, "a lower bound" * swept["lower_bound"])
+    if (stored := case.folder / "sweep" / "capacity.json").is_file():
+        swept = json.loads(stored.read_bytes())
+        low, bound = swept["rate_per_s"], "a lower bound" * swept["lower_bound"]
+        yield Said("capacity", "sweep, to its next level", low, low, low * BRACKET, bound)
+    else:
+        yield Said("capacity", "sweep", math.nan, mark="no level held: the server bore less by then")
     if case.workload in CHAINED:  # its load is decided request by request
         return
     told(case, "search", "--continuous", case.workload, *case.target, *case.slo, "--start", f"{rate / 8:.4g}", "-d",

@@ -158,6 +158,9 @@ def _repeats(folder: Path, runs: Sequence[Path], allow_invalid: bool) -> tuple[S
             ("GPUs", first.target.gpus, summary.target.gpus),
         )
         if unequal := [what for what, a, b in compared if a != b]:
+            if all(one.goodput.met is False for one in summaries):
+                what = "no capacity was found: none of these loads kept its SLO"
+                raise UnsoundEvidence("unsound", what, str(folder), "add a slower load; or name one run")
             names = f"{runs[0].name} and {run.name}"
             what = f"runs that are no repeats of each other: {names} differ in {', '.join(unequal)}"
             hint = f"name one run; a sweep or search that leaves a {capacity.FILE} makes one offer of many loads"

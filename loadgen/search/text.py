@@ -222,4 +222,4 @@ def rules_only(answer: SearchAnswer, results: Sequence[TrialResult]) -> str:
     if answer.lengths > 1:
         return why
     longest_s = max((result.spent_s for result in results if result.ask.kind == "confirm"), default=0.0)
-    return f"{why}; --sustain --resume with this folder confirms it, in about {2 * longest_s / 60:,.0f} minutes a try"
+    return f"{why}; --sustain --resume with this folder confirms it, in about {format.duration(2 * longest_s)} a try"

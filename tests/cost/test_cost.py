@@ -665,6 +665,18 @@ def test_an_invalid_result_is_refused_with_its_line_and_marked_when_allowed(
     assert "INVALID measurement" in capsys.readouterr().out
 
 
+def test_a_sweep_in_which_no_level_kept_the_slo_has_no_capacity_to_price(tmp_path: Path) -> None:
+    """Its levels were called "no repeats of each other", which is true and no help."""
+    for rate in (5, 6):
+        missed = changed(GPUS, load={"arrival": f"poisson {rate}/s"}, goodput={"met": False})
+        (tmp_path / f"r{rate}").mkdir()
+        (tmp_path / f"r{rate}" / "summary.json").write_bytes(dump_summary(missed))
+        (tmp_path / f"r{rate}" / "run.json").write_text("{}")
+    with refused(Faults, "unsound") as caught:
+        inputs.read_evidence([tmp_path])
+    assert caught.value.exit_code == 3 and "none of these loads kept its SLO" in str(caught.value)
+
+
 def test_a_result_that_counted_no_tokens_is_refused_with_its_line(results: Path):
     bare = changed(GPUS, tokens={"output": None})
     (results / "azure" / "summary.json").write_bytes(dump_summary(bare))
