@@ -37,6 +37,7 @@ OPTIONS = {
     "--schedule-seed": "--set schedule_seed=7, or schedule_seed: 7 in the workload file",
     "--stall-timeout": "--set stall_timeout=60s, or stall_timeout: 60s in the workload file",
     "--limit": "--set limit=send_lag_share:10%, or limits: {send_lag_share: 10%} in the workload file",
+    "--prefill-concurrency": "--set max_in_prefill=4", "--max-in-prefill": "--set max_in_prefill=4",
     "--route": "--set route=sticky", "--session-header": "--set session_header=X-Session-ID",
     "--on-target-failure": "--set on_target_failure=stop", "--client": "--set client=openai",
     "--reset-cache": "--set reset_cache=yes", "--region": "--set region=NAME, or region: NAME in the file of --system",

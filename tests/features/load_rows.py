@@ -93,7 +93,7 @@ def in_prefill(bench: Bench) -> bool:
     sent, first = (bench.rows(ran, name) for name in ("sent_ns", "first_token_ns"))
     steps = sorted([(at, 1) for at in sent] + [(at, -1) for at in first], key=lambda step: (step[0], step[1]))
     most = int(max(np.cumsum([change for _, change in steps])))
-    return ran.code != 2 and most == 2 and ran["load.peak_in_flight"] > 4
+    return ran.code != 2 and most == 2 and ran["load.in_flight_max"] > 4
 
 
 def same_seed(bench: Bench) -> bool:
