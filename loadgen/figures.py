@@ -114,9 +114,8 @@ FIGURES = FigureTable(
         FigureRow(
             name="ttft",
             words="TTFT",
-            meaning="time to first token: first event that carries generated output - due. Role-only, empty and "
-            "comment events do not count; reasoning does. The wait for a connection and the generator's lateness are "
-            "inside",
+            meaning="time to first token: first event with generated output - due. Role-only, empty and comment events "
+            "do not count, reasoning does; waiting for a connection and the generator's lateness do",
             values=f"{_COLUMNS}:ttft",
             least=f"{_OUTCOMES}:least_ttft",
             compared=("p50", "p99"),
@@ -310,9 +309,8 @@ FIGURES = FigureTable(
         FigureRow(
             name="event_error",
             words="Stamp error of all events",
-            meaning="stamp error of every output event: how long before its stamp it may have come. 0 for the newest "
-            "event of a read, and for all events of one chunk, which is one write of the server. No samples in runs "
-            "before minor version 1",
+            meaning="of every output event: how long before its stamp it may have come; 0 for the newest of a read and "
+            "for all of one chunk, which is one write of the server",
             sample="events",
             needs="stream",
             block="",

@@ -1,4 +1,4 @@
-"""Writes the table of figures in `docs/summary.md` from their rows, and from nothing else.
+"""Writes the list of figures in `docs/summary.md` from their rows, and from nothing else.
 
 `python tests/make_figures.py` writes it again; `core/metrics/test_figures.py` checks that it is what it would write.
 """
@@ -12,27 +12,23 @@ from loadgen.figures import FIGURES, FigureRow
 PAGE = Path(__file__).parent.parent / "docs" / "summary.md"
 BEGIN = "<!-- figures: made by tests/make_figures.py from the rows of loadgen/figures.py -->"
 END = "<!-- end of the figures -->"
-HEAD = ("figure", "is", "also in")
 
 
-def cells(row: FigureRow) -> tuple[str, ...]:
+def line(row: FigureRow) -> str:
     sample = "" if row.sample == "ok" else f"; of {row.sample}"
     guards = f" [{', '.join(f'`{code}`' for code in row.guards)}]" if row.guards else ""
-    compared = [f"compare {' '.join(row.compared)}"] if row.compared else []
     unit = "" if row.unit == "ms" else f" ({row.unit})"
-    name = f"`{row.path}`" + " ↑" * (row.better > 0)
-    return name, row.meaning + unit + sample + guards, ", ".join([*row.shown, *compared])
+    return f"- `{row.path}`{' ↑' * (row.better > 0)}: {row.meaning}{unit}{sample}{guards}"
 
 
-def table() -> str:
-    lines = [HEAD, ["---"] * len(HEAD), *map(cells, FIGURES.own)]
-    return "\n".join([BEGIN, "", *(f"| {' | '.join(cells)} |" for cells in lines), "", END])
+def figures() -> str:
+    return "\n".join([BEGIN, "", *map(line, FIGURES.own), "", END])
 
 
 def page() -> str:
-    """The page with the table as it should be."""
+    """The page with the list as it should be."""
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    return before + table() + rest.partition(END)[2]
+    return before + figures() + rest.partition(END)[2]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes the tables of keys in `docs/workloads.md` and of terms in `docs/validate.md` from the schemas of these files.
+"""Writes the lists of keys in `docs/workloads.md` and the table of terms in `docs/validate.md` from their schemas.
 
 What a key takes and its default are those of its field; what it is, the comment at the field. `python
 tests/make_keys.py` writes them again; `test_make_keys.py` checks that they are what it would write.
@@ -32,7 +32,7 @@ TABLES: dict[str, tuple[type[Part], ...]] = {
     "classes": (schema.RequestClass,),
     "stages": (schema.Stage,),
 }
-"""The tables of workloads.md, each of the keys of these parts."""
+"""The lists of workloads.md, each of the keys of these parts."""
 KINDS = {  # how the JSON Schema of a value shows what it is
     "FixedTokens": "length",
     "FixedDuration": "delay",
@@ -112,9 +112,9 @@ def _rows(part: type[Part]) -> list[tuple[str, ...]]:
 
 
 def keys(name: str) -> str:
-    """The table of a name in TABLES."""
+    """The keys of a name in TABLES: a list, which a phone shows as well."""
     rows = [row for part in TABLES[name] for row in _rows(part)]
-    return _table(("key", "takes, default", ""), rows)
+    return "\n".join(f"- {key}{f' ({takes})' if takes else ''}: {told}" for key, takes, told in rows)
 
 
 def terms() -> str:
@@ -132,11 +132,7 @@ def terms() -> str:
         )
         alike.setdefault((value, " ".join(said.split())), []).append(name)
     rows = [(", ".join(f"`{name}: {value}`" for name in names), said) for (value, said), names in alike.items()]
-    return _table(("term", "promises"), rows)
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (("term", "promises"), ("---", "---"), *rows))
 
 
 def page(name: str) -> str:

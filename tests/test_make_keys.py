@@ -14,8 +14,8 @@ def test_the_tables_are_what_the_schemas_say(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", make_keys.TABLES)
-def test_every_key_of_a_table_says_what_it_is(name: str) -> None:
-    rows = make_keys.keys(name).splitlines()[2:]
+def test_every_key_of_a_list_says_what_it_is(name: str) -> None:
+    rows = make_keys.keys(name).splitlines()
     assert rows
-    assert not [row for row in rows if row.endswith("|  |")]
+    assert not [row for row in rows if row.endswith(": ")]
     assert f"<!-- keys of {name}: made" in (make_keys.DOCS / "workloads.md").read_text("utf-8")

@@ -22,8 +22,8 @@ WORDS = {
 
 def document() -> str:
     """The text of docs/glossary.md."""
-    rows = "\n".join(f"| {word} | {meaning} |" for word, meaning in WORDS.items())
+    rows = "\n".join(f"- **{word}**: {meaning}" for word, meaning in WORDS.items())
     return (
-        "# Glossary\n\nThe words that texts and pages use; each page has them at its end, under Glossary. Exact "
-        f"definitions of\nfigures: [metrics.md](metrics.md).\n\n| word | what it means |\n|---|---|\n{rows}\n"
+        "# Glossary\n\nThe words of texts and pages; each page has them at its end. Exact definitions: "
+        f"[metrics.md](metrics.md).\n\n{rows}\n"
     )
