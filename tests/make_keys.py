@@ -1,4 +1,4 @@
-"""Writes the lists of keys in `docs/workloads.md` and the table of terms in `docs/validate.md` from their schemas.
+"""Writes the lists of keys in `docs/workloads.md` and of terms in `docs/validate.md` from their schemas.
 
 What a key takes and its default are those of its field; what it is, the comment at the field. `python
 tests/make_keys.py` writes them again; `test_make_keys.py` checks that they are what it would write.
@@ -118,7 +118,7 @@ def keys(name: str) -> str:
 
 
 def terms() -> str:
-    """The table of the terms of a contract: how each is written, and what it promises."""
+    """The terms of a contract: how each is written, and what it promises."""
     alike: dict[tuple[str, str], list[str]] = {}
     for name, kind in ({"ttft": contracts.kind_of("ttft")} | contracts.KINDS).items():
         limit = "97%" if kind.limit.key == "share" else EXAMPLES[kind.limit.unit]
@@ -131,8 +131,8 @@ def terms() -> str:
             kind="it", limit="so much", at="a percentile", window="window", of=of, level="another level", currency=""
         )
         alike.setdefault((value, " ".join(said.split())), []).append(name)
-    rows = [(", ".join(f"`{name}: {value}`" for name in names), said) for (value, said), names in alike.items()]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (("term", "promises"), ("---", "---"), *rows))
+    written = ((", ".join(f"`{name}: {value}`" for name in names), said) for (value, said), names in alike.items())
+    return "\n".join(f"- {terms}: {said}" for terms, said in written)
 
 
 def page(name: str) -> str:
