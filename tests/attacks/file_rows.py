@@ -14,7 +14,7 @@ import numpy as np
 import places
 import pyarrow as pa
 import pyarrow.parquet as pq
-from scene import NOTHING, WHOLE, Row, Scene
+from scene import NOTHING, UNHARMED, Row, Scene
 
 from loadgen.evidence import verify
 
@@ -290,11 +290,11 @@ def rows() -> list[Row]:
         )
         for name, attack, damage, words in PARQUET
     ]
-    found.append(Row("parquet-groups", "data set: 20,000 row groups", DATASET, when, (0, 3), "", WHOLE,
+    found.append(Row("parquet-groups", "data set: 20,000 row groups", DATASET, when, (0, 3), "", UNHARMED,
                      _parquet(DATASET, groups)))  # fmt: skip
     for attack, damage in (("2^40 rows, it says", claims(1 << 40)), ("-1 rows, it says", claims(-1))):
         name = f"parquet-{'negative' if '-1' in attack else 'many'}-rows"  # the rows that are there are read
-        found.append(Row(name, f"data set: {attack}", DATASET, when, (0, 3), "", WHOLE, _parquet(DATASET, damage)))
+        found.append(Row(name, f"data set: {attack}", DATASET, when, (0, 3), "", UNHARMED, _parquet(DATASET, damage)))
     for name in ("footer", "footer-size"):
         attack, damage = next((attack, damage) for known, attack, damage, _ in PARQUET if known == name)
         found += [

@@ -14,7 +14,7 @@ from signal import SIGCONT, SIGTSTP
 from tempfile import mkdtemp
 
 import pytest
-from scene import NOTHING, RECORDED, WHOLE, Row, Scene
+from scene import NOTHING, RECORDED, UNHARMED, WHOLE, Row, Scene
 
 RUN = "run w.yaml --url {url} --request-rate 60/s -n 150 --warmup 0 --server-metrics off --energy off --out out"
 WORKERS = f"{RUN} --workers 2"
@@ -166,9 +166,16 @@ def rows() -> list[Row]:
             RECORDED,
             disk(RUN, "errno", errno.ESTALE),
         ),
-        Row("disk-slow", "each write takes 200 ms", RUN, load, (0, 3), "", WHOLE, disk(RUN, "slow", 200)),
+        Row("disk-slow", "each write takes 200 ms", RUN, load, (0, 3), "", UNHARMED, disk(RUN, "slow", 200)),
         Row(
-            "disk-slow-workers", "each write takes 200 ms", WORKERS, load, (0, 3), "", WHOLE, disk(WORKERS, "slow", 200)
+            "disk-slow-workers",
+            "each write takes 200 ms",
+            WORKERS,
+            load,
+            (0, 3),
+            "",
+            UNHARMED,
+            disk(WORKERS, "slow", 200),
         ),
         Row(
             "files-12",
@@ -212,7 +219,14 @@ def rows() -> list[Row]:
             starved,
         ),
         Row(
-            "core-away", "all threads are moved to one core, then to another", WORKERS, load, (0, 3), "", WHOLE, pinned
+            "core-away",
+            "all threads are moved to one core, then to another",
+            WORKERS,
+            load,
+            (0, 3),
+            "",
+            UNHARMED,
+            pinned,
         ),
-        Row("ctrl-z", "Ctrl-Z, then `fg`", RUN, load, (0, 3), "", WHOLE, suspended),
+        Row("ctrl-z", "Ctrl-Z, then `fg`", RUN, load, (0, 3), "", UNHARMED, suspended),
     ]

@@ -10,7 +10,7 @@ from pathlib import Path
 import trustme
 from host_rows import hostile
 from relay import Relay
-from scene import NOTHING, WHOLE, Row, Scene
+from scene import NOTHING, UNHARMED, WHOLE, Row, Scene
 
 RUN = "run w.yaml --url {url} --request-rate 60/s -n 150 --warmup 0 --server-metrics off --energy off --out out"
 TLS = f"{RUN} --cacert ca.pem"
@@ -176,7 +176,14 @@ def rows() -> list[Row]:
             behind(Relay.drop),
         ),
         Row(
-            "proxy-holds", "the proxy holds answers back, 4 KiB at a time", RUN, load, (0, 3), "", WHOLE, behind(_holds)
+            "proxy-holds",
+            "the proxy holds answers back, 4 KiB at a time",
+            RUN,
+            load,
+            (0, 3),
+            "",
+            UNHARMED,
+            behind(_holds),
         ),
         Row(
             "proxy-named",
@@ -185,11 +192,11 @@ def rows() -> list[Row]:
             start,
             (0, 3),
             "",
-            WHOLE,
+            UNHARMED,
             behind(lambda _: None, {"HTTP_PROXY": "http://127.0.0.1:1", "http_proxy": "http://127.0.0.1:1"}),
         ),
         Row("dns-none", "the name has no address", RUN, start, (3,), "resolve", NOTHING, named(None)),
-        Row("dns-gone", "the name loses its address", RUN, load, (0, 3), "", WHOLE, named("")),
+        Row("dns-gone", "the name loses its address", RUN, load, (0, 3), "", UNHARMED, named("")),
         Row(
             "dns-moves",
             "the name moves to another address, the old one is dead",
@@ -200,7 +207,7 @@ def rows() -> list[Row]:
             WHOLE,
             named("127.0.0.2"),
         ),
-        Row("ipv6", "the server has IPv6 alone", RUN, start, (0, 3), "", WHOLE, over_ipv6),
+        Row("ipv6", "the server has IPv6 alone", RUN, start, (0, 3), "", UNHARMED, over_ipv6),
         Row(
             "ipv6-dead",
             "the first address of the name, an IPv6 one, is dead",
@@ -208,7 +215,7 @@ def rows() -> list[Row]:
             start,
             (0, 3),
             "",
-            WHOLE,
+            UNHARMED,
             ipv6_first,
         ),
     ]

@@ -158,6 +158,12 @@ def _whole(scene: Scene) -> None:
     assert (scene.out / "SHA256SUMS").exists()
 
 
+def _unharmed(scene: Scene) -> None:
+    _whole(scene)
+    requests = run_folder.open_run(scene.out).summary.requests
+    assert requests.ok == requests.scheduled, requests
+
+
 def children(parent: int) -> list[int]:
     found = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
@@ -170,8 +176,8 @@ def children(parent: int) -> list[int]:
     return found
 
 
-NOTHING, RECORDED, WHOLE = "nothing", "what was recorded", "a whole result"
-LEFT: dict[str, Callable[[Scene], None]] = {NOTHING: _nothing, RECORDED: _runs, WHOLE: _whole}
+NOTHING, RECORDED, WHOLE, UNHARMED = "nothing", "what was recorded", "a whole result", "a whole result, all requests ok"
+LEFT: dict[str, Callable[[Scene], None]] = {NOTHING: _nothing, RECORDED: _runs, WHOLE: _whole, UNHARMED: _unharmed}
 
 
 def check(row: Row, scene: Scene) -> None:
