@@ -168,12 +168,10 @@ class Cell:
         """Add rows of one stage. `metrics`: those of which a cell that is not exact keeps a sample."""
         if self.exact:
             self.columns.append(columns)
-        for block in columns.blocks():
+        for block in filter(len, columns.blocks()):
             self._add(block, texts, metrics, open_loop)
 
     def _add(self, columns: Columns, texts: Sequence[str], metrics: Sequence[str], open_loop: bool) -> None:
-        if not len(columns):
-            return
         if not self.exact:
             for metric in metrics:
                 self.sample(metric).add(_values(columns, metric))

@@ -90,11 +90,7 @@ def explain(measured: Sequence[Columns], header: Header, samples: Sequence[Metri
     streamed = np.flatnonzero(everything.measure("ttft") != UNDEFINED)
     if len(streamed) < FEWEST:
         return Explanation()
-    due = everything["due_ns"][streamed]
-    order = np.argsort(due)
-    if (np.diff(due[order]) == 0).any():
-        order = np.lexsort((everything["slot"][streamed], due))
-    in_order = streamed[order]
+    in_order = streamed[np.lexsort((everything["slot"][streamed], everything["due_ns"][streamed]))]
     stride = _stride(len(in_order))
     rows = JoinedColumns(measured, ok=True, order=in_order[::stride])
     ttft, due = rows.measure("ttft"), rows["due_ns"]

@@ -116,12 +116,9 @@ class Columns:
             column = self._rows[field]
             return (column[selected] if column.strides != (0,) else column[: len(self)])[chosen]
         selected = (selected.nonzero()[0] if selected.dtype == bool else selected)[chosen]
-        first = 0
-        if len(selected) and self._within:  # the groups of these rows
-            first = int(selected.min())
-            column = self._within(field, first, int(selected.max()) + 1)
-        else:
-            column = self._rows[field]
+        of_file = self._within if len(selected) else None  # which reads the groups of these rows
+        first = int(selected.min()) if of_file else 0
+        column = of_file(field, first, int(selected.max()) + 1) if of_file else self._rows[field]
         return column[selected - first] if column.strides != (0,) else np.broadcast_to(column[:1], len(selected))
 
     def take(self, field: str, chosen: NDArray[Any] | slice) -> NDArray[np.int64]:
@@ -136,14 +133,11 @@ class Columns:
         if isinstance(rows, Columns) or self._keep is None or len(rows) <= BLOCK_ROWS:
             yield self
             return
-        for first in range(0, len(rows), BLOCK_ROWS):
-            end, chosen = first + BLOCK_ROWS, None
-            if selected is not None and selected.dtype == bool:
-                chosen = selected[first:end]
-            elif selected is not None:
-                chosen = np.zeros(min(BLOCK_ROWS, len(rows) - first), bool)
-                chosen[selected[slice(*np.searchsorted(selected, (first, end)))] - first] = True
-            yield Columns(rows[first:end], chosen)
+        if selected is not None and selected.dtype != bool:
+            selected = np.zeros(len(rows), bool)
+            selected[self._selected] = True
+        for part in (slice(first, first + BLOCK_ROWS) for first in range(0, len(rows), BLOCK_ROWS)):
+            yield Columns(rows[part], None if selected is None else selected[part])
 
     def measure(self, metric: str) -> NDArray[np.int64]:
         """A figure for every row, of any status: int64 ns, UNDEFINED where a row has no value (`loadgen.figures`)."""
@@ -304,8 +298,6 @@ def e2e_per_token(columns: Columns) -> NDArray[np.int64]:
 
 def acceptance(columns: Columns) -> NDArray[np.int64]:
     """Accepted by drafted tokens, in %, millionths; where something was drafted."""
-    if int(columns["draft_tokens"].max(initial=0)) <= 0:
-        return np.broadcast_to(np.int64(UNDEFINED), len(columns))
     drafted, accepted = (columns[f"{name}_tokens"].astype(np.int64) for name in ("draft", "accepted"))
     told = (drafted > 0) & (accepted >= 0)
     return np.where(told, accepted * 100_000_000 // np.maximum(drafted, 1), UNDEFINED)

@@ -7,7 +7,6 @@ the server's own account of each request (`server_queue_ns` and so on in the rec
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -255,37 +254,25 @@ def slowest(measured: Sequence[Columns], others: Sequence[Columns], header: Head
         places = known[np.lexsort((requests["due_ns"][known], -values[known]))][:SHOWN]
         of_them = JoinedColumns(measured, ok=True, order=places)
         listed += [(by, place, of_them) for place in range(len(places))]
-    found = [_Beside(*(int(of[name][place]) for name in ("sent_ns", "target", "slot"))) for _, place, of in listed]
-    for part in (*measured, *others):
-        for block in part.blocks():
-            for one in found:
-                one.count(block)
-    return tuple(_slow(*each, beside, header) for each, beside in zip(listed, found, strict=True))
+    found = [[int(of[name][place]) for name in ("sent_ns", "target", "slot")] for _, place, of in listed]
+    counts = np.zeros((len(found), 2), np.int64)
+    for block in (block for part in (*measured, *others) for block in part.blocks()):
+        counts += np.array([_beside(block, *one) for one in found], np.int64).reshape(counts.shape)
+    return tuple(
+        _slow(*each, flying, waiting, header) for each, (flying, waiting) in zip(listed, counts.tolist(), strict=True)
+    )
 
 
-@dataclass
-class _Beside:
-    """What was in flight at the target of a request when it was sent, but itself."""
-
-    sent_ns: int
-    target: int
-    slot: int
-    in_flight: int = 0
-    waiting_input_tokens: int = 0
-
-    def count(self, columns: Columns) -> None:
-        """Add those of some rows."""
-        start, done, sent = columns["sent_ns"], columns["done_ns"], self.sent_ns
-        flying = np.flatnonzero((start >= 0) & (start <= sent) & ((done < 0) | (done > sent)))
-        others = (columns.take("target", flying) == self.target) & (columns.take("slot", flying) != self.slot)
-        flying = flying[others]
-        self.in_flight += len(flying)
-        prompts, first = columns.take("input_tokens", flying), columns.take("first_token_ns", flying)
-        waiting = ((first < 0) | (first > sent)) & (prompts >= 0)
-        self.waiting_input_tokens += int(prompts[waiting].sum(dtype=np.int64))
+def _beside(columns: Columns, sent_ns: int, target: int, slot: int) -> tuple[int, int]:
+    """Of some rows, those in flight at a target at an instant but one, and the prompt tokens of those that waited."""
+    start, done = columns["sent_ns"], columns["done_ns"]
+    flying = np.flatnonzero((start >= 0) & (start <= sent_ns) & ((done < 0) | (done > sent_ns)))
+    flying = flying[(columns.take("target", flying) == target) & (columns.take("slot", flying) != slot)]
+    prompts, first = columns.take("input_tokens", flying), columns.take("first_token_ns", flying)
+    return len(flying), int(prompts[((first < 0) | (first > sent_ns)) & (prompts >= 0)].sum(dtype=np.int64))
 
 
-def _slow(by: str, place: int, requests: JoinedColumns, beside: _Beside, header: Header) -> SlowRequest:
+def _slow(by: str, place: int, requests: JoinedColumns, in_flight: int, waiting: int, header: Header) -> SlowRequest:
     def of(name: str) -> int:
         return int(requests[name][place])
 
@@ -317,6 +304,6 @@ def _slow(by: str, place: int, requests: JoinedColumns, beside: _Beside, header:
         input_tokens=count("input_tokens"),
         cached_tokens=count("cached_tokens"),
         output_tokens=count("output_tokens"),
-        in_flight=beside.in_flight,
-        waiting_input_tokens=beside.waiting_input_tokens,
+        in_flight=in_flight,
+        waiting_input_tokens=waiting,
     )

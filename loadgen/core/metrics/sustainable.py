@@ -155,8 +155,7 @@ def numbered(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int
     """The different keys in order, and for each row the place of its own, without putting all rows in order."""
     least = int(keys.min(initial=0))
     if not len(keys) or int(keys.max()) - least > MOST_KEYS:
-        names, of_row = np.unique(keys, return_inverse=True)
-        return names, of_row.reshape(-1)
+        return np.unique(keys, return_inverse=True)
     found = np.zeros(int(keys.max()) - least + 1, bool)
     found[keys - least] = True
     names = np.flatnonzero(found)

@@ -7,6 +7,7 @@ but they import pandas wherever it is installed, which costs more than all that 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -210,19 +211,19 @@ class Frame:
         return self._texts
 
 
+@dataclass(slots=True)
 class FramePart:
     """Some rows of a frame, one after the other."""
 
-    __slots__ = ("_end", "_first", "_frame")
-
-    def __init__(self, frame: Frame, first: int, end: int) -> None:
-        self._frame, self._first, self._end = frame, first, end
+    frame: Frame
+    first: int
+    end: int
 
     def __len__(self) -> int:
-        return self._end - self._first
+        return self.end - self.first
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        return self._frame.within(name, self._first, self._end)
+        return self.frame.within(name, self.first, self.end)
 
 
 class _Column(NamedTuple):
@@ -234,7 +235,7 @@ class _Column(NamedTuple):
 
 def _by_statistics(name: str, group: Any) -> int | None:
     """The only value of a column in a group of rows, where its statistics say so; of words they are not asked."""
-    columns = [group.column(i) for i in range(group.num_columns)]
+    columns = map(group.column, range(group.num_columns))
     found = next((column for column in columns if column.path_in_schema == name), None)
     facts = None if found is None else found.statistics
     if facts is None or ROW[name].kind != "i" or not facts.has_null_count:
