@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.schedule.timetable import Schedule
-    from loadgen.core.workload import Stage, Workload
+    from loadgen.core.workload import Workload
 
 LOOK_S = 5.0
 MANY = 400_000  # requests: above this the virtual watch looks less often, since each look reads all rows
@@ -138,7 +138,7 @@ class Trials:
                 if watch is not None and decision is None and not _has_chains(planned):
                     decision = self._first_decision(watch, simulated)
                     if decision is not None and decision.at_ns < int(watch.due_ns[-1]):
-                        event.shorter.append(_shortened(workload, decision.at_ns))
+                        event.stops.append(decision.at_ns)
             elif isinstance(event, RunPlanned):
                 planned, watch = event, self._watch(event.plan.timetable, ask)
             elif isinstance(event, LoadStarted) and planned is not None and watch is not None:
@@ -311,22 +311,6 @@ def _closed(workload: Workload) -> bool:
 def _finished(rows: NDArray[np.void]) -> NDArray[np.void]:
     """The rows without the requests that the end of the run cut off: those say nothing about the load."""
     return picked(rows, (rows["status"] != columns.CANCELLED) & (rows["done_ns"] >= 0))
-
-
-def _shortened(workload: Workload, stop_ns: int) -> Workload:
-    """The same load, ending at an instant."""
-    stages: list[Stage] = []
-    left = stop_ns
-    for stage in workload.stages:
-        if left <= 0:
-            break
-        if stage.duration_ns is not None and stage.duration_ns <= left:
-            stages.append(stage)
-            left -= stage.duration_ns
-            continue
-        stages.append(stage.model_copy(update={"duration_ns": left, "at_least": None}))
-        break
-    return workload.model_copy(update={"stages": tuple(stages)})
 
 
 def _length_s(workload: Workload, sent: NDArray[np.void]) -> float:

@@ -26,18 +26,23 @@ def carried(
     *,
     timeout_ns: int,
     drain_ns: int,
+    stop_ns: int = NEVER,
+    after_stop_ns: int = NEVER,
 ) -> Flights | None:
     """What the replicas did. None: this is no such load, the engine is not compiled, or a request was refused or took
     longer than `timeout_ns`, which concerns all replicas; then these replicas cannot be used any more."""
-    spans = schedule.stages
-    if not isinstance(schedule.chains, Singles) or schedule.parts > 1 or not hasattr(replicas[0], "carry"):
+    if not fits(schedule, replicas):
         return None
-    if any(span.lanes or span.start_ns is None for span in spans):
-        return None
-    horizon = schedule.horizon_ns
+    spans, horizon, cut = schedule.stages, schedule.horizon_ns, KIND["unfinished"]
     end_ns = NEVER if horizon is None or drain_ns >= NEVER else horizon + drain_ns
     number = np.concatenate([span.first_chain + np.arange(len(span.offsets)) for span in spans])
     due = np.concatenate([(span.start_ns or 0) + span.offsets for span in spans])
+    unsent = Flights().unsent
+    if stop_ns < NEVER:
+        end_ns, cut, begun = min(end_ns, stop_ns + after_stop_ns), KIND["interrupted"], due <= stop_ns
+        for one in zip(number[~begun].tolist(), due[~begun].tolist(), strict=True):
+            unsent.extend((*one, cut))
+        number, due = number[begun], due[begun]
     at = np.fromiter((next_replica() for _ in range(len(number))), np.int16, len(number))
     known = sizes if isinstance(sizes, DrawnAtOnce) else None
     lengths = () if known is None else known.of_many(number)
@@ -47,7 +52,7 @@ def carried(
         own = at == index
         given = [np.ascontiguousarray(column[own], np.int64) for column in (number, due, *lengths)]
         asked = (*given, None) if known else (*given, None, None, sizes)
-        done = cast(Any, replica).carry(*asked, index, end_ns, timeout_ns, KIND["unfinished"])
+        done = cast(Any, replica).carry(*asked, index, end_ns, timeout_ns, cut)
         if done is None:
             return None
         flights = np.frombuffer(done[0], np.int64).reshape(-1, len(FLIGHT))
@@ -62,4 +67,11 @@ def carried(
     columns["end_ns"][~is_cut] = -1
     for name in FLIGHT:
         columns[name] = columns[name][order]
-    return Flights(stretches=stretches, columns=columns)
+    return Flights(unsent=unsent, stretches=stretches, columns=columns)
+
+
+def fits(schedule: Schedule, replicas: Sequence[Replica]) -> bool:
+    """Whether this is such a load, and the engine is compiled."""
+    is_compiled = hasattr(replicas[0], "carry")
+    of_singles = isinstance(schedule.chains, Singles) and schedule.parts == 1
+    return is_compiled and of_singles and not any(span.lanes or span.start_ns is None for span in schedule.stages)

@@ -36,16 +36,17 @@ from loadgen.core.execution.plan import Settings, prepare
 from loadgen.core.execution.steering import MakeSteering
 from loadgen.core.execution.stop_watch import LOOK_NS
 from loadgen.core.metrics import reasons
-from loadgen.core.metrics.stop_rules import first_breach
+from loadgen.core.metrics.stop_rules import WINDOW_NS, breach, first_breach
 from loadgen.core.metrics.summary import Summary, dump_summary, summarize
 from loadgen.core.requests import prompts, resonance
 from loadgen.core.results import checksums, manifest, parquet, store
-from loadgen.core.results.manifest import Header, Second
-from loadgen.core.results.record import KIND, STATUS, WITH_UNFINISHED
+from loadgen.core.results.manifest import Header, ReasonCode, Second
+from loadgen.core.results.record import KIND, STATUS, WITH_UNFINISHED, joined
 from loadgen.core.results.spool import STAMPS
 from loadgen.core.schedule.dispatcher import Dispatcher
 from loadgen.core.schedule.steered import End, Steered
 from loadgen.core.schedule.timetable import Schedule
+from loadgen.core.slo import StopRule
 from loadgen.core.stats.quantiles import Histogram
 from loadgen.core.workload import Workload
 from loadgen.sim import open_loop
@@ -327,8 +328,11 @@ def simulate(
     decided while it goes; the schedule is that of its first step.
     """
     replicas, flights = system.replicas(), None
-    if steer is None and max_in_flight is max_in_prefill is None and stop_ns == NEVER and not looks:
-        flights = open_loop.carried(schedule, sizes, replicas, system.route(), timeout_ns=timeout_ns, drain_ns=drain_ns)
+    if steer is None and max_in_flight is max_in_prefill is None and not looks:
+        flights = open_loop.carried(
+            schedule, sizes, replicas, system.route(),
+            timeout_ns=timeout_ns, drain_ns=drain_ns, stop_ns=stop_ns, after_stop_ns=min(drain_ns, AFTER_STOP_NS),
+        )  # fmt: skip
         replicas = replicas if flights is not None else system.replicas()
     course = Course(
         schedule, sizes, replicas, system.route(),
@@ -380,12 +384,17 @@ def run(
     requests, timetable = plan.requests, plan.timetable
     header = _with_target(run_header.header(plan, workload, begins), preset, settings)
     tell(RunPlanned(plan, header))
-    looks: list[Look] = []
-    tell(SimulationStarted(looks))
     system = SimulatedSystem(
         costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing,
         interval=preset.server.stream_interval,
     )  # fmt: skip
+    looks: list[Look] = []
+    tell(SimulationStarted(looks))
+    watch = _StopWatch(workload.stop_when, timetable.horizon_ns)
+    capped = not (workload.max_in_flight is workload.max_in_prefill is None)
+    at_once = open_loop.fits(timetable, system.replicas()) and not capped
+    if workload.stop_when and not looks and steering is None and not at_once:
+        looks.append(Look(LOOK_NS, watch.ends))
     per_block = preset.server.tokens_per_block if preset.server.block_reuse else 0
     simulated = partial(
         simulate,
@@ -407,22 +416,22 @@ def run(
         )
 
     results, course = carried_out()
-    shorter: list[Workload] = []
-    tell(Simulated(cast(Any, results.rows), shorter))
-    if shorter:
-        return run(shorter[0], settings, folder, lambda event: tell(event) if isinstance(event, Simulated) else None)
-    stopped_by = None
+    stops: list[int] = []
+    tell(Simulated(cast(Any, results.rows), stops))
     horizon = course.timetable.horizon_ns
-    first = first_breach(workload.stop_when, cast(Any, results.rows), LOOK_NS)
-    if first is not None and (horizon is None or first[0] < horizon):
-        stopped_by = first[1]
-        results, course = carried_out(first[0])
+    stopped_by, is_decided = watch.broken, course.decided or bool(stops)
+    first = None if stopped_by else first_breach(workload.stop_when, cast(Any, results.rows), LOOK_NS)
+    if first is not None and first[0] < min(stops, default=NEVER if horizon is None else horizon):
+        stops, stopped_by = [first[0]], first[1]
+    if stops:
+        results, course = carried_out(min(stops))
+        tell(Simulated(cast(Any, results.rows), []))
     header = _final_header(header, preset, course, requests)
     if course.steered is not None:
         header = run_header.of_steps(header, plan, course.steered.stages, course.timetable)
     if stopped_by is not None:
         header = msgspec.structs.replace(header, state="stopped", stopped_by=stopped_by)
-    elif course.decided:
+    elif is_decided:
         header = msgspec.structs.replace(header, state="decided")
     if preset.routing == "round_robin":
         values = resonance.found(workload.requests, requests, len(course.replicas), "replica", len(results.rows))
@@ -436,6 +445,23 @@ def run(
     store.replace(folder / "summary.json", dump_summary(summary))
     checksums.write(folder)
     return summary
+
+
+class _StopWatch:
+    """Looks at a load that goes on, and ends it when a rule of `--stop-when` is broken: `broken`. Not later than
+    `horizon_ns`: then there is nothing left to stop."""
+
+    def __init__(self, rules: Sequence[StopRule], horizon_ns: int | None) -> None:
+        self._rules, self._horizon_ns = rules, NEVER if horizon_ns is None else horizon_ns
+        self._recent: deque[NDArray[np.void]] = deque(maxlen=WINDOW_NS // LOOK_NS)
+        self.broken: ReasonCode | None = None
+
+    def ends(self, now_ns: int, news: NDArray[np.void]) -> bool:
+        """Whether a rule is broken. `news`: what has ended since the last look."""
+        self._recent.append(news)
+        if now_ns < self._horizon_ns:
+            self.broken = breach(self._rules, joined(self._recent), now_ns)
+        return self.broken is not None
 
 
 def _check(settings: Settings) -> None:

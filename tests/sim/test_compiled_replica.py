@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadgen.core.execution.driver import AFTER_STOP_NS
 from loadgen.core.schedule.chains import Singles
 from loadgen.core.schedule.timetable import Schedule, StageSpan
 from loadgen.sim import open_loop
@@ -97,9 +98,15 @@ def test_the_twins_say_the_same_at_each_step(
 @given(
     limits=LIMITS, asked=st.lists(REQUEST, min_size=1, max_size=40), replicas=st.integers(1, 3),
     drain_ns=st.sampled_from([0, 300 * MS, NEVER]), timeout_ns=st.sampled_from([600 * MS, NEVER]),
+    stopped=st.sampled_from([None, 0.2, 0.7]),
 )  # fmt: skip
 def test_an_open_loop_at_once_is_the_one_step_by_step(
-    limits: ServerLimits, asked: list[tuple[int, int, int, int]], replicas: int, drain_ns: int, timeout_ns: int
+    limits: ServerLimits,
+    asked: list[tuple[int, int, int, int]],
+    replicas: int,
+    drain_ns: int,
+    timeout_ns: int,
+    stopped: float | None,
 ) -> None:
     offsets = np.cumsum([apart for apart, *_ in asked]).astype(np.int64)
     span = StageSpan(
@@ -114,23 +121,27 @@ def test_an_open_loop_at_once_is_the_one_step_by_step(
 
     made = [engine.Replica(COSTS, limits) for _ in range(replicas)]
     speeds = [1.0] * replicas
+    stop_ns = NEVER if stopped is None else int(stopped * offsets[-1])
     flights = open_loop.carried(
-        schedule, sizes, made, route(speeds, "round_robin"), timeout_ns=timeout_ns, drain_ns=drain_ns
-    )
+        schedule, sizes, made, route(speeds, "round_robin"), timeout_ns=timeout_ns, drain_ns=drain_ns,
+        stop_ns=stop_ns, after_stop_ns=min(drain_ns, AFTER_STOP_NS),
+    )  # fmt: skip
     theirs = [PurePythonReplica(COSTS, limits) for _ in range(replicas)]
     course = Course(
-        schedule, sizes, theirs, route(speeds, "round_robin"), timeout_ns=timeout_ns, drain_ns=drain_ns
+        schedule, sizes, theirs, route(speeds, "round_robin"), timeout_ns=timeout_ns, drain_ns=drain_ns,
+        stop_ns=stop_ns,
     )  # fmt: skip
     course.run()
     rows = np.array(course.flights.sent).reshape(-1, 13)
     if flights is None:  # a request is refused, or late, or waits for ever: all replicas are looked at together
         refused = not all(theirs[0].admissible(tokens) for _, tokens, *_ in asked)
-        stuck = any(one.queued for one in theirs) or len(rows) < len(asked)
+        stuck = any(one.queued for one in theirs) or len(rows) + len(course.flights.unsent) // 3 < len(asked)
         ends = [row[11] if row[10] else theirs[row[2]].ends[max(row[3], row[5])] for row in rows]
         late = any(end >= row[1] + timeout_ns for row, end in zip(rows, ends, strict=True))
         assert refused or stuck or late
         return
     assert np.array_equal(np.stack(list(flights.by_column().values()), 1), rows)
+    assert flights.unsent == course.flights.unsent
     assert sorted(np.array(flights.stretches).reshape(-1, 4).tolist()) == sorted(
         np.array(course.flights.stretches).reshape(-1, 4).tolist()
     )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from loadgen.core.execution.plan import Plan, Settings
     from loadgen.core.results.manifest import Cluster, Header, ReasonCode
     from loadgen.core.schedule.timetable import Schedule
-    from loadgen.core.workload import Stage, Workload
+    from loadgen.core.workload import Stage
 
 RECENT = 2_000  # number of latencies kept for the progress line
 
@@ -102,10 +102,10 @@ class SimulationStarted(NamedTuple):
 
 class Simulated(NamedTuple):
     """A load in virtual time is over, and nothing of it is written: its `rows`, by column. Who has seen enough of it
-    adds a `shorter` load, which is then simulated and told in its place."""
+    adds the instant of that to `stops`: the load is then simulated to there, and told again."""
 
     rows: NDArray[np.void]
-    shorter: list[Workload]
+    stops: list[int]
 
 
 class StepBegun(NamedTuple):

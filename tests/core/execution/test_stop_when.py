@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.core.errors import Faults
+from loadgen.core.execution.events import RunEvent, Simulated
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.metrics.stop_rules import FEWEST, breach, first_breach
@@ -145,6 +146,22 @@ def test_in_virtual_time_the_load_ends_where_the_rule_is_broken(tmp_path: Path) 
     assert set(stored.rows["status"][~sent].tolist()) == {STATUS["cancelled"]}
     again, _ = execute(one.model_copy(update={"stop_when": ()}), Settings(url="sim:gb300-vm", out=tmp_path / "whole"))
     assert again.run.state == "finished" and again.requests.scheduled == len(stored.rows)
+
+
+@pytest.mark.parametrize("profile", ["agentic", "qa"])
+def test_in_virtual_time_turns_and_closed_loops_are_ended_while_they_are_simulated(
+    profile: str, tmp_path: Path
+) -> None:
+    """Once, and at the instant at which looks at the whole run find the rule broken."""
+    load_of = {"request_rate": "20"} if profile == "agentic" else {"concurrency": "2000"}
+    rules = ["ttft:p50:100ms" if profile == "agentic" else "ttft:p50:1ms"]
+    one = load(profile, read_flags(**load_of, duration="60s", seed="1", stop_when=rules, warmup="0"))
+    told: list[RunEvent] = []
+    summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"), [told.append])
+    assert (summary.run.state, sum(isinstance(event, Simulated) for event in told)) == ("stopped", 1)
+    _, whole = execute(one.model_copy(update={"stop_when": ()}), Settings(url="sim:gb300-vm", out=tmp_path / "whole"))
+    found = first_breach(one.stop_when, store.read_run(whole).rows, S)
+    assert found is not None and store.read_run(folder).header.stopped_by == found[1]
 
 
 @pytest.mark.processes
