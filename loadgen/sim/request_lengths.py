@@ -230,3 +230,19 @@ def of_file(prompts: FilePrompts, per_block: int) -> Sizes:
         return tokens, request.max_tokens or NATURAL_TOKENS, blocks
 
     return sizes
+
+
+def sizes_of(spec: Any, requests: Any, per_block: int, settings: Any) -> Sizes:
+    """The lengths of requests, computed without building their text if possible."""
+    if hasattr(spec, "classes"):
+        classes = zip(spec.classes.values(), requests.parts, strict=True)
+        return of_mix(requests, [sizes_of(one.requests, part, per_block, settings) for one, part in classes])
+    if hasattr(spec, "steps"):
+        return of_tasks(requests, per_block)
+    if settings.values:
+        return of_values(requests)
+    if hasattr(spec, "trace"):
+        return of_trace(requests, per_block)
+    if hasattr(spec, "path"):
+        return of_file(requests, per_block)
+    return of_workload(spec, requests, per_block)

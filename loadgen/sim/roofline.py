@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from loadgen.core import seeds
 from loadgen.core.requests.build import build
 from loadgen.core.requests.tokenizer import load_tokenizer
-from loadgen.sim.virtual_backend import preset_of, sizes_of
+from loadgen.sim.request_lengths import sizes_of
+from loadgen.sim.virtual_backend import preset_of
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings

@@ -36,24 +36,24 @@ from loadgen.core.execution.plan import Settings, prepare
 from loadgen.core.execution.steering import MakeSteering
 from loadgen.core.execution.stop_watch import LOOK_NS
 from loadgen.core.metrics import reasons
-from loadgen.core.metrics.stop_rules import WINDOW_NS, breach, first_breach
+from loadgen.core.metrics.stop_rules import first_breach
 from loadgen.core.metrics.summary import Summary, dump_summary, summarize
 from loadgen.core.requests import prompts, resonance
 from loadgen.core.results import checksums, manifest, parquet, store
-from loadgen.core.results.manifest import Header, ReasonCode, Second
-from loadgen.core.results.record import KIND, STATUS, WITH_UNFINISHED, joined
+from loadgen.core.results.manifest import Header, Second
+from loadgen.core.results.record import KIND, STATUS, WITH_UNFINISHED
 from loadgen.core.results.spool import STAMPS
 from loadgen.core.schedule.dispatcher import Dispatcher
 from loadgen.core.schedule.steered import End, Steered
 from loadgen.core.schedule.timetable import Schedule
-from loadgen.core.slo import StopRule
 from loadgen.core.stats.quantiles import Histogram
 from loadgen.core.workload import Workload
 from loadgen.sim import open_loop
 from loadgen.sim.engine.replica import DONE, NEVER, Costs, Replica, ServerLimits, SimRequest
 from loadgen.sim.engine.routing import Route, route
 from loadgen.sim.presets.preset import Preset, load_preset
-from loadgen.sim.request_lengths import Sizes, of_file, of_mix, of_tasks, of_trace, of_values, of_workload
+from loadgen.sim.request_lengths import Sizes, sizes_of
+from loadgen.sim.stop_watch import VirtualStopWatch
 from loadgen.sim.virtual_rows import Flights, VirtualRows, outcome, rows_so_far
 
 TEXTS = (
@@ -390,7 +390,7 @@ def run(
     )  # fmt: skip
     looks: list[Look] = []
     tell(SimulationStarted(looks))
-    watch = _StopWatch(workload.stop_when, timetable.horizon_ns)
+    watch = VirtualStopWatch(workload.stop_when, timetable.horizon_ns)
     capped = not (workload.max_in_flight is workload.max_in_prefill is None)
     at_once = open_loop.fits(timetable, system.replicas()) and not capped
     if workload.stop_when and not looks and steering is None and not at_once:
@@ -445,23 +445,6 @@ def run(
     store.replace(folder / "summary.json", dump_summary(summary))
     checksums.write(folder)
     return summary
-
-
-class _StopWatch:
-    """Looks at a load that goes on, and ends it when a rule of `--stop-when` is broken: `broken`. Not later than
-    `horizon_ns`: then there is nothing left to stop."""
-
-    def __init__(self, rules: Sequence[StopRule], horizon_ns: int | None) -> None:
-        self._rules, self._horizon_ns = rules, NEVER if horizon_ns is None else horizon_ns
-        self._recent: deque[NDArray[np.void]] = deque(maxlen=WINDOW_NS // LOOK_NS)
-        self.broken: ReasonCode | None = None
-
-    def ends(self, now_ns: int, news: NDArray[np.void]) -> bool:
-        """Whether a rule is broken. `news`: what has ended since the last look."""
-        self._recent.append(news)
-        if now_ns < self._horizon_ns:
-            self.broken = breach(self._rules, joined(self._recent), now_ns)
-        return self.broken is not None
 
 
 def _check(settings: Settings) -> None:
@@ -553,22 +536,6 @@ def _final_header(header: Header, preset: Preset, course: Course, requests: prom
         state="finished",
         fingerprints=msgspec.structs.replace(header.fingerprints, prompts=prompts.fingerprint(requests, None)),
     )
-
-
-def sizes_of(spec: Any, requests: Any, per_block: int, settings: Settings) -> Sizes:
-    """The lengths of requests, computed without building their text if possible."""
-    if hasattr(spec, "classes"):
-        classes = zip(spec.classes.values(), requests.parts, strict=True)
-        return of_mix(requests, [sizes_of(one.requests, part, per_block, settings) for one, part in classes])
-    if hasattr(spec, "steps"):
-        return of_tasks(requests, per_block)
-    if settings.values:
-        return of_values(requests)
-    if hasattr(spec, "trace"):
-        return of_trace(requests, per_block)
-    if hasattr(spec, "path"):
-        return of_file(requests, per_block)
-    return of_workload(spec, requests, per_block)
 
 
 def _own_second(results: VirtualRows, course: Course, cpu_s: float) -> Second:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -157,16 +158,12 @@ def to_all(hearers: Sequence[Hearer]) -> Tell:
 
 def completed(hearers: Sequence[Hearer], header: Header) -> Header:
     """The header with what each of them has to say before the load."""
-    for hearer in hearers:
-        header = hearer(HeaderMade(header)) or header
-    return header
+    return reduce(lambda made, hearer: hearer(HeaderMade(made)) or made, hearers, header)
 
 
 def concluded(hearers: Sequence[Hearer], header: Header) -> Header:
     """The header with what each of them has to say after the load."""
-    for hearer in hearers:
-        header = hearer(LoadEnded(header)) or header
-    return header
+    return reduce(lambda ended, hearer: hearer(LoadEnded(ended)) or ended, hearers, header)
 
 
 def silent(event: RunEvent) -> None:
