@@ -17,9 +17,8 @@ from loadgen.present.section import Bullets, Part, Report, Said, Section, Table,
 
 PAGE = Path(__file__).parent.parent / "docs" / "published.md"
 SAID = (
-    "What others have published, and what is to be known of it: a note that belongs to several tables stands below "
-    "the first. Nothing here was measured by loadgen. A part of a system's name in the second table, after "
-    "published:, is a source of loadgen size."
+    "What others have published, with notes; none was measured by loadgen. A part of a system's name in the second "
+    "table, after published:, is a source of loadgen size."
 )
 
 IGNORED = (
@@ -86,9 +85,7 @@ def _nodes() -> Section:
         (),
         (),
         f"minimum {rack.least:,.1f}, maximum {rack.most:,.1f}, mean {rack.mean:,.1f}, median {rack.median:,.1f} "
-        "tokens/s per node (published median: 61,759)",
-        f"sum of the 18 rates: {rack.sum_of_rates:,.1f} tokens/s, each over its own run",
-        f"single clock: {rack.single_clock:,.0f} tokens/s, all tokens over the slowest run ({ratio:+.1%})",
+        f"tokens/s per node; sum {rack.sum_of_rates:,.1f}, on a single clock {rack.single_clock:,.0f} ({ratio:+.1%})",
         "each node: loadgen/data/reference/nodes.yaml",
     )
 
@@ -96,15 +93,12 @@ def _nodes() -> Section:
 def _mlperf() -> Section:
     source = published.mlperf()
 
-    def part(value: float | None, of: float | None) -> str:
-        return format.NONE if value is None or not of else f"{value / of:.2f}"
-
     def rate(value: float | None) -> str:
         return format.NONE if value is None else f"{value:,.0f}"
 
     return _section(
         source,
-        ("round", "system", "GPUs", "Offline", "Server", "Interact.", "Offl./GPU", "S/O", "I/O", "quality"),
+        ("round", "system", "GPUs", "Offline", "Server", "Interact.", "Offl./GPU", "quality"),
         [
             (
                 f"{row.round} {row.variant}",
@@ -112,13 +106,11 @@ def _mlperf() -> Section:
                 str(row.gpus),
                 *map(rate, (row.offline, row.server, row.interactive)),
                 rate(None if row.offline is None else row.offline / row.gpus),
-                part(row.server, row.offline),
-                part(row.interactive, row.offline),
                 row.quality.removesuffix(" by MLCommons").removesuffix(" of the round only"),
             )
             for row in source.rows
         ],
-        "S/O, I/O: Server and Interactive over Offline; verified: by MLCommons; summary: of the round only",
+        "verified: by MLCommons; summary: of the round only",
         left=2,
         unit=", output tokens/s",
     )
@@ -180,8 +172,8 @@ def _capacity() -> Section:
 
 def _figures() -> Section:
     source = published.figures()
-    rows = [(row.name, f"{row.value} {row.unit}".strip(), row.found) for row in source.rows]
-    return _section(source, ("figure", "published", "found"), rows, left=3)
+    rows = [(row.name, f"{row.value} {row.unit}".strip()) for row in source.rows]
+    return _section(source, ("figure", "published"), rows, left=2)
 
 
 SECTIONS = (_figures, _mlperf, _latency, _limits, _capacity, _nodes)

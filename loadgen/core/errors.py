@@ -19,57 +19,57 @@ INTERRUPTED = 130  # 128 + SIGINT
 Code = Literal[
     SdkCode,
     # options and values
-    "no_effect",  # what is given would change nothing here: leave it out, or add what it goes with
-    "unordered",  # numbers or instants that have to ascend do not
+    "no_effect",  # would change nothing here: leave it out, or add what it goes with
+    "unordered",  # numbers or instants that must ascend do not
     "too_large",  # more rows, bytes, levels or values than are read or planned
     "too_few",  # fewer requests, runs or results than the question needs
-    "unset_variable",  # an environment variable is named, and is not set
-    "secret",  # something that looks like a secret would be stored as it stands
-    "more_faults",  # there may be more faults in this file: no more were looked for
+    "unset_variable",  # an environment variable that is named is not set
+    "secret",  # what looks like a secret would be stored
+    "more_faults",  # no more were looked for in this file
     # workloads
     "no_load",  # nothing says what load to send
-    "endless",  # a load, or a number that is drawn, has no upper end
-    "no_slo",  # nothing says when a request or a task is good
-    "over_context",  # most requests are longer than the model's context
+    "endless",  # a load or drawn number without upper end
+    "no_slo",  # nothing says when a request or task is good
+    "over_context",  # most requests exceed the model's context
     "cycle",  # things wait for each other, or one refers to itself
     # files and folders
-    "missing_file",  # there is no file or folder of that name
-    "file_exists",  # there is something already that would be written over
+    "missing_file",  # no such file or folder
+    "file_exists",  # something there would be written over
     "folder_in_use",  # another command works in the folder
-    "empty_file",  # a file has nothing of what is looked for: no rows, no targets
-    "wrong_format",  # a file is of another kind than what is read here
-    "wrong_encoding",  # a file is no text in UTF-8
-    "invalid_syntax",  # a text is no valid YAML, JSON or CSV
-    "damaged_file",  # a file is of the right kind, and cut off or damaged
-    "changed_file",  # a file is not what it was when it was written or checked
-    "unsafe_file",  # an archive or a pickle would do more than give data: nothing was unpacked
-    "newer_version",  # a file was written by a newer version of loadgen
-    "not_downloaded",  # a data set is not on this host and could not be fetched
+    "empty_file",  # a file without rows, targets, or what else is looked for
+    "wrong_format",  # a file of another kind
+    "wrong_encoding",  # no text in UTF-8
+    "invalid_syntax",  # no valid YAML, JSON or CSV
+    "damaged_file",  # the right kind, but cut off or damaged
+    "changed_file",  # not as it was when written or checked
+    "unsafe_file",  # an archive or pickle that does more than give data: not unpacked
+    "newer_version",  # written by a newer loadgen
+    "not_downloaded",  # a data set that is not here and could not be fetched
     # results
-    "no_result",  # the folder has no result of the kind that is asked for
-    "no_records",  # the result has kept its summary only
+    "no_result",  # no result of the kind asked for in the folder
+    "no_records",  # the result kept its summary only
     "no_figure",  # the result lacks a figure that is needed
     "unsound",  # the result is not a valid measurement
-    "ambiguous",  # several things fit where one is needed
-    "mismatch",  # two things do not belong together: a result and a profile, a folder and its command
-    "already_decided",  # more load would change nothing in the verdict
+    "ambiguous",  # several fit where one is needed
+    "mismatch",  # two that do not belong together: result and profile, folder and command
+    "already_decided",  # more load would not change the verdict
     "not_signed",  # there is no signature, or none could be made
     # prices
-    "no_exchange_rate",  # a price is in another currency, and no exchange rate is given
-    "sample_prices",  # these prices are a sample, not an offer
+    "no_exchange_rate",  # a price in another currency without an exchange rate
+    "sample_prices",  # a sample, not an offer
     "over_budget",  # what comes next would cost more than --max-cost
     # this host and its cluster
     "host_refused",  # the operating system refused a file or folder
     "cannot_listen",  # the address to listen on is taken, or not of this host
-    "unusable_source",  # nothing can be sent from the local address that is given
+    "unusable_source",  # nothing can be sent from the local address given
     "no_cluster",  # no Ray cluster answers at the address
     "cluster_in_use",  # another command loads from the cluster
-    "node_lost",  # no node of the cluster is left to send the load
-    "nodes_differ",  # nodes of the cluster differ in a file or a version
+    "node_lost",  # no node of the cluster is left to send
+    "nodes_differ",  # nodes differ in a file or version
     "process_failed",  # a worker or the simulated server did not start, or was lost before the load
     # the target, beside the codes of the SDK
-    "targets_differ",  # the targets of one run do not serve the same
-    "failed_check",  # a check before the load found a fault; `key` says which check
+    "targets_differ",  # targets of one run do not serve the same
+    "failed_check",  # a check before the load found a fault; `key` says which
 ]
 """What is wrong, for programs; docs/errors.md is made from this table and from that of the SDK."""
 

@@ -106,12 +106,11 @@ class Profile(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Figure(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A published figure as printed; `found` says what a check of it showed."""
+    """A published figure as printed; what a check of it showed is in its notes."""
 
     name: str
     value: str
     unit: str
-    found: str
 
 
 R = TypeVar("R", bound=PublishedRow)

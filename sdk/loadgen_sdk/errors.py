@@ -53,40 +53,40 @@ KINDS = (
 
 Code = Literal[
     # arguments
-    "missing_option",  # a flag, an argument or a file that this needs is not given
-    "conflict",  # two things that are given exclude each other
-    "wrong_type",  # a value of another type than belongs there
+    "missing_option",  # a flag, argument or file that is needed is not given
+    "conflict",  # two things given exclude each other
+    "wrong_type",  # a value of the wrong type
     "invalid_value",  # a value that cannot be read as what belongs there
-    "unknown_name",  # a word that is none of the known ones: a metric, a preset, a stage, a price
-    "out_of_range",  # a number, a time or an amount beyond its limits
-    "unsupported",  # all of it is right by itself, and cannot be done together, or not by this target
-    "unreadable_file",  # a file is there, and cannot be read
-    "unwritable_file",  # a file or a folder cannot be written
-    "missing_value",  # a key or a name is there, and what belongs behind it is not
-    "missing_key",  # a file, a row or a mapping lacks a key or a column that it needs
-    "unknown_key",  # a mapping has a key that does not belong there
-    "duplicate",  # one thing is given twice: a name, a key, a target, a term
-    "no_price",  # there is no price for what was used
+    "unknown_name",  # not one of the known words: a metric, preset, stage, price
+    "out_of_range",  # a number, time or amount beyond its limits
+    "unsupported",  # right by itself, but not together, or not by this target
+    "unreadable_file",  # a file cannot be read
+    "unwritable_file",  # a file or folder cannot be written
+    "missing_value",  # a key or name without what belongs behind it
+    "missing_key",  # a file, row or mapping lacks a key or column
+    "unknown_key",  # a key that does not belong there
+    "duplicate",  # a name, key, target or term given twice
+    "no_price",  # no price for what was used
     # this host
-    "not_installed",  # a package or a program is missing; `key` of a fault says which
-    "plugin_failed",  # a row of another package could not be loaded, or raised something; `key` is the package
-    "wrong_platform",  # this operating system or version of Python cannot do it
-    "resource_limit",  # this host has too few open files, ports, processors or too little room
-    "event_loop",  # the call needs an event loop and there is none, or would block the one that is running
+    "not_installed",  # a package or program is missing (`key`)
+    "plugin_failed",  # another package's row could not be loaded, or raised; `key` is the package
+    "wrong_platform",  # not on this operating system or Python
+    "resource_limit",  # too few open files, ports, processors, or too little room
+    "event_loop",  # the call needs an event loop that is not there, or would block a running one
     # the target
-    "invalid_url",  # the URL is none, or none of a kind that is spoken
-    "dns",  # the name of the host cannot be resolved
-    "connect",  # nothing accepts a connection at the address
-    "tls",  # the TLS handshake failed, or the certificate is not trusted
+    "invalid_url",  # no URL, or of a kind that is not spoken
+    "dns",  # the host's name cannot be resolved
+    "connect",  # nothing accepts a connection there
+    "tls",  # the handshake failed, or the certificate is not trusted
     "proxy",  # the proxy refused, or does not answer
-    "timeout",  # no answer came in time
-    "reset",  # the connection broke before the answer was whole
-    "wrong_protocol",  # what answers does not speak HTTP/1.1
-    "invalid_answer",  # the answer is not what this API answers
+    "timeout",  # no answer in time
+    "reset",  # the connection broke within the answer
+    "wrong_protocol",  # it does not speak HTTP/1.1
+    "invalid_answer",  # not what this API answers
     "unauthorized",  # it refuses the key, or wants one: 401, 403, 407
-    "no_model",  # no model is named, and the server does not say which one to take
-    "unknown_model",  # the server does not have the model
-    "http_3xx",  # it answers with a redirect
+    "no_model",  # no model is named, by you or the server
+    "unknown_model",  # the server does not have it
+    "http_3xx",  # a redirect
     "http_4xx",  # it refuses the request
     "http_429",  # its rate limit is used up
     "http_5xx",  # it failed, or is not ready
