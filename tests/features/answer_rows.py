@@ -183,7 +183,7 @@ def manifest(*kinds: str) -> bool:
 
 FIGURES = (
     Feature(
-        "TTFT from the instant a request was due; from when it was sent beside it",
+        "TTFT from due, and from sent",
         lambda b: has(b.run(), "ttft_ms.p50", "ttft_from_sent_ms.p50"),
     ),
     Feature(
@@ -191,9 +191,9 @@ FIGURES = (
         lambda b: has(b.run(), "tpot_ms.p50", "itl_ms.p50", "e2e_ms.p50", "max_gap_ms.p50"),
     ),
     Feature("Normalised TPOT: E2E over output tokens", lambda b: has(b.run(), "figures.e2e_per_token_ms.p50")),
-    Feature("Time to the first answer behind a reasoning", lambda b: has(b.run(), "first_answer_ms.p50")),
+    Feature("First answer behind reasoning", lambda b: has(b.run(), "first_answer_ms.p50")),
     Feature(
-        "Throughput while load was offered, and of the whole run, per GPU too",
+        "Throughput, steady and whole, per GPU",
         lambda b: has(
             b.run(), "tokens.steady_output_per_s", "tokens.whole_output_per_s", "tokens.output_per_s_per_gpu"
         ),
@@ -206,19 +206,17 @@ FIGURES = (
     ),
     Feature("Raw gaps of each request in an export", raw_gaps),
     Feature(
-        "Every request kept as a record, also as CSV",
+        "A record of every request, also as CSV",
         lambda b: len(list(csv.reader(io.StringIO(exported(b, "csv"))))) == 25,
     ),
-    Feature("How answers ended, as a table", lambda b: "How answers ended" in b.report(b.run())),
-    Feature(
-        "Where TTFT and E2E went: client, connect, queue, prefill, decode", lambda b: has(b.run(), "splits.groups")
-    ),
-    Feature("DNS and TLS apart in the time to connect", steps_of_connecting),
-    Feature("Conversations and tasks as a whole", lambda b: has(b.run("-c 2 -n 4", TALKS), "sessions.duration_ms.p50")),
+    Feature("How answers ended", lambda b: "How answers ended" in b.report(b.run())),
+    Feature("Parts of TTFT and E2E", lambda b: has(b.run(), "splits.groups")),
+    Feature("DNS and TLS apart", steps_of_connecting),
+    Feature("Whole conversations and tasks", lambda b: has(b.run("-c 2 -n 4", TALKS), "sessions.duration_ms.p50")),
     Feature("Each step of a task", lambda b: has(b.run("-c 2 -n 4", TASK), "steps")),
     Feature("Cached prompt tokens", lambda b: has(b.run(), "tokens.cached_share")),
     Feature("Cache writes of Anthropic messages", cache_writes),
-    Feature("Speculative decoding: acceptance and accepted length", lambda b: "acceptance" in b.run()["figures"]),
+    Feature("Acceptance of speculative decoding", lambda b: "acceptance" in b.run()["figures"]),
     Feature(
         "Time back to the SLO after a spike",
         lambda b: has(
@@ -231,31 +229,29 @@ FIGURES = (
         ),
     ),
     Feature("Fairness between tenants", lambda b: has(b.run("-c 2 -n 8", TENANTS), "fairness")),
-    Feature("Change over the time of a run", lambda b: has(b.run(STEADY), "drift.blocks")),
-    Feature("Intervals from within one long run (batch means)", within_a_run),
+    Feature("Drift", lambda b: has(b.run(STEADY), "drift.blocks")),
+    Feature("Intervals within one run (batch means)", within_a_run),
     Feature("Nodes of a fleet against each other", lambda b: has(b.run(STEADY), "between.variances")),
 )
 
 TRUTH = (
     Feature(
-        "VALID or INVALID, with codes for programs",
+        "VALID or INVALID, with codes",
         lambda b: (
             b.run("--request-rate 50 -n 50 --max-in-flight 1")["verdict.valid"] is False
             and bool(b.run("--request-rate 50 -n 50 --max-in-flight 1")["verdict.codes"])
         ),
     ),
-    Feature("Quantiles that the sample cannot support are marked", lambda b: "p99" not in b.run()["ttft_ms.supported"]),
+    Feature("Unsupported quantiles are marked", lambda b: "p99" not in b.run()["ttft_ms.supported"]),
     Feature(
-        "The client's own lag and the error of its stamps",
+        "The client's lag and stamp error",
         lambda b: has(b.http(), "send_lag_ms.p50", "stamp_error_ms.p50"),
     ),
     Feature("Arrival instants by the kernel", lambda b: b.http()["client.kernel_stamp_share"] > 0),
-    Feature("Whether the load that came is the load asked for", lambda b: has(b.run(), "stimulus")),
-    Feature("Whether the load can be sustained", lambda b: has(b.run(STEADY), "sustainable.parts")),
+    Feature("Was the load the one asked for", lambda b: has(b.run(), "stimulus")),
+    Feature("Can the load be sustained", lambda b: has(b.run(STEADY), "sustainable.parts")),
     Feature("Failures by kind, never among the latencies", failures),
-    Feature(
-        "A check of target and host before the load", lambda b: b.do("doctor --url sim:gb300-vm --json").code in (0, 3)
-    ),
+    Feature("A preflight of target and host", lambda b: b.do("doctor --url sim:gb300-vm --json").code in (0, 3)),
 )
 
 JUDGEMENT = (
@@ -264,21 +260,21 @@ JUDGEMENT = (
         lambda b: (b.run("-c 4 -n 24 --slo ttft:1s:p50").code, b.run("-c 4 -n 24 --slo ttft:1ms:p50").code) == (0, 1),
     ),
     Feature(
-        "Several loads in one command: the curve",
+        "Several loads: the curve",
         lambda b: len(b.do("sweep qa --url sim:gb300-vm -c 1,2 -n 4 --osl 5 --seed 1 --json -o sweep")["levels"]) == 2,
     ),
     Feature(
         "A grid of lengths and loads",
         lambda b: b.do("sweep qa --url sim:gb300-vm -c 1 --isl 20,40 --osl 5 -n 2 --seed 1 --json -o grid").code != 2,
     ),
-    Feature("The highest load that keeps an SLO, with an interval", search),
+    Feature("The highest load that keeps an SLO", search),
     Feature("A search within one run", lambda b: "--continuous" in b.help("search")),
     Feature(
         "Repeats and their intervals",
         lambda b: b.do("run qa --url sim:gb300-vm -c 1 -n 3 --osl 5 --repeat 2 --seed 1 -o twice").code != 2,
     ),
     Feature(
-        "Two results compared, each difference with an interval",
+        "Comparisons with intervals",
         lambda b: b.do(f"compare {b.run().folder} {b.run('-c 2 -n 24').folder} --json").code == 0,
     ),
     Feature("A baseline kept by name", lambda b: b.do(f"compare {b.run().folder} --save base").code == 0),
@@ -293,21 +289,21 @@ JUDGEMENT = (
             mode: mode in b.do("mlperf --help").out for mode in ("server", "interactive", "offline", "accuracy")
         },
     ),
-    Feature("Answers scored, against references or a peer", lambda b: "--against" in b.help("answers")),
+    Feature("Answers scored", lambda b: "--against" in b.help("answers")),
 )
 
 EVIDENCE = (
-    Feature("One file with a result and all it rests on, checked by making it again, signed", signed),
+    Feature("Signed bundles that are made again to check", signed),
     Feature(
-        "A page of each result that opens without network",
+        "Pages that open without network",
         lambda b: (
             b.do(f"report {b.run().folder} --html page.html").code != 2
             and "http://" not in "".join((b.folder / "page.html").read_text("utf-8").split("src=")[1:])[:200]
         ),
     ),
-    Feature("A folder of results in a browser", lambda b: "ui" in {row.name for row in COMMANDS.own}),
+    Feature("Results in a browser", lambda b: "ui" in {row.name for row in COMMANDS.own}),
     Feature(
-        "JSON Schemas of the files people write",
+        "JSON Schemas of files",
         lambda b: {
             what: "$schema" in b.do(f"export --schema {what}").out
             for what in ("workload", "contract", "prices", "targets")
@@ -316,49 +312,47 @@ EVIDENCE = (
 )
 
 MONEY = (
-    Feature("What a request and a million tokens cost", lambda b: has(cost(b), "offers")),
+    Feature("Cost of requests and tokens", lambda b: has(cost(b), "offers")),
     Feature(
-        "Machines rented and bought, and prices by the token, each with date and source",
+        "Prices of machines and tokens, with date and source",
         lambda b: not prices(b, source=None) and not prices(b, as_of=None) and prices(b),
     ),
-    Feature(
-        "Cache writes in prices by the token", lambda b: "per_million_cache_write" in b.do("export --schema prices").out
-    ),
+    Feature("Prices of cache writes", lambda b: "per_million_cache_write" in b.do("export --schema prices").out),
     Feature(
         "Storage, support, egress", lambda b: prices(b, storage_per_month=100, support_per_month=50, egress_per_gb=0.1)
     ),
     Feature(
-        "Reserved against spot, with the work that an interruption loses",
+        "Reserved against spot",
         lambda b: prices(b, commitment="spot", lost_share=0.1) and "commitments" in cost(b).out,
     ),
     Feature("Idle hours of a day", lambda b: "14h@10%,10h@70%" in b.help("cost")),
     Feature("Prices of an earlier day", lambda b: "--as-of" in b.help("cost")),
     Feature("By year, with a discount", lambda b: has(cost(b), "offers") and "by_year" in cost(b).out),
     Feature("Declared power held against measured", declared_power),
-    Feature("How many machines for so many users", size),
+    Feature("Sizing for users", size),
     Feature(
-        "The money of a run before it starts, and a limit of it",
+        "A run's money before it starts, and a limit",
         lambda b: {flag: flag in b.help("run") for flag in ("--prices", "--max-cost")},
     ),
 )
 
 OTHERS = (
-    Feature("Result files of other tools read, under their definitions", read_back),
-    Feature("Runs written in the form of others", written),
+    Feature("Results of other tools, under their definitions", read_back),
+    Feature("Runs in others' formats", written),
     Feature("MLPerf LoadGen's log files", lambda b: any(row.name == "mlperf-log" and row.read for row in FORMATS.own)),
 )
 
 FLEETS = (
     Feature(
-        "Prometheus and OpenTelemetry follow a run",
+        "Prometheus and OpenTelemetry",
         lambda b: all(f in b.help("run") for f in ("--prometheus", "--otel")),
     ),
-    Feature("The servers' own metrics beside the load", lambda b: "--server-metrics" in b.help("run")),
+    Feature("The servers' own metrics", lambda b: "--server-metrics" in b.help("run")),
     Feature("Energy of the accelerators", lambda b: "--energy" in b.help("run")),
     Feature("Workers on many machines: Ray, or agents", lambda b: "agents:HOST:PORT" in b.help("run")),
     Feature("An image", lambda b: (ROOT / "deploy/Dockerfile").read_text("utf-8").count("FROM ") > 0),
     Feature(
-        "Kubernetes: a Job, a chart, a command that runs it and brings results back",
+        "Kubernetes: a Job, a chart, a command",
         lambda b: {
             "a Job": manifest("Job"),
             "a chart": any((ROOT / "deploy").rglob("Chart.yaml")),
@@ -371,7 +365,7 @@ FLEETS = (
 
 SDK = (
     Feature(
-        "A client for applications that measures itself",
+        "A client that measures itself",
         lambda b: all(name in loadgen_sdk.__all__ for name in ("Client", "BlockingClient", "Measurement")),
     ),
     Feature("Other clients measured as they are", lambda b: "instrument" in loadgen_sdk.__all__),
@@ -379,6 +373,6 @@ SDK = (
         "Retries, throttles, budgets, fallbacks",
         lambda b: {name: name in loadgen_sdk.__all__ for name in ("Retry", "Throttle", "Budget", "Fallback")},
     ),
-    Feature("A trace of an application without its texts", lambda b: "record_shape" in loadgen_sdk.__all__),
-    Feature("Plug-ins: servers, formats, figures, commands by rows", lambda b: COMMANDS.others is not None),
+    Feature("Traces without texts", lambda b: "record_shape" in loadgen_sdk.__all__),
+    Feature("Plug-ins", lambda b: COMMANDS.others is not None),
 )

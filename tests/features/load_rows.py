@@ -174,7 +174,7 @@ def server_kind(bench: Bench, *kinds: str) -> dict[str, bool]:
 LOAD = (
     Feature("Closed loop: a fixed number of lanes", lambda b: b.run()["load.in_flight_max"] == 4),
     Feature(
-        "Lanes that begin spread, so that they do not march in step",
+        "Lanes that begin spread",
         lambda b: bool(np.unique(b.rows(b.run("-c 4 -n 24 --set concurrency_ramp=8s"), "due_ns")[:4]).size == 4),
     ),
     Feature("Open loop: Poisson arrivals", lambda b: 0.8 < gaps(b, "{poisson: 20/s}") < 1.2),
@@ -189,7 +189,7 @@ LOAD = (
     ),
     Feature("Everything at once", lambda b: not b.rows(b.run("--request-rate inf -n 20"), "due_ns").any()),
     Feature(
-        "Stages one after the other, with an unmeasured warm-up",
+        "Stages, with an unmeasured warm-up",
         lambda b: (
             b.run(
                 "",
@@ -204,7 +204,7 @@ LOAD = (
     ),
     Feature("A spike as a stage", spike),
     Feature(
-        "MLPerf LoadGen's own Poisson draw, by its seed",
+        "MLPerf LoadGen's Poisson draw",
         lambda b: (
             len(
                 {
@@ -218,43 +218,43 @@ LOAD = (
         ),
     ),
     Feature(
-        "A cap on requests in flight; what is over it is dropped and counted",
+        "A cap on requests in flight",
         lambda b: b.run("--request-rate 50 -n 50 --max-in-flight 1")["requests.dropped"] > 0,
     ),
-    Feature("A cap on requests that are in prefill at once", in_prefill),
+    Feature("A cap on requests in prefill", in_prefill),
     Feature(
-        "A run that ends itself where the endpoint is down or too slow",
+        "A run that ends itself at errors or slowness",
         lambda b: any(
             "stop" in code["code"]
             for code in b.run("--request-rate 20 -n 900 --stop-when ttft:p50:1ms")["verdict.codes"]
         ),
     ),
     Feature(
-        "Users who go away in the middle of an answer",
+        "Users who go away within an answer",
         lambda b: b.run("-c 4 -n 40", TASKS + "  abandoned: 50%")["requests.cancelled"] > 0,
     ),
     Feature("A trace replayed", instants_of_a_trace),
-    Feature("A trace replayed by sessions: each request after the answers that it waited for", sessions_of_a_trace),
-    Feature("The same seed sends the same, another seed something else", same_seed),
+    Feature("A trace replayed by sessions", sessions_of_a_trace),
+    Feature("The same seed sends the same", same_seed),
     Feature(
-        "The seed of a run is printed as the flag that repeats it",
+        "The flag that repeats a run is printed",
         lambda b: "--seed 1" in b.do("run qa --url sim:gb300-vm -c 2 -n 4 --seed 1").said,
     ),
     Feature("Several worker processes", lambda b: accepted(b, "--workers 2")),
 )
 
 CONTENT = (
-    Feature("Prompts of exact lengths, by laws", lengths),
+    Feature("Exact lengths, by laws", lengths),
     Feature(
         "Beginnings that prompts share",
         lambda b: b.run("-c 2 -n 20", asks(400, 3, "shared_prefix_tokens: 320"))["tokens.cached_share"] > 0.5,
     ),
     Feature(
-        "A prefix cache that is as warm as asked for",
+        "A prefix cache as warm as asked for",
         lambda b: abs(b.run("-c 2 -n 60", asks(1000, 3, "cache: {hit_rate: 60%}"))["tokens.cached_share"] - 0.6) < 0.1,
     ),
     Feature(
-        "Retrieved chunks, of which some are popular",
+        "Retrieved chunks, some popular",
         lambda b: (
             b.run("-c 2 -n 20", asks(500, 3, "chunks: {count: 3, tokens: 100, corpus: 50}"))["chunks.reused_share"] > 0
         ),
@@ -264,15 +264,15 @@ CONTENT = (
         lambda b: b.run("-c 2 -n 4", asks(40, 5, "turns: {count: 3, tool_result_tokens: 20}"))["requests.ok"] == 12,
     ),
     Feature(
-        "Tasks of agents: steps, tools, sub-agents side by side",
+        "Tasks of agents: steps, tools, sub-agents",
         lambda b: b.run("-c 2 -n 3", TASKS)["sessions.ok"] == 3,
     ),
     Feature(
-        "A pipeline over several endpoints: embed, rerank, answer, check",
+        "A pipeline over several endpoints",
         lambda b: b.do("run rag-pipeline --url sim:gb300-vm -n 4 -c 2 --json --seed 1")["requests.ok"] == 16,
     ),
     Feature(
-        "Several kinds of users in one run, each with a promise and a priority",
+        "Classes of users with promises and priorities",
         lambda b: len(b.run("-c 4 -n 40", CLASSES)["classes"]) == 2,
     ),
     Feature(
@@ -281,7 +281,7 @@ CONTENT = (
     ),
     Feature("Images", lambda b: b.run("-c 2 -n 4", asks(80, 3, "images: {count: 1}"))["requests.ok"] == 4),
     Feature("Audio or video in prompts", lambda b: b.run("-c 1 -n 1", asks(50, 5, "audio: {seconds: 2}")).code != 2),
-    Feature("Prompts of one's own, by file", own_prompts),
+    Feature("Prompts from a file", own_prompts),
     Feature("Trace formats read", trace_formats),
     Feature("Fields of a trace's rows are sent", row_fields),
     Feature("A workload made of a trace", lambda b: "arrivals" in b.do(f"fit {trace(b)}").out),
@@ -317,11 +317,11 @@ DOORS = (
     ),
     Feature("Bedrock, Vertex AI by their own protocols", lambda b: server_kind(b, "bedrock", "vertex")),
     Feature(
-        "Several endpoints in one run, with routing",
+        "Several endpoints, with routing",
         lambda b: {way: way in b.help("run") for way in ("round-robin", "least-in-flight", "sticky")},
     ),
     Feature(
-        "TLS with one's own authority and client certificate",
+        "TLS with an own authority and client certificate",
         lambda b: all(flag in b.help("run") for flag in ("--cacert", "--cert", "--insecure")),
     ),
     Feature(
@@ -332,7 +332,5 @@ DOORS = (
             "fairness": b.run("-c 2 -n 8", TENANTS)["fairness.tenants"] != [],
         },
     ),
-    Feature(
-        "A simulated endpoint, in virtual time and over HTTP", lambda b: b.run()["target.simulated"] and api(b, "chat")
-    ),
+    Feature("A simulated endpoint, virtual or over HTTP", lambda b: b.run()["target.simulated"] and api(b, "chat")),
 )

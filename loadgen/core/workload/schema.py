@@ -85,11 +85,11 @@ class Turns(Part):
 
     # requests of each conversation
     count: Annotated[int, Strict(), Field(ge=1, le=10_000)]
-    # what each later turn adds: a tool's result, or the user's next message
+    # what each later turn adds
     tool_result_tokens: Length
     # from the end of a turn to the start of the next
     tool_time: Delay = Fixed[Duration](value=0)
-    # earlier answers: from the seed, so that the load is the same everywhere, or what the server said
+    # earlier answers: from the seed, the same everywhere, or what the server said
     history: Literal["scripted", "server"] = "scripted"
 
 
@@ -166,11 +166,11 @@ class Synthetic(Part):
         "random_input_len": "input_tokens",
         "random_output_len": "output_tokens",
     }
-    # of the (first) prompt, as the server counts them; shared prefix and chunks are a part of it
+    # of the (first) prompt, as the server counts them, with shared prefix and chunks
     input_tokens: Length
     # of each answer
     output_tokens: Length
-    # so many at the start are equal within a prefix group
+    # equal at the start within a prefix group
     shared_prefix_tokens: Tokens = 0
     # prefix groups
     prefixes: Whole = 1
@@ -182,9 +182,9 @@ class Synthetic(Part):
     chunks: Chunks | None = None
     # PNG images in each first message, on top
     images: Images | None = None
-    # words drawn at random, or passages of a book behind a few of them
+    # random words, or passages of a book behind a few of them
     prompts: Literal["random", "natural"] = "random"
-    # or `{hit_rate: 60%}`: the share of a prompt that the server's cache knows; else as prefixes have it
+    # or `{hit_rate: 60%}`: the share of a prompt that the server's cache knows
     cache: CacheState | None = None
 
     @model_validator(mode="after")
@@ -340,14 +340,13 @@ class Replay(Tagged):
     file: Annotated[Path, BeforeValidator(_existing_file)]
     # 2: twice as fast; sessions begin faster, pauses stay
     speed: Positive = 1.0
-    # `10m..20m`, `10m..`, `..20m`: only what came then, counted from the first request
+    # `10m..20m`, `10m..`, `..20m`: only what came then
     slice_ns: TimeSlice | None = Field(None, validation_alias="slice")
-    # how often, one after the other, with new text; `--duration` may end it first
+    # how often, with new text; `--duration` may end it first
     loop: Annotated[int, Strict(), Field(ge=1, le=1_000_000)] = 1
-    # skip: rows with a fault are left out and counted
+    # skip: faulty rows are left out and counted
     on_bad_row: OnBadRow = "fail"
-    # sessions: requests wait for the answers they waited for in the trace, then for the recorded pause; sessions count
-    # as tasks do. instants: due when the trace says
+    # sessions: requests wait for the answers as in the trace, then for the recorded pause; they count as tasks do
     replay: TraceReplay = "instants"
 
 
@@ -388,8 +387,8 @@ class Stage(Part):
     duration_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="duration")
     # ends it, whichever comes first: requests, conversations or tasks
     count: Whole | None = None
-    # Poisson, in their place: until the last arrival is at or after the duration and there are so many, then up to a
-    # whole multiple of `passes_of`, as MLPerf has it
+    # Poisson, in their place: until the duration is over and there are so many, then up to a whole multiple of
+    # `passes_of`, as MLPerf has it
     at_least: AtLeast | None = None
     # false, or `warmup: true`: sent and recorded, left out of the results
     measured: Annotated[bool, Strict()] = True
@@ -458,7 +457,7 @@ def _weight(value: Any) -> float | str:
 class RequestClass(Part):
     """One class of what a run sends: single requests, conversations or tasks, and what was promised for them."""
 
-    # share of all starts: percentages that add up to 100, or relative weights (`6`)
+    # of all starts: percentages that add up to 100, or relative weights (`6`)
     weight: Annotated[
         float | str,
         PlainValidator(_weight),
@@ -486,7 +485,7 @@ class RequestClass(Part):
     priority: Annotated[int, Strict()] | None = None
     # sent as `x-gateway-inference-fairness-id` and, for llm-d from 0.8 on, `x-llm-d-inference-fairness-id`
     tenant: HeaderText | None = None
-    # further headers, like `{x-gateway-inference-objective: premium}`; no keys, as workloads are kept with results
+    # like `{x-gateway-inference-objective: premium}`; no keys: workloads are kept with results
     headers: dict[HeaderName, HeaderText] = Field(default_factory=dict)
 
     def sent_headers(self) -> dict[str, str]:
@@ -609,8 +608,8 @@ class Written(Part):
     stages: tuple[Stage, ...] = ()
     # what was promised
     slo: WorkloadSlo = None
-    # longest drain after the load; else `timeout`. What it cuts is `unfinished`, not failed; Ctrl-C ends it
-    # (`cancelled`, not valid). A closed loop by `count` ends with its last answer
+    # longest drain after the load; else `timeout`. What it cuts is `unfinished`; Ctrl-C ends it (`cancelled`, not
+    # valid). A closed loop by `count` ends with its last answer
     grace_ns: Grace = Field(default=cast(Any, None), validation_alias="grace")
     # of a request, from due to the end of its body
     timeout_ns: Annotated[Duration, Field(gt=0)] = Field(default=TIMEOUT_NS, validation_alias="timeout")
@@ -618,11 +617,11 @@ class Written(Part):
     stall_timeout_ns: Annotated[Duration, Field(gt=0)] = Field(
         default=STALL_TIMEOUT_NS, validation_alias="stall_timeout"
     )
-    # open loop: a start above it is `dropped`, never sent late; above 5 % of the starts the run is not valid unless
-    # the SLO is missed without them too
+    # open loop: a start above it is `dropped`, never sent late; above 5 % the run is not valid unless the SLO is
+    # missed without them too
     max_in_flight: Whole | None = None
-    # sent and without output yet: a lane waits for its place, and its request is due when there is one; an open loop
-    # drops what finds none. Streams only
+    # sent, without output yet: a lane waits for its place, which makes its request due; an open loop drops what finds
+    # none. Streams only
     max_in_prefill: Whole | None = None
     # rules that end the run early
     stop_when: tuple[WrittenStopRule, ...] = ()
@@ -632,8 +631,7 @@ class Written(Part):
     schedule_seed: Seed | None = None
     # a word, or `fresh`: changes generated texts, not lengths or arrivals; else from the seed
     salt: Salt | None = None
-    # beyond them the measurement is INVALID; beyond `event_` and `tpot_error_share` ITL and gaps, or TPOT, are
-    # withheld
+    # beyond them: INVALID; beyond `event_` and `tpot_error_share` ITL and gaps, or TPOT, are withheld
     limits: Limits = Limits()
 
     @classmethod

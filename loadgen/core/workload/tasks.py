@@ -96,15 +96,14 @@ class TaskStep(Part):
     message and nothing to go on from asks the question of the step before it.
     """
 
-    # embed: its text goes to `/v1/embeddings`; rerank: as the query to `/v1/rerank`. Their answers come whole, without
-    # tokens, turns or context
+    # embed: its text to `/v1/embeddings`; rerank: as the query to `/v1/rerank`; without tokens, turns or context
     kind: Literal["chat", "embed", "rerank"] = "chat"
     # name of an endpoint of `--url` or `--targets`, or `{url: ..., api_key_env: NAME}`; else the run's
     target: Annotated[str, Field(pattern=TARGET_NAME)] | StepTarget | None = None
     # asked for there; else the only one it lists
     model: Annotated[str, Field(min_length=1)] | None = None
 
-    # steps that must have ended. It goes on with the first one's context; the others' answers come as results of calls
+    # steps that must have ended. The first one's context goes on; the others' answers come as results of calls
     after: Annotated[
         tuple[str, ...],
         BeforeValidator(_as_tuple),
@@ -114,7 +113,7 @@ class TaskStep(Part):
     context: Literal["new"] | None = None
     # of a context that begins here, equal in all tasks
     system_tokens: Tokens = 0
-    # a message of the user: before its first request, before later ones too without `tool`
+    # a user's message: before its first request, without `tool` before later ones too
     input_tokens: Length | None = None
     # before each such message but the one that begins the task
     think_time: Delay = Fixed[Duration](value=0)
@@ -126,7 +125,7 @@ class TaskStep(Part):
     ] = None
     # what a rerank ranks; what stands at the start of a chat's message
     documents: Documents | None = None
-    # of a chat right after a rerank: so many of its documents there, drawn, not read from the ranking
+    # of a chat right after a rerank: so many of its documents, drawn, not by the ranking
     best: Annotated[int, Strict(), Field(ge=1)] | None = None
     # of each answer; required of chats
     output_tokens: Length | None = None
@@ -158,12 +157,11 @@ class Task(Part):
     steps: Annotated[dict[Annotated[str, Field(pattern=_NAME)], TaskStep], Field(min_length=1)]
     # by name; every request carries all definitions
     tools: dict[Annotated[str, Field(pattern=_NAME)], Tool] = Field({})
-    # sent with requests whose answer calls a tool. Servers without a parser of calls take `none`
+    # of requests whose answer calls a tool. Servers without a parser of calls take `none`
     tool_choice: Literal["auto", "none", "required"] | None = None
-    # earlier answers: from the seed, or what the server generated; one without a call stands as the argument of one
+    # earlier answers: from the seed, or the server's; one without a call stands as the argument of one
     history: Literal["scripted", "server"] = "scripted"
-    # tasks whose user goes away in the middle of an answer: that request and what is in flight beside it is cancelled,
-    # the rest never sent, nothing failed
+    # tasks whose user goes away within an answer: what is in flight is cancelled, the rest never sent, nothing failed
     abandoned: Share = 0.0
 
     @model_validator(mode="before")
