@@ -15,8 +15,7 @@ END = "<!-- end of the features -->"
 OTHERS_HEAD = """
 ## Seen in the files of others
 
-What is in result files of other tools that were run here, on the day in the head of the column ([rivals](rivals.md),
-`results/rivals/`). What no file shows has no row.
+What result files of other tools show, on the day in the head ([rivals](rivals.md)).
 """
 GROUPS = {
     "When requests come": LOAD,

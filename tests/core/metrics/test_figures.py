@@ -71,7 +71,8 @@ def test_a_figure_of_another_package_stands_in_every_place(tmp_path: Path, monke
         assert term.met is False and term.promise.startswith("Time to think p99")
         assert [case.name for case in cases([("r", promised)])][1] == "Time to think p99 at most 1e-06 ms"
         assert [row.name for row in FIGURES.at("prometheus")][-1] == "thinking"
-    assert replace(summary, figures=before.figures) == before
+    assert {path.rpartition(".")[0] for path in set(summary.within) - set(before.within)} == {"figures.thinking_ms"}
+    assert replace(summary, figures=before.figures, within=before.within) == before
     with none():
         assert "thinking_ms" in text.render(summary), "a result is readable where the package is not"
 
