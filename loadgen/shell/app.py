@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 
-from loadgen.core.errors import OK, USAGE, UserError
+from loadgen.core.errors import INTERRUPTED, OK, USAGE, UserError
 from loadgen.shell import at_once, streams
 from loadgen.shell.ending import ending
 from loadgen.shell.overview import first_words, overview, version
@@ -50,11 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     if completes:
         from loadgen.shell.completion import whole_words
-    with whole_words() if completes else nullcontext():
-        code = ending(call)
+    try:
+        with whole_words() if completes else nullcontext():
+            code = ending(call)
+        if arguments is None:
+            with suppress(OSError):  # Python tries again at its end, and says why it cannot
+                sys.stdout.flush()
+    except KeyboardInterrupt:  # one more, behind the end that the first one got
+        code = INTERRUPTED
     if arguments is None:  # the process ends here; its interpreter would look at all that is left several times
-        with suppress(OSError):  # Python tries again at its end, and says why it cannot
-            sys.stdout.flush()
         at_once.hear()
         gc.freeze()
     sys.exit(code)

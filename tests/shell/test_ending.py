@@ -167,3 +167,26 @@ def test_a_thread_that_arrow_cannot_start_is_no_bug_of_ours(capsys: pytest.Captu
     with pytest.raises(SystemExit) as left:
         sys.exit(ending(work))
     assert left.value.code == 2 and "no memory is left" in capsys.readouterr().err
+
+
+INTERRUPTED_AT_ITS_END = """
+import io, os, signal, sys
+
+class Out(io.TextIOWrapper):
+    def flush(self):
+        super().flush()
+        os.kill(os.getpid(), signal.SIGINT)  # at the end of the command, and where its end is told
+
+sys.stdout = Out(sys.stdout.detach())
+sys.argv = ["loadgen", "--version"]
+from loadgen.shell.app import main
+main()
+"""
+
+
+@pytest.mark.processes
+def test_one_more_interruption_behind_the_end_leaves_no_traceback() -> None:
+    words = [sys.executable, "-P", "-c", INTERRUPTED_AT_ITS_END]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 130
