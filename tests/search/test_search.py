@@ -30,7 +30,7 @@ from loadgen.core.results.spool import Tail
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.early_stopping import allowed
 from loadgen.core.workload import Closed, Fixed, Poisson, Stage, Synthetic, Workload
-from loadgen.mlperf import kind as mlperf_kind
+from loadgen.mlperf import added as mlperf_added
 from loadgen.present import text as as_text
 from loadgen.repeated import capacity
 from loadgen.runs.show import Show
@@ -490,9 +490,9 @@ def test_the_plan_says_by_which_rules_a_search_ran(tmp_path: Path) -> None:
     assert [*map(experiment.is_mlperf, (plan, of_search, ours, before_plans_did))] == [False, False, True, True]
     assert experiment.unit_of(ours, chained=False) == " queries/s"
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(of_search))
-    assert mlperf_kind.sections(tmp_path, None) is None  # type: ignore[arg-type]
+    assert mlperf_added.sections(tmp_path, None) is None  # type: ignore[arg-type]
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(ours))
-    assert mlperf_kind.sections(tmp_path, None) is not None  # type: ignore[arg-type]
+    assert mlperf_added.sections(tmp_path, None) is not None  # type: ignore[arg-type]
 
 
 def test_a_server_that_dies_is_invalid_not_over(tmp_path: Path) -> None:

@@ -362,7 +362,7 @@ def test_doctor_and_search_take_embeddings(tmp_path: Path, capsys: pytest.Captur
     said = capsys.readouterr().out
     assert "to the answer of rerank to a short text" in " ".join(said.split()) and "tokens arrive" not in said
     asked = ["search", "qa", "--api", "embeddings", "--url", "sim:gb300-vm", "--slo", "e2e:60ms:p90", "--seed", "1"]
-    asked += ["-d", "20s", "--max-probes", "12", "--out", str(tmp_path / "s"), "--progress", "off"]
+    asked += ["-d", "20s", "--max-probes", "3", "--out", str(tmp_path / "s"), "--progress", "off"]
     assert typed(asked) == 3, "no more probes were allowed"
     assert "e2e p90" in capsys.readouterr().out
 

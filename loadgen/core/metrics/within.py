@@ -155,7 +155,7 @@ def _of_run(
     quantiles = dict(QUANTILES)
     for row in FIGURES.here():
         shown: Distribution | None = summary.figures.get(row.field) if row.block else getattr(summary, row.field)
-        told = [(q, value) for q in row.compared if shown is not None and (value := getattr(shown, q, None))]
+        told = [(q, value) for q in row.compared if shown is not None and (value := getattr(shown, q) or 0.0) > 0]
         if not row.values or not told:
             continue
         values = np.concatenate([samples(part, row.name) for part in parts]).astype(np.float64)

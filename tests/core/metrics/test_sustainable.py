@@ -233,7 +233,7 @@ def test_without_a_longer_trial_a_peak_is_by_the_rules_only_and_the_minutes_are_
     assert (answer.sustained, answer.rules_only) == (None, True)
     text = " ".join(found_text(answer, search.told, simulated=False).split())
     assert "rules only: no trial was longer than the rules ask for" in text
-    assert "--sustain" in text and "20 minutes" in text
+    assert "--sustain" in text and "in about 20 min 00 s a try" in text
 
 
 def test_a_confirmation_in_which_a_target_grows_is_refused_without_longer_trials_too() -> None:
