@@ -315,7 +315,6 @@ def _searched(source: str, profile: str, slo: Sequence[str], call: Callable[[lis
     """The folder of a search on a simulated machine, run now, or before with the same workload and SLO."""
     from loadgen.core.workload.loading import text_of
     from loadgen.repeated import capacity
-    from loadgen.search import experiment, text
 
     preset = Path(source.removeprefix(SIMULATED))
     machine = preset.read_text("utf-8", "replace") if preset.is_file() else ""
@@ -328,10 +327,10 @@ def _searched(source: str, profile: str, slo: Sequence[str], call: Callable[[lis
     with contextlib.redirect_stdout(sys.stderr):
         code = call(arguments)
     if code == SLO_MISSED or (code != OK and not (folder / capacity.FILE).is_file()):
-        stored = experiment.stored_search(folder)
-        what = "the search came to no end" if stored is None else text.ENDINGS[stored.answer.reason]
+        file = folder / capacity.FILE
+        why = capacity.load_capacity(file.read_bytes()).bound_why if file.is_file() else "the search came to no end"
         hint = "see the lines of the search above; longer trials, or a wider --slo"
-        raise UserError("no_figure", f"no capacity of this machine: {what}", source, hint)
+        raise UserError("no_figure", f"no capacity of this machine: {why}", source, hint)
     return folder
 
 

@@ -312,14 +312,15 @@ def with_state(found: capacity.Capacity | None, answer: SearchAnswer, go_on: str
         high_per_s=None,
         horizon_s=None,
         lower_bound=True,
-        bound_why=NOTHING_HELD if state == "none" else STOPPED,
+        bound_why=NOT_FOUND.get(answer.reason, NOTHING_HELD) if state == "none" else STOPPED,
         state=state,
         go_on=going_on(answer, go_on),
     )
 
 
 STOPPED = "the search was stopped before it confirmed a load"
-NOTHING_HELD = "no load held, or none was confirmed"
+NOTHING_HELD = "no load held"
+NOT_FOUND = {"unconfirmed": "loads held, and none of them when it was to be confirmed at full length"}
 
 
 def swept(folder: Path, told: Sequence[TrialResult]) -> tuple[levels.SweepCurve, list[TrialResult], SearchAnswer]:
