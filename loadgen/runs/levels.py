@@ -53,6 +53,7 @@ class SweepLevel(msgspec.Struct, frozen=True, kw_only=True):
     at_once: bool = False  # closed loop: all lanes began in one instant
     full: bool = True  # closed loop: for some time all lanes were at work
     total_per_gpu: float | None = None  # input and output tokens/s; null without --gpus
+    sustained: bool | None = None  # false: something grew while it went on; null: not known
 
 
 class SweepCurve(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +68,7 @@ class SweepCurve(msgspec.Struct, frozen=True, kw_only=True):
     slo: str
     levels: tuple[SweepLevel, ...]
     knee: str  # name of the level, "" when no level lies between others
-    best: str  # name of the highest level that met the SLO, "" when none or no SLO
+    best: str  # name of the level that answers what is held within the SLO (`best`), "" when none or no SLO
     metadata: dict[str, str] = {}  # what the user said of the first level
     region: str = ""
 
@@ -87,7 +88,7 @@ def curve(named: Sequence[tuple[str, Summary]]) -> SweepCurve:
     front = pareto({level.name: (level.output_per_s, level.per_user) for level in levels if level.valid})
     levels = [msgspec.structs.replace(level, front=level.name in front) for level in levels]
     first = named[0][1]
-    met = [level for level in levels if outcome(level) == "under"]
+    held = best(levels)
     return SweepCurve(
         workload=first.run.workload,
         model=first.target.model,
@@ -98,7 +99,7 @@ def curve(named: Sequence[tuple[str, Summary]]) -> SweepCurve:
         slo=", ".join(promises(first)),
         levels=tuple(levels),
         knee=knee(levels),
-        best=met[-1].name if met else "",
+        best="" if held is None else held.name,
         metadata=first.run.metadata,
         region=first.target.region,
     )
@@ -111,8 +112,35 @@ def outcome(level: SweepLevel) -> Outcome:
     return "under" if level.slo_met else "over"
 
 
+def kept(levels: Sequence[SweepLevel]) -> list[SweepLevel]:
+    """The levels that kept the SLO, in order of load."""
+    return [level for level in levels if outcome(level) == "under"]
+
+
+def lowest_missed(levels: Sequence[SweepLevel]) -> SweepLevel | None:
+    """The level of least load that missed the SLO."""
+    return next((level for level in levels if outcome(level) == "over"), None)
+
+
+def best(levels: Sequence[SweepLevel]) -> SweepLevel | None:
+    """The level that answers what load is held within the SLO. `levels`: in order of load.
+
+    Of those that kept it at less load than any that missed it: what passed once above a miss is no capacity. One that
+    grew while it went on only where no other is. Of an open loop that of most load; of a closed one, whose load is what
+    its lanes complete, that which completed most.
+    """
+    missed = lowest_missed(levels)
+    below = [level for level in kept(levels) if missed is None or (level.amount or 0) < (missed.amount or 0)]
+
+    def rank(level: SweepLevel) -> tuple[bool, float]:
+        load = level.requests_per_s if _is_closed(level) else level.amount
+        return level.sustained is not False, load or 0.0
+
+    return max(below, key=rank, default=None)
+
+
 def bound_why(curve: SweepCurve) -> str:
-    """Why the highest level within the SLO is only a lower bound of the capacity; "" when it is not, or there is none.
+    """Why the best level within the SLO is only a lower bound of the capacity; "" when it is not, or there is none.
 
     The levels of an open loop enclose the capacity, and a rate between them is estimated. In a closed loop a level that
     is too high completes no more than one that is not, so nothing is known of the rates between two levels.
@@ -121,14 +149,17 @@ def bound_why(curve: SweepCurve) -> str:
     if curve.best not in names:
         return ""
     best, above = curve.levels[names.index(curve.best)], curve.levels[names.index(curve.best) + 1 :]
-    missed = next((level for level in above if outcome(level) == "over"), None)
+    missed = lowest_missed(curve.levels)
     if best.at_once:
         return (
             f"at {best.load or best.name} all lanes began in one instant (concurrency_ramp 0): lanes in step meet "
             "queues that a spread load does not"
         )
+    if missed is None and (grew := grew_above(curve)):
+        return f"{best.load or best.name} kept the SLO, {grew.load or grew.name} grew, and the end lies between"
     if missed is None:
-        return STILL_KEPT if not above else f"no level above {best.load or best.name} is a valid measurement"
+        last = not above or kept(above)
+        return STILL_KEPT if last else f"no level above {best.load or best.name} is a valid measurement"
     if _is_closed(best):
         return (
             f"{best.load or best.name} kept the SLO, {missed.load or missed.name} missed it, and the end lies between"
@@ -136,8 +167,17 @@ def bound_why(curve: SweepCurve) -> str:
     return ""
 
 
+def grew_above(curve: SweepCurve) -> SweepLevel | None:
+    """The lowest level above the best one that kept the SLO and grew while it went on, where the best one did not."""
+    names = [level.name for level in curve.levels]
+    place = names.index(curve.best) if curve.best in names else len(names)
+    if any(level.sustained is False for level in curve.levels[place : place + 1]):
+        return None
+    return next((level for level in kept(curve.levels[place + 1 :]) if level.sustained is False), None)
+
+
 def _is_closed(level: SweepLevel) -> bool:
-    return level.name.startswith("c")
+    return level.name.rpartition("/")[2].startswith("c")
 
 
 def _began_at_once(stages: Sequence[StageSummary]) -> bool:
@@ -177,6 +217,7 @@ def _level(called: str, summary: Summary) -> SweepLevel:
         at_once=_began_at_once(summary.stages),
         full=lanes is None or summary.window.steady.duration_s is not None,
         total_per_gpu=per_gpu(total, gpus),
+        sustained=summary.sustainable.sustained,
     )
 
 

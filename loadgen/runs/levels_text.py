@@ -66,7 +66,7 @@ def remarks(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
     if not level.full:
         yield "too short for its lanes"
     if level.name == curve.best:
-        yield "highest within the SLO"
+        yield "best within the SLO"
     if level.name == curve.knee:
         yield "knee"
     if level.front:
@@ -78,13 +78,14 @@ def _tokens(level: SweepLevel) -> str:
 
 
 def sentences(curve: SweepCurve) -> Iterator[str]:
-    """The result of the sweep in sentences: the highest level within the SLO, and the knee."""
+    """The result of the sweep in sentences: the best level within the SLO, and the knee."""
     by_name = {level.name: level for level in curve.levels}
     if curve.slo:
         if curve.best:
             best = by_name[curve.best]
             rates = f"{format.quantity(best.requests_per_s)} requests/s, {_tokens(best)}"
-            yield f"Highest level within the SLO ({curve.slo}): {best.load}, {rates}."
+            yield f"Best level within the SLO ({curve.slo}): {best.load}, {rates}."
+            yield from _kept_above(curve, best)
             if why := levels.bound_why(curve):
                 higher = "may be far higher; add levels above it" if best is curve.levels[-1] else "is at least this"
                 yield f"It is a lower bound of the capacity: {why}. The capacity {higher}."
@@ -107,18 +108,37 @@ def headline(curve: SweepCurve) -> str:
     return mark + next(sentences(curve), of_all)
 
 
+def _kept_above(curve: SweepCurve, best: SweepLevel) -> Iterator[str]:
+    """Why levels of more load that kept the SLO too are not the best one."""
+    for level in levels.kept(curve.levels[curve.levels.index(best) + 1 :]):
+        missed, name = levels.lowest_missed(curve.levels), level.load or level.name
+        if missed is not None and (level.amount or 0) >= (missed.amount or 0):
+            lower = missed.load or missed.name
+            yield f"{name} kept it too, but no capacity lies above a level that missed it ({lower})."
+        elif level.sustained is False and best.sustained is not False:
+            yield f"{name} kept it too, but grew while it went on: it would not last."
+        else:
+            yield f"{name} kept it too, but completed less: {format.quantity(level.requests_per_s)} requests/s."
+
+
 def _without_best(curve: SweepCurve) -> Iterator[str]:
-    """Why no level is the highest within the SLO."""
+    """Why no level is the best within the SLO."""
     missed = [level for level in curve.levels if levels.outcome(level) == "over"]
     unsound = [level for level in curve.levels if not level.valid or level.state != "finished" or not level.full]
     kept = sum(level.slo_met is True for level in unsound)
     undecided = len(curve.levels) - len(missed) - len(unsound)
     if missed:
-        lowest = missed[0]
-        yield (
-            f"No level kept the SLO ({curve.slo}): {lowest.load or lowest.name}, the lowest valid level, missed it. "
-            "Add levels below it."
-        )
+        lowest, above = missed[0], [level.load or level.name for level in levels.kept(curve.levels)]
+        name = lowest.load or lowest.name
+        if above:
+            yield (
+                f"No capacity within the SLO ({curve.slo}): {name} missed it, and no level below it kept it. What is "
+                f"above it and kept it is none: {', '.join(above)}. Run {name} again, or add levels below it."
+            )
+        else:
+            yield (
+                f"No level kept the SLO ({curve.slo}): {name}, the lowest valid level, missed it. Add levels below it."
+            )
     else:
         yield f"Nothing is known about the SLO ({curve.slo}): no level is a valid measurement that decides it."
     if unsound:

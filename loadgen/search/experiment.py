@@ -240,7 +240,7 @@ def finish(
     answer: SearchAnswer,
     *,
     workload: Workload,
-    bound_why: str = "",
+    table: levels.SweepCurve | None = None,
     go_on: str = "",
 ) -> None:
     """Write the curve, and the capacity if there is one; otherwise remove an old capacity file.
@@ -248,7 +248,7 @@ def finish(
     `go_on`: the command that goes on with a search that has not ended.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    files = outputs(folder, told, answer, workload=workload, bound_why=bound_why, go_on=go_on)
+    files = outputs(folder, told, answer, workload=workload, table=table, go_on=go_on)
     for name, data in files.items():
         store.replace(folder / name, data)
     if capacity.FILE not in files:
@@ -261,16 +261,15 @@ def outputs(
     answer: SearchAnswer,
     *,
     workload: Workload | None = None,
-    bound_why: str = "",
+    table: levels.SweepCurve | None = None,
     go_on: str = "",
 ) -> dict[str, bytes]:
     """The curve and, if there is one, the capacity; of a search there always is, with its state.
 
-    Without the workload its recipe stays empty. `bound_why`: why the capacity is only a lower bound, even if a load
-    that was tried was too high.
+    Without the workload its recipe stays empty. `table`: of a sweep, whose best level is its capacity.
     """
     files = {CURVE: "\n".join(curve(told)).encode() + b"\n"}
-    found = highest(folder, told, answer, workload=workload, bound_why=bound_why)
+    found = highest(folder, told, answer, workload=workload, table=table)
     if not any(result.ask.kind == "level" for result in told):
         found = with_state(found, answer, go_on)
     return files if found is None else files | {capacity.FILE: capacity.dump(found)}
@@ -338,7 +337,10 @@ def swept(folder: Path, told: Sequence[TrialResult]) -> tuple[levels.SweepCurve,
     if not any(summary.target.simulated for _, summary in named):  # as of a search: a real server varies, and changes
         offered_s = [summary.window.steady.duration_s for _, summary in named]
         search.run_spread, search.trial_s = None, min((span_s for span_s in offered_s if span_s), default=None)
-    return table, judged, resume(search, [trial for trial in judged if trial.outcome != "invalid"]).answer
+    answer = resume(search, [trial for trial in judged if trial.outcome != "invalid"]).answer
+    grew = levels.grew_above(table)
+    bound = None if grew is None else next((one.ask.load for one in judged if one.folder == grew.name), None)
+    return table, judged, msgspec.structs.replace(answer, not_steady=bound)
 
 
 def highest(
@@ -347,21 +349,22 @@ def highest(
     answer: SearchAnswer,
     *,
     workload: Workload | None = None,
-    bound_why: str = "",
+    table: levels.SweepCurve | None = None,
 ) -> capacity.Capacity | None:
     """The capacity that these runs are evidence of.
 
     None without an SLO, without a load that held at full length, or when full-length runs failed where they should have
-    passed. It is a lower bound when no run was over, or for the reason in `bound_why`. The evidence is the highest
-    confirmed run, or else the highest run that held to its end. Rate and tokens are those of that run: its load and its
-    steady tokens; never the load of the answer, at which half of the runs fail.
+    passed. It is a lower bound when no run was over; of a sweep where its table says why. The evidence is the highest
+    confirmed run, or else the highest run that held to its end; of a sweep its best level. Rate and tokens are those of
+    that run: its load and its steady tokens; never the load of the answer, at which half of the runs fail.
     The interval is that of the answer, widened to the rate, and below the load that was seen not to be sustained. In a
     closed loop, the rate is the rate that the run completed, without an interval, because the interval of the answer is
     in lanes.
     """
-    best = evidence(told)
+    best = evidence(told) if table is None else next((one for one in told if one.folder == table.best), None)
     if best is None or answer.load is None or answer.reason == "unconfirmed":
         return None
+    bound_why = levels.bound_why(table) if table is not None else capacity.STILL_KEPT if answer.missed is None else ""
     summary = run_folder.kept_summary(folder / best.folder)
     if not promises(summary):
         return None
@@ -378,8 +381,8 @@ def highest(
         low_per_s=min(ends.low, rate) if ends else None,
         high_per_s=high,
         horizon_s=answer.horizon_s if ends else None,
-        lower_bound=bool(bound_why) or answer.missed is None,
-        bound_why=bound_why or (capacity.STILL_KEPT if answer.missed is None else ""),
+        lower_bound=bool(bound_why),
+        bound_why=bound_why,
         unit="conversations" if summary.sessions is not None and not closed else "requests",
         method="sweep" if best.ask.kind == "level" else "search",
         recipe=request_fingerprint(workload, _counted(summary), summary.run.tokenizer_sha256) if workload else "",

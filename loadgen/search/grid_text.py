@@ -19,7 +19,7 @@ _HEAD = (
 
 
 def best(one: CellCurve) -> SweepLevel | None:
-    """The level that stands for a cell: the highest within the SLO; without an SLO, that with most output tokens/s."""
+    """The level that stands for a cell: the best within the SLO; without an SLO, that with most output tokens/s."""
     if one.curve.slo:
         return next((level for level in one.curve.levels if level.name == one.curve.best), None)
     sound = [level for level in one.curve.levels if level.valid and level.output_per_s is not None]
@@ -90,7 +90,7 @@ _WORDS = (
 
 def _heat_maps(found: GridResult) -> Iterator[Section]:
     """For each target two tables, input lengths down and output lengths across."""
-    within = "highest level within the SLO" if found.cells[0].curve.slo else "level with most output tokens/s"
+    within = "best level within the SLO" if found.cells[0].curve.slo else "level with most output tokens/s"
     by_gpu = all(one.curve.gpus for one in found.cells)
     figures: list[tuple[str, Callable[[SweepLevel], float | None]]] = [
         (f"Output tokens/s{' per GPU' if by_gpu else ''}", _output_per_gpu if by_gpu else _output),

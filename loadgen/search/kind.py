@@ -18,6 +18,7 @@ from loadgen.result_kinds import SUMMARIES, ListRow, Remade
 from loadgen.runs import levels_kind as runs
 from loadgen.runs.compared import Side
 from loadgen.runs.kind import additions, compared, kept
+from loadgen.runs.levels import SweepCurve
 from loadgen.search import experiment, trials
 from loadgen.search import sections as search_report
 from loadgen.search import text as words
@@ -154,9 +155,11 @@ def _retold(told: Sequence[TrialResult], again: Sequence[TrialResult]) -> Remade
     return Remade(experiment.TOLD, b"\n".join(map(msgspec.json.encode, again)), SUMMARIES, _given(told, "line {}."))
 
 
-def of_trials(folder: Path, told: Sequence[TrialResult], answer: SearchAnswer, bound_why: str = "") -> Iterator[Remade]:
-    """The files that a search and a sweep make of their trials."""
-    files = experiment.outputs(folder, told, answer, bound_why=bound_why)
+def of_trials(
+    folder: Path, told: Sequence[TrialResult], answer: SearchAnswer, table: SweepCurve | None = None
+) -> Iterator[Remade]:
+    """The files that a search and a sweep make of their trials. `table`: of a sweep."""
+    files = experiment.outputs(folder, told, answer, table=table)
     if (folder / capacity.FILE).is_file():
         files.setdefault(capacity.FILE, b"null\n")
     for name, data in files.items():

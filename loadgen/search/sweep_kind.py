@@ -10,7 +10,7 @@ from loadgen.result_kinds import RECORDS, ListRow, Remade
 from loadgen.runs import levels
 from loadgen.runs import levels_kind as runs
 from loadgen.runs.kind import kept
-from loadgen.runs.levels import bound_why, exit_code
+from loadgen.runs.levels import exit_code
 from loadgen.runs.levels_text import report
 from loadgen.search import experiment
 from loadgen.search.kind import of_trials, retold
@@ -35,4 +35,4 @@ def derived(folder: Path) -> Iterator[Remade]:
     curve, judged, answer = experiment.swept(folder, told)
     yield Remade("sweep.md", markdown.render(report(curve)).encode(), RECORDS)
     yield Remade("report.html", html.render(report(curve)).encode(), RECORDS)
-    yield from of_trials(folder, judged, answer, bound_why(curve))
+    yield from of_trials(folder, judged, answer, curve)

@@ -75,7 +75,6 @@ def carry_out(asked: Sweep) -> tuple[SweepCurve | None, bool]:
     from loadgen.core.results import checksums, store
     from loadgen.core.slo import Slo
     from loadgen.present import html, markdown
-    from loadgen.runs.levels import bound_why
     from loadgen.runs.levels_text import report
     from loadgen.search import experiment, trials
     from loadgen.search import sweep as levels
@@ -128,7 +127,7 @@ def carry_out(asked: Sweep) -> tuple[SweepCurve | None, bool]:
     if not run_folder.runs_in(parent):
         return None, interrupted
     curve, judged, answer = experiment.swept(parent, trials_done)
-    experiment.finish(parent, judged, answer, workload=first_workload, bound_why=bound_why(curve))
+    experiment.finish(parent, judged, answer, workload=first_workload, table=curve)
     said = report(curve)
     store.replace(parent / "sweep.md", markdown.render(said).encode(), shared=True)
     store.replace(parent / "report.html", html.render(said).encode(), shared=True)

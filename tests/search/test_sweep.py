@@ -17,7 +17,7 @@ from queueing import rows
 
 from loadgen.core import run_folder
 from loadgen.core.errors import UserError
-from loadgen.core.metrics.summary import load_summary
+from loadgen.core.metrics.summary import dump_summary, load_summary
 from loadgen.core.results import store
 from loadgen.core.results.manifest import Fingerprints, StagePlan, TargetFacts
 from loadgen.core.stats import intervals
@@ -103,8 +103,9 @@ def test_any_text_is_a_grid_or_refused(text: str) -> None:
 
 
 def level(name: str, output: float, e2e: float, per_user: float = 10.0, *, valid: bool = True) -> SweepLevel:
+    amount = float(name.rpartition("/")[2][1:])
     return SweepLevel(
-        name=name, load=name, amount=float(name[1:]), ok=1, failed=0, requests_per_s=1.0, output_per_s=output,
+        name=name, load=name, amount=amount, ok=1, failed=0, requests_per_s=1.0, output_per_s=output,
         per_gpu=None, per_user=per_user, ttft_p50=1.0, ttft_p99=2.0, tpot_p50=1.0, tpot_p99=2.0, e2e_p50=e2e,
         unsupported=(), goodput=None, slo_met=None, valid=valid, state="finished", simulated=False,
     )  # fmt: skip
@@ -154,9 +155,9 @@ def test_a_folder_of_levels_is_a_curve(tmp_path: Path) -> None:
         assert one.per_user == pytest.approx(1000 / (one.tpot_p50 or 1))
     assert found.best == "c16"
     text, pasted = as_text.render(shown.report(found)), as_markdown.render(shown.report(found))
-    assert re.search(r"\nLevels\n.*\nload ", text) and "\n4 in flight" in text and "highest within the SLO" in text
+    assert re.search(r"\nLevels\n.*\nload ", text) and "\n4 in flight" in text and "best within the SLO" in text
     assert "capacity may be far higher" in " ".join(text.split()), "no level above the best one was tried"
-    assert pasted.count("\n| ") == 5 and "Highest level within the SLO" in pasted
+    assert pasted.count("\n| ") == 5 and "Best level within the SLO" in pasted
 
 
 @pytest.mark.parametrize("simulated", [False, True])
@@ -178,12 +179,16 @@ def test_the_interval_of_a_sweep_covers_what_that_of_a_search_does(tmp_path: Pat
     assert simulated or answer.horizon_s == pytest.approx(intervals.recurrence(25), rel=0.2)
 
 
-def told_of(*found: SweepLevel) -> str:
-    curve = levels.SweepCurve(
+def curve_of(*found: SweepLevel) -> levels.SweepCurve:
+    held = levels.best(found)
+    return levels.SweepCurve(
         workload="w", model="m", target="t", gpus=4, version="0", started="2026-01-01", slo="TTFT p95 at most 2,000 ms",
-        levels=found, knee="", best=([one.name for one in found if levels.outcome(one) == "under"] or [""])[-1],
+        levels=found, knee="", best="" if held is None else held.name,
     )  # fmt: skip
-    return " ".join(shown.sentences(curve))
+
+
+def told_of(*found: SweepLevel) -> str:
+    return " ".join(shown.sentences(curve_of(*found)))
 
 
 def judged(name: str, met: bool | None, *, valid: bool = True, **changed: object) -> SweepLevel:
@@ -210,6 +215,56 @@ def test_why_a_level_is_a_bound() -> None:
     assert "no level above c4 is a valid measurement" in told_of(kept, judged("c8", True, valid=False))
     assert "all lanes began in one instant" in told_of(msgspec.structs.replace(kept, at_once=True), missed)
     assert "bound" not in told_of(judged("r4", True), judged("r8", False)), "rates enclose it, and have an interval"
+
+
+def test_what_passed_above_a_miss_is_no_capacity() -> None:
+    found = curve_of(judged("r1", True), judged("r2", True), judged("r4", False), judged("r8", True))
+    assert found.best == "r2"
+    assert "r8 kept it too, but no capacity lies above a level that missed it (r4)" in told_of(*found.levels)
+    none = told_of(judged("r4", False), judged("r8", True))
+    assert "No level kept the SLO" not in none, "one did"
+    assert "r4 missed it, and no level below it kept it. What is above it and kept it is none: r8" in none
+    again = curve_of(judged("r1/c4", True), judged("r2/c4", False), judged("r1/c8", True)).best
+    assert again == "", "of two runs of a level one missed"
+
+
+def test_lanes_that_complete_less_are_not_the_capacity() -> None:
+    fewer, most = judged("c8", True, requests_per_s=20.0), judged("c16", True, requests_per_s=19.5)
+    assert curve_of(fewer, most).best == "c8"
+    assert "c16 kept it too, but completed less: 19.5 requests/s" in told_of(fewer, most)
+    assert "the highest load that was tried still kept the SLO" in told_of(fewer, most)
+    open_loop = curve_of(judged("r8", True, requests_per_s=8.0), judged("r16", True, requests_per_s=7.9))
+    assert open_loop.best == "r16", "the load of an open loop is what is offered; both rates stand beside it"
+
+
+def test_a_level_that_grew_is_the_best_only_where_no_other_is() -> None:
+    lasts, grew = judged("r8", True, sustained=True), judged("r16", True, sustained=False)
+    found = curve_of(lasts, grew)
+    assert found.best == "r8"
+    assert "r16 kept it too, but grew while it went on: it would not last" in told_of(lasts, grew)
+    assert "r8 kept the SLO, r16 grew, and the end lies between" in levels.bound_why(found)
+    assert curve_of(grew).best == "r16" and not levels.grew_above(curve_of(grew))
+
+
+@pytest.mark.parametrize(("rates", "met", "best"), [((3.0, 6.0, 9.0), (True, False, True), "r3")])
+def test_a_capacity_is_the_best_level_of_the_table(
+    tmp_path: Path, rates: tuple[float, ...], met: tuple[bool, ...], best: str
+) -> None:
+    """What `cost`, `size`, `compare` and the list of results read is what text and page name."""
+    told = []
+    for number, (rate, kept) in enumerate(zip(rates, met, strict=True)):
+        stage = StagePlan(name="load", arrival=f"poisson {rate:g}/s", slots=150, rate=rate)
+        found = rows(number, 150, rate, slower=1.0 if kept else 300.0)
+        runs.write(tmp_path / f"r{rate:g}", found, stages=(stage,))
+        summary = run_folder.open_run(tmp_path / f"r{rate:g}").summary
+        (tmp_path / f"r{rate:g}" / run_folder.SUMMARY).write_bytes(dump_summary(summary))
+        ask = NextTrial(number=number, load=rate, kind="level", early_under=False)
+        told.append(
+            TrialResult(ask=ask, outcome="under", early=False, spent_s=50, offered=rate, noise=0.1, folder=f"r{rate:g}")
+        )
+    curve, judged, answer = experiment.swept(tmp_path, told)
+    held = experiment.highest(tmp_path, judged, answer, table=curve)
+    assert curve.best == best and held is not None and held.evidence == best
 
 
 # -- the folder ----------------------------------------------------------------------------------------------------
