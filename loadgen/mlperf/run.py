@@ -181,7 +181,8 @@ def peak(
         target=settings.shown,
         metadata=dict(settings.metadata),
         seed=seed,
-        flags={"data": data.name} | ({"grace": f"{drain_ns / 1e9:g} s"} if drain_ns != WAIT_NS else {}),
+        flags={"data": data.name, **experiment.of_requests(settings)}
+        | ({"grace": f"{drain_ns / 1e9:g} s"} if drain_ns != WAIT_NS else {}),
         command=settings.command,
         rules="mlperf",
     )

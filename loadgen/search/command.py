@@ -42,10 +42,8 @@ RunSpread = Annotated[
     str | None,
     typer.Option("--run-spread", help="Variation of the server from run to run, as known from repeats: 3%."),
 ]
-OF_A_PROBE = (
-    "concurrency_ramp", "max_in_flight", "timeout", "stall_timeout", "input_tokens", "output_tokens",
-)  # fmt: skip
-"""Options that change what a trial is: part of what makes two searches the same."""
+OF_THE_SEARCH = ("slo", "goodput", "duration", "limit", "grace", "seed")
+"""Options over the workload that stand in the plan of a search in another form, or not: each trial has its own seed."""
 
 
 @takes(
@@ -201,7 +199,7 @@ def search(
         by="search", kind="concurrency" if closed else "request_rate",
         workload=workload or str(given["trace"] or given["dataset"] or checked.name), source_text=checked.source_text,
         target=settings.shown, metadata=dict(settings.metadata),
-        flags=_flags(given, checked, trial_ns), seed=trial_runner.seed, command=settings.command,
+        flags=_flags(given, checked, settings, trial_ns), seed=trial_runner.seed, command=settings.command,
     )  # fmt: skip
     show = shown(given, quiet=True)
     with alone(folder):
@@ -259,14 +257,18 @@ def _check_kind(
         raise UserError("conflict", "it is of a search by trials", flag, f"leave out {flag} or --continuous")
 
 
-def _flags(given: Given, checked: Workload, trial_ns: int) -> dict[str, Any]:
+def _flags(given: Given, checked: Workload, settings: Settings, trial_ns: int) -> dict[str, Any]:
     """What was typed of each trial, for the plan of the search."""
+    from loadgen.core.workload.flags import of_the_load
+    from loadgen.search.experiment import of_requests
+
     flags: dict[str, Any] = {"slo": ", ".join(_slo_texts(checked)), "duration": f"{trial_ns / 1e9:g} s"}
     if given["limit"]:
         flags["limit"] = ", ".join(given["limit"])
     if given["grace"] and checked.grace_ns is not None:
         flags["grace"] = f"{checked.grace_ns / 1e9:g} s"
-    return flags | {name: given[name] for name in OF_A_PROBE if given[name] is not None}
+    others = {name: value for name, value in of_the_load(given.options).items() if name not in OF_THE_SEARCH}
+    return flags | {name: str(value) for name, value in others.items()} | of_requests(settings)
 
 
 def longer(sustain: bool | None, settings: Settings) -> float:

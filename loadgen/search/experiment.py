@@ -45,6 +45,7 @@ from loadgen.search.sweep import Kind
 from loadgen.shell.taken_up import to_say
 
 if TYPE_CHECKING:
+    from loadgen.core.execution.plan import Settings
     from loadgen.core.metrics.summary import Summary
 
 SCHEMA = 1
@@ -71,6 +72,20 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = {}  # of --metadata; not part of the identity
     command: tuple[str, ...] = ()  # as typed, without its secrets; not part of the identity
     rules: str = ""  # by which it ran, beside the limits that were given: mlperf
+
+
+OF_A_REQUEST = (
+    "model", "server", "api", "stream", "client", "extra_body", "tokenizer", "route", "session_header", "slo_headers",
+    "reset_cache",
+)  # fmt: skip
+"""Settings that change what is sent or how answers are read, beside the target."""
+
+
+def of_requests(settings: Settings) -> dict[str, str]:
+    """Those of `OF_A_REQUEST` that were given, as text for a plan."""
+    usual = type(settings)()
+    given = {name: getattr(settings, name) for name in OF_A_REQUEST}
+    return {name: str(value) for name, value in given.items() if value != getattr(usual, name)}
 
 
 def plan_of(folder: Path) -> ExperimentPlan:

@@ -17,7 +17,7 @@ from loadgen.core.workload.overrides import placed
 from loadgen.present import html, markdown
 from loadgen.search import grid, grid_kind, grid_text, sweep_run
 from loadgen.search import sweep as levels
-from loadgen.search.experiment import ExperimentPlan, refuse_other
+from loadgen.search.experiment import ExperimentPlan, of_requests, refuse_other
 from loadgen.search.grid import GridCell, GridPlan
 from loadgen.search.sweep_run import KINDS, Sweep
 from loadgen.shell.options import Given
@@ -164,7 +164,7 @@ def _begin(parent: Path, cells: Sequence[CellSweep]) -> GridPlan:
         workload=first.name,
         source_text=first.workload.source_text,
         target="" if first.cell.target else first.settings.shown,
-        flags=first.shared,
+        flags=first.shared | of_requests(first.settings),
         metadata=dict(first.settings.metadata),
         seed=first.workload.seed,
     )

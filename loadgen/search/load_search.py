@@ -174,6 +174,7 @@ class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
     run_spread: float | None
     stopped: str
     trial_s: float | None = None  # null also in older files
+    step: float = STEP
 
 
 @dataclass(slots=True)

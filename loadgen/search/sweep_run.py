@@ -91,7 +91,7 @@ def carry_out(asked: Sweep) -> tuple[SweepCurve | None, bool]:
         source_text=first_workload.source_text,
         target=asked.settings.shown,
         metadata=dict(asked.settings.metadata),
-        flags=asked.flags,
+        flags=asked.flags | experiment.of_requests(asked.settings),
         seed=seed,
     )
     trials_done = experiment.begin(parent, plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import shlex
@@ -35,7 +36,16 @@ from loadgen.present import text as as_text
 from loadgen.repeated import capacity
 from loadgen.runs.show import Show
 from loadgen.search import command, experiment, load_search, text, trials
-from loadgen.search.load_search import CONFIRMATIONS, ENOUGH, LoadSearch, NextTrial, Outcome, SearchAnswer, TrialResult
+from loadgen.search.load_search import (
+    CONFIRMATIONS,
+    ENOUGH,
+    LoadSearch,
+    NextTrial,
+    Outcome,
+    SearchAnswer,
+    SearchSettings,
+    TrialResult,
+)
 from loadgen.search.watch import Goal, Watch
 from loadgen.shell.app import main
 from loadgen.shell.taken_up import typed_again
@@ -608,6 +618,42 @@ def test_a_search_is_taken_up_without_its_flags(tmp_path: Path, capsys: pytest.C
     assert json.loads(answers[0])["answer"] == json.loads(answers[1])["answer"]
     assert exits("search", "--resume", str(tmp_path)) == 2
     assert "no search to go on with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        (("--model", "other"), "model: none there, other here"),
+        (("--no-stream",), "stream: none there, False here"),
+        (("--api", "completions"), "api: none there, completions here"),
+        (("--extra-body", '{"top_k": 1}'), "extra_body: none there, {'top_k': 1} here"),
+        (("--salt", "fresh"), "salt: none there, fresh here"),
+        (("--set", "max_in_prefill=3"), "max_in_prefill: none there, 3 here"),
+        (("--stop-when", "errors:20%"), "stop_when: none there"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("search", "--slo", "e2e:30s", "--low", "1", "--high", "2", "--max-probes", "1"),
+        ("sweep", "--request-rate", "1"),
+    ],
+)
+def test_what_is_sent_otherwise_is_another_experiment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...], added: tuple[str, ...], said: str
+) -> None:
+    """Runs of two kinds of requests in one folder would be read as one load, and none of them says so."""
+    name, *options = command
+    common = (name, "qa", "--url", "sim:h100x8", *options, "-d", "10s", "-o", str(tmp_path / "c"))
+    exit_code(common)
+    capsys.readouterr()
+    assert exit_code([*common, *added]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_all_that_an_answer_hangs_on_is_stored() -> None:
+    fields = {one.name for one in dataclasses.fields(LoadSearch)}
+    assert set(SearchSettings.__struct_fields__) == fields - {"told"}
 
 
 def test_a_search_on_a_simulated_target_begins_where_its_preset_is_full(tmp_path: Path) -> None:
