@@ -33,7 +33,9 @@ SENTENCES = {
         "is where the highest such load lies by all trials together",
     "horizon": "the interval of the capacity holds for {within}",
     "not_sustained": "whether this load can go on is not known: {why}",
-    "unconfirmed": "the search ended before a confirmation: a trial at full length is the evidence",
+    "unconfirmed":
+        "the search ended before a confirmation: a trial at full length is the evidence, and a longer "
+        "run may not hold it",
     "at_once":
         "Offline: everything was due at once, without a limit on latency; rates are over the whole run. Under a limit "
         "the same machines carry less",

@@ -69,8 +69,8 @@ def headline(found: StoredTrials) -> str:
 
 
 def report(found: StoredTrials) -> Report:
+    go_on = _go_on(found.folder, found.search)
     if found.search is None:
-        go_on = experiment.resuming(found.folder, experiment.plan_of(found.folder))
         so_far = runs.report(found.as_runs)
         none = Said("The search has no answer yet: these are its trials so far.", "warn", large=True)
         added = [one for addition in found.additions for one in addition.sections]
@@ -78,13 +78,21 @@ def report(found: StoredTrials) -> Report:
         warned = [*so_far.warned, *(one for addition in found.additions for one in addition.warned)]
         return msgspec.structs.replace(so_far, warned=warned, answer=[none, *so_far.answer], sections=sections)
     held = runs.capacity_in(found.folder)
-    return search_report.report(
+    whole = search_report.report(
         found.search,
         found.named,
         unit=found.unit,
         evidence="" if held is None or held.unfinished else held.evidence,
         additions=found.additions,
     )
+    left = [section("Go on with", Quoted(go_on))] if go_on else []
+    return msgspec.structs.replace(whole, sections=[*whole.sections, *left])
+
+
+def _go_on(folder: Path, search: StoredSearch | None) -> str:
+    """The command that goes on with the search; "" where nothing is left to be done."""
+    resuming = experiment.resuming(folder, experiment.plan_of(folder))
+    return resuming if search is None else experiment.going_on(search.answer, resuming)
 
 
 def ended(folder: Path) -> Report:
@@ -112,9 +120,9 @@ def comparable(folder: Path) -> Side:
         names = ", ".join(run.name for run in runs.runs(folder)) or "none yet"
         why = f": {held.bound_why}" if held is not None and held.bound_why else ""
         what = f"a search without a capacity{why}; no run of it stands for a load that holds"
-        ended = held is not None and held.state == "none"
-        go_on = "" if ended else f"go on with: {experiment.resuming(folder, experiment.plan_of(folder))}; or "
-        raise WithoutCapacity("no_figure", what, str(folder), f"{go_on}name one of its runs: {names}")
+        go_on = _go_on(folder, experiment.stored_search(folder))
+        hint = f"go on with: {go_on}; or name" if go_on else "name"
+        raise WithoutCapacity("no_figure", what, str(folder), f"{hint} one of its runs: {names}")
     run = folder / held.evidence
     unit = f"{held.unit}/s"
     how = "sustained" if held.sustained else "confirmed" if held.confirmed else "the highest that held"

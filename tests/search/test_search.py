@@ -753,6 +753,10 @@ def test_a_stopped_search_sizes_no_machines(
         assert exit_code(call) == 3, call
         said = capsys.readouterr()
         assert said.out == "" and "--resume c" in said.err, call
+    for call in (["report", "c"], ["compare", "c", "c"]):  # what they say can be typed as it stands
+        assert exit_code(call) == 3, call
+        said = capsys.readouterr()
+        assert stored["go_on"] in " ".join((said.out + said.err).split()), call
 
 
 def test_a_search_killed_in_its_first_trial_is_told_as_stopped_by_every_command(
