@@ -249,7 +249,7 @@ def _drift(drift: Drift) -> list[str]:
         return []
     changes = [(name, getattr(drift, field)) for name, field in _DRIFTS]
     said = [f"{name} {change * 100:+.1f} %" for name, change in changes if change is not None]
-    return [f"last third of the time against the first: {said[0]}", *said[1:]] if said else []
+    return [f"last third of the time with load offered against the first: {said[0]}", *said[1:]] if said else []
 
 
 def sustained(found: Sustainable) -> str:

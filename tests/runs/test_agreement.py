@@ -32,6 +32,15 @@ def listed(root: Path) -> dict[str, str]:
     return dict(zip(results_page.HEAD, results_page._row(result), strict=True))
 
 
+@pytest.mark.parametrize("name", ["mixed", "agentic", "rag-pipeline"])
+def test_goodput_is_the_offered_rate_times_the_share(tmp_path: Path, name: str) -> None:
+    """Also of classes, whose own rates are each over a time of their own, and of tasks, whose turns go on."""
+    run = loadgen.run(name, url="sim:gb300-vm", request_rate=4, duration="60s", warmup=0, seed=3, out=tmp_path / "r")
+    goodput, offered = run.summary.goodput, run.summary.load.offered_rps
+    assert None not in (goodput.steady_rps, goodput.share, offered)
+    assert goodput.steady_rps == pytest.approx(offered * goodput.share)  # type: ignore[operator]
+
+
 @pytest.mark.parametrize(
     "load",
     [

@@ -74,10 +74,11 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
         return self.has_slo and self.met is None
 
 
-def of_classes(classes: Sequence[Goodput]) -> Goodput:
+def of_classes(classes: Sequence[Goodput], cell: Cell, inside: Window) -> Goodput:
     """That of a run whose classes have SLOs of their own: good is what is good under the SLO of its class.
 
-    The terms stand with the classes; classes without an SLO are left out.
+    The terms stand with the classes; classes without an SLO are left out. `cell`: of all classes together, whose rate
+    of due instants is the offered one that is printed: those of the classes, each over its own time, do not add up.
     """
     met = together([one.met for one in classes if one.has_slo or one.met is not None])
     judged = [one for one in classes if one.has_slo]
@@ -89,9 +90,10 @@ def of_classes(classes: Sequence[Goodput]) -> Goodput:
         return None if None in values else sum(values)
 
     good, counted = total("good"), total("counted")
+    everyone = max(cell.sum("rows") - cell.sum("cancelled") - total("unfinished"), counted)  # of all classes
     return Goodput(
         rps=total("rps"),
-        steady_rps=total("steady_rps"),
+        steady_rps=_steady_rps(good, everyone, cell, inside),
         share=good / counted if counted and good is not None else None,
         good=good,
         counted=counted,
@@ -135,11 +137,6 @@ def goodput(
     everyone = cell.sum("rows") - cell.sum("cancelled") + unrecorded - (0 if dropped_too else cell.sum("dropped"))
     left_out = cell.sum("unfinished") - cell.sum("unfinished_over")
     counted, cut = everyone - left_out, is_undecided(cell.sum("unfinished"), everyone)
-    good: int | None = cell.sum("good")
-    rps = per_second(good, inside)
-    share: float | None = cell.sum("good") / counted if counted else None
-    due_per_s = instants_per_s(cell, "open_due" if cell.sum("open_due") else "sent")
-    steady_rps = share * due_per_s if share is not None and due_per_s is not None and inside.steady.duration_s else None
     results = [_term_result(cell, i, term, gaps, everyone, cut, unsound) for i, term in enumerate(slo.terms)]
     share_met: bool | None = True
     no_tpot = any(_without_span(cell, term) for term in slo.terms)
@@ -147,12 +144,11 @@ def goodput(
     if slo.goodput_share is not None:
         known = None if withheld else _judged_share(cell.sum("good"), counted, left_out, slo.goodput_share, cut)
         share_met = None if known and no_tpot else known
-    if withheld or no_tpot:
-        good = rps = steady_rps = share = None
+    good = None if withheld or no_tpot else cell.sum("good")
     return Goodput(
-        rps=rps,
-        steady_rps=steady_rps,
-        share=share,
+        rps=None if good is None else per_second(good, inside),
+        steady_rps=_steady_rps(good, counted, cell, inside),
+        share=good / counted if counted and good is not None else None,
         good=good,
         counted=counted,
         unfinished=left_out,
@@ -160,6 +156,13 @@ def goodput(
         share_limit=slo.goodput_share,
         met=together([share_met, *(result.met for result in results)]),
     )
+
+
+def _steady_rps(good: int | None, counted: int, cell: Cell, inside: Window) -> float | None:
+    """The rate of requests due (closed loop: sent), times the share of them that is good."""
+    due_per_s = instants_per_s(cell, "open_due" if cell.sum("open_due") else "sent")
+    known = good is not None and counted and due_per_s is not None and inside.steady.duration_s
+    return good / counted * due_per_s if known else None  # type: ignore[operator]
 
 
 def _term_result(

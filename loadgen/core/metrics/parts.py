@@ -205,7 +205,8 @@ class Parts(NamedTuple):
         self, model: str, everything: CellPair, inside: Window, classes: Sequence[ClassSummary]
     ) -> ModelSummary:
         """One of several models, with the cells of its classes together."""
-        figures = self._of_part(everything, inside, None) | {"goodput": of_classes([part.goodput for part in classes])}
+        good = of_classes([part.goodput for part in classes], everything.measured, inside)
+        figures = self._of_part(everything, inside, None) | {"goodput": good}
         return ModelSummary(model=model, classes=tuple(part.name for part in classes), **figures)
 
     def of_step(self, plan: StepPlan, everything: CellPair, inside: Window, time: StepTime) -> StepSummary:

@@ -269,7 +269,7 @@ def build(
     tasks = blocks.sessions(measured, accumulator.cut(), inside)
     whole["goodput"] = with_tasks(whole["goodput"], tasks)
     if header.slo is None:
-        whole["goodput"] = of_classes([part.goodput for part in by_part["classes"]])
+        whole["goodput"] = of_classes([part.goodput for part in by_part["classes"]], measured, inside)
     summary = Summary(
         schema=SCHEMA,
         schema_minor=SCHEMA_MINOR,
