@@ -372,7 +372,7 @@ def _rests_on_few(difference: Difference, first: Side, other: Side, compared: Me
     middle_ns = math.sqrt(difference.before * difference.after) * 1e6
     above_a, total_a = block_errors.stretches_above(parts_a, compared, middle_ns)
     above_b, total_b = block_errors.stretches_above(parts_b, compared, middle_ns)
-    if intervals.fisher(above_a, total_a, above_b, total_b) <= level:
+    if fisher(above_a, total_a, above_b, total_b) <= level:
         return difference
     why = f"they differ in a few stretches of time only ({above_a} of {total_a}, {above_b} of {total_b})"
     return msgspec.structs.replace(difference, word="cannot tell", why=why)
@@ -499,3 +499,11 @@ def _judged(difference: Difference, known: Known, better: int, level: float, fam
     seen = detectable if detectable <= max(before, 1 - before) else None
     low, high = max(low, -before), min(high, 1 - before)
     return msgspec.structs.replace(difference, low=low, high=high, detectable=seen, word=word, why="")
+
+
+def fisher(hits_a: int, n_a: int, hits_b: int, n_b: int) -> float:
+    """Fisher's exact test, two-sided: the probability of counts as unequal as these, or more, from equal shares."""
+    hits = hits_a + hits_b
+    ways = [math.comb(n_a, i) * math.comb(n_b, hits - i) for i in range(max(0, hits - n_b), min(n_a, hits) + 1)]
+    seen = math.comb(n_a, hits_a) * math.comb(n_b, hits_b)
+    return sum(way for way in ways if way <= seen) / math.comb(n_a + n_b, hits)

@@ -31,6 +31,7 @@ from loadgen.core.stats.intervals import Interval
 from loadgen.core.stats.quantiles import element
 from loadgen.figures import POOLED
 
+CENTRES = 200  # values that the tenants may have had in common, of which the most even one is taken
 RATE_BATCHES = intervals.BATCHES  # for the batch means of a rate, over all runs together
 
 
@@ -155,7 +156,7 @@ class Evaluator:
             raise Missing("all requests are of one tenant")
         of_classes = {plan.name: self.held(term._replace(kind="goodput", class_name=plan.name)) for plan in plans}
         shares = [_together([of_classes[name] for name in names]) for names in tenants.values()]
-        index = fairness.jain_bounds(shares)
+        index = jain_bounds(shares)
         if index is None:
             raise Missing("no request of any tenant was good")
         caveats = {held.caveat: None for held in of_classes.values() if held.caveat}
@@ -605,3 +606,23 @@ FIGURES: dict[str, Callable[[Evaluator, Promise], Held]] = {
     "recovery": Evaluator.recovery,
 }
 """Keyword -> how its figure is computed; of a figure of requests, ours or not, by `own_latency`."""
+
+
+def jain_bounds(shares: Sequence[Interval]) -> Interval | None:
+    """Jain's index of shares, and its ends where each share may be anywhere in its own interval; None: all are 0.
+
+    The index grows with a value below a centre and falls with one above it. So the most even values are those nearest
+    to one centre, and the most uneven ones the low ends of the smaller shares with the high ends of the larger ones.
+    """
+    value = fairness.jain([share.value for share in shares])
+    if value is None:
+        return None
+    ordered = sorted(shares, key=lambda share: share.low + share.high)
+    corners = [
+        [*(share.low for share in ordered[:i]), *(share.high for share in ordered[i:])] for i in range(len(shares) + 1)
+    ]
+    least, most = min(share.low for share in shares), max(share.high for share in shares)
+    centres = [least + (most - least) * i / CENTRES for i in range(CENTRES + 1)]
+    evened = [[min(max(centre, share.low), share.high) for share in shares] for centre in centres]
+    found = [value, *(index for values in (*corners, *evened) if (index := fairness.jain(values)) is not None)]
+    return Interval(value, min(found), max(found))

@@ -192,7 +192,7 @@ OF_TASKS = {
     "good_tasks": "good_requests",
     "task_cost": "cost",
 }
-"""Term about conversations and tasks as a whole -> what it is of the row that `metrics.tasks.as_rows` makes of each."""
+"""Term about conversations and tasks as a whole -> what it is of their row (`steady_samples.as_rows`)."""
 _NOT_OF_CLASS = {*POOLED, "task_cost"}
 """Times, shares and terms of tasks may be about one class alone, but for these: which part of the machines a class pays
 is not known."""

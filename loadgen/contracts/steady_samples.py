@@ -20,10 +20,11 @@ from loadgen.contracts.quantile_interval import Series
 from loadgen.core import format
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import outcomes, tasks, windows
-from loadgen.core.metrics.columns import CANCELLED, DROPPED, OK, UNFINISHED, Columns, is_measured, of_class
+from loadgen.core.metrics.columns import CANCELLED, DROPPED, FAILED, OK, UNFINISHED, Columns, is_measured, of_class
 from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import Header
+from loadgen.core.results.record import ROW
 from loadgen.core.slo import Slo, Term, absent
 from loadgen.core.stats import intervals
 from loadgen.core.stats.quantiles import Histogram, support
@@ -79,14 +80,14 @@ class RecordedRun:
         )
 
     def of_tasks(self) -> RecordedRun:
-        """The conversations and tasks, each as if it were one request (`tasks.as_rows`), with their part of the SLO.
+        """The conversations and tasks, each as if it were one request (`as_rows`), with their part of the SLO.
 
         Raises Missing where there are none, or where the end of the load cut too many of them.
         """
         found = self.summary.sessions
         if found is None:
             raise Missing("there were no tasks and no conversations")
-        rows = tasks.as_rows(tasks.of_requests(Columns(self.rows), self.header.turns))
+        rows = as_rows(tasks.of_requests(Columns(self.rows), self.header.turns))
         task = None if self.header.slo is None else self.header.slo.task
         limits = () if task is None else (("e2e", task.within_ns), ("ttft_from_sent", task.wait_ns))
         slo = Slo(terms=tuple(Term(metric=name, limit_ns=limit) for name, limit in limits if limit is not None))
@@ -404,3 +405,24 @@ def _never_queued(runs: Sequence[RecordedRun]) -> bool:
         ttft_p99_ms is not None and e2e_p50_ms is not None and ttft_p99_ms < NO_WAIT * e2e_p50_ms
         for ttft_p99_ms, e2e_p50_ms in pairs
     )
+
+
+def as_rows(made: tasks.TaskTable) -> NDArray[np.void]:
+    """A row (`record.ROW`) for each task, as if it were one request.
+
+    Its `e2e` is then the task time, its `ttft` the time waited for first tokens, its `ttft_from_sent` the longest such
+    wait. A task whose last request was never sent is unfinished.
+    """
+    columns = made.columns
+    rows = np.zeros(len(made.numbers), ROW)
+    rows["slot"] = rows["request"] = rows["session"] = made.numbers
+    rows["stage"], rows["due_ns"] = columns.stage, columns.due
+    rows["first_token_ns"] = columns.due + columns.wait
+    rows["sent_ns"] = rows["first_token_ns"] - columns.longest_wait
+    rows["end_ns"] = rows["done_ns"] = np.maximum(made.end, columns.due)
+    cut = (columns.unfinished > 0) | ~made.over
+    rows["status"] = np.select(
+        [columns.cancelled > 0, cut, columns.ok > 0], [CANCELLED, UNFINISHED, OK], default=FAILED
+    )
+    rows["input_tokens"], rows["output_tokens"] = columns.input, columns.output
+    return rows

@@ -36,7 +36,6 @@ from loadgen.core.execution.plan import Settings, prepare
 from loadgen.core.execution.steering import MakeSteering
 from loadgen.core.execution.stop_watch import LOOK_NS
 from loadgen.core.metrics import reasons
-from loadgen.core.metrics.stop_rules import first_breach
 from loadgen.core.metrics.summary import Summary, dump_summary, summarize
 from loadgen.core.requests import prompts, resonance
 from loadgen.core.results import checksums, manifest, parquet, store
@@ -53,7 +52,7 @@ from loadgen.sim.engine.replica import DONE, NEVER, Costs, Replica, ServerLimits
 from loadgen.sim.engine.routing import Route, route
 from loadgen.sim.presets.preset import Preset, load_preset
 from loadgen.sim.request_lengths import Sizes, sizes_of
-from loadgen.sim.stop_watch import VirtualStopWatch
+from loadgen.sim.stop_watch import VirtualStopWatch, first_breach
 from loadgen.sim.virtual_rows import Flights, VirtualRows, outcome, rows_so_far
 
 TEXTS = (

@@ -27,7 +27,6 @@ from loadgen.core.metrics import within
 from loadgen.core.metrics.summary import load_summary, summarize
 from loadgen.core.results.manifest import Fingerprints
 from loadgen.core.slo import Slo, Term
-from loadgen.core.stats import intervals
 from loadgen.present import junit, table
 from loadgen.present import markdown as as_markdown
 from loadgen.present import text as as_text
@@ -130,8 +129,8 @@ def test_a_tail_made_by_one_bad_spell_a_run_is_not_told_apart() -> None:
     (tpot,) = (one for one in found.differences if one.metric == "tpot_ms.p99")
     assert (tpot.change or 0) > 1 and (tpot.low or 0) > 0
     assert tpot.word == "cannot tell" and "a few stretches of time only" in tpot.why
-    assert intervals.fisher(0, 20, 3, 20) == pytest.approx(0.2308, abs=1e-4)
-    assert intervals.fisher(0, 20, 20, 20) < 1e-10
+    assert comparison.fisher(0, 20, 3, 20) == pytest.approx(0.2308, abs=1e-4)
+    assert comparison.fisher(0, 20, 20, 20) < 1e-10
 
 
 def test_shares_of_repeats_without_a_failure_are_not_certain() -> None:

@@ -12,12 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from loadgen.core.stats.intervals import Interval
-
 if TYPE_CHECKING:
     from loadgen.core.metrics.parts import ClassSummary
-
-CENTRES = 200  # values that the tenants may have had in common, of which the most even one is taken
 
 
 class TenantShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,26 +43,6 @@ def jain(values: Sequence[float]) -> float | None:
     """Jain's index of values of at least 0; None where all are 0, or there are none."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else None
-
-
-def jain_bounds(shares: Sequence[Interval]) -> Interval | None:
-    """Jain's index of shares, and its ends where each share may be anywhere in its own interval; None: all are 0.
-
-    The index grows with a value below a centre and falls with one above it. So the most even values are those nearest
-    to one centre, and the most uneven ones the low ends of the smaller shares with the high ends of the larger ones.
-    """
-    value = jain([share.value for share in shares])
-    if value is None:
-        return None
-    ordered = sorted(shares, key=lambda share: share.low + share.high)
-    corners = [
-        [*(share.low for share in ordered[:i]), *(share.high for share in ordered[i:])] for i in range(len(shares) + 1)
-    ]
-    least, most = min(share.low for share in shares), max(share.high for share in shares)
-    centres = [least + (most - least) * i / CENTRES for i in range(CENTRES + 1)]
-    evened = [[min(max(centre, share.low), share.high) for share in shares] for centre in centres]
-    found = [value, *(index for values in (*corners, *evened) if (index := jain(values)) is not None)]
-    return Interval(value, min(found), max(found))
 
 
 def tenants_of(tenants: Mapping[str, str | None]) -> dict[str, tuple[str, ...]]:

@@ -23,37 +23,18 @@ def breach(rules: Sequence[StopRule], rows: NDArray[np.void], now_ns: int) -> Re
     As with an SLO, a failed request is over every limit.
     """
     done = rows["done_ns"]
-    recent = Columns(picked(rows, _has_ended(rows) & (done > now_ns - WINDOW_NS) & (done <= now_ns)))
-    return _broken(rules, len(recent), (int(_is_over(rule, recent).sum()) for rule in rules), now_ns)
+    recent = Columns(picked(rows, has_ended(rows) & (done > now_ns - WINDOW_NS) & (done <= now_ns)))
+    return broken(rules, len(recent), (int(is_over(rule, recent).sum()) for rule in rules), now_ns)
 
 
-def first_breach(rules: Sequence[StopRule], rows: NDArray[np.void], step_ns: int) -> tuple[int, ReasonCode] | None:
-    """When a watch that looks every `step_ns` would have ended this run, and why: the first `breach` of its looks.
-
-    Each row is looked at once, and none where there is no rule.
-    """
-    if not rules:
-        return None
-    ended = Columns(rows, _has_ended(rows))
-    order = np.argsort(ended["done_ns"], kind="stable")
-    done = ended["done_ns"][order]
-    over = [np.concatenate([[0], np.cumsum(_is_over(rule, ended)[order])]) for rule in rules]  # among the first n
-    looks = np.arange(step_ns, int(done.max(initial=0)) + 1, step_ns)
-    begins, ends = (np.searchsorted(done, instants, "right") for instants in (looks - WINDOW_NS, looks))
-    for now_ns, begin, end in zip(looks.tolist(), begins.tolist(), ends.tolist(), strict=True):
-        if reason := _broken(rules, end - begin, (int(count[end] - count[begin]) for count in over), now_ns):
-            return now_ns, reason
-    return None
-
-
-def _has_ended(rows: NDArray[np.void]) -> NDArray[np.bool_]:
+def has_ended(rows: NDArray[np.void]) -> NDArray[np.bool_]:
     """Which requests ended by themselves: not those that were never sent or that the end of the run cut."""
     status = rows["status"]
     ended: NDArray[np.bool_] = (rows["done_ns"] >= 0) & (status != CANCELLED) & (status != UNFINISHED)
     return ended
 
 
-def _is_over(rule: StopRule, requests: Columns) -> NDArray[np.bool_]:
+def is_over(rule: StopRule, requests: Columns) -> NDArray[np.bool_]:
     """Which requests count against a rule: those that failed, and those over its limit."""
     ok = requests.where(OK)
     if rule.quantile is None:
@@ -63,7 +44,7 @@ def _is_over(rule: StopRule, requests: Columns) -> NDArray[np.bool_]:
     return over
 
 
-def _broken(rules: Sequence[StopRule], requests: int, over: Iterable[int], now_ns: int) -> ReasonCode | None:
+def broken(rules: Sequence[StopRule], requests: int, over: Iterable[int], now_ns: int) -> ReasonCode | None:
     """The first rule that is broken. `requests`: how many ended in the window. `over`: how many count against each."""
     if requests < FEWEST:
         return None

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from loadgen.core.metrics.columns import CANCELLED, FAILED, OK, UNDEFINED, UNFINISHED
+from loadgen.core.metrics.columns import CANCELLED, OK, UNDEFINED, UNFINISHED
 from loadgen.core.metrics.windows import ends_chain
-from loadgen.core.results.record import KIND, ROW
+from loadgen.core.results.record import KIND
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,24 +75,3 @@ def of_requests(columns: Columns, turns: int) -> TaskTable:
     )
     over = ends_chain(whole(np.maximum, columns.take("slot", order)), turns)
     return TaskTable(sessions[starts].astype(np.int64), parts, whole(np.maximum, columns.take("end_ns", order)), over)
-
-
-def as_rows(tasks: TaskTable) -> NDArray[np.void]:
-    """A row (`record.ROW`) for each task, as if it were one request.
-
-    Its `e2e` is then the task time, its `ttft` the time waited for first tokens, its `ttft_from_sent` the longest such
-    wait. A task whose last request was never sent is unfinished.
-    """
-    columns = tasks.columns
-    rows = np.zeros(len(tasks.numbers), ROW)
-    rows["slot"] = rows["request"] = rows["session"] = tasks.numbers
-    rows["stage"], rows["due_ns"] = columns.stage, columns.due
-    rows["first_token_ns"] = columns.due + columns.wait
-    rows["sent_ns"] = rows["first_token_ns"] - columns.longest_wait
-    rows["end_ns"] = rows["done_ns"] = np.maximum(tasks.end, columns.due)
-    cut = (columns.unfinished > 0) | ~tasks.over
-    rows["status"] = np.select(
-        [columns.cancelled > 0, cut, columns.ok > 0], [CANCELLED, UNFINISHED, OK], default=FAILED
-    )
-    rows["input_tokens"], rows["output_tokens"] = columns.input, columns.output
-    return rows

@@ -295,14 +295,6 @@ def wilson(p: float, n: float, level: float = LEVEL) -> tuple[float, float]:
     return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
-def fisher(hits_a: int, n_a: int, hits_b: int, n_b: int) -> float:
-    """Fisher's exact test, two-sided: the probability of counts as unequal as these, or more, from equal shares."""
-    hits = hits_a + hits_b
-    ways = [math.comb(n_a, i) * math.comb(n_b, hits - i) for i in range(max(0, hits - n_b), min(n_a, hits) + 1)]
-    seen = math.comb(n_a, hits_a) * math.comb(n_b, hits_b)
-    return sum(way for way in ways if way <= seen) / math.comb(n_a + n_b, hits)
-
-
 def faultless(limit: float, level: float = LEVEL) -> int:
     """The number of requests, none of which misses, from which Wilson's interval shows a miss share below `limit`."""
     z = z_quantile(level)

@@ -15,7 +15,7 @@ from loadgen.core.errors import Faults
 from loadgen.core.execution.events import RunEvent, Simulated
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
-from loadgen.core.metrics.stop_rules import FEWEST, breach, first_breach
+from loadgen.core.metrics.stop_rules import FEWEST, breach
 from loadgen.core.metrics.summary import exit_code
 from loadgen.core.results import store
 from loadgen.core.results.record import KIND, ROW, STATUS, STATUSES
@@ -25,6 +25,7 @@ from loadgen.core.workload.fingerprints import recipe_fingerprint
 from loadgen.core.workload.slo_fields import stop_rule
 from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
+from loadgen.sim.stop_watch import first_breach
 
 pytestmark = pytest.mark.commands
 

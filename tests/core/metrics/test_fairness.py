@@ -7,8 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
+from loadgen.contracts.evaluate import jain_bounds
 from loadgen.core.metrics import fairness
-from loadgen.core.metrics.fairness import Fairness, TenantShare, jain, jain_bounds
+from loadgen.core.metrics.fairness import Fairness, TenantShare, jain
 from loadgen.core.stats.intervals import Interval
 from loadgen.present import text
 from loadgen.present.section import Report
