@@ -159,15 +159,15 @@ class Result:
     def frame(self, library: Literal["pandas", "polars", "pyarrow"] = "pandas", *, unit: Unit = "ms") -> Any:
         """One row per request: `ttft_ms`, `tpot_ms`, `e2e_ms`, instants from the start of the run, stages and statuses.
 
-        Null where a request has no such value. unit: "ns", "us", "ms" or "s".
+        Null where a request has no such value; with `--keep gaps` a list of its gaps too. unit: "ns", "us", "ms", "s".
         """
-        from loadgen.core.results import store
+        from loadgen.runs import request_gaps
         from loadgen.runs.request_table import NS, request_table
 
         if unit not in NS:
             raise UserError("unknown_name", f"unit={unit!r}", "Result.frame", f"give one of {', '.join(NS)}")
-        stored = store.read_run(self.folder)
-        table = request_table(stored.header, stored.rows, stored.texts, unit)
+        stored = request_gaps.read(self.folder)
+        table = request_table(stored.header, stored.rows, stored.texts, unit, stored.each_gap)
         if library in ("pandas", "polars") and find_spec(library) is None:
             hint = f'pip install {library}, or frame("pyarrow"), which is here'
             raise UserError("not_installed", f"{library} is not installed", "Result.frame", hint, key=library)

@@ -122,6 +122,7 @@ FORMATS: OpenTable[FormatRow] = OpenTable(
             files=("profile_export_aiperf.json",),
             fits=f"{_TOOLS}:is_aiperf", read=f"{_TOOLS}:aiperf", write=f"{_EXPORT}:aiperf",
         ),
+        FormatRow("aiperf-records", "AIPerf", write="loadgen.interop.aiperf_records:write"),
         FormatRow(
             "guidellm", "GuideLLM",
             "From sent. TTFT is the first event with text. TPOT is (last token - sent) / n: the first token's wait is "

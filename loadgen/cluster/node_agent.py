@@ -134,8 +134,8 @@ class NodeAgent:
         new_lines = self._lines[lines:]
         room = self._take_bytes
         rows: list[Piece] = []
-        for segment in segments(self._folder, self._i):
-            name = f"spool/{segment.path.name}"
+        segment_names = [segment.path.name for segment in segments(self._folder, self._i)]
+        for name in (f"spool/{name}" for name in (f"w{self._i}.events", *segment_names)):
             known_size = have.get(name, 0)
             if piece := self._new_bytes(name, known_size, room):
                 rows.append(piece)

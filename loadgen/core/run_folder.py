@@ -17,7 +17,6 @@ from loadgen.core.results.files import refuse_links
 from loadgen.core.server_metrics import energy, series
 
 SUMMARY = FILE
-GOING_ON_S = 15  # a run whose files have not grown for so long has ended without saying so
 FAILED_READS = 0.1  # share of the reads of a page; more of them are said
 
 
@@ -31,15 +30,6 @@ class OpenedRun(NamedTuple):
 def is_run(folder: Path) -> bool:
     """Whether a folder holds a run, finished or not."""
     return (folder / "run.json").is_file() or (folder / SUMMARY).is_file()
-
-
-def is_going_on(folder: Path, now_s: float) -> bool:
-    """Whether a run is writing here: rows on disk, no summary, and a file that grew a moment ago."""
-    spool = folder / "spool"
-    if (folder / SUMMARY).is_file() or not spool.is_dir():
-        return False
-    files = (file for file in (*spool.iterdir(), folder / "run.json") if file.exists())
-    return now_s - max((file.stat().st_mtime for file in files), default=0.0) < GOING_ON_S
 
 
 def runs_in(folder: Path) -> list[Path]:

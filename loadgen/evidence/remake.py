@@ -15,7 +15,7 @@ from loadgen.core.errors import Faults, UserError
 from loadgen.core.results import checksums
 from loadgen.result_kinds import Remade, ResultKind
 
-KEPT_IN = {"requests", "sample", "flows", "spool"}  # folders of a run with what it keeps
+KEPT_IN = {"requests", "gaps", "sample", "flows", "spool"}  # folders of a run with what it keeps
 
 
 def kind_of(folder: Path) -> ResultKind:

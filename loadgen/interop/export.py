@@ -43,6 +43,7 @@ class ExportSource:
         self.summary, self.header, self.tool = summary, header, tool
         self.columns, self.ok = chosen(header, rows)
         self.samples: Theirs | None = theirs(header, rows, gaps).get(tool)
+        self.each_gap: Mapping[int, NDArray[np.int64]] | None = getattr(stored, "each_gap", None)
         self.stage = next((stage for stage in header.stages if stage.measured), None)
 
     def column(self, name: str) -> NDArray[np.int64]:
@@ -80,7 +81,7 @@ class ExportSource:
 
 
 def vllm(summary: Summary, stored: RunRows) -> dict[str, Any]:
-    """The file of `vllm bench serve --save-result --save-detailed`, without texts and single gaps (not recorded)."""
+    """The file of `vllm bench serve --save-result --save-detailed` without texts, `itls` where gaps were kept."""
     source, header = ExportSource(summary, stored, "vllm bench serve"), stored.header
     rate = source.stage.rate if source.stage is not None else None
     tokens, duration = summary.tokens, summary.window.duration_s
@@ -117,6 +118,9 @@ def vllm(summary: Summary, stored: RunRows) -> dict[str, Any]:
     if source.samples is not None:
         seconds = {"ttfts": source.samples.ttft.values, "latencies": source.samples.e2e.values}
         document |= {their_name: (values / 1e9).tolist() for their_name, values in seconds.items()}
+        if (each_gap := source.each_gap) is not None:
+            slots = source.column("slot").tolist()
+            document["itls"] = [(each_gap[slot] / 1e9).tolist() if slot in each_gap else [] for slot in slots]
         document["start_times"] = (source.column("sent_ns") / 1e9).tolist()
         document["input_lens"] = source.column("input_tokens").tolist()
         document["output_lens"] = source.column("output_tokens").tolist()

@@ -61,8 +61,8 @@ def run(
         raise Faults(faults)
     from loadgen.core.execution.run import execute
     from loadgen.core.metrics.summary import dump_summary, exit_code
-    from loadgen.core.metrics.validity import is_host_busy
     from loadgen.runs import text
+    from loadgen.runs.headline import is_host_busy
     from loadgen.runs.show import print_plans, shown
 
     if dry_run:

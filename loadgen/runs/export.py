@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -69,6 +69,7 @@ def export(
     from loadgen.core.metrics.summary import summarize
     from loadgen.core.results import store
     from loadgen.core.run_folder import is_run, open_run
+    from loadgen.runs import request_gaps
 
     row = FORMATS.find(form)
     if row is None or not (row.write or row.send):
@@ -81,7 +82,7 @@ def export(
     if is_run(folder) and not store.has_rows(folder):
         hint = "export a run with records"
         raise UserError("no_records", "only the summary of this run was kept, not its records", str(folder), hint)
-    stored = store.read_run(folder)
+    stored = request_gaps.read(folder)
     data = formats.call(row, "write", summarize(*stored), stored)
     if not isinstance(data, bytes):
         data = (json.dumps(data, indent=2, allow_nan=False) + "\n").encode()
@@ -108,7 +109,7 @@ def _write_schema(kind: str, beside: object, out: Path | None) -> int:
 
 
 def as_csv(summary: Summary, stored: Stored) -> bytes:
-    """CSV with the columns of `Result.frame()`, times in ms; null is an empty field."""
+    """CSV with the columns of `Result.frame()`, times in ms; null is an empty field, gaps are a list in JSON."""
     import io
 
     import pyarrow as pa
@@ -116,8 +117,16 @@ def as_csv(summary: Summary, stored: Stored) -> bytes:
 
     from loadgen.runs.request_table import request_table
 
-    table = request_table(stored.header, stored.rows, stored.texts, "ms")
-    columns = [column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column for column in table.columns]
+    table = request_table(stored.header, stored.rows, stored.texts, "ms", getattr(stored, "each_gap", None))
+    columns = [_cells(column) for column in table.columns]
     buffer = io.BytesIO()
     csv.write_csv(pa.table(columns, names=table.column_names), buffer)
     return buffer.getvalue()
+
+
+def _cells(column: Any) -> Any:
+    import pyarrow as pa
+
+    if pa.types.is_list(column.type):
+        return pa.array([None if gaps is None else json.dumps(gaps) for gaps in column.to_pylist()], pa.string())
+    return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column

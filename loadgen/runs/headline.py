@@ -14,7 +14,7 @@ from loadgen.core.metrics.goodput import Goodput, TermResult
 from loadgen.core.metrics.parts import ClassSummary, ModelSummary, StageSummary, TargetSummary
 from loadgen.core.metrics.reasons import STATES
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.metrics.validity import OF_THE_CLIENT, WAITED_SHARE, is_host_busy, is_servers_fault
+from loadgen.core.metrics.validity import OF_THE_CLIENT, WAITED_SHARE, Verdict
 from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.server_metrics.series import Served
 from loadgen.core.stats.quantiles import SUPPORT, Distribution
@@ -516,3 +516,16 @@ def server_says(server: Served) -> list[str]:
         phrases.append(f"KV cache {format.percent(server.kv_use_max)} full at most")
     reads, failed = (sum(getattr(page, name) for page in server.pages) for name in ("reads", "failed"))
     return [*phrases, format.counted(reads, "read") + (f", {format.count(failed)} of them failed" if failed else "")]
+
+
+def is_host_busy(verdict: Verdict) -> bool:
+    """Whether nothing but other work on this host spoiled the measurement: neither the server nor the load did."""
+    remedies = {reason.values.get("remedy") for reason in verdict.codes}
+    return {reason.code for reason in verdict.codes} <= OF_THE_CLIENT and not remedies.isdisjoint(
+        ("other_processes", "host")
+    )
+
+
+def is_servers_fault(verdict: Verdict) -> bool:
+    """Whether requests that failed are all that makes a run INVALID: an SLO that it missed is missed all the same."""
+    return bool(verdict.codes) and {reason.code for reason in verdict.codes} <= {"failures", "none_ok"}

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from loadgen.core import format
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.metrics.validity import is_servers_fault
 from loadgen.present.junit import OF_MET, Case, Outcome
 from loadgen.present.markdown import of_sections
 from loadgen.runs import sections, text
-from loadgen.runs.headline import met_word, term_cells
+from loadgen.runs.headline import is_servers_fault, met_word, term_cells
 from loadgen.runs.rates import headline
 
 Named = Sequence[tuple[str, "Summary"]]

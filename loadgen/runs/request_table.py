@@ -14,6 +14,8 @@ from loadgen.core.results.parquet import to_table
 from loadgen.figures import FIGURES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from loadgen.core.results.manifest import Header
@@ -22,8 +24,15 @@ Unit = Literal["ns", "us", "ms", "s"]
 NS = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
 
 
-def request_table(header: Header, rows: NDArray[np.void], texts: list[str], unit: Unit) -> Any:
-    """A pyarrow Table: figures and instants in `unit` (`ttft_ms`, `due_ms`), null where a request has none."""
+def request_table(
+    header: Header,
+    rows: NDArray[np.void],
+    texts: list[str],
+    unit: Unit,
+    each_gap: Mapping[int, NDArray[np.int64]] | None = None,
+) -> Any:
+    """A pyarrow Table: figures and instants in `unit` (`ttft_ms`, `due_ms`), null where a request has none; with
+    `each_gap` also a list of its gaps, `inter_chunk_ms`."""
     import pyarrow as pa
 
     table = to_table(rows, texts)
@@ -45,6 +54,12 @@ def request_table(header: Header, rows: NDArray[np.void], texts: list[str], unit
             known = np.ascontiguousarray(rows[name])
             absent = table[name].is_null().to_numpy()
             named[column] = pa.array(_in_unit(known, unit), mask=absent)
+    if each_gap is not None:
+        kept = map(each_gap.get, rows["slot"].tolist())
+        named[f"inter_chunk_{unit}"] = pa.array(
+            [None if gaps is None else _in_unit(gaps, unit).tolist() for gaps in kept],
+            pa.list_(pa.int64() if unit == "ns" else pa.float64()),
+        )
     return pa.table(named)
 
 

@@ -14,7 +14,6 @@ from loadgen.core.metrics.drift import Drift
 from loadgen.core.metrics.parts import ClassSummary, ModelSummary, StageSummary, TargetSummary
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.sustainable import Sustainable
-from loadgen.core.metrics.validity import is_host_busy
 from loadgen.core.results.manifest import Header, TargetFacts
 from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.stats.quantiles import Distribution, support
@@ -38,6 +37,7 @@ from loadgen.present.section import (
 )
 from loadgen.runs import fairness, nodes, page, recovery, sections, speculation, splits, stimulus, within
 from loadgen.runs import headline as run_headline
+from loadgen.runs.headline import is_host_busy
 from loadgen.runs.page_data import Figures
 from loadgen.runs.rates import headline
 

@@ -373,8 +373,8 @@ class RunOptions(TypedDict, total=False):
         "Local address to send from. Repeatable: each has local ports of its own.", list[str], parse=_texts,
         shown="chosen by the system", sets="IP")]
     keep: Annotated[str, Option("--keep WHAT",
-        "raw: a record of every request. sample, histogram: of some, of none, for runs of hours, with quantiles "
-        "within 0.1 %.", default="raw", parse=_choice("raw", "sample", "histogram"))]
+        "raw: a record of every request; gaps: with each of its gaps. sample, histogram: of some, of none, for runs "
+        "of hours, with quantiles within 0.1 %.", default="raw", parse=_choice("raw", "gaps", "sample", "histogram"))]
     tokenizer: Annotated[File, Option("--tokenizer FILE", "Of the model: a tokenizer.json, its folder, or ORG/NAME.")]
     extra_body: Annotated[Mapping[str, Any] | str | None, Option("--extra-body JSON",
         "JSON merged into every request body, last.", parse=_extra_body)]

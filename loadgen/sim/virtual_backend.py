@@ -38,7 +38,7 @@ from loadgen.core.execution.stop_watch import LOOK_NS
 from loadgen.core.metrics import reasons
 from loadgen.core.metrics.summary import Summary, dump_summary, summarize
 from loadgen.core.requests import prompts, resonance
-from loadgen.core.results import checksums, manifest, parquet, store
+from loadgen.core.results import checksums, gaps, manifest, parquet, store
 from loadgen.core.results.manifest import Header, Second
 from loadgen.core.results.record import KIND, STATUS, WITH_UNFINISHED
 from loadgen.core.results.spool import STAMPS
@@ -47,7 +47,7 @@ from loadgen.core.schedule.steered import End, Steered
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.core.stats.quantiles import Histogram
 from loadgen.core.workload import Workload
-from loadgen.sim import open_loop
+from loadgen.sim import open_loop, virtual_gaps
 from loadgen.sim.engine.replica import DONE, NEVER, Costs, Replica, ServerLimits, SimRequest
 from loadgen.sim.engine.routing import Route, route
 from loadgen.sim.presets.preset import Preset, load_preset
@@ -320,6 +320,7 @@ def simulate(
     stop_ns: int = NEVER,
     steer: Callable[[Dispatcher], Steered] | None = None,
     looks: Sequence[Look] = (),
+    keep_events: bool = False,
 ) -> tuple[VirtualRows, Course]:
     """Simulate a schedule on a system; returns the rows of the run, and the simulation.
 
@@ -352,7 +353,7 @@ def simulate(
     flights, course.flights = course.flights, Flights()  # they are forgotten with the rows: 150 MB of a rack's run
     results = outcome(
         flights, course.ends, course.timetable,
-        interval=system.interval, source=source, kept_cache=system.limits.block_reuse,
+        interval=system.interval, source=source, kept_cache=system.limits.block_reuse, keep_events=keep_events,
     )  # fmt: skip
     return results, course
 
@@ -368,7 +369,7 @@ def run(
     _check(settings)
     preset = preset_of(settings)
     started = process_time()
-    settings = dataclasses.replace(settings, workers=1, keep="raw")
+    settings = dataclasses.replace(settings, workers=1, keep="gaps" if settings.keep == "gaps" else "raw")
     found, answer = (_probe_result(preset, settings),), AnswerTime(preset.answer_ns, "preset")
     plan, begins = prepare(
         workload,
@@ -405,6 +406,7 @@ def run(
         max_in_prefill=workload.max_in_prefill,
         timeout_ns=workload.timeout_ns,
         drain_ns=workload.drain_ns,
+        keep_events=settings.keep == "gaps",
     )
 
     def carried_out(stop_ns: int = NEVER) -> tuple[VirtualRows, Course]:
@@ -564,14 +566,16 @@ def _write_folder(folder: Path, header: Header, results: VirtualRows, seconds: l
     store.replace(folder / "run.json", manifest.encode(header))
     store.replace(folder / "seconds.jsonl", b"".join(msgspec.json.encode(second) + b"\n" for second in seconds))
     (folder / "flows").mkdir(exist_ok=True)
-    for stage, (gaps, timeline, errors) in enumerate(
+    for stage, (histogram, timeline, errors) in enumerate(
         zip(results.gaps, results.timeline, _no_errors(results), strict=True)
     ):
         store.replace(folder / "flows" / f"w0.{STAMPS}{stage}", errors.to_bytes())
-        store.replace(folder / "flows" / f"w0.gaps.{stage}", gaps.to_bytes())
+        store.replace(folder / "flows" / f"w0.gaps.{stage}", histogram.to_bytes())
         store.replace(folder / "flows" / f"w0.timeline.{stage}", timeline.astype("<i8").tobytes())
     (folder / "requests").mkdir(exist_ok=True)
     starts = range(0, max(len(results.rows), 1), ROWS_PER_GROUP)
     parts = (results.rows.part(slice(start, start + ROWS_PER_GROUP)) for start in starts)
     tables = (parquet.to_table(cast(Any, part), list(TEXTS)) for part in parts)
     parquet.write(folder / "requests" / store.MERGED, tables)
+    if results.emitted is not None:
+        gaps.write(folder, virtual_gaps.gaps(results.emitted))

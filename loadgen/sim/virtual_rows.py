@@ -31,8 +31,8 @@ from loadgen.core.schedule.chains import Conversations, Singles
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.core.stats.quantiles import Histogram
 from loadgen.sim.row_columns import Column, RowColumns
+from loadgen.sim.virtual_gaps import Emitted, Ints, Stretches
 
-Ints = NDArray[np.int64]
 Counts = NDArray[np.signedinteger[Any]]
 
 FLIGHT = (
@@ -66,23 +66,13 @@ class Flights:
 
 
 class VirtualRows(NamedTuple):
-    """The arguments of `summary.summarize`: rows, and per stage the gaps and the events per 10 ms."""
+    """The arguments of `summary.summarize`: rows, and per stage the gaps and the events per 10 ms. `emitted`: the
+    events themselves, where they were asked for."""
 
     rows: RowColumns
     gaps: list[Histogram]
     timeline: list[Ints]
-
-
-class _Stretches(NamedTuple):
-    """Unbroken series of iterations in which a request got tokens.
-
-    One per request, more for requests that were paused.
-    """
-
-    row: Ints
-    replica: Ints
-    first: Ints
-    last: Ints
+    emitted: Emitted | None = None
 
 
 def outcome(
@@ -93,6 +83,7 @@ def outcome(
     interval: int,
     source: str,
     kept_cache: bool,
+    keep_events: bool = False,
 ) -> VirtualRows:
     """The rows, gaps and timeline of a virtual run.
 
@@ -118,12 +109,13 @@ def outcome(
         if len(chosen):
             _count_events(stretches, chosen, replica_ends, stage, interval, gaps, bins, largest, events)
     _add_pause_gaps(stretches, instants, stage, gaps, largest)
+    emitted = Emitted(columns["number"], stretches, instants, interval) if keep_events else None
     del stretches, order
     timeline = [counts[: int(np.flatnonzero(counts)[-1]) + 1] if counts.any() else counts[:0] for counts in bins]
     values = _of_sent(columns, instants, largest, events, source, kept_cache)
     if len(unsent):
         values = _with_unsent(values, sent, unsent)
-    return VirtualRows(RowColumns(sent + len(unsent), {**values, **slots}), gaps, timeline)
+    return VirtualRows(RowColumns(sent + len(unsent), {**values, **slots}), gaps, timeline, emitted)
 
 
 def rows_so_far(sent: array[int], ends: Sequence[Callable[[int], int]], schedule: Schedule) -> NDArray[np.void]:
@@ -190,10 +182,10 @@ def _with_unsent(values: dict[str, Column], sent: int, unsent: Ints) -> dict[str
     return joined
 
 
-def _stretches(columns: dict[str, Ints], flat: array[int]) -> _Stretches:
+def _stretches(columns: dict[str, Ints], flat: array[int]) -> Stretches:
     (row,) = np.nonzero(columns["last"] >= columns["start"])
     row = row[columns["start"][row] >= 0]
-    final = _Stretches(row, columns["replica"][row], columns["start"][row], columns["last"][row])
+    final = Stretches(row, columns["replica"][row], columns["start"][row], columns["last"][row])
     if not len(flat):
         return final
     earlier = _columns(flat, ("number", "replica", "first", "last"))
@@ -201,11 +193,11 @@ def _stretches(columns: dict[str, Ints], flat: array[int]) -> _Stretches:
     places = np.searchsorted(columns["number"][order], earlier["number"])
     of_row = order[np.minimum(places, len(order) - 1)]
     parts = zip(final, (of_row, earlier["replica"], earlier["first"], earlier["last"]), strict=True)
-    return _Stretches(*(np.concatenate(pair) for pair in parts))
+    return Stretches(*(np.concatenate(pair) for pair in parts))
 
 
 def _count_events(
-    stretches: _Stretches,
+    stretches: Stretches,
     chosen: Ints,
     ends: Ints,
     stage: NDArray[Any],
@@ -255,7 +247,7 @@ def _count_events(
 
 
 def _add_pause_gaps(
-    stretches: _Stretches, instants: list[Ints], stage: NDArray[Any], gaps: list[Histogram], largest: Ints
+    stretches: Stretches, instants: list[Ints], stage: NDArray[Any], gaps: list[Histogram], largest: Ints
 ) -> None:
     """Add the gaps between the stretches of paused requests."""
     order = np.lexsort((stretches.first, stretches.row))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from loadgen.viewer.stored_result import StoredResult
 
 DEEPEST, MOST = 4, 2_000  # folders below the one that is looked through; results
+GOING_ON_S = 15  # a run whose files have not grown for so long has ended without saying so
 
 
 class Collection(NamedTuple):
@@ -78,14 +79,13 @@ def kind_of(folder: Path) -> str:
 
 
 def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
-    from loadgen.core import run_folder
     from loadgen.runs.levels import curve
     from loadgen.viewer.stored_result import StoredResult
 
     kind, name = result_kinds.kind_of(folder, "listed"), folder.relative_to(root).as_posix()
     assert kind is not None  # it is one of those that were found
     page = f"{name}/{kind.page_name}" if kind.page_name and (folder / kind.page_name).is_file() else ""
-    empty = StoredResult(name=name, kind=kind.name, going_on=run_folder.is_going_on(folder, time.time()), page=page)
+    empty = StoredResult(name=name, kind=kind.name, going_on=is_going_on(folder, time.time()), page=page)
     if empty.going_on:
         return empty
     try:
@@ -195,3 +195,14 @@ def _plain(result: StoredResult) -> dict[str, Any]:
 
 def code(found: Collection, strict: bool) -> int:
     return OK
+
+
+def is_going_on(folder: Path, now_s: float) -> bool:
+    """Whether a run is writing here: rows on disk, no summary, and a file that grew a moment ago."""
+    from loadgen.core import run_folder
+
+    spool = folder / "spool"
+    if (folder / run_folder.SUMMARY).is_file() or not spool.is_dir():
+        return False
+    files = (file for file in (*spool.iterdir(), folder / "run.json") if file.exists())
+    return now_s - max((file.stat().st_mtime for file in files), default=0.0) < GOING_ON_S

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import urllib.request
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -98,6 +99,7 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
         rows = np.zeros(3, ROW)
         rows["text"] = spool.text(f"error {step}")
         spool.row(rows.tobytes())
+        spool.events(f"run-{step}", array("q", range(step)))
         histogram.add(draw.integers(1, 10**9, 5))
         bins = np.concatenate([bins, draw.integers(0, 9, 150)])
         first = max(0, len(bins) - 1_000)
@@ -114,7 +116,7 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
     spool.close()
     copy.add(_now(sender.take(dict(copy.have), 0)).pieces)
     files = {path.relative_to(there) for path in there.rglob("*") if path.is_file() and path.name != "board"}
-    assert len(files) == 6
+    assert len(files) == 7
     for file in files:
         assert (here / file).read_bytes() == (there / file).read_bytes(), file
 

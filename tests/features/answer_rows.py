@@ -58,10 +58,16 @@ def within_a_run(bench: Bench) -> dict[str, bool]:
     return {"of a comparison": "by blocks of time" in compared, "of a report": has(bench.run(STEADY), "within")}
 
 
-def raw_gaps(bench: Bench) -> bool:
-    """The gaps of each request, as the vLLM family writes them: one less than tokens, when the run kept them."""
-    found = json.loads(exported(bench, "vllm")).get("itls") or []
-    return bool(found) and all(len(gaps) == 4 for gaps in found)
+def raw_gaps(bench: Bench) -> dict[str, bool]:
+    """The gaps of each request: as the vLLM family and AIPerf write them, and in a table. One less than tokens."""
+    folder = bench.run("-c 4 -n 24 --keep gaps").folder
+    family, records, table = (
+        bench.do(f"export {folder} --as {form}").out for form in ("vllm", "aiperf-records", "csv")
+    )
+    listed = [json.loads(line)["metrics"]["inter_chunk_latency"]["value"] for line in records.splitlines()]
+    cells = [json.loads(row["inter_chunk_ms"]) for row in csv.DictReader(io.StringIO(table))]
+    found = {"vLLM's itls": json.loads(family).get("itls"), "AIPerf's records": listed, "csv": cells}
+    return {name: len(kept) == 24 and {len(gaps) for gaps in kept} == {4} for name, kept in found.items()}
 
 
 def steps_of_connecting(bench: Bench) -> bool:

@@ -314,7 +314,10 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert exits("compare", str(folder), str(out)) == 0
     assert "figures only, defined otherwise" in capsys.readouterr().out
     assert exits("export", str(folder), "--as", "excel") == 2
-    assert "known: vllm, aiperf, guidellm, inference-perf, mlcommons, llm-d, csv" in capsys.readouterr().err
+    assert (
+        "known: vllm, aiperf, aiperf-records, guidellm, inference-perf, mlcommons, llm-d, csv"
+        in capsys.readouterr().err
+    )
     assert exits("export", str(tmp_path), "--as", "csv") == 2
 
 

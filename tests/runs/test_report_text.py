@@ -11,11 +11,12 @@ from rich.cells import cell_len
 
 from loadgen.core import format
 from loadgen.core.metrics.summary import Summary, load_summary
-from loadgen.core.metrics.validity import is_host_busy, verdict
+from loadgen.core.metrics.validity import verdict
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.present import text as as_text
 from loadgen.present.table import WIDTH
 from loadgen.runs import text
+from loadgen.runs.headline import is_host_busy
 
 RAG, API = (load_summary((DATA / f"summary_example_{name}.json").read_bytes()) for name in ("rag_gpus", "qa_api"))
 replace = msgspec.structs.replace

@@ -26,6 +26,7 @@ from loadgen.core.results.record import BIN_NS, KIND, STATUS
 from loadgen.core.schedule import arrivals
 from loadgen.core.stats.quantiles import Histogram, bucket
 from loadgen.core.workload import Workload, load, read_flags
+from loadgen.sim import virtual_gaps
 from loadgen.sim.engine.fleet import Fleet
 from loadgen.sim.engine.replica import Costs, ServerLimits
 from loadgen.sim.virtual_backend import SimulatedSystem, simulate
@@ -83,8 +84,13 @@ def test_columns_are_what_a_visit_to_every_token_finds(
         return *asked[number], ()
 
     made, course = simulate(
-        timetable, sizes, SimulatedSystem(costs=COSTS, limits=limits, speeds=speeds, interval=interval)
+        timetable,
+        sizes,
+        SimulatedSystem(costs=COSTS, limits=limits, speeds=speeds, interval=interval),
+        keep_events=True,
     )
+    assert made.emitted is not None
+    emitted = {slot: one.tolist() for part in virtual_gaps.gaps(made.emitted) for slot, one in part.each()}
     events = visited(made.rows, sizes, limits, speeds, interval)
     expected_gaps, bins = Histogram(), np.zeros(len(made.timeline[0]), np.int64)
     for row in made.rows:
@@ -95,6 +101,7 @@ def test_columns_are_what_a_visit_to_every_token_finds(
         if not any(replica.pauses for replica in course.replicas):
             assert len(times) == row["output_events"]
         gaps = np.diff(times)
+        assert emitted.get(int(row["slot"]), []) == gaps.tolist()
         assert (gaps.max() if len(gaps) else 0) == row["max_gap_ns"]
         expected_gaps.add(gaps)
         bins += np.bincount(np.array(times) // BIN_NS, minlength=len(bins))

@@ -106,7 +106,7 @@ class Settings:
     workers: int = 1  # 0: as many as the plan can use on this machine
     ray: str | None = None  # address of a Ray cluster for the workers, or auto; None: this machine
     sources: tuple[str, ...] = ()  # local addresses to send from
-    keep: Literal["raw", "sample", "histogram"] = "raw"  # which rows to keep
+    keep: Literal["raw", "gaps", "sample", "histogram"] = "raw"  # which rows to keep; gaps: all, and each gap
     out: Path | None = None
     store: str | None = None  # s3://..., az://..., ...: the finished folder is copied there
     gpus: int | None = None

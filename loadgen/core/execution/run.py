@@ -40,7 +40,7 @@ from loadgen.core.followers.hearers import CacheReset, HeaderFile, Pages, Profil
 from loadgen.core.metrics import reasons
 from loadgen.core.metrics.summary import Summary, dump_summary
 from loadgen.core.requests import prompts
-from loadgen.core.results import checksums, manifest, object_store, store
+from loadgen.core.results import checksums, gaps, manifest, object_store, store
 from loadgen.core.results.record import WITH_UNFINISHED
 from loadgen.core.results.spool import segments
 from loadgen.core.server_metrics import request_accounts
@@ -185,6 +185,8 @@ def finish(
     if summary.requests.unfinished or summary.warmup.unfinished:
         write_header(folder, msgspec.structs.replace(header, schema=WITH_UNFINISHED))
     store.replace(folder / "summary.json", dump_summary(summary))
+    if plan.job.settings.keep == "gaps":
+        gaps.write(folder, gaps.spooled(folder))
     if not compactor.died:
         store.drop_spool(folder)
     checksums.write(folder)

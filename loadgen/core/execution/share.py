@@ -19,6 +19,7 @@ from typing import Any
 
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.request import Request
+from loadgen_sdk.transport.own_flows import OwnFlows
 from loadgen_sdk.transport.pool import Pool
 from loadgen_sdk.transport.target import header_secrets
 from loadgen_sdk.transport.wire import Wire, raise_file_limit
@@ -128,8 +129,9 @@ async def equipped(plan: Plan, part: Schedule, share: int) -> AsyncIterator[Equi
                 bodies.build(stage, numbers[stage], most=AHEAD if span.chains is None else None, cpu_s=BUILD_CPU_S)
         for client in clients:
             await client.open(-(-_connections(part) // len(clients)))
+        senders = [OwnFlows(client, spool.events) for client in clients] if settings.keep == "gaps" else clients
         yield Equipment(
-            wire=wire, clients=clients, serving=serving, bodies=bodies, numbers=numbers, spool=spool, redact=redact,
+            wire=wire, clients=senders, serving=serving, bodies=bodies, numbers=numbers, spool=spool, redact=redact,
             steer=steer,
             head_lines=head_lines(workload, requests, slos=settings.slo_headers),
         )  # fmt: skip

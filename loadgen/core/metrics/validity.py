@@ -110,19 +110,6 @@ def answered_share(verdict: Verdict) -> float:
     return next((float(share) for share in shares if share is not None), 1.0)
 
 
-def is_host_busy(verdict: Verdict) -> bool:
-    """Whether nothing but other work on this host spoiled the measurement: neither the server nor the load did."""
-    remedies = {reason.values.get("remedy") for reason in verdict.codes}
-    return {reason.code for reason in verdict.codes} <= OF_THE_CLIENT and not remedies.isdisjoint(
-        ("other_processes", "host")
-    )
-
-
-def is_servers_fault(verdict: Verdict) -> bool:
-    """Whether requests that failed are all that makes a run INVALID: an SLO that it missed is missed all the same."""
-    return bool(verdict.codes) and {reason.code for reason in verdict.codes} <= {"failures", "none_ok"}
-
-
 def with_codes(stored: Verdict) -> Verdict:
     """A stored verdict with a code for every sentence: "note", which says nothing, where an older version gave none."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -104,6 +105,7 @@ class Spool:
         self._text_fd = self._open("texts")
         self._second_fd = self._open("seconds")
         self._new_rows: list[bytes] = []
+        self._new_events: list[array[int]] = []
         self._new_texts: list[str] = []
         self._new_seconds: list[manifest.Second] = []
         self._text_numbers: dict[str, int] = {}
@@ -124,6 +126,11 @@ class Spool:
     def row(self, row: bytes) -> None:
         self._new_rows.append(row)
 
+    def events(self, name: str, instants: array[int]) -> None:
+        """The output events of a request (see `gaps.py`). Its name ends with its slot."""
+        if len(instants) > 1:
+            self._new_events += (array("q", (int(name.rpartition("-")[2]), len(instants))), instants)
+
     def text(self, text: str) -> int:
         """The number of an error text; equal texts share a number. -1 for a new text after DIFFERENT_TEXTS texts."""
         number = self._text_numbers.get(text)
@@ -139,10 +146,14 @@ class Spool:
         self._new_seconds.append(second)
 
     def flush(self) -> None:
-        """Write the collected data. Texts go first, so that a stored row never refers to a text that is not stored."""
+        """Write the collected data. Rows go last, so that the text and the events of a stored row are stored."""
         if self._new_texts:
             _write(self._text_fd, b"".join(msgspec.json.encode(text) + b"\n" for text in self._new_texts))
             self._new_texts.clear()
+        if self._new_events:
+            with open(self._folder / "spool" / f"w{self._worker}.events", "ab", opener=private) as file:
+                file.writelines(self._new_events)
+            self._new_events.clear()
         if self._new_rows:
             _write(self._row_fd, b"".join(self._new_rows))
             self._rows_in_segment += len(self._new_rows)

@@ -10,6 +10,7 @@ Does IO. `record.py` defines the rows, `manifest.py` defines `run.json`, and `sp
     spool/w0.seen                 without --keep raw: the slots of rows that are deleted (slot_ranges.RUN)
     spool/w0.texts                error texts, one JSON string per line; a row's `text` is the line number, from 0
     spool/w0.seconds              one JSON line per second (manifest.Second)
+    spool/w0.events, gaps/        with --keep gaps: see `gaps.py`
     flows/w0.gaps.S               histogram of the gaps between output events of stage S
     flows/w0.stamps-S             histogram of the stamp errors of the output events of stage S; not in older runs
     flows/w0.timeline.S           output events of stage S, counted per 10 ms

@@ -28,6 +28,7 @@ from loadgen.core.execution.folder_names import taken
 from loadgen.core.execution.plan import Settings, Tuning
 from loadgen.core.results import manifest, store
 from loadgen.core.workload import load, read_flags
+from loadgen.runs import request_gaps
 from loadgen.sim.server.embedded import Embedded, start
 from loadgen.sim.server.options import Options
 
@@ -66,7 +67,7 @@ def test_the_compactor_alone_is_killed(tmp_path: Path, endpoint: Embedded, keep:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("keep", ["raw", "sample", "histogram"])
+@pytest.mark.parametrize("keep", ["raw", "gaps", "sample", "histogram"])
 def test_everything_is_killed(tmp_path: Path, endpoint: Embedded, keep: str) -> None:
     flags = ("--request-rate", "300", "-n", "3000", "--workers", "2", "--keep", keep)
     process = cli(tmp_path, "--url", endpoint.url, *flags)
@@ -80,6 +81,10 @@ def test_everything_is_killed(tmp_path: Path, endpoint: Embedded, keep: str) -> 
     requests = run_folder.summary(tmp_path / "out").requests
     last = {second.worker: second.sent for second in store.read_run(tmp_path / "out").seconds}
     assert (requests.ok, requests.lost) == (written, max(0, sum(last.values()) - written))
+    if keep == "gaps":  # what was recorded has its gaps
+        stored = request_gaps.read(tmp_path / "out")
+        several = stored.rows["slot"][stored.rows["output_events"] > 1].tolist()
+        assert set(several) <= set(stored.each_gap or {})
     assert requests.scheduled < 3000, "what was due after the kill was never asked for"
     assert manifest.decode((tmp_path / "out" / "run.json").read_bytes()).state == "running"
 

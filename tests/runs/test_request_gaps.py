@@ -1,0 +1,167 @@
+"""`--keep gaps`: the gaps of each request are those of the summary, of the endpoint's own log and of every export."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from array import array
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from refusals import refused
+from runs import NO_PAGES
+from servers import log, shared
+
+import loadgen
+from loadgen.core.errors import UserError
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.run import execute
+from loadgen.core.results import gaps, store
+from loadgen.core.results.spool import Spool
+from loadgen.core.stats.quantiles import Histogram, exact
+from loadgen.core.workload import load, read_flags
+from loadgen.interop import aiperf_records, export, reader
+from loadgen.runs import request_gaps
+from loadgen.runs.request_gaps import Gaps
+from loadgen.shell.app import main
+from loadgen.sim.server.options import Options
+
+TALKS = """requests:
+  turns: {count: 3, tool_result_tokens: 20}
+  input_tokens: 60
+  output_tokens: {uniform: {min: 1, max: 90}}"""
+PLAIN = "requests: {input_tokens: 8, output_tokens: {uniform: {min: 1, max: 12}}}"
+
+
+def ran(folder: Path, text: str, url: str, keep: str = "gaps", workers: int = 1, **flags: str) -> Path:
+    (folder / "w.yaml").write_text(f"name: w\n{text}\n")
+    one = load(str(folder / "w.yaml"), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
+    settings: dict[str, Any] = {} if url.startswith("sim:") else {"model": "sim", "server": "trtllm"} | NO_PAGES
+    return execute(one, Settings(url=url, keep=keep, workers=workers, out=folder / keep, **settings))[1]  # type: ignore[arg-type]
+
+
+def exits(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, arguments)])
+    return int(ended.value.code or 0)
+
+
+def agree(folder: Path) -> Gaps:
+    """The gaps of a run, which must be those of its records and of its histograms."""
+    stored = request_gaps.read(folder)
+    assert stored.each_gap is not None
+    rows, pooled = stored.rows, Histogram()
+    for row in rows[rows["output_events"] > 1]:
+        of_request = stored.each_gap[int(row["slot"])]
+        assert len(of_request) == row["output_events"] - 1 and of_request.max() == row["max_gap_ns"]
+        assert of_request.sum() == row["last_token_ns"] - row["first_token_ns"]
+        pooled.add(of_request)
+    assert set(stored.each_gap) == set(rows["slot"][rows["output_events"] > 1].tolist())
+    summed = Histogram()
+    for histogram in stored.gaps:
+        summed.merge(histogram)
+    assert pooled.to_bytes() == summed.to_bytes()
+    return stored.each_gap
+
+
+@pytest.mark.parametrize("target", ["sim:gb300-vm", "sim:h200x8"])
+def test_in_virtual_time_they_are_exact_and_change_nothing_else(tmp_path: Path, target: str) -> None:
+    flags = {"request_rate": "40", "num_requests": "300"}
+    kept, plain = (ran(tmp_path, TALKS, target, keep, **flags) for keep in ("gaps", "raw"))
+    each_gap = agree(kept)
+    one, other = (loadgen.load(folder).summary for folder in (kept, plain))
+    assert (one.inter_chunk_ms, one.tokens, one.kept) == (other.inter_chunk_ms, other.tokens, other.kept)
+    pooled = np.concatenate(list(each_gap.values()))
+    assert exact(pooled).p99 == pytest.approx(one.inter_chunk_ms.p99, rel=0.001)
+    files = {file.relative_to(kept).as_posix() for file in kept.rglob("*") if file.is_file()}
+    assert files - {file.relative_to(plain).as_posix() for file in plain.rglob("*")} == {"gaps/requests.parquet"}
+    assert "gaps/requests.parquet" in (kept / "SHA256SUMS").read_text()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [1, 2])
+def test_over_http_they_are_those_of_the_endpoints_log(tmp_path: Path, workers: int) -> None:
+    """Half of the gaps differ by less than a quarter of one: a log is written before the send, on a busy host."""
+    endpoint = shared(Options(ttft="5ms", itl="8ms", log_events="all", log_bodies=True))
+    folder = ran(tmp_path, PLAIN, endpoint.url, workers=workers, num_requests="40", concurrency="4")
+    each_gap, seen = agree(folder), log(endpoint)
+    number = {one.id.rpartition("-")[2]: one.number for one in seen.requests}
+    differences = []
+    for slot, of_request in each_gap.items():
+        theirs = np.diff(seen.sent_ns[seen.request == number[str(slot)]])
+        differences.append(of_request - theirs[: len(of_request)])  # the end of an answer is an event of theirs
+    assert np.median(np.abs(np.concatenate(differences))) < 2_000_000
+
+
+def test_every_export_has_them(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    folder = ran(tmp_path, PLAIN, "sim:gb300-vm", num_requests="50", concurrency="4")
+    each_gap, stored, result = agree(folder), request_gaps.read(folder), loadgen.load(folder)
+    in_order = [each_gap.get(slot) for slot in stored.rows["slot"].tolist()]
+    assert any(one is None for one in in_order), "a request of one token has no gap"
+    frame = result.frame("pyarrow", unit="ns")
+    assert frame["inter_chunk_ns"].to_pylist() == [None if one is None else one.tolist() for one in in_order]
+    assert exits("export", folder, "--as", "csv") == 0
+    cells = [row["inter_chunk_ms"] for row in csv.DictReader(io.StringIO(capsysbinary.readouterr().out.decode()))]
+    assert cells == ["" if one is None else json.dumps((one / 1e6).tolist()) for one in in_order]
+    itls = export.vllm(result.summary, stored)["itls"]
+    assert itls == [[] if one is None else (one / 1e9).tolist() for one in in_order]
+    lines = aiperf_records.write(result.summary, stored)
+    for line, one in zip(map(json.loads, lines.splitlines()), in_order, strict=True):
+        listed = line["metrics"].get("inter_chunk_latency")
+        assert listed == (None if one is None else {"value": (one / 1e6).tolist(), "unit": "ms"})
+    back = reader.parse_result(lines)
+    assert (back.tool, back.figures["requests.ok"]) == ("AIPerf", 50)
+    assert back.figures["inter_chunk_ms.p50"] == pytest.approx(result.summary.inter_chunk_ms.p50, rel=0.01)
+    for name in ("ttft_ms.p99", "e2e_ms.mean", "tpot_ms.p50"):  # theirs from the records, and from the summary
+        written = reader.parse_result(json.dumps(export.aiperf(result.summary, stored)).encode())
+        assert back.figures[name] == pytest.approx(written.figures[name])
+
+
+def test_a_bundle_has_them_and_a_damaged_file_is_named(tmp_path: Path) -> None:
+    folder = ran(tmp_path, PLAIN, "sim:gb300-vm", num_requests="20", concurrency="4")
+    bundle = tmp_path / "run.zip"
+    assert exits("bundle", folder, "-o", bundle) == exits("verify", bundle) == 0
+    file = folder / gaps.FILE
+    file.write_bytes(file.read_bytes()[:-20])
+    assert exits("bundle", folder, "-o", tmp_path / "other.zip") == 2
+    with refused(UserError, "damaged_file", where="gaps"):
+        request_gaps.of_each(folder)
+
+
+def test_what_was_appended_is_read_until_where_a_worker_was_killed(tmp_path: Path) -> None:
+    """By two workers; the file is made in parts that are smaller than a request."""
+    for worker in (0, 1):
+        spool = Spool(tmp_path, worker)
+        for number in range(5):
+            spool.events(f"run-{2 * number + worker}", array("q", range(100, 100 + number * 10, 10)))
+        spool.close()
+    expected = {slot: [10] * (slot // 2 - 1) for slot in range(4, 10)}
+    assert {slot: one.tolist() for slot, one in (request_gaps.of_each(tmp_path) or {}).items()} == expected
+    torn = tmp_path / "spool" / "w1.events"
+    torn.write_bytes(torn.read_bytes()[:-3])
+    found = request_gaps.of_each(tmp_path) or {}
+    assert sorted(found) == [4, 5, 6, 7, 8]
+    gaps.write(tmp_path, gaps.spooled(tmp_path, 24))
+    (tmp_path / "spool" / "w0.events").unlink()
+    again = request_gaps.of_each(tmp_path) or {}
+    assert {slot: one.tolist() for slot, one in again.items()} == {slot: one.tolist() for slot, one in found.items()}
+
+
+def test_a_run_that_did_not_keep_them_has_none(tmp_path: Path) -> None:
+    folder = ran(tmp_path, PLAIN, "sim:gb300-vm", "raw", num_requests="5", concurrency="1")
+    assert request_gaps.of_each(folder) is None and not (folder / "gaps").exists()
+    stored = request_gaps.read(folder)
+    assert "itls" not in export.vllm(loadgen.load(folder).summary, stored)
+    assert "inter_chunk_ms" not in loadgen.load(folder).frame("pyarrow").column_names
+
+
+def test_without_a_gap_the_file_is_empty(tmp_path: Path) -> None:
+    """Of a run whose answers have one token each: they were kept, and there are none."""
+    text = "requests: {input_tokens: 8, output_tokens: 1}"
+    assert request_gaps.of_each(ran(tmp_path, text, "sim:gb300-vm", num_requests="5", concurrency="1")) == {}
+    assert store.has_rows(tmp_path / "gaps")
+    assert msgspec.json.decode((tmp_path / "gaps" / "run.json").read_bytes())["keep"] == "raw"
