@@ -511,6 +511,13 @@ def test_server_timing_is_kept_as_it_came() -> None:
     assert done.server_timing == {
         "timings": {"prompt_ms": 2}, "nvext": {"timing": 1}, "trtllm.perf_metrics": {"server_ttft": 1.5},
     }  # fmt: skip
+    drafts = {"total_draft_tokens": 9, "total_accepted_draft_tokens": 4}
+    choice = STOP["choices"][0] | {"speculative_decoding": drafts}  # of trtllm-serve, where the finish reason is
+    assert answered(stream(A, STOP | {"choices": [choice]}, DONE)).server_timing == {"speculative_decoding": drafts}
+    body = json.dumps({"choices": [choice | {"delta": None, "message": {"content": "a"}}]}).encode()
+    head = b"HTTP/1.1 200 OK\r\nServer-Timing: server_queue;dur=1\r\nContent-Length: %d\r\n\r\n" % len(body)
+    timing = {"server-timing": "server_queue;dur=1", "speculative_decoding": drafts}
+    assert answered(head + body).server_timing == timing
 
 
 def test_usage_of_every_shape() -> None:

@@ -42,6 +42,7 @@ class ChoiceFields(msgspec.Struct, gc=False):
     token_ids: list[int] | None = None
     message: DeltaFields | None = None
     meta_info: msgspec.Raw = ABSENT  # SGLang's account of a whole answer
+    speculative_decoding: msgspec.Raw = ABSENT  # TensorRT-LLM's of 1.4, with per_request_spec_decode_stats
 
 
 class CountDetails(msgspec.Struct, gc=False):

@@ -121,7 +121,10 @@ _ROWS = (
         reset_hint="only some versions of trtllm-serve have it (NVIDIA/TensorRT-LLM#14970, #15313): else restart it",
         profiler="a release that has these (1.3)",
         timing_headers=(("X-TRTLLM-return-metrics", "1"),),
-        account=(("trtllm.perf_metrics", f"{_ACCOUNTS}:trtllm"), ("server-timing", f"{_ACCOUNTS}:trtllm")),
+        account=(
+            ("trtllm.perf_metrics", f"{_ACCOUNTS}:trtllm"), ("server-timing", f"{_ACCOUNTS}:trtllm"),
+            ("speculative_decoding", f"{_ACCOUNTS}:trtllm_drafts"),
+        ),
         accounts_path="/perf_metrics",
         facts_path="/prometheus/metrics", engine_pattern=r'engine_type="([^"\n]{1,60})"',
         metrics_paths=("/prometheus/metrics",),  # never /metrics: that is JSON there, and every read empties it

@@ -327,6 +327,8 @@ class Reading:
                         self.end = stamp
                         if choice.meta_info is not ABSENT:
                             self._keep_timing("meta_info", bytes(choice.meta_info))
+                        if choice.speculative_decoding is not ABSENT:
+                            self._keep_timing("speculative_decoding", bytes(choice.speculative_decoding))
                 if output:
                     previous_output = self.last_token
                     if previous_output >= 0:

@@ -30,16 +30,25 @@ class ServerAccount(NamedTuple):
     drafted: int = UNKNOWN  # tokens that speculation proposed
     accepted: int = UNKNOWN  # of those, the ones that were right
 
+    @property
+    def timed(self) -> bool:
+        """Whether it says where time went, not only what was counted."""
+        return max(self.queue, self.prefill, self.transfer, self.decode) >= 0
+
 
 NO_ACCOUNT = ServerAccount()
 
 
 def server_account(timing: Mapping[str, Any]) -> ServerAccount:
-    """The account in the timing that came with an answer (`Completion.server_timing`); NO_ACCOUNT without one."""
+    """The account in the timing that came with an answer (`Completion.server_timing`); NO_ACCOUNT without one.
+
+    Of several forms the first that says a thing is believed.
+    """
+    found = NO_ACCOUNT
     for name, form in timing.items():
         if isinstance(form, Mapping | str) and (read := _reader(name)) and (account := read(form)) != NO_ACCOUNT:
-            return account
-    return NO_ACCOUNT
+            found = account if found is NO_ACCOUNT else ServerAccount(*map(_first_known, found, account))
+    return found
 
 
 @lru_cache(maxsize=64)  # names come from servers
@@ -107,6 +116,15 @@ def trtllm(form: Mapping[str, Any] | str) -> ServerAccount:
         prefill=_less(first, queue),
         transfer=of("kv_transfer", "server", "gen"),
         decode=_less(of("e2e", "server", "gen"), of("ttft", "server", "gen")),
+    )
+
+
+def trtllm_drafts(form: Mapping[str, Any] | str) -> ServerAccount:
+    """`speculative_decoding` of trtllm-serve since 1.4, in the choice that has the finish reason."""
+    if isinstance(form, str):
+        return NO_ACCOUNT
+    return ServerAccount(
+        drafted=_count(form.get("total_draft_tokens")), accepted=_count(form.get("total_accepted_draft_tokens"))
     )
 
 

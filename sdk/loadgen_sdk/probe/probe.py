@@ -19,7 +19,7 @@ from ..dialects.body import asking_for_timing, body
 from ..dialects.events import error_text
 from ..dialects.quirks import MAX_FIELDS, SERVERS, SOURCES, VALUES, Quirk, row_of
 from ..dialects.reader import Flow, Reading
-from ..dialects.server_account import HEADER, NO_ACCOUNT, server_account
+from ..dialects.server_account import HEADER, server_account
 from ..dialects.sse import Decoder, EventTooLarge
 from ..errors import Code, TargetUnusable
 from ..python310 import timeout
@@ -320,7 +320,7 @@ class _Asker:
                 "invalid_answer", f"{self.target.path} streams {error}", "check that this is the API's URL"
             ) from None
         timing = {HEADER: answer.headers.get(HEADER), **(reading.server_timing or {})}
-        self.account = self.account or server_account(timing) != NO_ACCOUNT
+        self.account = self.account or server_account(timing).timed
         if failure := reading.judge(True, False, streamed):
             what = f"a probe of {tokens} tokens failed: {failure.kind}: {self.clean(failure.text)}"
             raise FailedOnce("invalid_answer", what, "see the server's log")

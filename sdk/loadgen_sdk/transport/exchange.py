@@ -344,9 +344,11 @@ class Exchange:
         self.failure = failure
 
     def _server_timing(self) -> dict[str, Any] | None:
-        """The server's own timing: of its events, else of the head of the answer."""
+        """The server's own timing: of the head of the answer, and of its events."""
         header = self.response.headers.get(HEADER)
-        return self.reading.server_timing or (None if header is None else {HEADER: header})
+        if header is None:
+            return self.reading.server_timing
+        return {HEADER: header, **(self.reading.server_timing or {})}
 
     def tell(self) -> None:
         """Pass the Completion to `on_done`, only once. The caller has freed the connection before."""

@@ -74,6 +74,13 @@ COLUMNS = ["server_queue_ns", "server_prefill_ns", "server_transfer_ns", "server
             {"meta_info": {"queue_time": 0.25, "prefill_launch_delay": 0.01, "prefill_launch_latency": 0.5}},
             ServerAccount(queue=250 * MS, prefill=510 * MS),
         ),
+        (  # trtllm-serve of 1.4: its drafts are a form of their own beside its times
+            {
+                "speculative_decoding": {"total_draft_tokens": 9, "total_accepted_draft_tokens": 4},
+                "trtllm.perf_metrics": {"Server-Timing": "server_queue;dur=1, server_ttft;dur=8"},
+            },
+            ServerAccount(queue=MS, prefill=7 * MS, drafted=9, accepted=4),
+        ),
         ({}, NO_ACCOUNT),
     ],
 )  # fmt: skip
@@ -92,6 +99,7 @@ def test_every_form_says_the_same_few_durations(timing: dict[str, Any], expected
         {"timings": {"prompt_ms": "1"}},
         {"timings": {"cache_n": -4, "prompt_ms": float("inf")}}, {"else": {"prompt_ms": 1}},
         {"meta_info": "x"}, {"meta_info": {"queue_time": -1, "prefill_finished_ts": True}},
+        {"speculative_decoding": "x"}, {"speculative_decoding": {"total_draft_tokens": -1}},
     ],
 )  # fmt: skip
 def test_a_damaged_or_foreign_form_says_nothing(timing: dict[str, Any]) -> None:
