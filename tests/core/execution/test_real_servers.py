@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from loadgen_sdk.dialects.quirks import QUIRKS
 from pyarrow import parquet
-from real_servers import BY_NAME, HOME, ROWS, Started, lacks, started
+from real_servers import BY_NAME, HOME, ROWS, Started, filled, lacks, started
 from test_run import rows_written
 
 LOADGEN = [sys.executable, "-P", "-m", "loadgen"]
@@ -274,8 +274,10 @@ def test_two_precisions_of_one_model_are_told_apart(tmp_path: Path) -> None:
 
         def answers(name: str, url: str, *flags: str) -> int:
             data = tmp_path / f"{name}.jsonl"
-            data.write_text("".join(json.dumps(row) + "\n" for row in asked))
-            command = [*LOADGEN, "answers", str(data), "--url", url, *flags, "-c", "4", "-o", str(tmp_path / name)]
+            data.write_text("".join(json.dumps(one) + "\n" for one in asked))
+            model = [filled(row, flag) for flag in row.flags]
+            command = [*LOADGEN, "answers", str(data), "--url", url, *model, *flags, "-c", "4"]
+            command += ["-o", str(tmp_path / name)]
             return subprocess.run(command, check=False, timeout=600).returncode
 
         assert answers("references", exact.url, "--keep-content") == 0
