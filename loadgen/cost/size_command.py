@@ -6,7 +6,6 @@ Parses flags, reads the sources (or searches a simulated machine), prints; the a
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -20,7 +19,8 @@ import typer
 
 from loadgen import result_kinds
 from loadgen.core import format, units
-from loadgen.core.errors import OK, SLO_MISSED, Fault, Faults, UserError, meant
+from loadgen.core.errors import OK, SLO_MISSED, Fault, Faults, UserError, collecting, meant
+from loadgen.cost import searching
 from loadgen.shell import completion
 from loadgen.shell.options import PACKAGED, AcceptSamplePrices, AllowInvalid, Given, new_folder, takes
 from loadgen.shell.output import print_answer, say
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from loadgen.cost.sizing import Need
     from loadgen.pricing.evidence import Evidence
 
-SIMULATED, PUBLISHED = "sim:", "published:"
+PUBLISHED = "published:"
 
 
 @takes(only=())
@@ -133,12 +133,18 @@ def size(
     chosen = _chosen(price or [], sources)
     sized_of: dict[str, tuple[sizing.Size, Evidence | None]] = {}
     faults: list[Fault] = []
-    for source in sorted(sources, key=_is_searched):  # what can be wrong is told before minutes of search
-        if faults and _is_searched(source):
-            break
+    for source, name in chosen.items():  # what can be wrong is told before minutes of search
+        with collecting(faults):
+            if book is not None:
+                find(book, TargetFacts(), name, source)
+    searches = {source: searching.asked(source, profile, slo or []) for source in filter(_is_searched, sources)}
+    for source in sorted(sources, key=_is_searched):
+        if _is_searched(source):
+            if faults:
+                break
+            searching.at_once(searches, given.call)
+            searches = {}
         try:
-            if book is not None and source in chosen:
-                find(book, TargetFacts(), chosen[source], source)
             measured, evidence = _source(source, profile, slo or [], gpus, given.call, allow_invalid=allow_invalid)
             at = None
             if book is not None:
@@ -202,7 +208,7 @@ def _store(result: Sizing, folder: Path) -> None:
 
 
 def _is_searched(source: str) -> bool:
-    return source.startswith(SIMULATED)
+    return source.startswith(searching.SIMULATED)
 
 
 def _need(users: str | None, think: str, rate: str | None, answer: str | None, spare: int) -> Need:
@@ -313,19 +319,12 @@ def _refuse_other_slo(slo: Sequence[str], evidence: Evidence, source: str) -> No
 
 def _searched(source: str, profile: str, slo: Sequence[str], call: Callable[[list[str]], int]) -> Path:
     """The folder of a search on a simulated machine, run now, or before with the same workload and SLO."""
-    from loadgen.core.workload.loading import text_of
     from loadgen.repeated import capacity
 
-    preset = Path(source.removeprefix(SIMULATED))
-    machine = preset.read_text("utf-8", "replace") if preset.is_file() else ""
-    asked = hashlib.sha256("\n".join([*slo, text_of(profile), machine]).encode()).hexdigest()[:6]
-    folder = Path("results") / f"size-{Path(profile).stem}-{preset.stem}-{asked}"
-    arguments = ["search", profile, "--url", source, "--out", str(folder), "--seed", "1"]
-    for term in slo:
-        arguments += ["--slo", term]
-    print(f"loadgen {shlex.join(arguments)}", file=sys.stderr)
+    folder, words = searching.asked(source, profile, slo)
+    say(f"loadgen {shlex.join(words)}")
     with contextlib.redirect_stdout(sys.stderr):
-        code = call(arguments)
+        code = call(words)
     if code == SLO_MISSED or (code != OK and not (folder / capacity.FILE).is_file()):
         file = folder / capacity.FILE
         why = capacity.load_capacity(file.read_bytes()).bound_why if file.is_file() else "the search came to no end"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import html
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -19,8 +22,10 @@ from refusals import refused
 
 import loadgen
 from loadgen.core.errors import Faults, UserError
+from loadgen.core.execution import run_header
 from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results import checksums
+from loadgen.cost import searching
 from loadgen.cost.capacity_planning import MeasuredRate
 from loadgen.cost.size_command import _searched
 from loadgen.cost.sizing import Need, published_rate, size
@@ -153,6 +158,71 @@ def test_a_workload_that_was_edited_is_searched_anew(folder: Path) -> None:
     _searched("sim:gb300-vm", "mine.yaml", ["ttft:1s"], search)
     assert searched[0] == searched[2]
     assert len(set(searched)) == 3
+
+
+def test_what_another_version_found_is_searched_anew(folder: Path) -> None:
+    """Another version may have another model of the machine: its searches are not taken for those of this one."""
+    asked = ("sim:gb300-vm", "rag", ["ttft:2s"])
+    assert searching.asked(*asked).folder == searching.folder_of(*asked, run_header.version())
+    assert searching.asked(*asked).folder != searching.folder_of(*asked, "99.0")
+
+
+AT_ONCE = """
+import sys
+from loadgen.cost import searching
+from loadgen.shell.parsing import parser
+from pathlib import Path
+
+def call(words):
+    return parser().main(words, standalone_mode=False)
+
+last = ["--seed", "1", "-d", "10s"]
+asked = {
+    url: searching.AskedSearch(Path(name), ["search", "mine.yaml", "--url", url, "--out", name, *last, *slo])
+    for name, url, slo in (
+        ("a", "sim:gb300-vm", ["--slo", "ttft:1s"]), ("b", "sim:h100x8", ["--slo", "ttft:1s"]), ("c", "sim:none", []),
+    )
+}
+searching.at_once(asked, call)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("cores", [1, 2])
+def test_several_machines_are_searched_at_once_and_found_the_same(folder: Path, cores: int) -> None:
+    """On one core nothing is done beforehand. What cannot be searched is left to be told by who asks for it next."""
+    if cores > len(os.sched_getaffinity(0)):
+        pytest.skip("one core")
+    (folder / "mine.yaml").write_text("name: mine\nrequests: {input_tokens: 50, output_tokens: 20}\n")
+    pin = f"import os\nos.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{cores}])\n"
+    script = [sys.executable, "-c", pin + AT_ONCE]
+    done = subprocess.run(script, check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout
+    if cores == 1:
+        assert not done.stderr and not (folder / "a").exists()
+        return
+    lines = done.stderr.splitlines()
+    assert all(line.startswith(("sim:gb300-vm: ", "sim:h100x8: ")) for line in lines), done.stderr
+    assert sum(line.endswith(("results in a", "results in b")) for line in lines) == 2
+    for name, url in (("a", "sim:gb300-vm"), ("b", "sim:h100x8")):
+        words = [
+            "search",
+            "mine.yaml",
+            "--url",
+            url,
+            "--out",
+            f"{name}2",
+            "--seed",
+            "1",
+            "-d",
+            "10s",
+            "--slo",
+            "ttft:1s",
+        ]
+        assert parser().main(words, standalone_mode=False) == 0
+        assert (folder / name / "search.json").read_bytes() == (folder / f"{name}2" / "search.json").read_bytes()
+    assert not (folder / "c").exists()
 
 
 @pytest.mark.parametrize("reason", ["unconfirmed", "none"])

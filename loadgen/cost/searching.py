@@ -1,0 +1,91 @@
+"""The searches that `size` makes of simulated machines: where each is stored, and several of them at once. IO."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import selectors
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from loadgen.core import child_process
+from loadgen.shell.output import say
+
+SIMULATED = "sim:"
+
+
+class AskedSearch(NamedTuple):
+    """A search: its folder, and the words of its command line."""
+
+    folder: Path
+    words: list[str]
+
+
+def asked(source: str, profile: str, slo: Sequence[str]) -> AskedSearch:
+    """The search of a machine. Its folder is that of every search of the same workload, SLO and machine by the same
+    version of loadgen: one that has ended is read, one that was stopped goes on."""
+    from loadgen.core.execution.run_header import version
+
+    folder = folder_of(source, profile, slo, version())
+    words = ["search", profile, "--url", source, "--out", str(folder), "--seed", "1"]
+    return AskedSearch(folder, words + [word for term in slo for word in ("--slo", term)])
+
+
+def folder_of(source: str, profile: str, slo: Sequence[str], version: str) -> Path:
+    """Where the search of a machine by a version of loadgen is stored."""
+    from loadgen.core.workload.loading import text_of
+
+    preset = Path(source.removeprefix(SIMULATED))
+    machine = preset.read_text("utf-8", "replace") if preset.is_file() else ""
+    key = hashlib.sha256("\n".join([version, *slo, text_of(profile), machine]).encode()).hexdigest()[:6]
+    return Path("results") / f"size-{Path(profile).stem}-{preset.stem}-{key}"
+
+
+def at_once(searches: Mapping[str, AskedSearch], call: Callable[[list[str]], int]) -> None:
+    """Carry out several searches, by their sources, as many at once as there are cores, each in a copy of this process.
+
+    What they found, or met, is in their folders: `call` with the same words takes it from there. Nothing is done where
+    one after the other is as quick, or this process has threads. Their lines come with their source before them.
+    """
+    cores = len(os.sched_getaffinity(0))
+    waiting = list({one.folder: (source, one) for source, one in searches.items()}.values())
+    if min(cores, len(waiting)) < 2 or not child_process.forks():
+        return
+    running: dict[str, child_process.Forked] = {}
+    begun: dict[str, bytes] = {}  # what a copy has said of its present line
+    with selectors.DefaultSelector() as outputs:
+        try:
+            while waiting or running:
+                while waiting and len(running) < cores:
+                    source, one = waiting.pop(0)
+                    running[source] = child_process.Forked("search", partial(_copy, one, call), files=True)
+                    running[source].stdin.close()
+                    outputs.register(running[source].stdout, selectors.EVENT_READ, source)
+                for key, _ in outputs.select():
+                    source = key.data
+                    data = os.read(key.fd, 1 << 16)
+                    *lines, begun[source] = (begun.get(source, b"") + data).split(b"\n")
+                    for line in lines:
+                        say(f"{source}: {line.decode(errors='replace')}")
+                    if not data:
+                        outputs.unregister(key.fileobj)
+                        running.pop(source).wait()
+        finally:
+            for copy in running.values():
+                copy.kill()
+                copy.wait()
+
+
+def _copy(one: AskedSearch, call: Callable[[list[str]], int]) -> None:
+    """In a copy: the search. Its lines go to the parent, and its report to nobody: the parent prints it."""
+    with (
+        open(1, "w", encoding="utf-8", buffering=1, closefd=False) as lines,
+        open(os.devnull, "w", encoding="utf-8") as nobody,
+        contextlib.redirect_stderr(lines),
+        contextlib.redirect_stdout(nobody),
+        contextlib.suppress(Exception),  # the parent meets it too, and tells it
+    ):
+        call(one.words)
