@@ -13,15 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.metrics import within
-from loadgen.core.metrics.columns import Columns
+from loadgen.core.metrics.columns import OK, UNDEFINED, Columns
 from loadgen.core.metrics.windows import Span, spread_tokens
-from loadgen.core.metrics.within import BLOCKS, Known, blocks_beyond, by_means, rank_error, samples
+from loadgen.core.metrics.within import BLOCKS, Known, blocks_beyond, by_means, in_order, rank_error
 from loadgen.core.stats import intervals
 from loadgen.core.stats.quantiles import QUANTILES, SUPPORT, element
 from loadgen.repeated.registry import Metric
 
 RESAMPLES = 300  # enough to know a standard error to 4 %
 MANY = 20_000  # samples from which the rank of the quantile is blocked instead: the same result, and cheap
+
+
+def samples(columns: Columns, figure: str) -> NDArray[np.int64]:
+    """The values of the ok requests that have one, in order of their due instants."""
+    values = columns.measure(figure)
+    return in_order(columns, values, columns.where(OK) & (values != UNDEFINED))
 
 
 def latency(parts: Sequence[Columns], one: Metric, value: float) -> tuple[Known | None, str]:
@@ -56,8 +62,9 @@ def within_runs(parts: Sequence[Columns], one: Metric) -> tuple[float, float]:
     if one.p is None:
         known = by_means(everything)
         return (known.error / known.value, known.freedom) if known else (0.0, math.inf)
-    freedom = max(min(BLOCKS[0] - 1.0, blocks_beyond(everything, one.p) - 1.0), 1.0)
-    return rank_error(everything, one.p, BLOCKS[0]), freedom
+    ordered = np.sort(everything)
+    freedom = max(min(BLOCKS[0] - 1.0, blocks_beyond(everything, ordered, one.p) - 1.0), 1.0)
+    return rank_error(everything, ordered, one.p, BLOCKS[0]), freedom
 
 
 def stretches_above(parts: Sequence[Columns], one: Metric, level: float) -> tuple[int, int]:
@@ -80,6 +87,7 @@ def _quantile_error(values: NDArray[np.float64], p: float) -> tuple[float, float
     """
     errors = []
     positive = np.maximum(values, 1.0)
+    ordered = np.sort(values)
     for blocks in BLOCKS:
         if len(values) <= MANY:
             interval = intervals.block_bootstrap(
@@ -88,10 +96,10 @@ def _quantile_error(values: NDArray[np.float64], p: float) -> tuple[float, float
             )  # fmt: skip
             error = interval.half_width
         else:
-            error = rank_error(positive, p, blocks)
+            error = rank_error(positive, np.maximum(ordered, 1.0), p, blocks)
         errors.append((error * _bootstrap_correction(blocks), float(blocks - 1)))
     error, freedom = max(errors)
-    return error, max(min(freedom, blocks_beyond(values, p) - 1.0), 1.0)
+    return error, max(min(freedom, blocks_beyond(values, ordered, p) - 1.0), 1.0)
 
 
 # level of a normal interval whose half width is the standard error

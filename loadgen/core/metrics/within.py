@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from loadgen.core.metrics.windows import Span, span
 from loadgen.core.slo import Slo
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import LEVEL, Interval
-from loadgen.core.stats.quantiles import QUANTILES, SUPPORT, Distribution, element, index
+from loadgen.core.stats.quantiles import QUANTILES, SUPPORT, Distribution, index
 from loadgen.figures import FIGURES
 
 if TYPE_CHECKING:
@@ -55,18 +55,21 @@ def in_order(columns: Columns, values: NDArray[np.int64], chosen: NDArray[np.boo
     return ordered
 
 
-def samples(columns: Columns, figure: str) -> NDArray[np.int64]:
-    """The values of the ok requests that have one, in order of their due instants."""
-    values = columns.measure(figure)
-    return in_order(columns, values, columns.where(OK) & (values != UNDEFINED))
+def _thinned(parts: Sequence[Columns], orders: Sequence[NDArray[np.int64]], figure: str) -> NDArray[np.int64]:
+    """The values of ok requests that have one, in the `orders` of the parts; of more than MOST every second, third."""
+    measured = [part.measure(figure) for part in parts]
+    known = [part.where(OK) & (values != UNDEFINED) for part, values in zip(parts, measured, strict=True)]
+    places = [order[chosen[order]] for order, chosen in zip(orders, known, strict=True)]
+    stride = max(-(-sum(map(len, places)) // MOST), 1)
+    of_parts = zip(measured, places, accumulate(map(len, places), initial=0), strict=False)
+    return np.concatenate([values[of[-first % stride :: stride]] for values, of, first in of_parts])
 
 
-def rank_error(values: NDArray[np.float64], p: float, blocks: int) -> float:
-    """Standard error of the log of a quantile by the share of values above it.
+def rank_error(values: NDArray[np.float64], ordered: NDArray[np.float64], p: float, blocks: int) -> float:
+    """Standard error of the log of a quantile by the share of values above it. `ordered`: the same values, sorted.
 
     The share is computed block by block, and its error is carried over to values through the ordered sample.
     """
-    ordered = np.sort(values)
     middle = ordered[index(len(values), p)]
     share = intervals.batch_means((values > middle).astype(np.float64), batches=blocks)
     n = len(values)
@@ -74,11 +77,11 @@ def rank_error(values: NDArray[np.float64], p: float, blocks: int) -> float:
     return float(math.log(ordered[high]) - math.log(ordered[low])) / 2
 
 
-def blocks_beyond(values: NDArray[np.float64], p: float) -> int:
-    """In how many of the smaller blocks some value lies beyond the quantile."""
+def blocks_beyond(values: NDArray[np.float64], ordered: NDArray[np.float64], p: float) -> int:
+    """In how many of the smaller blocks some value lies beyond the quantile. `ordered`: the same values, sorted."""
     blocks = max(BLOCKS)
     size = len(values) // blocks
-    beyond = values > element(values, p)
+    beyond = values > ordered[index(len(values), p)]
     return int(beyond[len(values) - blocks * size :].reshape(blocks, size).any(axis=1).sum())
 
 
@@ -153,18 +156,19 @@ def _of_run(
     parts: Sequence[Columns], summary: Any, slo: Slo | None, tokens_in: Callable[[Span], float | None]
 ) -> Iterator[tuple[str, Interval | None]]:
     quantiles = dict(QUANTILES)
+    orders = [np.argsort(part["due_ns"], kind="stable") for part in parts]
     for row in FIGURES.here():
         shown: Distribution | None = summary.figures.get(row.field) if row.block else getattr(summary, row.field)
         told = [(q, value) for q in row.compared if shown is not None and (value := getattr(shown, q) or 0.0) > 0]
         if not row.values or not told:
             continue
-        values = np.concatenate([samples(part, row.name) for part in parts]).astype(np.float64)
-        values = np.maximum(values[:: -(-len(values) // MOST)], 1.0)
+        values = np.maximum(_thinned(parts, orders, row.name).astype(np.float64), 1.0)
+        ordered = np.sort(values)
         for q, value in told:
             known = None
             if len(values) >= max(4 * max(BLOCKS), SUPPORT[q]):
-                error = max(rank_error(values, quantiles[q], blocks) for blocks in BLOCKS)
-                freedom = max(min(BLOCKS[1], blocks_beyond(values, quantiles[q])) - 1.0, 1.0)
+                error = max(rank_error(values, ordered, quantiles[q], blocks) for blocks in BLOCKS)
+                freedom = max(min(BLOCKS[1], blocks_beyond(values, ordered, quantiles[q])) - 1.0, 1.0)
                 known = Known(math.log(value), error, freedom)
             yield f"{row.path}.{q}", None if known is None else known.interval(math.exp)
     value = summary.tokens.steady_output_per_s
