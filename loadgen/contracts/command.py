@@ -123,7 +123,15 @@ def validate(
         given.make_room(settings.out)
     execute = given.execute(show.hearers)
     runs = (how or Repetition(count=level.level.repeats) for level in checked_contract.levels)
-    show.begin(sum(level.at_most for level in runs), at_most=extend is not None or (how is not None and not how.count))
+    of_level = [
+        (level.at_most, (one.requests if settings.virtual else one.duration_ns) or 0)
+        for level, one in zip(runs, checked_contract.levels, strict=True)
+    ]
+    show.begin(
+        sum(most for most, _ in of_level),
+        at_most=extend is not None or (how is not None and not how.count),
+        weights=[weight for most, weight in of_level for _ in range(most)],
+    )
 
     def perform(workload: Workload, settings: Settings) -> tuple[Summary, Path]:
         show.step(str(settings.out))

@@ -9,7 +9,7 @@ import asyncio
 import datetime
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic_ns
 from typing import Any, TextIO
 
@@ -137,14 +137,20 @@ def words(facts: Mapping[str, Any]) -> str:
     return " · ".join(parts)
 
 
+Left = tuple[float, float | None]
+"""How many steps are left, the next one counted, and how many seconds they take; None: not known yet."""
+
+
 class Steps:
     """The steps of a sweep, a search or a validation: which of how many, and how long those left may take.
 
-    `of`: how many there are; `at_most`: there may be fewer, mostly far fewer, so no time is told for those left.
+    `of`: how many there are; `at_most`: there may be fewer, mostly far fewer, so no time is told for those left but
+    what the caller knows. `weights`: how long each takes beside the others; (): all as long.
     """
 
-    def __init__(self, of: int, *, at_most: bool = False) -> None:
+    def __init__(self, of: int, *, at_most: bool = False, weights: Sequence[float] = ()) -> None:
         self._of, self._at_most = of, at_most
+        self._weights = weights if len(weights) == of and all(weight > 0 for weight in weights) else [1.0] * of
         self._number = 0
         self._began_ns = monotonic_ns()
 
@@ -153,18 +159,22 @@ class Steps:
         """Time since the first."""
         return (monotonic_ns() - self._began_ns) / 1e9
 
-    def next(self) -> dict[str, Any]:
-        """The step that begins now. `each_s`: mean of those before it; None where none was timed. `left_s`: so long for
-        it and those after it; None also where it is not known how many these are."""
+    def next(self, left: Left | None = None) -> dict[str, Any]:
+        """The step that begins now. `each_s`: mean of those before it; None where none was timed. `about`: how many
+        there will be. `left_s`: time for it and those after it; None also where it is not known how many these are."""
         spent_s = self.spent_s
         self._number += 1
         before = self._number - 1
         each_s = None if not before or spent_s < SHORTEST_S else spent_s / before
-        left_s = None if each_s is None or self._at_most else each_s * (self._of - before)
+        done = sum(self._weights[:before])
+        left_s = None if each_s is None or self._at_most else spent_s / done * (sum(self._weights) - done)
+        if left is not None:
+            left_s = None if left[1] is None or spent_s + left[1] < SHORTEST_S else left[1]
         return {
             "step": self._number,
             "of": self._of,
             "at_most": self._at_most,
+            "about": None if left is None else min(before + max(round(left[0]), 1), self._of),
             "elapsed_s": round(spent_s, 1),
             "each_s": None if each_s is None else round(each_s, 1),
             "left_s": None if left_s is None else round(left_s, 1),
@@ -172,9 +182,9 @@ class Steps:
 
 
 def step_words(name: str, step: Mapping[str, Any]) -> str:
-    """`c8: 3 of 6, about 12m left, until 14:32`; of a search `8/s: 3 of at most 24, about 4m each`."""
-    most = "at most " if step["at_most"] else ""
-    text = f"{name}: {step['step']} of {most}{step['of']}"
+    """`c8: 3 of 6, about 12m left, until 14:32`; of a search `8/s: 3 of about 11, about 9m left, until 14:32`."""
+    of = f"{'at most ' if step['at_most'] else ''}{step['of']}" if step["about"] is None else f"about {step['about']}"
+    text = f"{name}: {step['step']} of {of}"
     if step["left_s"] is None:
         return text + (f", about {format.duration(step['each_s'])} each" if step["each_s"] is not None else "")
     end = datetime.datetime.now() + datetime.timedelta(seconds=step["left_s"])

@@ -29,7 +29,7 @@ from loadgen.core.schedule.forecast import Forecast, total
 from loadgen.present import text as as_text
 from loadgen.runs import text
 from loadgen.runs.level_figures import figures
-from loadgen.runs.progress import SHORTEST_S, ProgressLine, Steps, step_words
+from loadgen.runs.progress import SHORTEST_S, Left, ProgressLine, Steps, step_words
 from loadgen.shell.output import say
 
 if TYPE_CHECKING:
@@ -147,15 +147,20 @@ class Show:
         if money or (whole.seconds or LONG_S) >= LONG_S:
             say(f"expected in all: {format.counted(len(loads), 'run')}, about {whole.words}{money}")
 
-    def begin(self, of: int, *, at_most: bool = False) -> None:
-        """Several runs follow, each after `step`."""
-        self._steps = Steps(of, at_most=at_most)
+    def begin(self, of: int, *, at_most: bool = False, weights: Sequence[float] = ()) -> None:
+        """Several runs follow, each after `step`. `weights`: how long each takes beside the others; (): all as long."""
+        self._steps = Steps(of, at_most=at_most, weights=weights)
 
-    def step(self, name: str) -> None:
-        """Say which of the runs comes next, and how long those left may take."""
+    @property
+    def spent_s(self) -> float:
+        """Time since `begin`."""
+        return self._steps.spent_s if self._steps is not None else 0.0
+
+    def step(self, name: str, left: Left | None = None) -> None:
+        """Say which of the runs comes next, and how long those left may take. `left`: what the caller knows of it."""
         if self._steps is None or self._form == "off":
             return
-        step = self._steps.next()
+        step = self._steps.next(left)
         say(json.dumps({"step": {"name": name} | step}) if self._form == "json" else step_words(name, step))
 
     def finished(self, summary: Summary) -> None:

@@ -335,6 +335,7 @@ def perform(
     """
     from loadgen.search import experiment
     from loadgen.search import text as report
+    from loadgen.search.ahead import ahead
     from loadgen.search.kind import ended
     from loadgen.search.load_search import exit_code, resume
     from loadgen.search.trials import Interrupted
@@ -351,17 +352,23 @@ def perform(
         say(f"load over {format.counted(target_count, 'target')}: every rate is that of all of them together")
     say(f"search in {trial_runner.folder}: {', '.join(trial_runner.goal.promised)}")
     say(f"repeat with --seed {trial_runner.seed}")
-    if words := report.expected(
-        load_search, trial_s, virtual=trial_runner.settings.virtual, whole=bool(trial_runner.goal.whole)
-    ):
-        say(f"expected: {words}")
+    whole = bool(trial_runner.goal.whole)
+
+    def left() -> tuple[float, float | None]:
+        """Trials that are left, and how long they take by what those of this process took."""
+        found = ahead(load_search, whole=whole)
+        spent_s = sum(one.spent_s for one in load_search.told[len(earlier_trials) :])
+        return found.trials, show.spent_s / spent_s * found.lengths * trial_s if spent_s else None
+
     trial_runner.hearers = show.hearers
+    if words := report.expected(load_search, trial_s, virtual=trial_runner.settings.virtual, whole=whole):
+        say(f"expected: {words}")
     trial_runner.go_on = experiment.resuming(trial_runner.folder, plan)
     trial_runner.keep(load_search)
     show.begin(load_search.most_probes - len(earlier_trials), at_most=True)
     try:
         while (ask := load_search.ask()) is not None:
-            show.step(report.asking(ask, unit))
+            show.step(report.asking(ask, unit), left())
             trial = trial_runner.run(ask)
             load_search.tell(trial)
             trial_runner.keep(load_search)

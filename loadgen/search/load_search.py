@@ -197,6 +197,7 @@ class LoadSearch:
     trial_s: float | None = None  # full length of a trial; None: of a server that does not change while it is searched
     told: list[TrialResult] = field(default_factory=list)
     stopped: str = ""
+    _believed: tuple[object, Belief] | None = field(default=None, repr=False, compare=False)
 
     @property
     def settings(self) -> SearchSettings:
@@ -346,10 +347,15 @@ class LoadSearch:
         return max(low / 1.1, self.low), min(high * 1.1, self.high)
 
     def _belief(self, bounds: tuple[float, float]) -> Belief:
-        noise = [result.noise for result in self._valid_results if result.noise > 0]
+        results = self._valid_results
+        noise = [result.noise for result in results if result.noise > 0]
         sigma = SIGMA_OF_NOISE * noise[-1] if noise else 0.01
+        state = (bounds, sigma, self.run_spread, results)
+        if self._believed is not None and self._believed[0] == state:  # asked for several times between two trials
+            return self._believed[1]
         belief = Belief(*bounds, sigma=sigma, run_spread=self.run_spread)
-        for result in self._valid_results:
+        self._believed = state, belief
+        for result in results:
             lapse = LAPSE_EARLY if result.early and result.outcome == "under" else LAPSE
             belief.tell(result.offered, result.outcome == "under", lapse)
         return belief
@@ -391,6 +397,15 @@ class LoadSearch:
         if self._out_of_time(sum(result.spent_s for result in self.told)):
             return "time"
         return ""
+
+    @property
+    def width(self) -> float | None:
+        """Half the width of the interval of SURE, over the precision asked for; None while there is no bracket."""
+        bounds = self._bracket()
+        if not isinstance(bounds, tuple):
+            return None
+        interval = self._belief(bounds).interval(SURE)
+        return interval.half_width / interval.value / self.precision
 
     @property
     def answer(self) -> SearchAnswer:

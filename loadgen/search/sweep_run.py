@@ -113,7 +113,8 @@ def carry_out(asked: Sweep) -> tuple[SweepCurve | None, bool]:
     )
     interrupted = False
     to_do = {level: amount for amount in grid if (level := levels.name(asked.kind, amount)) not in folders_done}
-    asked.show.begin(len(to_do))
+    # real levels last alike; in virtual time one costs what it sends
+    asked.show.begin(len(to_do), weights=[*to_do.values()] if asked.settings.virtual else ())
     try:
         for level, amount in to_do.items():
             asked.show.step(f"level {level}")

@@ -10,6 +10,7 @@ from loadgen.core.limits import MODEL_ERROR
 from loadgen.core.stats.intervals import length_for
 from loadgen.present.section import Facts, Section, Table, section
 from loadgen.repeated import capacity as capacity_file
+from loadgen.search.ahead import ahead
 from loadgen.search.load_search import (
     ENOUGH,
     LEVEL,
@@ -20,13 +21,6 @@ from loadgen.search.load_search import (
     capacity_of,
 )
 
-LONGER_LENGTHS = 2.5
-USUAL = {False: (15, 10.5), True: (20, 20.0)}
-"""What a search usually takes: trials, full lengths of load, and more of them (`LONGER_LENGTHS`) for a load that has to
-be sustained; True: with a promise about tasks or classes, whose trials all go on to their end. Searches of the packaged
-workloads on sim:gb300-vm took 15 to 19 trials and 8.5 to 23.5 lengths in all; on tasks and classes 15 to 27 trials and
-16.2 to 35.3 lengths (2026-11-24).
-"""
 KINDS = {
     "bracket": "looking for a bracket",
     "probe": "trial",
@@ -55,23 +49,20 @@ ENDINGS = {
 def expected(search: LoadSearch, trial_s: float, *, virtual: bool, whole: bool = False) -> str:
     """What a search will take, in words; "" where it is done. `trial_s`: full length of a trial. `whole`: trials go on
     to their end.
-
-    Of one that begins what is usual, right within a factor of two where runs repeat themselves; for all the most.
     """
     left = search.most_probes - len(search.told)
-    if left <= 0:
+    if left <= 0 or search.ask() is None:
         return ""
     longest_s = min(left * trial_s, search.most_s or math.inf)
     of = "simulated time" if virtual else "load"
     most = (
         f"{format.counted(left, 'trial')} of {format.duration(trial_s)} or less, {format.duration(longest_s)}, at most"
     )
-    trials, lengths = USUAL[whole]
-    usual_s = (lengths + LONGER_LENGTHS * (search.longer > 1)) * trial_s
-    if search.told or usual_s >= longest_s:
+    found = ahead(search, whole=whole)
+    usual_s = found.lengths * trial_s
+    if usual_s >= longest_s:
         return most
-    noisy = "" if virtual else ", more where the server varies from run to run"
-    return f"about {trials} trials, {format.duration(usual_s)} of {of}{noisy}; {most}"
+    return f"about {format.counted(round(found.trials), 'trial')}, {format.duration(usual_s)} of {of}; {most}"
 
 
 def asking(ask: NextTrial, unit: str) -> str:

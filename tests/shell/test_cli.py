@@ -177,7 +177,7 @@ def test_progress_as_json_says_which_step_of_how_many(tmp_path: Path, capsys: py
     search = ["search", "qa", "--url", "sim:gb300-vm", "-d", "20s", "--low", "20", "--high", "30", "--precision", "0.2"]
     assert ends([*search, "-o", str(tmp_path / "p")]) == 0
     told = capsys.readouterr().err
-    assert re.search(r"trial 1: .*: 2 of at most 40", told)
+    assert re.search(r"trial 1: .*: 2 of about \d+", told)
     assert ends([*command[:-1], str(tmp_path / "off"), "--progress", "off"]) == 0
     assert "1 of 2" not in capsys.readouterr().err
 
@@ -198,6 +198,18 @@ def test_of_a_search_nobody_knows_how_many_probes_are_left() -> None:
     second = steps.next()
     assert second["left_s"] is None and second["each_s"] == pytest.approx(30, abs=1)
     assert step_words("8/s", second) == "8/s: 2 of at most 40, about 30.0 s each"
+    third = steps.next((8.4, 240.0))
+    assert (third["step"], third["about"], third["left_s"]) == (3, 10, 240.0)
+    assert re.fullmatch(r"8/s: 3 of about 10, about 4 min 00 s left, until \d\d:\d\d", step_words("8/s", third))
+
+
+def test_a_step_that_is_known_to_be_longer_counts_for_more() -> None:
+    """Of levels of 1, 2, 4 and 8 in virtual time the last costs more than the others together."""
+    steps = Steps(4, weights=[1, 2, 4, 8])
+    steps._began_ns -= 30_000_000_000
+    steps.next(), steps.next()
+    third = steps.next()
+    assert third["left_s"] == pytest.approx(120, abs=1)
 
 
 def test_a_progress_line_where_no_terminal_is() -> None:

@@ -1,0 +1,52 @@
+"""What is left of a search: how many trials, and of how much load, by what is known at that point. Pure.
+
+Of 48 searches of made-up servers, with bounds and without, some of which varied from run to run, trials and lengths
+were within a factor of two of this before the first trial of each, and before nine of ten of the others.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from loadgen.search.load_search import ENOUGH, NEAR, STEP, LoadSearch
+
+BRACKET = {STEP: 6.0, NEAR: 2.0}  # trials until a load held and one missed, by the factor between them
+HALVINGS = 2.0  # trials beyond those that halve the interval to the precision: outcomes near the end are less clear
+SPREAD = 4.0  # more of them for a variation from run to run as large as the precision, by the square of their ratio
+CONFIRMED, SUSTAINED = 1.0, 1.5  # trials, of which a few have to be made again at a lower load
+PROBE = {False: 0.7, True: 1.0}  # of its full length that a trial lasts: most are decided before
+
+
+class TrialsLeft(NamedTuple):
+    """Trials that are left and the full lengths of load that they take together."""
+
+    trials: float
+    lengths: float
+
+
+def ahead(search: LoadSearch, *, whole: bool = False) -> TrialsLeft:
+    """What is left of a search that has not ended. `whole`: its trials go on to their end, whatever they show."""
+    ask = search.ask()
+    kind = "" if ask is None else ask.kind
+    probes = 0.0 if kind in ("confirm", "sustain") else _probes(search)
+    confirming = 0.0 if kind == "sustain" else CONFIRMED
+    sustaining = SUSTAINED if search.longer > 1 else 0.0
+    trials = probes + confirming + sustaining
+    lengths = probes * PROBE[whole] + confirming + sustaining * search.longer
+    most = max(search.most_probes - len(search.told), 1)
+    return TrialsLeft(min(trials, most), lengths * min(most / trials, 1.0))
+
+
+def _probes(search: LoadSearch) -> float:
+    """Trials until a load can be confirmed."""
+    if search.run_spread is None:  # it has to be learned: most such searches end by their number of trials
+        return max(ENOUGH - len(search.told) - CONFIRMED, 1.0)
+    width = search.width
+    bracket = 0.0
+    if width is None:
+        width = math.log(search.step) / 2 / search.precision
+        bracket = BRACKET.get(search.step, BRACKET[STEP]) / (2 if search.told else 1)
+    halvings = math.log2(max(width, 1e-9))
+    noisy = SPREAD * (search.run_spread / search.precision) ** 2 * min(max(halvings, 0.0), 1.0)
+    return bracket + max(halvings + HALVINGS, 1.0) + noisy
