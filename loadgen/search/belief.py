@@ -8,6 +8,7 @@ held as a grid of (theta, sigma).
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,8 +35,10 @@ class Belief:
     POINTS = 2000
 
     def __init__(self, low: float, high: float, *, sigma: float, run_spread: float | None = 0.0) -> None:
-        self.theta = np.linspace(math.log(low), math.log(high), self.POINTS)
+        self.theta = _thetas(low, high, self.POINTS)
         self.sigma = np.array(SIGMAS)
+        self._bounds = (low, high)
+        self._weights: NDArray[np.float64] | None = None
         density = np.zeros(len(self.sigma))
         for weight, spread in _spreads(run_spread):
             middle = math.log(math.hypot(sigma, spread))
@@ -51,16 +54,16 @@ class Belief:
 
     def tell(self, load: float, passed: bool, lapse: float) -> None:
         """Update with one outcome at one load. `lapse`: probability that the outcome says nothing about the load."""
-        z = (self.theta[:, None] - math.log(load)) / self.sigma[None, :]
-        below = normal_cdf(z if passed else -z)
-        self._log += np.log(lapse / 2 + (1 - lapse) * below)
+        self._log += _evidence(*self._bounds, self.POINTS, load, passed, lapse)
+        self._weights = None
 
     @property
     def weights(self) -> NDArray[np.float64]:
         """Posterior mass of every (theta, sigma)."""
-        raw = np.exp(self._log - self._log.max())
-        mass: NDArray[np.float64] = raw / raw.sum()
-        return mass
+        if self._weights is None:
+            raw = np.exp(self._log - self._log.max())
+            self._weights = raw / raw.sum()
+        return self._weights
 
     def quantile(self, p: float) -> float:
         """The load below which theta lies with probability p."""
@@ -86,6 +89,19 @@ class Belief:
             chance = float((weights * normal_cdf((self.theta[:, None] - x) / self.sigma[None, :])).sum())
             low, high = (x, high) if chance >= p else (low, x)
         return math.exp(low)
+
+
+def _thetas(low: float, high: float, points: int) -> NDArray[np.float64]:
+    return np.linspace(math.log(low), math.log(high), points)
+
+
+@lru_cache(maxsize=48)  # 384 kB each: a search tells the same outcomes again after each trial, of at most 40
+def _evidence(low: float, high: float, points: int, load: float, passed: bool, lapse: float) -> NDArray[np.float64]:
+    """The logarithm of the likelihood of one outcome, on the grid between these bounds."""
+    z = (_thetas(low, high, points)[:, None] - math.log(load)) / np.array(SIGMAS)[None, :]
+    found: NDArray[np.float64] = np.log(lapse / 2 + (1 - lapse) * normal_cdf(z if passed else -z))
+    found.flags.writeable = False
+    return found
 
 
 def _spreads(run_spread: float | None) -> list[tuple[float, float]]:
