@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from loadgen.core.errors import UserError
-from loadgen.runs.outcome import Named
 from loadgen.shell.output import write_file
+
+if TYPE_CHECKING:
+    from loadgen.runs.outcome import Named
 
 Junit = Annotated[Path | None, typer.Option("--junit", help="Write verdict and SLO as JUnit XML too.")]
 Github = Annotated[

@@ -5,11 +5,14 @@ Plain text, wrapped to the width of the terminal from 60 columns on. Values in, 
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 from typer import Abort
 from typer.core import TyperCommand, TyperGroup
@@ -58,23 +61,19 @@ THEN = (
 class Command(TyperCommand):
     """A command with its help: `--help` is what most people need, `--help-all` everything."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        for param in self.params:
-            _convert_what_is_given(param)
-
     _everything: Any = None  # the option --help-all: one object, since the parser knows an option by its identity
 
     def get_params(self, ctx: Any) -> list[Any]:
-        params = super().get_params(ctx)
+        params = _quick(super().get_params(ctx))
         asks = self.get_help_option(ctx)
         if asks is None:
             return params
         if self._everything is None:
             self._everything = copy(asks)
+            del self._everything.process_value  # is that of the option --help
             self._everything.name, self._everything.opts = "help_all", ["--help-all"]
             self._everything.help, self._everything.callback = "Show all options and the exit codes.", _say_all
-        return [*params, self._everything]
+        return [*params, *_quick([self._everything])]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         lines = list(_lines(self, ctx, formatter.width))
@@ -83,22 +82,51 @@ class Command(TyperCommand):
         formatter.write("\n".join(lines) + "\n")
 
 
-def _convert_what_is_given(param: Any) -> None:
-    """Texts stay as they are, and an option that is not given has no value to convert: typer would build a converter,
-    which is a schema of pydantic, for each of the fifty options of a run.
+def _quick(params: list[Any]) -> list[Any]:
+    """What is plainly right is taken, and an option that is not given has no value to convert. Typer judges the rest:
+    it builds a converter for each option, a schema of pydantic, whose import is a sixth of a start.
     """
-    convert, kind = param.process_value, getattr(getattr(param, "type_descriptor", None), "annotation", None)
-    plain = param.nargs == 1 and not param.required
+    for param in params:
+        if "process_value" not in vars(param):
+            param.process_value = partial(_processed, param, param.process_value)
+    return params
 
-    def process_value(ctx: Any, value: Any) -> Any:
-        if plain and value is None:
-            missing = () if param.multiple else None
-            return missing if param.callback is None else param.callback(ctx, param, missing)
-        if plain and param.callback is None and (kind, type(value)) == (str, str):
-            return value
+
+def _processed(param: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
+    described, is_missing = getattr(param, "type_descriptor", None), value in (None, (), [])
+    if value is None and param.nargs == 1 and not param.required:
+        found = () if param.multiple else None
+    elif described is None or (is_missing and param.required):
         return convert(ctx, value)
+    elif (found := _plainly(described.annotation, described.parameter_info, value)) is None:
+        return convert(ctx, value)
+    return found if param.callback is None else param.callback(ctx, param, found)
 
-    param.process_value = process_value
+
+_NUMBERS = {int: re.compile("[0-9]{1,15}"), float: re.compile(r"[0-9]{1,15}(\.[0-9]{1,15})?")}
+_OF_PATHS = ("exists", "resolve_path", "allow_dash", "path_type", "writable")
+
+
+def _plainly(kind: Any, asked: Any, value: Any) -> Any:
+    """The value of an option, where it is plainly one of this kind; else None."""
+    if asked.parser is not None:
+        return None
+    if isinstance(kind, type) and isinstance(value, kind):  # a text, or the default
+        return value
+    if get_origin(kind) is Literal and value in get_args(kind):
+        return value
+    if get_origin(kind) is list and isinstance(value, list | tuple):
+        found = [_plainly(get_args(kind)[0], asked, one) for one in value]
+        return None if None in found else found
+    if not isinstance(value, str):
+        return None
+    if kind in _NUMBERS and _NUMBERS[kind].fullmatch(value):
+        number = kind(value)
+        is_low, is_high = (asked.min is not None and number < asked.min, asked.max is not None and number > asked.max)
+        return None if is_low or is_high else number
+    if kind is Path and asked.file_okay and asked.dir_okay and not any(getattr(asked, name) for name in _OF_PATHS):
+        return Path(value) if os.access(value, os.R_OK) or not os.path.exists(value) else None
+    return None
 
 
 def _say_all(ctx: Any, param: Any, asked: bool) -> None:
@@ -111,6 +139,9 @@ class Group(TyperGroup):
     """Commands in the order in which they are given to `in_order`, not in that of their making."""
 
     order: tuple[str, ...] = ()
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _quick(super().get_params(ctx))
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         try:

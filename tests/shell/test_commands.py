@@ -8,15 +8,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
+import typer
 from plugin_packages import forgetting, install
+from typer.core import TyperCommand
 
 from loadgen.commands import COMMANDS
 from loadgen.core.errors import UNSOUND, USAGE
 from loadgen.shell import app as cli
 from loadgen.shell import parsing, removed
+from loadgen.shell.help import Command
 from loadgen.shell.overview import OPTIONS
 from loadgen.shell.run_options import COMMAND_OPTIONS
 
@@ -117,7 +120,65 @@ def test_only_the_asked_command_is_imported() -> None:
     modules, told = modules_after("verify", "--help")
     assert told.startswith("Usage: loadgen verify")
     commands = {row.function.partition(":")[0] for row in COMMANDS.own}
-    assert modules & commands == {"loadgen.evidence.verify_command"} and not modules & {"numpy", "pyarrow"}
+    assert modules & commands == {"loadgen.evidence.verify_command"}
+    assert not modules & {"numpy", "pyarrow", "pydantic"}
+
+
+@pytest.mark.processes
+def test_options_of_every_kind_make_no_schema(tmp_path: Path) -> None:
+    """typer would: for --help, --version and every option with a value or a default, texts and numbers alike."""
+    (tmp_path / "r").mkdir()
+    code = "import sys; from loadgen.shell.app import main; sys.argv[0] = 'loadgen'; main()"
+    watched = "import atexit, sys; atexit.register(lambda: print('pydantic' in sys.modules, file=sys.stderr)); "
+    for typed in (["report", "r", "--json", "--html", "p.html"], ["compare", "r", "r", "--in", "kept"]):
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", watched + code, *typed],
+            capture_output=True, text=True, cwd=tmp_path, check=False,
+        )  # fmt: skip
+        assert "no flag" not in done.stderr
+        assert (done.returncode, done.stderr.splitlines()[-1]) == (USAGE, "False")
+
+
+GIVEN = [
+    ("--whole", "7"), ("--whole", "0"), ("--whole", "11"), ("--whole", "-3"), ("--whole", " 7 "), ("--whole", "7.0"),
+    ("--whole", "7.5"), ("--whole", "1_0"), ("--whole", "x"), ("--whole", ""), ("--whole", "٣"),
+    ("--number", "0.25"), ("--number", "1"), ("--number", "2.5"), ("--number", "1e-1"), ("--number", "nan"),
+    ("--number", "-1"), ("--number", ".5"), ("--number", "x"), ("--word", "x"), ("--word", ""), ("--word", "plain"),
+    ("--text", ""), ("--text", " a "), ("--file", "a/b"), ("--file", ""), ("--file", "."), ("--folder", "."),
+    ("--folder", __file__), ("--many", "a"), ("--many", ""), ("--many-files", "x"), ("--yes",), ("--off",), (),
+    ("a",), ("a", "b", "--whole", "3", "--many", "x", "--many", "y", "--number", "0.5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("typed", GIVEN, ids=" ".join)
+def test_what_is_taken_as_it_stands_is_what_the_parser_makes_of_it(typed: tuple[str, ...]) -> None:
+    found = []
+    for kind in (Command, TyperCommand):
+        app, taken = typer.Typer(add_completion=False), dict[str, Any]()
+
+        @app.command(cls=kind)
+        def take(
+            names: Annotated[list[Path], typer.Argument()] = [Path("x")],  # noqa: B006 - typer takes it as a default
+            whole: Annotated[int, typer.Option(min=1, max=10)] = 3,
+            number: Annotated[float | None, typer.Option(min=0, max=2)] = None,
+            word: Annotated[Literal["plain", "json"], typer.Option()] = "plain",
+            text: Annotated[str | None, typer.Option()] = None,
+            file: Annotated[Path, typer.Option()] = Path("y"),
+            folder: Annotated[Path | None, typer.Option(file_okay=False, exists=True)] = None,
+            many: Annotated[list[str] | None, typer.Option()] = None,
+            many_files: Annotated[list[Path] | None, typer.Option()] = None,
+            yes: Annotated[bool, typer.Option("--yes")] = False,
+            on: Annotated[bool, typer.Option("--on/--off")] = True,
+        ) -> None:
+            taken.update(locals())  # noqa: B023
+
+        try:
+            typer.main.get_command(app)(list(typed), standalone_mode=False)
+        except parsing.WrongUsage as error:
+            found.append(error.format_message())
+        else:
+            found.append({name: (type(value), value) for name, value in taken.items() if name != "taken"})
+    assert found[0] == found[1]
 
 
 @pytest.fixture
