@@ -3,7 +3,7 @@
 The transport is a stub inside the process, so that only the client's own work is counted, as CPU time of the calling
 thread; both sides alternate, and the smallest of many rounds counts: the machine's other work only ever adds.
 
-    python benchmarks/sdk_overhead.py [--throttle-seconds 10] [--instructions 100]
+    python benchmarks/sdk_overhead.py [--throttle-seconds 10] [--instructions 1]
 
 Instructions are counted by valgrind: other work on the machine does not change them. It takes minutes.
 """
@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import openai
 import rig
@@ -30,6 +31,7 @@ IMPORT_LIMIT = 1.5  # times the import of msgspec alone
 THROTTLE_LIMIT = 0.02
 CHUNKS = 500
 CALLS = 10
+OWN_CALLS = 200
 
 ANSWER = {
     "id": "c", "object": "chat.completion", "created": 1, "model": "m",
@@ -145,7 +147,7 @@ def counted_later_us() -> float:
         for _ in range(99):
             observer(one)
         start = time.thread_time_ns()
-        observer._count_all()
+        observer._backlog.count_all()
         best = min(best, (time.thread_time_ns() - start) / 99)
     return best / 1e3
 
@@ -156,9 +158,9 @@ def own_call(create: Callable[..., Any], content: str = "Hello there, how are yo
 
     def measure() -> float:
         start = time.thread_time()
-        for _ in range(200):
+        for _ in range(OWN_CALLS):
             create(model="m", messages=messages)
-        return (time.thread_time() - start) / 200
+        return (time.thread_time() - start) / OWN_CALLS
 
     return measure
 
@@ -363,38 +365,49 @@ def throttle_figures(seconds: float) -> dict[str, float]:
     }
 
 
-def added_us(rounds: int) -> list[tuple[str, float | None, float, float | None]]:
-    """Name, microseconds without us, microseconds added, and their limit, for each thing that is timed."""
+class Pair(NamedTuple):
+    """What is done without us, and with us. units: how often a measure of either does it."""
+
+    name: str
+    limit: float
+    units: int
+    plain: Callable[[], float]
+    ours: Callable[[], float]
+
+
+def pairs(runner: asyncio.Runner, told: list[Any]) -> list[Pair]:
+    """What is timed, and counted in instructions. told: gets the measurements."""
     blocking, waiting = clients()
     options: dict[str, Any] = {"prices": TokenPrice(1, 2)}
+    messages = "many words " * 4000
+    recorded = own_calls(stubs(record=record_shape(os.devnull)), messages)
+    return [
+        Pair("a call, blocking", CALL_LIMIT_US, CALLS,
+             per_call(blocking.chat.completions.create),
+             per_call(instrument(blocking, told.append, **options).chat.completions.create)),
+        Pair("a call, async", CALL_LIMIT_US, CALLS,
+             per_call_async(waiting.chat.completions.create, runner),
+             per_call_async(instrument(waiting, told.append, **options).chat.completions.create, runner)),
+        Pair("a call, ours alone", CALL_LIMIT_US, OWN_CALLS, *own_calls(stubs(told.append))),
+        Pair("the same with labels for Prometheus", CALL_LIMIT_US, OWN_CALLS,
+             *own_calls(stubs(prometheus(), labels={"feature": "a"}))),
+        Pair("the same with OpenTelemetry", OTEL_LIMIT_US, OWN_CALLS, *own_calls(stubs(telemetry()))),
+        Pair("the same with the record of a prompt of 44,000 characters", RECORD_LIMIT_US, OWN_CALLS, *recorded),
+        Pair("a chunk, blocking", CHUNK_LIMIT_US, CHUNKS, per_chunk(False), per_chunk(True)),
+        Pair("a chunk, async", CHUNK_LIMIT_US, CHUNKS, per_chunk_async(False, runner), per_chunk_async(True, runner)),
+    ]  # fmt: skip
+
+
+def added_us(rounds: int) -> list[tuple[str, float | None, float, float | None]]:
+    """Name, microseconds without us, microseconds added, and their limit, for each thing that is timed."""
     told: list[Any] = []
     found: list[tuple[str, float | None, float, float | None]] = []
     with asyncio.Runner() as runner:
-        pairs: dict[str, tuple[float, tuple[Callable[[], float], Callable[[], float]]]] = {
-            "a call, blocking": (CALL_LIMIT_US, (
-                per_call(blocking.chat.completions.create),
-                per_call(instrument(blocking, told.append, **options).chat.completions.create),
-            )),
-            "a call, async": (CALL_LIMIT_US, (
-                per_call_async(waiting.chat.completions.create, runner),
-                per_call_async(instrument(waiting, told.append, **options).chat.completions.create, runner),
-            )),
-            "a call, ours alone": (CALL_LIMIT_US, own_calls(stubs(told.append))),
-            "the same with labels for Prometheus": (
-                CALL_LIMIT_US, own_calls(stubs(prometheus(), labels={"feature": "a"})),
-            ),
-            "the same with OpenTelemetry": (OTEL_LIMIT_US, own_calls(stubs(telemetry()))),
-            "the same with the record of a prompt of 44,000 characters": (
-                RECORD_LIMIT_US, own_calls(stubs(record=record_shape(os.devnull)), "many words " * 4000),
-            ),
-            "a chunk, blocking": (CHUNK_LIMIT_US, (per_chunk(False), per_chunk(True))),
-            "a chunk, async": (CHUNK_LIMIT_US, (per_chunk_async(False, runner), per_chunk_async(True, runner))),
-        }  # fmt: skip
-        for name, (limit, (plain, ours)) in pairs.items():
+        for name, limit, _, plain, ours in pairs(runner, told):
             base, with_us = differences(plain, ours, rounds)
             told.clear()
             found.append((name, base * 1e6, (with_us - base) * 1e6, limit))
-        measure = partial(instrument, on_measurement=told.append, **options)
+        measure = partial(instrument, on_measurement=told.append, prices=TokenPrice(1, 2))
         for way, within in (("blocking", None), ("async", runner)):
             found.append(
                 (f"inside a real call, {way}", None, inside_a_real_call(measure, within, rounds), CALL_LIMIT_US)
@@ -404,34 +417,46 @@ def added_us(rounds: int) -> list[tuple[str, float | None, float, float | None]]
     return found
 
 
-COUNTED = """
-import sys
-sys.path.insert(0, {folder!r})
-import sdk_overhead as own
-blocking, _ = own.clients()
-ours = own.instrument(blocking, [].append, prices=own.TokenPrice(1, 2))
-for side in (blocking, ours):  # both sides are warm
-    own.per_call(side.chat.completions.create)()
-create = (ours if {ours} else blocking).chat.completions.create
-for _ in range({calls}):
-    create(model="m", messages=[{{"role": "user", "content": "Hello there, how are you?"}}])
-"""
+def count_in_children(rounds: int) -> None:
+    """Under valgrind, which tells what each process has counted: a child for each measure, once and again with more."""
+    from loadgen_sdk.app.finishing import _State
+
+    with asyncio.Runner() as runner:
+        sides = [side for pair in pairs(runner, []) for side in (pair.plain, pair.ours)]
+        for measure in sides:
+            measure()  # all are warm
+        gc.disable()
+        for number, measure in enumerate([*sides, lambda: 0.0]):  # the last: what lies between two forks
+            for times in (rounds, 2 * rounds):
+                if (child := os.fork()) == 0:
+                    _State.started = True  # no thread in the background: the caller's instructions alone
+                    for _ in range(times):
+                        measure()
+                    os._exit(0)
+                os.waitpid(child, 0)
+                print(child, number, times, flush=True)
 
 
-def instructions(calls: int) -> list[tuple[str, float]]:
-    """Machine instructions of one call of openai, with `instrument` and without: so many more calls in one process."""
-
-    def counted(ours: bool, made: int) -> int:
-        code = COUNTED.format(folder=os.path.dirname(os.path.abspath(__file__)), ours=ours, calls=made)
-        command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
-        environment = {**os.environ, "PYTHONHASHSEED": "0"}
-        ran = subprocess.run(
-            [*command, sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
-        )
-        return int(ran.stderr.rpartition("refs:")[2].split()[0].replace(",", ""))
-
-    of = [(counted(ours, 2 * calls) - counted(ours, calls)) / calls for ours in (False, True)]
-    return [("bare openai", of[0]), ("with instrument", of[1]), ("added", of[1] - of[0])]
+def instructions(rounds: int) -> list[tuple[str, float, float]]:
+    """Machine instructions: name, without us, added."""
+    code = f"import sys; sys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r}); import sdk_overhead as own"
+    command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
+    ran = subprocess.run(
+        [*command, sys.executable, "-c", f"{code}; own.count_in_children({rounds})"],
+        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": "0"},
+    )  # fmt: skip
+    lines = re.findall(r"==(\d+)==\s*I\s+refs:\s+([\d,]+)", ran.stderr)
+    counted = {int(process): int(refs.replace(",", "")) for process, refs in lines}
+    refs = {}
+    for child, number, times in (map(int, line.split()) for line in ran.stdout.splitlines()):
+        refs[number, times] = counted[child]
+    *each, between = (refs[number, 2 * rounds] - refs[number, rounds] for number in range(len(refs) // 2))
+    with asyncio.Runner() as runner:
+        names = [(pair.name, rounds * pair.units) for pair in pairs(runner, [])]
+    found = []
+    for (name, units), plain, ours in zip(names, each[::2], each[1::2], strict=True):
+        found.append((name, (plain - between) / units, (ours - plain) / units))
+    return found
 
 
 def main() -> int:
@@ -439,7 +464,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--imports", type=int, default=7, help="starts of an interpreter, for each import")
     parser.add_argument("--throttle-seconds", type=float, default=0, help="also measure the rates of throttles")
-    parser.add_argument("--instructions", type=int, default=0, help="also count those of so many calls, by valgrind")
+    parser.add_argument("--instructions", type=int, default=0, help="also count those, in so many rounds, by valgrind")
     given = rig.given(parser, rounds=2, imports=1, throttle_seconds=0.1)
     gc.collect()
     gc.freeze()
@@ -455,8 +480,11 @@ def main() -> int:
     imports = {statement: import_ms(statement, given.imports) for statement in statements}
     print(rig.table(["statement", "CPU-ms"], [[f"`{name}`", f"{ms:.1f}"] for name, ms in imports.items()]))
     if given.instructions:
-        thousands = [[name, f"{count / 1e3:,.0f}"] for name, count in instructions(given.instructions)]
-        print("\n" + rig.table(["thousand instructions a call", ""], thousands))
+        thousands = [
+            [name, f"{plain / 1e3:,.1f}", f"{added / 1e3:,.1f}"]
+            for name, plain, added in instructions(given.instructions)
+        ]
+        print("\n" + rig.table(["thousand instructions", "without", "added"], thousands))
     over = any(limit is not None and added > limit for _, _, added, limit in found)
     over |= imports["import loadgen_sdk"] > IMPORT_LIMIT * imports["import msgspec"]
     if given.throttle_seconds:
