@@ -11,7 +11,10 @@ from typing import Any
 import openai
 import pytest
 from canned import CHAT, answer, serving
+from hypothesis import given
+from hypothesis import strategies as st
 from loadgen_sdk import Throttle, instrument, record_shape
+from loadgen_sdk.app import prompt_text
 from loadgen_sdk.app.media_tokens import UNKNOWN_SIZE, picture_size, picture_tokens, sound_tokens
 from loadgen_sdk.app.prompt_text import estimated_tokens, read_prompt
 
@@ -165,3 +168,20 @@ def test_no_base64_is_hashed_into_a_trace(tmp_path: Path) -> None:
         shape = recorder.begin(0, user(PICTURES[0], {"type": "text", "text": "What is this?"}))
         recorder.flush()
         assert len(shape.hashes) == 1 and shape.tokens == 765 + len("userWhat is this?") // 4
+
+
+@given(
+    st.one_of(
+        st.text(max_size=12),
+        st.just("data:image/png;base64,AAAA"),
+        st.dictionaries(
+            st.sampled_from(("role", "content", "name", "type", "text")),
+            st.one_of(st.none(), st.integers(0, 3), st.text(max_size=8), st.just("data:audio/wav;base64,AAAA")),
+            max_size=3,
+        ),
+    )
+)
+def test_the_short_way_of_plain_messages_finds_what_the_walk_finds(message: Any) -> None:
+    found = prompt_text._plain_text(message)
+    if found is not None:
+        assert [*prompt_text._pieces(message, "m")] == [prompt_text.Piece(text) for text in found]

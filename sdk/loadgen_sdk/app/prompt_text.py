@@ -61,12 +61,28 @@ def read_prompt(arguments: Mapping[str, Any]) -> Prompt:
         is_list = isinstance(value, list | tuple) and not _are_ids(value)
         texts[name] = []
         for item in value if is_list else (value,):
+            if (plain := _plain_text(item)) is not None:
+                texts[name].append("\n".join(plain))
+                chars += sum(map(len, plain))
+                continue
             pieces = [*_pieces(item, model)]
             texts[name].append("\n".join(piece.text for piece in pieces))
             for piece in pieces:
                 chars += len(piece.text) if piece.tokens is None else 0
                 tokens += piece.tokens or 0
     return Prompt(texts, chars // CHARS_PER_TOKEN + tokens)
+
+
+def _plain_text(value: Any) -> tuple[str, ...] | None:
+    """The texts of what most prompts consist of, a text or a message with a role and a text, without the walk of
+    `_pieces`, which finds the same; None for what is more."""
+    text: Any = value
+    role: Any = "-"
+    if type(value) is dict and len(value) == 2:
+        text, role = value.get("content"), value.get("role")
+    if type(text) is not str or type(role) is not str or not text or not role or text.startswith("data:"):
+        return None
+    return (text,) if text is value else (role, text)
 
 
 def _pieces(value: Any, model: str) -> Iterator[Piece]:
