@@ -58,9 +58,11 @@ class TokenPrice(msgspec.Struct, frozen=True):
         cached_price = self.input if self.cached is None else self.cached
         write_price = self.input if self.cache_write is None else self.cache_write
         fresh = input - cached
-        written = min(written, fresh)  # a server may say more than there is
-        tokens = fresh - written, written, cached, output
-        return sum(token_costs(tokens, (self.input, write_price, cached_price, self.output)))
+        if written > fresh:  # a server may say more than there is
+            written = fresh
+        prices = self.input, write_price, cached_price, self.output
+        plain, stored, found, answer = token_costs((fresh - written, written, cached, output), prices)
+        return plain + stored + found + answer
 
 
 Prices = TokenPrice | Mapping[str, TokenPrice] | None

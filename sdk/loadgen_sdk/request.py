@@ -34,7 +34,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     turn: int = 0
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class Usage(msgspec.Struct, frozen=True):
     """Token counts as reported by the server; None: not reported."""
 
     input: int | None = None

@@ -14,15 +14,20 @@ import openai
 import pytest
 from canned import CHAT, CHAT_EVENTS, answer, events, serving
 from loadgen_sdk import Measurement, OpenTelemetry, Prometheus, Throttle, TokenPrice, WrongUse, instrument, labelled
+from loadgen_sdk.app.backlog import MOST_UNCOUNTED
 from loadgen_sdk.app.finishing import flush
-from loadgen_sdk.app.telemetry import MOST_UNCOUNTED
 from refusals import refused
 
 pytest.importorskip("opentelemetry.sdk")
 pytest.importorskip("prometheus_client")
 
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.metrics.export import (
+    InMemoryMetricReader,
+    MetricExporter,
+    MetricExportResult,
+    PeriodicExportingMetricReader,
+)
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -281,7 +286,7 @@ def test_prometheus_does_not_keep_calls_that_nobody_reads() -> None:
     for _ in range(10 * MOST_UNCOUNTED):
         observer(measurement(done=5))
     assert flush()
-    assert len(observer._uncounted) < MOST_UNCOUNTED
+    assert len(observer._backlog._uncounted) < MOST_UNCOUNTED
 
 
 @pytest.mark.processes
@@ -327,3 +332,32 @@ def test_a_missing_package_is_named(make: Any, package: str, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(WrongUse, match=r"pip install (opentelemetry-api|prometheus-client)"):
         make()
+
+
+def test_every_reading_has_every_call_that_has_ended() -> None:
+    """Calls are counted in the background, or when a reader asks: as the periodic one does, by flush and at its end."""
+    told: list[int] = []
+
+    class Exporter(MetricExporter):
+        def export(self, data: Any, *_: Any, **__: Any) -> Any:
+            (scope,) = data.resource_metrics[0].scope_metrics
+            durations = [one for one in scope.metrics if one.name == "gen_ai.client.operation.duration"]
+            told.append(sum(point.count for one in durations for point in one.data.data_points))
+            assert "loadgen.client.uncounted" not in {one.name for one in scope.metrics}
+            return MetricExportResult.SUCCESS
+
+        def force_flush(self, timeout_millis: float = 10_000) -> bool:
+            return True
+
+        def shutdown(self, timeout_millis: float = 30_000, **_: Any) -> None:
+            pass
+
+    provider = MeterProvider([PeriodicExportingMetricReader(Exporter(), export_interval_millis=1e9)])
+    observer = OpenTelemetry(meter_provider=provider, spans=False)
+    for _ in range(MOST_UNCOUNTED + 1):
+        observer(measurement(done=5))
+    provider.force_flush()
+    assert told == [MOST_UNCOUNTED + 1]
+    observer(measurement(done=5))
+    provider.shutdown()
+    assert told[-1] == MOST_UNCOUNTED + 2

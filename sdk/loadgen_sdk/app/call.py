@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from contextvars import Context, copy_context
 from time import monotonic_ns, time_ns
 from typing import Any
@@ -35,7 +35,7 @@ from .measurement import (
 )
 from .policy import Policy
 from .prompt_text import estimated_tokens
-from .rate_limit_headers import read_once, retry_after_s, should_retry, timings
+from .rate_limit_headers import REQUEST_ID, read_once, retry_after_s, should_retry, timings
 from .throttle import Permit
 from .trace_recorder import CallShape
 
@@ -240,7 +240,7 @@ class Call:
     def _attempt_ended(self, at: int, failure: Failure | None, wait_s: float = 0.0) -> None:
         started = self.attempt_started
         if started != NEVER and (not self.attempts or self.attempts[-1].started != started):
-            self.attempts += (Attempt(started=started, ended=at, failure=failure, waited_ms=(wait_s or 0.0) * 1e3),)
+            self.attempts += (Attempt(started=started, ended=at, failure=failure, waited_ms=wait_s * 1e3),)
 
     def _give_back(self, tokens: int | None, output_tokens: int | None = None) -> None:
         if self.permit is not None:
@@ -274,44 +274,46 @@ class Call:
                 cost = price.cost(input_tokens, output_tokens, cached or 0, usage.cache_written or 0)
         if self.permit is not None:
             self._give_back(total, output_tokens)
-        self._settle(cost, failure)
+        if self.hold is not None:
+            self._settle(cost, failure)
         if not counted and streamed:
             output_tokens = len(instants)
-        measurement = Measurement(
-            api=self.api,
-            streamed=streamed,
-            status=status,
-            started=self.started,
-            started_unix_ns=self.started_unix_ns,
-            sent=observed.sent,
-            first_token=observed.first_token,
-            first_answer=observed.first_answer,
-            last_token=observed.last_token,
-            end=observed.end,
-            done=done,
-            instants=tuple(instants),
-            first_event_tokens=observed.first_event_tokens,
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            cached_tokens=cached,
-            cache_written_tokens=usage.cache_written,
-            reasoning_tokens=usage.reasoning,
-            token_source="server" if counted else "events" if streamed and instants else "",
-            cost=cost,
-            attempts=self.attempts,
-            hidden_retries=observed.hidden_retries,
-            finish_reason=observed.finish_reason,
-            failure=failure,
-            model=self.model,
-            response_model=observed.response_model,
-            response_id=observed.response_id,
-            request_id=headers.get("x-request-id", ""),
-            server=self.setting.server,
-            server_timing=timings(headers) | observed.server_timing if observed.server_timing else timings(headers),
-            kernel_stamps=observed.kernel_stamps,
-            content=self._content(observed.choices) if policy.keep_content else None,
-            labels=self.labels,
-            parameters=parameters_of(self._arguments),
+        timing = timings(headers)
+        measurement = Measurement(  # by place, in the order of its fields
+            self.api,
+            streamed,
+            status,
+            self.started,
+            self.started_unix_ns,
+            observed.sent,
+            observed.first_token,
+            observed.first_answer,
+            observed.last_token,
+            observed.end,
+            done,
+            tuple(instants),
+            observed.first_event_tokens,
+            input_tokens,
+            output_tokens,
+            cached,
+            usage.cache_written,
+            usage.reasoning,
+            "server" if counted else "events" if streamed and instants else "",  # token_source
+            cost,
+            self.attempts,
+            observed.hidden_retries,
+            observed.finish_reason,
+            failure,
+            self.model,
+            observed.response_model,
+            observed.response_id,
+            headers.get(REQUEST_ID, ""),
+            self.setting.server,
+            timing | observed.server_timing if observed.server_timing else timing,
+            observed.kernel_stamps,
+            self._content(observed.choices) if policy.keep_content else None,
+            self.labels,
+            parameters_of(self._arguments),
         )
         policy.tell(measurement, self._context, self._shape, self.spans)
         return measurement
@@ -322,11 +324,13 @@ class Call:
         return Content(input=sent, output=choices[0].text if choices else "", choices=choices)
 
 
-@contextmanager
-def all_current(spans: Sequence[Any]) -> Iterator[None]:
+def all_current(spans: Sequence[Any]) -> AbstractContextManager[object]:
     """Makes the spans of a call current while its request is sent: spans of the HTTP library go below them."""
-    with ExitStack() as stack:
-        for span in spans:
-            if span is not None:
-                stack.enter_context(span.current())
-        yield
+    found = [span for span in spans if span is not None]
+    if len(found) == 1:
+        only: AbstractContextManager[object] = found[0].current()
+        return only
+    stack = ExitStack()
+    for span in found:
+        stack.enter_context(span.current())
+    return stack

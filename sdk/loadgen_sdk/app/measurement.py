@@ -7,7 +7,6 @@ holds no text of a prompt or an answer unless the caller asked for it.
 from __future__ import annotations
 
 import asyncio
-import functools
 import sys
 from collections.abc import Iterator, Mapping
 from contextvars import Context, ContextVar
@@ -56,12 +55,13 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
     choices: tuple[Choice, ...] = ()
 
 
-class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+class Measurement(msgspec.Struct, frozen=True):
     """The measurement of one call. Instants: integer ns of `time.monotonic_ns`, -1: never. Figures: ms, None: unknown.
 
     The definitions are those of the load generator. The call begins at `started`. Waits for a throttle and earlier
     attempts lie between `started` and `sent`: `ttft_ms` is the time that the application waited, `ttft_from_sent_ms`
-    the time that the server took.
+    the time that the server took. Give its fields by name; only `Call.report` gives them by place, which costs a
+    twelfth.
     """
 
     api: Api
@@ -223,7 +223,9 @@ def measurement_of(answer: object) -> Measurement | None:
 def attach(owner: object, measurement: Measurement) -> None:
     """Make it `owner.measurement`: what the server sent stays all that dumping and comparing `owner` shows."""
     kind: Any = type(owner)
-    if _is_pydantic_1(kind):  # it dumps every attribute, and refers to its objects in no other way
+    if (old := _pydantic_1.get(kind)) is None:
+        old = _is_pydantic_1(kind)
+    if old:  # it dumps every attribute, and refers to its objects in no other way
         fields = _Fields(getattr(owner, "__fields_set__", ()))
         fields.measurement = measurement
         object.__setattr__(owner, "__fields_set__", fields)
@@ -249,15 +251,21 @@ def _attached(owner: Any) -> Measurement:
     return fields.measurement
 
 
-@functools.lru_cache(maxsize=256)
 def _is_pydantic_1(kind: type) -> bool:
     bases = (base for base in kind.__mro__ if base.__name__ == "BaseModel" and base.__module__.startswith("pydantic"))
-    return any(not hasattr(base, "model_validate") for base in bases)
+    old = any(not hasattr(base, "model_validate") for base in bases)
+    if len(_pydantic_1) < MOST_KINDS:
+        _pydantic_1[kind] = old
+    return old
+
+
+MOST_KINDS = 256  # classes of answers that are remembered
+_pydantic_1: dict[type, bool] = {}
 
 
 def tell_latest(measurement: Measurement) -> None:
     _latest.set(measurement)
-    if sys.version_info < (3, 12) and asyncio._get_running_loop() is not None:
+    if _COPIES and asyncio._get_running_loop() is not None:
         for context in _waiting_contexts(asyncio.current_task(), 8):
             context.run(_latest.set, measurement)
 
@@ -275,6 +283,7 @@ def _waiting_contexts(task: asyncio.Task[Any] | None, most: int) -> Iterator[Con
                 yield from _waiting_contexts(outer, most - 1)
 
 
+_COPIES = sys.version_info < (3, 12)  # `asyncio.wait_for` runs what it waits for in a task of its own
 _RELEASE_WAITER = getattr(asyncio.tasks, "_release_waiter", None)
 
 

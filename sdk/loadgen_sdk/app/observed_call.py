@@ -27,7 +27,7 @@ from .call import NO_HEADERS, Call, Observed, Setting, all_current
 from .finishing import collecting, later
 from .measurement import TEXT, Api, Status, attach, warn_uncounted
 from .output_tracker import OutputTracker
-from .steps import Steps, repeatable, runner
+from .steps import Steps, isawaitable, repeatable, run_async, run_blocking, runner
 
 log = logging.getLogger("loadgen_sdk")
 
@@ -50,15 +50,16 @@ class ObservedCall:
     raw: Any = None  # the raw response, if the application holds it
     raw_asked = unread = False  # the application called with_raw_response, or with_streaming_response
     hides_usage = False  # the event with the token count is there only because we asked for it
+    get_stream: Callable[[], Any] = staticmethod(lambda: None)  # a weak reference to the stream, once there is one
     _outer: ObservedCall | None = None
     _current_span: AbstractContextManager[object] | None = None
 
     def __init__(self, api: Api, setting: Setting, kwargs: dict[str, Any], labels: Any = None) -> None:
         self.streamed = streamed = bool(kwargs.get("stream"))
-        self.call = Call(setting, api, str(kwargs.get("model") or ""), kwargs, streamed, labels)
+        model = kwargs.get("model") or ""
+        self.call = Call(setting, api, model if type(model) is str else str(model), kwargs, streamed, labels)
         self.tracker = OutputTracker(api, streamed, setting.policy.keep_content)
         self.call.instants = self.tracker.instants
-        self.get_stream: Callable[[], Any] = _no_stream  # a weak reference to the stream, once there is one
         if (headers := kwargs.get("extra_headers")) and (form := headers.get(RAW_HEADER)):
             self.raw_asked = form in ("true", "raw")
             self.unread = not self.raw_asked
@@ -77,10 +78,10 @@ class ObservedCall:
             self._current_span.__enter__()
         call.attempt_started = monotonic_ns()
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         sending.set(self._outer)  # no token: a coroutine may be closed in another context
         if self._current_span is not None:
-            self._current_span.__exit__(*error)
+            self._current_span.__exit__(kind, error, trace)
             self._current_span = None
 
     def throttle_arguments(self, timeout: Any) -> dict[str, Any]:
@@ -95,8 +96,11 @@ class ObservedCall:
     def attempt_failed(self, error: BaseException) -> float | None:
         """An attempt failed before any output reached the caller. Returns the seconds until the next attempt.
 
-        None: there is no further attempt, and the measurement has been reported.
+        None: there is no further attempt, and the measurement has been reported, if it was a call at all.
         """
+        if isinstance(error, TypeError) and not self.call.has_head:  # wrong arguments: there was no call
+            self.call.withdraw()
+            return None
         try:
             return self._attempt_failed(error)
         except Exception:  # the application gets its own error, not one of ours
@@ -194,7 +198,7 @@ class ObservedCall:
     def raw_stream_closed(self, consumed: bool) -> None:
         """A streaming response that the application read by itself is closed."""
         if not self.reported:
-            self.tracker.end = monotonic_ns()
+            self.tracker.finished = monotonic_ns()
             self._report("ok" if consumed else "abandoned", None if consumed else _ABANDONED)
 
     def _report_answer(self, answer: Any) -> None:
@@ -212,12 +216,13 @@ class ObservedCall:
             if uncounted and status == "ok" and call.policy.prices is not None and call.api in TEXT:
                 warn_uncounted(call.model)
             first_event_tokens = tracker.first_event_tokens if self.streamed else usage.output or 0  # all came at once
+            first, last = (instants[0], instants[-1]) if instants else (NEVER, NEVER)
             observed = Observed(
                 sent=call.attempt_started,
-                first_token=instants[0] if instants else NEVER,
+                first_token=first,
                 first_answer=tracker.first_answer,
-                last_token=instants[-1] if instants else NEVER,
-                end=tracker.end,
+                last_token=last,
+                end=last if last > tracker.finished else tracker.finished,
                 first_event_tokens=first_event_tokens,
                 finish_reason=tracker.finish_reason,
                 hidden_retries=self.hidden_retries,
@@ -227,9 +232,10 @@ class ObservedCall:
                 choices=() if tracker.contents is None else tracker.contents.choices(tracker.finish_reason),
             )
             measurement = call.report(status, failure, observed, done=monotonic_ns(), code=code)
-            for owner in (answer,) if self.raw is None else (answer, self.raw):
-                if owner is not None:
-                    attach(owner, measurement)
+            if answer is not None:
+                attach(answer, measurement)
+            if self.raw is not None:
+                attach(self.raw, measurement)
         except Exception:
             self._not_measured()
 
@@ -237,10 +243,6 @@ class ObservedCall:
         """A fault of ours is none of the application's."""
         log.exception("a call is not measured")
         self.call.withdraw()
-
-
-def _no_stream() -> None:
-    return None
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -298,7 +300,12 @@ def measured(
     arguments_of: finds the request's arguments in those of the method; None: they are the same.
     """
 
-    throttle = setting.policy.throttle
+    policy = setting.policy
+    throttle, budget = policy.throttle, policy.budget
+    book = None if budget is None else budget.booker(blocking)
+    acquire = None if throttle is None else throttle.acquire_blocking if blocking else throttle.acquire
+    plain = acquire is None and book is None and policy.retry is None  # one attempt, and no wait before it
+    reads_twice = not plain or policy.record is not None or policy.keep_content
 
     def begin(kwargs: dict[str, Any]) -> ObservedCall | None:
         """The call that begins, or None for one that is a part of another."""
@@ -311,54 +318,86 @@ def measured(
         if blocking and not setting.warned and asyncio._get_running_loop() is not None:
             setting.warned = True
             message = "a blocking OpenAI client was called inside a running event loop: every other task stands still"
-            warn(f"{message}; use AsyncOpenAI, or asyncio.to_thread", RuntimeWarning, stacklevel=6)
+            warn(f"{message}; use AsyncOpenAI, or asyncio.to_thread", RuntimeWarning, stacklevel=4)
         try:
+            if reads_twice:
+                repeatable(kwargs)
             return ObservedCall(api, setting, kwargs if arguments_of is None else arguments_of(kwargs), labels)
         except Exception:  # a fault of ours is none of the application's
             log.exception("a call is not measured")
             return None
 
-    budget = setting.policy.budget
-    book = None if budget is None else budget.booker(blocking)
-    acquire = None if throttle is None else throttle.acquire_blocking if blocking else throttle.acquire
+    # What most calls need is done here, as a generator costs as much as all the rest of a call.
 
-    def steps(*args: Any, **kwargs: Any) -> Steps[Any]:
-        repeatable(kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
         if (observed := begin(kwargs)) is None:
-            return (yield partial(method, *args, **kwargs))
-        wait_s: float | None = None
-        if not blocking and setting.policy.retry is not None:
-            event_loop.check()
-        while True:
-            try:
-                if wait_s:
-                    yield partial(time.sleep if blocking else event_loop.sleep, wait_s)
-                if acquire is not None:
-                    arguments = observed.throttle_arguments(kwargs.get("timeout", _NOT_GIVEN))
-                    observed.call.permit = yield partial(acquire, **arguments)
-                if book is not None and observed.call.is_budgeted:
-                    observed.call.hold = yield partial(book, observed.call.estimated_cost(), observed.call.model)
-                with observed:
-                    answer = yield partial(method, *args, **kwargs)
-                break
-            except BaseException as error:
-                if isinstance(error, TypeError) and not observed.call.has_head:  # wrong arguments: there was no call
-                    observed.call.withdraw()
-                    raise
-                wait_s = observed.attempt_failed(error)
-                if wait_s is None:
-                    if isinstance(error, ThrottleTimeout):
-                        raise _timeout_of(sys.modules[setting.package], error) from error
-                    raise
-        result = answer
-        if observed.raw_asked:
-            try:
-                result = yield answer.parse
-            except Exception as error:
-                return observed.unreadable(answer, error)
-        return observed.answered(answer, result, blocking)
+            return method(*args, **kwargs)
+        if not plain or observed.raw_asked:
+            return run_blocking(_attempts(observed, partial(method, *args, **kwargs), acquire, book, blocking))
+        try:
+            with observed:
+                answer = method(*args, **kwargs)
+        except BaseException as error:
+            observed.attempt_failed(error)
+            raise
+        return observed.answered(answer, answer, True)
 
-    return functools.wraps(method)(runner(steps, blocking))
+    async def call_in_loop(*args: Any, **kwargs: Any) -> Any:
+        if (observed := begin(kwargs)) is None:
+            answer = method(*args, **kwargs)
+            return await answer if isawaitable(answer) else answer
+        if not plain or observed.raw_asked:
+            return await run_async(_attempts(observed, partial(method, *args, **kwargs), acquire, book, blocking))
+        try:
+            with observed:
+                answer = method(*args, **kwargs)
+                if isawaitable(answer):
+                    answer = await answer
+        except BaseException as error:
+            observed.attempt_failed(error)
+            raise
+        return observed.answered(answer, answer, False)
+
+    return functools.wraps(method)(call if blocking else call_in_loop)
+
+
+def _attempts(
+    observed: ObservedCall,
+    send: Any,
+    acquire: Callable[..., Any] | None,
+    book: Callable[..., Any] | None,
+    blocking: bool,
+) -> Steps[Any]:
+    """A call that may wait, be refused, or be tried again. send: the method with its arguments, a partial."""
+    wait_s: float | None = None
+    setting = observed.call.setting
+    if not blocking and setting.policy.retry is not None:
+        event_loop.check()
+    while True:
+        try:
+            if wait_s:
+                yield partial(time.sleep if blocking else event_loop.sleep, wait_s)
+            if acquire is not None:
+                arguments = observed.throttle_arguments(send.keywords.get("timeout", _NOT_GIVEN))
+                observed.call.permit = yield partial(acquire, **arguments)
+            if book is not None and observed.call.is_budgeted:
+                observed.call.hold = yield partial(book, observed.call.estimated_cost(), observed.call.model)
+            with observed:
+                answer = yield send
+            break
+        except BaseException as error:
+            wait_s = observed.attempt_failed(error)
+            if wait_s is None:
+                if isinstance(error, ThrottleTimeout):
+                    raise _timeout_of(sys.modules[setting.package], error) from error
+                raise
+    result = answer
+    if observed.raw_asked:
+        try:
+            result = yield answer.parse
+        except Exception as error:
+            return observed.unreadable(answer, error)
+    return observed.answered(answer, result, blocking)
 
 
 def head_arrived(headers: Any, hidden_retries: int = 0) -> None:

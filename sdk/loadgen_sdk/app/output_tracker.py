@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -23,13 +23,14 @@ class OutputTracker:
     Neither raises: the application is waiting for its event, and what has an unexpected shape is left to it.
     """
 
-    first_answer = end = NEVER
+    first_answer = NEVER
+    finished = NEVER  # the last event that ends an answer; output may come after it
     first_event_tokens = 0
     finish_reason = response_model = response_id = error = ""
     _usage: Any = None
 
     def __init__(self, api: Api, streamed: bool, keep_content: bool) -> None:
-        self._api, self._streamed = api, streamed
+        self._api, self._streamed, self._is_chat = api, streamed, api == "chat"
         self.instants: list[int] = []  # of the events with output
         self.contents = Contents() if keep_content else None
 
@@ -37,12 +38,13 @@ class OutputTracker:
     def observe(self) -> Callable[[Any, int], None]:
         """Takes one event of a stream, and the instant of its arrival."""
         observers = {"responses": self._observe_event, "messages": self._observe_block,
-                     "images": self._observe_media, "transcriptions": self._observe_media}  # fmt: skip
+                     "images": self._observe_media, "transcriptions": self._observe_media,
+                     "chat": self._observe_usual}  # fmt: skip
         return observers.get(self._api, self._observe_chunk)
 
     def whole(self, answer: Any, at: int) -> None:
         """An answer that is not streamed has arrived."""
-        api, self.end = self._api, at
+        api, self.finished = self._api, at
         try:
             if api in WRITING:
                 self.instants.append(at)
@@ -65,31 +67,54 @@ class OutputTracker:
         except Exception:
             pass
 
+    def _observe_usual(self, chunk: Any, at: int) -> None:
+        """One event of chat. Most are a piece of one answer's text, and no more: the fields of those are read past
+        pydantic, whose every look-up takes as long as all of this."""
+        try:
+            fields = chunk.__dict__
+            (choice,) = fields["choices"]
+            parts = choice.__dict__
+            is_bare = fields["usage"] is None and parts["finish_reason"] is None
+            if is_bare and parts["delta"].content and self.response_id and self.contents is None:
+                self.instants.append(at)
+                if self.first_answer < 0:
+                    self.first_answer = at
+                return
+        except Exception:
+            pass
+        self._observe_chunk(chunk, at)
+
     def _observe_chunk(self, chunk: Any, at: int) -> None:
         """One event of chat or completions."""
         try:
             output = answer = False
             for choice in chunk.choices:
-                delta = choice.delta if self._api == "chat" else choice
-                text = delta.content if self._api == "chat" else choice.text
+                if self._is_chat:
+                    delta = choice.delta
+                    text = delta.content
+                else:
+                    delta, text = choice, choice.text
                 if text:
                     output = answer = True
-                elif text is None or self._api == "chat":
+                elif text is None or self._is_chat:
                     if delta.tool_calls or delta.function_call or getattr(delta, "refusal", None):
                         output = answer = True
                     elif getattr(delta, "reasoning_content", None) or getattr(delta, "reasoning", None):
                         output = True
-                if choice.finish_reason:
-                    self.finish_reason = choice.finish_reason
-                    self.end = at
+                if reason := choice.finish_reason:
+                    self.finish_reason = reason
+                    self.finished = at
             if self.contents is not None:
                 self.contents.add(chunk.choices)
             if output:
                 self.instants.append(at)
-                self.end = at
                 if answer and self.first_answer < 0:
                     self.first_answer = at
-            if (usage := getattr(chunk, "usage", None)) is not None:
+            try:
+                usage = chunk.usage
+            except AttributeError:
+                usage = None
+            if usage is not None:
                 self._usage = usage
                 if output and len(self.instants) == 1 and not self.finish_reason:
                     self.first_event_tokens = usage.completion_tokens or 0
@@ -104,7 +129,6 @@ class OutputTracker:
             kind = event.type
             if kind.endswith(".delta"):
                 self.instants.append(at)
-                self.end = at
                 if self.first_answer < 0 and "reasoning" not in kind:
                     self.first_answer = at
                 if self.contents is not None and kind == "response.output_text.delta":
@@ -112,7 +136,7 @@ class OutputTracker:
             elif kind in ("response.completed", "response.incomplete", "response.failed", "response.created"):
                 self._read_response(event.response)
                 if kind != "response.created":
-                    self.end = at
+                    self.finished = at
             elif kind == "error":
                 self.error = str(event.message)
         except Exception:
@@ -122,7 +146,6 @@ class OutputTracker:
         """One event of images (partial pictures, then the whole one) or of transcriptions (pieces of text)."""
         try:
             self.instants.append(at)
-            self.end = at
             if self.first_answer < 0:
                 self.first_answer = at
             self._usage = getattr(event, "usage", None) or self._usage
@@ -137,7 +160,6 @@ class OutputTracker:
             kind = event.type
             if kind == "content_block_delta" and event.delta.type != "signature_delta":
                 self.instants.append(at)
-                self.end = at
                 if self.first_answer < 0 and event.delta.type != "thinking_delta":
                     self.first_answer = at
                 if self.contents is not None:
@@ -152,7 +174,7 @@ class OutputTracker:
                     if (count := getattr(event.usage, name, None)) is not None:
                         setattr(self._usage, name, count)
                 self.finish_reason = event.delta.stop_reason or self.finish_reason
-                self.end = at
+                self.finished = at
         except Exception:
             pass
 
@@ -195,14 +217,17 @@ class OutputTracker:
             output = _count(getattr(usage, "output_tokens", None))
             return Usage(input=total, output=output, cached=parts[1], cache_written=parts[2])
         prompt, answer, prompt_details, answer_details = _USAGE.get(api, _CHAT_USAGE)
-        inputs, outputs = getattr(usage, prompt_details, None), getattr(usage, answer_details, None)
-        return Usage(
-            input=_count(getattr(usage, prompt, None)),
-            output=0 if api == "embeddings" else _count(getattr(usage, answer, None)),
-            cached=None if inputs is None else _count(getattr(inputs, "cached_tokens", None)),
-            reasoning=None if outputs is None else _count(getattr(outputs, "reasoning_tokens", None)),
-            cache_written=_written(usage, inputs),
-        )
+        counts = _fields(usage)
+        cached = reasoning = written = None
+        if (details := counts.get(prompt_details)) is not None:
+            inputs = _fields(details)
+            cached, written = _count(inputs.get("cached_tokens")), inputs.get("cache_write_tokens")
+        if (details := counts.get(answer_details)) is not None:
+            reasoning = _count(_fields(details).get("reasoning_tokens"))
+        if written is None:  # OpenAI says it of the input, gateways in front of Anthropic beside it
+            written = counts.get("cache_creation_input_tokens")
+        output = 0 if api == "embeddings" else _count(counts.get(answer))
+        return Usage(_count(counts.get(prompt)), output, cached, reasoning, _count(written))
 
 
 _CHAT_USAGE = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
@@ -212,16 +237,12 @@ _MESSAGES_INPUT = ("input_tokens", "cache_read_input_tokens", "cache_creation_in
 _counted_batches: set[str] = set()  # whose tokens have been told: an application asks again and again
 
 
-def _written(usage: Any, inputs: Any) -> int | None:
-    """Tokens written to the server's cache: OpenAI says it of the input, gateways in front of Anthropic beside it."""
-    told = None if inputs is None else _rare(inputs, "cache_write_tokens")
-    return _rare(usage, "cache_creation_input_tokens") if told is None else told
-
-
-def _rare(counts: Any, name: str) -> int | None:
-    """A count that most answers lack: pydantic takes 1 µs to say so by `getattr`."""
-    found = getattr(counts, "__dict__", _NONE).get(name)
-    return _count((getattr(counts, "__pydantic_extra__", None) or _NONE).get(name) if found is None else found)
+def _fields(counts: Any) -> Mapping[str, Any]:
+    """The fields of an object by name, those that pydantic keeps apart too. pydantic takes 1 µs to say by `getattr`
+    that it has none of this name."""
+    fields: Mapping[str, Any] = getattr(counts, "__dict__", _NONE)
+    extra = getattr(counts, "__pydantic_extra__", None)
+    return {**extra, **fields} if extra else fields
 
 
 _NONE: dict[str, Any] = {}

@@ -11,7 +11,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Coroutine, Iterable
-from contextvars import Context, copy_context
+from contextvars import Context
 from typing import Any
 
 import msgspec
@@ -55,7 +55,7 @@ class Policy(msgspec.Struct, frozen=True):
         """The labels of one call: of the client, of the block that it is made in, of its argument. The last wins."""
         current = current_labels()
         if not given:
-            return {**self.labels, **current} if self.labels and current else current or self.labels
+            return {**self.labels, **current} if current and self.labels else current or self.labels
         return {**self.labels, **current, **usable_labels(given)}
 
     def begin(self, call: Any) -> tuple[Any, ...]:
@@ -82,23 +82,28 @@ class Policy(msgspec.Struct, frozen=True):
         tell_latest(measurement)
         if call_shape is not None and self.record is not None:
             self.record.end(call_shape, measurement)
+        if context is None:  # there are no observers
+            return
+        run: Callable[..., object] = context.run
         for number, observer in enumerate(self.observers):
             try:
-                arguments = (measurement, spans[number]) if spans and spans[number] is not None else (measurement,)
-                result = observer(*arguments) if context is None else context.run(observer, *arguments)
+                if not spans or (span := spans[number]) is None:
+                    result = run(observer, measurement)
+                else:
+                    result = run(observer, measurement, span)
                 if result is not None and inspect.iscoroutine(result):
                     _await_observer(result, context)
             except Exception:
                 log.exception("an observer of measurements failed")
 
 
-def _await_observer(coroutine: Coroutine[Any, Any, object], context: Context | None) -> None:
+def _await_observer(coroutine: Coroutine[Any, Any, object], context: Context) -> None:
     """An observer is a coroutine: a task of the running loop, or else a loop of its own in the background thread."""
     loop = asyncio._get_running_loop()
     if loop is None:
         later(functools.partial(asyncio.run, coroutine))
         return
-    task = (context or copy_context()).run(loop.create_task, coroutine)
+    task = context.run(loop.create_task, coroutine)
     _running.add(task)
     task.add_done_callback(_observer_done)
 

@@ -33,13 +33,17 @@ def read_once(headers: Any) -> dict[str, str]:
 
     In one pass: a single lookup in that library's headers costs as much as all of this.
     """
-    pairs, names = getattr(headers, "raw", None), _useful_names
-    useful = [pair for pair in (headers.items() if pairs is None else pairs) if names[pair[0]]]
-    return {names[name]: value if isinstance(value, str) else value.decode("latin-1") for name, value in useful}
+    pairs, names, found = getattr(headers, "raw", None), _useful_names, {}
+    for raw_name, value in headers.items() if pairs is None else pairs:
+        if name := names[raw_name]:
+            found[name] = value if isinstance(value, str) else value.decode("latin-1")
+    return found
 
 
 def timings(headers: Mapping[str, str]) -> dict[str, Any]:
     """Those of `read_once` that hold the server's own timing."""
+    if len(headers) == (REQUEST_ID in headers):  # most answers have no other
+        return {}
     return {name: value for name, value in headers.items() if _is_timing(name)}
 
 

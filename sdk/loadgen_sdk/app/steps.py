@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Generator
+from types import CoroutineType
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -18,8 +19,13 @@ Steps = Generator[Callable[[], Any], Any, T]
 def repeatable(arguments: dict[str, Any]) -> None:
     """Put lists in the place of iterators: another attempt, and another endpoint, would find them used up."""
     for name, value in arguments.items():
-        if hasattr(value, "__next__") and not hasattr(value, "read"):  # a file is rewound by the HTTP library
+        if (
+            type(value) not in _PLAIN and hasattr(value, "__next__") and not hasattr(value, "read")
+        ):  # a file is rewound by the HTTP library
             arguments[name] = list(value)
+
+
+_PLAIN = frozenset((str, list, dict, int, float, bool, type(None)))  # are no iterators: the quick answer
 
 
 def run_blocking(steps: Steps[T]) -> T:
@@ -37,6 +43,11 @@ def run_blocking(steps: Steps[T]) -> T:
         return end.value  # type: ignore[no-any-return]
 
 
+def isawaitable(value: Any) -> bool:
+    """As `inspect.isawaitable`, quick where a coroutine is given."""
+    return type(value) is CoroutineType or inspect.isawaitable(value)
+
+
 async def run_async(steps: Steps[T]) -> T:
     """Do the steps in this task. What a step returns is awaited if it can be."""
     try:
@@ -44,7 +55,7 @@ async def run_async(steps: Steps[T]) -> T:
         while True:
             try:
                 result = step()
-                if inspect.isawaitable(result):
+                if isawaitable(result):
                     result = await result
             except BaseException as error:
                 step = steps.throw(error)

@@ -10,12 +10,9 @@ import json
 import logging
 import os
 import sys
-import threading
-import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import measures
@@ -23,7 +20,8 @@ from ..errors import WrongUse
 from ..request import NEVER
 from ..version import __version__
 from .agent_spans import AGENT, OPERATIONS, SCHEMA_URL, SECONDS, TOOL, WORKFLOW, Operation, operation_span
-from .finishing import flush, later
+from .backlog import MOST_UNCOUNTED, Backlog
+from .finishing import flush
 from .measurement import Choice, Measurement
 
 if TYPE_CHECKING:
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("loadgen_sdk")
 
-MOST_UNCOUNTED = 100  # calls that wait to be counted by Prometheus
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864)
 TPOT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 """Bucket bounds. The first are those of the conventions; the second begin where fast servers are."""
@@ -85,13 +82,13 @@ class OpenTelemetry:
         metric_labels: Sequence[str] = (),
     ) -> None:
         try:
-            from opentelemetry import metrics, trace
+            from opentelemetry import context, metrics, trace
         except ImportError:
             raise WrongUse(
                 "not_installed", "opentelemetry-api is not installed", "pip install opentelemetry-api"
             ) from None
         meter = metrics.get_meter("loadgen_sdk", __version__, meter_provider, SCHEMA_URL)
-        self._trace = trace
+        self._trace, self._context = trace, context
         self._tracer = trace.get_tracer("loadgen_sdk", __version__, tracer_provider, SCHEMA_URL) if spans else None
         self._provider, self._content = provider, content
         self._said: set[str] = set()  # of other instrumentations
@@ -111,6 +108,9 @@ class OpenTelemetry:
         self._tpot = histogram(
             "loadgen.client.time_per_output_token", "s", "Per output token after the first event.", TPOT_SECONDS
         )
+        self._backlog = Backlog(self._count)
+        # It has no value: a reader asks observable instruments first, and this one counts what is not counted yet.
+        meter.create_observable_counter("loadgen.client.uncounted", callbacks=[self._before_reading])
         self._durations = {
             one.name: histogram(one.metric, "s", f"Duration of {one.name}.", one.bounds) for one in OPERATIONS
         }
@@ -160,44 +160,47 @@ class OpenTelemetry:
             attributes=attributes,
             start_time=call.started_unix_ns,
         )
-        return CallSpan(span, self._trace)
+        return CallSpan(span, self._trace, self._context)
 
     def __call__(self, measurement: Measurement, call_span: CallSpan | None = None) -> None:
-        """Report one call, unless another instrumentation does."""
-        if call_span is not None and call_span.span is None:
-            return
+        """Report one call, unless another instrumentation does: its span now, its metrics in the background."""
+        if call_span is None:
+            self._backlog.add((measurement, self._context.get_current()))
+        elif call_span.span is not None:
+            self._backlog.add((measurement, self._context.get_current()))
+            self._end_span(measurement, call_span.span)
+
+    def _before_reading(self, options: object) -> Sequence[Any]:
+        self._backlog.count_all()
+        return ()
+
+    def _count(self, ended: tuple[Measurement, Any]) -> None:
+        measurement, context = ended
         shared = self._attributes(measurement)
         if measurement.response_model:
             shared["gen_ai.response.model"] = measurement.response_model
         for name in self._metric_labels:
             if name in measurement.labels:
                 shared[f"loadgen.label.{name}"] = measurement.labels[name]
-        failure = measurement.failure
-        error = {"error.type": _error_type(measurement)} if failure is not None else {}
-        self._duration.record((measurement.done - measurement.started) / 1e9, {**shared, **error})
+        seconds = (measurement.done - measurement.started) / 1e9
+        self._duration.record(seconds, {**shared, **_error(measurement)}, context)
         if measurement.streamed:
             if measurement.ttft_from_sent_ms is not None:
-                self._first.record(measurement.ttft_from_sent_ms / 1e3, shared)
-            if self._chunk is not None and len(measurement.instants) > 1:
-                later(partial(self._record_chunks, measurement.instants, shared))
+                self._first.record(measurement.ttft_from_sent_ms / 1e3, shared, context)
+            if self._chunk is not None:
+                for gap in measures.gaps(measurement.instants):
+                    self._chunk.record(gap / 1e9, shared, context)
             if measurement.tpot_ms is not None:
-                self._tpot.record(measurement.tpot_ms / 1e3, shared)
+                self._tpot.record(measurement.tpot_ms / 1e3, shared, context)
         if measurement.input_tokens is not None:
-            self._tokens.record(measurement.input_tokens, {**shared, "gen_ai.token.type": "input"})
+            self._tokens.record(measurement.input_tokens, {**shared, "gen_ai.token.type": "input"}, context)
         if measurement.output_tokens and measurement.token_source == "server":
-            self._tokens.record(measurement.output_tokens, {**shared, "gen_ai.token.type": "output"})
-        if call_span is not None:
-            self._end_span(measurement, call_span.span, error)
+            self._tokens.record(measurement.output_tokens, {**shared, "gen_ai.token.type": "output"}, context)
 
-    @staticmethod
-    def flush(timeout_s: float = 5.0) -> bool:
-        """Wait until the background thread has recorded every gap. False: it took longer."""
+    def flush(self, timeout_s: float = 5.0) -> bool:
+        """Count every call that has ended, and wait for what the background thread has begun. False: it took longer."""
+        self._backlog.count_all()
         return flush(timeout_s)
-
-    def _record_chunks(self, instants: tuple[int, ...], attributes: dict[str, Any]) -> None:
-        assert self._chunk is not None
-        for gap in measures.gaps(instants):
-            self._chunk.record(gap / 1e9, attributes)
 
     def _attributes(self, call: Call | Measurement) -> dict[str, Any]:
         host, _, port = call.server.rpartition(":")
@@ -212,7 +215,7 @@ class OpenTelemetry:
             attributes |= {"server.address": host.strip("[]"), "server.port": int(port)}
         return attributes
 
-    def _end_span(self, measurement: Measurement, span: Any, error: dict[str, Any]) -> None:
+    def _end_span(self, measurement: Measurement, span: Any) -> None:
         first_chunk_ms = measurement.ttft_from_sent_ms if measurement.streamed else None
         content = measurement.content
         reasons = [choice.finish_reason for choice in content.choices if choice.finish_reason] if content else []
@@ -232,7 +235,10 @@ class OpenTelemetry:
             "loadgen.cost": measurement.cost,
             "loadgen.token_source": measurement.token_source,
         }
-        attributes = {**error, **{name: value for name, value in optional.items() if value not in (None, "")}}
+        attributes = {
+            **_error(measurement),
+            **{name: value for name, value in optional.items() if value not in (None, "")},
+        }
         if self._content and content is not None:
             attributes["gen_ai.input.messages"] = json.dumps(_messages(content.input), default=str)
             attributes["gen_ai.output.messages"] = json.dumps([_output_message(choice) for choice in content.choices])
@@ -273,15 +279,25 @@ class CallSpan(NamedTuple):
 
     span: Any = None
     trace: Any = None
+    context: Any = None
 
     def current(self) -> AbstractContextManager[Any]:
         """Makes the span the current one."""
-        if self.span is None:
-            return nullcontext()
-        current: AbstractContextManager[Any] = self.trace.use_span(
-            self.span, end_on_exit=False, record_exception=False, set_status_on_exception=False
-        )
-        return current
+        return nullcontext() if self.span is None else _Current(self)
+
+
+class _Current:
+    """As `trace.use_span` without its options, which cost half as much as the span."""
+
+    def __init__(self, call_span: CallSpan) -> None:
+        self._of = call_span
+
+    def __enter__(self) -> None:
+        of = self._of
+        self._token = of.context.attach(of.trace.set_span_in_context(of.span))
+
+    def __exit__(self, *error: object) -> None:
+        self._of.context.detach(self._token)
 
 
 def _label_names(names: Sequence[str], what: str) -> tuple[str, ...]:
@@ -339,19 +355,13 @@ class Prometheus:
         self._duration = histogram("duration", "From call to end.", SECONDS)
         self._ttft = histogram("time_to_first_token", "From call to first output, streams.", SECONDS)
         self._tpot = histogram("time_per_output_token", "Per output token after the first, streams.", TPOT_SECONDS)
-        self._uncounted: deque[Measurement] = deque()
-        self._most_uncounted = 1 if "PROMETHEUS_MULTIPROC_DIR" in os.environ else MOST_UNCOUNTED
-        self._handed_over = False  # the background thread is going to count
-        self._counting = threading.RLock()
+        most = 1 if "PROMETHEUS_MULTIPROC_DIR" in os.environ else MOST_UNCOUNTED
+        self._backlog = Backlog(self._count, most)
         (client.REGISTRY if registry is None else registry).register(self)
-        _instances.add(self)
 
     def __call__(self, measurement: Measurement) -> None:
         """Keep one call, to be counted."""
-        self._uncounted.append(measurement)
-        if not self._handed_over and len(self._uncounted) >= self._most_uncounted:
-            self._handed_over = True
-            later(self._count_all)
+        self._backlog.add(measurement)
 
     def describe(self) -> Iterator[Any]:
         """For the registry: the names of the metrics."""
@@ -360,18 +370,9 @@ class Prometheus:
 
     def collect(self) -> Iterator[Any]:
         """For the registry: the metrics, with every call that has ended."""
-        self._count_all()
+        self._backlog.count_all()
         for metric in self._metrics:
             yield from metric.collect()
-
-    def _count_all(self) -> None:
-        self._handed_over = False  # before the look: what comes after it is handed over again
-        with self._counting:
-            while self._uncounted:
-                try:
-                    self._count(self._uncounted.popleft())
-                except Exception:
-                    log.exception("an observer of measurements failed")
 
     def _count(self, measurement: Measurement) -> None:
         labels_by = (measurement.api, measurement.model, *(measurement.labels.get(name, "") for name in self._labels))
@@ -396,41 +397,15 @@ class Prometheus:
         if measurement.cost:
             series(self._cost, *labels_by).inc(measurement.cost)
 
-    def before_fork(self) -> None:
-        """What has ended is counted in this process, and nothing is being counted while the process is copied."""
-        self._count_all()
-        self._counting.acquire()
-
-    def after_fork(self, *, in_child: bool) -> None:
-        if in_child:  # a call that ended meanwhile is the parent's
-            self._uncounted.clear()
-            self._handed_over = False
-        self._counting.release()
-
-
-_instances: weakref.WeakSet[Prometheus] = weakref.WeakSet()
-
-
-def _around_fork(step: Callable[[Prometheus], None]) -> Callable[[], None]:
-    def all_of_them() -> None:
-        for one in _instances:
-            step(one)
-
-    return all_of_them
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_around_fork(Prometheus.before_fork),
-        after_in_parent=_around_fork(partial(Prometheus.after_fork, in_child=False)),
-        after_in_child=_around_fork(partial(Prometheus.after_fork, in_child=True)),
-    )
-
 
 @lru_cache(maxsize=4096)
 def _series(metric: Any, *values: str) -> Any:
     """The series of a metric with these labels. Cached: the package's own look-up costs more than the counting."""
     return metric.labels(*values)
+
+
+def _error(measurement: Measurement) -> dict[str, str]:
+    return {} if measurement.failure is None else {"error.type": _error_type(measurement)}
 
 
 def _error_type(measurement: Measurement) -> str:
