@@ -21,7 +21,7 @@ from loadgen.shell.help import Command, in_order
 from loadgen.shell.options import Given, OneWorkload, takes
 from loadgen.shell.output import print_answer, say
 
-NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 Name = Annotated[str, typer.Argument(metavar="name", help="Of the run: its Job.")]
 
 
@@ -96,10 +96,11 @@ def run(
 def _name(given: str | None, workload: str | None) -> str:
     from loadgen.kube.manifests import MOST_NAME
 
-    stem = re.sub(r"[^a-z0-9]+", "-", Path(workload or "load").stem.lower()).strip("-")[: MOST_NAME - 5].strip("-")
+    plain = re.sub(r"[^a-z0-9]+", "-", Path(workload or "load").stem.lower()).lstrip("-0123456789")
+    stem = plain[: MOST_NAME - 5].rstrip("-")
     name = given if given is not None else f"{stem or 'load'}-{secrets.token_hex(2)}"
     if not NAME.fullmatch(name) or len(name) > MOST_NAME:
-        hint = f"small letters, digits and dashes, at most {MOST_NAME}: it becomes the name of hosts"
+        hint = f"a small letter, then letters, digits and dashes, at most {MOST_NAME}: it becomes the name of hosts"
         raise UserError("invalid_value", "not the name of a Job with several pods", f"--name {name}", hint)
     return name
 

@@ -31,6 +31,8 @@ LOOK_S = 1.0
 def carry_out(name: str, agents: str, hold_s: float, arguments: Sequence[str]) -> int:
     """Be the pod that the environment says; the exit code of its process."""
     if int(os.environ["JOB_COMPLETION_INDEX"]):
+        # process 1 of a container gets no signal that it has no handler for
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         asyncio.run(listening.listen(os.environ["POD_IP"], PORT, channel.token()))
         return OK
     own = subprocess.Popen(child_process.command("loadgen.cluster.listening", f"{os.environ['POD_IP']}:{PORT}"))

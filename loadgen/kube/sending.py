@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -90,14 +91,19 @@ def package(given: Given, shown: Sequence[str], workload: str | None, own: Mappi
     if sum(map(len, files.values())) > MOST_BYTES or sum(map(len, keys.values())) > MOST_BYTES:
         hint = "build it into the image, or give ORG/NAME or hf:ORG/NAME, which the pods fetch"
         raise UserError("too_large", f"files of more than {MOST_BYTES:,} bytes", ", ".join(files), hint)
-    return Package(tuple(arguments), files, keys)
+    hidden = {_variable(name) for name in keys}
+    return Package(tuple(word if word in hidden else word.replace("$", "$$") for word in arguments), files, keys)
 
 
 def _hidden(word: str, keys: dict[str, bytes]) -> str:
     """A word that holds a secret: Kubernetes puts it in the place of the variable when it starts the pod."""
     name = f"{manifests.ARGUMENT}{len(keys)}"
     keys[name] = word.encode()
-    return f"$({name})"
+    return _variable(name)
+
+
+def _variable(name: str) -> str:
+    return f"$({name})"  # in an argument; $$ is a dollar there
 
 
 def _along(word: str, into: dict[str, bytes], there: str, named: str = "") -> str:
@@ -109,7 +115,7 @@ def _along(word: str, into: dict[str, bytes], there: str, named: str = "") -> st
         data = path.read_bytes()
     except OSError:
         return word
-    name = named or f"{len(into)}-" + "".join(c if c.isalnum() or c in "._-" else "-" for c in path.name)
+    name = named or f"{len(into)}-" + re.sub(r"[^A-Za-z0-9._-]", "-", path.name)
     into[name] = data
     return f"{there}/{name}"
 

@@ -6,6 +6,10 @@ import base64
 import json
 import os
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +19,7 @@ from pods import check, cluster, typed, wait
 
 from loadgen.core import run_folder
 from loadgen.core.results import manifest
+from loadgen.kube import manifests
 from loadgen.sim.server.embedded import Embedded, start
 from loadgen.sim.server.options import Options
 
@@ -92,6 +97,20 @@ def test_a_pod_that_is_lost_under_load_is_a_lost_worker_and_the_result_says_so(
         assert typed("logs", "bench", "--index", "2") == 2
     summary = run_folder.open_run(out).summary
     assert summary.requests.lost and summary.requests.ok and not summary.verdict.valid
+
+
+def test_a_pod_that_is_taken_away_ends_at_once() -> None:
+    """As process 1 of a container, for which a signal without a handler is none: its 30 s would be waited out."""
+    env = {**os.environ, "JOB_COMPLETION_INDEX": "1", "POD_IP": "127.77.0.2", "LOADGEN_TOKEN": "t" * 32}
+    with subprocess.Popen([sys.executable, "-P", "-m", "loadgen.kube.pod", "a", "0", "agents:a:1"], env=env) as pod:
+        wait(lambda: reached("127.77.0.2", manifests.PORT))
+        pod.terminate()
+        assert pod.wait(30) == 128 + signal.SIGTERM
+
+
+def reached(host: str, port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex((host, port)) == 0
 
 
 def test_a_cluster_that_does_not_answer_is_a_fault(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -77,12 +78,30 @@ def test_files_go_along_and_keys_apart(
     assert made["Job"]["metadata"]["name"] == "bench"
 
 
+def test_names_are_such_as_kubernetes_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A Service begins with a letter, before Kubernetes 1.36; a key of a ConfigMap is [-._a-zA-Z0-9]+."""
+    workload = tmp_path / "2026_häufig.yaml"
+    workload.write_text("name: mine\nrequests: {input_tokens: 8, output_tokens: 4}\n")
+    extra = tmp_path / "größe.txt"
+    extra.write_text("k")
+    made = shown(capsys, str(workload), "--url=http://a", "-c", "2", "--duration=3s", "--api-key-file", str(extra))
+    assert re.fullmatch(r"h-ufig-[0-9a-f]{4}", made["Service"]["metadata"]["name"])
+    assert "0-gr--e.txt" in made["Secret"]["data"]
+
+
+def test_a_dollar_comes_to_the_pod_as_it_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Kubernetes reads $(NAME) in an argument as a variable, and $$ as a dollar."""
+    made = shown(capsys, "qa", "--url=http://a", "-c", "2", "--duration=3s", "--model", "$(POD_IP)$$5")
+    assert "$$(POD_IP)$$$$5" in arguments(made)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["qa", "-c", "2"], "--url"),
         (["qa", "-c", "2", "--url", "http://a", "--name", "Not_A_Name"], "--name Not_A_Name"),
         (["qa", "-c", "2", "--url", "http://a", "--name", "n" * 53], "--name nnn"),
+        (["qa", "-c", "2", "--url", "http://a", "--name", "4k"], "--name 4k"),
         (["qa", "-c", "two", "--url", "http://a"], "-c"),
         (["own.yaml", "-c", "2", "-n", "2", "--url", "http://a"], "prompts.jsonl"),
         (["qa", "-c", "2", "--url", "http://a", "--tokenizer", "large.json"], "large.json"),
