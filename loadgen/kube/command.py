@@ -87,7 +87,8 @@ def run(
     key = os.environ.get("OPENAI_API_KEY", "") if pods.secret is None else ""
     follow.make(kubectl, asked, package.files, package.keys | ({API_KEY: key.encode()} if key else {}))
     if detach:
-        say(f"{name} goes on: loadgen kube status {name}, loadgen kube results {name} -o {folder}")
+        again = kubectl.typed("loadgen kube results", name, "-o", folder)
+        say(f"{name} goes on: {kubectl.typed('loadgen kube status', name)}, {again}")
         return OK
     given.make_room(settings.out)
     return _attached(kubectl, name, folder)
@@ -112,10 +113,8 @@ def _attached(kubectl: Kubectl, name: str, folder: Path) -> int:
         follow.follow(kubectl, name)
         code = follow.fetch(kubectl, name, folder)
     except KeyboardInterrupt:
-        say(
-            f"\ndetached, and it goes on: loadgen kube results {name} --wait -o {folder}; "
-            f"kubectl delete job {name} ends it"
-        )
+        again = kubectl.typed("loadgen kube results", name, "--wait -o", folder)
+        say(f"\ndetached, and it goes on: {again}; {kubectl.typed('kubectl delete job', name)} ends it")
         return INTERRUPTED
     say(f"results in {folder}")
     return code
@@ -135,10 +134,7 @@ def status(
     from loadgen.kube import follow, state
 
     kubectl = access.kubectl
-    jobs = kubectl.jobs() if name is None else []
-    states = [state.of(job, kubectl.pods(job["metadata"]["name"])) for job in jobs]
-    if name is not None:
-        states = [follow.look(kubectl, name)]
+    states = follow.every(kubectl) if name is None else [follow.look(kubectl, name)]
     documents = [state.document(one) for one in states]
     made_by = f"loadgen {version('loadgen')} kube status"
     print_answer(documents if name is None else documents[0], state.report(states, made_by), as_json=as_json)
@@ -162,7 +158,7 @@ def logs(
     kubectl = access.kubectl
     found = next((one for one in follow.look(kubectl, name).pods if one.number == pod), None)
     if found is None:
-        hint = f"loadgen kube status {name}"
+        hint = kubectl.typed("loadgen kube status", name)
         raise UserError("no_result", "the pod is not there yet", f"--index {pod}", hint)
     try:
         with kubectl.stream("logs", *(["-f"] if follows else []), found.name, "-c", CONTAINER) as lines:

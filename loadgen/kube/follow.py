@@ -7,19 +7,23 @@ import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from loadgen.core.errors import TargetError, UserError
 from loadgen.core.results import checksums
 from loadgen.kube import manifests, state
 from loadgen.kube.kubectl import Kubectl
-from loadgen.kube.manifests import CONTAINER, TOKEN_KEY, JobAsked
+from loadgen.kube.manifests import CONTAINER, TOKEN_KEY, JobAsked, Manifest
 from loadgen.kube.pod import CODE, ENDED, FETCHED
 from loadgen.kube.state import PodState, State
 from loadgen.shell.output import say
 
 LOOK_S = 2.0  # between two looks at a Job that has no pod to follow
+TRIES = 3  # kubectl can lose what a command in a pod has printed, and call that a success
+END = bytes(1024)  # of an archive that is whole
+RUNS = "runs"
 PATIENCE_S = 60.0  # without an answer, while a run is followed: a cluster, or the way to it, may be away for a while
 
 
@@ -42,7 +46,19 @@ def make(kubectl: Kubectl, asked: JobAsked, files: Mapping[str, bytes], keys: Ma
 
 def look(kubectl: Kubectl, name: str) -> State:
     """The state of a run. Raises TargetError where there is none."""
-    return state.of(kubectl.job(name), kubectl.pods(name))
+    return _state(kubectl, kubectl.job(name))
+
+
+def every(kubectl: Kubectl) -> list[State]:
+    """The states of all runs."""
+    return [_state(kubectl, job) for job in kubectl.jobs()]
+
+
+def _state(kubectl: Kubectl, job: Manifest) -> State:
+    name = job["metadata"]["name"]
+    now = state.of(job, kubectl.pods(name))
+    waits = not now.over and len(now.pods) < now.expected
+    return now._replace(why=kubectl.warning(name)) if waits else now
 
 
 def follow(kubectl: Kubectl, name: str) -> int:
@@ -51,7 +67,7 @@ def follow(kubectl: Kubectl, name: str) -> int:
     Raises TargetError where the Job has failed, or ended without a result.
     """
     shown: dict[str, int] = {}
-    told, heard_at = "", time.monotonic()
+    told, heard_at = set[str](), time.monotonic()
     while True:
         try:
             now = look(kubectl, name)
@@ -63,25 +79,26 @@ def follow(kubectl: Kubectl, name: str) -> int:
         heard_at = time.monotonic()
         lead = now.lead
         if lead is not None and lead.phase != "Pending":
-            code = _log(kubectl, lead, shown)
+            code = _log(kubectl, lead, shown, follows=now.whole)  # until then it waits, and so is looked at
             if code is not None:
                 return code
         if now.over:
             what = f"the Job has {now.phase} without a result{now.why and f': {now.why}'}"
-            raise TargetError("process_failed", what, name, f"loadgen kube logs {name}")
-        words = f"{name}: {now.phase}, {len(now.pods)} of {now.expected} pods, {lead.why if lead else ''}".rstrip(", ")
-        if words != told:
+            raise TargetError("process_failed", what, name, kubectl.typed("loadgen kube logs", name))
+        why = now.waits_for
+        words = f"{name}: {now.phase}, {len(now.pods)} of {now.expected} pods{why and f', {why}'}"
+        if words not in told:  # an image is tried, and waited for, in turn
             say(words)
-            told = words
+        told.add(words)
         time.sleep(LOOK_S)
 
 
-def _log(kubectl: Kubectl, lead: PodState, shown: dict[str, int]) -> int | None:
-    """Print the lines of a pod that were not shown yet, until they end; the exit code, if the last one says it."""
-    seen = shown.setdefault(lead.name, 0)
-    if seen == 0 and len(shown) > 1:
+def _log(kubectl: Kubectl, lead: PodState, shown: dict[str, int], *, follows: bool) -> int | None:
+    """Print the lines of a pod that were not shown yet, to its end or to now; the exit code, if a line says it."""
+    if shown and lead.name not in shown:
         say(f"the pod of the lead was lost: {lead.name} begins the run again")
-    with kubectl.stream("logs", "-f", lead.name, "-c", CONTAINER) as lines:
+    seen = shown.setdefault(lead.name, 0)
+    with kubectl.stream("logs", *(["-f"] if follows else []), lead.name, "-c", CONTAINER) as lines:
         for number, line in enumerate(lines, start=1):
             text = line.decode(errors="replace")
             if text.startswith(ENDED):
@@ -99,21 +116,19 @@ def fetch(kubectl: Kubectl, name: str, folder: Path) -> int:
     """
     now = look(kubectl, name)
     if now.lead is None or now.lead.phase == "Pending":
-        raise UserError("no_result", f"the run has not begun: {now.phase}", name, f"loadgen kube status {name}")
+        hint = kubectl.typed("loadgen kube status", name)
+        raise UserError("no_result", f"the run has not begun: {now.phase}", name, hint)
     if now.lead.phase != "Running":
         what = f"its pod has ended ({now.lead.why or now.lead.phase}), and its results with it"
         raise TargetError("no_result", what, now.lead.name, "fetch them sooner, or give --hold")
     pod = now.lead.name
-    try:
-        code = int(kubectl.ask(*kubectl.inside(pod, "cat", CODE)))
-    except TargetError:
-        raise UserError("no_result", "the run goes on", name, f"loadgen kube logs {name} -f") from None
+    code = _code(kubectl, name, pod)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".loadgen-", dir=folder.parent) as scratch:
         came = Path(scratch) / name
-        _unpack(kubectl, pod, name, Path(scratch))
+        _unpack(kubectl, kubectl.inside(pod, "tar", "-cf", "-", name), Path(scratch))
         if not came.is_dir():
-            raise TargetError("no_result", "the run has left no results", pod, f"loadgen kube logs {name}")
+            raise TargetError("no_result", "the run has left no results", pod, kubectl.typed("loadgen kube logs", name))
         if changed := checksums.changed(came):
             raise TargetError("damaged_file", f"not as it was written: {', '.join(changed)}", pod, "fetch it again")
         if folder.is_dir():
@@ -123,13 +138,33 @@ def fetch(kubectl: Kubectl, name: str, folder: Path) -> int:
     return code
 
 
-def _unpack(kubectl: Kubectl, pod: str, name: str, into: Path) -> None:
-    words = kubectl.inside(pod, "tar", "-cf", "-", name)
-    with tempfile.TemporaryFile() as errors:
-        try:
-            with kubectl.stream(*words, to=errors) as came, tarfile.open(fileobj=came, mode="r|") as archive:
-                archive.extractall(into, filter="data")
-        except tarfile.TarError as error:
+def _code(kubectl: Kubectl, name: str, pod: str) -> int:
+    """The exit code of a run. Raises UserError while it goes on."""
+    words = kubectl.inside(pod, "sh", "-c", f"cat {CODE} 2>/dev/null || echo {RUNS}")
+    for _ in range(TRIES):
+        said = kubectl.ask(*words).decode().strip()
+        if said == RUNS:
+            raise UserError("no_result", "the run goes on", name, kubectl.typed("loadgen kube logs", name, "-f"))
+        if said:
+            return int(said)
+    raise kubectl.failed(words, b"no answer from the pod")
+
+
+def _unpack(kubectl: Kubectl, words: Sequence[str], into: Path) -> None:
+    """Unpack the archive that a command in a pod prints. Raises TargetError where it did not come whole."""
+    for _ in range(TRIES):
+        with tempfile.TemporaryFile(dir=into) as archive, tempfile.TemporaryFile() as errors:
+            with kubectl.stream(*words, to=errors) as came:
+                shutil.copyfileobj(came, archive)
+            size = archive.tell()
+            archive.seek(max(0, size - len(END)))
+            whole = archive.read() == END
+            archive.seek(0)
             errors.seek(0)
-            said = errors.read() or str(error).encode()
-            raise kubectl.failed(words, said) from None
+            said = errors.read() or b"the results came in part"
+            with suppress(tarfile.TarError):
+                if whole:
+                    with tarfile.open(fileobj=archive) as came_whole:
+                        came_whole.extractall(into, filter="data")
+                    return
+    raise kubectl.failed(words, said)

@@ -41,12 +41,16 @@ class Kubectl:
 
     def failed(self, words: Sequence[str], said: bytes) -> TargetError:
         """What kubectl said of its failure."""
-        what = " ".join(said.decode(errors="replace").split())[-300:] or "kubectl failed"
+        what = " ".join(said.decode(errors="replace").split())[-600:] or "kubectl failed"
         return TargetError("process_failed", what, self.where(words), "the same by hand says more")
 
     def where(self, words: Sequence[str]) -> str:
         """A command as text, short."""
-        return " ".join(("kubectl", *words[:3]))
+        return self.typed("kubectl", *words[:3])
+
+    def typed(self, *words: object) -> str:
+        """A command line for the same cluster and namespace, as one may type it."""
+        return " ".join(map(str, (*words, *self.flags)))
 
     def json(self, *words: str, given: Sequence[Manifest] = ()) -> Any:
         """The object that kubectl prints."""
@@ -90,6 +94,16 @@ class Kubectl:
         """The pods of a Job, the youngest of an index last."""
         found = self.json("get", "pods", "-l", f"{JOB_NAME}={name}")["items"]
         return sorted(found, key=lambda pod: (index(pod), pod["metadata"].get("creationTimestamp", "")))
+
+    def warning(self, name: str) -> str:
+        """The latest that Kubernetes warns of a Job, as of a quota; "" where there is none, or none may be seen."""
+        about = f"involvedObject.kind=Job,involvedObject.name={name},type=Warning"
+        try:
+            found = self.json("get", "events", "--field-selector", about)["items"]
+        except TargetError:
+            return ""
+        latest = max(found, key=lambda event: event.get("lastTimestamp") or "", default={"message": ""})
+        return str(latest["message"])
 
     def inside(self, pod: str, *command: str) -> tuple[str, ...]:
         """The words that carry out a command in a pod."""

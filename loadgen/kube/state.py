@@ -23,7 +23,7 @@ class PodState(NamedTuple):
 
 
 class State(NamedTuple):
-    """A Job. `phase`: waiting, running, ended or failed; `why`: of the Job, where it failed."""
+    """A Job. `phase`: waiting, running, ended or failed; `why`: of the Job, where it failed or makes no pods."""
 
     name: str
     phase: str
@@ -35,6 +35,16 @@ class State(NamedTuple):
     def lead(self) -> PodState | None:
         """Pod 0; None before it is made."""
         return next((pod for pod in self.pods if pod.number == 0), None)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every pod of it has begun."""
+        return len(self.pods) == self.expected and all(pod.phase != "Pending" for pod in self.pods)
+
+    @property
+    def waits_for(self) -> str:
+        """What a pod that has not begun waits for, as far as that is known."""
+        return next((pod.why for pod in self.pods if pod.phase == "Pending" and pod.why), self.why)
 
     @property
     def over(self) -> bool:

@@ -25,8 +25,9 @@ from urllib.parse import parse_qs, urlsplit
 import jsonschema
 from pods import HERE, check
 
-KINDS = {"jobs": "Job", "pods": "Pod", "configmaps": "ConfigMap", "secrets": "Secret", "services": "Service"}
-GROUPS = {"/api/v1": ["pods", "configmaps", "secrets", "services"], "/apis/batch/v1": ["jobs"]}
+KINDS = {"jobs": "Job", "pods": "Pod", "configmaps": "ConfigMap", "secrets": "Secret", "services": "Service",
+         "events": "Event"}  # fmt: skip
+GROUPS = {"/api/v1": ["pods", "configmaps", "secrets", "services", "events"], "/apis/batch/v1": ["jobs"]}
 VERBS = ["create", "delete", "get", "list", "patch"]
 PROTOCOL = "v5.channel.k8s.io"
 OUT, ERR, STATUS = 1, 2, 3  # channels
@@ -114,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._answer(one) if one else self._fail(404, f'{resource}.batch "{name}" not found')
             every = self.stand_in.every(KINDS[resource])
         wanted = dict(one.split("=") for one in ",".join(asked.get("labelSelector", [])).split(",") if one)
-        items = [one for one in every if wanted.items() <= one["metadata"]["labels"].items()]
+        items = [one for one in every if wanted.items() <= one["metadata"].get("labels", {}).items()]
         of = {"apiVersion": "batch/v1" if resource == "jobs" else "v1", "kind": f"{KINDS[resource]}List"}
         return self._answer({**of, "metadata": {"resourceVersion": "1"}, "items": items})
 
