@@ -43,3 +43,13 @@ def test_the_image_runs_as_somebody_without_root() -> None:
     (user,) = (line.split()[1] for line in lines if line.startswith("USER "))
     assert int(user) == job["spec"]["template"]["spec"]["securityContext"]["runAsUser"] > 0
     assert 'ENTRYPOINT ["loadgen"]' in lines
+
+
+def test_the_role_has_no_right_but_those_that_are_used() -> None:
+    """What each is for stands in the commands; a real API server has seen that they are enough."""
+    role = yaml.safe_load((DEPLOY / "role.yaml").read_text())
+    rights = {(of, verb) for rule in role["rules"] for of in rule["resources"] for verb in rule["verbs"]}
+    assert role["kind"] == "Role" and not any("*" in pair for pair in rights)
+    made = {"configmaps", "secrets", "services"}
+    assert {verb for of, verb in rights if of in made} == {"create"}
+    assert ("jobs", "patch") in rights and ("pods/exec", "create") in rights and ("events", "list") in rights
