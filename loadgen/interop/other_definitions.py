@@ -6,7 +6,7 @@ tools use: an answer ends at its last output or finish event here, while some to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,8 +30,9 @@ class WeightedValues(NamedTuple):
     values: NDArray[np.float64]
     weights: NDArray[np.int64] | None = None
 
-    def stats(self) -> dict[str, float]:
-        """count, and in ms: mean, std, min, max and the percentiles of STATS; {} without a value.
+    def stats(self, only: Sequence[str] = ()) -> dict[str, float]:
+        """count, and in ms: mean, std, min, max and the percentiles of STATS; {} without a value. `only`: of these
+        percentiles, and nothing else.
 
         Percentiles are interpolated where there are no weights, as in numpy and in all these tools.
         """
@@ -39,20 +40,38 @@ class WeightedValues(NamedTuple):
         values = self.values[is_known]
         if len(values) == 0:
             return {}
+        asked = {name: STATS[name] for name in only or STATS}
         if self.weights is None:
-            percentiles = dict(zip(STATS, np.percentile(values, [100 * p for p in STATS.values()]), strict=True))
-            mean, std, count = values.mean(), values.std(), len(values)
+            count = len(values)
+            percentiles = dict(zip(asked, np.percentile(values, [100 * p for p in asked.values()]), strict=True))
+            mean, std = (0.0, 0.0) if only else (values.mean(), values.std())
         else:
             weights = self.weights[is_known]
             order = np.argsort(values)
             cumulated = np.cumsum(weights[order])
             count = int(cumulated[-1])
-            places = {key: int(np.searchsorted(cumulated, p * count)) for key, p in STATS.items()}
+            places = {key: int(np.searchsorted(cumulated, p * count)) for key, p in asked.items()}
             percentiles = {key: values[order[place]] for key, place in places.items()}
-            mean = np.average(values, weights=weights)
-            std = np.sqrt(np.average((values - mean) ** 2, weights=weights))
+            mean = 0.0 if only else np.average(values, weights=weights)
+            std = 0.0 if only else np.sqrt(np.average((values - mean) ** 2, weights=weights))
+        if only:
+            return {"count": count} | {name: milliseconds(float(value)) for name, value in percentiles.items()}
         statistics = {"mean": mean, "std": std, "min": values.min(), "max": values.max(), **percentiles}
         return {"count": count} | {name: milliseconds(float(value)) for name, value in statistics.items()}
+
+
+class Derived(NamedTuple):
+    """A sample that is worked out when it is asked for, and not kept: a run has millions of requests."""
+
+    make: Callable[[], WeightedValues]
+
+    @property
+    def values(self) -> NDArray[np.float64]:
+        return self.make().values
+
+    def stats(self, only: Sequence[str] = ()) -> dict[str, float]:
+        """As `WeightedValues.stats`."""
+        return self.make().stats(only)
 
 
 class Pooled(NamedTuple):
@@ -60,7 +79,7 @@ class Pooled(NamedTuple):
 
     gaps: Histogram
 
-    def stats(self) -> dict[str, float]:
+    def stats(self, only: Sequence[str] = ()) -> dict[str, float]:
         """As `WeightedValues.stats`, within the error of the histogram; std is that of the bucket middles."""
         count = self.gaps.count
         if count == 0:
@@ -77,10 +96,10 @@ class Pooled(NamedTuple):
 class Theirs(NamedTuple):
     """The samples of one tool, by its own definitions; None: the tool has no such metric."""
 
-    ttft: WeightedValues
-    tpot: WeightedValues | None
-    itl: WeightedValues | Pooled | None
-    e2e: WeightedValues
+    ttft: Derived
+    tpot: Derived | None
+    itl: Derived | Pooled | None
+    e2e: Derived
 
 
 class ToolFigures(NamedTuple):
@@ -103,32 +122,42 @@ def theirs(header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) ->
     if not ok.any():
         return {}
     pooled = measured_gaps(header, gaps)
-    sent, first, last = (columns[name][ok] for name in ("sent_ns", "first_token_ns", "last_token_ns"))
-    end, tokens = columns["end_ns"][ok], columns["output_tokens"][ok].astype(np.int64)
-    role_event = columns["first_event_ns"][ok]
-    role_event = np.where(role_event < 0, first, role_event) if header.api == "chat" else first
+
+    def of(name: str) -> NDArray[np.int64]:
+        if name != "role_event":
+            return columns[name][ok]
+        first, role = of("first_token_ns"), of("first_event_ns")
+        return np.where(role < 0, first, role) if header.api == "chat" else first
+
+    def between(start: str, end: str) -> Derived:
+        return Derived(lambda: WeightedValues((of(end) - of(start)) / 1.0))
+
+    def each(start: str, end: str, without: int = 1, *, weighted: bool = False) -> Derived:
+        """A span over the tokens but `without`, counted once for each of these where it is `weighted`."""
+
+        def made() -> WeightedValues:
+            count = of("output_tokens").astype(np.int64) - without
+            return WeightedValues(_divided(of(end) - of(start), count), count if weighted else None)
+
+        return Derived(made)
+
     with_role = Histogram()
     with_role.merge(pooled)
-    with_role.add((first - role_event)[first > role_event])
-    from_sent, e2e = WeightedValues((first - sent) / 1.0), WeightedValues((end - sent) / 1.0)
-    tpot_to_end, tpot_to_last = (
-        WeightedValues(_divided(end - first, tokens - 1)),
-        WeightedValues(_divided(last - first, tokens - 1)),
-    )
+    first_gap = of("first_token_ns") - of("role_event")
+    with_role.add(first_gap[first_gap > 0])
+    from_sent, e2e = between("sent_ns", "first_token_ns"), between("sent_ns", "end_ns")
+    tpot_to_end, tpot_to_last = each("first_token_ns", "end_ns"), each("first_token_ns", "last_token_ns")
     itl = Pooled(pooled)
     return {
         "vllm bench serve": Theirs(
-            WeightedValues((role_event - sent) / 1.0),
-            WeightedValues(_divided(end - role_event, tokens - 1)),
-            Pooled(with_role),
-            e2e,
+            between("sent_ns", "role_event"), each("role_event", "end_ns"), Pooled(with_role), e2e
         ),
         "SGLang bench_serving": Theirs(from_sent, tpot_to_end, itl, e2e),
         "AIPerf": Theirs(from_sent, None, tpot_to_end, e2e),
         "GuideLLM": Theirs(
             from_sent,
-            WeightedValues(_divided(last - sent, tokens), tokens),
-            WeightedValues(_divided(last - first, tokens - 1), tokens - 1),
+            each("sent_ns", "last_token_ns", 0, weighted=True),
+            each("first_token_ns", "last_token_ns", weighted=True),
             e2e,
         ),
         "inference-perf": Theirs(from_sent, tpot_to_last, itl, e2e),
@@ -153,7 +182,7 @@ def reported(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Seq
     ours = (summary.ttft_ms, summary.tpot_ms, summary.itl_ms, summary.e2e_ms)
     found = [ToolFigures("loadgen", counts, tuple((each.p50, each.p99) if each is not None else NONE for each in ours))]
     distinct = {id(sample): sample for samples in by_tool.values() for sample in samples if sample is not None}
-    stats_of = {name: sample.stats() for name, sample in distinct.items()}  # tools share definitions
+    stats_of = {name: sample.stats(("p50", "p99")) for name, sample in distinct.items()}  # tools share definitions
     for tool, samples in by_tool.items():
         stats = [stats_of.get(id(sample), {}) for sample in samples]
         pairs = tuple((each.get("p50"), each.get("p99")) for each in stats)

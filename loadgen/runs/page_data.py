@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import (
+    BLOCK_ROWS,
     OK,
     UNDEFINED,
     UNFINISHED,
@@ -384,13 +385,23 @@ def cloud(
         pairs = zip(rounded(xs, 4), rounded(ys, 4), strict=True)
         return Cloud(count=len(xs), points=tuple(pairs), x=ends_x, y=ends_y, log_y=log_y)
     scaled_ys = np.log10(ys) if log_y else ys
-    counts, x_edges, y_edges = np.histogram2d(xs, scaled_ys, CELLS)
+    counts, x_edges, y_edges = _counted(xs, scaled_ys)
     x_edges, y_edges = rounded(x_edges, 5), rounded(10**y_edges if log_y else y_edges, 5)
     cells = tuple(
         (x_edges[i], x_edges[i + 1], y_edges[j], y_edges[j + 1], int(counts[i, j]))
         for i, j in zip(*np.nonzero(counts), strict=True)
     )
     return Cloud(count=len(xs), cells=cells, x=ends_x, y=ends_y, log_y=log_y)
+
+
+def _counted(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[Any, Any, Any]:
+    """`numpy.histogram2d` over all of both, a part after the other: what it works out of one stays small."""
+    ends = (float(x.min()), float(x.max())), (float(y.min()), float(y.max()))
+    parts = [slice(first, first + BLOCK_ROWS) for first in range(0, len(x), BLOCK_ROWS)]
+    counts, *edges = np.histogram2d(x[parts[0]], y[parts[0]], CELLS, range=ends)
+    for part in parts[1:]:
+        counts += np.histogram2d(x[part], y[part], CELLS, range=ends)[0]
+    return counts, edges[0], edges[1]
 
 
 def _output_asked(columns: Columns, chosen: NDArray[np.bool_]) -> Cloud | None:

@@ -186,6 +186,14 @@ def test_weighted_samples_are_those_of_repeated_values() -> None:
     assert mine["p99"] in np.sort(plain)[-6:].round(6)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_two_percentiles_are_those_of_all(weighted: bool) -> None:
+    draw = np.random.default_rng(1)
+    sample = WeightedValues(draw.lognormal(15, 1, 500), draw.integers(0, 9, 500) if weighted else None)
+    whole, two = sample.stats(), sample.stats(("p50", "p99"))
+    assert two == {name: whole[name] for name in ("count", "p50", "p99")}
+
+
 # -- there and back ------------------------------------------------------------------------------------------------
 
 NAMES = {
