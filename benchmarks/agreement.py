@@ -121,10 +121,14 @@ def started(case: Case, *words: str) -> subprocess.Popen[str]:
 
 def told(case: Case, *words: str, codes: tuple[int, ...] = (0, 1, 3)) -> str:
     """What a command prints. Exits where the command cannot be used at all."""
-    running = started(case, *words)
+    return ended(started(case, *words), codes)
+
+
+def ended(running: subprocess.Popen[str], codes: tuple[int, ...] = (0, 1, 3)) -> str:
+    """What a command has printed when it is over. Exits where it could not be used at all."""
     out, err = running.communicate()
     if running.returncode not in codes:
-        sys.exit(f"loadgen {' '.join(words)}: exit {running.returncode}\n{err[-2000:]}")
+        sys.exit(f"{' '.join(map(str, running.args[2:]))}: exit {running.returncode}\n{err[-2000:]}")
     return out
 
 
@@ -308,7 +312,7 @@ def of_prometheus(case: Case, rate: float) -> Iterator[Said]:
         with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             page = answer.read().decode()
         time.sleep(0.2)
-    running.communicate()
+    ended(running)
     summary = summary_of(case, "scraped")
     late = 3 * rate  # what ended after the last page: records are read once a second
     ok, tokens = summary["requests"]["ok"], summary["tokens"]["output"]
