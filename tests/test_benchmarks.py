@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.contracts.load import load_contract
 from loadgen.sim.server.send_log import SendLog
 
 ROOT = Path(__file__).parent.parent
@@ -83,3 +84,14 @@ def test_the_page_of_a_rehearsal_takes_only_loads_for_loads(monkeypatch: pytest.
     search = {"output_tokens_per_s": 0.0, "state": "none", "confirmed": False, "bound_why": "it was stopped"}
     text = import_module("page").page({"look": {}, "engine": {}, "search": search})
     assert "Search: none, confirmed: False; it was stopped" in text and "| search |" not in text
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3, 0.7, 1.3, 40])
+def test_the_contract_of_a_rehearsal_can_be_shown_however_slow_the_engine(
+    rate: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("benchmarks", "benchmarks/gpu"):
+        monkeypatch.syspath_prepend(ROOT / folder)
+    (tmp_path / "qa.yaml").write_text((ROOT / "workloads/qa.yaml").read_text())
+    (tmp_path / "contract.yaml").write_text(import_module("rehearse").contract(rate, 8, 8824.2, 513.3))
+    assert load_contract(tmp_path / "contract.yaml", env={})  # raises where too few requests are planned
