@@ -135,6 +135,19 @@ def judged(summary: Summary) -> Iterator[tuple[str, bool | None]]:
     return ((f"{name}{words}", met) for name, part in _judged(summary) for words, met in _promises(part))
 
 
+def same_slo(a: Summary, b: Summary) -> bool:
+    """Whether two runs are held against one SLO. What is promised of tasks a run knows only where some ended: it is
+    left out where one of the two does not."""
+    parts_a, parts_b = dict(_judged(a)), dict(_judged(b))
+    return parts_a.keys() == parts_b.keys() and all(_alike(parts_a[name], parts_b[name]) for name in parts_a)
+
+
+def _alike(a: Summary | ClassSummary, b: Summary | ClassSummary) -> bool:
+    known = a.sessions is not None and b.sessions is not None
+    promised = ({words for words, _ in _promises(part, tasks=known)} for part in (a, b))
+    return next(promised) == next(promised)
+
+
 def missed_by(summary: Summary) -> tuple[str, ...]:
     """What of its SLO a run missed, in words, as `promises` names it."""
     return tuple(f"{name}{words}" for name, part in _judged(summary) for words in _missed(part))
@@ -147,14 +160,14 @@ def _judged(summary: Summary) -> Iterator[tuple[str, Summary | ClassSummary]]:
         yield from ((f"{part.name}: ", part) for part in summary.classes)
 
 
-def _promises(part: Summary | ClassSummary) -> Iterator[tuple[str, bool | None]]:
+def _promises(part: Summary | ClassSummary, *, tasks: bool = True) -> Iterator[tuple[str, bool | None]]:
     goodput = part.goodput
     yield from ((term.promise, term.met) for term in goodput.slo)
     if goodput.share_limit is not None:
         met = None if goodput.share is None else goodput.share >= goodput.share_limit
         yield f"{goodput.share_limit * 100:g} % of requests within every limit", met
-    if tasks := _tasks_kept(part):
-        yield f"{tasks.share_limit * 100:g} % of tasks {_promised(tasks)}", tasks.met
+    if tasks and (kept := _tasks_kept(part)):
+        yield f"{kept.share_limit * 100:g} % of tasks {_promised(kept)}", kept.met
 
 
 def _missed(part: Summary | ClassSummary) -> Iterator[str]:

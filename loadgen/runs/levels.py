@@ -89,6 +89,7 @@ def curve(named: Sequence[tuple[str, Summary]]) -> SweepCurve:
     levels = [msgspec.structs.replace(level, front=level.name in front) for level in levels]
     first = named[0][1]
     held = best(levels)
+    promised = max([promises(summary) for _, summary in named], key=len)  # all of it, of one in which tasks ended
     return SweepCurve(
         workload=first.run.workload,
         model=first.target.model,
@@ -96,7 +97,7 @@ def curve(named: Sequence[tuple[str, Summary]]) -> SweepCurve:
         gpus=first.target.gpus,
         version=first.run.version,
         started=first.run.started,
-        slo=", ".join(promises(first)),
+        slo=", ".join(promised),
         levels=tuple(levels),
         knee=knee(levels),
         best="" if held is None else held.name,

@@ -16,7 +16,7 @@ from loadgen.result_kinds import HeldLoad, ListRow, Remade
 from loadgen.runs import levels_text, repeats_text
 from loadgen.runs import repeats_sections as repeats
 from loadgen.runs.compared import Side
-from loadgen.runs.headline import promises
+from loadgen.runs.headline import same_slo
 from loadgen.runs.kind import compared, of_summary
 from loadgen.runs.levels import SweepCurve, curve
 
@@ -107,7 +107,7 @@ def of_one_work(folder: Path, found: Sequence[tuple[str, Summary]]) -> None:
                 ("workload", base.run.workload, summary.run.workload),
                 ("model", base.target.model, summary.target.model),
                 ("API", (base.run.api, base.run.stream), (summary.run.api, summary.run.stream)),
-                ("SLO", promises(base), promises(summary)),
+                ("SLO", True, same_slo(base, summary)),
             )
             if a != b
         ]

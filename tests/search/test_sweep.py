@@ -348,6 +348,26 @@ def test_the_command_in_virtual_time(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "with other flags" in capsys.readouterr().err
 
 
+def test_a_level_that_was_killed_at_once_is_of_the_same_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run in which no task ended does not know what was promised of tasks."""
+    out = tmp_path / "s"
+    common = ("--url", "sim:gb300-vm", "-d", "20s", "--warmup", "0", "--seed", "1", "--out", str(out))
+    assert exits("sweep", "rag-pipeline", "--request-rate", "2,3", *common) == 0
+    (out / "r1").mkdir()
+    shutil.copy(out / "r2" / "run.json", out / "r1" / "run.json")
+    capsys.readouterr()
+    exits("report", str(out))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 conversations/s" in said or "poisson 2/s" in said
+    assert "95 % of tasks within 15 s" in said
+    other = ("run", "rag-pipeline", "--url", "sim:gb300-vm", "--request-rate", "4", "-d", "20s", "--slo", "ttft:9s:p95")
+    assert exits(*other, "--out", str(out / "r4")) == 0
+    assert exits("report", str(out)) == 2
+    assert "differ in SLO" in capsys.readouterr().err
+
+
 def test_every_lane_gets_its_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "s"
     assert exits("sweep", "qa", "--url", "sim:h100x8", "--concurrency", "2,100", "--out", str(out), "--json") == 0
