@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgen.core.errors import Fault, Faults, UserError
+from loadgen.core.errors import Fault, Faults, UserError, nothing_there
 from loadgen.plugins import OpenTable, resolve
 
 PAGE = "report.html"  # the page of a result, where its kind does not say otherwise
@@ -231,17 +231,26 @@ def _is_marked(kind: ResultKind, path: Path) -> bool:
 
 
 @contextmanager
-def whole(path: str | Path) -> Iterator[None]:
-    """Raises UserError where what is done with a result finds in it what no result of loadgen says: its files may be
-    somebody else's, and what damaged ones raise nobody can list.
+def whole(*paths: Path) -> Iterator[None]:
+    """Raises UserError where what is done with results finds in them what no result of loadgen says: their files may be
+    somebody else's, and what damaged ones raise nobody can list. Of files that are as they were written it is a bug.
     """
     try:
         yield
     except (Fault, Faults, OSError, MemoryError):
         raise
     except Exception as error:
+        if all(map(_as_written, paths)):
+            raise
         said = f"its files say what no result of loadgen says: {type(error).__name__}: {error}"[:300]
-        raise UserError("damaged_file", said, str(path), "is it as it was written? If so, please report it") from error
+        where = " ".join(map(str, paths))
+        raise UserError("damaged_file", said, where, "is it as it was written? If so, please report it") from error
+
+
+def _as_written(folder: Path) -> bool:
+    """Whether a folder has its list of hashes, and every file is as that says."""
+    listed, changed = (resolve(f"loadgen.core.results.checksums:{name}") for name in ("read", "changed"))
+    return bool(listed(folder)) and not changed(folder)
 
 
 def call(kind: ResultKind, name: str, *given: Any) -> Any:
@@ -378,4 +387,4 @@ def no_result(path: Path) -> UserError:
     """The fault of a path that holds no result."""
     if path.is_dir():
         return UserError("no_result", "no result of loadgen in this folder", str(path), HINT)
-    return UserError("missing_file", "no such folder", str(path), HINT)
+    return nothing_there(path, HINT)

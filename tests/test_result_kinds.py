@@ -537,3 +537,27 @@ def test_the_list_says_when_a_size_was_answered(made: Path) -> None:
     (row,) = [row for row in results_in(made) if row.kind == "size"]
     assert row.started.startswith("20") and row.outcome.startswith("machines: ")
     assert row.started[:16].replace("T", " ") in render_text([row])
+
+
+def test_what_fails_on_files_as_they_were_written_is_a_bug(tmp_path: Path) -> None:
+    """And on others a fault of the files."""
+    (tmp_path / "run.json").write_text("{}")
+    with refused(UserError, "damaged_file"), result_kinds.whole(tmp_path):
+        raise KeyError("nobody vouches for the folder")
+    checksums.write(tmp_path)
+    with pytest.raises(KeyError), result_kinds.whole(tmp_path):
+        raise KeyError("ours")
+    (tmp_path / "run.json").write_text("[]")
+    with refused(UserError, "damaged_file"), result_kinds.whole(tmp_path):
+        raise KeyError("changed")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["report", "compare other", "bundle -o b.zip", "export --as vllm", "verify", "ui", "cost --accept-sample-prices",
+     "size rag --users 5"],
+)  # fmt: skip
+def test_a_url_in_the_place_of_a_result_is_told_as_one(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for url in ("http://h", "http:/h", "https://h/v1"):
+        assert exits(*typed.split(), url) == 2
+        assert "this is a URL; a result is a folder or file of this machine" in capsys.readouterr().err

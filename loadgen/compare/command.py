@@ -91,7 +91,7 @@ def compare(
     level = _confidence(confidence)
     conditions = thresholds.parse_thresholds(fail_on or ())
     also, sides = [condition.metric for condition in conditions], inputs.read_sides(results)
-    with whole(" ".join(map(str, results))):
+    with whole(*results):
         comparison_result = comparison.compare(sides, also=also, confidence=level, anyway=anyway)
     outcomes = list(thresholds.hold(conditions, comparison_result, beyond_noise=beyond_noise))
     said = report(comparison_result, outcomes)

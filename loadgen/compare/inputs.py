@@ -9,7 +9,7 @@ import msgspec
 
 from loadgen import result_kinds
 from loadgen.core import format
-from loadgen.core.errors import Fault, Faults, UserError
+from loadgen.core.errors import Fault, Faults, UserError, nothing_there
 from loadgen.runs.compared import Side
 
 
@@ -39,5 +39,6 @@ def _side(path: Path) -> Side:
     hint = "give the folder that `loadgen run` named, or the result file of another tool"
     if other is not None:
         raise UserError("unsupported", f"no figures of a load to compare: {other.name}", str(path), hint)
-    what = "no run, and no folder of runs: no run.json here" if path.is_dir() else "no such file or folder"
-    raise UserError("no_result" if path.is_dir() else "missing_file", what, str(path), hint)
+    if path.is_dir():
+        raise UserError("no_result", "no run, and no folder of runs: no run.json here", str(path), hint)
+    raise nothing_there(path, hint, "no such file or folder")

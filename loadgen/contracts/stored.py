@@ -20,7 +20,7 @@ from loadgen.contracts.schema import Contract
 from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.contracts.verdict import Validation
 from loadgen.core import run_folder
-from loadgen.core.errors import Faults, UserError
+from loadgen.core.errors import Faults, UserError, nothing_there
 from loadgen.core.execution.run_header import version
 from loadgen.core.metrics.columns import measured_gaps
 from loadgen.core.results import checksums, manifest, store
@@ -85,7 +85,7 @@ def again(folder: Path) -> Validation:
     if not (folder / PLACE).is_file():
         if folder.is_dir():
             raise UserError("no_result", "no validation in this folder", str(folder), _NAMED)
-        raise UserError("missing_file", "no such folder", str(folder), _NAMED)
+        raise nothing_there(folder, _NAMED)
     refuse_links(folder)
     changed = verify(folder)
     if changed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
@@ -152,6 +153,18 @@ class Faults(Exception):
 
     def __str__(self) -> str:
         return "\n".join(str(fault) for fault in self.faults)
+
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
+def nothing_there(path: object, hint: str, what: str = "no such folder") -> UserError:
+    """The fault where a result is asked for and nothing is at its path: a URL (its Path lacks one /) is told as one."""
+    if _URL.match(str(path)):
+        what = "this is a URL; a result is a folder or file of this machine"
+        hint = "a server is measured first: loadgen search (or run, sweep) --url URL; then give the folder of that"
+        return UserError("invalid_value", what, str(path), hint)
+    return UserError("missing_file", what, str(path), hint)
 
 
 def codes(raised: Fault | Faults) -> tuple[Code, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from loadgen import result_kinds
 from loadgen.core import format
-from loadgen.core.errors import UNSOUND, Fault, Faults, UserError, collecting, of_reading
+from loadgen.core.errors import UNSOUND, Fault, Faults, UserError, collecting, nothing_there, of_reading
 from loadgen.core.metrics.summary import FILE, Summary, load_summary
 from loadgen.core.workload.messages import locate
 from loadgen.core.workload.yaml_marks import read_yaml, where
@@ -73,7 +73,7 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
         return Evidence(name=name, folder=str(folder), summaries=(summary,), at_once=_at_once(folder, summary))
     if not run_folders:
         if not folder.is_dir():
-            raise UserError("missing_file", "no such folder", str(folder), "give the folder that a run has written")
+            raise nothing_there(folder, "give the folder that a run has written")
         hint = "give the folder that a run has written"
         if runs == [folder]:  # killed before its end
             named = shlex.quote(str(folder))

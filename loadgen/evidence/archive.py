@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from loadgen.core import format
-from loadgen.core.errors import UserError
+from loadgen.core.errors import UserError, nothing_there
 from loadgen.core.results.manifest import decoded
 
 SCHEMA = 1
@@ -76,7 +76,7 @@ def unpack(path: Path, folder: Path) -> Manifest:
                 with archive.open(entry) as source, target.open("wb") as file:
                     shutil.copyfileobj(source, file, 1 << 20)
     except FileNotFoundError:
-        raise UserError("missing_file", "no such file", str(path), _FROM) from None
+        raise nothing_there(path, _FROM, "no such file") from None
     except UserError:
         raise
     except OSError as error:

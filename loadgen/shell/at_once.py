@@ -28,6 +28,19 @@ def hear() -> None:
             signal.signal(number, end)
 
 
+def serve_until_heard() -> None:
+    """From now on the first signal is a KeyboardInterrupt: the end of a command that serves. No later one is heard."""
+
+    def first(*_: object) -> None:
+        for number in NUMBERS:
+            signal.signal(number, lambda *_: None)  # not SIG_IGN, of which Python would tell where one is on its way
+        raise KeyboardInterrupt
+
+    for number in NUMBERS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, first)
+
+
 def ignore() -> None:
     """The last moment, in which Python gives signals back to the kernel: the exit code is decided, and stays."""
     for number in NUMBERS:

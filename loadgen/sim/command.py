@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Optional
 import typer
 
 from loadgen.core.errors import UserError, of_reading
-from loadgen.shell import completion
+from loadgen.shell import at_once, completion
 from loadgen.shell.options import takes
 
 
@@ -91,7 +91,9 @@ def sim(flags: SimFlags) -> int:
     values = vars(flags).copy()
     faults = ",".join(filter(None, (flags.faults, _faults_text(values.pop("faults_file")))))
     log_events = flags.log_events or ("ends" if flags.log else "none")
-    return serve(Options(**values | {"faults": faults, "log_events": log_events}))
+    code = serve(Options(**values | {"faults": faults, "log_events": log_events}))
+    at_once.ignore()  # it ends as it was told to: one more Ctrl-C changes nothing
+    return code
 
 
 def _faults_text(path: str) -> str:

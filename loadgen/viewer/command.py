@@ -22,9 +22,10 @@ import msgspec
 import typer
 
 from loadgen import plugins, result_kinds
-from loadgen.core.errors import OK, Fault, Faults, UserError
+from loadgen.core.errors import OK, Fault, Faults, UserError, nothing_there
 from loadgen.core.results.files import refuse_links
 from loadgen.present.page import policy
+from loadgen.shell import at_once
 from loadgen.shell.options import WithPlugins
 from loadgen.viewer.results_list import kind_of, results_in
 
@@ -53,7 +54,7 @@ def ui(
 
     if not folder.is_dir():
         hint = "the folder that runs are in: -o of loadgen run, else results/"
-        raise UserError("missing_file", "no such folder", str(folder), hint)
+        raise nothing_there(folder, hint)
     book = None if prices is None else price_file.load_prices(prices, accept_sample=False, currency=currency)
     try:
         server = Server(folder, port, book, with_plugins=with_plugins)
@@ -61,12 +62,13 @@ def ui(
         raise UserError(
             "cannot_listen", f"cannot listen: {error.strerror}", f"--port {port}", "--port 0 takes a free one"
         ) from None
-    print(server.address, flush=True)
-    print("Ctrl-C ends it", file=sys.stderr)
     try:
+        at_once.serve_until_heard()
+        print(server.address, flush=True)
+        print("Ctrl-C ends it", file=sys.stderr)
         server.serve_forever()
     except KeyboardInterrupt:
-        pass
+        at_once.ignore()
     finally:
         server.server_close()
     return OK

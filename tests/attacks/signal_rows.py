@@ -134,12 +134,12 @@ def rows() -> list[Row]:
         if name in ("doctor", "answers"):
             continue
         for attack, numbers in {"Ctrl-C twice": (SIGINT, SIGINT), "terminal closed": (SIGHUP,)}.items():
-            found.append(Row(f"load-{name.replace(' ', '')}-{len(numbers)}", attack, typed, "under load", (130,), "",
-                             RECORDED, loading(typed, *numbers),
+            found.append(Row(f"load-{name.replace(' ', '')}-{len(numbers)}", attack, typed, "under load", (130,),
+                             "interrupted", RECORDED, loading(typed, *numbers),
                              (name, len(numbers)) in (("run --workers 2", 2), ("validate", 1))))  # fmt: skip
     for name, typed in SERVES.items():
         word = {"ui": "Ctrl-C ends it", "sim": "http"}[name]
         for attack, numbers in {"Ctrl-C twice": (SIGINT, SIGINT), "terminal closed": (SIGHUP,)}.items():
-            found.append(Row(f"serves-{name}-{len(numbers)}", attack, typed, "it serves", (0, 130), "", NOTHING,
+            found.append(Row(f"serves-{name}-{len(numbers)}", attack, typed, "it serves", (0,), word, NOTHING,
                              serving(typed, word, *numbers)))  # fmt: skip
     return found

@@ -37,7 +37,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.core.errors import UserError
+from loadgen.core.errors import UserError, nothing_there
 from loadgen.core.results import manifest
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.files import replace as replace  # noqa: PLC0414 - other rooms call `store.replace`
@@ -77,7 +77,7 @@ def read_run(folder: Path, *, lazily: bool = False) -> Stored:
     if not path.is_file():
         hint = "give the folder that `loadgen run` named in its first lines"
         if not folder.is_dir():
-            raise UserError("missing_file", "no such folder", str(folder), hint)
+            raise nothing_there(folder, hint)
         raise UserError("no_result", "not the folder of a run: it has no run.json", str(folder), hint)
     header = manifest.decode(path.read_bytes(), str(path))
     with undamaged(folder):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def serve(options: Options, stdin: int = -1) -> int:
-    """Run one endpoint in this process until SIGTERM, SIGINT, or the end of `stdin`. Returns the exit code.
+    """Run one endpoint in this process until SIGTERM, SIGINT, SIGHUP, or the end of `stdin`. Returns the exit code.
 
     Prints the ready line on stdout: one JSON object `{"url": ..., "pid": ...}`.
     """
@@ -32,8 +32,9 @@ def serve(options: Options, stdin: int = -1) -> int:
     if options.cores > 1 and options.core == 0:
         options, others = _several(options)
     server = SimServer(options)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, server.stop)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it
+            signal.signal(number, server.stop)
     gc.freeze()  # objects of the start live on; finished connections and responses have no cycles
     print(msgspec.json.encode({"url": server.url, "pid": os.getpid()}).decode(), flush=True)
     try:
